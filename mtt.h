@@ -1,0 +1,6785 @@
+#ifndef MTT_H_INCLUDED
+#define MTT_H_INCLUDED
+
+#if defined(MTT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime under -std=c99 */
+#endif
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef MTTDEF
+#ifdef MTT_STATIC
+#define MTTDEF static
+#else
+#define MTTDEF extern
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---------------------------------------------------------------------------------------------------- status ---- */
+
+/* Every function that can fail returns a status; the environment it was given then holds the reason and the remedy. */
+#define MTT_STATUSES(X)                                                                                              \
+    X(MTT_OK, "ok")                                                                                                  \
+    X(MTT_END, "nothing is left to read")                                                                            \
+    X(MTT_E_ARGUMENT, "an argument or a combination of settings is invalid")                                         \
+    X(MTT_E_MEMORY, "out of host memory")                                                                            \
+    X(MTT_E_BUDGET, "does not fit the memory budget or the device")                                                  \
+    X(MTT_E_FILE, "a file could not be opened, read or written")                                                     \
+    X(MTT_E_FORMAT, "a file is malformed")                                                                           \
+    X(MTT_E_MISMATCH, "a file belongs to another configuration")                                                     \
+    X(MTT_E_DATA, "too little data")                                                                                 \
+    X(MTT_E_NUMBERS, "the loss is no longer a finite number")                                                        \
+    X(MTT_E_DEVICE, "the device reported an error")
+
+#define MTT__ENUM(name, text) name,
+typedef enum mtt_status { MTT_STATUSES(MTT__ENUM) MTT_STATUS_COUNT } mtt_status;
+
+/* The text of a status, in static storage. */
+MTTDEF const char *mtt_status_string(mtt_status status);
+
+/* Where host memory comes from and where the last error is told. Zero it, then set what you want to change. One
+   environment serves one thread at a time and outlives every object made with it. Functions accept NULL in its place. */
+typedef struct mtt_env {
+    void *(*alloc)(void *user, size_t bytes);  /* default malloc; returns NULL when out of memory */
+    void (*free)(void *user, void *block);     /* default free; set both or neither */
+    void *user;                                /* passed to both */
+    char error[1024];                          /* the last failure in words, with what would fix it */
+} mtt_env;
+
+/* Receives text; `user` is the caller's. */
+typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
+
+/* ------------------------------------------------------------------------------------------------- tokenizer ---- */
+
+/* Byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): decode(encode(x)) == x for every byte string. One
+   tokenizer serves one thread at a time, since encoding keeps a cache of words. */
+typedef struct mtt_tokenizer mtt_tokenizer;
+typedef struct mtt_bpe_trainer mtt_bpe_trainer;
+
+/* Trains a tokenizer: create, add each document, finish, destroy. Pairs are counted in 64 bits, ties go to the pair
+   with the smallest ids, and the result depends on neither the number of threads nor the order of the documents.
+   Ids: 0 is <|endoftext|>, 1..256 the bytes in GPT-2's alphabet order, then one merge each. */
+MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out);
+MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes);
+/* vocab: 257 and up, default 10,000 when 0; fewer result when the text has no more pairs. The trainer can be added to and finished again. */
+MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out);
+MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer);
+
+/* GPT-2's tokenizer (50,257 ids) from its merge list `vocab.bpe` alone. */
+MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out);
+/* Saves and loads Hugging Face's tokenizer.json, restricted to byte-level BPE; a load refuses anything else by name. */
+MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
+MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out);
+MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
+
+MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
+MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents */
+/* The bytes that an id stands for (nothing for <|endoftext|>), valid as long as the tokenizer; NULL for an id outside the vocabulary. */
+MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
+
+/* Encodes text to at most `capacity` ids; *count is the number that the whole text needs, so capacity `bytes` is always
+   enough, and a smaller one is refused with *count set. Special tokens in the text are ordinary text. Bytes that are not
+   UTF-8 pass through unharmed. */
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count);
+/* Decodes ids to at most `capacity` bytes, not terminated; *bytes is what the whole needs. */
+MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes);
+
+/* ------------------------------------------------------------------------------------------------------ data ---- */
+
+/* Reads documents one after another from plain text, JSONL or standard input ("-"); never holds a file whole.
+   JSONL is told by its first byte, '{', '"' or '['; its documents are the named field of each line, a string or a list of
+   strings (joined by a blank line), or lines that are bare strings. Plain text is cut at blank lines into documents of
+   4 KiB or more (MTT_DOCUMENT_BYTES), so that a split has something to divide. Windows line ends pass as they are. */
+typedef struct mtt_corpus mtt_corpus;
+MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */, mtt_corpus **out);
+/* The next document, valid until the next call; MTT_END after the last. Errors name the line. */
+MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
+MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
+
+/* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85 / 10 / 5 %);
+   which ones depends on the seed alone. */
+typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
+MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
+
+/* Text in, token files out: reads `input`, loads or trains a tokenizer, and writes {output}.tokenizer.json and
+   {output}.train.tokens, .valid.tokens and .test.tokens, each by way of a temporary file. Documents are closed by
+   <|endoftext|>. The tokenizer is trained on the train split alone. */
+typedef struct mtt_prepare_desc {
+    const char *input;     /* required: a file, or "-" for standard input, which is spooled beside the output */
+    const char *output;    /* required: the prefix of the files written */
+    const char *field;     /* JSONL field, default "text" */
+    const char *tokenizer; /* tokenizer.json or GPT-2's vocab.bpe; default: train one */
+    int vocab;             /* ids of the trained tokenizer, default 10,000 */
+    uint64_t seed;         /* of the split, default 0 */
+} mtt_prepare_desc;
+
+typedef struct mtt_prepare_report {
+    uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
+    int vocab;
+} mtt_prepare_report;
+
+MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
+
+/* A token file: a 64-byte header, then ids of 16 bits (vocabularies up to 65,536) or 32. Mapped, never loaded whole. */
+typedef struct mtt_tokens mtt_tokens;
+MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
+MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
+MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
+MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
+/* Copies `count` ids from `first` on; refuses a range outside the file and an id outside the vocabulary. */
+MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
+
+/* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file, targets one ahead of tokens. Shuffled
+   batches run through a new permutation of the sequences each epoch, a function of (seed, epoch) alone; the cursor is a
+   count of sequences, so a loader resumes anywhere. */
+typedef struct mtt_batches {
+    const mtt_tokens *tokens;
+    int batch, seq_len;
+    uint64_t seed;
+    int sequential;     /* 0 = shuffled without end; 1 = in order, once, the last batch filled up with targets -1 */
+    uint64_t sequences; /* in the file */
+    uint64_t cursor;    /* sequences handed out so far */
+} mtt_batches;
+
+/* Refuses, before any work, a file that is shorter than a sequence. */
+MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch, int seq_len, uint64_t seed, int sequential);
+/* Writes batch * seq_len tokens and as many targets; MTT_END when a sequential loader is through. */
+MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_t *targets);
+
+/* ------------------------------------------------------------------------------------------- model and policy ---- */
+
+typedef enum mtt_positions { MTT_POSITIONS_SINUSOIDAL, MTT_POSITIONS_LEARNED } mtt_positions;
+
+/* The network: a pre-norm decoder. Zero means the default; there is no other hidden setting. */
+typedef struct mtt_model_desc {
+    int layers;              /* transformer blocks, 1..1024, default 4 */
+    int heads;               /* attention heads, 1..1024, default 8 */
+    int d_model;             /* width, 8..16,384, a multiple of 8 times heads; default 256. Head width: 8..256 */
+    int d_ff;                /* width inside the MLP, 8..131,072, default 4 * d_model */
+    int vocab;               /* ids, 1..2^24, default 10,000 */
+    int max_seq;             /* longest sequence, 1..2^20, default 1024; sizes the learned positions only */
+    mtt_positions positions; /* default sinusoidal, which has no parameters */
+    int tied_head;           /* 1 = the head is the token embedding; default 0, a matrix of its own */
+    int no_head_bias;        /* 1 = logits without a bias; default 0 */
+    float dropout;           /* probability 0..0.9 at the embedding, attention and both branches; default 0 */
+} mtt_model_desc;
+
+/* FP32: all in 32 bits. TF32: the same in memory, products of matrices rounded to 10 bits of mantissa where the device
+   can (the CPU computes them in FP32). BF16, FP16: activations, their gradients and the weights in use are 16 bits wide;
+   master weights, moments, weight gradients, statistics and sums are FP32. FP16 scales the loss, dynamically. */
+typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16 } mtt_precision;
+
+/* Plain: scores and probabilities stand in memory, T x T each. Flash: tiles and an online softmax (Dao et al. 2022). */
+typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_attention;
+
+/* What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
+   none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all
+   but the input of every `segment`th layer; budget: layer for the first layers, selective for the next, none for the
+   rest, the cheapest such choice that fits `budget_bytes`. Never changes a bit of the result. */
+typedef enum mtt_recompute {
+    MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET
+} mtt_recompute;
+
+/* Full: the logits of all tokens stand in memory. Chunked: those of a few rows at a time, gradients made at once. */
+typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
+
+typedef enum mtt_device { MTT_CPU, MTT_CUDA } mtt_device;
+
+/* How the model is held in memory and computed. */
+typedef struct mtt_policy {
+    mtt_precision precision; /* default FP32 */
+    mtt_attention attention; /* default plain */
+    int window;              /* W: query i attends keys max(0, i-W+1)..i, itself counted; default 0, all keys up to i */
+    mtt_recompute recompute; /* default none */
+    int segment;             /* layers per segment, default the square root of layers, rounded up */
+    mtt_loss loss;           /* default full */
+    int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024 */
+    int accumulate;          /* micro-batches per step, default 1; more than one keeps gradients between them */
+    size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
+    mtt_device device;       /* whom the plan is for, default the CPU; a trainer takes its backend's */
+    size_t workspace_bytes;  /* scratch for matrix products, default 32 MiB on CUDA; always 2 MiB on the CPU */
+} mtt_policy;
+
+typedef enum mtt_lr_schedule { MTT_LR_CONSTANT, MTT_LR_LINEAR, MTT_LR_COSINE } mtt_lr_schedule;
+
+/* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Where zero means the default, a negative
+   number means none. */
+typedef struct mtt_optim_desc {
+    float lr;                    /* peak learning rate, default 3e-4 */
+    float beta1, beta2;          /* default 0.9 and 0.999 */
+    float eps;                   /* default 1e-8 */
+    float weight_decay;          /* default 0.01 */
+    float clip;                  /* largest global norm of the gradient, default 1 */
+    mtt_lr_schedule lr_schedule; /* after the warmup, default constant */
+    int64_t warmup_steps;        /* linear from 0, default 0 */
+    int64_t total_steps;         /* where linear and cosine end; required for them */
+    float min_lr;                /* where they end, default 0 */
+    float loss_scale;            /* FP16's first loss scale, default 65,536 */
+    uint64_t seed;               /* of weights and dropout, default 0 */
+} mtt_optim_desc;
+
+/* The descriptors with every default filled in. Validation reports every fault at once, with what would mend it. */
+MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved);
+MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model, int batch,
+                                     int seq_len, mtt_policy *resolved);
+MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, mtt_optim_desc *resolved);
+
+/* Learning rate of a step, counted from 0. */
+MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
+
+/* ------------------------------------------------------------------------------------------------------ plan ---- */
+
+/* What memory is spent on. */
+#define MTT_CATEGORIES(X)                                                                                            \
+    X(MTT_WEIGHTS, "weights")         /* parameters in the precision of the computation */                           \
+    X(MTT_OPTIMIZER, "optimizer")     /* moments, and FP32 master weights under 16-bit precision */                  \
+    X(MTT_GRADIENTS, "gradients")     /* of parameters, from their making to the step */                             \
+    X(MTT_ACTIVATIONS, "activations") /* of the layers, and their gradients */                                       \
+    X(MTT_SCORES, "scores")           /* plain attention's T x T matrices and their gradients */                     \
+    X(MTT_LOGITS, "logits")           /* of the head, turned into their gradients in place */                        \
+    X(MTT_WORKSPACE, "workspace")     /* scratch of matrix products */                                               \
+    X(MTT_DATA, "data")               /* tokens, targets, row losses, position table, counters */
+typedef enum mtt_category { MTT_CATEGORIES(MTT__ENUM) MTT_CATEGORY_COUNT } mtt_category;
+
+typedef enum mtt_phase { MTT_FORWARD, MTT_BACKWARD, MTT_STEP, MTT_PHASE_COUNT } mtt_phase;
+
+MTTDEF const char *mtt_category_name(mtt_category category);
+
+/* All of it is arithmetic on the schedule: no device, no allocation of the model's size. */
+typedef struct mtt_plan_report {
+    int64_t parameters;                     /* without the padding of the vocabulary */
+    size_t arena_bytes;                     /* the one allocation, exactly */
+    size_t peak_bytes;                      /* most bytes live at once; the arena is what packing makes of it */
+    size_t phase_peak_bytes[MTT_PHASE_COUNT];
+    size_t bytes[MTT_CATEGORY_COUNT];       /* at the peak; they add up to peak_bytes */
+    size_t state_bytes;                     /* what lives from step to step */
+    int peak_op;                            /* where the peak stands in the schedule */
+    int ops, tensors;
+    int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
+    double flops, recompute_flops;          /* of one micro-batch and the step; the second is part of the first */
+    double traffic_bytes;                   /* read and written by all operations */
+} mtt_plan_report;
+
+/* The plan of a step: a batch of `batch` sequences of `seq_len` tokens per micro-batch. */
+MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
+                           mtt_plan_report *report);
+/* The largest batch whose arena is at most `budget_bytes`, at most 2^20; MTT_E_BUDGET says what one sequence needs. */
+MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int seq_len,
+                                     size_t budget_bytes, int *batch);
+/* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. Varies what leaves the
+   result the same (recompute, loss, attention); precision and window stay. MTT_E_BUDGET says by how much the smallest misses. */
+MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
+                                 size_t budget_bytes, mtt_policy *fit);
+/* One JSON object; returns the text's length, cut at the capacity. */
+MTTDEF size_t mtt_plan_json(const mtt_plan_report *report, char *text, size_t capacity);
+
+/* The schedule itself: every operation of a step, in order, with what it costs and what lives while it runs. */
+typedef struct mtt_schedule mtt_schedule;
+
+typedef struct mtt_op_info {
+    const char *name;                 /* as mtt_schedule_print shows it */
+    mtt_phase phase;
+    int layer;                        /* -1 outside the layers */
+    int recomputed;                   /* 1 = made again for the backward pass */
+    double flops, traffic_bytes;
+    size_t live_bytes;                /* during the operation */
+    size_t bytes[MTT_CATEGORY_COUNT]; /* their split */
+} mtt_op_info;
+
+MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
+                                      int seq_len, mtt_schedule **out);
+MTTDEF void mtt_schedule_destroy(mtt_schedule *schedule);
+MTTDEF void mtt_schedule_report(const mtt_schedule *schedule, mtt_plan_report *report);
+MTTDEF int mtt_schedule_op(const mtt_schedule *schedule, int index, mtt_op_info *info); /* 0 past the end */
+/* One line an operation: what gradient checkpointing, flash attention or a chunked loss really do. */
+MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write, void *user);
+
+/* --------------------------------------------------------------------------------------------------- trainer ---- */
+
+/* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. */
+typedef struct mtt_backend mtt_backend;
+MTTDEF const mtt_backend *mtt_cpu_backend(void);
+
+typedef struct mtt_trainer mtt_trainer;
+
+typedef struct mtt_step_info {
+    int64_t step;         /* steps done, this one included */
+    double loss;          /* mean cross entropy over the targets that count, nats */
+    int64_t targets;      /* how many counted */
+    int64_t hits;         /* of those, the ones that the largest logit named */
+    float grad_norm;      /* global, before clipping */
+    float lr;
+    float loss_scale;     /* 1 except under FP16 */
+    int skipped;          /* 1 = FP16 overflow: nothing was updated, the loss scale was halved */
+    double ms;            /* wall clock */
+    size_t arena_bytes;
+} mtt_step_info;
+
+/* Builds the schedule, takes the arena from the backend in one allocation and fills it with initial weights. */
+MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch, int seq_len,
+                                     mtt_trainer **out);
+MTTDEF void mtt_trainer_destroy(mtt_trainer *trainer);
+/* One optimizer step over accumulate * batch * seq_len tokens and targets (a target of -1 does not count), copied before
+   it returns. MTT_E_NUMBERS: the loss or gradient is not finite; weights are as before the step. `info` may be NULL. */
+MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
+/* Loss of batch * seq_len tokens without dropout and without a change to anything: loss, targets, hits, ms. */
+MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
+/* Logits (vocab of them) of the token after `count` tokens, of which the last seq_len are seen. */
+MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
+/* Draws an id at a temperature (0 = the largest) from the top_k largest (0 = all); a function of (seed, index). */
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, uint64_t index);
+
+MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done */
+MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
+
+/* Parameters by number, 0 up, in Hugging Face's GPT-2 names: NULL past the last. shape[2] is rows and columns, or
+   elements and 0. */
+MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
+/* Copies a parameter's FP32 values out or in (masters and 16-bit copies alike); gradients are those of the last step,
+   readable when the policy accumulates (accumulate > 1), where they stay in memory. */
+MTTDEF mtt_status mtt_parameter_get(mtt_trainer *trainer, int index, float *values);
+MTTDEF mtt_status mtt_parameter_set(mtt_trainer *trainer, int index, const float *values);
+MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *values);
+
+/* One safetensors file: weights, moments, step, loss scale, seed, the loader's cursor and the configuration, with a
+   checksum per tensor. Written beside the target, synced and renamed: at any instant the path holds the old checkpoint
+   or the new one. `batches` may be NULL. */
+MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
+/* Continues exactly where mtt_save stopped: same model and optimizer, otherwise MTT_E_MISMATCH names the difference;
+   any policy, batch and backend. Refuses a damaged file before it touches anything. */
+MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
+
+/* --------------------------------------------------------------------------------------------------- backend ---- */
+/* For those who write one. Users of the library need nothing from here on. */
+
+typedef enum mtt_dtype { MTT_F32, MTT_BF16_BITS, MTT_F16_BITS, MTT_I32, MTT_U8 } mtt_dtype;
+
+typedef struct mtt_tensor {
+    char name[40];
+    mtt_dtype dtype;
+    mtt_category category;
+    int rank;
+    int64_t shape[4];
+    size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
+    size_t offset;   /* in the arena */
+    void *data;      /* set when the arena is there */
+    int first, last; /* operations between which it lives; state lives through all */
+    int persistent;  /* 1 = state: the same place in every program */
+    int role, layer; /* which activation of which layer it is; -1 = none */
+} mtt_tensor;
+
+/* Inputs and outputs are tensors; a tensor that is both is changed in place. `Rows` are tokens of a micro-batch.
+   Columns: kind, name, FLOPs, bytes moved, in terms of the helpers of >>schedule. */
+#define MTT_OPS(X)                                                                                                   \
+    X(MTT_OP_COUNT_TARGETS, count_targets, 0, MOVED)                                                               \
+    X(MTT_OP_EMBED, embed, OUT, 3 * OUT_BYTES)                                                                     \
+    X(MTT_OP_NORM, norm, 8 * IN, MOVED)                                                                            \
+    X(MTT_OP_LINEAR, linear, 2 * OUT * IN_WIDTH, MOVED)                                                            \
+    X(MTT_OP_GELU, gelu, 12 * OUT, MOVED)                                                                          \
+    X(MTT_OP_RESIDUAL, residual, OUT, MOVED)                                                                       \
+    X(MTT_OP_ATTENTION_SCORES, attention_scores, 2 * OUT * HEAD, MOVED)                                            \
+    X(MTT_OP_SOFTMAX, softmax, 5 * OUT, MOVED)                                                                     \
+    X(MTT_OP_DROPOUT_SCORES, dropout_scores, OUT, MOVED)                                                           \
+    X(MTT_OP_ATTENTION_VALUES, attention_values, 2 * IN * HEAD, MOVED)                                             \
+    X(MTT_OP_FLASH, flash, 4 * PAIRS * HEAD, MOVED)                                                                \
+    X(MTT_OP_PICK_ROW, pick_row, OUT, 2 * OUT_BYTES)                                                               \
+    X(MTT_OP_CROSS_ENTROPY, cross_entropy, 4 * IN, MOVED)                                                          \
+    X(MTT_OP_CHUNKED_LOSS, chunked_loss, (GRAD ? 6 : 2) * IN * CLASSES, MOVED)                                     \
+    X(MTT_OP_CROSS_ENTROPY_BACKWARD, cross_entropy_backward, 4 * OUT, MOVED)                                       \
+    X(MTT_OP_LINEAR_BACKWARD_WEIGHT, linear_backward_weight, 2 * OUT * ROWS, MOVED)                                \
+    X(MTT_OP_LINEAR_BACKWARD_INPUT, linear_backward_input, 2 * OUT * IN_WIDTH, MOVED)                              \
+    X(MTT_OP_NORM_BACKWARD, norm_backward, 14 * OUT, MOVED)                                                        \
+    X(MTT_OP_DROPOUT_BACKWARD, dropout_backward, OUT, MOVED)                                                       \
+    X(MTT_OP_GELU_BACKWARD, gelu_backward, 20 * OUT, MOVED)                                                        \
+    X(MTT_OP_ATTENTION_VALUES_BACKWARD, attention_values_backward, 4 * OUT * HEAD, MOVED)                          \
+    X(MTT_OP_SOFTMAX_BACKWARD, softmax_backward, 5 * OUT, MOVED)                                                   \
+    X(MTT_OP_ATTENTION_SCORES_BACKWARD, attention_scores_backward, 4 * IN * HEAD, MOVED)                           \
+    X(MTT_OP_FLASH_BACKWARD, flash_backward, 10 * PAIRS * HEAD, MOVED)                                             \
+    X(MTT_OP_EMBED_BACKWARD, embed_backward, IN, 3 * IN_BYTES)                                                     \
+    X(MTT_OP_SUM_LOSS, sum_loss, IN, MOVED)                                                                        \
+    X(MTT_OP_GRAD_NORM, grad_norm, 2 * PARAMETERS, MOVED)                                                          \
+    X(MTT_OP_ADAMW, adamw, 16 * PARAMETERS, MOVED)
+#define MTT__OP_ENUM(kind, name, flops, traffic) kind,
+typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
+
+/* The numbers that a model, a batch and a policy fix for every operation. */
+typedef struct mtt_shape {
+    int batch, seq_len, layers, d_model, heads, head_dim, d_ff, vocab, vocab_padded, window; /* window 0 = all */
+    int64_t rows;  /* batch * seq_len */
+    float dropout; /* 0 in evaluation */
+} mtt_shape;
+
+typedef struct mtt_op {
+    mtt_op_kind kind;
+    mtt_phase phase;
+    int layer;       /* -1 outside the layers */
+    int site;        /* of its dropout */
+    int recomputed;
+    int accumulate;  /* 1 = adds to its first output; 0 = only after the first micro-batch, as mtt_control says */
+    int transposed;  /* linear: the weight is [out, in], as the head's, and not [in, out] */
+    int inputs, outputs;
+    mtt_tensor **in, **out; /* NULL where an optional operand is absent */
+    const mtt_tensor *workspace;
+    const mtt_shape *shape;
+    size_t live_bytes; /* during the operation, state included */
+} mtt_op;
+
+/* What changes from micro-batch to micro-batch: a tensor, so that a captured graph can be replayed. */
+typedef struct mtt_control {
+    uint64_t seed, micro_batch; /* dropout is a function of both, the site, the layer and the element */
+    float lr, beta1, beta2, eps, weight_decay, clip;
+    int32_t accumulate;         /* 0 in the first micro-batch of a step */
+    int32_t micro_batches;      /* per step */
+    int32_t scaling;            /* 1 = FP16: scale the loss, skip steps that overflow */
+    int32_t row;                /* which row pick_row takes */
+} mtt_control;
+
+/* What the device itself counts; the host reads it after a step. */
+typedef struct mtt_counters {
+    double loss, grad_norm;
+    int64_t targets, hits, batch_targets, updates;
+    float loss_scale, gradient_scale; /* the second undoes the first and clips */
+    int32_t good_steps, skipped;      /* skipped: 1 = overflow under FP16, 2 = not finite otherwise */
+} mtt_counters;
+
+struct mtt_backend {
+    const char *name;
+    mtt_device device;
+    int index;
+    mtt_status (*open)(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context);
+    void (*close)(void *context);
+    mtt_status (*alloc)(void *context, size_t bytes, void **block);
+    void (*release)(void *context, void *block);
+    mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);   /* done when it returns */
+    mtt_status (*download)(void *context, void *to, const void *from, size_t bytes); /* after all that was run */
+    mtt_status (*run)(void *context, const mtt_op *ops, int count);                  /* in order; may return early */
+};
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MTT_H_INCLUDED */
+
+#ifdef MTT_IMPLEMENTATION
+#ifndef MTT_IMPLEMENTATION_DONE
+#define MTT_IMPLEMENTATION_DONE
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef MTT_CBLAS
+#include <cblas.h>
+#endif
+
+/* stb_sprintf, private to this file: its names are decorated and its warnings are not ours. */
+#ifndef STB_SPRINTF_H_INCLUDE
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpragmas"
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#pragma GCC diagnostic ignored "-Wshadow"
+#pragma GCC diagnostic ignored "-Wunused-function"
+#pragma GCC diagnostic ignored "-Wextra"
+#pragma GCC diagnostic ignored "-Wpedantic"
+#pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#endif
+#define STB_SPRINTF_STATIC
+#define STB_SPRINTF_IMPLEMENTATION
+#if defined(__has_include)
+#if __has_include("stb_sprintf.h")
+#include "stb_sprintf.h"
+#else
+#include "stb/stb_sprintf.h"
+#endif
+#else
+#include "stb_sprintf.h"
+#endif
+#undef STB_SPRINTF_IMPLEMENTATION
+#undef STB_SPRINTF_STATIC
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#endif
+#define MTT__VSNPRINTF stbsp_vsnprintf
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>errors
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MTT__LENGTH(array) (sizeof(array) / sizeof((array)[0]))
+
+#if defined(__GNUC__) || defined(__clang__)
+#define MTT__PRINTF(text, args) __attribute__((format(printf, text, args)))
+#define MTT__INLINE static inline __attribute__((unused))
+#else
+#define MTT__PRINTF(text, args)
+#define MTT__INLINE static inline
+#endif
+
+#ifdef _OPENMP
+#define MTT__OMP(directive) _Pragma(#directive)
+#else
+#define MTT__OMP(directive)
+#endif
+
+/* A bounded text under construction: cut at the capacity, always terminated. */
+typedef struct mtt__text {
+    char *at;
+    size_t size, capacity;
+} mtt__text;
+
+static void mtt__text_init(mtt__text *text, char *at, size_t capacity)
+{
+    text->at = at;
+    text->size = 0;
+    text->capacity = capacity;
+    if (capacity) at[0] = 0;
+}
+
+static void mtt__print_va(mtt__text *text, const char *format, va_list args)
+{
+    size_t room = text->capacity - text->size;
+    int wrote;
+    if (room < 2) return;
+    wrote = MTT__VSNPRINTF(text->at + text->size, (int)(room < 1u << 30 ? room : 1u << 30), format, args);
+    if (wrote > 0) text->size += (size_t)wrote < room ? (size_t)wrote : room - 1;
+}
+
+MTT__PRINTF(2, 3) static void mtt__print(mtt__text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    mtt__print_va(text, format, args);
+    va_end(args);
+}
+
+/* Records what went wrong and how to mend it; returns the status, so that callers can write `return mtt__fail(...)`. */
+MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
+{
+    if (env) {
+        mtt__text text;
+        va_list args;
+        va_start(args, format);
+        mtt__text_init(&text, env->error, sizeof(env->error));
+        mtt__print_va(&text, format, args);
+        va_end(args);
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>memory
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* The sum and product saturate at SIZE_MAX, which no allocation can satisfy: an overflow ends as "out of memory". */
+static size_t mtt__add(size_t a, size_t b)
+{
+    return a > SIZE_MAX - b ? SIZE_MAX : a + b;
+}
+
+static size_t mtt__mul(size_t a, size_t b)
+{
+    return b && a > SIZE_MAX / b ? SIZE_MAX : a * b;
+}
+
+static void *mtt__alloc_raw(mtt_env *env, size_t bytes)
+{
+    void *block = bytes > SIZE_MAX / 2 ? NULL : env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
+    if (!block) mtt__fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", bytes);
+    return block;
+}
+
+/* `count` zeroed elements of `size` bytes, at least one byte; NULL with the error recorded. */
+static void *mtt__alloc(mtt_env *env, size_t count, size_t size)
+{
+    size_t bytes = mtt__mul(count, size);
+    void *block = mtt__alloc_raw(env, bytes ? bytes : 1);
+    if (block) memset(block, 0, bytes);
+    return block;
+}
+
+static void mtt__free(mtt_env *env, void *block)
+{
+    if (!block) return;
+    if (env && env->alloc) env->free(env->user, block);
+    else free(block);
+}
+
+/* Makes room for `count` elements in a growing array; on failure the array is as it was. */
+static mtt_status mtt__reserve(mtt_env *env, void **array, size_t *capacity, size_t count, size_t size)
+{
+    size_t wanted = *capacity < 16 ? 16 : *capacity;
+    void *block;
+    if (count <= *capacity) return MTT_OK;
+    while (wanted < count) wanted = mtt__mul(wanted, 2);
+    block = mtt__alloc_raw(env, mtt__mul(wanted, size));
+    if (!block) return MTT_E_MEMORY;
+    if (*capacity) memcpy(block, *array, *capacity * size);
+    mtt__free(env, *array);
+    *array = block;
+    *capacity = wanted;
+    return MTT_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>dtype
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static const size_t mtt__dtype_bytes[] = {4, 2, 2, 4, 1};
+static const char *const mtt__dtype_name[] = {"F32", "BF16", "F16", "I32", "U8"};
+
+MTT__INLINE uint32_t mtt__float_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+MTT__INLINE float mtt__bits_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+MTT__INLINE float mtt__from_bf16(uint16_t h)
+{
+    return mtt__bits_float((uint32_t)h << 16);
+}
+
+/* Rounds to nearest, ties to even; a NaN stays one. */
+MTT__INLINE uint16_t mtt__to_bf16(float x)
+{
+    uint32_t bits = mtt__float_bits(x);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
+}
+
+/* Shifted into place, a half is a float that is 2^112 too small, which one product mends, subnormals included. */
+MTT__INLINE float mtt__from_fp16(uint16_t h)
+{
+    uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13;
+    float scaled = mtt__bits_float(magnitude) * 5.192296858534828e33f;
+    uint32_t bits = (h & 0x7c00u) == 0x7c00u ? magnitude | 0x7f800000u : mtt__float_bits(scaled);
+    return mtt__bits_float(bits | (uint32_t)(h & 0x8000u) << 16);
+}
+
+/* Rounds to nearest, ties to even; from 65520 up to infinity; a NaN stays one. Below 2^-14, adding 0.5 aligns the
+   mantissa so that the addition itself rounds to a multiple of 2^-24, the spacing of half subnormals. */
+MTT__INLINE uint16_t mtt__to_fp16(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t half = magnitude < 0x38800000u ? small : normal;
+    if (magnitude >= 0x477ff000u) half = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    return (uint16_t)(half | (bits >> 16 & 0x8000u));
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>rng
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits as a function of
+   a 128-bit counter and a 64-bit key, with no state to carry from one element to the next. */
+MTT__INLINE void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
+{
+    uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    int round;
+    for (round = 0; round < 10; round++) {
+        uint64_t p = (uint64_t)0xd2511f53u * c0, q = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(q >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)q;
+        c2 = (uint32_t)(p >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+/* What a random number is for. Streams of different sites never meet. */
+enum {
+    MTT__SITE_INIT,
+    MTT__SITE_SHUFFLE,
+    MTT__SITE_SPLIT,
+    MTT__SITE_SAMPLE,
+    MTT__SITE_EMBED,
+    MTT__SITE_ATTENTION,
+    MTT__SITE_PROJ,
+    MTT__SITE_MLP,
+    MTT__SITE_ROUND
+};
+
+/* The upper half of a counter: which site, which layer or tensor, and which micro-batch or epoch. */
+MTT__INLINE uint64_t mtt__stream(int site, int layer, uint64_t step)
+{
+    return (uint64_t)site << 56 | (uint64_t)layer << 40 | (step & 0xffffffffffu);
+}
+
+/* A uniform integer below `bound` (at most 2^32), without bias worth naming: the remainder of 64 bits. */
+static uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
+{
+    uint32_t r[4];
+    mtt__philox(seed, index, stream, r);
+    return ((uint64_t)r[1] << 32 | r[0]) % bound;
+}
+
+/* Uniform in (0, 1). */
+static double mtt__random_uniform(uint64_t seed, uint64_t stream, uint64_t index)
+{
+    uint32_t r[4];
+    mtt__philox(seed, index, stream, r);
+    return ((double)((uint64_t)r[1] << 20 ^ r[0] >> 12) + 0.5) * (1.0 / 4503599627370496.0);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>json
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A pull reader over a range of bytes: no allocation, no recursion on input beyond MTT__JSON_DEPTH. The first fault
+   sticks: every later call answers 0, so a caller may check `fault` once at the end. */
+enum { MTT__JSON_DEPTH = 16 };
+
+typedef struct mtt__json {
+    const char *begin, *at, *end;
+    const char *fault; /* NULL, or what is wrong at `at` */
+} mtt__json;
+
+/* A string as it stands in the text, between its quotes and still escaped. Checked: its escapes are well formed. */
+typedef struct mtt__slice {
+    const char *at;
+    size_t size;
+} mtt__slice;
+
+static void mtt__json_init(mtt__json *j, const char *text, size_t bytes)
+{
+    j->begin = j->at = text;
+    j->end = text + bytes;
+    j->fault = NULL;
+}
+
+static int mtt__json_fail(mtt__json *j, const char *fault)
+{
+    if (!j->fault) j->fault = fault;
+    return 0;
+}
+
+/* The first byte of the next value or mark; 0 at the end and after a fault. */
+static int mtt__json_peek(mtt__json *j)
+{
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
+    return j->fault || j->at == j->end ? 0 : (unsigned char)*j->at;
+}
+
+static int mtt__json_take(mtt__json *j, int mark)
+{
+    if (mtt__json_peek(j) != mark) return 0;
+    j->at++;
+    return 1;
+}
+
+static int mtt__json_begin(mtt__json *j, int mark)
+{
+    return mtt__json_take(j, mark) || mtt__json_fail(j, mark == '{' ? "an object was expected" : "an array was expected");
+}
+
+static int mtt__hex(const char *at, unsigned *out)
+{
+    unsigned value = 0;
+    int i;
+    for (i = 0; i < 4; i++) {
+        int c = (unsigned char)at[i];
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (digit < 0) return 0;
+        value = value * 16 + (unsigned)digit;
+    }
+    *out = value;
+    return 1;
+}
+
+static int mtt__json_string(mtt__json *j, mtt__slice *out)
+{
+    unsigned unused;
+    if (!mtt__json_take(j, '"')) return mtt__json_fail(j, "a string was expected");
+    out->at = j->at;
+    for (; j->at < j->end && *j->at != '"'; j->at++) {
+        if ((unsigned char)*j->at < 0x20) return mtt__json_fail(j, "a control character stands unescaped in a string");
+        if (*j->at != '\\') continue;
+        if (++j->at == j->end) break;
+        if (*j->at == 'u' ? j->end - j->at < 5 || !mtt__hex(j->at + 1, &unused) : !strchr("\"\\/bfnrt", *j->at) || !*j->at)
+            return mtt__json_fail(j, "an escape is malformed");
+    }
+    if (j->at >= j->end) return mtt__json_fail(j, "a string does not end");
+    out->size = (size_t)(j->at++ - out->at);
+    return 1;
+}
+
+static size_t mtt__utf8_put(uint32_t c, char *out)
+{
+    if (c < 0x80) return out[0] = (char)c, 1;
+    if (c < 0x800) return out[0] = (char)(0xc0 | c >> 6), out[1] = (char)(0x80 | (c & 63)), 2;
+    if (c < 0x10000)
+        return out[0] = (char)(0xe0 | c >> 12), out[1] = (char)(0x80 | (c >> 6 & 63)), out[2] = (char)(0x80 | (c & 63)), 3;
+    out[0] = (char)(0xf0 | c >> 18);
+    out[1] = (char)(0x80 | (c >> 12 & 63));
+    out[2] = (char)(0x80 | (c >> 6 & 63));
+    out[3] = (char)(0x80 | (c & 63));
+    return 4;
+}
+
+/* Undoes the escapes of a checked string; `out` needs `in.size` bytes at most, and may be `in.at` itself. A lone
+   surrogate, which no UTF-8 can hold, becomes U+FFFD. */
+static size_t mtt__json_unescape(mtt__slice in, char *out)
+{
+    size_t i = 0, n = 0;
+    while (i < in.size) {
+        static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
+        const char *plain;
+        unsigned c, low;
+        if (in.at[i] != '\\') {
+            out[n++] = in.at[i++];
+            continue;
+        }
+        if (in.at[i + 1] != 'u') {
+            plain = strchr(from, in.at[i + 1]);
+            out[n++] = plain ? to[plain - from] : in.at[i + 1];
+            i += 2;
+            continue;
+        }
+        mtt__hex(in.at + i + 2, &c);
+        i += 6;
+        if (c >= 0xd800 && c < 0xe000) {
+            int paired = c < 0xdc00 && i + 6 <= in.size && in.at[i] == '\\' && in.at[i + 1] == 'u' &&
+                         mtt__hex(in.at + i + 2, &low) && low >= 0xdc00 && low < 0xe000;
+            if (paired) {
+                c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+                i += 6;
+            } else c = 0xfffd;
+        }
+        n += mtt__utf8_put(c, out + n);
+    }
+    return n;
+}
+
+/* Inside an object: 1 and the next key, its value standing next; 0 at the object's end and after a fault. `first`
+   starts at 1 and belongs to the caller. */
+static int mtt__json_key(mtt__json *j, int *first, mtt__slice *key)
+{
+    if (mtt__json_take(j, '}')) {
+        return 0;
+    }
+    if (!*first && !mtt__json_take(j, ',')) return mtt__json_fail(j, "a comma or } was expected");
+    *first = 0;
+    return mtt__json_string(j, key) && (mtt__json_take(j, ':') || mtt__json_fail(j, "a colon was expected"));
+}
+
+/* Inside an array: 1 if an item stands next; 0 at the array's end and after a fault. */
+static int mtt__json_item(mtt__json *j, int *first)
+{
+    if (mtt__json_take(j, ']')) return 0;
+    if (!*first && !mtt__json_take(j, ',')) return mtt__json_fail(j, "a comma or ] was expected");
+    *first = 0;
+    return mtt__json_peek(j) ? 1 : mtt__json_fail(j, "the text ends inside an array");
+}
+
+/* A whole number from 0 to 2^64-1, without sign, fraction, exponent or leading zero. */
+static int mtt__json_u64(mtt__json *j, uint64_t *out)
+{
+    const char *start;
+    uint64_t value = 0;
+    mtt__json_peek(j);
+    if (j->fault) return 0;
+    for (start = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
+        unsigned digit = (unsigned)(*j->at - '0');
+        if (value > (UINT64_MAX - digit) / 10) return mtt__json_fail(j, "a number is above 2^64-1");
+        value = value * 10 + digit;
+    }
+    if (j->at == start || (*start == '0' && j->at - start > 1) || (j->at < j->end && strchr(".eE-+", *j->at) && *j->at))
+        return mtt__json_fail(j, "a whole number from 0 up was expected");
+    *out = value;
+    return 1;
+}
+
+/* Passes over a number by the grammar of RFC 8259. */
+static int mtt__json_skip_number(mtt__json *j)
+{
+    const char *digits;
+    if (j->at < j->end && *j->at == '-') j->at++;
+    digits = j->at;
+    while (j->at < j->end && *j->at >= '0' && *j->at <= '9') j->at++;
+    if (j->at == digits || (*digits == '0' && j->at - digits > 1)) return mtt__json_fail(j, "a value was expected");
+    if (j->at < j->end && *j->at == '.') {
+        for (digits = ++j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9';) j->at++;
+        if (j->at == digits) return mtt__json_fail(j, "a fraction has no digits");
+    }
+    if (j->at < j->end && (*j->at == 'e' || *j->at == 'E')) {
+        j->at++;
+        if (j->at < j->end && (*j->at == '+' || *j->at == '-')) j->at++;
+        for (digits = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9';) j->at++;
+        if (j->at == digits) return mtt__json_fail(j, "an exponent has no digits");
+    }
+    return 1;
+}
+
+static int mtt__json_word(mtt__json *j, const char *word)
+{
+    size_t size = strlen(word);
+    if ((size_t)(j->end - j->at) < size || memcmp(j->at, word, size) != 0) return mtt__json_fail(j, "a value was expected");
+    j->at += size;
+    return 1;
+}
+
+/* Passes over one value of any kind, checking that it is well formed. */
+static int mtt__json_skip(mtt__json *j)
+{
+    char marks[MTT__JSON_DEPTH];
+    int first[MTT__JSON_DEPTH], depth = 0;
+    mtt__slice text;
+    for (;;) {
+        int c = mtt__json_peek(j);
+        if (c == '{' || c == '[') {
+            if (depth == MTT__JSON_DEPTH) return mtt__json_fail(j, "values are nested too deep");
+            j->at++;
+            marks[depth] = (char)c;
+            first[depth++] = 1;
+        } else if (c == '"') mtt__json_string(j, &text);
+        else if (c == 't') mtt__json_word(j, "true");
+        else if (c == 'f') mtt__json_word(j, "false");
+        else if (c == 'n') mtt__json_word(j, "null");
+        else mtt__json_skip_number(j);
+        while (depth && !j->fault) {
+            if (marks[depth - 1] == '{' ? mtt__json_key(j, &first[depth - 1], &text) : mtt__json_item(j, &first[depth - 1])) break;
+            depth--;
+        }
+        if (j->fault) return 0;
+        if (!depth) return 1;
+    }
+}
+
+static int mtt__slice_is(mtt__slice slice, const char *text)
+{
+    return slice.size == strlen(text) && memcmp(slice.at, text, slice.size) == 0;
+}
+
+/* Writes `bytes` of text as a JSON string with its quotes. Bytes from 0x80 up pass as they are. */
+static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
+{
+    size_t i;
+    mtt__print(out, "\"");
+    for (i = 0; i < bytes; i++) {
+        int c = (unsigned char)at[i];
+        if (c == '"' || c == '\\') mtt__print(out, "\\%c", c);
+        else if (c < 0x20) mtt__print(out, "\\u%04x", c);
+        else mtt__print(out, "%c", c);
+    }
+    mtt__print(out, "\"");
+}
+/* ------------------------------------------------------------------------------------------------------------------
+   >>files
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
+
+/* The calls that fail on a sick disk; tests put their own in place. */
+#ifndef MTT__SYS_OPEN
+#define MTT__SYS_OPEN open
+#endif
+#ifndef MTT__SYS_WRITE
+#define MTT__SYS_WRITE write
+#endif
+#ifndef MTT__SYS_PWRITE
+#define MTT__SYS_PWRITE pwrite
+#endif
+#ifndef MTT__SYS_FSYNC
+#define MTT__SYS_FSYNC fsync
+#endif
+#ifndef MTT__SYS_CLOSE
+#define MTT__SYS_CLOSE close
+#endif
+#ifndef MTT__SYS_RENAME
+#define MTT__SYS_RENAME rename
+#endif
+
+static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *verb, int error)
+{
+    const char *remedy = error == ENOENT || error == ENOTDIR                   ? "check the path"
+                         : error == EACCES || error == EPERM || error == EROFS ? "check the permissions of the folder"
+                         : error == ENOSPC || error == EDQUOT                  ? "make room or use another folder"
+                         : error == ENAMETOOLONG                               ? "choose a shorter name"
+                         : error == EMFILE || error == ENFILE                  ? "raise the limit of open files"
+                                                                               : "check the disk and try again";
+    return mtt__fail(env, MTT_E_FILE, "%s: cannot %s: %s; %s", path, verb, strerror(error), remedy);
+}
+
+static int mtt__open_retry(const char *path, int flags)
+{
+    int fd;
+    do fd = MTT__SYS_OPEN(path, flags | O_CLOEXEC, 0644);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+/* A regular file seen as memory, for reading. An empty one has no data. */
+typedef struct mtt__map {
+    const unsigned char *data;
+    size_t bytes;
+} mtt__map;
+
+static mtt_status mtt__map_open(mtt_env *env, const char *path, mtt__map *map)
+{
+    struct stat info;
+    void *data = NULL;
+    int error, fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK); /* a named pipe is refused instead of waited for */
+    map->data = NULL;
+    map->bytes = 0;
+    if (fd < 0) return mtt__file_fail(env, path, "open it", errno);
+    memset(&info, 0, sizeof(info));
+    error = fstat(fd, &info) ? errno : 0;
+    if (S_ISREG(info.st_mode) && (uint64_t)info.st_size < SIZE_MAX / 2) map->bytes = (size_t)info.st_size;
+    if (map->bytes) data = mmap(NULL, map->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED) error = errno;
+    MTT__SYS_CLOSE(fd);
+    if (error) return mtt__file_fail(env, path, "read it", error);
+    if (!S_ISREG(info.st_mode))
+        return mtt__fail(env, MTT_E_FILE, "%s is a %s: name a regular file", path,
+                         S_ISDIR(info.st_mode) ? "folder" : "device or pipe");
+    map->data = (const unsigned char *)data;
+    return MTT_OK;
+}
+
+static void mtt__map_close(mtt__map *map)
+{
+    if (map->data) munmap((void *)map->data, map->bytes);
+    map->data = NULL;
+    map->bytes = 0;
+}
+
+/* The whole file and a 0 after it, in a block to be released with mtt__free. */
+static mtt_status mtt__file_read(mtt_env *env, const char *path, char **data, size_t *bytes)
+{
+    mtt__map map;
+    mtt_status status = mtt__map_open(env, path, &map);
+    *bytes = map.bytes;
+    *data = status ? NULL : (char *)mtt__alloc_raw(env, map.bytes + 1);
+    if (*data && map.bytes) memcpy(*data, map.data, map.bytes);
+    if (*data) (*data)[map.bytes] = 0;
+    mtt__map_close(&map);
+    return *data || status ? status : MTT_E_MEMORY;
+}
+
+/* Replaces a file so that death at any moment leaves the old one or the new one, whole: everything goes to
+   .NAME.tmp.PID in the same folder, which is synced, then renamed (Pillai et al. 2014, "All file systems are not
+   created equal"). A failure removes the temporary and sticks. A zeroed writer is a closed one. */
+typedef struct mtt__writer {
+    mtt_env *env;
+    int fd, live;
+    mtt_status status;
+    uint64_t written, expected; /* bytes put so far, and in the end if known */
+    size_t pending;
+    char path[2048], folder[2048], temporary[4096];
+    unsigned char buffer[65536];
+} mtt__writer;
+
+static void mtt__writer_abort(mtt__writer *w)
+{
+    if (!w->live) return;
+    w->live = 0;
+    if (w->fd >= 0) MTT__SYS_CLOSE(w->fd);
+    unlink(w->temporary);
+}
+
+static mtt_status mtt__writer_fail(mtt__writer *w, const char *verb, int error)
+{
+    uint64_t wanted = w->expected > w->written ? w->expected : w->written;
+    struct statvfs info;
+    int full = error == ENOSPC && statvfs(w->folder, &info) == 0;
+    mtt__writer_abort(w);
+    w->status = mtt__file_fail(w->env, w->path, verb, error);
+    if (!full) return w->status;
+    return mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed, %llu were free: make room",
+                     w->path, verb, strerror(error), (unsigned long long)wanted,
+                     (unsigned long long)info.f_bavail * (unsigned long long)info.f_frsize);
+}
+
+/* Removes the temporaries of dead processes, whose names begin with `name`. A living writer holds a lock on its own;
+   that also tells a process number that came round again, as it does in containers. */
+static void mtt__remove_stale(const char *folder, const char *name)
+{
+    DIR *dir = opendir(folder);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir)) != NULL) {
+        size_t size = strlen(name);
+        char *end, path[4096];
+        mtt__text text;
+        long pid = strncmp(entry->d_name, name, size) == 0 ? strtol(entry->d_name + size, &end, 10) : 0;
+        int fd;
+        if (pid <= 0 || pid > INT_MAX || *end) continue;
+        if (pid != (long)getpid() && (kill((pid_t)pid, 0) == 0 || errno != ESRCH)) continue;
+        mtt__text_init(&text, path, sizeof(path));
+        mtt__print(&text, "%s%s", folder, entry->d_name);
+        fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path);
+        if (fd >= 0) close(fd);
+    }
+    if (dir) closedir(dir);
+}
+
+static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *w)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    mtt__text folder, temporary;
+    struct stat info;
+    memset(w, 0, offsetof(mtt__writer, path));
+    w->env = env;
+    w->status = MTT_E_FILE;
+    if (strlen(path) >= sizeof(w->path) || !*name)
+        return mtt__fail(env, MTT_E_FILE, "%s: a file name is needed, of less than %zu bytes", path, sizeof(w->path));
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return mtt__fail(env, MTT_E_FILE, "%s exists and is not a regular file: choose another name", path);
+    memcpy(w->path, path, strlen(path) + 1);
+    mtt__text_init(&folder, w->folder, sizeof(w->folder));
+    mtt__print(&folder, "%.*s", slash ? (int)(name - path) : 2, slash ? path : "./");
+    mtt__text_init(&temporary, w->temporary, sizeof(w->temporary));
+    mtt__print(&temporary, "%s.%s.tmp.", w->folder, name);
+    mtt__remove_stale(w->folder, w->temporary + folder.size);
+    mtt__print(&temporary, "%d", (int)getpid());
+    w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_EXCL);
+    if (w->fd < 0) return mtt__file_fail(env, w->temporary, "create it", errno);
+    flock(w->fd, LOCK_EX | LOCK_NB);
+    w->live = 1;
+    return w->status = MTT_OK;
+}
+
+/* Tells how many bytes will come, so that a full disk is known before the work. */
+static mtt_status mtt__writer_expect(mtt__writer *w, uint64_t bytes)
+{
+    struct statvfs info;
+    w->expected = bytes;
+    if (w->status || statvfs(w->folder, &info) || !info.f_blocks) return w->status;
+    return bytes / info.f_frsize < info.f_bavail ? MTT_OK : mtt__writer_fail(w, "write it", ENOSPC);
+}
+
+/* At `offset`, or where the file ends if it is negative. */
+static mtt_status mtt__writer_out(mtt__writer *w, int64_t offset, const void *data, size_t bytes)
+{
+    const char *at = (const char *)data;
+    while (bytes) {
+        size_t part = bytes < 1u << 30 ? bytes : 1u << 30;
+        ptrdiff_t n = offset < 0 ? MTT__SYS_WRITE(w->fd, at, part) : MTT__SYS_PWRITE(w->fd, at, part, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return mtt__writer_fail(w, "write it", n ? errno : EIO);
+        at += n;
+        bytes -= (size_t)n;
+        if (offset >= 0) offset += n;
+    }
+    return MTT_OK;
+}
+
+static mtt_status mtt__writer_flush(mtt__writer *w)
+{
+    mtt_status status = w->status ? w->status : mtt__writer_out(w, -1, w->buffer, w->pending);
+    if (!status) w->pending = 0;
+    return status;
+}
+
+static mtt_status mtt__writer_put(mtt__writer *w, const void *data, size_t bytes)
+{
+    w->written += bytes;
+    if (bytes > sizeof(w->buffer) - w->pending) mtt__writer_flush(w);
+    if (w->status || !bytes) return w->status;
+    if (bytes > sizeof(w->buffer)) return mtt__writer_out(w, -1, data, bytes);
+    memcpy(w->buffer + w->pending, data, bytes);
+    w->pending += bytes;
+    return MTT_OK;
+}
+
+/* Overwrites bytes that were put before. */
+static mtt_status mtt__writer_patch(mtt__writer *w, uint64_t offset, const void *data, size_t bytes)
+{
+    mtt_status status = mtt__writer_flush(w);
+    return status ? status : mtt__writer_out(w, (int64_t)offset, data, bytes);
+}
+
+static int mtt__sync(int fd)
+{
+    int result;
+    do result = MTT__SYS_FSYNC(fd);
+    while (result && errno == EINTR);
+    return result ? errno : 0;
+}
+
+static mtt_status mtt__writer_commit(mtt__writer *w)
+{
+    mtt_status status = mtt__writer_flush(w);
+    int folder, error = 0, fd = w->fd;
+    if (status) return status;
+    error = mtt__sync(fd);
+    if (error) return mtt__writer_fail(w, "sync it", error);
+    w->fd = -1;
+    if (MTT__SYS_CLOSE(fd) && errno != EINTR) return mtt__writer_fail(w, "close it", errno);
+    folder = mtt__open_retry(w->folder, O_RDONLY);
+    if (folder < 0 && errno != EACCES) return mtt__writer_fail(w, "open its folder", errno);
+    if (MTT__SYS_RENAME(w->temporary, w->path)) status = mtt__writer_fail(w, "rename the temporary to it", errno);
+    else error = folder < 0 ? 0 : mtt__sync(folder);
+    if (folder >= 0) MTT__SYS_CLOSE(folder);
+    w->live = 0;
+    w->status = MTT_E_FILE;
+    if (error && error != EINVAL) status = mtt__file_fail(w->env, w->path, "sync the folder of the new file", error);
+    return status;
+}
+
+static mtt_status mtt__file_replace(mtt_env *env, const char *path, const void *data, size_t bytes)
+{
+    mtt__writer w;
+    mtt_status status = mtt__writer_open(env, path, &w);
+    if (!status) status = mtt__writer_put(&w, data, bytes);
+    return status ? status : mtt__writer_commit(&w);
+}
+
+/* CRC-32 of IEEE 802.3, eight bytes a step by eight tables (Kounavis and Berry 2005). */
+typedef struct mtt__crc_table {
+    uint32_t at[8][256];
+} mtt__crc_table;
+
+static void mtt__crc_init(mtt__crc_table *table)
+{
+    uint32_t i, k;
+    for (i = 0; i < 256; i++)
+        for (table->at[0][i] = i, k = 0; k < 8; k++)
+            table->at[0][i] = table->at[0][i] >> 1 ^ (table->at[0][i] & 1 ? 0xedb88320u : 0);
+    for (k = 1; k < 8; k++)
+        for (i = 0; i < 256; i++) table->at[k][i] = table->at[k - 1][i] >> 8 ^ table->at[0][table->at[k - 1][i] & 255];
+}
+
+/* Continues `crc`, which starts at 0; equal to zlib's crc32. */
+static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void *data, size_t bytes)
+{
+    const uint32_t(*t)[256] = table->at;
+    const unsigned char *at = (const unsigned char *)data;
+    uint32_t a, b;
+    crc = ~crc;
+    for (; bytes >= 8; bytes -= 8, at += 8) {
+        memcpy(&a, at, 4);
+        memcpy(&b, at + 4, 4);
+        a ^= crc;
+        crc = t[7][a & 255] ^ t[6][a >> 8 & 255] ^ t[5][a >> 16 & 255] ^ t[4][a >> 24];
+        crc ^= t[3][b & 255] ^ t[2][b >> 8 & 255] ^ t[1][b >> 16 & 255] ^ t[0][b >> 24];
+    }
+    for (; bytes; bytes--) crc = crc >> 8 ^ t[0][(crc ^ *at++) & 255];
+    return ~crc;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>config
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MTT__STRING(name, text) text,
+static const char *const mtt__status_text[] = {MTT_STATUSES(MTT__STRING)};
+static const char *const mtt__category_text[] = {MTT_CATEGORIES(MTT__STRING)};
+static const char *const mtt__precision_name[] = {"fp32", "tf32", "bf16", "fp16"};
+
+/* Panels of A, B and C in FP32, through which the CPU's matrix products pass: 256 x 512, 512 x 512 and 256 x 512. */
+enum { MTT__PANEL_M = 256, MTT__PANEL_N = 512, MTT__PANEL_K = 512 };
+enum { MTT__CPU_WORKSPACE = 4 * (MTT__PANEL_M * MTT__PANEL_K + MTT__PANEL_K * MTT__PANEL_N + MTT__PANEL_M * MTT__PANEL_N) };
+
+/* Collects every fault of a descriptor in the environment's text; the first failure sets the status. */
+typedef struct mtt__faults {
+    mtt__text text;
+    char unheard[256]; /* where the text goes without an environment */
+    int count;
+} mtt__faults;
+
+static void mtt__faults_init(mtt__faults *faults, mtt_env *env)
+{
+    faults->count = 0;
+    if (env) mtt__text_init(&faults->text, env->error, sizeof(env->error));
+    else mtt__text_init(&faults->text, faults->unheard, sizeof(faults->unheard));
+}
+
+MTT__PRINTF(3, 4) static void mtt__require(mtt__faults *faults, int holds, const char *format, ...)
+{
+    va_list args;
+    if (holds) return;
+    mtt__print(&faults->text, "%s", faults->count++ ? "; " : "");
+    va_start(args, format);
+    mtt__print_va(&faults->text, format, args);
+    va_end(args);
+}
+
+static int mtt__or(int value, int otherwise)
+{
+    return value ? value : otherwise;
+}
+
+/* Zero is the default, a negative number is none. */
+static float mtt__or_float(float value, float otherwise)
+{
+    return value == 0 ? otherwise : value < 0 ? 0 : value;
+}
+
+static int mtt__in_range(mtt__faults *faults, const char *name, int64_t value, int64_t low, int64_t high)
+{
+    mtt__require(faults, value >= low && value <= high, "%s is %lld, it must be %lld to %lld", name, (long long)value,
+                 (long long)low, (long long)high);
+    return value >= low && value <= high;
+}
+
+MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
+{
+    mtt__faults faults;
+    mtt_model_desc m = *model;
+    int width_known;
+    mtt__faults_init(&faults, env);
+    m.layers = mtt__or(m.layers, 4);
+    m.heads = mtt__or(m.heads, 8);
+    m.d_model = mtt__or(m.d_model, 256);
+    m.d_ff = mtt__or(m.d_ff, m.d_model > 0 && m.d_model <= 16384 ? 4 * m.d_model : 1024);
+    m.vocab = mtt__or(m.vocab, 10000);
+    m.max_seq = mtt__or(m.max_seq, 1024);
+    mtt__in_range(&faults, "layers", m.layers, 1, 1024);
+    width_known = mtt__in_range(&faults, "heads", m.heads, 1, 1024);
+    width_known &= mtt__in_range(&faults, "d_model", m.d_model, 8, 16384);
+    mtt__in_range(&faults, "d_ff", m.d_ff, 8, 131072);
+    mtt__require(&faults, m.d_ff < 8 || m.d_ff % 8 == 0, "d_ff is %d, it must be a multiple of 8", m.d_ff);
+    mtt__in_range(&faults, "vocab", m.vocab, 1, 1 << 24);
+    mtt__in_range(&faults, "max_seq", m.max_seq, 1, 1 << 20);
+    mtt__in_range(&faults, "positions", (int)m.positions, MTT_POSITIONS_SINUSOIDAL, MTT_POSITIONS_LEARNED);
+    mtt__require(&faults, m.dropout >= 0 && m.dropout <= 0.9f, "dropout is %g, it must be 0 to 0.9", (double)m.dropout);
+    if (width_known && m.d_model % m.heads)
+        mtt__require(&faults, 0, "d_model %d does not divide into %d heads: take a multiple of %d", m.d_model, m.heads,
+                     8 * m.heads);
+    else if (width_known)
+        mtt__require(&faults, m.d_model / m.heads % 8 == 0 && m.d_model / m.heads <= 256,
+                     "a head is %d wide (d_model / heads), it must be a multiple of 8 up to 256", m.d_model / m.heads);
+    if (faults.count) return MTT_E_ARGUMENT;
+    *resolved = m;
+    return MTT_OK;
+}
+
+static int mtt__is_16_bit(mtt_precision precision)
+{
+    return precision == MTT_BF16 || precision == MTT_FP16;
+}
+
+/* `model` is resolved. */
+MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model, int batch,
+                                     int seq_len, mtt_policy *resolved)
+{
+    mtt__faults faults;
+    mtt_policy p = *policy;
+    mtt__faults_init(&faults, env);
+    if (!p.segment)
+        while (p.segment * p.segment < model->layers) p.segment++;
+    p.loss_chunk_rows = mtt__or(p.loss_chunk_rows, 1024);
+    p.accumulate = mtt__or(p.accumulate, 1);
+    if (p.device == MTT_CUDA && !p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
+    if (p.device == MTT_CPU) p.workspace_bytes = MTT__CPU_WORKSPACE;
+    if (p.window >= seq_len) p.window = 0;
+    mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
+    mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
+    mtt__require(&faults, seq_len <= model->max_seq || model->positions == MTT_POSITIONS_SINUSOIDAL,
+                 "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len, model->max_seq);
+    mtt__in_range(&faults, "precision", (int)p.precision, MTT_FP32, MTT_FP16);
+    mtt__in_range(&faults, "attention", (int)p.attention, MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH);
+    mtt__in_range(&faults, "recompute", (int)p.recompute, MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_BUDGET);
+    mtt__in_range(&faults, "loss", (int)p.loss, MTT_LOSS_FULL, MTT_LOSS_CHUNKED);
+    mtt__in_range(&faults, "device", (int)p.device, MTT_CPU, MTT_CUDA);
+    mtt__require(&faults, p.window >= 0, "window is %d, it must be 0 (all keys) or the number of keys seen", p.window);
+    mtt__in_range(&faults, "segment", p.segment, 1, 1024);
+    mtt__in_range(&faults, "loss_chunk_rows", p.loss_chunk_rows, 1, 1 << 24);
+    mtt__in_range(&faults, "accumulate", p.accumulate, 1, 1 << 20);
+    mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes, "recompute is budget: set budget_bytes");
+    if (faults.count) return MTT_E_ARGUMENT;
+    *resolved = p;
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, mtt_optim_desc *resolved)
+{
+    mtt__faults faults;
+    mtt_optim_desc o = *optim;
+    mtt__faults_init(&faults, env);
+    o.lr = mtt__or_float(o.lr, 3e-4f);
+    o.beta1 = mtt__or_float(o.beta1, 0.9f);
+    o.beta2 = mtt__or_float(o.beta2, 0.999f);
+    o.eps = mtt__or_float(o.eps, 1e-8f);
+    o.weight_decay = mtt__or_float(o.weight_decay, 0.01f);
+    o.clip = mtt__or_float(o.clip, 1.0f);
+    o.min_lr = mtt__or_float(o.min_lr, 0.0f);
+    o.loss_scale = mtt__or_float(o.loss_scale, 65536.0f);
+    mtt__require(&faults, o.lr <= 100, "lr is %g, it must be 0 to 100", (double)o.lr);
+    mtt__require(&faults, o.beta1 < 1, "beta1 is %g, it must be below 1", (double)o.beta1);
+    mtt__require(&faults, o.beta2 < 1, "beta2 is %g, it must be below 1", (double)o.beta2);
+    mtt__require(&faults, o.eps <= 1, "eps is %g, it must be at most 1", (double)o.eps);
+    mtt__require(&faults, o.weight_decay <= 100, "weight_decay is %g, it must be at most 100", (double)o.weight_decay);
+    mtt__require(&faults, o.clip <= 1e30f, "clip is %g, it must be a number", (double)o.clip);
+    mtt__require(&faults, o.min_lr <= o.lr, "min_lr is %g, above lr", (double)o.min_lr);
+    mtt__require(&faults, o.loss_scale > 0 && o.loss_scale <= 1e38f, "loss_scale is %g, it must be above 0",
+                 (double)o.loss_scale);
+    mtt__in_range(&faults, "lr_schedule", (int)o.lr_schedule, MTT_LR_CONSTANT, MTT_LR_COSINE);
+    mtt__in_range(&faults, "warmup_steps", o.warmup_steps, 0, INT32_MAX);
+    mtt__require(&faults, o.lr_schedule == MTT_LR_CONSTANT || o.total_steps > o.warmup_steps,
+                 "total_steps is %lld, a linear or cosine schedule needs more than the %lld of the warmup",
+                 (long long)o.total_steps, (long long)o.warmup_steps);
+    if (faults.count) return MTT_E_ARGUMENT;
+    *resolved = o;
+    return MTT_OK;
+}
+
+MTTDEF float mtt_learning_rate(const mtt_optim_desc *o, int64_t step)
+{
+    double progress, share;
+    if (step < o->warmup_steps) return (float)(o->lr * (double)(step + 1) / (double)o->warmup_steps);
+    if (o->lr_schedule == MTT_LR_CONSTANT) return o->lr;
+    progress = (double)(step - o->warmup_steps) / (double)(o->total_steps - o->warmup_steps);
+    if (progress > 1) progress = 1;
+    share = o->lr_schedule == MTT_LR_LINEAR ? 1 - progress : 0.5 * (1 + cos(3.14159265358979323846 * progress));
+    return (float)(o->min_lr + (o->lr - o->min_lr) * share);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>tensors
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER };                /* where in the model a parameter stands */
+enum { MTT__ZEROS, MTT__ONES, MTT__NORMAL, MTT__NORMAL_RESIDUAL }; /* N(0, 0.02); the last over sqrt(2 * layers) */
+
+/* Every parameter: kind, name, where, rows, columns (0 = a vector), initial values, exists if. Matrices are [in, out]
+   as GPT-2's, embedding and head [vocab, d_model]; matrices alone decay. Rows of VOCAB are padded in memory. */
+#define MTT__PARAMETERS(X)                                                                                           \
+    X(WTE, "wte.weight", MTT__BEFORE, VOCAB, m->d_model, MTT__NORMAL, 1)                                             \
+    X(WPE, "wpe.weight", MTT__BEFORE, m->max_seq, m->d_model, MTT__NORMAL, m->positions == MTT_POSITIONS_LEARNED)    \
+    X(LN_1_WEIGHT, "h.%d.ln_1.weight", MTT__LAYER, m->d_model, 0, MTT__ONES, 1)                                      \
+    X(LN_1_BIAS, "h.%d.ln_1.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                         \
+    X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", MTT__LAYER, m->d_model, 3 * m->d_model, MTT__NORMAL, 1)                 \
+    X(QKV_BIAS, "h.%d.attn.c_attn.bias", MTT__LAYER, 3 * m->d_model, 0, MTT__ZEROS, 1)                               \
+    X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", MTT__LAYER, m->d_model, m->d_model, MTT__NORMAL_RESIDUAL, 1)           \
+    X(PROJ_BIAS, "h.%d.attn.c_proj.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                  \
+    X(LN_2_WEIGHT, "h.%d.ln_2.weight", MTT__LAYER, m->d_model, 0, MTT__ONES, 1)                                      \
+    X(LN_2_BIAS, "h.%d.ln_2.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                         \
+    X(FC_WEIGHT, "h.%d.mlp.c_fc.weight", MTT__LAYER, m->d_model, m->d_ff, MTT__NORMAL, 1)                            \
+    X(FC_BIAS, "h.%d.mlp.c_fc.bias", MTT__LAYER, m->d_ff, 0, MTT__ZEROS, 1)                                          \
+    X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", MTT__LAYER, m->d_ff, m->d_model, MTT__NORMAL_RESIDUAL, 1)                \
+    X(MLP_BIAS, "h.%d.mlp.c_proj.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                    \
+    X(LN_F_WEIGHT, "ln_f.weight", MTT__AFTER, m->d_model, 0, MTT__ONES, 1)                                           \
+    X(LN_F_BIAS, "ln_f.bias", MTT__AFTER, m->d_model, 0, MTT__ZEROS, 1)                                              \
+    X(HEAD_WEIGHT, "lm_head.weight", MTT__AFTER, VOCAB, m->d_model, MTT__NORMAL, !m->tied_head)                      \
+    X(HEAD_BIAS, "lm_head.bias", MTT__AFTER, VOCAB, 0, MTT__ZEROS, !m->no_head_bias)
+
+#define MTT__PARAMETER_ENUM(kind, name, where, rows, columns, init, exists) MTT__##kind,
+enum { MTT__PARAMETERS(MTT__PARAMETER_ENUM) MTT__PARAMETER_KINDS };
+#define MTT__PARAMETER_NAME(kind, name, where, rows, columns, init, exists) name,
+static const char *const mtt__parameter_name[] = {MTT__PARAMETERS(MTT__PARAMETER_NAME)};
+#define MTT__PARAMETER_WHERE(kind, name, where, rows, columns, init, exists) where,
+static const int mtt__parameter_where[] = {MTT__PARAMETERS(MTT__PARAMETER_WHERE)};
+#define MTT__PARAMETER_INIT(kind, name, where, rows, columns, init, exists) init,
+static const int mtt__parameter_init[] = {MTT__PARAMETERS(MTT__PARAMETER_INIT)};
+
+/* The shape of a parameter whose rows of VOCAB count `VOCAB`; 0 if the model has no such parameter. */
+static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int64_t VOCAB, int64_t shape[2])
+{
+    switch (kind) {
+#define MTT__PARAMETER_SHAPE(kind, name, where, rows, columns, init, exists)                                         \
+    case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
+        MTT__PARAMETERS(MTT__PARAMETER_SHAPE)
+    }
+    return 0;
+}
+
+/* What drops an activation after the forward pass: the recompute level of its layer, if that is at least this. */
+enum { MTT__BY_SELECTIVE = 1, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
+
+/* Every activation of a layer: role, name, shape (0 = no such dimension), 32-bit always, category, dropped by. The last
+   layer + 1 holds the final norm and the head. */
+#define MTT__ACTIVATION_TABLE(X)                                                                                     \
+    X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, 0, MTT_ACTIVATIONS, MTT__BY_SEGMENT)                          \
+    X(LN_1, "ln_1", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE)                                   \
+    X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
+    X(QKV, "attn.qkv", d->rows, 3 * d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                \
+    X(SCORES, "attn.scores", d->batch * d->heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE)          \
+    X(PROBS, "attn.probs", d->batch * d->heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE)            \
+    X(DROPPED, "attn.dropped", d->batch * d->heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE)        \
+    X(LSE, "attn.lse", d->batch * d->heads, d->seq_len, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER)                        \
+    X(ATTENDED, "attn.out", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                               \
+    X(PROJ, "attn.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                  \
+    X(MIDDLE, "x_mid", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
+    X(LN_2, "ln_2", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE)                                   \
+    X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
+    X(FC, "mlp.fc", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                          \
+    X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE)                                  \
+    X(MLP, "mlp.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
+    X(LAST_ROW, "last_row", 1, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING)                                   \
+    X(LN_F, "ln_f", b->head_rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING)                                \
+    X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_NOTHING)                             \
+    X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, 0, MTT_LOGITS, MTT__BY_NOTHING)                            \
+    X(ROW_LOSS, "row_loss", d->rows, 3, 0, 1, MTT_DATA, MTT__BY_NOTHING)
+
+#define MTT__ROLE_ENUM(role, name, a, b, c, wide, category, dropped_by) MTT__A_##role,
+enum { MTT__ACTIVATION_TABLE(MTT__ROLE_ENUM) MTT__ROLES };
+#define MTT__DROPPED_BY(role, name, a, b, c, wide, category, dropped_by) dropped_by,
+static const int mtt__dropped_by[] = {MTT__ACTIVATION_TABLE(MTT__DROPPED_BY)};
+
+/* A parameter's tensors, as numbers into a program's; -1 where there is none. */
+typedef struct mtt__parameter {
+    int kind, layer;
+    int64_t shape[2]; /* without padding; shape[1] is 0 for a vector */
+    int weight, master, m, v, gradient;
+} mtt__parameter;
+
+/* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena. State
+   comes first and stands at the same offsets in all of a schedule's programs. */
+typedef struct mtt__program {
+    mtt_shape shape;
+    mtt_tensor *tensors;
+    mtt_op *ops;
+    mtt_tensor **operands;
+    mtt__parameter *parameters;
+    int tensor_count, op_count, parameter_count;
+    int step_begin; /* where the forward and backward pass end */
+    int tokens, targets, control, counters, positions, workspace, output;
+    size_t arena_bytes;
+} mtt__program;
+
+enum { MTT__TRAIN, MTT__EVALUATE, MTT__NEXT, MTT__PROGRAMS };
+
+struct mtt_schedule {
+    mtt_env *env;
+    mtt_model_desc model;
+    mtt_policy policy;
+    int recompute_layers, recompute_selective; /* what MTT_RECOMPUTE_BUDGET chose */
+    mtt__program programs[MTT__PROGRAMS];
+};
+
+static int64_t mtt__elements(const mtt_tensor *tensor)
+{
+    int64_t product = 1;
+    int i;
+    for (i = 0; i < tensor->rank; i++) product *= tensor->shape[i];
+    return product;
+}
+
+static int64_t mtt__width(const mtt_tensor *tensor)
+{
+    return tensor->shape[tensor->rank - 1];
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>schedule
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Builds one program. Operands are numbers of tensors until the program is closed, since the array of tensors moves. */
+typedef struct mtt__builder {
+    mtt_env *env;
+    const mtt_schedule *schedule;
+    mtt__program *program;
+    int *current; /* [role][layer]: the tensor that holds the activation now, -1 = none */
+    int *maker;   /* [role][layer]: the operation that made it in the forward pass */
+    int *operands, *first_operand;
+    size_t tensor_capacity, op_capacity, operand_capacity, first_capacity, operand_count;
+    int64_t head_rows; /* rows that reach the final norm and the head */
+    mtt_phase phase;
+    int recomputing;
+    int residual_gradient; /* the gradient of the residual stream, one tensor all the way down */
+    mtt_status status;     /* the first failure; everything after it does nothing */
+} mtt__builder;
+
+static int mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_category category, int layer, const char *name, int64_t s0,
+                           int64_t s1, int64_t s2)
+{
+    mtt__program *p = b->program;
+    mtt_tensor *t;
+    mtt__text text;
+    if (b->status == MTT_OK)
+        b->status = mtt__reserve(b->env, (void **)&p->tensors, &b->tensor_capacity, (size_t)p->tensor_count + 1, sizeof(*t));
+    if (b->status != MTT_OK) return 0;
+    t = &p->tensors[p->tensor_count];
+    memset(t, 0, sizeof(*t));
+    mtt__text_init(&text, t->name, sizeof(t->name));
+    if (layer >= 0 && layer < p->shape.layers) mtt__print(&text, "h.%d.", layer);
+    mtt__print(&text, "%s", name);
+    t->dtype = dtype;
+    t->category = category;
+    t->shape[0] = s0;
+    t->shape[1] = s1;
+    t->shape[2] = s2;
+    t->rank = s2 ? 3 : s1 ? 2 : 1;
+    t->bytes = mtt__mul(mtt__mul((size_t)s0, (size_t)(s1 ? s1 : 1)), mtt__mul((size_t)(s2 ? s2 : 1), mtt__dtype_bytes[dtype]));
+    t->role = t->layer = t->first = t->last = -1;
+    return p->tensor_count++;
+}
+
+static int mtt__add_state(mtt__builder *b, mtt_dtype dtype, mtt_category category, const char *name, int64_t s0, int64_t s1)
+{
+    int id = mtt__add_tensor(b, dtype, category, -1, name, s0, s1, 0);
+    if (b->status == MTT_OK) b->program->tensors[id].persistent = 1;
+    return id;
+}
+
+static mtt_dtype mtt__compute_dtype(const mtt_policy *policy)
+{
+    return policy->precision == MTT_BF16 ? MTT_BF16_BITS : policy->precision == MTT_FP16 ? MTT_F16_BITS : MTT_F32;
+}
+
+/* A tensor of no role in the compute precision: gradients of activations and the like. */
+static int mtt__add_temporary(mtt__builder *b, mtt_category category, int layer, const char *name, int64_t s0, int64_t s1,
+                              int64_t s2)
+{
+    return mtt__add_tensor(b, mtt__compute_dtype(&b->schedule->policy), category, layer, name, s0, s1, s2);
+}
+
+static int *mtt__slot(int *table, const mtt__builder *b, int role, int layer)
+{
+    return &table[role * (b->program->shape.layers + 1) + layer];
+}
+
+/* A new tensor for an activation, from now on its current one. */
+static int mtt__make(mtt__builder *b, int role, int layer)
+{
+    const mtt_shape *d = &b->program->shape;
+    mtt_dtype dtype = mtt__compute_dtype(&b->schedule->policy);
+    int id = 0;
+    switch (role) {
+#define MTT__MAKE(role, name, s0, s1, s2, wide, category, dropped_by)                                                \
+    case MTT__A_##role: id = mtt__add_tensor(b, wide ? MTT_F32 : dtype, category, layer, name, s0, s1, s2); break;
+        MTT__ACTIVATION_TABLE(MTT__MAKE)
+    }
+    if (b->status != MTT_OK) return 0;
+    b->program->tensors[id].role = role;
+    b->program->tensors[id].layer = layer;
+    *mtt__slot(b->current, b, role, layer) = id;
+    return id;
+}
+
+/* Begins an operation; its operands follow by mtt__operand, inputs first. */
+static mtt_op *mtt__add_op(mtt__builder *b, mtt_op_kind kind, int layer)
+{
+    mtt__program *p = b->program;
+    size_t count = (size_t)p->op_count + 1;
+    mtt_op *op;
+    if (b->status == MTT_OK) b->status = mtt__reserve(b->env, (void **)&p->ops, &b->op_capacity, count, sizeof(*op));
+    if (b->status == MTT_OK)
+        b->status = mtt__reserve(b->env, (void **)&b->first_operand, &b->first_capacity, count, sizeof(int));
+    if (b->status != MTT_OK) return NULL;
+    b->first_operand[p->op_count] = (int)b->operand_count;
+    op = &p->ops[p->op_count++];
+    memset(op, 0, sizeof(*op));
+    op->kind = kind;
+    op->phase = b->phase;
+    op->layer = layer;
+    op->recomputed = b->recomputing;
+    return op;
+}
+
+static void mtt__operand(mtt__builder *b, int tensor, int is_output)
+{
+    mtt_op *op;
+    if (b->status == MTT_OK)
+        b->status = mtt__reserve(b->env, (void **)&b->operands, &b->operand_capacity, b->operand_count + 1, sizeof(int));
+    if (b->status != MTT_OK) return;
+    op = &b->program->ops[b->program->op_count - 1];
+    b->operands[b->operand_count++] = tensor;
+    if (is_output) op->outputs++;
+    else op->inputs++;
+}
+
+/* One operation: `inputs` tensors, then `outputs` tensors, -1 for an optional one that is absent. The result is valid
+   until the next operation is added; NULL after a failure. */
+static mtt_op *mtt__emit_op(mtt__builder *b, mtt_op_kind kind, int layer, int inputs, int outputs, ...)
+{
+    va_list operands;
+    int i;
+    if (!mtt__add_op(b, kind, layer)) return NULL;
+    va_start(operands, outputs);
+    for (i = 0; i < inputs + outputs; i++) {
+        int id = va_arg(operands, int);
+        const mtt_tensor *t = id < 0 || b->status != MTT_OK ? NULL : &b->program->tensors[id];
+        mtt__operand(b, id, i >= inputs);
+        if (i >= inputs && t && t->role >= 0 && b->phase == MTT_FORWARD)
+            *mtt__slot(b->maker, b, t->role, t->layer) = b->program->op_count - 1;
+    }
+    va_end(operands);
+    return b->status == MTT_OK ? &b->program->ops[b->program->op_count - 1] : NULL;
+}
+
+/* Recompute level of a layer: 0 keeps all, then as in the table of activations. */
+static int mtt__recompute_level(const mtt_schedule *s, int layer)
+{
+    if (layer >= s->model.layers) return 0;
+    switch (s->policy.recompute) {
+    case MTT_RECOMPUTE_SELECTIVE: return MTT__BY_SELECTIVE;
+    case MTT_RECOMPUTE_LAYER: return MTT__BY_LAYER;
+    case MTT_RECOMPUTE_SEGMENTS: return layer % s->policy.segment ? MTT__BY_SEGMENT : MTT__BY_LAYER;
+    case MTT_RECOMPUTE_BUDGET:
+        if (layer < s->recompute_layers) return MTT__BY_LAYER;
+        return layer < s->recompute_layers + s->recompute_selective ? MTT__BY_SELECTIVE : 0;
+    default: return 0;
+    }
+}
+
+/* The tensor that holds an activation. Where the backward pass finds it dropped, the operation that made it is emitted
+   again, after what that operation needs in its turn: this is all there is to recomputation. */
+static int mtt__need(mtt__builder *b, int role, int layer)
+{
+    int id = *mtt__slot(b->current, b, role, layer), made = *mtt__slot(b->maker, b, role, layer), was = b->recomputing, i;
+    mtt_op source, *again;
+    size_t first;
+    if (id >= 0 || b->status != MTT_OK) return id;
+    source = b->program->ops[made];
+    first = (size_t)b->first_operand[made];
+    for (i = 0; i < source.inputs; i++) {
+        int input = b->operands[first + (size_t)i];
+        const mtt_tensor *t = input < 0 ? NULL : &b->program->tensors[input];
+        if (t && t->role >= 0) mtt__need(b, t->role, t->layer);
+    }
+    b->recomputing = 1;
+    again = mtt__add_op(b, source.kind, source.layer);
+    b->recomputing = was;
+    if (!again) return id;
+    again->site = source.site;
+    again->transposed = source.transposed;
+    for (i = 0; i < source.inputs + source.outputs; i++) {
+        int operand = b->operands[first + (size_t)i], use = operand;
+        if (operand >= 0 && b->program->tensors[operand].role >= 0) {
+            int r = b->program->tensors[operand].role, l = b->program->tensors[operand].layer;
+            use = *mtt__slot(b->current, b, r, l);
+            if (use < 0) use = mtt__make(b, r, l);
+        }
+        mtt__operand(b, use, i >= source.inputs);
+    }
+    return *mtt__slot(b->current, b, role, layer);
+}
+
+static mtt__parameter *mtt__find_parameter(const mtt__program *p, int kind, int layer)
+{
+    int i;
+    for (i = 0; i < p->parameter_count; i++)
+        if (p->parameters[i].kind == kind && p->parameters[i].layer == layer) return &p->parameters[i];
+    return NULL;
+}
+
+static int mtt__weight(mtt__builder *b, int kind, int layer)
+{
+    const mtt__parameter *p = mtt__find_parameter(b->program, kind, layer);
+    return p ? p->weight : -1;
+}
+
+/* The gradient of a parameter, made when it is first asked for unless it is state. */
+static int mtt__gradient(mtt__builder *b, int kind, int layer)
+{
+    mtt__parameter *p = mtt__find_parameter(b->program, kind, layer);
+    if (!p) return -1;
+    if (p->gradient < 0 && b->status == MTT_OK) {
+        const mtt_tensor *w = &b->program->tensors[p->weight];
+        char name[sizeof(w->name)];
+        mtt__text text;
+        mtt__text_init(&text, name, sizeof(name));
+        mtt__print(&text, "d_%s", w->name);
+        p->gradient = mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, name, w->shape[0], w->rank > 1 ? w->shape[1] : 0, 0);
+    }
+    return p->gradient;
+}
+
+static void mtt__set_site(mtt_op *op, int site)
+{
+    if (op) op->site = site;
+}
+
+/* y = x W + b */
+static int mtt__linear(mtt__builder *b, int layer, int x, int weight, int bias, int y_role)
+{
+    int y = mtt__make(b, y_role, layer);
+    mtt__emit_op(b, MTT_OP_LINEAR, layer, 3, 1, x, mtt__weight(b, weight, layer), mtt__weight(b, bias, layer), y);
+    return y;
+}
+
+static int mtt__norm(mtt__builder *b, int layer, int x, int weight, int bias, int y_role)
+{
+    int at = weight == MTT__LN_F_WEIGHT ? -1 : layer; /* the final norm is the model's, not a layer's */
+    int y = mtt__make(b, y_role, layer), stats = mtt__make(b, y_role + 1, layer);
+    mtt__emit_op(b, MTT_OP_NORM, at, 3, 2, x, mtt__weight(b, weight, at), mtt__weight(b, bias, at), y, stats);
+    return y;
+}
+
+static int mtt__attention(mtt__builder *b, int layer, int qkv)
+{
+    int attended, scores, probs, control = b->program->control;
+    if (b->schedule->policy.attention == MTT_ATTENTION_FLASH) {
+        int lse = mtt__make(b, MTT__A_LSE, layer);
+        attended = mtt__make(b, MTT__A_ATTENDED, layer);
+        mtt__set_site(mtt__emit_op(b, MTT_OP_FLASH, layer, 2, 2, qkv, control, attended, lse), MTT__SITE_ATTENTION);
+        return attended;
+    }
+    scores = mtt__make(b, MTT__A_SCORES, layer);
+    mtt__emit_op(b, MTT_OP_ATTENTION_SCORES, layer, 1, 1, qkv, scores);
+    probs = mtt__make(b, MTT__A_PROBS, layer);
+    mtt__emit_op(b, MTT_OP_SOFTMAX, layer, 1, 1, scores, probs);
+    if (b->program->shape.dropout > 0) {
+        int dropped = mtt__make(b, MTT__A_DROPPED, layer);
+        mtt_op *op = mtt__emit_op(b, MTT_OP_DROPOUT_SCORES, layer, 2, 1, probs, control, dropped);
+        mtt__set_site(op, MTT__SITE_ATTENTION);
+        probs = dropped;
+    }
+    attended = mtt__make(b, MTT__A_ATTENDED, layer);
+    mtt__emit_op(b, MTT_OP_ATTENTION_VALUES, layer, 2, 1, probs, qkv, attended);
+    return attended;
+}
+
+static int mtt__residual(mtt__builder *b, int layer, int x, int branch, int site, int y_role, int y_layer)
+{
+    int y = mtt__make(b, y_role, y_layer);
+    mtt__set_site(mtt__emit_op(b, MTT_OP_RESIDUAL, layer, 3, 1, x, branch, b->program->control, y), site);
+    return y;
+}
+
+/* Embedding and layers, up to the last residual stream. */
+static int mtt__emit_layers(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    int x = mtt__make(b, MTT__A_RESIDUAL, 0), layer;
+    mtt__set_site(mtt__emit_op(b, MTT_OP_EMBED, -1, 4, 1, p->tokens, mtt__weight(b, MTT__WTE, -1), p->positions, p->control, x),
+                  MTT__SITE_EMBED);
+    for (layer = 0; layer < p->shape.layers; layer++) {
+        int h = mtt__norm(b, layer, x, MTT__LN_1_WEIGHT, MTT__LN_1_BIAS, MTT__A_LN_1);
+        h = mtt__linear(b, layer, h, MTT__QKV_WEIGHT, MTT__QKV_BIAS, MTT__A_QKV);
+        h = mtt__attention(b, layer, h);
+        h = mtt__linear(b, layer, h, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, MTT__A_PROJ);
+        x = mtt__residual(b, layer, x, h, MTT__SITE_PROJ, MTT__A_MIDDLE, layer);
+        h = mtt__norm(b, layer, x, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS, MTT__A_LN_2);
+        h = mtt__linear(b, layer, h, MTT__FC_WEIGHT, MTT__FC_BIAS, MTT__A_FC);
+        mtt__emit_op(b, MTT_OP_GELU, layer, 1, 1, h, mtt__make(b, MTT__A_GELU, layer));
+        h = mtt__linear(b, layer, *mtt__slot(b->current, b, MTT__A_GELU, layer), MTT__MLP_WEIGHT, MTT__MLP_BIAS, MTT__A_MLP);
+        x = mtt__residual(b, layer, x, h, MTT__SITE_MLP, MTT__A_RESIDUAL, layer + 1);
+    }
+    return x;
+}
+
+static int mtt__head_kind(const mtt__builder *b)
+{
+    return b->schedule->model.tied_head ? MTT__WTE : MTT__HEAD_WEIGHT;
+}
+
+static int mtt__emit_logits(mtt__builder *b, int normed)
+{
+    int logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
+    mtt_op *op = mtt__emit_op(b, MTT_OP_LINEAR, -1, 3, 1, normed, mtt__weight(b, mtt__head_kind(b), -1),
+                           mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
+    if (op) op->transposed = 1;
+    return logits;
+}
+
+/* The loss of every row, and where `gradients` are wanted that of the final norm's output: in one operation when the
+   loss is chunked, otherwise by way of all the logits. Returns the gradient's tensor. */
+static int mtt__emit_loss(mtt__builder *b, int normed, int gradients)
+{
+    mtt__program *p = b->program;
+    const mtt_shape *d = &p->shape;
+    int kind = mtt__head_kind(b), rows = mtt__make(b, MTT__A_ROW_LOSS, d->layers), d_normed = -1, logits;
+    int weight = mtt__weight(b, kind, -1), bias = mtt__weight(b, MTT__HEAD_BIAS, -1);
+    if (b->schedule->policy.loss == MTT_LOSS_CHUNKED) {
+        int64_t chunk = b->schedule->policy.loss_chunk_rows < d->rows ? b->schedule->policy.loss_chunk_rows : d->rows;
+        logits = mtt__add_temporary(b, MTT_LOGITS, -1, "logits.chunk", chunk, d->vocab_padded, 0);
+        if (gradients) d_normed = mtt__add_temporary(b, MTT_ACTIVATIONS, -1, "d_ln_f", d->rows, d->d_model, 0);
+        mtt__emit_op(b, MTT_OP_CHUNKED_LOSS, -1, 6, gradients ? 5 : 2, normed, weight, bias, p->targets, p->control, p->counters,
+                  rows, logits, d_normed, gradients ? mtt__gradient(b, kind, -1) : -1,
+                  gradients ? mtt__gradient(b, MTT__HEAD_BIAS, -1) : -1);
+        mtt__emit_op(b, MTT_OP_SUM_LOSS, -1, 2, 1, rows, p->control, p->counters);
+        return d_normed;
+    }
+    logits = mtt__emit_logits(b, normed);
+    mtt__emit_op(b, MTT_OP_CROSS_ENTROPY, -1, 2, 1, logits, p->targets, rows);
+    mtt__emit_op(b, MTT_OP_SUM_LOSS, -1, 2, 1, rows, p->control, p->counters);
+    if (!gradients) return -1;
+    b->phase = MTT_BACKWARD;
+    mtt__emit_op(b, MTT_OP_CROSS_ENTROPY_BACKWARD, -1, 5, 1, logits, rows, p->targets, p->control, p->counters, logits);
+    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_WEIGHT, -1, 3, 2, normed, logits, p->control, mtt__gradient(b, kind, -1),
+              mtt__gradient(b, MTT__HEAD_BIAS, -1));
+    if (b->status == MTT_OK) p->ops[p->op_count - 1].transposed = 1;
+    d_normed = mtt__add_temporary(b, MTT_ACTIVATIONS, -1, "d_ln_f", d->rows, d->d_model, 0);
+    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_INPUT, -1, 2, 1, logits, weight, d_normed);
+    if (b->status == MTT_OK) p->ops[p->op_count - 1].transposed = 1;
+    return d_normed;
+}
+
+/* Gradients of y = x W + b: the weight's first, after which x may die, then the input's. */
+static int mtt__linear_backward(mtt__builder *b, int layer, int x, int dy, int weight, int bias, const char *name, int64_t width)
+{
+    int dx;
+    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_WEIGHT, layer, 3, 2, x, dy, b->program->control, mtt__gradient(b, weight, layer),
+              mtt__gradient(b, bias, layer));
+    dx = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, name, b->program->shape.rows, width, 0);
+    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_INPUT, layer, 2, 1, dy, mtt__weight(b, weight, layer), dx);
+    return dx;
+}
+
+/* The branch's input gradient passes the norm and joins the residual stream's. */
+static void mtt__norm_backward(mtt__builder *b, int layer, int dy, int x_role, int stats_role, int weight, int bias)
+{
+    int at = weight == MTT__LN_F_WEIGHT ? -1 : layer, joined = b->residual_gradient;
+    int x = mtt__need(b, x_role, layer), stats = mtt__need(b, stats_role, layer);
+    if (joined < 0) {
+        const mtt_shape *d = &b->program->shape;
+        b->residual_gradient = mtt__add_temporary(b, MTT_ACTIVATIONS, -1, "d_x", d->rows, d->d_model, 0);
+    }
+    mtt__emit_op(b, MTT_OP_NORM_BACKWARD, at, 6, 3, dy, x, stats, mtt__weight(b, weight, at), b->program->control, joined,
+              b->residual_gradient, mtt__gradient(b, weight, at), mtt__gradient(b, bias, at));
+}
+
+/* What the residual stream's gradient is to a branch: itself, or its kept elements. */
+static int mtt__branch_gradient(mtt__builder *b, int layer, int site)
+{
+    const mtt_shape *d = &b->program->shape;
+    int out;
+    if (!(d->dropout > 0)) return b->residual_gradient;
+    out = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, "d_branch", d->rows, d->d_model, 0);
+    mtt__set_site(mtt__emit_op(b, MTT_OP_DROPOUT_BACKWARD, layer, 2, 1, b->residual_gradient, b->program->control, out), site);
+    return out;
+}
+
+static int mtt__attention_backward(mtt__builder *b, int layer, int d_attended)
+{
+    const mtt_shape *d = &b->program->shape;
+    int qkv = mtt__need(b, MTT__A_QKV, layer), control = b->program->control, d_qkv, d_scores, probs, dropped;
+    if (b->schedule->policy.attention == MTT_ATTENTION_FLASH) {
+        int attended = mtt__need(b, MTT__A_ATTENDED, layer), lse = mtt__need(b, MTT__A_LSE, layer);
+        d_qkv = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, "d_qkv", d->rows, 3 * d->d_model, 0);
+        mtt__set_site(mtt__emit_op(b, MTT_OP_FLASH_BACKWARD, layer, 5, 1, d_attended, qkv, attended, lse, control, d_qkv),
+                      MTT__SITE_ATTENTION);
+        return d_qkv;
+    }
+    dropped = mtt__need(b, d->dropout > 0 ? MTT__A_DROPPED : MTT__A_PROBS, layer);
+    d_scores = mtt__add_temporary(b, MTT_SCORES, layer, "d_scores", d->batch * d->heads, d->seq_len, d->seq_len);
+    d_qkv = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, "d_qkv", d->rows, 3 * d->d_model, 0);
+    mtt__emit_op(b, MTT_OP_ATTENTION_VALUES_BACKWARD, layer, 3, 2, d_attended, dropped, qkv, d_scores, d_qkv);
+    probs = mtt__need(b, MTT__A_PROBS, layer);
+    mtt__set_site(mtt__emit_op(b, MTT_OP_SOFTMAX_BACKWARD, layer, 3, 1, d_scores, probs, control, d_scores), MTT__SITE_ATTENTION);
+    mtt__emit_op(b, MTT_OP_ATTENTION_SCORES_BACKWARD, layer, 2, 1, d_scores, qkv, d_qkv);
+    return d_qkv;
+}
+
+static void mtt__emit_backward(mtt__builder *b, int d_normed)
+{
+    mtt__program *p = b->program;
+    const mtt_shape *d = &p->shape;
+    int layer, role, accumulate;
+    b->phase = MTT_BACKWARD;
+    for (layer = 0; layer <= d->layers; layer++)
+        for (role = 0; role < MTT__ROLES; role++)
+            if (mtt__dropped_by[role] <= mtt__recompute_level(b->schedule, layer)) *mtt__slot(b->current, b, role, layer) = -1;
+    mtt__norm_backward(b, d->layers, d_normed, MTT__A_RESIDUAL, MTT__A_LN_F_STATS, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS);
+    for (layer = d->layers; layer-- > 0 && b->status == MTT_OK;) {
+        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP);
+        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_GELU, layer), dy, MTT__MLP_WEIGHT, MTT__MLP_BIAS, "d_fc", d->d_ff);
+        mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 2, 1, dy, mtt__need(b, MTT__A_FC, layer), dy);
+        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, MTT__FC_BIAS, "d_ln_2", d->d_model);
+        mtt__norm_backward(b, layer, dy, MTT__A_MIDDLE, MTT__A_LN_2_STATS, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS);
+        dy = mtt__branch_gradient(b, layer, MTT__SITE_PROJ);
+        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_ATTENDED, layer), dy, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, "d_attn",
+                                  d->d_model);
+        dy = mtt__attention_backward(b, layer, dy);
+        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_1, layer), dy, MTT__QKV_WEIGHT, MTT__QKV_BIAS, "d_ln_1", d->d_model);
+        mtt__norm_backward(b, layer, dy, MTT__A_RESIDUAL, MTT__A_LN_1_STATS, MTT__LN_1_WEIGHT, MTT__LN_1_BIAS);
+    }
+    accumulate = b->schedule->model.tied_head; /* the head has written its share of the embedding's gradient */
+    mtt__emit_op(b, MTT_OP_EMBED_BACKWARD, -1, 3, 2, b->residual_gradient, p->tokens, p->control, mtt__gradient(b, MTT__WTE, -1),
+              mtt__gradient(b, MTT__WPE, -1));
+    if (b->status != MTT_OK) return;
+    p->ops[p->op_count - 1].accumulate = accumulate;
+    p->ops[p->op_count - 1].site = MTT__SITE_EMBED;
+}
+
+/* The gradient's norm over all parameters, then the update: one operation each, with lists of tensors. */
+static void mtt__emit_step(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    int i;
+    b->phase = MTT_STEP;
+    mtt__add_op(b, MTT_OP_GRAD_NORM, -1);
+    mtt__operand(b, p->control, 0);
+    for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
+    mtt__operand(b, p->counters, 1);
+    mtt__add_op(b, MTT_OP_ADAMW, -1);
+    mtt__operand(b, p->control, 0);
+    mtt__operand(b, p->counters, 0);
+    for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
+    for (i = 0; i < p->parameter_count; i++) {
+        mtt__operand(b, p->parameters[i].weight, 1);
+        mtt__operand(b, p->parameters[i].m, 1);
+        mtt__operand(b, p->parameters[i].v, 1);
+        mtt__operand(b, p->parameters[i].master, 1);
+    }
+}
+
+static void mtt__add_parameter(mtt__builder *b, int kind, int layer, size_t *capacity)
+{
+    const mtt_policy *policy = &b->schedule->policy;
+    mtt__program *p = b->program;
+    mtt__parameter *q;
+    int64_t shape[2], stored[2];
+    char name[40];
+    mtt__text text;
+    if (!mtt__parameter_shape(&b->schedule->model, kind, p->shape.vocab, shape) || b->status != MTT_OK) return;
+    mtt__parameter_shape(&b->schedule->model, kind, p->shape.vocab_padded, stored);
+    b->status = mtt__reserve(b->env, (void **)&p->parameters, capacity, (size_t)p->parameter_count + 1, sizeof(*q));
+    if (b->status != MTT_OK) return;
+    mtt__text_init(&text, name, sizeof(name));
+    mtt__print(&text, mtt__parameter_name[kind], layer);
+    q = &p->parameters[p->parameter_count++];
+    q->kind = kind;
+    q->layer = layer;
+    q->shape[0] = shape[0];
+    q->shape[1] = shape[1];
+    q->weight = mtt__add_state(b, mtt__compute_dtype(policy), MTT_WEIGHTS, name, stored[0], stored[1]);
+    q->master = mtt__is_16_bit(policy->precision) ? mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]) : -1;
+    q->m = mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]);
+    q->v = mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]);
+    q->gradient = -1;
+}
+
+/* Parameters and what else lives from step to step, in one order for all programs. */
+static void mtt__add_all_state(mtt__builder *b)
+{
+    const mtt_policy *policy = &b->schedule->policy;
+    mtt__program *p = b->program;
+    const mtt_shape *d = &p->shape;
+    int64_t rows = (int64_t)b->schedule->programs[MTT__TRAIN].shape.rows;
+    size_t capacity = 0;
+    int where, layer, kind, i;
+    for (where = MTT__BEFORE; where <= MTT__AFTER; where++)
+        for (layer = 0; layer < (where == MTT__LAYER ? d->layers : 1); layer++)
+            for (kind = 0; kind < MTT__PARAMETER_KINDS; kind++)
+                if (mtt__parameter_where[kind] == where) mtt__add_parameter(b, kind, where == MTT__LAYER ? layer : -1, &capacity);
+    for (i = 0; i < p->parameter_count && policy->accumulate > 1; i++) {
+        int gradient = mtt__gradient(b, p->parameters[i].kind, p->parameters[i].layer);
+        if (b->status == MTT_OK) p->tensors[gradient].persistent = 1;
+    }
+    p->positions = mtt__weight(b, MTT__WPE, -1);
+    if (p->positions < 0)
+        p->positions = mtt__add_state(b, mtt__compute_dtype(policy), MTT_DATA, "positions",
+                                      b->schedule->programs[MTT__TRAIN].shape.seq_len, d->d_model);
+    p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", rows, 0);
+    p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", rows, 0);
+    p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
+    p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
+    p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", (int64_t)policy->workspace_bytes, 0);
+}
+
+/* Turns operand numbers into pointers, now that the tensors stand still, and finds out when each tensor lives. */
+static void mtt__close_program(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    size_t k;
+    int i, o;
+    p->operands = (mtt_tensor **)mtt__alloc(b->env, b->operand_count, sizeof(*p->operands));
+    if (!p->operands) {
+        b->status = MTT_E_MEMORY;
+        return;
+    }
+    for (k = 0; k < b->operand_count; k++) p->operands[k] = b->operands[k] < 0 ? NULL : &p->tensors[b->operands[k]];
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        op->in = p->operands + b->first_operand[i];
+        op->out = op->in + op->inputs;
+        op->shape = &p->shape;
+        op->workspace = &p->tensors[p->workspace];
+        for (o = 0; o < op->inputs + op->outputs; o++) {
+            if (!op->in[o]) continue;
+            if (op->in[o]->first < 0) op->in[o]->first = i;
+            op->in[o]->last = i;
+        }
+    }
+    for (i = 0; i < p->tensor_count; i++) {
+        mtt_tensor *t = &p->tensors[i];
+        if (!t->persistent) continue;
+        t->first = 0;
+        t->last = p->op_count - 1;
+    }
+}
+
+static void mtt__set_shape(mtt_shape *d, const mtt_model_desc *m, const mtt_policy *policy, int batch, int seq_len)
+{
+    d->batch = batch;
+    d->seq_len = seq_len;
+    d->layers = m->layers;
+    d->d_model = m->d_model;
+    d->heads = m->heads;
+    d->head_dim = m->d_model / m->heads;
+    d->d_ff = m->d_ff;
+    d->vocab = m->vocab;
+    d->vocab_padded = (m->vocab + 127) / 128 * 128;
+    d->window = policy->window;
+    d->rows = (int64_t)batch * seq_len;
+    d->dropout = m->dropout;
+}
+
+static mtt_status mtt__build_program(mtt_schedule *s, int which, int batch, int seq_len)
+{
+    mtt__builder b;
+    mtt__program *p = &s->programs[which];
+    size_t slots;
+    int x, normed, layers = s->model.layers, i;
+    memset(&b, 0, sizeof(b));
+    b.env = s->env;
+    b.schedule = s;
+    b.program = p;
+    b.residual_gradient = -1;
+    mtt__set_shape(&p->shape, &s->model, &s->policy, which == MTT__NEXT ? 1 : batch, seq_len);
+    if (which != MTT__TRAIN) p->shape.dropout = 0;
+    b.head_rows = which == MTT__NEXT ? 1 : p->shape.rows;
+    slots = (size_t)MTT__ROLES * (size_t)(layers + 1);
+    b.current = (int *)mtt__alloc(s->env, 2 * slots, sizeof(int));
+    b.status = b.current ? MTT_OK : MTT_E_MEMORY;
+    if (b.status == MTT_OK) {
+        b.maker = b.current + slots;
+        for (i = 0; i < (int)slots; i++) b.current[i] = -1;
+        mtt__add_all_state(&b);
+        if (which != MTT__NEXT) mtt__emit_op(&b, MTT_OP_COUNT_TARGETS, -1, 2, 1, p->targets, p->control, p->counters);
+        x = mtt__emit_layers(&b);
+        if (which == MTT__NEXT) {
+            int row = mtt__make(&b, MTT__A_LAST_ROW, layers);
+            mtt__emit_op(&b, MTT_OP_PICK_ROW, -1, 2, 1, x, p->control, row);
+            x = row;
+        }
+        normed = mtt__norm(&b, layers, x, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS, MTT__A_LN_F);
+        if (which == MTT__NEXT) p->output = mtt__emit_logits(&b, normed);
+        else {
+            int d_normed = mtt__emit_loss(&b, normed, which == MTT__TRAIN);
+            if (which == MTT__TRAIN) mtt__emit_backward(&b, d_normed);
+        }
+        p->step_begin = p->op_count;
+        if (which == MTT__TRAIN) mtt__emit_step(&b);
+        if (b.status == MTT_OK) mtt__close_program(&b);
+    }
+    mtt__free(s->env, b.current);
+    mtt__free(s->env, b.operands);
+    mtt__free(s->env, b.first_operand);
+    return b.status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>plan
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { MTT__ALIGN = 256 }; /* of every tensor in the arena, as cudaMalloc aligns */
+
+static size_t mtt__slot_bytes(const mtt_tensor *t)
+{
+    return mtt__add(t->bytes, MTT__ALIGN - 1) / MTT__ALIGN * MTT__ALIGN;
+}
+
+typedef struct mtt__placed {
+    mtt_tensor *tensor;
+    size_t bytes;
+} mtt__placed;
+
+static int mtt__larger_first(const void *a, const void *b)
+{
+    const mtt__placed *p = (const mtt__placed *)a, *q = (const mtt__placed *)b;
+    if (p->bytes != q->bytes) return p->bytes < q->bytes ? 1 : -1;
+    return p->tensor < q->tensor ? -1 : p->tensor > q->tensor;
+}
+
+/* Offline best fit (greedy by size, Pisarchyk & Lee 2020): state stands first; of the rest the largest tensor is placed
+   first, each into the smallest gap between the tensors that live at the same time and are placed already. */
+static mtt_status mtt__pack(mtt_env *env, mtt__program *p)
+{
+    mtt__placed *order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
+    size_t state = 0;
+    int count = 0, placed = 0, i, k;
+    if (!order) return MTT_E_MEMORY;
+    for (i = 0; i < p->tensor_count; i++) {
+        mtt_tensor *t = &p->tensors[i];
+        if (t->persistent) {
+            t->offset = state;
+            state = mtt__add(state, mtt__slot_bytes(t));
+        } else {
+            order[count].tensor = t;
+            order[count++].bytes = mtt__slot_bytes(t);
+        }
+    }
+    qsort(order, (size_t)count, sizeof(*order), mtt__larger_first);
+    p->arena_bytes = state;
+    for (i = 0; i < count; i++) { /* order[0..placed) is kept sorted by offset */
+        mtt__placed next = order[i];
+        size_t end = state, best = SIZE_MAX, at = SIZE_MAX;
+        for (k = 0; k < placed; k++) {
+            const mtt_tensor *t = order[k].tensor;
+            if (t->last < next.tensor->first || t->first > next.tensor->last) continue;
+            if (t->offset > end && t->offset - end >= next.bytes && t->offset - end < best) {
+                best = t->offset - end;
+                at = end;
+            }
+            if (mtt__add(t->offset, order[k].bytes) > end) end = mtt__add(t->offset, order[k].bytes);
+        }
+        next.tensor->offset = at == SIZE_MAX ? end : at;
+        if (mtt__add(next.tensor->offset, next.bytes) > p->arena_bytes)
+            p->arena_bytes = mtt__add(next.tensor->offset, next.bytes);
+        for (k = placed++; k > 0 && order[k - 1].tensor->offset > next.tensor->offset; k--) order[k] = order[k - 1];
+        order[k] = next;
+    }
+    mtt__free(env, order);
+    return MTT_OK;
+}
+
+/* Bytes that live during each operation; the arena can never be smaller than the largest of them. */
+static void mtt__measure(mtt__program *p)
+{
+    size_t state = 0;
+    int i, k;
+    for (i = 0; i < p->tensor_count; i++) {
+        const mtt_tensor *t = &p->tensors[i];
+        if (t->persistent) state = mtt__add(state, mtt__slot_bytes(t));
+        else
+            for (k = t->first; k <= t->last; k++) p->ops[k].live_bytes = mtt__add(p->ops[k].live_bytes, mtt__slot_bytes(t));
+    }
+    for (k = 0; k < p->op_count; k++) p->ops[k].live_bytes = mtt__add(p->ops[k].live_bytes, state);
+}
+
+static void mtt__release_programs(mtt_schedule *s)
+{
+    int i;
+    for (i = 0; i < MTT__PROGRAMS; i++) {
+        mtt__program *p = &s->programs[i];
+        mtt__free(s->env, p->tensors);
+        mtt__free(s->env, p->ops);
+        mtt__free(s->env, p->operands);
+        mtt__free(s->env, p->parameters);
+        memset(p, 0, sizeof(*p));
+    }
+}
+
+static size_t mtt__arena_bytes(const mtt_schedule *s)
+{
+    size_t most = 0;
+    int i;
+    for (i = 0; i < MTT__PROGRAMS; i++)
+        if (s->programs[i].arena_bytes > most) most = s->programs[i].arena_bytes;
+    return most;
+}
+
+static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len)
+{
+    int i;
+    mtt__release_programs(s);
+    for (i = 0; i < MTT__PROGRAMS; i++) {
+        mtt_status status = mtt__build_program(s, i, batch, seq_len);
+        if (status == MTT_OK) status = mtt__pack(s->env, &s->programs[i]);
+        if (status != MTT_OK) return status;
+        mtt__measure(&s->programs[i]);
+    }
+    return MTT_OK;
+}
+
+static double mtt__op_bytes(const mtt_op *op)
+{
+    double bytes = 0;
+    int i;
+    for (i = 0; i < op->inputs + op->outputs; i++)
+        if (op->in[i]) bytes += (double)op->in[i]->bytes;
+    return bytes;
+}
+
+/* Queries and keys that meet: T(T+1)/2 a head, or what the window leaves of it. */
+static double mtt__attention_pairs(const mtt_shape *d)
+{
+    double T = d->seq_len, W = d->window ? d->window : d->seq_len;
+    return (double)d->batch * d->heads * (W * (W + 1) / 2 + (T - W) * W);
+}
+
+/* Evaluates a row of MTT_OPS: FLOPs and bytes moved. */
+static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
+{
+    const mtt_shape *d = op->shape;
+    double OUT = (double)mtt__elements(op->out[0]), IN = (double)mtt__elements(op->in[0]);
+    double IN_WIDTH = (double)mtt__width(op->in[0]), ROWS = IN / IN_WIDTH, HEAD = d->head_dim, PAIRS = mtt__attention_pairs(d);
+    double CLASSES = d->vocab_padded, MOVED = mtt__op_bytes(op), PARAMETERS = 0;
+    double IN_BYTES = (double)op->in[0]->bytes, OUT_BYTES = (double)op->out[0]->bytes;
+    int GRAD = op->outputs > 2, i;
+    for (i = 0; i < op->inputs; i++)
+        if (op->in[i] && op->in[i]->category == MTT_GRADIENTS) PARAMETERS += (double)mtt__elements(op->in[i]);
+    switch (op->kind) {
+#define MTT__OP_COST(kind, name, flops_of, traffic_of)                                                               \
+    case kind: *flops = flops_of; *traffic = traffic_of; break;
+        MTT_OPS(MTT__OP_COST)
+    case MTT_OP_KIND_COUNT: break;
+    }
+}
+
+static void mtt__split_bytes(const mtt__program *p, int op, size_t bytes[MTT_CATEGORY_COUNT])
+{
+    int i;
+    memset(bytes, 0, sizeof(size_t) * MTT_CATEGORY_COUNT);
+    for (i = 0; i < p->tensor_count; i++) {
+        const mtt_tensor *t = &p->tensors[i];
+        if (t->first <= op && op <= t->last) bytes[t->category] += mtt__slot_bytes(t);
+    }
+}
+
+/* One byte of traffic is worth this many FLOPs where policies are compared: about 400 TFLOP/s over 4 TB/s on the GPUs
+   this is for, 250 GFLOP/s over 10 GB/s on a CPU. Only the order of policies depends on it. */
+static double mtt__plan_cost(const mtt_schedule *s)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    double cost = 0, flops = 0, traffic = 0;
+    int i;
+    for (i = 0; i < p->op_count; i++) {
+        mtt__op_cost(&p->ops[i], &flops, &traffic);
+        cost += flops + traffic * (s->policy.device == MTT_CUDA ? 100 : 25);
+    }
+    return cost;
+}
+
+/* Chooses how many layers MTT_RECOMPUTE_BUDGET recomputes whole and in part: for each number of whole ones the fewest
+   partial ones that fit, found by bisection since more recomputation never takes more memory; the cheapest of these. */
+static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
+{
+    double best_cost = 0, cost;
+    int best_whole = -1, best_partial = 0, whole;
+    size_t least = SIZE_MAX;
+    mtt_status status = MTT_OK;
+    for (whole = 0; whole <= s->model.layers; whole++) {
+        int low = 0, high = s->model.layers - whole;
+        s->recompute_layers = whole;
+        while (low <= high) {
+            int middle = low == 0 && high == s->model.layers - whole ? high : (low + high) / 2;
+            s->recompute_selective = middle;
+            status = mtt__build(s, batch, seq_len);
+            if (status != MTT_OK) return status;
+            if (mtt__arena_bytes(s) < least) least = mtt__arena_bytes(s);
+            if (mtt__arena_bytes(s) > s->policy.budget_bytes) {
+                if (middle == high) break;
+                low = middle + 1;
+                continue;
+            }
+            cost = mtt__plan_cost(s);
+            if (best_whole < 0 || cost < best_cost) {
+                best_cost = cost;
+                best_whole = whole;
+                best_partial = middle;
+            }
+            high = middle - 1;
+        }
+        if (best_whole == 0 && best_partial == 0) break;
+    }
+    if (best_whole < 0)
+        return mtt__fail(s->env, MTT_E_BUDGET,
+                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the batch or seq_len, or "
+                         "take the chunked loss and flash attention",
+                         s->policy.budget_bytes, least, least - s->policy.budget_bytes);
+    s->recompute_layers = best_whole;
+    s->recompute_selective = best_partial;
+    return mtt__build(s, batch, seq_len);
+}
+
+static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                     int batch, int seq_len)
+{
+    mtt_status status;
+    memset(s, 0, sizeof(*s));
+    s->env = env;
+    status = mtt_model_resolve(env, model, &s->model);
+    if (status == MTT_OK) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
+    if (status != MTT_OK) return status;
+    status = s->policy.recompute == MTT_RECOMPUTE_BUDGET ? mtt__fit_budget(s, batch, seq_len) : mtt__build(s, batch, seq_len);
+    if (status != MTT_OK) mtt__release_programs(s);
+    return status;
+}
+
+MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
+                                      int seq_len, mtt_schedule **out)
+{
+    mtt_schedule *s = (mtt_schedule *)mtt__alloc(env, 1, sizeof(*s));
+    mtt_status status;
+    *out = NULL;
+    if (!s) return MTT_E_MEMORY;
+    status = mtt__schedule_init(s, env, model, policy, batch, seq_len);
+    if (status == MTT_OK) *out = s;
+    else mtt__free(env, s);
+    return status;
+}
+
+MTTDEF void mtt_schedule_destroy(mtt_schedule *s)
+{
+    if (!s) return;
+    mtt__release_programs(s);
+    mtt__free(s->env, s);
+}
+
+MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    double flops = 0, traffic = 0;
+    int i;
+    memset(r, 0, sizeof(*r));
+    for (i = 0; i < p->parameter_count; i++)
+        r->parameters += p->parameters[i].shape[0] * (p->parameters[i].shape[1] ? p->parameters[i].shape[1] : 1);
+    for (i = 0; i < p->tensor_count; i++)
+        if (p->tensors[i].persistent) r->state_bytes += mtt__slot_bytes(&p->tensors[i]);
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        if (op->live_bytes > r->phase_peak_bytes[op->phase]) r->phase_peak_bytes[op->phase] = op->live_bytes;
+        if (op->live_bytes > r->peak_bytes) {
+            r->peak_bytes = op->live_bytes;
+            r->peak_op = i;
+        }
+        mtt__op_cost(op, &flops, &traffic);
+        r->flops += flops;
+        r->traffic_bytes += traffic;
+        if (op->recomputed) r->recompute_flops += flops;
+    }
+    mtt__split_bytes(p, r->peak_op, r->bytes);
+    r->arena_bytes = mtt__arena_bytes(s);
+    r->ops = p->op_count;
+    r->tensors = p->tensor_count;
+    for (i = 0; i < s->model.layers; i++) {
+        r->recompute_layers += mtt__recompute_level(s, i) >= MTT__BY_LAYER;
+        r->recompute_selective += mtt__recompute_level(s, i) == MTT__BY_SELECTIVE;
+    }
+}
+
+MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
+                           mtt_plan_report *report)
+{
+    mtt_schedule s;
+    mtt_status status = mtt__schedule_init(&s, env, model, policy, batch, seq_len);
+    if (status != MTT_OK) return status;
+    mtt_schedule_report(&s, report);
+    mtt__release_programs(&s);
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int seq_len,
+                                     size_t budget_bytes, int *batch)
+{
+    mtt_policy p = *policy;
+    mtt_plan_report report;
+    int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
+    p.budget_bytes = budget_bytes;
+    *batch = 0;
+    while (low < high) {
+        mtt_status status = mtt_plan(env, model, &p, next, seq_len, &report);
+        if (status != MTT_OK && status != MTT_E_BUDGET) return status;
+        if (status == MTT_OK && report.arena_bytes <= budget_bytes) low = next;
+        else {
+            if (next == 1)
+                return status != MTT_OK ? status
+                                        : mtt__fail(env, MTT_E_BUDGET, "the budget is %zu bytes, a batch of one sequence takes %zu",
+                                                    budget_bytes, report.arena_bytes);
+            high = next - 1;
+        }
+        next = high == 1 << 20 && low < 1 << 19 ? 2 * low : low + (high - low + 1) / 2;
+    }
+    *batch = low;
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
+                                 size_t budget_bytes, mtt_policy *fit)
+{
+    double best = 0;
+    size_t least = SIZE_MAX;
+    int found = 0, choice;
+    for (choice = 0; choice < 4; choice++) {
+        mtt_policy p = *policy;
+        mtt_schedule s;
+        mtt_status status;
+        double cost;
+        p.attention = choice & 1 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
+        p.loss = choice & 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+        p.recompute = MTT_RECOMPUTE_LAYER;
+        status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
+        if (status != MTT_OK) return status;
+        if (mtt__arena_bytes(&s) < least) least = mtt__arena_bytes(&s);
+        mtt__release_programs(&s);
+        p.recompute = MTT_RECOMPUTE_BUDGET;
+        p.budget_bytes = budget_bytes;
+        status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
+        if (status == MTT_E_BUDGET) continue;
+        if (status != MTT_OK) return status;
+        cost = mtt__plan_cost(&s);
+        if (s.recompute_layers + s.recompute_selective == 0) p.recompute = MTT_RECOMPUTE_NONE;
+        mtt__release_programs(&s);
+        if (found && cost >= best) continue;
+        found = 1;
+        best = cost;
+        *fit = p;
+    }
+    if (found) return MTT_OK;
+    return mtt__fail(env, MTT_E_BUDGET, "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower the batch",
+                     budget_bytes, least, least > budget_bytes ? least - budget_bytes : 0);
+}
+
+#define MTT__OP_NAME(kind, name, flops, traffic) #name,
+static const char *const mtt__op_name[] = {MTT_OPS(MTT__OP_NAME)};
+static const char *const mtt__phase_name[] = {"forward", "backward", "step"};
+
+MTTDEF int mtt_schedule_op(const mtt_schedule *s, int index, mtt_op_info *info)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    if (index < 0 || index >= p->op_count) return 0;
+    info->name = mtt__op_name[p->ops[index].kind];
+    info->phase = p->ops[index].phase;
+    info->layer = p->ops[index].layer;
+    info->recomputed = p->ops[index].recomputed;
+    info->live_bytes = p->ops[index].live_bytes;
+    mtt__op_cost(&p->ops[index], &info->flops, &info->traffic_bytes);
+    mtt__split_bytes(p, index, info->bytes);
+    return 1;
+}
+
+/* Names of operands, without their layer, which the line has already, and without the small state that all ops read. */
+static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
+{
+    int i, shown = 0;
+    for (i = 0; i < count; i++) {
+        const char *name = tensors[i] ? tensors[i]->name : "control";
+        if (!strcmp(name, "control") || !strcmp(name, "counters")) continue;
+        if (shown == 4) {
+            mtt__print(text, " ... %d in all", count);
+            return;
+        }
+        mtt__print(text, "%s%s", shown++ ? " " : "", name);
+    }
+}
+
+MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    char line[512];
+    int i;
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text text;
+        mtt__text_init(&text, line, sizeof(line) - 1);
+        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt__phase_name[op->phase], op->recomputed ? "again" : "",
+                   (double)op->live_bytes / 1048576, mtt__op_name[op->kind]);
+        mtt__print_operands(&text, op->in, op->inputs);
+        mtt__print(&text, " -> ");
+        mtt__print_operands(&text, op->out, op->outputs);
+        line[text.size] = '\n';
+        write(user, line, text.size + 1);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>cpu
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Every operation in plain C, to be read beside its formula. Tensors are read and written through rows of floats, so
+   one text serves all precisions; sums run in an order that the number of threads does not change. */
+
+enum { MTT__BLOCK = 1024, MTT__MAX_WIDTH = 16384, MTT__TILE = 64, MTT__MAX_HEAD = 256 };
+
+static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
+{
+    const uint16_t *half = (const uint16_t *)t->data + first;
+    int64_t i;
+    if (t->dtype == MTT_F32) memcpy(out, (const float *)t->data + first, (size_t)count * sizeof(float));
+    else if (t->dtype == MTT_BF16_BITS)
+        for (i = 0; i < count; i++) out[i] = mtt__from_bf16(half[i]);
+    else
+        for (i = 0; i < count; i++) out[i] = mtt__from_fp16(half[i]);
+}
+
+static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const float *values)
+{
+    uint16_t *half = (uint16_t *)t->data + first;
+    int64_t i;
+    if (t->dtype == MTT_F32) {
+        float *at = (float *)t->data + first;
+        if (at != values) memcpy(at, values, (size_t)count * sizeof(float));
+    } else if (t->dtype == MTT_BF16_BITS)
+        for (i = 0; i < count; i++) half[i] = mtt__to_bf16(values[i]);
+    else
+        for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]);
+}
+
+/* The values themselves where they are floats, otherwise a copy in `buffer`. */
+static const float *mtt__read(const mtt_tensor *t, int64_t first, int64_t count, float *buffer)
+{
+    if (t->dtype == MTT_F32) return (const float *)t->data + first;
+    mtt__load(t, first, count, buffer);
+    return buffer;
+}
+
+/* Where to write values that mtt__store will then put in place. */
+static float *mtt__target(const mtt_tensor *t, int64_t first, float *buffer)
+{
+    return t->dtype == MTT_F32 ? (float *)t->data + first : buffer;
+}
+
+static const mtt_control *mtt__control(const mtt_tensor *t)
+{
+    return (const mtt_control *)t->data;
+}
+
+static int64_t mtt__least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial on
+   [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
+MTT__INLINE float mtt__exp(float x)
+{
+    float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x, shifted = clamped * 1.44269504f + 12582912.0f;
+    float n = shifted - 12582912.0f, r = clamped - n * 0.693359375f + n * 2.12194440e-4f, y;
+    y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r +
+        5.0000001201e-1f;
+    return (y * r * r + r + 1.0f) * mtt__bits_float((mtt__float_bits(shifted) + 127u) << 23);
+}
+
+/* Sums and largest values in 16 lanes: one order for every build, and vectors without licence to reorder. */
+enum { MTT__LANES = 16 };
+
+static float mtt__sum_lanes(const float *lane)
+{
+    float sum = 0;
+    int l;
+    for (l = 0; l < MTT__LANES; l++) sum += lane[l];
+    return sum;
+}
+
+static float mtt__sum(const float *x, int64_t n)
+{
+    float lane[MTT__LANES] = {0};
+    int64_t i;
+    int l;
+    for (i = 0; i + MTT__LANES <= n; i += MTT__LANES)
+        for (l = 0; l < MTT__LANES; l++) lane[l] += x[i + l];
+    for (l = 0; i < n; i++, l++) lane[l] += x[i];
+    return mtt__sum_lanes(lane);
+}
+
+static float mtt__dot(const float *x, const float *y, int64_t n)
+{
+    float lane[MTT__LANES] = {0};
+    int64_t i;
+    int l;
+    for (i = 0; i + MTT__LANES <= n; i += MTT__LANES)
+        for (l = 0; l < MTT__LANES; l++) lane[l] += x[i + l] * y[i + l];
+    for (l = 0; i < n; i++, l++) lane[l] += x[i] * y[i];
+    return mtt__sum_lanes(lane);
+}
+
+static float mtt__largest(const float *x, int64_t n)
+{
+    float lane[MTT__LANES], best;
+    int64_t i;
+    int l;
+    for (l = 0; l < MTT__LANES; l++) lane[l] = -3.4e38f;
+    for (i = 0; i + MTT__LANES <= n; i += MTT__LANES)
+        for (l = 0; l < MTT__LANES; l++) lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
+    for (l = 0; i < n; i++, l++) lane[l] = x[i] > lane[l] ? x[i] : lane[l];
+    for (best = lane[0], l = 1; l < MTT__LANES; l++) best = lane[l] > best ? lane[l] : best;
+    return best;
+}
+
+/* The 16-bit threshold below which an element is dropped, and what the kept ones are multiplied by. */
+static uint32_t mtt__dropout_threshold(float p)
+{
+    return (uint32_t)(p * 65536.0f + 0.5f);
+}
+
+/* 0 or 1 / (1 - p) for `count` elements from `first` on; 8 elements share one draw of 128 bits. */
+static void mtt__dropout_mask(const mtt_control *control, const mtt_op *op, int64_t first, int64_t count, float *mask)
+{
+    uint32_t threshold = mtt__dropout_threshold(op->shape->dropout), random[4] = {0, 0, 0, 0};
+    uint64_t stream = mtt__stream(op->site, op->layer < 0 ? 0 : op->layer, control->micro_batch);
+    float scale = 65536.0f / (float)(65536u - threshold);
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        uint64_t element = (uint64_t)(first + i);
+        unsigned lane = (unsigned)(element & 7);
+        if (i == 0 || lane == 0) mtt__philox(control->seed, element >> 3, stream, random);
+        mask[i] = (random[lane >> 1] >> (lane & 1) * 16 & 0xffffu) >= threshold ? scale : 0.0f;
+    }
+}
+
+/* ---- matrix products ---- */
+
+/* A matrix inside a tensor: element (i, j) is at offset + i * row + j * column, and one of the steps is 1. */
+typedef struct mtt__view {
+    const mtt_tensor *t;
+    int64_t offset, row, column;
+} mtt__view;
+
+static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
+{
+    mtt__view v;
+    v.t = t;
+    v.offset = 0;
+    v.row = transposed ? 1 : mtt__width(t);
+    v.column = transposed ? mtt__width(t) : 1;
+    return v;
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats. */
+static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out, int64_t stride)
+{
+    float column[MTT__PANEL_K];
+    int64_t i, j;
+    if (v.column == 1) {
+        for (i = 0; i < m; i++) mtt__load(v.t, v.offset + (i0 + i) * v.row + j0, n, out + i * stride);
+        return;
+    }
+    for (j = 0; j < n; j++) {
+        mtt__load(v.t, v.offset + i0 + (j0 + j) * v.column, m, column);
+        for (i = 0; i < m; i++) out[i * stride + j] = column[i];
+    }
+}
+
+/* C += A B for an m x k and a k x n block; m is even and k a multiple of 4, which blocks are padded to with zeros. */
+static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+                                int64_t ldc)
+{
+    int64_t i, j, p;
+    for (i = 0; i < m; i += 2)
+        for (p = 0; p < k; p += 4) {
+            const float *x = a + i * lda + p, *y = x + lda;
+            const float *b0 = b + p * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+            float x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3], y0 = y[0], y1 = y[1], y2 = y[2], y3 = y[3];
+            float *c0 = c + i * ldc, *c1 = c0 + ldc;
+            for (j = 0; j < n; j++) {
+                c0[j] += x0 * b0[j] + x1 * b1[j] + x2 * b2[j] + x3 * b3[j];
+                c1[j] += y0 * b0[j] + y1 * b1[j] + y2 * b2[j] + y3 * b3[j];
+            }
+        }
+}
+
+/* C += A B for panels, on all threads. */
+static void mtt__multiply_panel(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float *c)
+{
+#ifdef MTT_CBLAS
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, MTT__PANEL_K, b, MTT__PANEL_N, 1.0f, c,
+                MTT__PANEL_N);
+#else
+    int64_t columns = (n + MTT__TILE - 1) / MTT__TILE, tiles = (m + MTT__TILE - 1) / MTT__TILE * columns, tile;
+    MTT__OMP(omp parallel for schedule(static))
+    for (tile = 0; tile < tiles; tile++) {
+        int64_t i = tile / columns * MTT__TILE, j = tile % columns * MTT__TILE;
+        mtt__multiply_block(mtt__least(MTT__TILE, m - i), mtt__least(MTT__TILE, n - j), k, a + i * MTT__PANEL_K, MTT__PANEL_K, b + j,
+                            MTT__PANEL_N, c + i * MTT__PANEL_N + j, MTT__PANEL_N);
+    }
+#endif
+}
+
+static int64_t mtt__round_up(int64_t value, int64_t to)
+{
+    return (value + to - 1) / to * to;
+}
+
+/* Fills a panel with a block of a view, padded with zeros to whole steps of the inner loops. */
+static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel, int64_t stride, int64_t padded_m,
+                            int64_t padded_n)
+{
+    int64_t i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < padded_m; i += MTT__TILE) {
+        int64_t rows = mtt__least(MTT__TILE, m - i), all = mtt__least(MTT__TILE, padded_m - i), k;
+        if (rows > 0) mtt__load_block(v, i0 + i, rows, j0, n, panel + i * stride, stride);
+        for (k = 0; k < all; k++) {
+            float *row = panel + (i + k) * stride;
+            if (k >= rows) memset(row, 0, (size_t)padded_n * sizeof(float));
+            else memset(row + n, 0, (size_t)(padded_n - n) * sizeof(float));
+        }
+    }
+}
+
+/* C (m x n) = A (m x k) B (k x n) + bias, or + C where `add` is set. C's columns stand next to each other. */
+static void mtt__gemm(const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias,
+                      int add)
+{
+    float *pa = (float *)op->workspace->data, *pb = pa + MTT__PANEL_M * MTT__PANEL_K, *pc = pb + MTT__PANEL_K * MTT__PANEL_N;
+    int64_t i, j, p, r;
+#ifdef MTT_CBLAS
+    if (a.t->dtype == MTT_F32 && b.t->dtype == MTT_F32 && c.t->dtype == MTT_F32 && m <= INT_MAX && n <= INT_MAX && k <= INT_MAX) {
+        float *out = (float *)c.t->data + c.offset;
+        MTT__OMP(omp parallel for schedule(static))
+        for (r = 0; r < (bias ? m : 0); r++) memcpy(out + r * c.row, bias->data, (size_t)n * sizeof(float));
+        cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans, b.column == 1 ? CblasNoTrans : CblasTrans, (int)m,
+                    (int)n, (int)k, 1.0f, (const float *)a.t->data + a.offset, (int)(a.column == 1 ? a.row : a.column),
+                    (const float *)b.t->data + b.offset, (int)(b.column == 1 ? b.row : b.column), bias || add ? 1.0f : 0.0f, out,
+                    (int)c.row);
+        return;
+    }
+#endif
+    for (j = 0; j < n; j += MTT__PANEL_N)
+        for (i = 0; i < m; i += MTT__PANEL_M) {
+            int64_t cm = mtt__least(MTT__PANEL_M, m - i), cn = mtt__least(MTT__PANEL_N, n - j), even = mtt__round_up(cm, 2);
+            memset(pc, 0, (size_t)(even * MTT__PANEL_N) * sizeof(float));
+            for (p = 0; p < k; p += MTT__PANEL_K) {
+                int64_t ck = mtt__least(MTT__PANEL_K, k - p), whole = mtt__round_up(ck, 4);
+                mtt__load_panel(a, i, cm, p, ck, pa, MTT__PANEL_K, even, whole);
+                mtt__load_panel(b, p, ck, j, cn, pb, MTT__PANEL_N, whole, cn);
+                mtt__multiply_panel(even, cn, whole, pa, pb, pc);
+            }
+            MTT__OMP(omp parallel for schedule(static))
+            for (r = 0; r < cm; r++) {
+                float buffer[MTT__PANEL_N], *row = pc + r * MTT__PANEL_N;
+                const float *more = add    ? mtt__read(c.t, c.offset + (i + r) * c.row + j, cn, buffer)
+                                    : bias ? mtt__read(bias, j, cn, buffer)
+                                           : NULL;
+                int64_t l;
+                for (l = 0; more && l < cn; l++) row[l] += more[l];
+                mtt__store(c.t, c.offset + (i + r) * c.row + j, cn, row);
+            }
+        }
+}
+
+/* ---- elementwise operations and norms ---- */
+
+/* x = dropout(wte[token] + position) */
+static void mtt__cpu_embed(const mtt_op *op)
+{
+    const int32_t *tokens = (const int32_t *)op->in[0]->data;
+    const mtt_shape *d = op->shape;
+    int64_t row;
+    MTT__OMP(omp parallel for schedule(static))
+    for (row = 0; row < d->rows; row++) {
+        int64_t j, n;
+        for (j = 0; j < d->d_model; j += n) {
+            float a[MTT__BLOCK], b[MTT__BLOCK], mask[MTT__BLOCK], out[MTT__BLOCK];
+            const float *word, *position;
+            int64_t k;
+            n = mtt__least(MTT__BLOCK, d->d_model - j);
+            word = mtt__read(op->in[1], (int64_t)tokens[row] * d->d_model + j, n, a);
+            position = mtt__read(op->in[2], row % d->seq_len * d->d_model + j, n, b);
+            for (k = 0; k < n; k++) out[k] = word[k] + position[k];
+            if (d->dropout > 0) {
+                mtt__dropout_mask(mtt__control(op->in[3]), op, row * d->d_model + j, n, mask);
+                for (k = 0; k < n; k++) out[k] *= mask[k];
+            }
+            mtt__store(op->out[0], row * d->d_model + j, n, out);
+        }
+    }
+}
+
+/* d_wte[token] += mask * d_x and d_wpe[t] += mask * d_x, row after row within a stripe of columns. */
+static void mtt__cpu_embed_backward(const mtt_op *op)
+{
+    enum { STRIPE = 32 };
+    const mtt_shape *d = op->shape;
+    const mtt_control *control = mtt__control(op->in[2]);
+    const int32_t *tokens = (const int32_t *)op->in[1]->data;
+    float *d_wte = (float *)op->out[0]->data, *d_wpe = op->out[1] ? (float *)op->out[1]->data : NULL;
+    int64_t C = d->d_model, stripe;
+    if (!op->accumulate && !control->accumulate) memset(d_wte, 0, op->out[0]->bytes);
+    if (d_wpe && !control->accumulate) memset(d_wpe, 0, op->out[1]->bytes);
+    MTT__OMP(omp parallel for schedule(static))
+    for (stripe = 0; stripe < C; stripe += STRIPE) {
+        int64_t n = mtt__least(STRIPE, C - stripe), row, k;
+        for (row = 0; row < d->rows; row++) {
+            float buffer[STRIPE], mask[STRIPE];
+            const float *dx = mtt__read(op->in[0], row * C + stripe, n, buffer);
+            float *word = d_wte + (int64_t)tokens[row] * C + stripe;
+            float *position = d_wpe ? d_wpe + row % d->seq_len * C + stripe : NULL;
+            for (k = 0; k < n; k++) mask[k] = 1.0f;
+            if (d->dropout > 0) mtt__dropout_mask(control, op, row * C + stripe, n, mask);
+            for (k = 0; k < n; k++) word[k] += mask[k] * dx[k];
+            for (k = 0; position && k < n; k++) position[k] += mask[k] * dx[k];
+        }
+    }
+}
+
+/* y = (x - mean) / sqrt(var + 1e-5) * w + b, with the biased variance, in two passes; keeps mean and 1 / deviation. */
+static void mtt__cpu_norm(const mtt_op *op)
+{
+    int64_t C = mtt__width(op->in[0]), rows = mtt__elements(op->out[0]) / C, row;
+    float *stats = (float *)op->out[1]->data;
+    MTT__OMP(omp parallel for schedule(static))
+    for (row = 0; row < rows; row++) {
+        float xs[MTT__MAX_WIDTH], ys[MTT__BLOCK], ws[MTT__BLOCK], bs[MTT__BLOCK];
+        const float *x = mtt__read(op->in[0], row * C, C, xs);
+        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd;
+        int64_t i, n, k;
+        for (i = 0; i < C; i += 8)
+            for (k = 0; k < 8; k++) lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
+        rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)C + 1e-5f);
+        stats[2 * row] = mean;
+        stats[2 * row + 1] = rstd;
+        for (i = 0; i < C; i += n) {
+            const float *w, *b;
+            float *y = mtt__target(op->out[0], row * C + i, ys);
+            n = mtt__least(MTT__BLOCK, C - i);
+            w = mtt__read(op->in[1], i, n, ws);
+            b = mtt__read(op->in[2], i, n, bs);
+            for (k = 0; k < n; k++) y[k] = (x[i + k] - mean) * rstd * w[k] + b[k];
+            mtt__store(op->out[0], row * C + i, n, y);
+        }
+    }
+}
+
+/* With xhat = (x - mean) rstd and g = dy w:  dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ the residual's gradient],
+   dw = sum over rows of dy xhat, db = sum over rows of dy. */
+static void mtt__cpu_norm_backward(const mtt_op *op)
+{
+    enum { STRIPE = 32 };
+    const mtt_tensor *dy = op->in[0], *x = op->in[1];
+    const float *stats = (const float *)op->in[2]->data;
+    int64_t C = mtt__width(dy), rows = mtt__elements(dy) / C, row, stripe;
+    float *dw = (float *)op->out[1]->data, *db = (float *)op->out[2]->data;
+    int add = op->accumulate || mtt__control(op->in[4])->accumulate;
+    MTT__OMP(omp parallel for schedule(static))
+    for (stripe = 0; stripe < C; stripe += STRIPE) {
+        float gs[STRIPE], xs[STRIPE], sum_w[STRIPE] = {0}, sum_b[STRIPE] = {0};
+        int64_t n = mtt__least(STRIPE, C - stripe), r, k;
+        for (r = 0; r < rows; r++) {
+            const float *g = mtt__read(dy, r * C + stripe, n, gs), *v = mtt__read(x, r * C + stripe, n, xs);
+            for (k = 0; k < n; k++) sum_w[k] += g[k] * (v[k] - stats[2 * r]) * stats[2 * r + 1];
+            for (k = 0; k < n; k++) sum_b[k] += g[k];
+        }
+        for (k = 0; k < n; k++) dw[stripe + k] = sum_w[k] + (add ? dw[stripe + k] : 0.0f);
+        for (k = 0; k < n; k++) db[stripe + k] = sum_b[k] + (add ? db[stripe + k] : 0.0f);
+    }
+    MTT__OMP(omp parallel for schedule(static))
+    for (row = 0; row < rows; row++) {
+        float gs[MTT__MAX_WIDTH], xs[MTT__MAX_WIDTH], block[MTT__BLOCK], mean = stats[2 * row], rstd = stats[2 * row + 1];
+        float mean_g, mean_gx;
+        int64_t i, n, k;
+        mtt__load(dy, row * C, C, gs);
+        mtt__load(x, row * C, C, xs);
+        for (i = 0; i < C; i += n) {
+            const float *w;
+            n = mtt__least(MTT__BLOCK, C - i);
+            w = mtt__read(op->in[3], i, n, block);
+            for (k = 0; k < n; k++) gs[i + k] *= w[k];
+            for (k = 0; k < n; k++) xs[i + k] = (xs[i + k] - mean) * rstd;
+        }
+        mean_g = mtt__sum(gs, C) / (float)C;
+        mean_gx = mtt__dot(gs, xs, C) / (float)C;
+        for (k = 0; k < C; k++) gs[k] = rstd * (gs[k] - mean_g - xs[k] * mean_gx);
+        if (op->in[5]) {
+            const float *joined = mtt__read(op->in[5], row * C, C, xs);
+            for (k = 0; k < C; k++) gs[k] += joined[k];
+        }
+        mtt__store(op->out[0], row * C, C, gs);
+    }
+}
+
+/* s = 1 / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s, free of cancellation. */
+MTT__INLINE float mtt__gelu_sigmoid(float x)
+{
+    return 1.0f / (1.0f + mtt__exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
+}
+
+/* y = GELU(x) */
+static void mtt__cpu_gelu(const mtt_op *op)
+{
+    int64_t count = mtt__elements(op->out[0]), i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < count; i += MTT__BLOCK) {
+        float xs[MTT__BLOCK], ys[MTT__BLOCK];
+        int64_t n = mtt__least(MTT__BLOCK, count - i), k;
+        const float *x = mtt__read(op->in[0], i, n, xs);
+        for (k = 0; k < n; k++) ys[k] = x[k] * mtt__gelu_sigmoid(x[k]);
+        mtt__store(op->out[0], i, n, ys);
+    }
+}
+
+/* dx = dy (s + x s (1 - s) 2u'), in place. */
+static void mtt__cpu_gelu_backward(const mtt_op *op)
+{
+    int64_t count = mtt__elements(op->out[0]), i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < count; i += MTT__BLOCK) {
+        float xs[MTT__BLOCK], gs[MTT__BLOCK];
+        int64_t n = mtt__least(MTT__BLOCK, count - i), k;
+        const float *x = mtt__read(op->in[1], i, n, xs);
+        mtt__load(op->in[0], i, n, gs);
+        for (k = 0; k < n; k++) {
+            float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
+            gs[k] *= s + x[k] * s * (1.0f - s) * slope;
+        }
+        mtt__store(op->out[0], i, n, gs);
+    }
+}
+
+/* y = a + dropout(b); without an `a`, y = dropout(b), which is dropout's own gradient. */
+static void mtt__cpu_masked_sum(const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b, const mtt_tensor *control)
+{
+    int64_t count = mtt__elements(op->out[0]), i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < count; i += MTT__BLOCK) {
+        float as[MTT__BLOCK], bs[MTT__BLOCK], mask[MTT__BLOCK];
+        int64_t n = mtt__least(MTT__BLOCK, count - i), k;
+        mtt__load(b, i, n, bs);
+        if (op->shape->dropout > 0) {
+            mtt__dropout_mask(mtt__control(control), op, i, n, mask);
+            for (k = 0; k < n; k++) bs[k] *= mask[k];
+        }
+        if (a) {
+            const float *x = mtt__read(a, i, n, as);
+            for (k = 0; k < n; k++) bs[k] += x[k];
+        }
+        mtt__store(op->out[0], i, n, bs);
+    }
+}
+
+static void mtt__cpu_residual(const mtt_op *op)
+{
+    mtt__cpu_masked_sum(op, op->in[0], op->in[1], op->in[2]);
+}
+
+static void mtt__cpu_dropout_scores(const mtt_op *op)
+{
+    mtt__cpu_masked_sum(op, NULL, op->in[0], op->in[1]);
+}
+
+static void mtt__cpu_dropout_backward(const mtt_op *op)
+{
+    mtt__cpu_masked_sum(op, NULL, op->in[0], op->in[1]);
+}
+
+/* ---- linear layers ---- */
+
+/* y = x W + b */
+static void mtt__cpu_linear(const mtt_op *op)
+{
+    int64_t n = mtt__width(op->out[0]), m = mtt__elements(op->out[0]) / n;
+    mtt__gemm(op, m, n, mtt__width(op->in[0]), mtt__matrix(op->in[0], 0), mtt__matrix(op->in[1], op->transposed),
+              mtt__matrix(op->out[0], 0), op->in[2], 0);
+}
+
+/* dx = dy W^T */
+static void mtt__cpu_linear_backward_input(const mtt_op *op)
+{
+    int64_t n = mtt__width(op->out[0]), m = mtt__elements(op->out[0]) / n;
+    mtt__gemm(op, m, n, mtt__width(op->in[0]), mtt__matrix(op->in[0], 0), mtt__matrix(op->in[1], !op->transposed),
+              mtt__matrix(op->out[0], 0), NULL, 0);
+}
+
+/* Sums of columns, each in the order of the rows. */
+static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int add)
+{
+    enum { STRIPE = 64 };
+    int64_t n = mtt__width(x), stripe;
+    MTT__OMP(omp parallel for schedule(static))
+    for (stripe = 0; stripe < n; stripe += STRIPE) {
+        float buffer[STRIPE], sum[STRIPE] = {0};
+        int64_t width = mtt__least(STRIPE, n - stripe), r, k;
+        for (r = 0; r < rows; r++) {
+            const float *values = mtt__read(x, r * n + stripe, width, buffer);
+            for (k = 0; k < width; k++) sum[k] += values[k];
+        }
+        for (k = 0; k < width; k++) sums[stripe + k] = sum[k] + (add ? sums[stripe + k] : 0.0f);
+    }
+}
+
+/* dW (+)= x^T dy, or dy^T x for a transposed weight; db (+)= sum over rows of dy. x begins at row `first`. */
+static void mtt__weight_gradient(const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy, int64_t rows,
+                                 const mtt_tensor *dw, const mtt_tensor *db, int add)
+{
+    int64_t k = mtt__width(x), n = mtt__width(dy);
+    mtt__view left = mtt__matrix(x, !op->transposed), right = mtt__matrix(dy, op->transposed);
+    left.offset = first * k;
+    if (op->transposed) mtt__gemm(op, n, k, rows, right, left, mtt__matrix(dw, 0), NULL, add);
+    else mtt__gemm(op, k, n, rows, left, right, mtt__matrix(dw, 0), NULL, add);
+    if (db) mtt__column_sums(dy, rows, (float *)db->data, add);
+}
+
+static void mtt__cpu_linear_backward_weight(const mtt_op *op)
+{
+    int64_t rows = mtt__elements(op->in[1]) / mtt__width(op->in[1]);
+    mtt__weight_gradient(op, op->in[0], 0, op->in[1], rows, op->out[0], op->out[1],
+                         op->accumulate || mtt__control(op->in[2])->accumulate);
+}
+
+/* ---- attention ---- */
+
+/* One head of one sequence: where its q, k, v and output begin. */
+typedef struct mtt__head {
+    mtt__view q, k, v;
+    int64_t out;   /* offset of its output, rows d_model apart */
+    int64_t index; /* of the head in the batch: its scores are rows index * T up */
+    float scale;   /* 1 / sqrt(head width) */
+} mtt__head;
+
+static mtt__head mtt__head_at(const mtt_op *op, const mtt_tensor *qkv, int64_t index)
+{
+    const mtt_shape *d = op->shape;
+    int64_t sequence = index / d->heads, h = index % d->heads;
+    mtt__head head;
+    head.q = mtt__matrix(qkv, 0);
+    head.q.offset = sequence * d->seq_len * 3 * d->d_model + h * d->head_dim;
+    head.k = head.v = head.q;
+    head.k.offset += d->d_model;
+    head.v.offset += 2 * d->d_model;
+    head.out = sequence * d->seq_len * d->d_model + h * d->head_dim;
+    head.index = index;
+    head.scale = 1.0f / sqrtf((float)d->head_dim);
+    return head;
+}
+
+static mtt__view mtt__view_of(const mtt_tensor *t, int64_t offset, int transposed)
+{
+    mtt__view v = mtt__matrix(t, transposed);
+    v.offset = offset;
+    return v;
+}
+
+static mtt__view mtt__transposed(mtt__view v)
+{
+    int64_t row = v.row;
+    v.row = v.column;
+    v.column = row;
+    return v;
+}
+
+/* The keys that a query sees: from here up to and including itself. */
+static int64_t mtt__first_key(const mtt_shape *d, int64_t query)
+{
+    return d->window && query >= d->window ? query - d->window + 1 : 0;
+}
+
+/* C = alpha A B by blocks on one thread: the products of plain attention, of which each head has its own. */
+static void mtt__head_gemm(int64_t m, int64_t n, int64_t k, mtt__view a, mtt__view b, mtt__view c, float alpha)
+{
+    enum { S = MTT__TILE };
+    float ta[S * S], tb[S * S], tc[S * S];
+    int64_t i, j, p, r, l;
+    for (i = 0; i < m; i += S)
+        for (j = 0; j < n; j += S) {
+            int64_t cm = mtt__least(S, m - i), cn = mtt__least(S, n - j);
+            memset(tc, 0, sizeof(tc));
+            for (p = 0; p < k; p += S) {
+                int64_t ck = mtt__least(S, k - p);
+                if (cm < S || ck < S) memset(ta, 0, sizeof(ta));
+                if (ck < S) memset(tb, 0, sizeof(tb));
+                mtt__load_block(a, i, cm, p, ck, ta, S);
+                mtt__load_block(b, p, ck, j, cn, tb, S);
+                mtt__multiply_block(mtt__round_up(cm, 2), cn, mtt__round_up(ck, 4), ta, S, tb, S, tc, S);
+            }
+            for (r = 0; r < cm; r++) {
+                for (l = 0; l < cn; l++) tc[r * S + l] *= alpha;
+                mtt__store(c.t, c.offset + (i + r) * c.row + j, cn, tc + r * S);
+            }
+        }
+}
+
+/* S = Q K^T / sqrt(head width), the whole square */
+static void mtt__cpu_attention_scores(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < heads; i++) {
+        mtt__head h = mtt__head_at(op, op->in[0], i);
+        mtt__head_gemm(T, T, D, h.q, mtt__transposed(h.k), mtt__view_of(op->out[0], i * T * T, 0), h.scale);
+    }
+}
+
+/* P = softmax of the keys that each query sees, 0 elsewhere */
+static void mtt__cpu_softmax(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, rows = mtt__elements(op->in[0]) / T, row;
+    MTT__OMP(omp parallel for schedule(static))
+    for (row = 0; row < rows; row++) {
+        float xs[MTT__BLOCK], ys[MTT__BLOCK], most = -3.4e38f, sum = 0;
+        int64_t query = row % T, low = mtt__first_key(op->shape, query), j, n, k;
+        for (j = low; j <= query; j += MTT__BLOCK) {
+            n = mtt__least(MTT__BLOCK, query + 1 - j);
+            most = fmaxf(most, mtt__largest(mtt__read(op->in[0], row * T + j, n, xs), n));
+        }
+        for (j = low; j <= query; j += MTT__BLOCK) {
+            const float *x;
+            n = mtt__least(MTT__BLOCK, query + 1 - j);
+            x = mtt__read(op->in[0], row * T + j, n, xs);
+            for (k = 0; k < n; k++) ys[k] = mtt__exp(x[k] - most);
+            sum += mtt__sum(ys, n);
+        }
+        for (j = 0; j < T; j += n) {
+            const float *x;
+            n = mtt__least(MTT__BLOCK, T - j);
+            x = mtt__read(op->in[0], row * T + j, n, xs);
+            for (k = 0; k < n; k++) ys[k] = j + k < low || j + k > query ? 0.0f : mtt__exp(x[k] - most) / sum;
+            mtt__store(op->out[0], row * T + j, n, ys);
+        }
+    }
+}
+
+/* O = P V */
+static void mtt__cpu_attention_values(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < heads; i++) {
+        mtt__head h = mtt__head_at(op, op->in[1], i);
+        mtt__head_gemm(T, D, T, mtt__view_of(op->in[0], i * T * T, 0), h.v, mtt__view_of(op->out[0], h.out, 0), 1.0f);
+    }
+}
+
+/* dP = dO V^T, dV = P^T dO */
+static void mtt__cpu_attention_values_backward(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < heads; i++) {
+        mtt__head h = mtt__head_at(op, op->in[2], i), grad = mtt__head_at(op, op->out[1], i);
+        mtt__view d_out = mtt__view_of(op->in[0], h.out, 0);
+        mtt__head_gemm(T, T, D, d_out, mtt__transposed(h.v), mtt__view_of(op->out[0], i * T * T, 0), 1.0f);
+        mtt__head_gemm(T, D, T, mtt__view_of(op->in[1], i * T * T, 1), d_out, grad.v, 1.0f);
+    }
+}
+
+/* dS = P (mask dP - sum(mask dP P)), in place */
+static void mtt__cpu_softmax_backward(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, rows = mtt__elements(op->in[0]) / T, row;
+    MTT__OMP(omp parallel for schedule(static))
+    for (row = 0; row < rows; row++) {
+        float gs[MTT__BLOCK], ps[MTT__BLOCK], mask[MTT__BLOCK], sum = 0;
+        int64_t j, n, k, pass;
+        for (pass = 0; pass < 2; pass++)
+            for (j = 0; j < T; j += n) {
+                const float *p;
+                n = mtt__least(MTT__BLOCK, T - j);
+                mtt__load(op->in[0], row * T + j, n, gs);
+                p = mtt__read(op->in[1], row * T + j, n, ps);
+                if (op->shape->dropout > 0) {
+                    mtt__dropout_mask(mtt__control(op->in[2]), op, row * T + j, n, mask);
+                    for (k = 0; k < n; k++) gs[k] *= mask[k];
+                }
+                if (pass == 0) sum += mtt__dot(gs, p, n);
+                else {
+                    for (k = 0; k < n; k++) gs[k] = p[k] * (gs[k] - sum);
+                    mtt__store(op->out[0], row * T + j, n, gs);
+                }
+            }
+    }
+}
+
+/* dQ = dS K / sqrt(head width), dK = dS^T Q / sqrt(head width) */
+static void mtt__cpu_attention_scores_backward(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < heads; i++) {
+        mtt__head h = mtt__head_at(op, op->in[1], i), grad = mtt__head_at(op, op->out[0], i);
+        mtt__head_gemm(T, D, T, mtt__view_of(op->in[0], i * T * T, 0), h.k, grad.q, h.scale);
+        mtt__head_gemm(T, D, T, mtt__view_of(op->in[0], i * T * T, 1), h.q, grad.k, h.scale);
+    }
+}
+
+/* A tile of queries or keys, rows MTT__MAX_HEAD apart, and one of scores. */
+typedef float mtt__rows_tile[MTT__TILE * MTT__MAX_HEAD];
+typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
+
+/* Rows i0 up of a view, `rows` rounded up to 4 by zeros, which add nothing to any product. */
+static void mtt__load_rows(mtt__view v, int64_t i0, int64_t rows, int64_t width, float *out)
+{
+    int64_t i;
+    mtt__load_block(v, i0, rows, 0, width, out, MTT__MAX_HEAD);
+    for (i = rows; i < mtt__round_up(rows, 4); i++) memset(out + i * MTT__MAX_HEAD, 0, (size_t)width * sizeof(float));
+}
+
+/* FlashAttention, forward (Dao et al. 2022, algorithm 1, queries outside): for each tile of queries, tiles of keys pass
+   by, while a running maximum m and sum l keep O = softmax(S) V exact:
+     m' = max(m, rowmax S), O = e^(m - m') O + e^(S - m') V, l = e^(m - m') l + rowsum e^(S - m'); at the end O / l.
+   Keeps lse = m + log l, from which the backward pass makes P again. */
+static void mtt__flash_tile(const mtt_op *op, mtt__head h, int64_t i0)
+{
+    enum { S = MTT__TILE };
+    const mtt_shape *d = op->shape;
+    mtt__rows_tile q, v, o;
+    float kt[MTT__MAX_HEAD * S], row_max[S], row_sum[S], mask[S];
+    mtt__score_tile s;
+    int64_t D = d->head_dim, m = mtt__least(S, d->seq_len - i0), j0, i, j;
+    mtt__load_rows(h.q, i0, m, D, q);
+    memset(o, 0, sizeof(o));
+    for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
+    for (j0 = mtt__first_key(d, i0) / S * S; j0 < i0 + m; j0 += S) {
+        int64_t n = mtt__least(S, d->seq_len - j0);
+        mtt__load_block(mtt__transposed(h.k), 0, D, j0, n, kt, S);
+        mtt__load_rows(h.v, j0, n, D, v);
+        memset(s, 0, sizeof(s));
+        mtt__multiply_block(mtt__round_up(m, 2), n, D, q, MTT__MAX_HEAD, kt, S, s, S);
+        for (i = 0; i < m; i++) {
+            int64_t first = mtt__first_key(d, i0 + i) - j0, low = first > 0 ? first : 0, high = mtt__least(n, i0 + i - j0 + 1);
+            float *p = s + i * S, *out = o + i * MTT__MAX_HEAD, most, rescale;
+            if (low >= high) {
+                memset(p, 0, S * sizeof(float));
+                continue;
+            }
+            for (j = low; j < high; j++) p[j] *= h.scale;
+            most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
+            rescale = mtt__exp(row_max[i] - most);
+            for (j = 0; j < low; j++) p[j] = 0;
+            for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
+            for (j = high; j < S; j++) p[j] = 0;
+            row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
+            row_max[i] = most;
+            for (j = 0; j < D; j++) out[j] *= rescale;
+            if (d->dropout > 0) {
+                mtt__dropout_mask(mtt__control(op->in[1]), op, (h.index * d->seq_len + i0 + i) * d->seq_len + j0, n, mask);
+                for (j = low; j < high; j++) p[j] *= mask[j];
+            }
+        }
+        mtt__multiply_block(mtt__round_up(m, 2), D, mtt__round_up(n, 4), s, S, v, MTT__MAX_HEAD, o, MTT__MAX_HEAD);
+    }
+    for (i = 0; i < m; i++) {
+        float *out = o + i * MTT__MAX_HEAD;
+        for (j = 0; j < D; j++) out[j] /= row_sum[i];
+        mtt__store(op->out[0], h.out + (i0 + i) * d->d_model, D, out);
+        ((float *)op->out[1]->data)[h.index * d->seq_len + i0 + i] = row_max[i] + logf(row_sum[i]);
+    }
+}
+
+static void mtt__cpu_flash(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, tiles = (T + MTT__TILE - 1) / MTT__TILE, i;
+    int64_t jobs = tiles * op->shape->batch * op->shape->heads;
+    MTT__OMP(omp parallel for schedule(dynamic, 1))
+    for (i = 0; i < jobs; i++) mtt__flash_tile(op, mtt__head_at(op, op->in[0], i / tiles), i % tiles * MTT__TILE);
+}
+
+/* What a tile of queries brings to the backward pass. */
+typedef struct mtt__queries {
+    int64_t i0, count;
+    mtt__rows_tile q, d_out;
+    float delta[MTT__TILE]; /* rowsum(dO O) */
+} mtt__queries;
+
+static void mtt__load_queries(const mtt_op *op, const mtt__head *h, int64_t i0, mtt__queries *t)
+{
+    const mtt_shape *d = op->shape;
+    mtt__view d_out = mtt__view_of(op->in[0], h->out, 0);
+    float out[MTT__MAX_HEAD];
+    int64_t i;
+    t->i0 = i0;
+    t->count = mtt__least(MTT__TILE, d->seq_len - i0);
+    mtt__load_rows(h->q, i0, t->count, d->head_dim, t->q);
+    mtt__load_rows(d_out, i0, t->count, d->head_dim, t->d_out);
+    for (i = 0; i < t->count; i++) {
+        mtt__load(op->in[2], h->out + (i0 + i) * d->d_model, d->head_dim, out);
+        t->delta[i] = mtt__dot(t->d_out + i * MTT__MAX_HEAD, out, d->head_dim);
+    }
+}
+
+/* For a tile of queries and one of keys, from transposed K and V:
+     P = mask e^(S - lse),  dS = P' (mask dP - delta) / sqrt(head width)  with  P' = e^(S - lse), dP = dO V^T. */
+static void mtt__flash_gradients(const mtt_op *op, const mtt__head *h, const mtt__queries *t, int64_t j0, int64_t n, const float *kt,
+                                 const float *vt, float *p, float *ds)
+{
+    enum { S = MTT__TILE };
+    const mtt_shape *d = op->shape;
+    const float *lse = (const float *)op->in[3]->data + h->index * d->seq_len + t->i0;
+    float mask[S];
+    int64_t rows = mtt__round_up(t->count, 2), i, j;
+    memset(p, 0, sizeof(mtt__score_tile));
+    memset(ds, 0, sizeof(mtt__score_tile));
+    mtt__multiply_block(rows, n, d->head_dim, t->q, MTT__MAX_HEAD, kt, S, p, S);
+    mtt__multiply_block(rows, n, d->head_dim, t->d_out, MTT__MAX_HEAD, vt, S, ds, S);
+    for (j = 0; j < S; j++) mask[j] = 1.0f;
+    for (i = 0; i < t->count; i++) {
+        int64_t first = mtt__first_key(d, t->i0 + i) - j0, low = first > 0 ? first : 0, high = mtt__least(n, t->i0 + i - j0 + 1);
+        float *ps = p + i * S, *gs = ds + i * S;
+        if (high < low) high = low = 0;
+        if (d->dropout > 0)
+            mtt__dropout_mask(mtt__control(op->in[4]), op, (h->index * d->seq_len + t->i0 + i) * d->seq_len + j0, n, mask);
+        for (j = 0; j < low; j++) ps[j] = gs[j] = 0;
+        for (j = low; j < high; j++) {
+            float e = mtt__exp(ps[j] * h->scale - lse[i]);
+            ps[j] = e * mask[j];
+            gs[j] = e * (mask[j] * gs[j] - t->delta[i]) * h->scale;
+        }
+        for (j = high; j < S; j++) ps[j] = gs[j] = 0;
+    }
+}
+
+static void mtt__transpose_tile(const float *in, float *out)
+{
+    int i, j;
+    for (i = 0; i < MTT__TILE; i++)
+        for (j = 0; j < MTT__TILE; j++) out[j * MTT__TILE + i] = in[i * MTT__TILE + j];
+}
+
+static void mtt__store_rows(mtt__view v, int64_t i0, int64_t rows, int64_t width, const float *values)
+{
+    int64_t i;
+    for (i = 0; i < rows; i++) mtt__store(v.t, v.offset + (i0 + i) * v.row, width, values + i * MTT__MAX_HEAD);
+}
+
+/* dV = P^T dO and dK = dS^T Q of one tile of keys, over the tiles of queries that see it. */
+static void mtt__flash_backward_keys(const mtt_op *op, mtt__head h, int64_t j0)
+{
+    enum { S = MTT__TILE };
+    const mtt_shape *d = op->shape;
+    mtt__head grad = mtt__head_at(op, op->out[0], h.index);
+    mtt__rows_tile dk, dv;
+    mtt__score_tile p, ds, turned;
+    float kt[MTT__MAX_HEAD * S], vt[MTT__MAX_HEAD * S];
+    mtt__queries t;
+    int64_t D = d->head_dim, n = mtt__least(S, d->seq_len - j0), rows = mtt__round_up(n, 2), i0;
+    int64_t end = d->window ? mtt__least(d->seq_len, j0 + n - 1 + d->window) : d->seq_len;
+    mtt__load_block(mtt__transposed(h.k), 0, D, j0, n, kt, S);
+    mtt__load_block(mtt__transposed(h.v), 0, D, j0, n, vt, S);
+    memset(dk, 0, sizeof(dk));
+    memset(dv, 0, sizeof(dv));
+    for (i0 = j0; i0 < end; i0 += S) {
+        mtt__load_queries(op, &h, i0, &t);
+        mtt__flash_gradients(op, &h, &t, j0, n, kt, vt, p, ds);
+        mtt__transpose_tile(p, turned);
+        mtt__multiply_block(rows, D, mtt__round_up(t.count, 4), turned, S, t.d_out, MTT__MAX_HEAD, dv, MTT__MAX_HEAD);
+        mtt__transpose_tile(ds, turned);
+        mtt__multiply_block(rows, D, mtt__round_up(t.count, 4), turned, S, t.q, MTT__MAX_HEAD, dk, MTT__MAX_HEAD);
+    }
+    mtt__store_rows(grad.k, j0, n, D, dk);
+    mtt__store_rows(grad.v, j0, n, D, dv);
+}
+
+/* dQ = dS K of one tile of queries. Making dS twice costs two products of seven, and spares an accumulator of dQ. */
+static void mtt__flash_backward_queries(const mtt_op *op, mtt__head h, int64_t i0)
+{
+    enum { S = MTT__TILE };
+    const mtt_shape *d = op->shape;
+    mtt__head grad = mtt__head_at(op, op->out[0], h.index);
+    mtt__rows_tile dq, k;
+    mtt__score_tile p, ds;
+    float kt[MTT__MAX_HEAD * S], vt[MTT__MAX_HEAD * S];
+    mtt__queries t;
+    int64_t D = d->head_dim, j0;
+    mtt__load_queries(op, &h, i0, &t);
+    memset(dq, 0, sizeof(dq));
+    for (j0 = mtt__first_key(d, i0) / S * S; j0 < i0 + t.count; j0 += S) {
+        int64_t n = mtt__least(S, d->seq_len - j0);
+        mtt__load_block(mtt__transposed(h.k), 0, D, j0, n, kt, S);
+        mtt__load_block(mtt__transposed(h.v), 0, D, j0, n, vt, S);
+        mtt__load_rows(h.k, j0, n, D, k);
+        mtt__flash_gradients(op, &h, &t, j0, n, kt, vt, p, ds);
+        mtt__multiply_block(mtt__round_up(t.count, 2), D, mtt__round_up(n, 4), ds, S, k, MTT__MAX_HEAD, dq, MTT__MAX_HEAD);
+    }
+    mtt__store_rows(grad.q, i0, t.count, D, dq);
+}
+
+static void mtt__cpu_flash_backward(const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, tiles = (T + MTT__TILE - 1) / MTT__TILE, i;
+    int64_t jobs = tiles * op->shape->batch * op->shape->heads;
+    MTT__OMP(omp parallel for schedule(dynamic, 1))
+    for (i = 0; i < 2 * jobs; i++) {
+        mtt__head h = mtt__head_at(op, op->in[1], i / 2 / tiles);
+        if (i % 2) mtt__flash_backward_queries(op, h, i / 2 % tiles * MTT__TILE);
+        else mtt__flash_backward_keys(op, h, i / 2 % tiles * MTT__TILE);
+    }
+}
+
+/* ---- loss ---- */
+
+/* How many targets count, before anything is divided by it; the first micro-batch also clears the sums of the step. */
+static void mtt__cpu_count_targets(const mtt_op *op)
+{
+    const int32_t *targets = (const int32_t *)op->in[0]->data;
+    mtt_counters *counters = (mtt_counters *)op->out[0]->data;
+    int64_t i;
+    counters->batch_targets = 0;
+    for (i = 0; i < op->shape->rows; i++) counters->batch_targets += targets[i] >= 0;
+    if (mtt__control(op->in[1])->accumulate) return;
+    counters->loss = 0;
+    counters->targets = counters->hits = 0;
+}
+
+/* Loss, hit and logsumexp of one row of logits: out = {lse - x[target], x[target] is the largest, lse}. */
+static void mtt__row_loss(const mtt_tensor *logits, int64_t row, int64_t classes, int32_t target, float *out)
+{
+    float xs[MTT__BLOCK], es[MTT__BLOCK], most = -3.4e38f, at, lse;
+    double sum = 0;
+    int64_t first = row * mtt__width(logits), j, n, k;
+    memset(out, 0, 3 * sizeof(float));
+    if (target < 0) return;
+    for (j = 0; j < classes; j += n) {
+        n = mtt__least(MTT__BLOCK, classes - j);
+        most = fmaxf(most, mtt__largest(mtt__read(logits, first + j, n, xs), n));
+    }
+    for (j = 0; j < classes; j += n) {
+        const float *x;
+        n = mtt__least(MTT__BLOCK, classes - j);
+        x = mtt__read(logits, first + j, n, xs);
+        for (k = 0; k < n; k++) es[k] = mtt__exp(x[k] - most);
+        sum += mtt__sum(es, n);
+    }
+    mtt__load(logits, first + target, 1, &at);
+    lse = most + (float)log(sum);
+    out[0] = lse - at;
+    out[1] = at >= most;
+    out[2] = lse;
+}
+
+/* A row of logits becomes its gradient: (softmax - [j = target]) * factor, 0 in the padding and where nothing counts. */
+static void mtt__row_gradient(const mtt_tensor *logits, int64_t row, int64_t classes, int32_t target, float lse, float factor)
+{
+    float xs[MTT__BLOCK];
+    int64_t width = mtt__width(logits), j, n, k;
+    for (j = 0; j < width; j += n) {
+        int64_t live = target < 0 ? 0 : classes - j;
+        n = mtt__least(MTT__BLOCK, width - j);
+        live = live < 0 ? 0 : mtt__least(live, n);
+        mtt__load(logits, row * width + j, n, xs);
+        for (k = 0; k < live; k++) xs[k] = mtt__exp(xs[k] - lse) * factor;
+        for (k = live; k < n; k++) xs[k] = 0;
+        if (target >= j && target < j + n) xs[target - j] -= factor;
+        mtt__store(logits, row * width + j, n, xs);
+    }
+}
+
+/* d loss / d logit = loss scale / targets that count / micro-batches */
+static float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
+{
+    double targets = (double)(counters->batch_targets ? counters->batch_targets : 1);
+    return (float)((double)counters->loss_scale / (targets * control->micro_batches));
+}
+
+static void mtt__cpu_cross_entropy(const mtt_op *op)
+{
+    const int32_t *targets = (const int32_t *)op->in[1]->data;
+    float *rows = (float *)op->out[0]->data;
+    int64_t i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < op->shape->rows; i++) mtt__row_loss(op->in[0], i, op->shape->vocab, targets[i], rows + 3 * i);
+}
+
+static void mtt__cpu_cross_entropy_backward(const mtt_op *op)
+{
+    const float *rows = (const float *)op->in[1]->data;
+    const int32_t *targets = (const int32_t *)op->in[2]->data;
+    float factor = mtt__loss_factor(mtt__control(op->in[3]), (const mtt_counters *)op->in[4]->data);
+    int64_t i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < op->shape->rows; i++) mtt__row_gradient(op->in[0], i, op->shape->vocab, targets[i], rows[3 * i + 2], factor);
+}
+
+/* Head, loss and their gradients for a few rows at a time: the logits of a chunk become their gradients in place, and
+   feed both products before the next chunk overwrites them. The weight's gradient adds up in FP32. */
+static void mtt__cpu_chunked_loss(const mtt_op *op)
+{
+    const mtt_tensor *x = op->in[0], *weight = op->in[1], *bias = op->in[2], *logits = op->out[1], *dx, *dw;
+    const int32_t *targets = (const int32_t *)op->in[3]->data;
+    const mtt_control *control = mtt__control(op->in[4]);
+    float factor = mtt__loss_factor(control, (const mtt_counters *)op->in[5]->data), *rows = (float *)op->out[0]->data;
+    int64_t C = mtt__width(x), Vp = mtt__width(logits), first, count, i;
+    for (first = 0; first < op->shape->rows; first += count) {
+        count = mtt__least(logits->shape[0], op->shape->rows - first);
+        mtt__gemm(op, count, Vp, C, mtt__view_of(x, first * C, 0), mtt__matrix(weight, 1), mtt__matrix(logits, 0), bias, 0);
+        MTT__OMP(omp parallel for schedule(static))
+        for (i = 0; i < count; i++) {
+            float *row = rows + 3 * (first + i);
+            mtt__row_loss(logits, i, op->shape->vocab, targets[first + i], row);
+            if (op->outputs > 2) mtt__row_gradient(logits, i, op->shape->vocab, targets[first + i], row[2], factor);
+        }
+        if (op->outputs == 2) continue;
+        dx = op->out[2];
+        dw = op->out[3];
+        mtt__gemm(op, count, C, Vp, mtt__matrix(logits, 0), mtt__matrix(weight, 0), mtt__view_of(dx, first * C, 0), NULL, 0);
+        mtt__weight_gradient(op, x, first, logits, count, dw, op->out[4], first > 0 || op->accumulate || control->accumulate);
+    }
+}
+
+static void mtt__cpu_sum_loss(const mtt_op *op)
+{
+    const float *rows = (const float *)op->in[0]->data;
+    mtt_counters *counters = (mtt_counters *)op->out[0]->data;
+    int64_t i;
+    for (i = 0; i < op->shape->rows; i++) {
+        counters->loss += (double)rows[3 * i];
+        counters->hits += rows[3 * i + 1] > 0;
+    }
+    counters->targets += counters->batch_targets;
+}
+
+static void mtt__cpu_pick_row(const mtt_op *op)
+{
+    size_t row = (size_t)mtt__control(op->in[1])->row;
+    memcpy(op->out[0]->data, (const char *)op->in[0]->data + row * op->out[0]->bytes, op->out[0]->bytes);
+}
+
+/* ---- step ---- */
+
+/* Sum of squares of a tensor, in 64 pieces of fixed bounds that threads share out. */
+static double mtt__sum_squares(const mtt_tensor *t)
+{
+    enum { PIECES = 64 };
+    const float *x = (const float *)t->data;
+    int64_t count = mtt__elements(t), piece, size = (count + PIECES - 1) / PIECES;
+    double sums[PIECES] = {0}, sum = 0;
+    MTT__OMP(omp parallel for schedule(static))
+    for (piece = 0; piece < PIECES; piece++) {
+        int64_t at = mtt__least(piece * size, count), end = mtt__least(at + size, count), n;
+        for (; at < end; at += n) {
+            n = mtt__least(MTT__BLOCK, end - at);
+            sums[piece] += (double)mtt__dot(x + at, x + at, n);
+        }
+    }
+    for (piece = 0; piece < PIECES; piece++) sum += sums[piece];
+    return sum;
+}
+
+/* Global norm, clipping and dynamic loss scaling (Micikevicius et al. 2018): on overflow the step is skipped and the scale
+   halves; after 2000 good steps it doubles. */
+static void mtt__cpu_grad_norm(const mtt_op *op)
+{
+    const mtt_control *control = mtt__control(op->in[0]);
+    mtt_counters *counters = (mtt_counters *)op->out[0]->data;
+    double sum = 0, clip = control->clip;
+    int i;
+    for (i = 1; i < op->inputs; i++) sum += mtt__sum_squares(op->in[i]);
+    counters->grad_norm = sqrt(sum) / (double)counters->loss_scale;
+    counters->gradient_scale = 1.0f / counters->loss_scale;
+    if (clip > 0 && counters->grad_norm > clip) counters->gradient_scale *= (float)(clip / counters->grad_norm);
+    counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
+    if (!counters->skipped) counters->updates++;
+    if (!control->scaling) return;
+    if (counters->skipped) {
+        counters->loss_scale *= 0.5f;
+        counters->good_steps = 0;
+    } else if (++counters->good_steps == 2000) {
+        if (counters->loss_scale < 1e37f) counters->loss_scale *= 2.0f;
+        counters->good_steps = 0;
+    }
+}
+
+/* AdamW for one tensor: m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2,
+   w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w), on the master where there is one. */
+static void mtt__adamw(const mtt_control *c, const mtt_counters *counters, const mtt_tensor *gradient, mtt_tensor *const *out)
+{
+    const float *g = (const float *)gradient->data;
+    float *master = (float *)(out[3] ? out[3] : out[0])->data, *m = (float *)out[1]->data, *v = (float *)out[2]->data;
+    double t = (double)counters->updates;
+    float step = (float)((double)c->lr / (1.0 - pow((double)c->beta1, t))), scale = counters->gradient_scale;
+    float correction = (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, t)));
+    float keep = gradient->rank > 1 ? 1.0f - c->lr * c->weight_decay : 1.0f;
+    float b1 = c->beta1, b2 = c->beta2, eps = c->eps;
+    int64_t count = mtt__elements(gradient), i;
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < count; i += MTT__BLOCK) {
+        int64_t end = mtt__least(count, i + MTT__BLOCK), k;
+        for (k = i; k < end; k++) {
+            float d = g[k] * scale;
+            m[k] = b1 * m[k] + (1.0f - b1) * d;
+            v[k] = b2 * v[k] + (1.0f - b2) * d * d;
+            master[k] = keep * master[k] - step * m[k] / (sqrtf(v[k]) * correction + eps);
+        }
+        if (out[3]) mtt__store(out[0], i, end - i, master + i);
+    }
+}
+
+static void mtt__cpu_adamw(const mtt_op *op)
+{
+    const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
+    int i;
+    if (counters->skipped) return;
+    for (i = 2; i < op->inputs; i++) mtt__adamw(mtt__control(op->in[0]), counters, op->in[i], op->out + 4 * (i - 2));
+}
+
+/* ---- backend ---- */
+
+#define MTT__CPU_FUNCTION(kind, name, flops, traffic) mtt__cpu_##name,
+static void (*const mtt__cpu_functions[])(const mtt_op *op) = {MTT_OPS(MTT__CPU_FUNCTION)};
+
+static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
+{
+    (void)backend;
+    (void)policy;
+    *context = env; /* all that the CPU needs is where memory comes from */
+    return MTT_OK;
+}
+
+static void mtt__cpu_close(void *context)
+{
+    (void)context;
+}
+
+static mtt_status mtt__cpu_alloc(void *context, size_t bytes, void **block)
+{
+    *block = mtt__alloc_raw((mtt_env *)context, bytes);
+    return *block ? MTT_OK : MTT_E_MEMORY;
+}
+
+static void mtt__cpu_release(void *context, void *block)
+{
+    mtt__free((mtt_env *)context, block);
+}
+
+static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_t bytes)
+{
+    (void)context;
+    memcpy(to, from, bytes);
+    return MTT_OK;
+}
+
+static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
+{
+    int i;
+    (void)context;
+    for (i = 0; i < count; i++) mtt__cpu_functions[ops[i].kind](&ops[i]);
+    return MTT_OK;
+}
+
+static const mtt_backend mtt__cpu_table = {"cpu",           MTT_CPU,           0,             mtt__cpu_open, mtt__cpu_close,
+                                           mtt__cpu_alloc,  mtt__cpu_release,  mtt__cpu_copy, mtt__cpu_copy, mtt__cpu_run};
+
+MTTDEF const mtt_backend *mtt_cpu_backend(void)
+{
+    return &mtt__cpu_table;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>trainer
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { MTT__STAGING = 65536 }; /* elements that pass between host and device at a time */
+
+struct mtt_trainer {
+    mtt_env *env;
+    mtt_backend backend;
+    void *context;
+    mtt_schedule *schedule;
+    mtt_optim_desc optim;
+    void *arena;
+    float *staging; /* MTT__STAGING floats, then as many 16-bit values */
+    int64_t step, micro_batch;
+    float loss_scale, gradients_scale; /* of the next step, and of the gradients in memory */
+};
+
+static double mtt__now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* A stand-in for a piece of a tensor, its elements in the staging buffer in the tensor's precision. */
+static mtt_tensor mtt__staged(const mtt_trainer *t, const mtt_tensor *tensor)
+{
+    mtt_tensor piece = *tensor;
+    piece.data = tensor->dtype == MTT_F32 ? t->staging : t->staging + MTT__STAGING;
+    return piece;
+}
+
+/* Copies floats into a tensor, rounded to its precision. */
+static mtt_status mtt__put(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count, const float *values)
+{
+    mtt_tensor piece = mtt__staged(t, tensor);
+    size_t size = mtt__dtype_bytes[tensor->dtype];
+    mtt_status status = MTT_OK;
+    int64_t i, n;
+    for (i = 0; i < count && status == MTT_OK; i += n) {
+        n = mtt__least(MTT__STAGING, count - i);
+        mtt__store(&piece, 0, n, values + i);
+        status = t->backend.upload(t->context, (char *)tensor->data + (size_t)(first + i) * size, piece.data, (size_t)n * size);
+    }
+    return status;
+}
+
+static mtt_status mtt__get(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count, float *values)
+{
+    mtt_tensor piece = mtt__staged(t, tensor);
+    size_t size = mtt__dtype_bytes[tensor->dtype];
+    mtt_status status = MTT_OK;
+    int64_t i, n;
+    for (i = 0; i < count && status == MTT_OK; i += n) {
+        n = mtt__least(MTT__STAGING, count - i);
+        status = t->backend.download(t->context, piece.data, (char *)tensor->data + (size_t)(first + i) * size, (size_t)n * size);
+        mtt__load(&piece, 0, n, values + i);
+    }
+    return status;
+}
+
+/* Element `index` of a stream of normal numbers (Box & Muller 1958): two of them share a draw. */
+static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
+{
+    uint32_t r[4];
+    double radius, angle;
+    mtt__philox(seed, (uint64_t)index >> 1, stream, r);
+    radius = sqrt(-2.0 * log(((double)r[0] + 0.5) / 4294967296.0));
+    angle = 6.28318530717958647692 * ((double)r[1] + 0.5) / 4294967296.0;
+    return (float)(radius * (index & 1 ? sin(angle) : cos(angle)));
+}
+
+/* Initial values, as GPT-2's: N(0, 0.02), the projections into the residual stream over sqrt(2 * layers). */
+static void mtt__initial_values(const mtt_trainer *t, int parameter, int64_t first, int64_t count, float *out)
+{
+    int init = mtt__parameter_init[t->schedule->programs[MTT__TRAIN].parameters[parameter].kind];
+    uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)parameter);
+    float deviation = 0.02f;
+    int64_t i;
+    if (init == MTT__NORMAL_RESIDUAL) deviation /= sqrtf(2.0f * (float)t->schedule->model.layers);
+    MTT__OMP(omp parallel for schedule(static))
+    for (i = 0; i < count; i++)
+        out[i] = init == MTT__ZEROS ? 0.0f : init == MTT__ONES ? 1.0f : deviation * mtt__random_normal(t->optim.seed, stream, first + i);
+}
+
+/* pe[t][2i] = sin(t / 10000^(2i / C)), pe[t][2i + 1] = cos of the same (Vaswani et al. 2017) */
+static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
+{
+    int64_t T = table->shape[0], C = table->shape[1], row, i;
+    float *values = (float *)mtt__alloc(t->env, (size_t)C, sizeof(float));
+    mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
+    for (row = 0; row < T && status == MTT_OK; row++) {
+        for (i = 0; i < C; i++) {
+            double angle = (double)row * pow(10000.0, -(double)(i / 2 * 2) / (double)C);
+            values[i] = (float)(i % 2 ? cos(angle) : sin(angle));
+        }
+        status = mtt__put(t, table, row * C, C, values);
+    }
+    mtt__free(t->env, values);
+    return status;
+}
+
+static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
+{
+    size_t at, n, most = MTT__STAGING * sizeof(float);
+    mtt_status status = MTT_OK;
+    memset(t->staging, 0, most);
+    for (at = 0; at < tensor->bytes && status == MTT_OK; at += n) {
+        n = tensor->bytes - at < most ? tensor->bytes - at : most;
+        status = t->backend.upload(t->context, (char *)tensor->data + at, t->staging, n);
+    }
+    return status;
+}
+
+static mtt_status mtt__set_parameter(mtt_trainer *t, int index, int64_t first, int64_t count, const float *values)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q = &p->parameters[index];
+    mtt_status status = mtt__put(t, &p->tensors[q->weight], first, count, values);
+    if (status == MTT_OK && q->master >= 0) status = mtt__put(t, &p->tensors[q->master], first, count, values);
+    return status;
+}
+
+static int64_t mtt__parameter_elements(const mtt__parameter *q)
+{
+    return q->shape[0] * (q->shape[1] ? q->shape[1] : 1);
+}
+
+static mtt_status mtt__fill_state(mtt_trainer *t)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    float *values = (float *)mtt__alloc(t->env, MTT__STAGING, sizeof(float));
+    mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
+    mtt_counters counters;
+    int i;
+    for (i = 0; i < p->tensor_count && status == MTT_OK; i++)
+        if (p->tensors[i].persistent && i != p->workspace) status = mtt__fill_zeros(t, &p->tensors[i]);
+    for (i = 0; i < p->parameter_count && status == MTT_OK; i++) {
+        int64_t count = mtt__parameter_elements(&p->parameters[i]), at, n;
+        for (at = 0; at < count && status == MTT_OK; at += n) {
+            n = mtt__least(MTT__STAGING, count - at);
+            mtt__initial_values(t, i, at, n, values);
+            status = mtt__set_parameter(t, i, at, n, values);
+        }
+    }
+    mtt__free(t->env, values);
+    if (status == MTT_OK && p->tensors[p->positions].category == MTT_DATA)
+        status = mtt__fill_positions(t, &p->tensors[p->positions]);
+    memset(&counters, 0, sizeof(counters));
+    counters.loss_scale = t->loss_scale = t->schedule->policy.precision == MTT_FP16 ? t->optim.loss_scale : 1.0f;
+    if (status == MTT_OK) status = t->backend.upload(t->context, p->tensors[p->counters].data, &counters, sizeof(counters));
+    return status;
+}
+
+/* Gives every tensor its place: in the arena, or under MTT_SEPARATE_ALLOCS in a block of its own, where a sanitizer sees
+   what overruns it. State is shared by the programs. */
+static mtt_status mtt__bind(mtt_trainer *t)
+{
+    mtt_schedule *s = t->schedule;
+    int which, i;
+#ifndef MTT_SEPARATE_ALLOCS
+    mtt_status status = t->backend.alloc(t->context, mtt__arena_bytes(s), &t->arena);
+    if (status != MTT_OK) return status;
+#endif
+    for (which = 0; which < MTT__PROGRAMS; which++)
+        for (i = 0; i < s->programs[which].tensor_count; i++) {
+            mtt_tensor *tensor = &s->programs[which].tensors[i];
+#ifndef MTT_SEPARATE_ALLOCS
+            tensor->data = (char *)t->arena + tensor->offset;
+#else
+            mtt_status status = MTT_OK;
+            if (tensor->persistent && which > 0) tensor->data = s->programs[0].tensors[i].data;
+            else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
+            if (status != MTT_OK) return status;
+#endif
+        }
+    return MTT_OK;
+}
+
+static void mtt__unbind(mtt_trainer *t)
+{
+#ifndef MTT_SEPARATE_ALLOCS
+    if (t->arena) t->backend.release(t->context, t->arena);
+#else
+    int which, i;
+    for (which = 0; t->schedule && which < MTT__PROGRAMS; which++)
+        for (i = 0; i < t->schedule->programs[which].tensor_count; i++) {
+            mtt_tensor *tensor = &t->schedule->programs[which].tensors[i];
+            if (tensor->data && (which == 0 || !tensor->persistent)) t->backend.release(t->context, tensor->data);
+        }
+#endif
+}
+
+MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
+{
+    if (!t) return;
+    if (t->context || t->backend.device == MTT_CPU) {
+        mtt__unbind(t);
+        t->backend.close(t->context);
+    }
+    mtt_schedule_destroy(t->schedule);
+    mtt__free(t->env, t->staging);
+    mtt__free(t->env, t);
+}
+
+MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch, int seq_len,
+                                     mtt_trainer **out)
+{
+    mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
+    mtt_policy p = *policy;
+    mtt_status status;
+    *out = NULL;
+    if (!t) return MTT_E_MEMORY;
+    t->env = env;
+    t->backend = *backend;
+    p.device = backend->device;
+    status = mtt_optim_resolve(env, optim, &t->optim);
+    if (status == MTT_OK) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
+    if (status == MTT_OK) {
+        t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float) + sizeof(uint16_t));
+        status = t->staging ? backend->open(env, backend, &t->schedule->policy, &t->context) : MTT_E_MEMORY;
+    }
+    if (status == MTT_OK) status = mtt__bind(t);
+    if (status == MTT_OK) status = mtt__fill_state(t);
+    if (status == MTT_OK) *out = t;
+    else mtt_trainer_destroy(t);
+    return status;
+}
+
+/* Refuses ids outside the vocabulary, which would read and write outside the embedding. */
+static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64_t count, int32_t low, const char *what)
+{
+    int64_t i;
+    for (i = 0; i < count; i++)
+        if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "%s %lld is %d, the vocabulary has ids 0 to %d: was the text encoded with "
+                             "another tokenizer?", what, (long long)i, (int)ids[i], t->schedule->model.vocab - 1);
+    return MTT_OK;
+}
+
+/* Sends what an execution of a program reads besides state; targets may be NULL. */
+static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets, int accumulate,
+                            int row)
+{
+    const mtt_optim_desc *o = &t->optim;
+    size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
+    mtt_control control;
+    mtt_status status;
+    memset(&control, 0, sizeof(control));
+    control.seed = o->seed;
+    control.micro_batch = (uint64_t)t->micro_batch;
+    control.lr = mtt_learning_rate(o, t->step);
+    control.beta1 = o->beta1;
+    control.beta2 = o->beta2;
+    control.eps = o->eps;
+    control.weight_decay = o->weight_decay;
+    control.clip = o->clip;
+    control.accumulate = accumulate;
+    control.micro_batches = t->schedule->policy.accumulate;
+    control.scaling = t->schedule->policy.precision == MTT_FP16;
+    control.row = row;
+    status = t->backend.upload(t->context, p->tensors[p->tokens].data, tokens, bytes);
+    if (status == MTT_OK && targets) status = t->backend.upload(t->context, p->tensors[p->targets].data, targets, bytes);
+    if (status == MTT_OK) status = t->backend.upload(t->context, p->tensors[p->control].data, &control, sizeof(control));
+    return status;
+}
+
+/* Waits for what was run and reads the counters into `info`. */
+static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counters *counters, mtt_step_info *info)
+{
+    mtt_status status = t->backend.download(t->context, counters, p->tensors[p->counters].data, sizeof(*counters));
+    info->step = t->step;
+    info->targets = counters->targets;
+    info->hits = counters->hits;
+    info->loss = counters->targets ? counters->loss / (double)counters->targets : 0.0;
+    info->arena_bytes = mtt__arena_bytes(t->schedule);
+    return status;
+}
+
+MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, mtt_step_info *info)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    double start = mtt__now_ms();
+    int64_t rows = p->shape.rows, all = rows * t->schedule->policy.accumulate;
+    mtt_counters counters;
+    mtt_step_info unread;
+    mtt_status status = mtt__check_ids(t, tokens, all, 0, "token");
+    int i;
+    if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
+    for (i = 0; i < t->schedule->policy.accumulate && status == MTT_OK; i++) {
+        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, i > 0, 0);
+        if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->step_begin);
+        t->micro_batch++;
+    }
+    if (status == MTT_OK) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin);
+    if (status != MTT_OK) return status;
+    if (!info) info = &unread;
+    memset(info, 0, sizeof(*info));
+    info->lr = mtt_learning_rate(&t->optim, t->step);
+    info->loss_scale = t->gradients_scale = t->loss_scale;
+    t->step++;
+    status = mtt__receive(t, p, &counters, info);
+    if (status != MTT_OK) return status;
+    info->grad_norm = (float)counters.grad_norm;
+    info->skipped = counters.skipped != 0;
+    info->ms = mtt__now_ms() - start;
+    t->loss_scale = counters.loss_scale;
+    if (counters.skipped == 2 || !(fabs(info->loss) < 1e30)) {
+        t->step--;
+        return mtt__fail(t->env, MTT_E_NUMBERS, "step %lld: the loss is %g and the gradient's norm %g; the weights are as before: "
+                         "lower lr, lengthen the warmup, or check the data", (long long)t->step, info->loss, counters.grad_norm);
+    }
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, mtt_step_info *info)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__EVALUATE];
+    double start = mtt__now_ms();
+    mtt_counters counters;
+    mtt_status status = mtt__check_ids(t, tokens, p->shape.rows, 0, "token");
+    if (status == MTT_OK) status = mtt__check_ids(t, targets, p->shape.rows, -1, "target");
+    if (status == MTT_OK) status = mtt__send(t, p, tokens, targets, 0, 0);
+    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count);
+    if (status != MTT_OK) return status;
+    memset(info, 0, sizeof(*info));
+    status = mtt__receive(t, p, &counters, info);
+    info->loss_scale = t->loss_scale;
+    info->ms = mtt__now_ms() - start;
+    return status;
+}
+
+MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int count, float *logits)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__NEXT];
+    int seen = (int)mtt__least(count, p->shape.seq_len);
+    int32_t *padded;
+    mtt_status status;
+    if (count < 1) return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it", count);
+    status = mtt__check_ids(t, tokens, count, 0, "token");
+    if (status != MTT_OK) return status;
+    padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
+    if (!padded) return MTT_E_MEMORY;
+    memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
+    status = mtt__send(t, p, padded, NULL, 0, seen - 1);
+    mtt__free(t->env, padded);
+    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count);
+    if (status == MTT_OK) status = mtt__get(t, &p->tensors[p->output], 0, t->schedule->model.vocab, logits);
+    return status;
+}
+
+/* The k-th largest value, nearly: bisection on the value, which needs no memory. */
+static float mtt__top_k_threshold(const float *x, int n, int k)
+{
+    float low = 3.4e38f, high = -3.4e38f;
+    int i, turn, above;
+    for (i = 0; i < n; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+    }
+    if (k <= 0 || k >= n) return low;
+    for (turn = 0; turn < 64 && low < high; turn++) {
+        float middle = low + (high - low) * 0.5f;
+        for (above = 0, i = 0; i < n; i++) above += x[i] >= middle;
+        if (above >= k) {
+            if (low >= middle) break;
+            low = middle;
+        } else high = middle;
+    }
+    return low;
+}
+
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, uint64_t index)
+{
+    float most = logits[0], threshold = temperature > 0 ? mtt__top_k_threshold(logits, vocab, top_k) : 0;
+    double sum = 0, left;
+    int32_t i, best = 0, last = 0;
+    for (i = 1; i < vocab; i++)
+        if (logits[i] > most) {
+            most = logits[i];
+            best = i;
+        }
+    if (!(temperature > 0)) return best;
+    for (i = 0; i < vocab; i++)
+        if (logits[i] >= threshold) sum += exp((double)(logits[i] - most) / (double)temperature);
+    left = sum * mtt__random_uniform(seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
+    for (i = 0; i < vocab && left >= 0; i++)
+        if (logits[i] >= threshold) {
+            left -= exp((double)(logits[i] - most) / (double)temperature);
+            last = i;
+        }
+    return last;
+}
+
+MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
+{
+    return t->step;
+}
+
+MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *t)
+{
+    return t->schedule;
+}
+
+MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[2])
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    if (index < 0 || index >= p->parameter_count) return NULL;
+    shape[0] = p->parameters[index].shape[0];
+    shape[1] = p->parameters[index].shape[1];
+    return p->tensors[p->parameters[index].weight].name;
+}
+
+/* The parameter of that number, or NULL with the error recorded. */
+static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    if (index >= 0 && index < p->parameter_count) return &p->parameters[index];
+    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d, they are numbered 0 to %d", index, p->parameter_count - 1);
+    return NULL;
+}
+
+MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
+{
+    const mtt__parameter *q = mtt__parameter_at(t, index);
+    if (!q) return MTT_E_ARGUMENT;
+    return mtt__get(t, &t->schedule->programs[MTT__TRAIN].tensors[q->master >= 0 ? q->master : q->weight], 0,
+                    mtt__parameter_elements(q), values);
+}
+
+MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
+{
+    const mtt__parameter *q = mtt__parameter_at(t, index);
+    return q ? mtt__set_parameter(t, index, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
+}
+
+MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
+{
+    const mtt__parameter *q = mtt__parameter_at(t, index);
+    const mtt_tensor *gradient;
+    int64_t i, count;
+    mtt_status status;
+    if (!q) return MTT_E_ARGUMENT;
+    gradient = &t->schedule->programs[MTT__TRAIN].tensors[q->gradient];
+    if (!gradient->persistent)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "gradients share their memory with activations: set accumulate above 1 to keep them");
+    count = mtt__parameter_elements(q);
+    status = mtt__get(t, gradient, 0, count, values);
+    for (i = 0; i < count; i++) values[i] /= t->gradients_scale;
+    return status;
+}
+/* ------------------------------------------------------------------------------------------------------------------
+   >>tokenizer
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* The classes that GPT-2's pre-tokenizer tells apart, as runs over the code points from 0 up: length * 4 + class. */
+enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
+
+/* tools/make_unicode.py writes from here */
+/* Unicode 18.0.0 by Python's regex 2026.11.15: 158,172 of \p{L}, 2,247 of \p{N}, 25 of \s. */
+enum { MTT__UNICODE_END = 0x3fc40 }; /* code points from here up are of class other */
+static const uint16_t mtt__unicode_runs[] = {
+36,23,72,7,60,42,28,105,24,105,40,7,104,7,36,5,28,10,4,5,12,6,5,4,14,4,93,4,125,4,1833,16,49,56,21,28,5,4,5,516,21,4,9,
+8,17,4,5,24,5,4,13,4,5,4,81,4,333,4,557,32,665,4,153,4,9,24,165,8,9,268,109,16,17,180,173,84,42,16,9,4,397,4,5,60,9,28,
+9,42,13,8,5,64,5,4,121,116,357,44,5,56,42,133,36,9,16,5,20,89,16,5,36,5,12,5,92,101,28,45,20,97,4,29,64,169,232,217,12,
+5,72,5,28,41,16,42,4,65,16,33,8,9,8,89,4,29,4,5,12,17,12,5,64,5,52,9,4,13,16,42,9,8,26,8,5,32,25,16,9,8,89,4,29,4,9,4,9,
+4,9,124,17,4,5,28,42,8,13,64,37,4,13,4,89,4,29,4,9,4,21,12,5,72,5,60,9,16,42,36,5,44,33,8,9,8,89,4,29,4,9,4,21,12,5,120,
+9,4,13,16,42,4,5,26,44,5,4,25,12,13,4,17,12,9,4,5,4,9,12,9,12,13,12,49,88,5,84,54,72,33,4,13,4,93,4,65,12,5,104,13,4,9,
+8,9,16,42,32,30,4,5,16,33,4,13,4,93,4,41,4,21,12,5,120,13,4,9,16,42,4,9,68,37,4,13,4,165,8,5,64,5,20,13,4,30,13,16,78,4,
+25,20,73,12,97,4,37,4,5,8,29,124,42,68,193,4,9,48,29,36,42,156,9,4,5,4,21,4,97,4,5,4,41,4,9,36,5,8,21,4,5,36,42,8,17,
+128,5,124,82,48,33,4,145,108,21,460,173,80,5,42,24,25,16,17,12,5,12,9,28,13,16,53,48,5,4,42,24,153,4,5,20,5,8,173,4,
+1333,4,17,8,29,4,5,4,17,8,165,4,17,8,133,4,17,8,29,4,5,4,17,8,61,4,229,4,17,8,269,56,82,12,65,64,345,8,25,12,2481,8,69,
+7,105,20,301,12,14,33,28,73,52,77,56,73,56,53,4,13,60,209,140,5,16,5,12,42,24,42,88,42,24,357,28,21,8,137,4,5,20,281,40,
+125,156,42,121,8,21,44,177,16,105,24,46,148,93,36,213,172,42,24,42,52,5,372,189,68,33,12,42,164,121,52,9,42,177,104,145,
+112,42,12,13,42,145,8,45,20,173,8,13,164,17,4,25,4,9,12,5,20,769,256,1113,8,25,8,153,8,25,8,33,4,5,4,5,4,5,4,125,8,213,
+4,29,4,5,12,13,4,29,12,17,8,25,16,53,20,13,4,29,12,47,116,11,20,7,188,7,64,6,5,8,26,20,5,42,20,69,392,5,16,5,8,41,4,5,
+12,21,24,5,4,5,4,5,4,17,4,45,8,17,20,21,16,5,4,206,9,22,2904,242,312,90,2520,122,4528,917,24,17,12,9,36,6,8,153,4,5,20,
+5,8,225,28,5,64,93,36,29,4,29,4,29,4,29,4,29,4,29,4,29,4,29,320,5,1856,7,16,9,6,100,38,28,21,8,14,9,16,345,24,13,4,361,
+4,17,20,173,4,377,12,18,40,129,192,65,128,42,120,34,4,62,128,42,156,62,1280,26369,256,65533,23097,268,185,8,1077,12,65,
+42,9,80,189,64,125,8,281,42,156,37,8,413,8,333,16,5,56,69,4,13,4,17,4,93,52,26,40,209,56,201,112,42,96,25,12,5,4,9,4,42,
+113,40,93,100,117,28,189,112,5,42,24,21,4,41,42,21,4,165,92,13,4,33,16,42,24,93,12,5,12,201,4,5,12,9,8,21,8,5,4,5,96,13,
+8,45,28,13,48,25,8,25,8,25,36,29,4,29,4,173,4,57,8,9,8,461,52,42,24,44689,48,93,16,197,33808,1465,8,425,152,29,48,21,20,
+5,4,41,4,53,4,21,4,5,4,9,4,9,4,433,132,1453,72,257,8,217,160,49,464,21,4,541,76,42,28,105,24,105,44,357,12,25,8,25,8,25,
+8,13,140,49,4,105,4,77,4,9,4,61,8,57,136,493,48,182,48,230,68,10,976,117,12,197,64,110,16,129,18,36,81,6,33,6,20,153,40,
+121,8,145,16,33,4,22,168,633,8,42,24,145,16,145,16,161,32,209,48,45,4,61,4,29,4,9,4,45,4,61,4,29,4,9,12,209,48,1245,36,
+89,40,33,96,25,4,169,4,57,256,25,8,5,4,177,4,9,12,5,8,93,8,34,93,8,30,125,32,38,192,77,4,9,20,22,89,26,16,105,24,105,
+152,225,16,10,9,66,8,186,5,60,17,4,13,4,117,40,38,92,117,10,4,117,14,128,33,4,113,24,22,64,217,40,89,8,34,77,20,34,73,
+92,30,320,293,220,205,52,205,28,26,145,48,42,24,42,113,36,93,872,126,4,169,24,9,64,25,68,89,68,117,42,5,32,89,44,18,108,
+73,184,85,30,80,93,48,213,104,122,4,9,8,5,52,181,128,101,28,42,36,145,60,42,16,5,8,5,32,141,12,5,48,193,56,17,44,42,5,4,
+5,16,82,44,73,4,101,76,9,252,29,4,5,4,17,4,61,4,41,28,189,68,42,44,33,8,9,8,89,4,29,4,9,4,21,12,5,72,5,48,21,120,41,4,5,
+8,5,4,153,4,5,100,5,4,5,176,213,72,17,20,42,20,13,120,193,80,9,4,5,32,42,664,189,164,17,144,193,80,5,44,42,152,173,52,5,
+28,42,24,82,112,109,84,50,16,29,740,177,464,257,78,48,33,8,5,8,33,4,9,4,97,60,5,4,5,56,42,280,33,8,157,64,5,4,5,112,5,
+40,161,28,5,84,5,44,185,76,5,72,293,68,5,724,133,60,42,24,37,4,149,68,5,60,118,20,121,448,29,4,9,4,153,84,5,36,42,24,25,
+4,9,4,129,56,5,28,42,24,177,16,42,28,5,952,77,60,5,4,53,4,137,112,42,344,5,60,86,172,3689,408,450,20,46,785,48,1246,
+9252,389,60,4289,68,25,100,15981,20,2333,27364,121,72,42,6936,2277,28,125,4,42,24,317,4,42,24,121,72,193,64,17,48,42,4,
+30,4,85,20,77,1728,181,12,42,792,257,94,36,101,8,101,176,301,20,5,264,53,256,9,4,5,56,9,14,36,29549,144,137,380,461,52,
+3657,56,205,30836,17,4,29,4,9,4,1189,36,5,116,13,8,5,56,21,28,1585,9232,429,20,53,12,37,28,41,16728,42,5912,82,48,82,
+432,102,540,341,4,285,4,9,8,5,8,9,8,17,4,49,4,5,4,29,4,261,4,17,8,33,4,29,4,113,4,17,4,21,4,5,12,29,4,1365,4,101,4,101,
+4,125,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,33,8,202,7168,521,56,29,216,205,192,249,584,181,40,29,8,42,16,5,1284,
+121,72,177,16,42,1880,113,16,42,856,121,8,5,42,788,125,4,13,4,9,4,29,8,21,36,9,896,29,4,17,4,9,4,61,4,789,8,38,192,273,
+28,5,16,42,3164,238,4,14,4,18,304,182,4,62,776,17,4,109,4,9,4,5,8,5,4,41,4,17,4,5,4,5,24,5,16,5,4,5,4,5,4,13,4,9,4,5,8,
+5,4,5,4,5,4,5,4,5,4,9,4,5,8,17,4,29,4,17,4,17,4,5,4,41,4,69,20,13,4,21,4,69,2320,54,11148,42,4120,65533,65533,39817,128,
+17533,4,23097,8,29893,60,2489,9864,2169,6024,19757,20,33961,65532,65532,28192,45313,
+};
+/* to here */
+
+#define MTT__NONE UINT32_MAX
+#define MTT__END_OF_TEXT "<|endoftext|>"
+enum {
+    MTT__ALPHABET_END = 0x144, /* GPT-2's printable alphabet for the 256 bytes lies below this code point */
+    MTT__GPT2_MERGES = 50000,
+    MTT__QUADRATIC = 64,       /* longest pre-token merged by the quadratic loop, which is faster on short ones */
+    MTT__WORD_BITS = 16,       /* the cache holds 2^16 words of 128 bytes: 8 MiB */
+    MTT__WORD_BYTES = 42,
+    MTT__WORD_IDS = 21
+};
+
+/* Multiplicative hash of a byte string, whose upper bits are the good ones. The last load overlaps the one before. */
+static uint64_t mtt__hash(const char *at, size_t size)
+{
+    const uint64_t k = 0x9e3779b97f4a7c15u;
+    uint64_t h = size * k, x = 0;
+    const char *end = at + size;
+    for (; end - at > 8; at += 8) {
+        memcpy(&x, at, 8);
+        h = (h ^ x) * k;
+        h ^= h >> 32;
+    }
+    if (size >= 8) memcpy(&x, end - 8, 8);
+    else if (size >= 4) {
+        uint32_t low, high;
+        memcpy(&low, at, 4);
+        memcpy(&high, end - 4, 4);
+        x = (uint64_t)high << 32 | low;
+    } else if (size) {
+        unsigned first = (unsigned char)at[0], middle = (unsigned char)at[size / 2], last = (unsigned char)end[-1];
+        x = first << 16 | middle << 8 | last;
+    }
+    h = (h ^ x) * k;
+    return (h ^ h >> 32) * k;
+}
+
+/* Distinct byte strings numbered in order of arrival: the words of a text with their counts, the pieces of a vocabulary. */
+typedef struct mtt__string {
+    size_t at, size;
+    uint64_t count;
+} mtt__string;
+
+typedef struct mtt__string_slot {
+    uint32_t tag, item; /* upper half of the hash; index + 1, or 0 for an empty slot */
+} mtt__string_slot;
+
+typedef struct mtt__strings {
+    mtt_env *env;
+    char *bytes;
+    mtt__string *items;
+    mtt__string_slot *slots; /* open addressing, at most half full */
+    size_t bytes_size, bytes_capacity, count, capacity, slot_count;
+} mtt__strings;
+
+static void mtt__strings_free(mtt__strings *s)
+{
+    mtt__free(s->env, s->bytes);
+    mtt__free(s->env, s->items);
+    mtt__free(s->env, s->slots);
+}
+
+/* The slot that holds the string, or the empty one where it belongs. */
+static mtt__string_slot *mtt__strings_slot(const mtt__strings *s, const char *at, size_t size, uint64_t hash)
+{
+    size_t mask = s->slot_count - 1, i = (size_t)(hash >> 16) & mask;
+    for (;; i = (i + 1) & mask) {
+        mtt__string_slot *slot = &s->slots[i];
+        const mtt__string *item = s->items + (slot->item ? slot->item - 1 : 0);
+        if (!slot->item) return slot;
+        if (slot->tag == (uint32_t)hash && item->size == size && memcmp(s->bytes + item->at, at, size) == 0) return slot;
+    }
+}
+
+static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size)
+{
+    return s->slot_count ? mtt__strings_slot(s, at, size, mtt__hash(at, size))->item - 1 : MTT__NONE;
+}
+
+static mtt_status mtt__strings_grow(mtt__strings *s)
+{
+    size_t i, old_count = s->slot_count, count = old_count ? old_count * 2 : 1024;
+    mtt__string_slot *old = s->slots, *slots = (mtt__string_slot *)mtt__alloc(s->env, count, sizeof(*slots));
+    if (!slots) return MTT_E_MEMORY;
+    s->slots = slots;
+    s->slot_count = count;
+    for (i = 0; i < old_count; i++) {
+        const mtt__string *item;
+        if (!old[i].item) continue;
+        item = &s->items[old[i].item - 1];
+        *mtt__strings_slot(s, s->bytes + item->at, item->size, mtt__hash(s->bytes + item->at, item->size)) = old[i];
+    }
+    mtt__free(s->env, old);
+    return MTT_OK;
+}
+
+/* Finds or appends; a string is new when *index is the count from before. `at` may be the unused end of s->bytes. */
+static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size, uint32_t *index)
+{
+    uint64_t hash = mtt__hash(at, size);
+    mtt__string_slot *slot;
+    mtt__string *item;
+    if (s->count * 2 >= s->slot_count && mtt__strings_grow(s) != MTT_OK) return MTT_E_MEMORY;
+    slot = mtt__strings_slot(s, at, size, hash);
+    *index = slot->item - 1;
+    if (slot->item) return MTT_OK;
+    if (s->count >= INT32_MAX) return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 distinct words: use a smaller sample of the text");
+    if (mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, size), 1) != MTT_OK ||
+        mtt__reserve(s->env, (void **)&s->items, &s->capacity, s->count + 1, sizeof(*s->items)) != MTT_OK)
+        return MTT_E_MEMORY;
+    memmove(s->bytes + s->bytes_size, at, size);
+    item = &s->items[s->count++];
+    item->at = s->bytes_size;
+    item->size = size;
+    item->count = 0;
+    s->bytes_size += size;
+    slot->tag = (uint32_t)hash;
+    slot->item = (uint32_t)s->count;
+    *index = slot->item - 1;
+    return MTT_OK;
+}
+
+/* A map from pairs of ids to numbers, at most half full. */
+typedef struct mtt__pair_slot {
+    uint32_t left, right, value; /* MTT__NONE in an empty slot */
+} mtt__pair_slot;
+
+typedef struct mtt__pairs {
+    mtt__pair_slot *slots;
+    size_t count, mask;
+} mtt__pairs;
+
+MTT__INLINE mtt__pair_slot *mtt__pairs_slot(const mtt__pairs *map, uint32_t left, uint32_t right)
+{
+    uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
+    size_t i = (size_t)(hash >> 32 ^ hash >> 51) & map->mask;
+    while (map->slots[i].value != MTT__NONE && (map->slots[i].left != left || map->slots[i].right != right))
+        i = (i + 1) & map->mask;
+    return &map->slots[i];
+}
+
+/* Doubles the map; the first call makes it. */
+static mtt_status mtt__pairs_grow(mtt_env *env, mtt__pairs *map)
+{
+    mtt__pair_slot *old = map->slots;
+    size_t i, old_size = old ? map->mask + 1 : 0, size = old ? old_size * 2 : 1024;
+    map->slots = (mtt__pair_slot *)mtt__alloc(env, size, sizeof(*old));
+    if (!map->slots) return map->slots = old, MTT_E_MEMORY;
+    map->mask = size - 1;
+    for (i = 0; i < size; i++) map->slots[i].value = MTT__NONE;
+    for (i = 0; i < old_size; i++)
+        if (old[i].value != MTT__NONE) *mtt__pairs_slot(map, old[i].left, old[i].right) = old[i];
+    mtt__free(env, old);
+    return MTT_OK;
+}
+
+/* Adds a pair that is not there. */
+static mtt_status mtt__pairs_add(mtt_env *env, mtt__pairs *map, uint32_t left, uint32_t right, uint32_t value)
+{
+    mtt__pair_slot *slot;
+    if (map->count * 2 > map->mask && mtt__pairs_grow(env, map) != MTT_OK) return MTT_E_MEMORY;
+    map->count++;
+    slot = mtt__pairs_slot(map, left, right);
+    slot->left = left;
+    slot->right = right;
+    slot->value = value;
+    return MTT_OK;
+}
+
+/* A binary heap, the least (key, tie) on top. */
+typedef struct mtt__ranked {
+    uint64_t key, tie;
+} mtt__ranked;
+
+typedef struct mtt__heap {
+    mtt__ranked *at;
+    size_t count, capacity;
+} mtt__heap;
+
+MTT__INLINE int mtt__before(mtt__ranked a, mtt__ranked b)
+{
+    return a.key < b.key || (a.key == b.key && a.tie < b.tie);
+}
+
+static mtt_status mtt__heap_push(mtt_env *env, mtt__heap *heap, uint64_t key, uint64_t tie)
+{
+    mtt__ranked entry;
+    size_t i = heap->count;
+    entry.key = key;
+    entry.tie = tie;
+    if (mtt__reserve(env, (void **)&heap->at, &heap->capacity, i + 1, sizeof(entry)) != MTT_OK) return MTT_E_MEMORY;
+    heap->count++;
+    for (; i && mtt__before(entry, heap->at[(i - 1) / 2]); i = (i - 1) / 2) heap->at[i] = heap->at[(i - 1) / 2];
+    heap->at[i] = entry;
+    return MTT_OK;
+}
+
+static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
+{
+    mtt__ranked last;
+    size_t i = 0, child;
+    if (!heap->count) return 0;
+    *out = heap->at[0];
+    last = heap->at[--heap->count];
+    while ((child = 2 * i + 1) < heap->count) {
+        if (child + 1 < heap->count && mtt__before(heap->at[child + 1], heap->at[child])) child++;
+        if (!mtt__before(heap->at[child], last)) break;
+        heap->at[i] = heap->at[child];
+        i = child;
+    }
+    heap->at[i] = last;
+    return 1;
+}
+
+/* ---- pre-tokens */
+
+/* Two bits for each code point below MTT__UNICODE_END. */
+static unsigned char *mtt__classes_create(mtt_env *env)
+{
+    unsigned char *classes = (unsigned char *)mtt__alloc(env, MTT__UNICODE_END / 4 + 1, 1);
+    size_t run, c = 0, end;
+    if (!classes) return NULL;
+    for (run = 0; run < MTT__LENGTH(mtt__unicode_runs); run++)
+        for (end = c + mtt__unicode_runs[run] / 4; c < end; c++)
+            classes[c / 4] = (unsigned char)(classes[c / 4] | (mtt__unicode_runs[run] & 3) << c % 4 * 2);
+    return classes;
+}
+
+/* The code point of a UTF-8 sequence of two bytes or more, MTT__NONE if it is malformed: overlong, a surrogate, cut. */
+static uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
+{
+    uint32_t c = at[0];
+    int i, n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+    if (c < 0xc2 || c > 0xf4 || end - at < n) return MTT__NONE;
+    c &= 0x7fu >> n;
+    for (i = 1; i < n; i++) {
+        if ((at[i] & 0xc0) != 0x80) return MTT__NONE;
+        c = c << 6 | (at[i] & 0x3fu);
+    }
+    if ((n == 3 && c < 0x800) || (n == 4 && c < 0x10000) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return MTT__NONE;
+    *size = n;
+    return c;
+}
+
+/* The class of the symbol at `at`, and its bytes. A byte that is not of well-formed UTF-8 is a symbol of class other. */
+MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end, int *size)
+{
+    uint32_t c = at[0];
+    *size = 1;
+    if (c >= 0x80) c = mtt__utf8_get(at, end, size);
+    return c < MTT__UNICODE_END ? classes[c / 4] >> c % 4 * 2 & 3 : MTT__OTHER;
+}
+
+/* The length of the first pre-token of a text that is not empty, by GPT-2's expression
+   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+static size_t mtt__pretoken(const unsigned char *classes, const unsigned char *text, size_t bytes)
+{
+    const unsigned char *at = text, *end = text + bytes, *last = text;
+    int size, kind = mtt__symbol(classes, at, end, &size);
+    if (*at == '\'' && bytes > 1) {
+        int a = at[1], b = bytes > 2 ? at[2] : 0;
+        if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+        if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 3;
+    }
+    if (*at == ' ' && bytes > 1) {
+        int next_size, next = mtt__symbol(classes, at + 1, end, &next_size);
+        if (next != MTT__SPACE) {
+            kind = next;
+            size = 1 + next_size;
+        }
+    }
+    for (at += size; at < end && mtt__symbol(classes, at, end, &size) == kind; at += size) last = at;
+    /* A run of spaces leaves its last symbol to the word that follows, unless it would be left empty itself. */
+    return (size_t)((kind == MTT__SPACE && at < end && last > text ? last : at) - text);
+}
+
+/* ---- vocabulary */
+
+typedef struct mtt__merge {
+    uint32_t left, right, id;
+} mtt__merge;
+
+typedef struct mtt__word {
+    uint8_t size, count;
+    char text[MTT__WORD_BYTES];
+    int32_t ids[MTT__WORD_IDS];
+} mtt__word;
+
+struct mtt_tokenizer {
+    mtt_env *env;
+    unsigned char *classes;
+    mtt__strings pieces; /* item i holds the bytes of id i */
+    uint32_t byte_id[256], end_of_text;
+    mtt__merge *merges; /* by rank */
+    size_t merge_count, merge_capacity;
+    mtt__pairs ranks;
+    mtt__word *cache; /* each word has one place, where the latest stays; made by the first encoding */
+};
+
+static mtt_status mtt__tokenizer_new(mtt_env *env, mtt_tokenizer **out)
+{
+    mtt_tokenizer *t = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
+    *out = t;
+    if (!t) return MTT_E_MEMORY;
+    t->env = t->pieces.env = env;
+    t->classes = mtt__classes_create(env);
+    return t->classes ? mtt__pairs_grow(env, &t->ranks) : MTT_E_MEMORY;
+}
+
+MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
+{
+    if (!t) return;
+    mtt__strings_free(&t->pieces);
+    mtt__free(t->env, t->classes);
+    mtt__free(t->env, t->merges);
+    mtt__free(t->env, t->ranks.slots);
+    mtt__free(t->env, t->cache);
+    mtt__free(t->env, t);
+}
+
+/* Hands a finished tokenizer out, or frees an unfinished one. */
+static mtt_status mtt__tokenizer_done(mtt_status status, mtt_tokenizer *t, mtt_tokenizer **out)
+{
+    if (status != MTT_OK) mtt_tokenizer_destroy(t);
+    *out = status == MTT_OK ? t : NULL;
+    return status;
+}
+
+/* GPT-2's printable alphabet: bytes 21-7E, A1-AC and AE-FF stand for themselves, the others for U+0100 and up. Both
+   ways; -1 in byte_of where no byte lives. */
+static void mtt__alphabet(uint16_t code_of[256], int16_t byte_of[MTT__ALPHABET_END])
+{
+    int b, next = 256;
+    for (b = 0; b < MTT__ALPHABET_END; b++) byte_of[b] = -1;
+    for (b = 0; b < 256; b++) {
+        int printable = (b > 0x20 && b < 0x7f) || (b > 0xa0 && b != 0xad);
+        code_of[b] = (uint16_t)(printable ? b : next++);
+        byte_of[code_of[b]] = (int16_t)b;
+    }
+}
+
+/* Appends the 256 bytes in the order of the alphabet's code points. */
+static mtt_status mtt__tokenizer_add_bytes(mtt_tokenizer *t)
+{
+    uint16_t code_of[256];
+    int16_t byte_of[MTT__ALPHABET_END];
+    int c;
+    mtt__alphabet(code_of, byte_of);
+    for (c = 0; c < MTT__ALPHABET_END; c++) {
+        char byte = (char)byte_of[c];
+        if (byte_of[c] >= 0 && mtt__strings_add(&t->pieces, &byte, 1, &t->byte_id[byte_of[c]]) != MTT_OK) return MTT_E_MEMORY;
+    }
+    return MTT_OK;
+}
+
+/* Joins two pieces at the unused end of the pieces' bytes; NULL when out of memory. */
+static const char *mtt__tokenizer_join(mtt_tokenizer *t, uint32_t left, uint32_t right, size_t *size)
+{
+    mtt__strings *s = &t->pieces;
+    const mtt__string a = s->items[left], b = s->items[right];
+    *size = mtt__add(a.size, b.size);
+    if (mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, *size), 1) != MTT_OK) return NULL;
+    memcpy(s->bytes + s->bytes_size, s->bytes + a.at, a.size);
+    memcpy(s->bytes + s->bytes_size + a.size, s->bytes + b.at, b.size);
+    return s->bytes + s->bytes_size;
+}
+
+/* Appends the merge of next lower precedence. */
+static mtt_status mtt__tokenizer_add_merge(mtt_tokenizer *t, uint32_t left, uint32_t right, uint32_t id)
+{
+    mtt__merge *merge;
+    if (mtt__reserve(t->env, (void **)&t->merges, &t->merge_capacity, t->merge_count + 1, sizeof(*merge)) != MTT_OK ||
+        mtt__pairs_add(t->env, &t->ranks, left, right, (uint32_t)t->merge_count) != MTT_OK)
+        return MTT_E_MEMORY;
+    merge = &t->merges[t->merge_count++];
+    merge->left = left;
+    merge->right = right;
+    merge->id = id;
+    return MTT_OK;
+}
+
+MTT__INLINE uint32_t mtt__rank(const mtt_tokenizer *t, int32_t left, int32_t right)
+{
+    return mtt__pairs_slot(&t->ranks, (uint32_t)left, (uint32_t)right)->value;
+}
+
+MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *t)
+{
+    return (int)t->pieces.count;
+}
+
+MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *t)
+{
+    return (int)t->end_of_text;
+}
+
+MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *t, int id, size_t *bytes)
+{
+    int known = id >= 0 && (size_t)id < t->pieces.count;
+    *bytes = known ? t->pieces.items[id].size : 0;
+    return known ? t->pieces.bytes + t->pieces.items[id].at : NULL;
+}
+
+/* ---- encoding */
+
+/* Merges the pair of lowest rank, leftmost first, until none is left. Returns the number of ids. */
+static size_t mtt__merge_short(const mtt_tokenizer *t, const unsigned char *at, size_t n, int32_t ids[MTT__QUADRATIC])
+{
+    uint32_t rank[MTT__QUADRATIC];
+    size_t i, best;
+    for (i = 0; i < n; i++) ids[i] = (int32_t)t->byte_id[at[i]];
+    for (i = 0; i + 1 < n; i++) rank[i] = mtt__rank(t, ids[i], ids[i + 1]);
+    for (; n > 1; n--) {
+        for (best = 0, i = 1; i + 1 < n; i++)
+            if (rank[i] < rank[best]) best = i;
+        if (rank[best] == MTT__NONE) break;
+        ids[best] = (int32_t)t->merges[rank[best]].id;
+        for (i = best + 1; i + 1 < n; i++) {
+            ids[i] = ids[i + 1];
+            rank[i] = i + 2 < n ? rank[i + 1] : MTT__NONE;
+        }
+        if (best) rank[best - 1] = mtt__rank(t, ids[best - 1], ids[best]);
+        rank[best] = best + 2 < n ? mtt__rank(t, ids[best], ids[best + 1]) : MTT__NONE;
+    }
+    return n;
+}
+
+typedef struct mtt__node {
+    uint32_t previous, next, rank; /* rank of the pair with the next node; MTT__NONE also in nodes merged away */
+} mtt__node;
+
+static mtt_status mtt__node_rank(const mtt_tokenizer *t, mtt__node *nodes, const int32_t *ids, uint32_t i, mtt__heap *heap)
+{
+    uint32_t next = nodes[i].next;
+    nodes[i].rank = next == MTT__NONE ? MTT__NONE : mtt__rank(t, ids[i], ids[next]);
+    return nodes[i].rank == MTT__NONE ? MTT_OK : mtt__heap_push(t->env, heap, nodes[i].rank, i);
+}
+
+/* The same in O(n log n): a linked list, and a heap of (rank, place) whose stale entries are passed over. */
+static mtt_status mtt__merge_long(const mtt_tokenizer *t, const unsigned char *at, size_t n, int32_t *ids, size_t *count)
+{
+    mtt__node *nodes = (mtt__node *)mtt__alloc(t->env, n, sizeof(*nodes));
+    mtt_status status = nodes ? MTT_OK : MTT_E_MEMORY;
+    mtt__heap heap = {NULL, 0, 0};
+    mtt__ranked top;
+    uint32_t i;
+    for (i = 0; i < n; i++) ids[i] = (int32_t)t->byte_id[at[i]];
+    for (i = 0; i < n && status == MTT_OK; i++) {
+        nodes[i].previous = i - 1;
+        nodes[i].next = i + 1 < n ? i + 1 : MTT__NONE;
+        status = mtt__node_rank(t, nodes, ids, i, &heap);
+    }
+    while (status == MTT_OK && mtt__heap_pop(&heap, &top)) {
+        uint32_t here = (uint32_t)top.tie, gone = nodes[here].next, after;
+        if (nodes[here].rank != top.key) continue;
+        after = nodes[gone].next;
+        ids[here] = (int32_t)t->merges[top.key].id;
+        nodes[gone].rank = MTT__NONE;
+        nodes[here].next = after;
+        if (after != MTT__NONE) nodes[after].previous = here;
+        status = mtt__node_rank(t, nodes, ids, here, &heap);
+        if (status == MTT_OK && here) status = mtt__node_rank(t, nodes, ids, nodes[here].previous, &heap);
+    }
+    *count = 0;
+    for (i = 0; i != MTT__NONE && status == MTT_OK; i = nodes[i].next) ids[(*count)++] = ids[i];
+    mtt__free(t->env, nodes);
+    mtt__free(t->env, heap.at);
+    return status;
+}
+
+/* Where ids go: all are counted, those that fit are written. */
+typedef struct mtt__ids {
+    int32_t *at;
+    size_t count, capacity;
+} mtt__ids;
+
+static void mtt__emit(mtt__ids *out, const int32_t *ids, size_t count)
+{
+    size_t i, room = out->count < out->capacity ? out->capacity - out->count : 0;
+    for (i = 0; i < count && i < room; i++) out->at[out->count + i] = ids[i];
+    out->count += count;
+}
+
+static mtt_status mtt__encode_long(const mtt_tokenizer *t, const unsigned char *at, size_t n, mtt__ids *out)
+{
+    int32_t few[MTT__QUADRATIC], *ids;
+    size_t count;
+    mtt_status status;
+    if (n <= MTT__QUADRATIC) {
+        mtt__emit(out, few, mtt__merge_short(t, at, n, few));
+        return MTT_OK;
+    }
+    if (n > INT32_MAX)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "a word of %zu bytes is longer than 2^31: is this text? Cut it into pieces", n);
+    ids = (int32_t *)mtt__alloc(t->env, n, sizeof(*ids));
+    if (!ids) return MTT_E_MEMORY;
+    status = mtt__merge_long(t, at, n, ids, &count);
+    if (status == MTT_OK) mtt__emit(out, ids, count);
+    mtt__free(t->env, ids);
+    return status;
+}
+
+static void mtt__encode_short(mtt_tokenizer *t, const unsigned char *at, size_t n, mtt__ids *out)
+{
+    mtt__word *word = &t->cache[mtt__hash((const char *)at, n) >> (64 - MTT__WORD_BITS)];
+    if (word->size != n || memcmp(word->text, at, n) != 0) {
+        int32_t ids[MTT__QUADRATIC];
+        size_t count = mtt__merge_short(t, at, n, ids);
+        mtt__emit(out, ids, count);
+        if (count > MTT__WORD_IDS) return;
+        word->size = (uint8_t)n;
+        word->count = (uint8_t)count;
+        memcpy(word->text, at, n);
+        memcpy(word->ids, ids, count * sizeof(*ids));
+    } else mtt__emit(out, word->ids, word->count);
+}
+
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    size_t left = bytes, n;
+    mtt_status status = MTT_OK;
+    mtt__ids out;
+    out.at = ids;
+    out.count = 0;
+    out.capacity = capacity;
+    *count = 0;
+    if (!t->cache) t->cache = (mtt__word *)mtt__alloc(t->env, (size_t)1 << MTT__WORD_BITS, sizeof(*t->cache));
+    if (!t->cache) return MTT_E_MEMORY;
+    for (; left && status == MTT_OK; at += n, left -= n) {
+        n = mtt__pretoken(t->classes, at, left);
+        if (n <= MTT__WORD_BYTES) mtt__encode_short(t, at, n, &out);
+        else status = mtt__encode_long(t, at, n, &out);
+    }
+    if (status != MTT_OK) return status;
+    *count = out.count;
+    if (out.count > capacity)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu tokens, and there is room for %zu: make room for as many", out.count, capacity);
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes)
+{
+    size_t i, size, total = 0;
+    *bytes = 0;
+    for (i = 0; i < count; i++) {
+        const char *piece = mtt_tokenizer_bytes(t, ids[i], &size);
+        if (!piece)
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu ids: use the tokenizer that made it",
+                             i, (int)ids[i], t->pieces.count);
+        if (size && total <= capacity && size <= capacity - total) memcpy(text + total, piece, size);
+        else if (size) capacity = capacity < total ? capacity : total;
+        total += size;
+    }
+    *bytes = total;
+    if (total > capacity)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu bytes, and there is room for fewer: make room for as many", total);
+    return MTT_OK;
+}
+
+/* ---- training */
+
+struct mtt_bpe_trainer {
+    mtt_env *env;
+    unsigned char *classes;
+    mtt__strings words;
+};
+
+MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out)
+{
+    mtt_bpe_trainer *trainer = (mtt_bpe_trainer *)mtt__alloc(env, 1, sizeof(*trainer));
+    *out = NULL;
+    if (!trainer) return MTT_E_MEMORY;
+    trainer->env = trainer->words.env = env;
+    trainer->classes = mtt__classes_create(env);
+    if (trainer->classes) *out = trainer;
+    else mtt_bpe_trainer_destroy(trainer);
+    return *out ? MTT_OK : MTT_E_MEMORY;
+}
+
+MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer)
+{
+    if (!trainer) return;
+    mtt__strings_free(&trainer->words);
+    mtt__free(trainer->env, trainer->classes);
+    mtt__free(trainer->env, trainer);
+}
+
+static mtt_status mtt__trainer_word(mtt_bpe_trainer *trainer, const char *at, size_t size, uint64_t count)
+{
+    uint32_t word;
+    if (mtt__strings_add(&trainer->words, at, size, &word) != MTT_OK) return MTT_E_MEMORY;
+    trainer->words.items[word].count += count;
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes)
+{
+    size_t n;
+    mtt_status status = MTT_OK;
+    for (; bytes && status == MTT_OK; text += n, bytes -= n) {
+        n = mtt__pretoken(trainer->classes, (const unsigned char *)text, bytes);
+        status = mtt__trainer_word(trainer, text, n, 1);
+    }
+    return status;
+}
+
+typedef struct mtt__bpe_pair {
+    uint64_t count;
+    uint32_t left, right;
+    uint32_t first;  /* of the places, a linked list of the words that may hold the pair */
+    uint32_t rising; /* 1 + the merge that last raised the count */
+} mtt__bpe_pair;
+
+typedef struct mtt__place {
+    uint32_t word, next;
+} mtt__place;
+
+typedef struct mtt__bpe {
+    mtt_env *env;
+    const mtt__strings *words;
+    uint32_t *symbols; /* of a word: from the place of its bytes on */
+    size_t *lengths;   /* symbols in each word */
+    mtt__pairs index;
+    mtt__bpe_pair *pairs;
+    mtt__place *places;
+    uint32_t *raised; /* pairs whose counts the merge in hand has raised */
+    size_t pair_count, pair_capacity, place_count, place_capacity, raised_count, raised_capacity;
+    mtt__heap heap; /* the highest count on top, then the smallest ids; counts that fell since are put right on top */
+    uint32_t round;
+} mtt__bpe;
+
+static uint64_t mtt__bpe_key(const mtt__bpe_pair *pair)
+{
+    return (uint64_t)pair->left << 32 | pair->right;
+}
+
+static void mtt__bpe_fall(mtt__bpe *b, uint32_t left, uint32_t right, uint64_t count)
+{
+    b->pairs[mtt__pairs_slot(&b->index, left, right)->value].count -= count;
+}
+
+/* Counts `count` more of a pair, all in one word. */
+static mtt_status mtt__bpe_rise(mtt__bpe *b, uint32_t left, uint32_t right, uint32_t word, uint64_t count)
+{
+    uint32_t i = mtt__pairs_slot(&b->index, left, right)->value;
+    mtt__bpe_pair *pair;
+    if (i == MTT__NONE) {
+        i = (uint32_t)b->pair_count;
+        if (mtt__reserve(b->env, (void **)&b->pairs, &b->pair_capacity, b->pair_count + 1, sizeof(*pair)) != MTT_OK ||
+            mtt__pairs_add(b->env, &b->index, left, right, i) != MTT_OK)
+            return MTT_E_MEMORY;
+        pair = &b->pairs[b->pair_count++];
+        memset(pair, 0, sizeof(*pair));
+        pair->left = left;
+        pair->right = right;
+        pair->first = MTT__NONE;
+    }
+    pair = &b->pairs[i];
+    pair->count += count;
+    if (pair->rising != b->round + 1) {
+        pair->rising = b->round + 1;
+        if (mtt__reserve(b->env, (void **)&b->raised, &b->raised_capacity, b->raised_count + 1, sizeof(i)) != MTT_OK) return MTT_E_MEMORY;
+        b->raised[b->raised_count++] = i;
+    }
+    if (pair->first != MTT__NONE && b->places[pair->first].word == word) return MTT_OK;
+    if (b->place_count >= MTT__NONE) return mtt__fail(b->env, MTT_E_MEMORY, "more than 2^32 places of pairs: train on a smaller sample");
+    if (mtt__reserve(b->env, (void **)&b->places, &b->place_capacity, b->place_count + 1, sizeof(*b->places)) != MTT_OK)
+        return MTT_E_MEMORY;
+    b->places[b->place_count].word = word;
+    b->places[b->place_count].next = pair->first;
+    pair->first = (uint32_t)b->place_count++;
+    return MTT_OK;
+}
+
+/* Replaces the pair by `id` in one word, from left to right; the counts follow what each replacement changes. */
+static mtt_status mtt__bpe_replace(mtt__bpe *b, uint32_t word, uint32_t left, uint32_t right, uint32_t id)
+{
+    uint32_t *s = b->symbols + b->words->items[word].at;
+    uint64_t count = b->words->items[word].count;
+    size_t i, n = 0, length = b->lengths[word];
+    mtt_status status = MTT_OK;
+    for (i = 0; i < length; i++) {
+        if (i + 1 < length && s[i] == left && s[i + 1] == right) {
+            if (n) mtt__bpe_fall(b, s[n - 1], left, count);
+            if (n && status == MTT_OK) status = mtt__bpe_rise(b, s[n - 1], id, word, count);
+            i++;
+            if (i + 1 < length) mtt__bpe_fall(b, right, s[i + 1], count);
+            if (i + 1 < length && status == MTT_OK) status = mtt__bpe_rise(b, id, s[i + 1], word, count);
+            s[n++] = id;
+        } else s[n++] = s[i];
+        if (status != MTT_OK) return status;
+    }
+    b->lengths[word] = n;
+    return status;
+}
+
+static mtt_status mtt__bpe_push_raised(mtt__bpe *b)
+{
+    size_t i;
+    for (i = 0; i < b->raised_count; i++) {
+        const mtt__bpe_pair *pair = &b->pairs[b->raised[i]];
+        if (pair->count && mtt__heap_push(b->env, &b->heap, ~pair->count, mtt__bpe_key(pair)) != MTT_OK) return MTT_E_MEMORY;
+    }
+    b->raised_count = 0;
+    b->round++;
+    return MTT_OK;
+}
+
+static mtt_status mtt__bpe_start(mtt__bpe *b, const mtt_tokenizer *t)
+{
+    uint32_t word;
+    size_t i;
+    b->symbols = (uint32_t *)mtt__alloc(b->env, b->words->bytes_size, sizeof(*b->symbols));
+    b->lengths = (size_t *)mtt__alloc(b->env, b->words->count, sizeof(*b->lengths));
+    if (!b->symbols || !b->lengths || mtt__pairs_grow(b->env, &b->index) != MTT_OK) return MTT_E_MEMORY;
+    for (word = 0; word < b->words->count; word++) {
+        const mtt__string *item = &b->words->items[word];
+        uint32_t *s = b->symbols + item->at;
+        b->lengths[word] = item->size;
+        for (i = 0; i < item->size; i++) {
+            s[i] = t->byte_id[(unsigned char)b->words->bytes[item->at + i]];
+            if (i && mtt__bpe_rise(b, s[i - 1], s[i], word, item->count) != MTT_OK) return MTT_E_MEMORY;
+        }
+    }
+    return mtt__bpe_push_raised(b);
+}
+
+/* Merges pair `i` everywhere. A piece of the same bytes may exist by another way: it then keeps its id. */
+static mtt_status mtt__bpe_merge(mtt__bpe *b, mtt_tokenizer *t, uint32_t i)
+{
+    uint32_t left = b->pairs[i].left, right = b->pairs[i].right, place = b->pairs[i].first, id;
+    size_t size;
+    const char *joined = mtt__tokenizer_join(t, left, right, &size);
+    if (!joined || mtt__strings_add(&t->pieces, joined, size, &id) != MTT_OK) return MTT_E_MEMORY;
+    if (mtt__rank(t, (int32_t)left, (int32_t)right) == MTT__NONE &&
+        mtt__tokenizer_add_merge(t, left, right, id) != MTT_OK)
+        return MTT_E_MEMORY;
+    for (b->pairs[i].first = MTT__NONE; place != MTT__NONE; place = b->places[place].next)
+        if (mtt__bpe_replace(b, b->places[place].word, left, right, id) != MTT_OK) return MTT_E_MEMORY;
+    b->pairs[i].count = 0;
+    return mtt__bpe_push_raised(b);
+}
+
+static mtt_status mtt__bpe_train(mtt__bpe *b, mtt_tokenizer *t, size_t vocab)
+{
+    mtt_status status = mtt__bpe_start(b, t);
+    mtt__ranked top;
+    while (status == MTT_OK && t->pieces.count < vocab && mtt__heap_pop(&b->heap, &top)) {
+        uint32_t i = mtt__pairs_slot(&b->index, (uint32_t)(top.tie >> 32), (uint32_t)top.tie)->value;
+        uint64_t count = b->pairs[i].count;
+        if (count == ~top.key) status = mtt__bpe_merge(b, t, i);
+        else if (count) status = mtt__heap_push(b->env, &b->heap, ~count, top.tie);
+    }
+    return status;
+}
+
+MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out)
+{
+    mtt__bpe b;
+    mtt_tokenizer *t = NULL;
+    mtt_status status;
+    *out = NULL;
+    if (!vocab) vocab = 10000;
+    if (vocab < 257)
+        return mtt__fail(trainer->env, MTT_E_ARGUMENT, "a vocabulary of %d ids cannot hold <|endoftext|> and the 256 bytes: ask for 257 or more", vocab);
+    memset(&b, 0, sizeof(b));
+    b.env = trainer->env;
+    b.words = &trainer->words;
+    status = mtt__tokenizer_new(trainer->env, &t);
+    if (status == MTT_OK) status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
+    if (status == MTT_OK) status = mtt__tokenizer_add_bytes(t);
+    if (status == MTT_OK) status = mtt__bpe_train(&b, t, (size_t)vocab);
+    mtt__free(b.env, b.symbols);
+    mtt__free(b.env, b.lengths);
+    mtt__free(b.env, b.index.slots);
+    mtt__free(b.env, b.pairs);
+    mtt__free(b.env, b.places);
+    mtt__free(b.env, b.raised);
+    mtt__free(b.env, b.heap.at);
+    return mtt__tokenizer_done(status, t, out);
+}
+
+/* ---- files */
+
+/* A tokenizer under construction from a file. */
+typedef struct mtt__reader {
+    mtt_env *env;
+    const char *path, *fault; /* what is wrong with the merge in hand */
+    mtt_tokenizer *t;
+    uint16_t code_of[256];
+    int16_t byte_of[MTT__ALPHABET_END];
+    mtt__json j, vocab, merges; /* where the values of these keys begin */
+    uint64_t end_of_text, seen; /* rules met */
+} mtt__reader;
+
+/* Turns a piece from the alphabet into bytes, in place; 0 if it is empty or holds a symbol of no byte. */
+static int mtt__piece_bytes(const mtt__reader *r, mtt__slice *piece)
+{
+    char *out = (char *)piece->at;
+    size_t i, n = 0;
+    for (i = 0; i < piece->size; i++) {
+        unsigned c = (unsigned char)piece->at[i], low = i + 1 < piece->size ? (unsigned char)piece->at[i + 1] : 0;
+        if (c >= 0x80) {
+            if (c < 0xc2 || c > 0xc5 || (low & 0xc0) != 0x80) return 0;
+            c = (c & 31) << 6 | (low & 63);
+            i++;
+        }
+        if (c >= MTT__ALPHABET_END || r->byte_of[c] < 0) return 0;
+        out[n++] = (char)r->byte_of[c];
+    }
+    piece->size = n;
+    return n > 0;
+}
+
+/* Appends the merge of two pieces, which make a piece that is new (`fresh`) or known. What is wrong goes to r->fault. */
+static mtt_status mtt__read_merge(mtt__reader *r, mtt__slice a, mtt__slice b, int fresh)
+{
+    mtt__strings *s = &r->t->pieces;
+    const char *joined;
+    uint32_t left, right, id;
+    size_t size;
+    r->fault = "a merge is not two pieces of GPT-2's alphabet";
+    if (!mtt__piece_bytes(r, &a) || !mtt__piece_bytes(r, &b)) return MTT_E_FORMAT;
+    left = mtt__strings_find(s, a.at, a.size);
+    right = mtt__strings_find(s, b.at, b.size);
+    r->fault = "a merge has a part that is not known by then";
+    if (left == MTT__NONE || right == MTT__NONE) return MTT_E_FORMAT;
+    r->fault = "a merge is there twice";
+    if (mtt__rank(r->t, (int32_t)left, (int32_t)right) != MTT__NONE) return MTT_E_FORMAT;
+    joined = mtt__tokenizer_join(r->t, left, right, &size);
+    if (!joined) return MTT_E_MEMORY;
+    id = mtt__strings_find(s, joined, size);
+    r->fault = fresh ? "a merge makes a piece that exists" : "a merge makes a piece that is not in the vocabulary";
+    if (fresh ? id != MTT__NONE : id == MTT__NONE) return MTT_E_FORMAT;
+    if (fresh && mtt__strings_add(s, joined, size, &id) != MTT_OK) return MTT_E_MEMORY;
+    return mtt__tokenizer_add_merge(r->t, left, right, id);
+}
+
+/* The same from "A B". */
+static mtt_status mtt__read_merge_line(mtt__reader *r, mtt__slice line, int fresh)
+{
+    const char *space = line.size ? (const char *)memchr(line.at, ' ', line.size) : NULL;
+    mtt__slice right = line;
+    r->fault = "a merge is not two pieces with a space between";
+    if (!space) return MTT_E_FORMAT;
+    line.size = (size_t)(space - line.at);
+    right.at = space + 1;
+    right.size -= line.size + 1;
+    return mtt__read_merge(r, line, right, fresh);
+}
+
+static mtt_status mtt__gpt2_read(mtt__reader *r, const char *at, size_t bytes)
+{
+    const char *end = at + bytes;
+    size_t line;
+    mtt_status status = mtt__tokenizer_add_bytes(r->t);
+    for (line = 1; at < end && status == MTT_OK; line++) {
+        const char *stop = (const char *)memchr(at, '\n', (size_t)(end - at));
+        mtt__slice text;
+        text.at = at;
+        text.size = (size_t)((stop ? stop : end) - at);
+        r->fault = !stop ? "the line has no end" : line == 1 ? "the first line is not \"#version: 0.2\"" : "a line follows the last merge";
+        if (!stop || line > MTT__GPT2_MERGES + 1 || (line == 1 && !mtt__slice_is(text, "#version: 0.2"))) status = MTT_E_FORMAT;
+        else if (line > 1) status = mtt__read_merge_line(r, text, 1);
+        at = stop + 1;
+    }
+    if (status == MTT_OK && r->t->merge_count != MTT__GPT2_MERGES) {
+        status = MTT_E_FORMAT;
+        r->fault = "the file ends before merge 50,000";
+    }
+    if (status == MTT_OK) status = mtt__strings_add(&r->t->pieces, "", 0, &r->t->end_of_text);
+    if (status != MTT_E_FORMAT) return status;
+    return mtt__fail(r->env, status, "%s line %zu: %s; fetch GPT-2's vocab.bpe (456,318 bytes) again", r->path, line - 1, r->fault);
+}
+
+/* What a tokenizer.json may say, value by value as it stands in the text: one of two values, or, at an object, none.
+   Values that change no ids are not listed, and pass. */
+static const struct mtt__rule {
+    const char *part, *key, *value, *other;
+    int required;
+} mtt__rules[] = {
+    {"", "version", "\"1.0\"", NULL, 1},
+    {"", "truncation", "null", NULL, 0},
+    {"", "padding", "null", NULL, 0},
+    {"", "normalizer", "null", NULL, 0},
+    {"", "post_processor", "null", NULL, 0},
+    {"", "pre_tokenizer", NULL, NULL, 0},
+    {"", "decoder", NULL, NULL, 0},
+    {"", "model", NULL, NULL, 0},
+    {"added_tokens", "content", "\"" MTT__END_OF_TEXT "\"", NULL, 1},
+    {"added_tokens", "special", "true", NULL, 1},
+    {"normalizer", "type", NULL, NULL, 0},
+    {"pre_tokenizer", "type", "\"ByteLevel\"", NULL, 1},
+    {"pre_tokenizer", "add_prefix_space", "false", NULL, 1},
+    {"pre_tokenizer", "use_regex", "true", NULL, 0},
+    {"post_processor", "type", "\"ByteLevel\"", NULL, 0},
+    {"decoder", "type", "\"ByteLevel\"", NULL, 1},
+    {"model", "type", "\"BPE\"", NULL, 0},
+    {"model", "dropout", "null", NULL, 0},
+    {"model", "continuing_subword_prefix", "null", "\"\"", 0},
+    {"model", "end_of_word_suffix", "null", "\"\"", 0},
+    {"model", "byte_fallback", "false", NULL, 0},
+    {"model", "ignore_merges", "false", NULL, 0},
+};
+
+static mtt_status mtt__hf_fail(mtt__reader *r, const mtt__json *j, const char *what)
+{
+    return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s; save it again with mtt_tokenizer_save or Hugging Face's tokenizers", r->path,
+                     (size_t)(j->at - j->begin), j->fault ? j->fault : what);
+}
+
+static mtt_status mtt__hf_rule(mtt__reader *r, const char *part, mtt__slice key)
+{
+    mtt__slice value;
+    size_t i;
+    mtt__json_peek(&r->j);
+    value.at = r->j.at;
+    mtt__json_skip(&r->j);
+    value.size = (size_t)(r->j.at - value.at);
+    for (i = 0; i < MTT__LENGTH(mtt__rules) && !r->j.fault; i++) {
+        const struct mtt__rule *rule = &mtt__rules[i];
+        if (strcmp(rule->part, part) != 0 || !mtt__slice_is(key, rule->key)) continue;
+        r->seen |= (uint64_t)1 << i;
+        if ((rule->value && mtt__slice_is(value, rule->value)) || (rule->other && mtt__slice_is(value, rule->other))) continue;
+        return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s%s%s is %.*s, and only %s is read: byte-level BPE with GPT-2's pre-tokenizer",
+                         r->path, (size_t)(value.at - r->j.begin), part, *part ? "." : "", rule->key,
+                         (int)(value.size < 60 ? value.size : 60), value.at, rule->value ? rule->value : *part ? "null" : "an object");
+    }
+    return r->j.fault ? mtt__hf_fail(r, &r->j, "") : MTT_OK;
+}
+
+/* Remembers where a value begins and passes over it. */
+static mtt_status mtt__hf_mark(mtt__reader *r, mtt__json *mark)
+{
+    if (mark->at) return mtt__hf_fail(r, &r->j, "a key is there twice");
+    mtt__json_peek(&r->j);
+    *mark = r->j;
+    return mtt__json_skip(&r->j) ? MTT_OK : mtt__hf_fail(r, &r->j, "");
+}
+
+static mtt_status mtt__hf_part(mtt__reader *r, const char *part)
+{
+    mtt__slice key;
+    mtt_status status = MTT_OK;
+    int first = 1, model = strcmp(part, "model") == 0, added = strcmp(part, "added_tokens") == 0;
+    mtt__json_begin(&r->j, '{');
+    while (status == MTT_OK && mtt__json_key(&r->j, &first, &key)) {
+        if (model && mtt__slice_is(key, "vocab")) status = mtt__hf_mark(r, &r->vocab);
+        else if (model && mtt__slice_is(key, "merges")) status = mtt__hf_mark(r, &r->merges);
+        else if (added && mtt__slice_is(key, "id")) mtt__json_u64(&r->j, &r->end_of_text);
+        else status = mtt__hf_rule(r, part, key);
+    }
+    return status == MTT_OK && r->j.fault ? mtt__hf_fail(r, &r->j, "") : status;
+}
+
+static mtt_status mtt__hf_top(mtt__reader *r)
+{
+    mtt__slice key;
+    mtt_status status = MTT_OK;
+    size_t i;
+    int first = 1, first_added = 1;
+    mtt__json_begin(&r->j, '{');
+    while (status == MTT_OK && mtt__json_key(&r->j, &first, &key)) {
+        const char *part = NULL;
+        for (i = 0; i < MTT__LENGTH(mtt__rules); i++)
+            if (key.size && mtt__slice_is(key, mtt__rules[i].part)) part = mtt__rules[i].part;
+        if (part && strcmp(part, "added_tokens") == 0) {
+            mtt__json_begin(&r->j, '[');
+            while (status == MTT_OK && mtt__json_item(&r->j, &first_added)) status = mtt__hf_part(r, part);
+        } else status = part && mtt__json_peek(&r->j) == '{' ? mtt__hf_part(r, part) : mtt__hf_rule(r, "", key);
+    }
+    if (status != MTT_OK) return status;
+    if (r->j.fault || mtt__json_peek(&r->j)) return mtt__hf_fail(r, &r->j, "something follows the end");
+    for (i = 0; i < MTT__LENGTH(mtt__rules); i++)
+        if (mtt__rules[i].required && !(r->seen >> i & 1))
+            return mtt__fail(r->env, MTT_E_FORMAT, "%s: %s %s is missing, and has to be %s", r->path, mtt__rules[i].part, mtt__rules[i].key,
+                             mtt__rules[i].value);
+    return r->vocab.at && r->merges.at ? MTT_OK : mtt__hf_fail(r, &r->j, "the model has no vocab or no merges");
+}
+
+typedef struct mtt__hf_piece {
+    mtt__slice text;
+    uint64_t id;
+} mtt__hf_piece;
+
+/* Appends the pieces in order of their ids. */
+static mtt_status mtt__hf_add_pieces(mtt__reader *r, const mtt__hf_piece *pieces, size_t count)
+{
+    mtt__slice *by_id = (mtt__slice *)mtt__alloc(r->env, count, sizeof(*by_id));
+    mtt__strings *s = &r->t->pieces;
+    const char *fault = NULL;
+    mtt_status status = by_id ? MTT_OK : MTT_E_MEMORY;
+    uint32_t id = 0;
+    size_t i;
+    for (i = 0; i < count && status == MTT_OK && !fault; i++) {
+        if (pieces[i].id >= count || by_id[pieces[i].id].at) fault = "the ids are not 0, 1, 2 and so on, each once";
+        else by_id[pieces[i].id] = pieces[i].text;
+    }
+    for (i = 0; i < count && status == MTT_OK && !fault; i++) {
+        if (i == r->end_of_text) by_id[i].size = 0;
+        else if (!mtt__piece_bytes(r, &by_id[i])) fault = "a piece of the vocabulary is not of GPT-2's alphabet";
+        if (!fault) status = mtt__strings_add(s, by_id[i].at, by_id[i].size, &id);
+        if (!fault && status == MTT_OK && id != i) fault = "a piece of the vocabulary is there twice";
+    }
+    for (i = 0; i < 256 && status == MTT_OK && !fault; i++) {
+        char byte = (char)i;
+        r->t->byte_id[i] = mtt__strings_find(s, &byte, 1);
+        if (r->t->byte_id[i] == MTT__NONE) fault = "the vocabulary lacks one of the 256 bytes";
+    }
+    mtt__free(r->env, by_id);
+    r->t->end_of_text = (uint32_t)r->end_of_text;
+    return fault ? mtt__hf_fail(r, &r->vocab, fault) : status;
+}
+
+static mtt_status mtt__hf_vocab(mtt__reader *r)
+{
+    mtt__json *j = &r->vocab;
+    mtt__hf_piece *pieces = NULL;
+    mtt__slice key;
+    size_t count = 0, capacity = 0, ends = 0;
+    mtt_status status = MTT_OK;
+    int first = 1;
+    mtt__json_begin(j, '{');
+    while (status == MTT_OK) {
+        status = mtt__reserve(r->env, (void **)&pieces, &capacity, count + 1, sizeof(*pieces));
+        if (status != MTT_OK || !mtt__json_key(j, &first, &key) || !mtt__json_u64(j, &pieces[count].id)) break;
+        key.size = mtt__json_unescape(key, (char *)key.at);
+        if (mtt__slice_is(key, MTT__END_OF_TEXT)) ends += pieces[count].id == r->end_of_text ? 1 : 2;
+        pieces[count++].text = key;
+    }
+    if (status == MTT_OK && (j->fault || ends > 1)) status = mtt__hf_fail(r, j, MTT__END_OF_TEXT " has two ids");
+    if (status == MTT_OK && !ends) {
+        key.at = MTT__END_OF_TEXT;
+        key.size = 0;
+        pieces[count].text = key;
+        pieces[count++].id = r->end_of_text;
+    }
+    if (status == MTT_OK) status = mtt__hf_add_pieces(r, pieces, count);
+    mtt__free(r->env, pieces);
+    return status;
+}
+
+static mtt_status mtt__hf_merges(mtt__reader *r)
+{
+    mtt__json *j = &r->merges;
+    mtt__slice a, b;
+    mtt_status status = MTT_OK;
+    int first = 1;
+    mtt__json_begin(j, '[');
+    while (status == MTT_OK && mtt__json_item(j, &first)) {
+        int pair = mtt__json_take(j, '[');
+        if (!mtt__json_string(j, &a)) break;
+        a.size = mtt__json_unescape(a, (char *)a.at);
+        if (pair) {
+            if (!mtt__json_take(j, ',') || !mtt__json_string(j, &b) || !mtt__json_take(j, ']')) {
+                mtt__json_fail(j, "a merge is not a pair of strings");
+                break;
+            }
+            b.size = mtt__json_unescape(b, (char *)b.at);
+            status = mtt__read_merge(r, a, b, 0);
+        } else status = mtt__read_merge_line(r, a, 0);
+    }
+    return j->fault || status == MTT_E_FORMAT ? mtt__hf_fail(r, j, r->fault) : status;
+}
+
+static mtt_status mtt__hf_read(mtt__reader *r, const char *text, size_t bytes)
+{
+    mtt_status status;
+    mtt__json_init(&r->j, text, bytes);
+    status = mtt__hf_top(r);
+    if (status == MTT_OK) status = mtt__hf_vocab(r);
+    return status == MTT_OK ? mtt__hf_merges(r) : status;
+}
+
+static mtt_status mtt__tokenizer_read(mtt_env *env, const char *path, mtt_tokenizer **out,
+                                      mtt_status (*read)(mtt__reader *, const char *, size_t))
+{
+    mtt__reader r;
+    char *data = NULL;
+    size_t bytes = 0;
+    mtt_status status;
+    memset(&r, 0, sizeof(r));
+    r.env = env;
+    r.path = path;
+    r.end_of_text = UINT64_MAX;
+    mtt__alphabet(r.code_of, r.byte_of);
+    status = mtt__tokenizer_new(env, &r.t);
+    if (status == MTT_OK) status = mtt__file_read(env, path, &data, &bytes);
+    if (status == MTT_OK) status = read(&r, data, bytes);
+    mtt__free(env, data);
+    return mtt__tokenizer_done(status, r.t, out);
+}
+
+MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out)
+{
+    return mtt__tokenizer_read(env, path, out, mtt__gpt2_read);
+}
+
+MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out)
+{
+    return mtt__tokenizer_read(env, path, out, mtt__hf_read);
+}
+
+static void mtt__print_piece(mtt__text *out, const mtt_tokenizer *t, uint32_t id, const uint16_t code_of[256])
+{
+    const mtt__string *piece = &t->pieces.items[id];
+    size_t i;
+    if (id == t->end_of_text) mtt__print(out, MTT__END_OF_TEXT);
+    for (i = 0; i < piece->size; i++) {
+        char symbol[5] = {'\\', 0, 0, 0, 0};
+        uint32_t c = code_of[(unsigned char)t->pieces.bytes[piece->at + i]];
+        mtt__utf8_put(c, symbol + 1);
+        mtt__print(out, "%s", symbol + (c != '"' && c != '\\'));
+    }
+}
+
+MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
+{
+    static const char level[] = "\"trim_offsets\":true,\"use_regex\":true}";
+    uint16_t code_of[256];
+    int16_t byte_of[MTT__ALPHABET_END];
+    uint32_t i;
+    size_t capacity = 2048;
+    mtt__text out;
+    char *text;
+    mtt_status status;
+    /* A byte takes two at most, and a piece of n bytes stands here once, and twice more for each merge at most. */
+    for (i = 0; i < t->pieces.count; i++) capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[i].size, 2), 24));
+    for (i = 0; i < t->merge_count; i++)
+        capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[t->merges[i].id].size, 2), 4));
+    text = (char *)mtt__alloc(t->env, capacity, 1);
+    if (!text) return MTT_E_MEMORY;
+    mtt__text_init(&out, text, capacity);
+    mtt__alphabet(code_of, byte_of);
+    mtt__print(&out, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":%u,\"content\":\"%s\",", t->end_of_text,
+               MTT__END_OF_TEXT);
+    mtt__print(&out, "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,");
+    mtt__print(&out, "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,%s,\"post_processor\":null,", level);
+    mtt__print(&out, "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,%s,\"model\":{\"type\":\"BPE\",\"dropout\":null,", level);
+    mtt__print(&out, "\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,");
+    mtt__print(&out, "\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":{");
+    for (i = 0; i < t->pieces.count; i++) {
+        mtt__print(&out, i ? ",\"" : "\"");
+        mtt__print_piece(&out, t, i, code_of);
+        mtt__print(&out, "\":%u", i);
+    }
+    mtt__print(&out, "},\"merges\":[");
+    for (i = 0; i < t->merge_count; i++) {
+        mtt__print(&out, i ? ",\"" : "\"");
+        mtt__print_piece(&out, t, t->merges[i].left, code_of);
+        mtt__print(&out, " ");
+        mtt__print_piece(&out, t, t->merges[i].right, code_of);
+        mtt__print(&out, "\"");
+    }
+    mtt__print(&out, "]}}\n");
+    status = mtt__file_replace(t->env, path, text, out.size);
+    mtt__free(t->env, text);
+    return status;
+}
+/* ------------------------------------------------------------------------------------------------------------------
+   >>data
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A plain text is cut at the first blank line from this many bytes on, at a line end from 16 times as many on, and
+   anywhere between two characters at 64 times as many. */
+#ifndef MTT_DOCUMENT_BYTES
+#define MTT_DOCUMENT_BYTES 4096
+#endif
+#ifndef MTT_DOCUMENT_LIMIT /* the longest line of a JSONL file */
+#define MTT_DOCUMENT_LIMIT ((size_t)1 << 30)
+#endif
+#ifndef MTT__SYS_READ
+#define MTT__SYS_READ read
+#endif
+
+enum { MTT__CORPUS_PLAIN, MTT__CORPUS_JSONL, MTT__CORPUS_SPOOL };
+
+struct mtt_corpus {
+    mtt_env *env;
+    const char *path, *name, *field; /* the name is for messages */
+    int fd, kind, ended;             /* ended: the file is read to its end */
+    char *buffer;
+    size_t capacity, start, size; /* bytes [start, size) wait in the buffer */
+    uint64_t line;
+};
+
+static mtt_status mtt__corpus_fill(mtt_corpus *c)
+{
+    mtt_status status;
+    ptrdiff_t got;
+    if (c->start && c->size == c->capacity) {
+        memmove(c->buffer, c->buffer + c->start, c->size - c->start);
+        c->size -= c->start;
+        c->start = 0;
+    }
+    if (c->size - c->start > MTT_DOCUMENT_LIMIT)
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %llu bytes: split it", c->name,
+                         (unsigned long long)c->line + 1, (unsigned long long)MTT_DOCUMENT_LIMIT);
+    status = mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + 1, 1);
+    if (status) return status;
+    do got = MTT__SYS_READ(c->fd, c->buffer + c->size, c->capacity - c->size);
+    while (got < 0 && errno == EINTR);
+    if (got < 0) return mtt__file_fail(c->env, c->name, "read it", errno);
+    c->ended = got == 0;
+    c->size += (size_t)got;
+    return MTT_OK;
+}
+
+/* Reads on until `bytes` wait in the buffer or the file ends. */
+static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
+{
+    mtt_status status = MTT_OK;
+    while (!status && !c->ended && c->size - c->start < bytes) status = mtt__corpus_fill(c);
+    return status;
+}
+
+/* Tells JSONL from plain text by the first byte, and refuses what is neither. */
+static mtt_status mtt__corpus_detect(mtt_corpus *c)
+{
+    static const struct {
+        const char *magic, *name, *command, *rest;
+    } packed[] = {
+        {"\x1f\x8b", "gzip", "gzip -dc ", ""},
+        {"\x28\xb5\x2f\xfd", "zstd", "zstd -dc ", ""},
+        {"\xfd" "7zXZ", "xz", "xz -dc ", ""},
+        {"\xff\xfe", "UTF-16", "iconv -f UTF-16 -t UTF-8 ", ""},
+        {"\xfe\xff", "UTF-16", "iconv -f UTF-16 -t UTF-8 ", ""},
+        {"PAR1", "parquet", "python3 -c \"import pandas; print(pandas.read_parquet('",
+         "').to_json(orient='records', lines=True))\""},
+    };
+    mtt_status status = mtt__corpus_need(c, 4096);
+    size_t i, size = c->size < 4096 ? c->size : 4096;
+    if (status) return status;
+    for (i = 0; i < MTT__LENGTH(packed); i++) {
+        size_t length = strlen(packed[i].magic);
+        if (size >= length && memcmp(c->buffer, packed[i].magic, length) == 0)
+            return mtt__fail(c->env, MTT_E_FORMAT, "%s is %s, but UTF-8 text is needed: convert it with %s%s%s | ... -",
+                             c->name, packed[i].name, packed[i].command, c->path, packed[i].rest);
+    }
+    if (size && memchr(c->buffer, 0, size))
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s has NUL bytes, as UTF-16 and binary files do, but UTF-8 text is "
+                         "needed: convert it with iconv -f UTF-16LE -t UTF-8 %s | ... -", c->name, c->path);
+    if (size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->start = 3;
+    if (size > c->start && strchr("{\"[", c->buffer[c->start])) c->kind = MTT__CORPUS_JSONL;
+    return MTT_OK;
+}
+
+static mtt_status mtt__corpus_open(mtt_env *env, const char *path, const char *field, int kind, mtt_corpus **out)
+{
+    size_t path_size = strlen(path) + 1, field_size = strlen(field) + 1;
+    mtt_corpus *c = (mtt_corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
+    char *names = (char *)(c + 1);
+    mtt_status status = MTT_OK;
+    struct stat info;
+    *out = NULL;
+    if (!c) return MTT_E_MEMORY;
+    c->env = env;
+    c->path = (const char *)memcpy(names, path, path_size);
+    c->field = (const char *)memcpy(names + path_size, field, field_size);
+    c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
+    c->kind = kind;
+    c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
+    if (c->fd < 0) status = mtt__file_fail(env, path, "open it", errno);
+    else if (fstat(c->fd, &info) == 0 && S_ISDIR(info.st_mode))
+        status = mtt__fail(env, MTT_E_FILE, "%s is a folder: name a file in it", path);
+    if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
+    if (!status && kind == MTT__CORPUS_PLAIN) status = mtt__corpus_detect(c);
+    if (status) mtt_corpus_close(c);
+    else *out = c;
+    return status;
+}
+
+MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field, mtt_corpus **out)
+{
+    return mtt__corpus_open(env, path, field ? field : "text", MTT__CORPUS_PLAIN, out);
+}
+
+MTTDEF void mtt_corpus_close(mtt_corpus *c)
+{
+    if (!c) return;
+    if (c->fd > 0 && c->name == c->path) MTT__SYS_CLOSE(c->fd);
+    mtt__free(c->env, c->buffer);
+    mtt__free(c->env, c);
+}
+
+/* Takes a string or a list of strings and undoes the escapes in place: between two strings of a list stand three bytes
+   at least, so the blank line that joins them fits. */
+static int mtt__json_text(mtt__json *j, char **text, size_t *bytes)
+{
+    mtt__slice part;
+    int parts = 0, first = 1, mark = mtt__json_peek(j);
+    *text = (char *)j->at;
+    *bytes = 0;
+    if (mark != '"' && !mtt__json_take(j, '[')) return mtt__json_fail(j, "a text is no string or list of strings");
+    if (mark == '"' && mtt__json_string(j, &part)) *bytes = mtt__json_unescape(part, *text);
+    while (mark == '[' && mtt__json_item(j, &first) && mtt__json_string(j, &part)) {
+        if (parts++) {
+            memcpy(*text + *bytes, "\n\n", 2);
+            *bytes += 2;
+        }
+        *bytes += mtt__json_unescape(part, *text + *bytes);
+    }
+    return !j->fault;
+}
+
+/* The text of one line of JSONL, undone where it stands. Of a key that comes twice the last counts. */
+static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text, size_t *bytes)
+{
+    const char *hint = c->line > 1 ? "" : "; plain text that begins with a quote or bracket needs an empty first line";
+    char keys[240], *found = NULL;
+    mtt__text seen;
+    mtt__json j;
+    mtt__slice key;
+    int first = 1;
+    mtt__text_init(&seen, keys, sizeof(keys));
+    mtt__json_init(&j, line, size);
+    if (!mtt__json_take(&j, '{')) mtt__json_text(&j, &found, bytes);
+    else
+        while (mtt__json_key(&j, &first, &key)) {
+            key.size = mtt__json_unescape(key, (char *)key.at);
+            mtt__print(&seen, "%s\"%.*s\"", seen.size ? ", " : "", (int)(key.size < 64 ? key.size : 64), key.at);
+            if (mtt__slice_is(key, c->field)) mtt__json_text(&j, &found, bytes);
+            else mtt__json_skip(&j);
+        }
+    mtt__json_peek(&j);
+    if (j.at != j.end) mtt__json_fail(&j, "something follows the value");
+    if (j.fault)
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: byte %zu: %s: every line must be one JSON value%s", c->name,
+                         (unsigned long long)c->line, (size_t)(j.at - j.begin) + 1, j.fault, hint);
+    if (!found)
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: there is no field \"%s\", only %s: name the one with the text",
+                         c->name, (unsigned long long)c->line, c->field, keys[0] ? keys : "{}");
+    *text = found;
+    return MTT_OK;
+}
+
+static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t *bytes)
+{
+    size_t scanned = 0;
+    for (;;) {
+        const char *at = c->buffer + c->start;
+        size_t waiting = c->size - c->start, size, blank = 0;
+        const char *end = (const char *)memchr(at + scanned, '\n', waiting - scanned);
+        if (!end && !c->ended) {
+            mtt_status status = mtt__corpus_need(c, waiting + 1);
+            if (status) return status;
+            scanned = waiting;
+            continue;
+        }
+        if (!waiting) return MTT_END;
+        size = end ? (size_t)(end - at) : waiting;
+        c->start += size + (end != NULL);
+        c->line++;
+        scanned = 0;
+        while (blank < size && memchr(" \t\r", at[blank], 3)) blank++;
+        if (blank < size) return mtt__corpus_parse(c, at, size, text, bytes);
+    }
+}
+
+static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
+{
+    const size_t least = MTT_DOCUMENT_BYTES, most = least * 64;
+    mtt_status status = mtt__corpus_need(c, most + 1);
+    const char *at = c->buffer + c->start;
+    size_t waiting = c->size - c->start, limit = waiting < most ? waiting : most, cut = 0, line = 0, blank;
+    if (status || !waiting) return status ? status : MTT_END;
+    while (!cut && line < limit) {
+        const char *end = (const char *)memchr(at + line, '\n', limit - line);
+        size_t next = end ? (size_t)(end - at) + 1 : limit;
+        for (blank = line; blank < next && memchr(" \t\r\n", at[blank], 4); blank++) {}
+        if (end && ((next >= least && blank == next) || next >= least * 16)) cut = next;
+        line = next;
+    }
+    if (!cut)
+        for (cut = limit; cut < waiting && cut + 3 > limit && ((unsigned char)at[cut] & 0xc0) == 0x80; cut--) {}
+    c->start += cut;
+    *text = at;
+    *bytes = cut;
+    return MTT_OK;
+}
+
+/* A spool is a row of documents, each a length of 8 bytes and its text. */
+static mtt_status mtt__corpus_next_spooled(mtt_corpus *c, const char **text, size_t *bytes)
+{
+    uint64_t size = 0;
+    mtt_status status = mtt__corpus_need(c, sizeof(size));
+    size_t waiting = c->size - c->start;
+    if (status || !waiting) return status ? status : MTT_END;
+    if (waiting >= sizeof(size)) {
+        memcpy(&size, c->buffer + c->start, sizeof(size));
+        c->start += sizeof(size);
+        status = mtt__corpus_need(c, (size_t)size);
+    }
+    if (status) return status;
+    if (waiting < sizeof(size) || c->size - c->start < size)
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s ends inside a document: prepare again", c->name);
+    *text = c->buffer + c->start;
+    *bytes = (size_t)size;
+    c->start += *bytes;
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
+{
+    if (c->kind == MTT__CORPUS_PLAIN) return mtt__corpus_next_piece(c, text, bytes);
+    if (c->kind == MTT__CORPUS_JSONL) return mtt__corpus_next_line(c, text, bytes);
+    return mtt__corpus_next_spooled(c, text, bytes);
+}
+
+/* Three different places of every 20 are drawn: the first two are valid's, the third is test's. */
+MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
+{
+    uint64_t stream = mtt__stream(MTT__SITE_SPLIT, 0, 0), draw = document / 20 * 3, place = document % 20;
+    uint64_t first = mtt__random_below(seed, stream, draw, 20);
+    uint64_t second = (first + 1 + mtt__random_below(seed, stream, draw + 1, 19)) % 20;
+    uint64_t low = first < second ? first : second, high = first + second - low;
+    uint64_t third = mtt__random_below(seed, stream, draw + 2, 18);
+    third += third >= low;
+    third += third >= high;
+    return place == first || place == second ? MTT_VALID : place == third ? MTT_TEST : MTT_TRAIN;
+}
+
+static const char *const mtt__split_name[] = {"train", "valid", "test"};
+
+/* The header of a token file; the checksum is of the ids. */
+typedef struct mtt__token_header {
+    char magic[8];
+    uint32_t version, bits;
+    uint64_t count, vocab;
+    uint32_t crc, rest[7];
+} mtt__token_header;
+
+typedef struct mtt__prepare {
+    mtt_env *env;
+    const mtt_prepare_desc *desc;
+    mtt_prepare_report report;
+    const char *input;
+    int kind; /* of the corpus that `input` names */
+    char path[2048], spool_path[2048];
+    mtt_tokenizer *tokenizer;
+    mtt_bpe_trainer *trainer;
+    mtt__crc_table crc;
+    mtt__token_header header[MTT_SPLIT_COUNT];
+    mtt__writer writer[MTT_SPLIT_COUNT], spool;
+    int32_t *ids;
+    size_t capacity;
+} mtt__prepare;
+
+typedef mtt_status (*mtt__document_fn)(mtt__prepare *p, mtt_split split, const char *text, size_t bytes);
+
+static mtt_status mtt__prepare_spool(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
+{
+    uint64_t size = bytes;
+    mtt_status status = mtt__writer_put(&p->spool, &size, sizeof(size));
+    (void)split;
+    return status ? status : mtt__writer_put(&p->spool, text, bytes);
+}
+
+static mtt_status mtt__prepare_train(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
+{
+    return split == MTT_TRAIN ? mtt_bpe_trainer_add(p->trainer, text, bytes) : MTT_OK;
+}
+
+static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
+{
+    mtt__token_header *header = &p->header[split];
+    uint16_t part[2048];
+    size_t i, k, count, width = header->bits / 8;
+    mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, mtt__add(bytes, 1), sizeof(*p->ids));
+    if (!status) status = mtt_encode(p->tokenizer, text, bytes, p->ids, bytes, &count);
+    if (status) return status;
+    p->ids[count++] = mtt_tokenizer_end_of_text(p->tokenizer);
+    for (i = 0; i < count && !status; i += k) {
+        const void *out = width == 2 ? (const void *)part : (const void *)(p->ids + i);
+        for (k = 0; k < MTT__LENGTH(part) && i + k < count; k++) part[k] = (uint16_t)p->ids[i + k];
+        header->crc = mtt__crc32(&p->crc, header->crc, out, k * width);
+        status = mtt__writer_put(&p->writer[split], out, k * width);
+    }
+    header->count += count;
+    p->report.documents[split]++;
+    p->report.bytes[split] += bytes;
+    return status;
+}
+
+static mtt_status mtt__prepare_pass(mtt__prepare *p, mtt__document_fn use)
+{
+    const char *text, *field = p->desc->field ? p->desc->field : "text";
+    size_t bytes;
+    uint64_t document = 0;
+    mtt_corpus *corpus;
+    mtt_status status = mtt__corpus_open(p->env, p->input, field, p->kind, &corpus);
+    while (!status) {
+        status = mtt_corpus_next(corpus, &text, &bytes);
+        if (!status) status = use(p, mtt_split_of(p->desc->seed, document++), text, bytes);
+    }
+    mtt_corpus_close(corpus);
+    if (status != MTT_END) return status;
+    return document ? MTT_OK : mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with some", p->input);
+}
+
+/* Loads the tokenizer, told by its first byte, or trains one. */
+static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
+{
+    const char *path = p->desc->tokenizer;
+    mtt__map map;
+    mtt_status status;
+    int json;
+    if (!path) {
+        status = mtt_bpe_trainer_create(p->env, &p->trainer);
+        if (!status) status = mtt__prepare_pass(p, mtt__prepare_train);
+        return status ? status : mtt_bpe_trainer_finish(p->trainer, p->desc->vocab, &p->tokenizer);
+    }
+    status = mtt__map_open(p->env, path, &map);
+    if (status) return status;
+    json = map.bytes && map.data[0] == '{';
+    if (!json && (map.bytes < 8 || memcmp(map.data, "#version", 8) != 0))
+        status = mtt__fail(p->env, MTT_E_FORMAT, "%s is no tokenizer.json and no vocab.bpe of GPT-2: give either", path);
+    mtt__map_close(&map);
+    if (status) return status;
+    return json ? mtt_tokenizer_load(p->env, path, &p->tokenizer) : mtt_tokenizer_gpt2(p->env, path, &p->tokenizer);
+}
+
+/* What is read once only must be kept for the second pass. */
+static mtt_status mtt__prepare_input(mtt__prepare *p)
+{
+    struct stat info;
+    mtt__text name;
+    mtt_status status;
+    p->input = p->desc->input;
+    if (p->desc->tokenizer) return MTT_OK;
+    if (strcmp(p->input, "-") != 0 && (stat(p->input, &info) != 0 || S_ISREG(info.st_mode))) return MTT_OK;
+    mtt__text_init(&name, p->spool_path, sizeof(p->spool_path));
+    mtt__print(&name, "%s.spool", p->desc->output);
+    status = mtt__writer_open(p->env, p->spool_path, &p->spool);
+    if (!status) status = mtt__prepare_pass(p, mtt__prepare_spool);
+    if (!status) status = mtt__writer_commit(&p->spool);
+    p->input = p->spool_path;
+    p->kind = MTT__CORPUS_SPOOL;
+    return status;
+}
+
+/* The path of an output, valid until the next call. */
+static const char *mtt__prepare_path(mtt__prepare *p, const char *part, const char *kind)
+{
+    mtt__text name;
+    mtt__text_init(&name, p->path, sizeof(p->path));
+    mtt__print(&name, "%s.%s%s", p->desc->output, part, kind);
+    return p->path;
+}
+
+static mtt_status mtt__prepare_run(mtt__prepare *p)
+{
+    mtt_status status = MTT_OK;
+    int i, vocab;
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
+        status = mtt__writer_open(p->env, mtt__prepare_path(p, mtt__split_name[i], ".tokens"), &p->writer[i]);
+        if (!status) status = mtt__writer_put(&p->writer[i], &p->header[i], sizeof(p->header[i]));
+    }
+    if (!status) status = mtt__prepare_input(p);
+    if (!status) status = mtt__prepare_tokenizer(p);
+    if (status) return status;
+    p->report.vocab = vocab = mtt_tokenizer_vocab(p->tokenizer);
+    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
+        memcpy(p->header[i].magic, "MTTTOKEN", 8);
+        p->header[i].version = 1;
+        p->header[i].bits = vocab <= 65536 ? 16 : 32;
+        p->header[i].vocab = (uint64_t)vocab;
+    }
+    status = mtt__prepare_pass(p, mtt__prepare_encode);
+    if (!status && !p->report.documents[MTT_TRAIN])
+        status = mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of which fell to the train split: give "
+                           "more text or another seed", p->desc->input,
+                           (unsigned long long)(p->report.documents[MTT_VALID] + p->report.documents[MTT_TEST]));
+    if (!status) status = mtt_tokenizer_save(p->tokenizer, mtt__prepare_path(p, "tokenizer", ".json"));
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
+        p->report.tokens[i] = p->header[i].count;
+        status = mtt__writer_patch(&p->writer[i], 0, &p->header[i], sizeof(p->header[i]));
+        if (!status) status = mtt__writer_commit(&p->writer[i]);
+    }
+    return status;
+}
+
+MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report)
+{
+    mtt__prepare *p;
+    mtt_status status;
+    int i;
+    if (report) memset(report, 0, sizeof(*report));
+    if (!desc || !desc->input || !desc->output || !*desc->output || strlen(desc->output) > 2000)
+        return mtt__fail(env, MTT_E_ARGUMENT, "an input and a prefix of 1 to 2000 bytes for the output are needed");
+    p = (mtt__prepare *)mtt__alloc(env, 1, sizeof(*p));
+    if (!p) return MTT_E_MEMORY;
+    p->env = env;
+    p->desc = desc;
+    mtt__crc_init(&p->crc);
+    status = mtt__prepare_run(p);
+    for (i = 0; i < MTT_SPLIT_COUNT; i++) mtt__writer_abort(&p->writer[i]);
+    mtt__writer_abort(&p->spool);
+    if (p->kind == MTT__CORPUS_SPOOL) unlink(p->spool_path);
+    mtt_bpe_trainer_destroy(p->trainer);
+    mtt_tokenizer_destroy(p->tokenizer);
+    if (report && !status) *report = p->report;
+    mtt__free(env, p->ids);
+    mtt__free(env, p);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>batches
+   ---------------------------------------------------------------------------------------------------------------- */
+
+struct mtt_tokens {
+    mtt_env *env;
+    mtt__map map;
+    const unsigned char *ids;
+    uint64_t count;
+    int vocab, width;
+    char *path;
+};
+
+/* Shards of llm.c have 256 words of header: magic, version, count; the vocabularies are those of GPT-2 and Llama 3. */
+static int mtt__tokens_shard(mtt_tokens *t)
+{
+    uint32_t head[3];
+    if (t->map.bytes < 1024) return 0;
+    memcpy(head, t->map.data, sizeof(head));
+    t->width = head[0] == 20240520 && head[1] == 1 ? 2 : head[0] == 20240801 && head[1] == 7 ? 4 : 0;
+    t->vocab = t->width == 2 ? 50257 : 128256;
+    t->count = head[2];
+    t->ids = t->map.data + 1024;
+    return t->width && t->map.bytes - 1024 == t->count * (uint64_t)t->width;
+}
+
+static mtt_status mtt__tokens_parse(mtt_tokens *t)
+{
+    static const uint32_t zero[7] = {0};
+    mtt__token_header h;
+    const char *fault = NULL;
+    if (mtt__tokens_shard(t)) return MTT_OK;
+    memset(&h, 0, sizeof(h));
+    if (t->map.bytes >= sizeof(h)) memcpy(&h, t->map.data, sizeof(h));
+    if (t->map.bytes < sizeof(h)) fault = "is shorter than the header of a token file";
+    else if (memcmp(h.magic, "MTTTOKEN", 8) != 0) fault = "has not the mark of a token file";
+    else if (h.version != 1 || memcmp(h.rest, zero, sizeof(zero)) != 0) fault = "is a token file of an unknown version";
+    else if (h.bits != 16 && h.bits != 32) fault = "has ids of neither 16 nor 32 bits";
+    else if (!h.vocab || h.vocab > (h.bits == 16 ? 65536 : INT32_MAX)) fault = "has an impossible vocabulary";
+    else if (h.count != (t->map.bytes - sizeof(h)) / (h.bits / 8) || (t->map.bytes - sizeof(h)) % (h.bits / 8))
+        fault = "has not the size that its header tells";
+    if (fault) return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it from text", t->path, fault);
+    t->ids = t->map.data + sizeof(h);
+    t->count = h.count;
+    t->vocab = (int)h.vocab;
+    t->width = (int)h.bits / 8;
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out)
+{
+    size_t size = strlen(path) + 1;
+    mtt_tokens *t = (mtt_tokens *)mtt__alloc(env, 1, mtt__add(sizeof(*t), size));
+    mtt_status status;
+    *out = NULL;
+    if (!t) return MTT_E_MEMORY;
+    t->env = env;
+    t->path = (char *)memcpy(t + 1, path, size);
+    status = mtt__map_open(env, path, &t->map);
+    if (!status) status = mtt__tokens_parse(t);
+    if (status) mtt_tokens_close(t);
+    else *out = t;
+    return status;
+}
+
+MTTDEF void mtt_tokens_close(mtt_tokens *t)
+{
+    if (!t) return;
+    mtt__map_close(&t->map);
+    mtt__free(t->env, t);
+}
+
+MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *t)
+{
+    return t->count;
+}
+
+MTTDEF int mtt_tokens_vocab(const mtt_tokens *t)
+{
+    return t->vocab;
+}
+
+MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *t, uint64_t first, size_t count, int32_t *ids)
+{
+    size_t i;
+    if (first > t->count || count > t->count - first)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, and %zu from %llu on were wanted: read fewer",
+                         t->path, (unsigned long long)t->count, count, (unsigned long long)first);
+    for (i = 0; i < count; i++) {
+        uint32_t id = 0;
+        memcpy(&id, t->ids + (first + i) * (uint64_t)t->width, (size_t)t->width);
+        if (id >= (uint32_t)t->vocab)
+            return mtt__fail(t->env, MTT_E_FORMAT, "%s: token %llu is %u, outside the vocabulary of %d: prepare again",
+                             t->path, (unsigned long long)(first + i), (unsigned)id, t->vocab);
+        ids[i] = (int32_t)id;
+    }
+    return MTT_OK;
+}
+
+/* The split that a path names, for messages. */
+static const char *mtt__tokens_split(const char *path)
+{
+    if (strstr(path, ".train.tokens")) return "train ";
+    return strstr(path, ".valid.tokens") ? "valid " : strstr(path, ".test.tokens") ? "test " : "";
+}
+
+MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch, int seq_len,
+                                   uint64_t seed, int sequential)
+{
+    memset(batches, 0, sizeof(*batches));
+    if (!tokens || batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
+        return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %d sequences of %d tokens is impossible: both must be 1 or "
+                         "more, and their product below 2^31", batch, seq_len);
+    if (tokens->count <= (uint64_t)seq_len)
+        return mtt__fail(env, MTT_E_DATA, "the %ssplit (%s) has %llu tokens, a sequence of %d needs at least %llu: "
+                         "lower --seq-len or give more text", mtt__tokens_split(tokens->path), tokens->path,
+                         (unsigned long long)tokens->count, seq_len, (unsigned long long)seq_len + 1);
+    batches->tokens = tokens;
+    batches->batch = batch;
+    batches->seq_len = seq_len;
+    batches->seed = seed;
+    batches->sequential = sequential;
+    batches->sequences = (tokens->count - 1) / (uint64_t)seq_len;
+    return MTT_OK;
+}
+
+/* Place `index` of the permutation of 0..n-1 that (seed, epoch) gives, in constant memory: a Feistel network on the
+   next even number of bits (Luby and Rackoff 1988), walked until it comes back below n (Black and Rogaway 2002). */
+static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint64_t n)
+{
+    uint64_t stream = mtt__stream(MTT__SITE_SHUFFLE, 0, epoch), round;
+    unsigned half = 1;
+    while (half < 32 && n > (uint64_t)1 << half * 2) half++;
+    do {
+        uint64_t mask = ((uint64_t)1 << half) - 1, left = index >> half, right = index & mask;
+        for (round = 0; round < 6; round++) {
+            uint64_t mixed = left ^ mtt__random_below(seed, stream, right | round << 32, mask + 1);
+            left = right;
+            right = mixed;
+        }
+        index = left << half | right;
+    } while (index >= n);
+    return index;
+}
+
+MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *targets)
+{
+    uint64_t cursor = b->cursor, sequence;
+    size_t row, i, length = (size_t)b->seq_len;
+    mtt_status status = MTT_OK;
+    if (b->sequential && cursor >= b->sequences) return MTT_END;
+    for (row = 0; row < (size_t)b->batch && !status; row++, tokens += length, targets += length) {
+        if (b->sequential && cursor >= b->sequences) {
+            for (i = 0; i < length; i++) tokens[i] = 0, targets[i] = -1;
+            continue;
+        }
+        sequence = cursor % b->sequences;
+        if (!b->sequential) sequence = mtt__permute(b->seed, cursor / b->sequences, sequence, b->sequences);
+        status = mtt_tokens_read(b->tokens, sequence * length, length, tokens);
+        if (!status) status = mtt_tokens_read(b->tokens, sequence * length + 1, length, targets);
+        cursor++;
+    }
+    if (!status) b->cursor = cursor;
+    return status;
+}
+/* ------------------------------------------------------------------------------------------------------------------
+   >>checkpoint
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* safetensors: a length of 8 bytes, that many bytes of JSON, the data of the tensors one after another without gaps.
+   Everything that the reference reader of Hugging Face refuses is refused here, and duplicates and excess with it. */
+enum {
+    MTT__ST_HEADER = 16 << 20, /* bytes of JSON */
+    MTT__ST_TENSORS = 65536,
+    MTT__ST_PAIRS = 1 << 18,
+    MTT__ST_NAME = 512,
+    MTT__ST_RANK = 8
+};
+
+typedef struct mtt__st_entry {
+    mtt__slice name;
+    int dtype, rank;
+    uint64_t shape[MTT__ST_RANK], begin, end;
+    const unsigned char *data;
+    size_t bytes;
+} mtt__st_entry;
+
+typedef struct mtt__st_pair {
+    mtt__slice key, value;
+} mtt__st_pair;
+
+typedef struct mtt__st {
+    mtt_env *env;
+    mtt__map map;
+    const unsigned char *data;
+    char *header; /* a copy, its escapes undone; the path follows it */
+    const char *path;
+    mtt__st_entry *entries; /* by name */
+    mtt__st_pair *pairs;    /* by key */
+    size_t count, capacity, pair_count, pair_capacity;
+} mtt__st;
+
+#define MTT__ST_REMEDY "the file is damaged or cut off: copy or save it again"
+
+/* 1 if the bytes are UTF-8: no surrogates, nothing overlong, nothing above U+10FFFF. */
+static int mtt__utf8_valid(const char *text, size_t bytes)
+{
+    const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+    while (at < end) {
+        unsigned c = *at++;
+        int more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : c >= 0xe0 && c < 0xf0 ? 2 : c >= 0xf0 && c < 0xf5 ? 3 : -1;
+        unsigned low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80, high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
+        if (more < 0 || end - at < more) return 0;
+        for (; more; more--, low = 0x80, high = 0xbf)
+            if (*at < low || *at++ > high) return 0;
+    }
+    return 1;
+}
+
+static int mtt__slice_compare(mtt__slice a, mtt__slice b)
+{
+    int order = memcmp(a.at, b.at, a.size < b.size ? a.size : b.size);
+    return order ? order : (a.size > b.size) - (a.size < b.size);
+}
+
+static int mtt__st_by_name(const void *a, const void *b)
+{
+    return mtt__slice_compare(((const mtt__st_entry *)a)->name, ((const mtt__st_entry *)b)->name);
+}
+
+static int mtt__st_by_key(const void *a, const void *b)
+{
+    return mtt__slice_compare(((const mtt__st_pair *)a)->key, ((const mtt__st_pair *)b)->key);
+}
+
+static int mtt__st_by_place(const void *a, const void *b)
+{
+    const mtt__st_entry *x = (const mtt__st_entry *)a, *y = (const mtt__st_entry *)b;
+    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin) : (x->end > y->end) - (x->end < y->end);
+}
+
+/* A string of the header, its escapes undone where it stands. */
+static int mtt__st_string(mtt__json *j, mtt__slice *out)
+{
+    if (!mtt__json_string(j, out)) return 0;
+    out->size = mtt__json_unescape(*out, (char *)out->at);
+    return 1;
+}
+
+static int mtt__st_numbers(mtt__json *j, uint64_t *out, int capacity, int *count)
+{
+    int first = 1;
+    *count = 0;
+    if (!mtt__json_begin(j, '[')) return 0;
+    while (mtt__json_item(j, &first)) {
+        if (*count == capacity) return mtt__json_fail(j, "a shape above rank 8 or more than two offsets");
+        if (!mtt__json_u64(j, &out[(*count)++])) return 0;
+    }
+    return !j->fault;
+}
+
+static int mtt__st_dtype(mtt__json *j, int *dtype)
+{
+    mtt__slice text;
+    int i;
+    if (!mtt__st_string(j, &text)) return 0;
+    for (i = 0; i < (int)MTT__LENGTH(mtt__dtype_name); i++)
+        if (mtt__slice_is(text, mtt__dtype_name[i])) return *dtype = i, 1;
+    j->at = text.at;
+    return mtt__json_fail(j, "a dtype that is none of F32, BF16, F16, I32, U8");
+}
+
+/* {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}; unknown fields are passed over. */
+static int mtt__st_tensor_info(mtt__json *j, mtt__st_entry *e)
+{
+    uint64_t offsets[2] = {0, 0};
+    mtt__slice key;
+    int first = 1, seen = 0, two = 0;
+    if (!mtt__json_begin(j, '{')) return 0;
+    while (mtt__json_key(j, &first, &key)) {
+        int field;
+        key.size = mtt__json_unescape(key, (char *)key.at);
+        field = mtt__slice_is(key, "dtype") ? 1 : mtt__slice_is(key, "shape") ? 2 : 0;
+        if (mtt__slice_is(key, "data_offsets")) field = 4;
+        if (seen & field) return mtt__json_fail(j, "a field of a tensor that comes twice");
+        seen |= field;
+        if (field == 1) mtt__st_dtype(j, &e->dtype);
+        else if (field == 2) mtt__st_numbers(j, e->shape, MTT__ST_RANK, &e->rank);
+        else if (field == 4) mtt__st_numbers(j, offsets, 2, &two);
+        else mtt__json_skip(j);
+    }
+    if (!j->fault && (seen != 7 || two != 2)) mtt__json_fail(j, "a tensor without dtype, shape or two data_offsets");
+    e->begin = offsets[0];
+    e->end = offsets[1];
+    return !j->fault;
+}
+
+static mtt_status mtt__st_pairs(mtt__st *st, mtt__json *j)
+{
+    int first = 1;
+    mtt__slice key;
+    mtt_status status = MTT_OK;
+    if (st->pairs) mtt__json_fail(j, "__metadata__ comes twice");
+    mtt__json_begin(j, '{');
+    while (!status) {
+        size_t n = st->pair_count;
+        status = mtt__reserve(st->env, (void **)&st->pairs, &st->pair_capacity, n + 1, sizeof(*st->pairs));
+        if (status || !mtt__json_key(j, &first, &key)) break;
+        if (n == MTT__ST_PAIRS) mtt__json_fail(j, "too many entries of metadata");
+        key.size = mtt__json_unescape(key, (char *)key.at);
+        st->pairs[n].key = key;
+        st->pair_count += mtt__st_string(j, &st->pairs[n].value) ? 1 : 0;
+    }
+    return status;
+}
+
+/* Tensors lie in the data one after another from 0 to the end, each as large as its shape says. */
+static mtt_status mtt__st_layout(mtt__st *st, uint64_t data_bytes)
+{
+    uint64_t end = 0;
+    size_t i;
+    int k;
+    if (st->count) qsort(st->entries, st->count, sizeof(*st->entries), mtt__st_by_place);
+    for (i = 0; i < st->count; i++) {
+        mtt__st_entry *e = &st->entries[i];
+        uint64_t size = mtt__dtype_bytes[e->dtype];
+        const char *fault = e->begin != end ? "a hole or an overlap" : e->end < e->begin ? "an end before its begin" : NULL;
+        for (k = 0; k < e->rank && !fault; k++) {
+            if (e->shape[k] && size > UINT64_MAX / e->shape[k]) fault = "a size that overflows";
+            size *= e->shape[k];
+        }
+        if (!fault && e->end - e->begin != size) fault = "another size than its shape";
+        if (fault)
+            return mtt__fail(st->env, MTT_E_FORMAT, "%s: tensor %.*s has data_offsets %llu to %llu, which make %s; "
+                             MTT__ST_REMEDY, st->path, (int)e->name.size, e->name.at, (unsigned long long)e->begin,
+                             (unsigned long long)e->end, fault);
+        e->bytes = (size_t)size;
+        end = e->end;
+    }
+    if (end != data_bytes)
+        return mtt__fail(st->env, MTT_E_FORMAT, "%s: the tensors take %llu bytes, %llu are there: %llu %s; " MTT__ST_REMEDY,
+                         st->path, (unsigned long long)end, (unsigned long long)data_bytes,
+                         (unsigned long long)(end > data_bytes ? end - data_bytes : data_bytes - end),
+                         end > data_bytes ? "are missing" : "extra bytes follow");
+    return MTT_OK;
+}
+
+static mtt_status mtt__st_index(mtt__st *st)
+{
+    const mtt__slice *twice = NULL;
+    size_t i;
+    if (st->count) qsort(st->entries, st->count, sizeof(*st->entries), mtt__st_by_name);
+    if (st->pair_count) qsort(st->pairs, st->pair_count, sizeof(*st->pairs), mtt__st_by_key);
+    for (i = 1; i < st->count; i++)
+        if (!mtt__st_by_name(&st->entries[i - 1], &st->entries[i])) twice = &st->entries[i].name;
+    for (i = 1; i < st->pair_count; i++)
+        if (!mtt__st_by_key(&st->pairs[i - 1], &st->pairs[i])) twice = &st->pairs[i].key;
+    if (!twice) return MTT_OK;
+    return mtt__fail(st->env, MTT_E_FORMAT, "%s: the name %.*s comes twice; save it again with different names",
+                     st->path, (int)(twice->size < 512 ? twice->size : 512), twice->at);
+}
+
+static mtt_status mtt__st_parse(mtt__st *st, size_t size, uint64_t data_bytes)
+{
+    mtt__json j;
+    mtt__slice key;
+    mtt_status status = MTT_OK;
+    int first = 1;
+    if (!mtt__utf8_valid(st->header, size))
+        return mtt__fail(st->env, MTT_E_FORMAT, "%s: the header is not UTF-8; " MTT__ST_REMEDY, st->path);
+    mtt__json_init(&j, st->header, size);
+    mtt__json_begin(&j, '{');
+    while (!status && mtt__json_key(&j, &first, &key)) {
+        key.size = mtt__json_unescape(key, (char *)key.at);
+        if (mtt__slice_is(key, "__metadata__")) {
+            status = mtt__st_pairs(st, &j);
+            continue;
+        }
+        if (st->count == MTT__ST_TENSORS || key.size > MTT__ST_NAME)
+            mtt__json_fail(&j, "more than 65536 tensors or a name above 512 bytes");
+        status = mtt__reserve(st->env, (void **)&st->entries, &st->capacity, st->count + 1, sizeof(*st->entries));
+        if (status) break;
+        memset(&st->entries[st->count], 0, sizeof(*st->entries));
+        st->entries[st->count].name = key;
+        st->count += mtt__st_tensor_info(&j, &st->entries[st->count]) ? 1 : 0;
+    }
+    if (status) return status;
+    mtt__json_peek(&j);
+    if (j.at != j.end) mtt__json_fail(&j, "something after the header's object");
+    if (j.fault)
+        return mtt__fail(st->env, MTT_E_FORMAT, "%s: byte %zu: %s (near \"%.*s\"); " MTT__ST_REMEDY, st->path,
+                         (size_t)(j.at - j.begin) + 8, j.fault, (int)(j.end - j.at < 16 ? j.end - j.at : 16), j.at);
+    status = mtt__st_layout(st, data_bytes);
+    return status ? status : mtt__st_index(st);
+}
+
+static void mtt__st_close(mtt__st *st)
+{
+    mtt__free(st->env, st->header);
+    mtt__free(st->env, st->entries);
+    mtt__free(st->env, st->pairs);
+    mtt__map_close(&st->map);
+    memset(st, 0, sizeof(*st));
+}
+
+static mtt_status mtt__st_read_header(mtt__st *st, const char *path)
+{
+    size_t bytes = st->map.bytes, path_size = strlen(path) + 1;
+    uint64_t size = 0;
+    if (bytes < 8)
+        return mtt__fail(st->env, MTT_E_FORMAT, "%s: %zu bytes are too few for a header; " MTT__ST_REMEDY, path, bytes);
+    memcpy(&size, st->map.data, 8);
+    if (size > MTT__ST_HEADER || size > bytes - 8)
+        return mtt__fail(st->env, MTT_E_FORMAT, "%s: a header of %llu bytes is above %d or ends behind the %zu bytes of the "
+                         "file; " MTT__ST_REMEDY, path, (unsigned long long)size, (int)MTT__ST_HEADER, bytes);
+    st->data = st->map.data + 8 + size;
+    st->header = (char *)mtt__alloc_raw(st->env, (size_t)size + path_size);
+    if (!st->header) return MTT_E_MEMORY;
+    memcpy(st->header, st->map.data + 8, (size_t)size);
+    st->path = (const char *)memcpy(st->header + size, path, path_size);
+    return mtt__st_parse(st, (size_t)size, bytes - 8 - size);
+}
+
+static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
+{
+    mtt_status status;
+    size_t i;
+    memset(st, 0, sizeof(*st));
+    st->env = env;
+    status = mtt__map_open(env, path, &st->map);
+    if (!status) status = mtt__st_read_header(st, path);
+    for (i = 0; i < st->count && !status; i++)
+        st->entries[i].data = st->data + st->entries[i].begin;
+    if (status) mtt__st_close(st);
+    return status;
+}
+
+/* NULL if there is no tensor of that name. */
+static const mtt__st_entry *mtt__st_find(const mtt__st *st, const char *name)
+{
+    mtt__st_entry key;
+    key.name.at = name;
+    key.name.size = strlen(name);
+    return st->count ? (const mtt__st_entry *)bsearch(&key, st->entries, st->count, sizeof(key), mtt__st_by_name) : NULL;
+}
+
+static int mtt__st_value(const mtt__st *st, mtt__slice name, mtt__slice *value)
+{
+    mtt__st_pair key, *found;
+    key.key = name;
+    found = st->pair_count ? (mtt__st_pair *)bsearch(&key, st->pairs, st->pair_count, sizeof(key), mtt__st_by_key) : NULL;
+    if (found) *value = found->value;
+    return found != NULL;
+}
+
+static int mtt__st_metadata(const mtt__st *st, const char *name, mtt__slice *value)
+{
+    mtt__slice key;
+    key.at = name;
+    key.size = strlen(name);
+    return mtt__st_value(st, key, value);
+}
+
+/* The key of the checksum of a tensor, eight hexadecimal digits, in `out` of MTT__ST_NAME + 8 bytes. */
+static mtt__slice mtt__st_crc_key(char *out, const char *name, size_t size)
+{
+    mtt__slice key;
+    memcpy(out, "crc32.", 6);
+    memcpy(out + 6, name, size);
+    key.at = out;
+    key.size = size + 6;
+    return key;
+}
+
+/* Compares every tensor with its checksum. A file without any, as other programs write, passes. */
+static mtt_status mtt__st_verify(mtt_env *env, const mtt__st *st)
+{
+    mtt__crc_table table;
+    size_t i, missing = 0;
+    mtt__crc_init(&table);
+    for (i = 0; i < st->count; i++) {
+        const mtt__st_entry *e = &st->entries[i];
+        char key[MTT__ST_NAME + 8];
+        unsigned high = 0, low = 0;
+        mtt__slice value;
+        if (!mtt__st_value(st, mtt__st_crc_key(key, e->name.at, e->name.size), &value)) {
+            missing++;
+            continue;
+        }
+        if (missing || value.size != 8 || !mtt__hex(value.at, &high) || !mtt__hex(value.at + 4, &low) ||
+            (high << 16 | low) != mtt__crc32(&table, 0, e->data, e->bytes))
+            return mtt__fail(env, MTT_E_FORMAT, "%s: tensor %.*s does not fit its checksum; " MTT__ST_REMEDY, st->path,
+                             (int)e->name.size, e->name.at);
+    }
+    if (!missing || missing == st->count) return MTT_OK;
+    return mtt__fail(env, MTT_E_FORMAT, "%s: the checksum of a tensor is missing; " MTT__ST_REMEDY, st->path);
+}
+
+/* What is written: `read` gives `bytes` bytes from `offset` on of the tensor at that place of the caller's list. */
+typedef struct mtt__st_tensor {
+    const char *name;
+    int dtype, rank;
+    uint64_t shape[MTT__ST_RANK];
+} mtt__st_tensor;
+
+typedef struct mtt__st_text {
+    const char *key, *value;
+} mtt__st_text;
+
+typedef mtt_status (*mtt__st_read_fn)(void *user, size_t tensor, size_t offset, void *buffer, size_t bytes);
+
+typedef struct mtt__st_item {
+    const mtt__st_tensor *tensor;
+    size_t bytes, crc_at; /* where the header has its checksum */
+} mtt__st_item;
+
+typedef struct mtt__st_save_state {
+    mtt__st_item *items; /* in the order of the file */
+    size_t count, total, header_bytes;
+    char *header;
+    mtt__crc_table crc;
+    mtt__writer writer;
+    unsigned char chunk[1 << 20];
+} mtt__st_save_state;
+
+/* Wide types first, so that all stay aligned; Python's reader wants no order, its writer has this one. */
+static int mtt__st_by_width(const void *a, const void *b)
+{
+    const mtt__st_tensor *x = ((const mtt__st_item *)a)->tensor, *y = ((const mtt__st_item *)b)->tensor;
+    size_t wide = mtt__dtype_bytes[x->dtype], other = mtt__dtype_bytes[y->dtype];
+    return wide != other ? (wide < other) - (wide > other) : strcmp(x->name, y->name);
+}
+
+static mtt_status mtt__st_plan(mtt_env *env, mtt__st_save_state *s, const mtt__st_tensor *tensors, size_t count)
+{
+    int k;
+    for (s->count = 0; s->count < count; s->count++) {
+        mtt__st_item *item = &s->items[s->count];
+        const mtt__st_tensor *t = item->tensor = &tensors[s->count];
+        if (t->dtype < 0 || t->dtype >= (int)MTT__LENGTH(mtt__dtype_name) || t->rank < 0 || t->rank > MTT__ST_RANK ||
+            strlen(t->name) > MTT__ST_NAME)
+            return mtt__fail(env, MTT_E_ARGUMENT, "tensor %s: a known dtype, a rank of 0 to %d and a name of at most %d "
+                             "bytes are needed", t->name, MTT__ST_RANK, MTT__ST_NAME);
+        item->bytes = mtt__dtype_bytes[t->dtype];
+        for (k = 0; k < t->rank; k++) item->bytes = mtt__mul(item->bytes, t->shape[k]);
+        s->total = mtt__add(s->total, item->bytes);
+    }
+    if (count) qsort(s->items, count, sizeof(*s->items), mtt__st_by_width);
+    return MTT_OK;
+}
+
+static void mtt__st_print_header(mtt__text *out, mtt__st_save_state *s, const mtt__st_text *metadata, size_t pairs)
+{
+    char name[MTT__ST_NAME + 8];
+    size_t i, begin = 0;
+    int k;
+    mtt__print(out, "{\"__metadata__\":{\"format\":\"pt\"");
+    for (i = 0; i < pairs; i++) {
+        mtt__print(out, ",");
+        mtt__print_json_string(out, metadata[i].key, strlen(metadata[i].key));
+        mtt__print(out, ":");
+        mtt__print_json_string(out, metadata[i].value, strlen(metadata[i].value));
+    }
+    for (i = 0; i < s->count; i++) {
+        mtt__slice key = mtt__st_crc_key(name, s->items[i].tensor->name, strlen(s->items[i].tensor->name));
+        mtt__print(out, ",");
+        mtt__print_json_string(out, key.at, key.size);
+        mtt__print(out, ":\"00000000\"");
+        s->items[i].crc_at = out->size - 9;
+    }
+    mtt__print(out, "}");
+    for (i = 0; i < s->count; begin += s->items[i++].bytes) {
+        const mtt__st_tensor *t = s->items[i].tensor;
+        mtt__print(out, ",");
+        mtt__print_json_string(out, t->name, strlen(t->name));
+        mtt__print(out, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[t->dtype]);
+        for (k = 0; k < t->rank; k++) mtt__print(out, "%s%llu", k ? "," : "", (unsigned long long)t->shape[k]);
+        mtt__print(out, "],\"data_offsets\":[%zu,%zu]}", begin, begin + s->items[i].bytes);
+    }
+    mtt__print(out, "}");
+    while ((out->size + 8) % 64) mtt__print(out, " ");
+}
+
+/* The header with zeros for checksums, in s->header, and proof that it can be read. */
+static mtt_status mtt__st_make_header(mtt_env *env, mtt__st_save_state *s, const char *path, const mtt__st_text *metadata,
+                                      size_t pairs)
+{
+    size_t i, room = 256;
+    uint64_t size;
+    mtt_status status;
+    mtt__text text;
+    mtt__st check;
+    for (i = 0; i < s->count; i++) room += 12 * strlen(s->items[i].tensor->name) + 320;
+    for (i = 0; i < pairs; i++) room += 6 * (strlen(metadata[i].key) + strlen(metadata[i].value)) + 8;
+    memset(&check, 0, sizeof(check));
+    check.env = env;
+    check.path = path;
+    check.header = (char *)mtt__alloc_raw(env, room);
+    s->header = check.header ? (char *)mtt__alloc_raw(env, room) : NULL;
+    if (!s->header) {
+        mtt__st_close(&check);
+        return MTT_E_MEMORY;
+    }
+    mtt__text_init(&text, s->header + 8, room - 8);
+    mtt__st_print_header(&text, s, metadata, pairs);
+    size = text.size;
+    s->header_bytes = text.size + 8;
+    memcpy(s->header, &size, 8);
+    memcpy(check.header, s->header + 8, text.size);
+    status = size > MTT__ST_HEADER ? MTT_E_FORMAT : mtt__st_parse(&check, text.size, s->total);
+    mtt__st_close(&check);
+    if (status != MTT_E_FORMAT) return status;
+    return mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different names in UTF-8, 16 MiB of header at most "
+                     "and sizes below 2^64", path);
+}
+
+/* Copies the data and enters its checksums into the header, which is written a second time in the end. */
+static mtt_status mtt__st_write(mtt__st_save_state *s, const mtt__st_tensor *tensors, mtt__st_read_fn read, void *user)
+{
+    mtt_status status = mtt__writer_put(&s->writer, s->header, s->header_bytes);
+    size_t i, done, part;
+    mtt__crc_init(&s->crc);
+    for (i = 0; i < s->count && !status; i++) {
+        const mtt__st_item *item = &s->items[i];
+        uint32_t crc = 0;
+        char digits[9];
+        mtt__text text;
+        for (done = 0; done < item->bytes && !status; done += part) {
+            part = item->bytes - done < sizeof(s->chunk) ? item->bytes - done : sizeof(s->chunk);
+            status = read(user, (size_t)(item->tensor - tensors), done, s->chunk, part);
+            crc = mtt__crc32(&s->crc, crc, s->chunk, status ? 0 : part);
+            if (!status) status = mtt__writer_put(&s->writer, s->chunk, part);
+        }
+        mtt__text_init(&text, digits, sizeof(digits));
+        mtt__print(&text, "%08x", (unsigned)crc);
+        memcpy(s->header + 8 + item->crc_at, digits, 8);
+    }
+    if (!status) status = mtt__writer_patch(&s->writer, 0, s->header, s->header_bytes);
+    return status ? status : mtt__writer_commit(&s->writer);
+}
+
+/* Replaces the file. The header is read back by the reader before anything is written: what cannot be loaded is not
+   saved. `metadata` needs no "format"; that is written for the sake of Python. */
+static mtt_status mtt__st_save(mtt_env *env, const char *path, const mtt__st_tensor *tensors, size_t count,
+                               mtt__st_read_fn read, void *user, const mtt__st_text *metadata, size_t pairs)
+{
+    mtt__st_save_state *s = (mtt__st_save_state *)mtt__alloc(env, 1, sizeof(*s));
+    mtt_status status = MTT_E_MEMORY;
+    if (s) s->items = (mtt__st_item *)mtt__alloc(env, count, sizeof(*s->items));
+    if (s && s->items) status = mtt__st_plan(env, s, tensors, count);
+    if (!status) status = mtt__st_make_header(env, s, path, metadata, pairs);
+    if (!status) status = mtt__writer_open(env, path, &s->writer);
+    if (!status) status = mtt__writer_expect(&s->writer, s->header_bytes + s->total);
+    if (!status) status = mtt__st_write(s, tensors, read, user);
+    if (!s) return status;
+    mtt__writer_abort(&s->writer);
+    mtt__free(env, s->items);
+    mtt__free(env, s->header);
+    mtt__free(env, s);
+    return status;
+}
+
+/* ---- a trainer's checkpoint ---- */
+
+/* What a checkpoint says of itself, and what of the model must agree before it is loaded: key, value. */
+#define MTT__MODEL_FIELDS(X)                                                                                         \
+    X("layers", m->layers) X("heads", m->heads) X("d_model", m->d_model) X("d_ff", m->d_ff) X("vocab", m->vocab)      \
+    X("positions", (int)m->positions) X("tied_head", m->tied_head) X("no_head_bias", m->no_head_bias)
+
+enum { MTT__CHECKPOINT_PAIRS = 24, MTT__CHECKPOINT_NAME = 56 };
+
+typedef struct mtt__checkpoint {
+    mtt_trainer *t;
+    mtt__st_tensor *tensors;              /* weights, first and second moments of each parameter in turn */
+    char (*names)[MTT__CHECKPOINT_NAME];
+    mtt__st_text pairs[MTT__CHECKPOINT_PAIRS];
+    char values[MTT__CHECKPOINT_PAIRS][40];
+    size_t tensor_count, pair_count;
+} mtt__checkpoint;
+
+/* The tensor in memory behind a number in the file. */
+static const mtt_tensor *mtt__checkpoint_source(const mtt_trainer *t, size_t index)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q = &p->parameters[index / 3];
+    return &p->tensors[index % 3 == 1 ? q->m : index % 3 == 2 ? q->v : q->master >= 0 ? q->master : q->weight];
+}
+
+static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
+{
+    mtt_trainer *t = ((mtt__checkpoint *)user)->t;
+    return t->backend.download(t->context, buffer, (const char *)mtt__checkpoint_source(t, index)->data + offset, bytes);
+}
+
+MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const char *key, const char *format, ...)
+{
+    mtt__text text;
+    va_list args;
+    mtt__text_init(&text, c->values[c->pair_count], sizeof(c->values[0]));
+    va_start(args, format);
+    mtt__print_va(&text, format, args);
+    va_end(args);
+    c->pairs[c->pair_count].key = key;
+    c->pairs[c->pair_count].value = c->values[c->pair_count];
+    c->pair_count++;
+}
+
+/* Names and shapes of all that a checkpoint holds. */
+static mtt_status mtt__checkpoint_list(mtt__checkpoint *c, mtt_trainer *t)
+{
+    static const char *const prefix[] = {"", "optim.m.", "optim.v."};
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t i;
+    memset(c, 0, sizeof(*c));
+    c->t = t;
+    c->tensor_count = 3 * (size_t)p->parameter_count;
+    c->tensors = (mtt__st_tensor *)mtt__alloc(t->env, c->tensor_count, sizeof(*c->tensors));
+    c->names = (char (*)[MTT__CHECKPOINT_NAME])mtt__alloc(t->env, c->tensor_count, sizeof(*c->names));
+    if (!c->tensors || !c->names) return MTT_E_MEMORY;
+    for (i = 0; i < c->tensor_count; i++) {
+        const mtt__parameter *q = &p->parameters[i / 3];
+        mtt__text text;
+        mtt__text_init(&text, c->names[i], MTT__CHECKPOINT_NAME);
+        mtt__print(&text, "%s%s", prefix[i % 3], p->tensors[q->weight].name);
+        c->tensors[i].name = c->names[i];
+        c->tensors[i].dtype = MTT_F32;
+        c->tensors[i].rank = q->shape[1] ? 2 : 1;
+        c->tensors[i].shape[0] = (uint64_t)q->shape[0];
+        c->tensors[i].shape[1] = (uint64_t)q->shape[1];
+    }
+    return MTT_OK;
+}
+
+static void mtt__checkpoint_release(mtt__checkpoint *c)
+{
+    mtt__free(c->t->env, c->tensors);
+    mtt__free(c->t->env, c->names);
+}
+
+MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt_model_desc *m = &t->schedule->model;
+    mtt__checkpoint c;
+    mtt_counters counters;
+    mtt_status status = mtt__checkpoint_list(&c, t);
+    if (status == MTT_OK) status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
+    if (status == MTT_OK) {
+#define MTT__MODEL_PAIR(key, value) mtt__checkpoint_pair(&c, key, "%d", value);
+        MTT__MODEL_FIELDS(MTT__MODEL_PAIR)
+        mtt__checkpoint_pair(&c, "step", "%llu", (unsigned long long)t->step);
+        mtt__checkpoint_pair(&c, "micro_batch", "%llu", (unsigned long long)t->micro_batch);
+        mtt__checkpoint_pair(&c, "updates", "%llu", (unsigned long long)counters.updates);
+        mtt__checkpoint_pair(&c, "good_steps", "%d", (int)counters.good_steps);
+        mtt__checkpoint_pair(&c, "loss_scale_bits", "%llu", (unsigned long long)mtt__float_bits(counters.loss_scale));
+        mtt__checkpoint_pair(&c, "seed", "%llu", (unsigned long long)t->optim.seed);
+        mtt__checkpoint_pair(&c, "precision", "%s", mtt__precision_name[t->schedule->policy.precision]);
+        if (batches) {
+            mtt__checkpoint_pair(&c, "batches.cursor", "%llu", (unsigned long long)batches->cursor);
+            mtt__checkpoint_pair(&c, "batches.seed", "%llu", (unsigned long long)batches->seed);
+            mtt__checkpoint_pair(&c, "batches.seq_len", "%d", batches->seq_len);
+            mtt__checkpoint_pair(&c, "batches.sequences", "%llu", (unsigned long long)batches->sequences);
+        }
+        status = mtt__st_save(t->env, path, c.tensors, c.tensor_count, mtt__checkpoint_read, &c, c.pairs, c.pair_count);
+    }
+    mtt__checkpoint_release(&c);
+    return status;
+}
+
+/* A whole number among the metadata. */
+static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const char *key, uint64_t *value)
+{
+    mtt__slice text;
+    mtt__json j;
+    if (!mtt__st_metadata(st, key, &text))
+        return mtt__fail(env, MTT_E_MISMATCH, "%s has no \"%s\" in its metadata: it is not a checkpoint of mtt_save", st->path, key);
+    mtt__json_init(&j, text.at, text.size);
+    if (mtt__json_u64(&j, value) && j.at == j.end) return MTT_OK;
+    return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is not a whole number", st->path, key);
+}
+
+/* What of a checkpoint is not a tensor. */
+typedef struct mtt__checkpoint_state {
+    uint64_t step, micro_batch, updates, good_steps, loss_scale_bits, seed, cursor, batches_seed, seq_len, sequences;
+} mtt__checkpoint_state;
+
+static mtt_status mtt__checkpoint_check_model(const mtt_trainer *t, const mtt__st *st)
+{
+    const mtt_model_desc *m = &t->schedule->model;
+    uint64_t value;
+    mtt_status status;
+#define MTT__MODEL_CHECK(key, expected)                                                                              \
+    status = mtt__checkpoint_number(t->env, st, key, &value);                                                        \
+    if (status != MTT_OK) return status;                                                                             \
+    if (value != (uint64_t)(expected))                                                                               \
+        return mtt__fail(t->env, MTT_E_MISMATCH, "%s has %s %llu, the model here %d: make them the same", st->path, key, \
+                         (unsigned long long)value, expected);
+    MTT__MODEL_FIELDS(MTT__MODEL_CHECK)
+    return MTT_OK;
+}
+
+static mtt_status mtt__checkpoint_check_tensors(const mtt__checkpoint *c, const mtt__st *st)
+{
+    size_t i;
+    for (i = 0; i < c->tensor_count; i++) {
+        const mtt__st_tensor *want = &c->tensors[i];
+        const mtt__st_entry *e = mtt__st_find(st, want->name);
+        int aligned = e && (uintptr_t)e->data % sizeof(float) == 0;
+        if (!aligned || e->dtype != want->dtype || e->rank != want->rank || e->shape[0] != want->shape[0] ||
+            (e->rank > 1 && e->shape[1] != want->shape[1]))
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s", st->path, want->name,
+                             e ? "of another shape, type or alignment than the model's" : "missing");
+    }
+    return MTT_OK;
+}
+
+static mtt_status mtt__checkpoint_check_state(const mtt_trainer *t, const mtt__st *st, const mtt_batches *batches,
+                                              mtt__checkpoint_state *s)
+{
+    mtt_env *env = t->env;
+    mtt_status status = mtt__checkpoint_number(env, st, "step", &s->step);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "micro_batch", &s->micro_batch);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "updates", &s->updates);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "good_steps", &s->good_steps);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "loss_scale_bits", &s->loss_scale_bits);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "seed", &s->seed);
+    if (status == MTT_OK && (s->step > INT64_MAX || s->micro_batch > INT64_MAX || s->updates > INT64_MAX || s->good_steps > INT32_MAX ||
+                             s->loss_scale_bits - 1 >= 0x7f7fffffu))
+        status = mtt__fail(env, MTT_E_FORMAT, "%s: a number in the metadata is out of range", st->path);
+    if (status != MTT_OK || !batches) return status;
+    status = mtt__checkpoint_number(env, st, "batches.cursor", &s->cursor);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "batches.seed", &s->batches_seed);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "batches.seq_len", &s->seq_len);
+    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "batches.sequences", &s->sequences);
+    if (status == MTT_OK && (s->seq_len != (uint64_t)batches->seq_len || s->sequences != batches->sequences))
+        status = mtt__fail(env, MTT_E_MISMATCH, "%s was trained on %llu sequences of %llu tokens, the data here has %llu of %d: give "
+                           "the same token file and seq_len, or no batches", st->path, (unsigned long long)s->sequences,
+                           (unsigned long long)s->seq_len, (unsigned long long)batches->sequences, batches->seq_len);
+    return status;
+}
+
+/* Everything is known to fit: takes it over. The 16-bit weights are the masters rounded, as after every step. */
+static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, const mtt__checkpoint_state *s)
+{
+    mtt_trainer *t = c->t;
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_status status = MTT_OK;
+    mtt_counters counters;
+    size_t i;
+    for (i = 0; i < c->tensor_count && status == MTT_OK; i++) {
+        const mtt__st_entry *e = mtt__st_find(st, c->tensors[i].name);
+        const float *values = (const float *)(const void *)e->data;
+        int64_t count = (int64_t)(e->bytes / sizeof(float));
+        if (i % 3 == 0) status = mtt__set_parameter(t, (int)(i / 3), 0, count, values);
+        else status = mtt__put(t, mtt__checkpoint_source(t, i), 0, count, values);
+    }
+    if (status != MTT_OK) return status;
+    memset(&counters, 0, sizeof(counters));
+    counters.updates = (int64_t)s->updates;
+    counters.good_steps = (int32_t)s->good_steps;
+    counters.loss_scale = t->loss_scale;
+    if (t->schedule->policy.precision == MTT_FP16) counters.loss_scale = t->loss_scale = mtt__bits_float((uint32_t)s->loss_scale_bits);
+    t->step = (int64_t)s->step;
+    t->micro_batch = (int64_t)s->micro_batch;
+    t->optim.seed = s->seed;
+    return t->backend.upload(t->context, p->tensors[p->counters].data, &counters, sizeof(counters));
+}
+
+MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
+{
+    mtt__st st;
+    mtt__checkpoint c;
+    mtt__checkpoint_state s;
+    mtt_status status = mtt__st_open(t->env, path, &st);
+    if (status != MTT_OK) return status;
+    memset(&s, 0, sizeof(s));
+    status = mtt__checkpoint_list(&c, t);
+    if (status == MTT_OK) status = mtt__checkpoint_check_model(t, &st);
+    if (status == MTT_OK) status = mtt__checkpoint_check_tensors(&c, &st);
+    if (status == MTT_OK) status = mtt__checkpoint_check_state(t, &st, batches, &s);
+    if (status == MTT_OK) status = mtt__st_verify(t->env, &st);
+    if (status == MTT_OK) status = mtt__checkpoint_load(&c, &st, &s);
+    if (status == MTT_OK && batches) {
+        batches->cursor = s.cursor;
+        batches->seed = s.batches_seed;
+    }
+    mtt__checkpoint_release(&c);
+    mtt__st_close(&st);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>report
+   ---------------------------------------------------------------------------------------------------------------- */
+
+MTTDEF const char *mtt_status_string(mtt_status status)
+{
+    return (unsigned)status < MTT_STATUS_COUNT ? mtt__status_text[status] : "unknown status";
+}
+
+MTTDEF const char *mtt_category_name(mtt_category category)
+{
+    return (unsigned)category < MTT_CATEGORY_COUNT ? mtt__category_text[category] : "unknown";
+}
+
+MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
+{
+    mtt__text text;
+    int i;
+    mtt__text_init(&text, at, capacity);
+    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu", (long long)r->parameters, r->arena_bytes,
+               r->peak_bytes);
+    for (i = 0; i < MTT_PHASE_COUNT; i++) mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_name[i], r->phase_peak_bytes[i]);
+    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": {", r->state_bytes);
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++) mtt__print(&text, "%s\"%s\": %zu", i ? ", " : "", mtt__category_text[i], r->bytes[i]);
+    mtt__print(&text, "}, \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d", r->ops, r->tensors,
+               r->recompute_layers, r->recompute_selective);
+    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops, r->recompute_flops,
+               r->traffic_bytes);
+    return text.size;
+}
+
+#endif /* MTT_IMPLEMENTATION_DONE */
+#endif /* MTT_IMPLEMENTATION */

@@ -1,0 +1,1645 @@
+/* test_model.c - the model, its training and its checkpoints against an oracle that shares nothing with the library: a
+   naive forward pass in double precision and central differences of its loss. The promises of the manual follow.
+   `test_model speed [B T steps]` times a step of a small GPT instead. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include "test.h"
+
+#include <dirent.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+static mtt_env env;
+static const uint64_t SEED = 0x123456789abcdefu;
+
+/* -------------------------------------------------------------------------------------------------- randomness ---- */
+
+static uint64_t random_state = 1;
+
+static uint64_t random_bits(void) /* splitmix64 (Steele et al. 2014) */
+{
+    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static double uniform(void)
+{
+    return (double)(random_bits() >> 11) * (1.0 / 9007199254740992.0);
+}
+
+static double normal(void)
+{
+    double radius = sqrt(-2 * log(1 - uniform()));
+    return radius * cos(6.283185307179586 * uniform());
+}
+
+static int below(int bound)
+{
+    return (int)(random_bits() % (uint64_t)bound);
+}
+
+/* Philox4x32-10, from the paper and not from the library. */
+static void philox(uint64_t key, uint64_t low, uint64_t high, uint32_t x[4])
+{
+    uint32_t k[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
+    x[0] = (uint32_t)low, x[1] = (uint32_t)(low >> 32), x[2] = (uint32_t)high, x[3] = (uint32_t)(high >> 32);
+    for (int round = 0; round < 10; round++, k[0] += 0x9E3779B9, k[1] += 0xBB67AE85) {
+        uint64_t a = (uint64_t)0xD2511F53 * x[0], b = (uint64_t)0xCD9E8D57 * x[2];
+        uint32_t y[4] = {(uint32_t)(b >> 32) ^ x[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ x[3] ^ k[1],
+                         (uint32_t)a};
+        memcpy(x, y, sizeof(y));
+    }
+}
+
+/* Factors of dropout: 0, or what keeps the expectation. Eight elements share a Philox block, 16 bits each. */
+static void dropout_mask(double *mask, size_t count, float p, uint64_t seed, int site, int layer, uint64_t micro)
+{
+    uint32_t word[4] = {0, 0, 0, 0}, threshold = (uint32_t)floor((double)p * 65536 + 0.5);
+    uint64_t stream = (uint64_t)site << 56 | (uint64_t)layer << 40 | micro;
+    for (size_t e = 0; e < count; e++) {
+        if (e % 8 == 0) philox(seed, e / 8, stream, word);
+        mask[e] = (word[e % 8 / 2] >> (e % 2 * 16) & 0xffff) >= threshold ? 65536.0 / (65536 - threshold) : 0;
+    }
+}
+
+/* ------------------------------------------------------------------------------------ the model, naive, double ---- */
+
+enum { LN1_W, LN1_B, ATTN_W, ATTN_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B, LAYER_PARAMETERS };
+enum { MAX_PARAMETERS = 64 };
+
+typedef struct parameter {
+    char name[48];
+    int rows, cols; /* cols 0: a vector */
+    size_t first, count;
+    int from; /* the first layer whose output depends on it; -1: the embedding's; layers: the head's */
+} parameter;
+
+typedef struct reference {
+    mtt_model_desc model;
+    int window, batch, seq_len, parameters, layer_first, head_first;
+    parameter parameter[MAX_PARAMETERS];
+    size_t weights;
+} reference;
+
+/* One micro-batch; masks: embedding, then attention, projection and MLP of each layer. */
+typedef struct micro_batch {
+    const int32_t *tokens, *targets;
+    double *masks;
+} micro_batch;
+
+static void add_parameter(reference *r, int from, int rows, int cols, const char *format, int layer)
+{
+    parameter *p = &r->parameter[r->parameters++];
+    snprintf(p->name, sizeof(p->name), format, layer);
+    p->rows = rows;
+    p->cols = cols;
+    p->first = r->weights;
+    p->count = (size_t)rows * (size_t)(cols ? cols : 1);
+    p->from = from;
+    r->weights += p->count;
+}
+
+static void reference_init(reference *r, const mtt_model_desc *m, int window, int batch, int seq_len)
+{
+    int C = m->d_model, F = m->d_ff;
+    memset(r, 0, sizeof(*r));
+    r->model = *m;
+    r->window = window;
+    r->batch = batch;
+    r->seq_len = seq_len;
+    add_parameter(r, -1, m->vocab, C, "wte.weight", 0);
+    if (m->positions == MTT_POSITIONS_LEARNED) add_parameter(r, -1, m->max_seq, C, "wpe.weight", 0);
+    r->layer_first = r->parameters;
+    for (int l = 0; l < m->layers; l++) {
+        add_parameter(r, l, C, 0, "h.%d.ln_1.weight", l);
+        add_parameter(r, l, C, 0, "h.%d.ln_1.bias", l);
+        add_parameter(r, l, C, 3 * C, "h.%d.attn.c_attn.weight", l);
+        add_parameter(r, l, 3 * C, 0, "h.%d.attn.c_attn.bias", l);
+        add_parameter(r, l, C, C, "h.%d.attn.c_proj.weight", l);
+        add_parameter(r, l, C, 0, "h.%d.attn.c_proj.bias", l);
+        add_parameter(r, l, C, 0, "h.%d.ln_2.weight", l);
+        add_parameter(r, l, C, 0, "h.%d.ln_2.bias", l);
+        add_parameter(r, l, C, F, "h.%d.mlp.c_fc.weight", l);
+        add_parameter(r, l, F, 0, "h.%d.mlp.c_fc.bias", l);
+        add_parameter(r, l, F, C, "h.%d.mlp.c_proj.weight", l);
+        add_parameter(r, l, C, 0, "h.%d.mlp.c_proj.bias", l);
+    }
+    r->head_first = r->parameters;
+    add_parameter(r, m->layers, C, 0, "ln_f.weight", 0);
+    add_parameter(r, m->layers, C, 0, "ln_f.bias", 0);
+    if (!m->tied_head) add_parameter(r, m->layers, m->vocab, C, "lm_head.weight", 0);
+    if (!m->no_head_bias) add_parameter(r, m->layers, m->vocab, 0, "lm_head.bias", 0);
+}
+
+static size_t mask_count(const reference *r)
+{
+    size_t rows = (size_t)(r->batch * r->seq_len), width = rows * (size_t)r->model.d_model;
+    return width + (size_t)r->model.layers * (2 * width + rows * (size_t)(r->model.heads * r->seq_len));
+}
+
+static double *make_masks(const reference *r, float p, uint64_t seed, uint64_t micro)
+{
+    size_t width = (size_t)(r->batch * r->seq_len * r->model.d_model);
+    size_t scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
+    double *masks = malloc(mask_count(r) * sizeof(double)), *at = masks + width;
+    dropout_mask(masks, width, p, seed, MTT__SITE_EMBED, 0, micro);
+    for (int l = 0; l < r->model.layers; l++, at += scores + 2 * width) {
+        dropout_mask(at, scores, p, seed, MTT__SITE_ATTENTION, l, micro);
+        dropout_mask(at + scores, width, p, seed, MTT__SITE_PROJ, l, micro);
+        dropout_mask(at + scores + width, width, p, seed, MTT__SITE_MLP, l, micro);
+    }
+    return masks;
+}
+
+static void norm(double *y, const double *x, const double *gain, const double *bias, int rows, int width)
+{
+    for (int r = 0; r < rows; r++, x += width, y += width) {
+        double mean = 0, variance = 0;
+        for (int i = 0; i < width; i++) mean += x[i] / width;
+        for (int i = 0; i < width; i++) variance += (x[i] - mean) * (x[i] - mean) / width;
+        for (int i = 0; i < width; i++) y[i] = (x[i] - mean) / sqrt(variance + 1e-5) * gain[i] + bias[i];
+    }
+}
+
+static void linear(double *restrict y, const double *restrict x, const double *restrict w, const double *bias, int rows,
+                   int in, int out)
+{
+    for (int r = 0; r < rows; r++, x += in, y += out) {
+        memcpy(y, bias, (size_t)out * sizeof(double));
+        for (int i = 0; i < in; i++)
+            for (int o = 0; o < out; o++) y[o] += x[i] * w[i * out + o];
+    }
+}
+
+static void attend(double *y, const double *qkv, const double *mask, const reference *r)
+{
+    int T = r->seq_len, C = r->model.d_model, H = r->model.heads, D = C / H;
+    double *p = malloc((size_t)T * sizeof(double));
+    for (int row = 0; row < r->batch * H * T; row++) {
+        int b = row / (H * T), h = row / T % H, i = row % T, lo = r->window && i >= r->window ? i - r->window + 1 : 0;
+        const double *q = qkv + (b * T + i) * 3 * C + h * D, *k = qkv + b * T * 3 * C + C + h * D, *v = k + C;
+        double *out = y + (b * T + i) * C + h * D, largest = -1e300, sum = 0;
+        for (int j = lo; j <= i; j++) {
+            p[j] = 0;
+            for (int d = 0; d < D; d++) p[j] += q[d] * k[j * 3 * C + d] / sqrt(D);
+            if (p[j] > largest) largest = p[j];
+        }
+        for (int j = lo; j <= i; j++) sum += p[j] = exp(p[j] - largest);
+        for (int d = 0; d < D; d++) out[d] = 0;
+        for (int j = lo; j <= i; j++)
+            for (int d = 0; d < D; d++) out[d] += p[j] / sum * mask[row * T + j] * v[j * 3 * C + d];
+    }
+    free(p);
+}
+
+static void layer_forward(const reference *r, const double *w, const double *masks, int layer, const double *x,
+                          double *y)
+{
+    int C = r->model.d_model, F = r->model.d_ff, rows = r->batch * r->seq_len;
+    size_t width = (size_t)(rows * C), scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
+    const parameter *p = r->parameter + r->layer_first + layer * LAYER_PARAMETERS;
+    const double *attention_mask = masks + width + (size_t)layer * (scores + 2 * width);
+    double *n = malloc((width * 5 + (size_t)(rows * F)) * sizeof(double)), *qkv = n + width, *o = qkv + 3 * width;
+    double *f = o + width;
+    norm(n, x, w + p[LN1_W].first, w + p[LN1_B].first, rows, C);
+    linear(qkv, n, w + p[ATTN_W].first, w + p[ATTN_B].first, rows, C, 3 * C);
+    attend(n, qkv, attention_mask, r);
+    linear(o, n, w + p[PROJ_W].first, w + p[PROJ_B].first, rows, C, C);
+    for (size_t i = 0; i < width; i++) y[i] = x[i] + o[i] * attention_mask[scores + i];
+    norm(n, y, w + p[LN2_W].first, w + p[LN2_B].first, rows, C);
+    linear(f, n, w + p[FC_W].first, w + p[FC_B].first, rows, C, F);
+    for (int i = 0; i < rows * F; i++)
+        f[i] = 0.5 * f[i] * (1 + tanh(0.7978845608028654 * (f[i] + 0.044715 * f[i] * f[i] * f[i])));
+    linear(o, f, w + p[OUT_W].first, w + p[OUT_B].first, rows, F, C);
+    for (size_t i = 0; i < width; i++) y[i] += o[i] * attention_mask[scores + width + i];
+    free(n);
+}
+
+static void embed(const reference *r, const double *w, const micro_batch *mb, double *x)
+{
+    int C = r->model.d_model;
+    for (int row = 0; row < r->batch * r->seq_len; row++) {
+        int t = row % r->seq_len;
+        for (int c = 0; c < C; c++) {
+            double angle = t / pow(10000, c / 2 * 2 / (double)C), position = c % 2 ? cos(angle) : sin(angle);
+            if (r->model.positions == MTT_POSITIONS_LEARNED) position = w[r->parameter[1].first + (size_t)(t * C + c)];
+            x[row * C + c] = (w[mb->tokens[row] * C + c] + position) * mb->masks[row * C + c];
+        }
+    }
+}
+
+static void head(const reference *r, const double *w, const double *x, double *logits)
+{
+    int C = r->model.d_model, V = r->model.vocab, rows = r->batch * r->seq_len;
+    const parameter *p = r->parameter + r->head_first;
+    const double *matrix = r->model.tied_head ? w : w + p[2].first;
+    const double *bias = r->model.no_head_bias ? NULL : w + p[r->model.tied_head ? 2 : 3].first;
+    double *n = malloc((size_t)(rows * C) * sizeof(double));
+    norm(n, x, w + p[0].first, w + p[1].first, rows, C);
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < V; v++) {
+            double sum = bias ? bias[v] : 0;
+            for (int c = 0; c < C; c++) sum += n[row * C + c] * matrix[v * C + c];
+            logits[row * V + v] = sum;
+        }
+    free(n);
+}
+
+/* Mean cross entropy. `stream` holds the input of every layer and of the head; those from `from` on are made anew. */
+static double forward(const reference *r, const double *w, const micro_batch *mb, int from, double *stream,
+                      double *logits)
+{
+    int rows = r->batch * r->seq_len, V = r->model.vocab, counted = 0;
+    size_t width = (size_t)(rows * r->model.d_model);
+    double loss = 0;
+    if (from < 0) embed(r, w, mb, stream);
+    for (int l = from < 0 ? 0 : from; l < r->model.layers; l++)
+        layer_forward(r, w, mb->masks, l, stream + (size_t)l * width, stream + (size_t)(l + 1) * width);
+    head(r, w, stream + (size_t)r->model.layers * width, logits);
+    for (int row = 0; row < rows; row++) {
+        const double *z = logits + row * V;
+        double largest = z[0], sum = 0;
+        if (mb->targets[row] < 0) continue;
+        for (int v = 1; v < V; v++) largest = z[v] > largest ? z[v] : largest;
+        for (int v = 0; v < V; v++) sum += exp(z[v] - largest);
+        loss += largest + log(sum) - z[mb->targets[row]];
+        counted++;
+    }
+    return counted ? loss / counted : 0;
+}
+
+static size_t stream_count(const reference *r)
+{
+    return (size_t)(r->model.layers + 1) * (size_t)(r->batch * r->seq_len * r->model.d_model);
+}
+
+static double *new_logits(const reference *r)
+{
+    return malloc((size_t)(r->batch * r->seq_len * r->model.vocab) * sizeof(double));
+}
+
+/* Loss of the mean of `count` micro-batches. */
+static double reference_loss(const reference *r, const double *w, const micro_batch *mb, int count)
+{
+    double *stream = malloc(stream_count(r) * sizeof(double)), *logits = new_logits(r), loss = 0;
+    for (int m = 0; m < count; m++) loss += forward(r, w, mb + m, -1, stream, logits) / count;
+    free(stream);
+    free(logits);
+    return loss;
+}
+
+/* The gradient of that loss, element by element. The error of a central difference is eps^2/6 times the third
+   derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10, far below what float32 tells. */
+static void central_differences(const reference *r, const double *weights, const micro_batch *mb, int count,
+                                double *gradient)
+{
+    const double eps = 1e-5;
+    size_t stream_size = stream_count(r), width = stream_size / (size_t)(r->model.layers + 1);
+    double *base = malloc((size_t)count * stream_size * sizeof(double)), *logits = new_logits(r);
+    for (int m = 0; m < count; m++) forward(r, weights, mb + m, -1, base + (size_t)m * stream_size, logits);
+    free(logits);
+#ifdef _OPENMP
+#pragma omp parallel
+#endif
+    {
+        double *w = malloc(r->weights * sizeof(double)), *stream = malloc(stream_size * sizeof(double)),
+               *z = new_logits(r);
+        memcpy(w, weights, r->weights * sizeof(double));
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic, 16)
+#endif
+        for (int i = 0; i < (int)r->weights; i++) {
+            const parameter *p = r->parameter;
+            double difference = 0;
+            while ((size_t)i >= p->first + p->count) p++;
+            for (int side = -1; side <= 1; side += 2)
+                for (int m = 0; m < count; m++) {
+                    if (p->from >= 0)
+                        memcpy(stream + (size_t)p->from * width,
+                               base + (size_t)m * stream_size + (size_t)p->from * width, width * sizeof(double));
+                    w[i] = weights[i] + side * eps;
+                    difference += side * forward(r, w, mb + m, p->from, stream, z) / count;
+                }
+            w[i] = weights[i];
+            gradient[i] = difference / (2 * eps);
+        }
+        free(w);
+        free(stream);
+        free(z);
+    }
+    free(base);
+}
+
+/* ----------------------------------------------------------------------------------------- driving the library ---- */
+
+/* What most tests share: a small model in a policy, its batch, and a place for everything that is read from it. */
+typedef struct setup {
+    mtt_model_desc model;
+    mtt_policy policy;
+    mtt_optim_desc optim;
+    int batch, seq_len;
+} setup;
+
+static setup small_setup(void)
+{
+    setup s = {.model = {.layers = 2, .heads = 2, .d_model = 16, .d_ff = 32, .vocab = 32, .max_seq = 11},
+               .policy = {.loss_chunk_rows = 3, .accumulate = 2},
+               .optim = {.lr = 1e-3f, .seed = SEED},
+               .batch = 2,
+               .seq_len = 8};
+    return s;
+}
+
+static mtt_trainer *open_trainer(const setup *s)
+{
+    mtt_trainer *trainer = NULL;
+    mtt_status status = mtt_trainer_create(&env, &s->model, &s->policy, &s->optim, mtt_cpu_backend(), s->batch,
+                                           s->seq_len, &trainer);
+    if (status) {
+        check(0, "a trainer could not be made: %s: %s", mtt_status_string(status), env.error);
+        exit(finish()); /* nothing below makes sense without */
+    }
+    return trainer;
+}
+
+static reference reference_of(const setup *s)
+{
+    reference r;
+    mtt_model_desc m = s->model;
+    mtt_model_resolve(&env, &s->model, &m);
+    reference_init(&r, &m, s->policy.window, s->batch, s->seq_len);
+    return r;
+}
+
+static int find_parameter(const mtt_trainer *trainer, const char *name)
+{
+    int64_t shape[2];
+    for (int i = 0; mtt_parameter(trainer, i, shape); i++)
+        if (strcmp(mtt_parameter(trainer, i, shape), name) == 0) return i;
+    return -1;
+}
+
+typedef mtt_status (*getter)(mtt_trainer *, int, float *);
+
+/* All parameters or gradients, in the order of the reference. */
+static void read_all(mtt_trainer *trainer, const reference *r, getter get, float *values)
+{
+    for (int i = 0; i < r->parameters; i++)
+        if (get(trainer, find_parameter(trainer, r->parameter[i].name), values + r->parameter[i].first))
+            check(0, "%s could not be read: %s", r->parameter[i].name, env.error);
+}
+
+static float *parameters_of(mtt_trainer *trainer, const reference *r)
+{
+    float *values = malloc(r->weights * sizeof(float));
+    read_all(trainer, r, mtt_parameter_get, values);
+    return values;
+}
+
+static void write_all(mtt_trainer *trainer, const reference *r, const float *values)
+{
+    for (int i = 0; i < r->parameters; i++)
+        if (mtt_parameter_set(trainer, find_parameter(trainer, r->parameter[i].name), values + r->parameter[i].first))
+            check(0, "%s could not be set: %s", r->parameter[i].name, env.error);
+}
+
+/* Weights large enough for gradients of order one: gains about 1, matrices 1/sqrt(inputs), embeddings 1/2. */
+static float *random_weights(const reference *r)
+{
+    float *w = malloc(r->weights * sizeof(float));
+    for (int i = 0; i < r->parameters; i++) {
+        const parameter *p = r->parameter + i;
+        int gain = strstr(p->name, "ln_") && strstr(p->name, ".weight");
+        double scale = !p->cols ? 0.1 : p->name[0] == 'h' ? 1 / sqrt(p->rows) : 0.5;
+        for (size_t e = 0; e < p->count; e++) w[p->first + e] = (float)(gain + scale * normal());
+    }
+    return w;
+}
+
+/* `ignored` targets of each micro-batch become -1. */
+static void random_tokens(const setup *s, int micro_batches, int ignored, int32_t *tokens, int32_t *targets)
+{
+    int rows = s->batch * s->seq_len;
+    for (int i = 0; i < rows * micro_batches; i++)
+        tokens[i] = below(s->model.vocab), targets[i] = below(s->model.vocab);
+    for (int m = 0; m < micro_batches; m++)
+        for (int i = 0; i < ignored; i++) targets[m * rows + (i * 5 + m) % rows] = -1;
+}
+
+static double largest_of(const double *x, size_t count)
+{
+    double largest = 0;
+    for (size_t i = 0; i < count; i++) largest = fabs(x[i]) > largest ? fabs(x[i]) : largest;
+    return largest;
+}
+
+/* |a - b| / |b| over whole vectors. */
+static double relative_error(const float *a, const double *b, size_t count)
+{
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < count; i++) difference += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+    return sqrt(difference / size);
+}
+
+static double relative_difference(const float *a, const float *b, size_t count)
+{
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < count; i++)
+        difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]), size += (double)b[i] * b[i];
+    return sqrt(difference / (size > 0 ? size : 1));
+}
+
+/* One step from given weights; gradients come back where the policy accumulates. */
+static mtt_step_info one_step(const setup *s, const float *w, const int32_t *tokens, const int32_t *targets,
+                              float *gradients)
+{
+    mtt_step_info info;
+    reference r = reference_of(s);
+    mtt_trainer *trainer = open_trainer(s);
+    memset(&info, 0, sizeof(info));
+    write_all(trainer, &r, w);
+    mtt_status status = mtt_train_step(trainer, tokens, targets, &info);
+    check(!status, "a step failed: %s", env.error);
+    if (gradients) read_all(trainer, &r, mtt_gradient_get, gradients);
+    mtt_trainer_destroy(trainer);
+    return info;
+}
+
+static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16"};
+static const char *const RECOMPUTES[] = {"none", "selective", "layer", "segments of 1", "segments of 2", "budget"};
+enum { WAYS = 6 };
+
+static size_t arena_of(const setup *s)
+{
+    mtt_plan_report report;
+    memset(&report, 0, sizeof(report));
+    mtt_status status = mtt_plan(&env, &s->model, &s->policy, s->batch, s->seq_len, &report);
+    check(!status, "a plan failed: %s", env.error);
+    return report.arena_bytes;
+}
+
+/* The ways to recompute; the budget lies between what layer and none need. */
+static void set_recompute(setup *s, int way)
+{
+    s->policy.recompute = way == 5 ? MTT_RECOMPUTE_BUDGET : way >= 3 ? MTT_RECOMPUTE_SEGMENTS : (mtt_recompute)way;
+    s->policy.segment = way == 3 ? 1 : way == 4 ? 2 : 0;
+    if (way == 5) {
+        setup none = *s, layer = *s;
+        none.policy.recompute = MTT_RECOMPUTE_NONE;
+        layer.policy.recompute = MTT_RECOMPUTE_LAYER;
+        s->policy.budget_bytes = (arena_of(&none) + arena_of(&layer)) / 2;
+        if (s->policy.budget_bytes < arena_of(&layer)) s->policy.budget_bytes = arena_of(&layer);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------- gradient check ---- */
+
+static void check_parameters(const setup *s)
+{
+    reference r = reference_of(s);
+    mtt_trainer *trainer = open_trainer(s);
+    int64_t shape[2];
+    int count = 0;
+    while (mtt_parameter(trainer, count, shape)) count++;
+    check(count == r.parameters, "%d parameters instead of %d", count, r.parameters);
+    for (int i = 0; i < r.parameters; i++) {
+        const parameter *p = r.parameter + i;
+        int at = find_parameter(trainer, p->name);
+        check(at >= 0, "there is no parameter %s", p->name);
+        if (at < 0) exit(finish());
+        mtt_parameter(trainer, at, shape);
+        check(shape[0] == p->rows && shape[1] == p->cols, "%s is %d x %d, not %d x %d", p->name, (int)shape[0],
+              (int)shape[1], p->rows, p->cols);
+    }
+    mtt_trainer_destroy(trainer);
+}
+
+/* Rounding in float32 is 6e-8 a term; sums of 16 to 100 terms and a few layers bring gradients of order one to a few
+   1e-6, which the absolute part allows for. Returns the largest error as a part of what is allowed. */
+static double check_gradient(const reference *r, const float *gradient, const double *wanted, const char *what)
+{
+    double worst = 0;
+    for (int i = 0; i < r->parameters; i++) {
+        const parameter *p = r->parameter + i;
+        double scale = largest_of(wanted + p->first, p->count);
+        for (size_t e = p->first; e < p->first + p->count; e++) {
+            double part = fabs(gradient[e] - wanted[e]) / (1e-5 * (scale > 1 ? scale : 1) + 1e-3 * fabs(wanted[e]));
+            if (part > 1 || part != part)
+                return check(0, "%s: gradient of %s[%d] is %.9g, central differences say %.9g", what, p->name,
+                             (int)(e - p->first), (double)gradient[e], wanted[e]), part;
+            worst = part > worst ? part : worst;
+        }
+    }
+    check(1, "gradient");
+    return worst;
+}
+
+static double worst_gradient, worst_loss, worst_half[4];
+
+static void check_execution(const setup *s, const reference *r, const float *w, const int32_t *tokens,
+                            const int32_t *targets, double loss, const double *gradient, const char *what)
+{
+    float *g = malloc(r->weights * sizeof(float));
+    mtt_step_info info = one_step(s, w, tokens, targets, g);
+    double norm = 0, error = fabs(info.loss / loss - 1), difference = relative_error(g, gradient, r->weights);
+    int half = s->policy.precision >= MTT_BF16;
+    for (size_t i = 0; i < r->weights; i++) norm += (double)g[i] * g[i];
+    check(fabs(sqrt(norm) / info.grad_norm - 1) < 1e-5, "%s: gradient norm %g, but %g is reported", what, sqrt(norm),
+          (double)info.grad_norm);
+    if (!half) {
+        double part = check_gradient(r, g, gradient, what);
+        check(error < 1e-6, "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
+        worst_gradient = part > worst_gradient ? part : worst_gradient;
+        worst_loss = error > worst_loss ? error : worst_loss;
+    } else {
+        /* A mantissa of 8 bits (BF16) or 11 (FP16) rounds every weight and activation by up to 2^-9 or 2^-12; a dozen
+           such roundings of random sign follow one another, so the whole gradient is off by some 3 to 4 times that. */
+        int bf16 = s->policy.precision == MTT_BF16;
+        check(difference < (bf16 ? 2e-2 : 4e-3), "%s: the gradient is off by %g", what, difference);
+        check(error < (bf16 ? 5e-3 : 1e-3), "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
+        check(difference > 1e-5, "%s: the gradient is as exact as FP32's (%g): nothing was rounded", what, difference);
+        worst_half[s->policy.precision] = fmax(worst_half[s->policy.precision], difference);
+    }
+    free(g);
+}
+
+static void gradients(void)
+{
+    static const struct { int window, tied, no_bias, learned, ignored, vocab; float dropout; } FUNCTIONS[] = {
+        {0, 0, 0, 0, 0, 32, 0}, {1, 1, 0, 1, 3, 37, 0}, {2, 0, 1, 1, 0, 32, 0.2f},
+        {3, 1, 1, 0, 3, 29, 0.2f}, {8, 0, 0, 0, 5, 130, 0.2f}, {0, 1, 0, 1, 0, 40, 0.2f}};
+    for (size_t f = 0; f < MTT__LENGTH(FUNCTIONS); f++) {
+        setup s = small_setup();
+        s.policy.window = FUNCTIONS[f].window;
+        s.model.tied_head = FUNCTIONS[f].tied;
+        s.model.no_head_bias = FUNCTIONS[f].no_bias;
+        s.model.positions = FUNCTIONS[f].learned ? MTT_POSITIONS_LEARNED : MTT_POSITIONS_SINUSOIDAL;
+        s.model.vocab = FUNCTIONS[f].vocab;
+        s.model.dropout = FUNCTIONS[f].dropout;
+        check_parameters(&s);
+
+        int32_t tokens[32], targets[32];
+        reference r = reference_of(&s);
+        float *w = random_weights(&r);
+        double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
+        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
+        random_tokens(&s, 2, FUNCTIONS[f].ignored, tokens, targets);
+        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, SEED, 0)},
+                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, SEED, 1)}};
+        double loss = reference_loss(&r, wide, mb, 2);
+        central_differences(&r, wide, mb, 2, gradient);
+
+        for (int i = 0; i < 4 * 2 * 2 * WAYS; i++) {
+            int way = i % WAYS;
+            char what[120];
+            s.policy.precision = (mtt_precision)(i / WAYS / 4);
+            s.policy.attention = (mtt_attention)(i / WAYS % 2);
+            s.policy.loss = (mtt_loss)(i / WAYS / 2 % 2);
+            if (way && s.policy.precision != MTT_FP32) continue;
+            set_recompute(&s, way);
+            snprintf(what, sizeof(what), "function %d, %s, %s, %s, recompute %s", (int)f,
+                     PRECISIONS[s.policy.precision], s.policy.attention ? "flash" : "plain",
+                     s.policy.loss ? "chunked" : "full", RECOMPUTES[way]);
+            check_execution(&s, &r, w, tokens, targets, loss, gradient, what);
+        }
+        free(w);
+        free(wide);
+        free(gradient);
+        free(mb[0].masks);
+        free(mb[1].masks);
+    }
+    printf("gradients: largest error %.3f of the tolerance in FP32, %.1e and %.1e of the whole in BF16 and FP16; "
+           "loss %.1e\n", worst_gradient, worst_half[MTT_BF16], worst_half[MTT_FP16], worst_loss);
+}
+
+/* Micro-batches with unequal counts: the loss is the mean over all targets that count, and the gradient is its. */
+static void uneven_targets(void)
+{
+    setup s = small_setup(), whole = s;
+    int32_t tokens[64], targets[64];
+    reference r = reference_of(&s);
+    float *w = random_weights(&r), *a = malloc(r.weights * sizeof(float)), *b = malloc(r.weights * sizeof(float));
+    whole.batch = 4;
+    random_tokens(&s, 2, 0, tokens, targets);
+    for (int i = 0; i < 11; i++) targets[i] = -1;
+    memcpy(tokens + 32, tokens, 32 * sizeof(int32_t));
+    memcpy(targets + 32, targets, 32 * sizeof(int32_t));
+    for (int way = 0; way < 4; way++) {
+        s.policy.loss = whole.policy.loss = (mtt_loss)(way % 2);
+        s.policy.precision = whole.policy.precision = way / 2 ? MTT_FP16 : MTT_FP32;
+        mtt_step_info parts = one_step(&s, w, tokens, targets, a), all = one_step(&whole, w, tokens, targets, b);
+        double limit = way / 2 ? 5e-3 : 1e-5;
+        check(parts.targets == 21 && all.targets == 42, "uneven: %d and %d targets count instead of 21 and 42",
+              (int)parts.targets, (int)all.targets);
+        check(fabs(parts.loss / all.loss - 1) < limit, "uneven: loss %.9g in two parts, %.9g whole", parts.loss,
+              all.loss);
+        double difference = relative_difference(a, b, r.weights);
+        check(difference < limit, "uneven: accumulated gradients differ by %g", difference);
+    }
+    for (int i = 0; i < 32; i++) targets[i] = -1;
+    mtt_trainer *trainer = open_trainer(&s);
+    mtt_step_info info;
+    mtt_status status = mtt_evaluate(trainer, tokens, targets, &info);
+    check(!status && info.targets == 0 && info.loss == 0, "no target counts: status %s, loss %g, %d targets",
+          mtt_status_string(status), info.loss, (int)info.targets);
+    mtt_trainer_destroy(trainer);
+    free(w);
+    free(a);
+    free(b);
+}
+
+/* --------------------------------------------------------------------------------- policies against each other ---- */
+
+/* Trains on random tokens that depend on the step alone; writes a loss each, and the final parameters. */
+static void train(const setup *s, int steps, double *losses, float *final)
+{
+    reference r = reference_of(s);
+    mtt_trainer *trainer = open_trainer(s);
+    int micro_batches = s->policy.accumulate ? s->policy.accumulate : 1, count = s->batch * s->seq_len * micro_batches;
+    int32_t *tokens = malloc((size_t)count * 2 * sizeof(int32_t)), *targets = tokens + count;
+    random_state = 77;
+    for (int i = 0; i < steps; i++) {
+        mtt_step_info info;
+        random_tokens(s, micro_batches, 0, tokens, targets);
+        mtt_status status = mtt_train_step(trainer, tokens, targets, &info);
+        losses[i] = status ? NAN : info.loss;
+        if (status) check(0, "step %d failed: %s", i, env.error);
+    }
+    if (final) read_all(trainer, &r, mtt_parameter_get, final);
+    free(tokens);
+    mtt_trainer_destroy(trainer);
+}
+
+static void recompute_bits(void)
+{
+    enum { STEPS = 100 };
+    double losses[WAYS][STEPS], last[2][2];
+    setup s = small_setup();
+    s.model.layers = 4;
+    s.model.dropout = 0.1f;
+    s.seq_len = 11;
+    s.policy.accumulate = 1;
+    s.policy.loss_chunk_rows = 8;
+    reference r = reference_of(&s);
+    float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
+    for (int kind = 0; kind < 8; kind++) {
+        s.policy.attention = (mtt_attention)(kind % 2);
+        s.policy.precision = kind & 2 ? MTT_BF16 : MTT_FP32;
+        s.policy.loss = kind & 4 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+        if (kind >= 4 && kind % 4 % 3 == 0) continue; /* the loss does not meddle with recomputation: two of four do */
+        for (int way = 0; way < WAYS; way++) {
+            set_recompute(&s, way);
+            train(&s, STEPS, losses[way], way ? other : first);
+            int same = memcmp(losses[0], losses[way], sizeof(losses[0])) == 0;
+            check(same, "recompute %s, %s, %s: losses differ from none's", RECOMPUTES[way],
+                  PRECISIONS[s.policy.precision], kind % 2 ? "flash" : "plain");
+            if (way) same = memcmp(first, other, r.weights * sizeof(float)) == 0;
+            check(same, "recompute %s, %s, %s: parameters differ from none's", RECOMPUTES[way],
+                  PRECISIONS[s.policy.precision], kind % 2 ? "flash" : "plain");
+        }
+        if (kind < 4) last[kind / 2][kind % 2] = losses[0][STEPS - 1];
+    }
+    check(fabs(last[0][0] - last[0][1]) < 1e-4, "after 100 steps plain's loss is %.9g, flash's %.9g", last[0][0],
+          last[0][1]);
+    printf("recompute: after 100 steps flash's loss differs from plain's by %.1e\n", fabs(last[0][0] - last[0][1]));
+    free(first);
+    free(other);
+}
+
+static void recompute_peaks(void)
+{
+    setup s = {
+        .model = {.layers = 4, .heads = 4, .d_model = 64, .d_ff = 256, .vocab = 64, .max_seq = 64, .dropout = 0.1f},
+        .policy = {.loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 64},
+        .batch = 8,
+        .seq_len = 64};
+    for (int kind = 0; kind < 4; kind++) {
+        mtt_plan_report report[WAYS];
+        double losses[WAYS][2];
+        s.policy.attention = (mtt_attention)(kind % 2);
+        s.policy.precision = kind / 2 ? MTT_BF16 : MTT_FP32;
+        for (int way = 0; way < WAYS; way++) {
+            set_recompute(&s, way);
+            check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report[way]), "a plan failed: %s",
+                  env.error);
+            train(&s, 2, losses[way], NULL);
+            check(memcmp(losses[0], losses[way], sizeof(losses[0])) == 0, "recompute %s changes the loss",
+                  RECOMPUTES[way]);
+        }
+        check(report[0].peak_bytes > report[1].peak_bytes && report[1].peak_bytes > report[2].peak_bytes,
+              "%s, %s: peaks of none, selective, layer are %zu, %zu, %zu", PRECISIONS[s.policy.precision],
+              kind % 2 ? "flash" : "plain", report[0].peak_bytes, report[1].peak_bytes, report[2].peak_bytes);
+        check(report[3].peak_bytes < report[0].peak_bytes && report[4].peak_bytes < report[0].peak_bytes,
+              "peaks of segments 1 and 2 are %zu and %zu, none's %zu", report[3].peak_bytes, report[4].peak_bytes,
+              report[0].peak_bytes);
+        check(report[5].arena_bytes <= s.policy.budget_bytes, "a budget of %zu bytes became %zu", s.policy.budget_bytes,
+              report[5].arena_bytes);
+        check(report[5].recompute_flops <= report[2].recompute_flops, "a budget costs more than layer");
+    }
+}
+
+/* Largest difference of two gradients within a parameter, against the largest element of all of them. */
+static void check_close(const float *a, const float *b, double loss_a, double loss_b, size_t count, double *worst,
+                        const char *what)
+{
+    double difference = relative_difference(a, b, count), loss = fabs(loss_a / loss_b - 1);
+    check(difference < 1e-5 && loss < 1e-5, "%s: gradients differ by %g, losses by %g", what, difference, loss);
+    *worst = fmax(*worst, fmax(difference, loss));
+}
+
+static void attention_shape(setup *s, const int *windows, int window_count, double *worst)
+{
+    reference r = reference_of(s);
+    int32_t tokens[2 * 130], targets[2 * 130];
+    float *w = random_weights(&r), *g[3];
+    mtt_step_info info[3], full_info[2];
+    float *full[2];
+    for (int i = 0; i < 3; i++) g[i] = malloc(r.weights * sizeof(float));
+    for (int i = 0; i < 2; i++) full[i] = malloc(r.weights * sizeof(float));
+    random_tokens(s, 2, 0, tokens, targets);
+    for (int i = 0; i < window_count; i++) {
+        char what[100];
+        snprintf(what, sizeof(what), "T %d, window %d, head width %d", s->seq_len, windows[i],
+                 s->model.d_model / s->model.heads);
+        s->policy.window = windows[i];
+        for (int kind = 0; kind < 3; kind++) { /* plain, flash, flash with the chunked loss */
+            s->policy.attention = kind ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
+            s->policy.loss = kind == 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+            info[kind] = one_step(s, w, tokens, targets, g[kind]);
+            if (kind == 2) break;
+            if (i == 0) full_info[kind] = info[kind], memcpy(full[kind], g[kind], r.weights * sizeof(float));
+            if (windows[i] >= s->seq_len)
+                check(memcmp(full[kind], g[kind], r.weights * sizeof(float)) == 0 &&
+                          full_info[kind].loss == info[kind].loss,
+                      "%s: %s is not bit-identical to no window", what, kind ? "flash" : "plain");
+        }
+        check_close(g[1], g[0], info[1].loss, info[0].loss, r.weights, worst, what);
+        check_close(g[2], g[1], info[2].loss, info[1].loss, r.weights, worst + 1, what);
+    }
+    for (int i = 0; i < 3; i++) free(g[i]);
+    for (int i = 0; i < 2; i++) free(full[i]);
+    free(w);
+}
+
+static void attention_kinds(void)
+{
+    static const int LENGTHS[] = {1, 7, 31, 33, 64, 97, 130}, WIDTHS[] = {8, 16, 24, 40, 64};
+    double worst[2] = {0, 0};
+    for (size_t t = 0; t < MTT__LENGTH(LENGTHS); t++)
+        for (size_t d = 0; d < MTT__LENGTH(WIDTHS); d++) {
+            int T = LENGTHS[t], windows[] = {0, 1, 2, T - 1, T, T + 5};
+            setup s = small_setup();
+            s.batch = 1;
+            s.seq_len = T;
+            s.model.layers = 1;
+            s.model.d_model = 2 * WIDTHS[d];
+            s.model.d_ff = 24;
+            s.model.dropout = d == 1 ? 0.1f : 0;
+            s.policy.loss_chunk_rows = d % 2 ? 16 : 1000;
+            attention_shape(&s, windows, 6, worst);
+        }
+    printf("attention: flash differs from plain by %.1e, chunked loss from full by %.1e\n", worst[0], worst[1]);
+}
+
+/* ------------------------------------------------------------------------------------------ 16-bit conversions ---- */
+
+/* The nearest number with `mantissa` bits after the leading one and exponents from `lowest` up; ties to even. */
+static double round_to(double x, int mantissa, int lowest, double overflow)
+{
+    int exponent;
+    frexp(x, &exponent);
+    double unit = ldexp(1, (exponent - 1 < lowest ? lowest : exponent - 1) - mantissa),
+           rounded = nearbyint(x / unit) * unit;
+    return fabs(rounded) >= overflow ? copysign(INFINITY, x) : rounded;
+}
+
+static double value_of_bits(int h, int exponent_bits, int mantissa_bits)
+{
+    int sign = h >> 15 & 1, e = h >> mantissa_bits & ((1 << exponent_bits) - 1), m = h & ((1 << mantissa_bits) - 1);
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    double value = e ? ldexp((1 << mantissa_bits) + m, e - bias - mantissa_bits) : ldexp(m, 1 - bias - mantissa_bits);
+    if (e == (1 << exponent_bits) - 1) value = m ? NAN : INFINITY;
+    return sign ? -value : value;
+}
+
+static int same_number(double a, double b)
+{
+    return a != a ? b != b : a == b && !signbit(a) == !signbit(b);
+}
+
+static void conversions(void)
+{
+    int wrong_bf16 = 0, wrong_fp16 = 0, wrong_rounding[2] = {0, 0};
+    for (int h = 0; h < 65536; h++) {
+        float b = mtt__from_bf16((uint16_t)h), f = mtt__from_fp16((uint16_t)h);
+        int back_b = mtt__to_bf16(b), back_f = mtt__to_fp16(f);
+        wrong_bf16 += !same_number(value_of_bits(h, 8, 7), b) ||
+                      (b == b ? back_b != h : value_of_bits(back_b, 8, 7) == 0);
+        wrong_fp16 += !same_number(value_of_bits(h, 5, 10), f) ||
+                      (f == f ? back_f != h : value_of_bits(back_f, 5, 10) == 0);
+        if (b != b) wrong_bf16 += mtt__from_bf16((uint16_t)back_b) == mtt__from_bf16((uint16_t)back_b);
+        if (f != f) wrong_fp16 += mtt__from_fp16((uint16_t)back_f) == mtt__from_fp16((uint16_t)back_f);
+    }
+    check(!wrong_bf16 && !wrong_fp16, "%d BF16 and %d FP16 values do not survive a round trip", wrong_bf16, wrong_fp16);
+    for (int i = 0; i < 2000000; i++) { /* any bits; bits near the range of halves; ties and their neighbours */
+        uint32_t bits = (uint32_t)random_bits();
+        if (i % 4 == 1) bits = (bits & 0x807fffffu) | (uint32_t)(100 + below(45)) << 23;
+        if (i % 4 == 2) bits = ((bits & 0x807fe000u) | (uint32_t)(100 + below(45)) << 23) + 0xfffu + (uint32_t)below(3);
+        if (i % 4 == 3) bits = (bits & 0xffff0000u) + 0x7fffu + (uint32_t)below(3);
+        float x;
+        memcpy(&x, &bits, 4);
+        double bf16 = x == x && x - x == 0 ? round_to(x, 7, -126, 3.3961775292304601e38) : x; /* 2^128 - 2^119 */
+        double fp16 = x == x && x - x == 0 ? round_to(x, 10, -14, 65520) : x;
+        wrong_rounding[0] += !same_number(bf16, mtt__from_bf16(mtt__to_bf16(x)));
+        wrong_rounding[1] += !same_number(fp16, mtt__from_fp16(mtt__to_fp16(x)));
+    }
+    check(!wrong_rounding[0], "%d floats round wrongly to BF16", wrong_rounding[0]);
+    check(!wrong_rounding[1], "%d floats round wrongly to FP16", wrong_rounding[1]);
+}
+
+/* ---------------------------------------------------------------------------------------------------- training ---- */
+
+static void overfit(void)
+{
+    int32_t tokens[32], targets[32];
+    setup s = small_setup();
+    s.model.d_model = 32;
+    s.model.d_ff = 64;
+    s.seq_len = 16;
+    s.policy.accumulate = 1;
+    s.optim.lr = 3e-3f;
+    random_tokens(&s, 1, 0, tokens, targets);
+    printf("overfit: steps to a loss of 0.01:");
+    for (int kind = 0; kind < 6; kind++) {
+        static const mtt_precision PRECISION[] = {MTT_FP32, MTT_BF16, MTT_FP16};
+        mtt_step_info info = {.loss = 100};
+        int step = 0;
+        s.policy.precision = PRECISION[kind / 2];
+        s.policy.attention = (mtt_attention)(kind % 2);
+        mtt_trainer *trainer = open_trainer(&s);
+        while (step < 300 && info.loss >= 0.01)
+            if (mtt_train_step(trainer, tokens, targets, &info)) break;
+            else step++;
+        check(info.loss < 0.01, "%s, %s: loss %g after %d steps on one batch", PRECISIONS[s.policy.precision],
+              kind % 2 ? "flash" : "plain", info.loss, step);
+        check(info.step == step && mtt_trainer_step(trainer) == step, "%d steps are counted as %d", step,
+              (int)info.step);
+        check(info.targets == 32 && info.hits == 32, "%d of %d targets hit at loss %g", (int)info.hits,
+              (int)info.targets, info.loss);
+        printf(" %d", step);
+        mtt_trainer_destroy(trainer);
+    }
+    printf("\n");
+}
+
+static void overflow(void)
+{
+    int32_t tokens[32], targets[32];
+    setup s = small_setup();
+    s.policy.precision = MTT_FP16;
+    s.policy.accumulate = 1;
+    s.optim.loss_scale = 1e30f;
+    reference r = reference_of(&s);
+    mtt_trainer *trainer = open_trainer(&s);
+    float *before = parameters_of(trainer, &r), *after;
+    mtt_step_info info;
+    double first = 0, last = 0;
+    int skipped = 0, done = 0;
+    random_tokens(&s, 1, 0, tokens, targets);
+    for (int i = 0; i < 150; i++) {
+        mtt_status status = mtt_train_step(trainer, tokens, targets, &info);
+        check(!status, "step %d under a huge loss scale failed: %s", i, env.error);
+        if (status) break;
+        if (info.skipped) {
+            check(!done, "a step was skipped again after %d good ones", done);
+            skipped++;
+            double halved = ldexp(1e30f, -skipped), told = info.loss_scale;
+            check(told == (float)halved || told == (float)(2 * halved), "the loss scale is %g after %d skips", told,
+                  skipped);
+        } else if (!done++) {
+            after = parameters_of(trainer, &r);
+            check(memcmp(before, after, r.weights * sizeof(float)) != 0, "a step that was not skipped changed nothing");
+            first = info.loss;
+            free(after);
+        }
+        if (skipped == 3 && !done) {
+            after = parameters_of(trainer, &r);
+            check(memcmp(before, after, r.weights * sizeof(float)) == 0, "a skipped step changed the weights");
+            free(after);
+        }
+        last = info.loss;
+    }
+    check(skipped > 40 && done > 20, "%d steps were skipped and %d done under a loss scale of 1e30", skipped, done);
+    check(last < first, "training does not go on after overflows: loss %g, then %g", first, last);
+    mtt_trainer_destroy(trainer);
+    free(before);
+}
+
+/* A number that is not finite stops the step, changes nothing, and once it is mended all is as if it never was. */
+static void not_finite(void)
+{
+    static const char *const NAMES[] = {"wte.weight", "h.1.mlp.c_fc.weight", "ln_f.bias", "lm_head.weight"};
+    int32_t tokens[64], targets[64];
+    for (int kind = 0; kind < 4 * 4 * 2; kind++) {
+        setup s = small_setup();
+        s.policy.precision = (mtt_precision)(kind % 4);
+        s.policy.accumulate = kind & 16 ? 2 : 1;
+        s.policy.attention = (mtt_attention)(kind / 4 % 2);
+        s.policy.loss = (mtt_loss)(kind / 8 % 2);
+        reference r = reference_of(&s);
+        mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
+        mtt_step_info info, twin_info;
+        random_tokens(&s, 2, 0, tokens, targets);
+        mtt_train_step(trainer, tokens, targets, NULL);
+        mtt_train_step(twin, tokens, targets, NULL);
+        float *good = parameters_of(trainer, &r), *bad = parameters_of(trainer, &r), *after;
+        const parameter *p = r.parameter;
+        while (strcmp(p->name, NAMES[kind / 4 % 4]) != 0) p++;
+        bad[p->first + (size_t)(p->cols ? tokens[0] * p->cols : 0) % p->count] = kind & 16 ? INFINITY : NAN;
+        write_all(trainer, &r, bad);
+        env.error[0] = 0;
+        mtt_status status = mtt_train_step(trainer, tokens, targets, &info);
+        check(status == MTT_E_NUMBERS && env.error[0], "%s, %s in %s: a step returns %s, \"%s\"",
+              PRECISIONS[s.policy.precision], kind & 16 ? "infinity" : "NaN", p->name, mtt_status_string(status),
+              env.error);
+        after = parameters_of(trainer, &r);
+        check(memcmp(bad, after, r.weights * sizeof(float)) == 0, "%s: a step that failed on %s changed the weights",
+              PRECISIONS[s.policy.precision], p->name);
+        free(after);
+        write_all(trainer, &r, good);
+        check(!mtt_train_step(trainer, tokens, targets, &info), "mended, a step still fails: %s", env.error);
+        check(!mtt_train_step(twin, tokens, targets, &twin_info), "a step fails: %s", env.error);
+        after = parameters_of(trainer, &r);
+        read_all(twin, &r, mtt_parameter_get, bad);
+        check(info.loss == twin_info.loss && memcmp(bad, after, r.weights * sizeof(float)) == 0,
+              "%s: a failed step left traces: loss %.9g instead of %.9g", PRECISIONS[s.policy.precision], info.loss,
+              twin_info.loss);
+        mtt_trainer_destroy(trainer);
+        mtt_trainer_destroy(twin);
+        free(good);
+        free(bad);
+        free(after);
+    }
+}
+
+/* AdamW in double from the gradients that the library reports, with its learning rates; clipped and not. */
+static void optimizer(void)
+{
+    int32_t tokens[32], targets[32];
+    double worst = 0;
+    for (int clipped = 0; clipped < 2; clipped++) {
+        setup s = small_setup();
+        s.optim = (mtt_optim_desc){.lr = 0.02f, .beta1 = 0.8f, .beta2 = 0.95f, .eps = 1e-3f, .weight_decay = 0.3f,
+                                   .clip = clipped ? 0.05f : -1, .lr_schedule = MTT_LR_COSINE, .warmup_steps = 2,
+                                   .total_steps = 8, .min_lr = 1e-3f, .seed = SEED};
+        reference r = reference_of(&s);
+        mtt_optim_desc resolved;
+        mtt_optim_resolve(&env, &s.optim, &resolved);
+        mtt_trainer *trainer = open_trainer(&s);
+        float *w = random_weights(&r), *g = malloc(r.weights * sizeof(float));
+        double *wide = malloc(3 * r.weights * sizeof(double)), *m = wide + r.weights, *v = m + r.weights, beta1 = 1,
+               beta2 = 1;
+        write_all(trainer, &r, w);
+        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i], m[i] = v[i] = 0;
+        for (int step = 0; step < 6; step++) {
+            mtt_step_info info;
+            random_tokens(&s, 2, 0, tokens, targets);
+            check(!mtt_train_step(trainer, tokens, targets, &info), "a step failed: %s", env.error);
+            read_all(trainer, &r, mtt_gradient_get, g);
+            read_all(trainer, &r, mtt_parameter_get, w);
+            double rate = mtt_learning_rate(&resolved, step), norm = 0;
+            for (size_t i = 0; i < r.weights; i++) norm += (double)g[i] * g[i];
+            double scale = clipped ? 0.05 / sqrt(norm) : 1;
+            check(info.lr == (float)rate, "step %d ran at a learning rate of %g instead of %g", step, (double)info.lr,
+                  rate);
+            check(!clipped || info.grad_norm > 0.05f, "the gradient norm of %g is that after clipping",
+                  (double)info.grad_norm);
+            beta1 *= 0.8f;
+            beta2 *= 0.95f;
+            for (int p = 0; p < r.parameters; p++)
+                for (size_t i = r.parameter[p].first; i < r.parameter[p].first + r.parameter[p].count; i++) {
+                    double gradient = g[i] * scale, decay = r.parameter[p].cols ? 0.3f : 0;
+                    m[i] = 0.8f * m[i] + (1 - 0.8f) * gradient;
+                    v[i] = 0.95f * v[i] + (1 - 0.95f) * gradient * gradient;
+                    wide[i] -= rate * (m[i] / (1 - beta1) / (sqrt(v[i] / (1 - beta2)) + 1e-3f) + decay * wide[i]);
+                    double error = fabs(wide[i] - w[i]);
+                    worst = fmax(worst, error);
+                    if (error > 2e-5) {
+                        check(0, "%s, step %d: %s[%d] is %.9g, AdamW says %.9g", clipped ? "clipped" : "not clipped",
+                              step, r.parameter[p].name, (int)(i - r.parameter[p].first), (double)w[i], wide[i]);
+                        step = 6, p = r.parameters - 1;
+                        break;
+                    }
+                }
+        }
+        mtt_trainer_destroy(trainer);
+        free(w);
+        free(g);
+        free(wide);
+    }
+    check(1, "AdamW");
+    printf("optimizer: largest difference from AdamW in double %.1e\n", worst);
+}
+
+static void learning_rates(void)
+{
+    for (int kind = 0; kind < 3; kind++) {
+        mtt_optim_desc desc = {.lr = 1, .lr_schedule = (mtt_lr_schedule)kind, .warmup_steps = 100, .total_steps = 1100,
+                               .min_lr = 0.1f}, resolved;
+        check(!mtt_optim_resolve(&env, &desc, &resolved), "a schedule is refused: %s", env.error);
+        for (int step = 0; step < 1200; step++) {
+            double part = step < 100 ? 0 : step < 1100 ? (step - 100) / 1000.0 : 1, wanted = 1, got;
+            if (kind == MTT_LR_LINEAR) wanted = 1 - 0.9 * part;
+            if (kind == MTT_LR_COSINE) wanted = 0.1 + 0.9 * (0.5 + 0.5 * cos(3.141592653589793 * part));
+            if (step < 100) wanted = step / 100.0;
+            got = mtt_learning_rate(&resolved, step);
+            /* whether a rate stands at the start or the end of its step is left open: one step's change is allowed */
+            if (fabs(got - wanted) > (step <= 100 ? 0.0100001 : 0.0016))
+                check(0, "schedule %d: the rate of step %d is %g instead of %g", kind, step, got, wanted);
+        }
+        check(fabs(mtt_learning_rate(&resolved, 5000) - (kind ? 0.1 : 1)) < 1e-6, "schedule %d ends at %g", kind,
+              (double)mtt_learning_rate(&resolved, 5000));
+    }
+    mtt_optim_desc zero = {.seed = 1}, resolved;
+    check(!mtt_optim_resolve(NULL, &zero, &resolved) && resolved.lr == 3e-4f && resolved.beta1 == 0.9f &&
+          resolved.beta2 == 0.999f && resolved.eps == 1e-8f && resolved.weight_decay == 0.01f && resolved.clip == 1 &&
+          resolved.loss_scale == 65536, "the optimizer's defaults are not those of the manual");
+}
+
+/* Two micro-batches of 2 make the step of one batch of 4. */
+static void accumulation(void)
+{
+    setup parts = small_setup(), whole = parts;
+    whole.batch = 4;
+    whole.policy.accumulate = 1;
+    for (int kind = 0; kind < 4; kind++) {
+        double a[4], b[4];
+        reference r = reference_of(&parts);
+        float *x = malloc(r.weights * sizeof(float)), *y = malloc(r.weights * sizeof(float));
+        parts.policy.attention = whole.policy.attention = (mtt_attention)(kind % 2);
+        parts.policy.loss = whole.policy.loss = (mtt_loss)(kind / 2);
+        parts.optim.eps = whole.optim.eps = 1e-3f; /* where a gradient is noise alone, Adam's quotient is not */
+        train(&parts, 4, a, x);
+        train(&whole, 4, b, y);
+        for (int i = 0; i < 4; i++)
+            check(fabs(a[i] / b[i] - 1) < 1e-5, "accumulated, step %d: loss %.9g, not %.9g", i, a[i], b[i]);
+        check(relative_difference(x, y, r.weights) < 1e-5, "accumulated parameters differ by %g",
+              relative_difference(x, y, r.weights));
+        free(x);
+        free(y);
+    }
+}
+
+/* The same seed makes the same bits, whatever the number of threads; another seed does not. */
+static void repeatable(void)
+{
+    setup s = small_setup();
+    s.model.dropout = 0.1f;
+    s.model.vocab = 300;
+    s.seq_len = 33;
+    for (int kind = 0; kind < 8; kind++) {
+        double losses[5][6];
+        reference r = reference_of(&s);
+        float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
+        s.policy.attention = (mtt_attention)(kind % 2);
+        s.policy.loss = (mtt_loss)(kind / 2 % 2);
+        s.policy.precision = kind / 4 ? MTT_FP16 : MTT_FP32;
+        for (int run = 0; run < 5; run++) {
+#if defined(_OPENMP) && !defined(MTT_CBLAS)
+            static const int THREADS[] = {2, 2, 1, 3, 7};
+            omp_set_num_threads(THREADS[run]);
+#endif
+            train(&s, 6, losses[run], run ? other : first);
+            check(memcmp(losses[0], losses[run], sizeof(losses[0])) == 0 &&
+                      (!run || memcmp(first, other, r.weights * sizeof(float)) == 0),
+                  "run %d of the same seed differs (kind %d)", run, kind);
+        }
+#if defined(_OPENMP) && !defined(MTT_CBLAS)
+        omp_set_num_threads(omp_get_num_procs());
+#endif
+        setup another = s;
+        another.optim.seed++;
+        train(&another, 6, losses[1], other);
+        check(memcmp(losses[0], losses[1], sizeof(losses[0])) != 0, "another seed makes the same losses");
+        free(first);
+        free(other);
+    }
+}
+
+/* An evaluation is without dropout, changes nothing, and does not disturb the training around it. */
+static void evaluation(void)
+{
+    int32_t tokens[64], targets[64];
+    for (int kind = 0; kind < 16; kind++) {
+        setup s = small_setup();
+        s.policy.precision = (mtt_precision)(kind % 4);
+        s.policy.attention = (mtt_attention)(kind / 4 % 2);
+        s.policy.loss = (mtt_loss)(kind / 8);
+        s.policy.accumulate = 1;
+        random_tokens(&s, 1, 4, tokens, targets);
+        mtt_trainer *plain = open_trainer(&s);
+        mtt_step_info evaluated, trained;
+        check(!mtt_evaluate(plain, tokens, targets, &evaluated), "an evaluation failed: %s", env.error);
+        check(!mtt_train_step(plain, tokens, targets, &trained), "a step failed: %s", env.error);
+        check(evaluated.loss == trained.loss && evaluated.targets == 12 && evaluated.hits == trained.hits,
+              "%s: an evaluation says %.9g and %d hits, the step %.9g and %d", PRECISIONS[kind % 4], evaluated.loss,
+              (int)evaluated.hits, trained.loss, (int)trained.hits);
+        mtt_trainer_destroy(plain);
+
+        s.model.dropout = 0.3f;
+        mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
+        reference r = reference_of(&s);
+        float *before = NULL, *after = NULL;
+        double last[2] = {0, 0};
+        for (int step = 0; step < 3; step++) {
+            mtt_step_info info;
+            before = parameters_of(trainer, &r);
+            check(!mtt_evaluate(trainer, tokens, targets, &info), "an evaluation failed: %s", env.error);
+            after = parameters_of(trainer, &r);
+            check(memcmp(before, after, r.weights * sizeof(float)) == 0, "an evaluation changed the weights");
+            if (s.policy.precision < MTT_BF16) {
+                double *wide = malloc(r.weights * sizeof(double));
+                for (size_t i = 0; i < r.weights; i++) wide[i] = after[i];
+                micro_batch mb = {tokens, targets, make_masks(&r, 0, 0, 0)};
+                double loss = reference_loss(&r, wide, &mb, 1);
+                check(fabs(info.loss / loss - 1) < 1e-6, "an evaluation says %.9g, the reference %.9g", info.loss,
+                      loss);
+                free(wide);
+                free(mb.masks);
+            }
+            free(before);
+            free(after);
+            mtt_train_step(trainer, tokens, targets, &info), last[0] = info.loss;
+            mtt_train_step(twin, tokens, targets, &info), last[1] = info.loss;
+        }
+        before = parameters_of(trainer, &r);
+        after = parameters_of(twin, &r);
+        check(last[0] == last[1] && memcmp(before, after, r.weights * sizeof(float)) == 0,
+              "evaluations disturb the training");
+        check(mtt_trainer_step(trainer) == 3, "evaluations count as steps");
+        free(before);
+        free(after);
+        mtt_trainer_destroy(trainer);
+        mtt_trainer_destroy(twin);
+    }
+}
+
+static void next_logits(void)
+{
+    static const int COUNTS[] = {1, 3, 7, 8, 9, 20};
+    for (int kind = 0; kind < 8; kind++) {
+        setup s = small_setup();
+        s.model.vocab = 37;
+        s.model.dropout = 0.2f;
+        s.model.positions = (mtt_positions)(kind % 2);
+        s.policy.attention = (mtt_attention)(kind / 2 % 2);
+        s.policy.window = kind & 4 ? 3 : 0;
+        s.policy.loss = (mtt_loss)(kind / 2 % 2);
+        mtt_trainer *trainer = open_trainer(&s);
+        reference r = reference_of(&s);
+        float *w = random_weights(&r), logits[37];
+        double *wide = malloc(r.weights * sizeof(double)), *stream = malloc(stream_count(&r) * sizeof(double));
+        double *wanted = new_logits(&r);
+        int32_t tokens[20], window[16] = {0}, targets[16] = {0};
+        write_all(trainer, &r, w);
+        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
+        for (int i = 0; i < 20; i++) tokens[i] = below(37);
+        for (size_t c = 0; c < MTT__LENGTH(COUNTS); c++) {
+            int count = COUNTS[c], seen = count < 8 ? count : 8;
+            memcpy(window, tokens + count - seen, (size_t)seen * sizeof(int32_t));
+            micro_batch mb = {window, targets, make_masks(&r, 0, 0, 0)};
+            forward(&r, wide, &mb, -1, stream, wanted);
+            free(mb.masks);
+            check(!mtt_next_logits(trainer, tokens, count, logits), "no logits: %s", env.error);
+            double error = relative_error(logits, wanted + (seen - 1) * 37, 37);
+            check(error < 1e-5, "logits after %d tokens differ from the reference's by %g", count, error);
+        }
+        check(mtt_next_logits(trainer, tokens, 0, logits) == MTT_E_ARGUMENT, "logits after no token at all");
+        tokens[0] = 37;
+        check(mtt_next_logits(trainer, tokens, 1, logits) == MTT_E_ARGUMENT, "an id outside the vocabulary passes");
+        mtt_trainer_destroy(trainer);
+        free(w);
+        free(wide);
+        free(stream);
+        free(wanted);
+    }
+}
+
+static void sampling(void)
+{
+    enum { DRAWS = 40000 };
+    float logits[8] = {0.3f, -1, 2, 1.5f, -3, 0, 2.2f, 1};
+    int counts[8] = {0}, top[8] = {0}, cold[8] = {0}, different = 0;
+    double sum = 0, cold_sum = 0;
+    for (int v = 0; v < 8; v++) sum += exp(logits[v]), cold_sum += exp(logits[v] / 0.5);
+    for (int i = 0; i < DRAWS; i++) {
+        int a = mtt_sample(logits, 8, 1, 0, 5, (uint64_t)i), b = mtt_sample(logits, 8, 1, 0, 5, (uint64_t)i);
+        int t = mtt_sample(logits, 8, 1, 3, 5, (uint64_t)i), c = mtt_sample(logits, 8, 0.5f, 0, 6, (uint64_t)i);
+        check(a == b && a >= 0 && a < 8 && t >= 0 && t < 8 && c >= 0 && c < 8, "draw %d: %d, %d, %d, %d", i, a, b, t,
+              c);
+        if ((a | t | c) & ~7) return;
+        counts[a]++, top[t]++, cold[c]++;
+        different += a != mtt_sample(logits, 8, 1, 0, 7, (uint64_t)i);
+    }
+    double top_sum = exp(logits[2]) + exp(logits[6]) + exp(logits[3]);
+    for (int v = 0; v < 8; v++) { /* five standard deviations */
+        double p = exp(logits[v]) / sum, q = exp(logits[v] / 0.5) / cold_sum,
+               t = v == 2 || v == 6 || v == 3 ? exp(logits[v]) / top_sum : 0;
+        check(fabs(counts[v] - DRAWS * p) <= 5 * sqrt(DRAWS * p * (1 - p)), "id %d was drawn %d times, not %.0f", v,
+              counts[v], DRAWS * p);
+        check(fabs(cold[v] - DRAWS * q) <= 5 * sqrt(DRAWS * q * (1 - q)),
+              "at temperature 0.5 id %d was drawn %d times, not %.0f", v, cold[v], DRAWS * q);
+        check(fabs(top[v] - DRAWS * t) <= 5 * sqrt(DRAWS * t * (1 - t)),
+              "of the top 3, id %d was drawn %d times, not %.0f", v, top[v], DRAWS * t);
+    }
+    check(different > DRAWS / 4, "another seed draws the same ids");
+    check(mtt_sample(logits, 8, 0, 0, 1, 1) == 6 && mtt_sample(logits, 8, 1, 1, 1, 1) == 6,
+          "the coldest draw is not the largest logit");
+}
+
+/* ------------------------------------------------------------------------------------------------- checkpoints ---- */
+
+static char folder[64];
+
+static const char *in_folder(const char *name)
+{
+    static char path[4][128];
+    static int turn;
+    char *at = path[turn++ % 4];
+    snprintf(at, sizeof(path[0]), "%s/%s", folder, name);
+    return at;
+}
+
+static int files_in_folder(void)
+{
+    int count = 0;
+    DIR *directory = opendir(folder);
+    while (directory && readdir(directory)) count++;
+    if (directory) closedir(directory);
+    return count - 2;
+}
+
+static void remove_folder(void)
+{
+    DIR *directory = opendir(folder);
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (entry->d_name[0] != '.') remove(in_folder(entry->d_name));
+    if (directory) closedir(directory);
+    check(rmdir(folder) == 0, "%s is not empty", folder);
+}
+
+static char *read_file(const char *path, size_t *bytes)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file) return NULL;
+    fseek(file, 0, SEEK_END);
+    *bytes = (size_t)ftell(file);
+    rewind(file);
+    char *data = malloc(*bytes + 1);
+    *bytes = fread(data, 1, *bytes, file);
+    fclose(file);
+    return data;
+}
+
+static void write_file(const char *path, const char *data, size_t bytes)
+{
+    FILE *file = fopen(path, "wb");
+    check(file && fwrite(data, 1, bytes, file) == bytes, "%s cannot be written", path);
+    if (file) fclose(file);
+}
+
+/* A token file of a few thousand ids, made from invented text. */
+static mtt_tokens *make_tokens(void)
+{
+    mtt_tokens *tokens = NULL;
+    mtt_prepare_report report;
+    char input[128], output[128];
+    snprintf(input, sizeof(input), "%s", in_folder("words.txt"));
+    snprintf(output, sizeof(output), "%s", in_folder("words"));
+    FILE *file = fopen(input, "wb");
+    for (int i = 0; i < 20000 && file; i++)
+        fprintf(file, "%c%c%c%s", 'a' + below(5), 'a' + below(4), 'k' + below(9), i % 40 ? " " : "\n\n");
+    if (file) fclose(file);
+    mtt_prepare_desc desc = {.input = input, .output = output, .vocab = 280};
+    check(!mtt_prepare(&env, &desc, &report), "text could not be prepared: %s", env.error);
+    check(!mtt_tokens_open(&env, in_folder("words.train.tokens"), &tokens), "no token file: %s", env.error);
+    return tokens;
+}
+
+static setup checkpoint_setup(int precision)
+{
+    setup s = small_setup();
+    s.model.vocab = 280;
+    s.model.dropout = 0.1f;
+    s.policy.precision = (mtt_precision)precision;
+    s.optim.lr_schedule = MTT_LR_COSINE;
+    s.optim.warmup_steps = 3;
+    s.optim.total_steps = 10;
+    return s;
+}
+
+/* Steps up to number `end`, reading from the loader. */
+static void run_on(mtt_trainer *trainer, mtt_batches *batches, int end, double *losses)
+{
+    int32_t tokens[32], targets[32];
+    while (mtt_trainer_step(trainer) < end) {
+        mtt_step_info info;
+        int64_t step = mtt_trainer_step(trainer);
+        mtt_status status = mtt_batches_next(batches, tokens, targets);
+        if (!status) status = mtt_batches_next(batches, tokens + 16, targets + 16);
+        if (!status) status = mtt_train_step(trainer, tokens, targets, &info);
+        if (status) {
+            check(0, "step %d failed: %s", (int)step, env.error);
+            return;
+        }
+        losses[step] = info.loss;
+    }
+}
+
+static void resume_bits(const mtt_tokens *tokens)
+{
+    static const int STOPS[] = {0, 1, 5};
+    for (int precision = 0; precision < 4; precision++) {
+        setup s = checkpoint_setup(precision);
+        reference r = reference_of(&s);
+        double whole[10], parts[10];
+        mtt_batches batches, loader;
+        mtt_trainer *trainer = open_trainer(&s);
+        check(!mtt_batches_init(&env, &batches, tokens, 2, 8, 3, 0), "no batches: %s", env.error);
+        for (int i = 0; i < 3; i++) {
+            char name[20];
+            snprintf(name, sizeof(name), "at%d", STOPS[i]);
+            run_on(trainer, &batches, STOPS[i], whole);
+            check(!mtt_save(trainer, in_folder(name), &batches), "a checkpoint could not be saved: %s", env.error);
+        }
+        run_on(trainer, &batches, 10, whole);
+        float *final = parameters_of(trainer, &r);
+        mtt_trainer_destroy(trainer);
+        for (int i = 0; i < 6; i++) { /* the same policy and another, that changes no bit */
+            setup other = s;
+            char name[20];
+            snprintf(name, sizeof(name), "at%d", STOPS[i / 2]);
+            if (i % 2) other.policy.recompute = i / 2 ? MTT_RECOMPUTE_LAYER : MTT_RECOMPUTE_SELECTIVE;
+            trainer = open_trainer(&other);
+            mtt_batches_init(&env, &loader, tokens, 2, 8, 3, 0);
+            if (i % 4 == 1)
+                memset(parts, 0, sizeof(parts)), run_on(trainer, &loader, 2, parts); /* into a used trainer */
+            check(!mtt_resume(trainer, in_folder(name), &loader), "%s: no resume at %d: %s", PRECISIONS[precision],
+                  STOPS[i / 2], env.error);
+            check(mtt_trainer_step(trainer) == STOPS[i / 2], "resumed at step %d, not %d",
+                  (int)mtt_trainer_step(trainer), STOPS[i / 2]);
+            check(loader.cursor == (uint64_t)(STOPS[i / 2] * 4), "the loader resumes at %d", (int)loader.cursor);
+            memcpy(parts, whole, sizeof(parts));
+            for (int k = STOPS[i / 2]; k < 10; k++) parts[k] = 0;
+            run_on(trainer, &loader, 10, parts);
+            float *values = parameters_of(trainer, &r);
+            check(memcmp(parts, whole, sizeof(parts)) == 0 && memcmp(values, final, r.weights * sizeof(float)) == 0,
+                  "%s: resumed at step %d%s, the run differs", PRECISIONS[precision], STOPS[i / 2],
+                  i % 2 ? ", recomputing" : "");
+            free(values);
+            mtt_trainer_destroy(trainer);
+        }
+        free(final);
+    }
+}
+
+static void expect_refusal(const setup *s, const char *path, mtt_status wanted, const char *name, const char *what)
+{
+    reference r = reference_of(s);
+    mtt_trainer *trainer = open_trainer(s);
+    float *before = parameters_of(trainer, &r);
+    env.error[0] = 0;
+    mtt_status status = mtt_resume(trainer, path, NULL);
+    check(status && (wanted == MTT_OK || status == wanted), "%s: resume returns %s", what, mtt_status_string(status));
+    check(strstr(env.error, name) != NULL, "%s: \"%s\" does not name %s", what, env.error, name);
+    float *after = parameters_of(trainer, &r);
+    check(memcmp(before, after, r.weights * sizeof(float)) == 0 && mtt_trainer_step(trainer) == 0,
+          "%s: a refused file changed the trainer", what);
+    free(before);
+    free(after);
+    mtt_trainer_destroy(trainer);
+}
+
+static void mismatches(void)
+{
+    setup s = checkpoint_setup(0);
+    double losses[10];
+    train(&s, 2, losses, NULL);
+    mtt_trainer *trainer = open_trainer(&s);
+    check(!mtt_save(trainer, in_folder("model"), NULL), "a checkpoint could not be saved: %s", env.error);
+    mtt_trainer_destroy(trainer);
+    for (int field = 0; field < 9; field++) {
+        static const char *const NAMES[] = {"layers",  "heads",     "d_model",   "d_ff",        "vocab",
+                                            "max_seq", "positions", "tied_head", "no_head_bias"};
+        setup other = s, learned = s;
+        if (field == 0) other.model.layers = 3;
+        if (field == 1) other.model.heads = 1;
+        if (field == 2) other.model.d_model = 32;
+        if (field == 3) other.model.d_ff = 40;
+        if (field == 4) other.model.vocab = 281;
+        if (field == 6) other.model.positions = MTT_POSITIONS_LEARNED;
+        if (field == 7) other.model.tied_head = 1;
+        if (field == 8) other.model.no_head_bias = 1;
+        if (field == 5) { /* of learned positions, whose table it sizes */
+            learned.model.positions = other.model.positions = MTT_POSITIONS_LEARNED;
+            other.model.max_seq = 13;
+            trainer = open_trainer(&learned);
+            check(!mtt_save(trainer, in_folder("learned"), NULL), "a checkpoint could not be saved: %s", env.error);
+            mtt_trainer_destroy(trainer);
+        }
+        expect_refusal(&other, in_folder(field == 5 ? "learned" : "model"), MTT_E_MISMATCH, NAMES[field], NAMES[field]);
+    }
+    size_t bytes = 0;
+    char *data = read_file(in_folder("model"), &bytes);
+    for (int i = 0; i < 40; i++) { /* one byte flipped: half of them anywhere, the others near the ends */
+        size_t at = i < 20 ? (size_t)random_bits() % bytes : i < 30 ? bytes - 1 - (size_t)i : (size_t)(i - 30) * 37;
+        char *copy = malloc(bytes), what[60];
+        memcpy(copy, data, bytes);
+        copy[at] ^= (char)(1 << below(8));
+        write_file(in_folder("damaged"), copy, bytes);
+        snprintf(what, sizeof(what), "byte %zu of %zu flipped", at, bytes);
+        expect_refusal(&s, in_folder("damaged"), MTT_OK, "", what);
+        free(copy);
+    }
+    size_t cuts[] = {0, 7, 8, 100, bytes / 2, bytes - 1};
+    for (int i = 0; i < 6; i++) {
+        char what[60];
+        write_file(in_folder("damaged"), data, cuts[i]);
+        snprintf(what, sizeof(what), "cut to %zu of %zu bytes", cuts[i], bytes);
+        expect_refusal(&s, in_folder("damaged"), MTT_E_FORMAT, "", what);
+    }
+    expect_refusal(&s, in_folder("absent"), MTT_E_FILE, "absent", "an absent file");
+    free(data);
+}
+
+/* ------------------------------------------------------------------------------------------ failing allocation ---- */
+
+typedef struct ledger {
+    long calls, live, fail_at, persistent; /* fail_at 0: never */
+    size_t bytes;
+} ledger;
+
+static void *ledger_alloc(void *user, size_t bytes)
+{
+    ledger *l = user;
+    l->calls++;
+    if (l->fail_at && (l->persistent ? l->calls >= l->fail_at : l->calls == l->fail_at)) return NULL;
+    size_t *block = malloc(bytes + 16);
+    if (!block) return NULL;
+    *block = bytes;
+    l->live++;
+    l->bytes += bytes;
+    return block + 2;
+}
+
+static void ledger_free(void *user, void *block)
+{
+    ledger *l = user;
+    if (!block) return;
+    l->live--;
+    l->bytes -= ((size_t *)block)[-2];
+    free((size_t *)block - 2);
+}
+
+static mtt_status life_of_a_trainer(mtt_env *e, const setup *s, const int32_t *tokens, const int32_t *targets,
+                                    const char **stage)
+{
+    mtt_trainer *trainer = NULL;
+    float logits[32];
+    *stage = "create";
+    mtt_status status = mtt_trainer_create(e, &s->model, &s->policy, &s->optim, mtt_cpu_backend(), s->batch, s->seq_len,
+                                           &trainer);
+    if (!status) *stage = "step", status = mtt_train_step(trainer, tokens, targets, NULL);
+    if (!status) *stage = "evaluate", status = mtt_evaluate(trainer, tokens, targets, NULL);
+    if (!status) *stage = "logits", status = mtt_next_logits(trainer, tokens, 3, logits);
+    if (!status) *stage = "save", status = mtt_save(trainer, in_folder("life"), NULL);
+    if (!status) *stage = "resume", status = mtt_resume(trainer, in_folder("life"), NULL);
+    mtt_trainer_destroy(trainer);
+    return status;
+}
+
+static void failing_allocations(void)
+{
+    ledger book = {0, 0, 0, 0, 0};
+    mtt_env counted = {.alloc = ledger_alloc, .free = ledger_free, .user = &book};
+    setup s = small_setup();
+    int32_t tokens[32], targets[32];
+    const char *stage;
+    size_t bytes = 0, now;
+    random_tokens(&s, 2, 0, tokens, targets);
+    s.policy.recompute = MTT_RECOMPUTE_SELECTIVE;
+    mtt_status status = life_of_a_trainer(&counted, &s, tokens, targets, &stage);
+    check(!status && book.live == 0, "%s: %s, %ld blocks left", stage, counted.error, book.live);
+    long total = book.calls;
+    char *old = read_file(in_folder("life"), &bytes);
+    int files = files_in_folder();
+    for (int persistent = 0; persistent < 2; persistent++)
+        for (long n = 1; n <= total; n++) {
+            book = (ledger){0, 0, n, persistent, 0};
+            counted.error[0] = 0;
+            status = life_of_a_trainer(&counted, &s, tokens, targets, &stage);
+            check((status == MTT_E_MEMORY || status == MTT_E_BUDGET) && counted.error[0],
+                  "allocation %ld of %ld failed (%s): %s, \"%s\"", n, total, stage, mtt_status_string(status),
+                  counted.error);
+            check(book.live == 0, "allocation %ld of %ld failed (%s): %ld blocks are left", n, total, stage, book.live);
+            char *kept = read_file(in_folder("life"), &now);
+            check(kept && now == bytes && memcmp(kept, old, bytes) == 0,
+                  "allocation %ld failed (%s): the old checkpoint is gone", n, stage);
+            check(files_in_folder() == files, "allocation %ld failed (%s): a file is left over", n, stage);
+            free(kept);
+        }
+    free(old);
+
+    /* In the steady state nothing is taken from the host, and all of it comes back. */
+    mtt_trainer *trainer = NULL;
+    book = (ledger){0, 0, 0, 0, 0};
+    for (int i = 0; i < 20; i++) {
+        mtt_trainer_create(&counted, &s.model, &s.policy, &s.optim, mtt_cpu_backend(), s.batch, s.seq_len, &trainer);
+        mtt_train_step(trainer, tokens, targets, NULL);
+        size_t live = book.bytes;
+        for (int k = 0; k < 20; k++) mtt_train_step(trainer, tokens, targets, NULL);
+        check(book.bytes == live, "20 steps took %ld bytes from the host", (long)book.bytes - (long)live);
+        mtt_trainer_destroy(trainer);
+        check(book.live == 0, "%ld blocks are left", book.live);
+    }
+    printf("allocations: each of %ld failed\n", total);
+}
+
+/* ------------------------------------------------------------------------------------------------------- speed ---- */
+
+static int speed(int batch, int seq_len, int steps)
+{
+    size_t count = (size_t)batch * (size_t)seq_len;
+    int32_t *tokens = malloc(2 * count * sizeof(int32_t));
+    for (size_t i = 0; i < 2 * count; i++) tokens[i] = below(50257);
+    for (int kind = 0; kind < 3; kind++) {
+        setup s = {.model = {.layers = 4, .heads = 8, .d_model = 256, .d_ff = 1024, .vocab = 50257},
+                   .policy = {.attention = kind ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN,
+                              .loss = kind == 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL},
+                   .batch = batch, .seq_len = seq_len};
+        mtt_trainer *trainer = open_trainer(&s);
+        mtt_step_info info = {.ms = 0};
+        double best = 1e300, sum = 0;
+        for (int i = 0; i < steps; i++) {
+            if (mtt_train_step(trainer, tokens, tokens + count, &info)) return puts(env.error), 1;
+            best = fmin(best, info.ms);
+            sum += info.ms;
+        }
+        printf("%s attention, %s loss: %.1f ms a step (best %.1f), %.0f tokens/s, %.1f MiB, loss %.4f\n",
+               kind ? "flash" : "plain", kind == 2 ? "chunked" : "full", sum / steps, best,
+               (double)count * 1000 * steps / sum, (double)info.arena_bytes / 1048576, info.loss);
+        mtt_trainer_destroy(trainer);
+    }
+    free(tokens);
+    return 0;
+}
+
+static void timed(const char *name, void (*test)(void))
+{
+    struct timespec from, to;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    test();
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    if (getenv("TIMES"))
+        printf("%-16s %6.2f s\n", name, (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec));
+}
+
+static void checkpoints(void)
+{
+    mtt_tokens *tokens = make_tokens();
+    if (!tokens) return;
+    resume_bits(tokens);
+    mismatches();
+    mtt_tokens_close(tokens);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "speed") == 0)
+        return speed(argc > 2 ? atoi(argv[2]) : 4, argc > 3 ? atoi(argv[3]) : 256, argc > 4 ? atoi(argv[4]) : 5);
+    strcpy(folder, "/tmp/mtt_model_XXXXXX");
+    if (!mkdtemp(folder)) return puts("no place for files in /tmp"), 1;
+    timed("conversions", conversions);
+    timed("gradients", gradients);
+    timed("uneven targets", uneven_targets);
+    timed("attention", attention_kinds);
+    timed("recompute", recompute_bits);
+    timed("peaks", recompute_peaks);
+    timed("overfit", overfit);
+    timed("overflow", overflow);
+    timed("not finite", not_finite);
+    timed("optimizer", optimizer);
+    timed("learning rates", learning_rates);
+    timed("accumulation", accumulation);
+    timed("repeatable", repeatable);
+    timed("evaluation", evaluation);
+    timed("next logits", next_logits);
+    timed("sampling", sampling);
+    timed("checkpoints", checkpoints);
+    timed("allocations", failing_allocations);
+    remove_folder();
+    return finish();
+}

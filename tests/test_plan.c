@@ -1,0 +1,739 @@
+/* test_plan.c - the plan: what it says of known models, that it is what is allocated, that nothing overlaps in the
+   arena, the searches for a batch and a policy, and the texts of refusals. No device and no file is needed. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include "test.h"
+
+static mtt_env env;
+static uint64_t random_state = 1;
+
+static int below(int bound)
+{
+    uint64_t z = random_state += 0x9e3779b97f4a7c15u; /* splitmix64 (Steele et al. 2014) */
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (int)((z ^ z >> 31) % (uint64_t)bound);
+}
+
+typedef struct configuration {
+    mtt_model_desc model;
+    mtt_policy policy;
+    int batch, seq_len;
+    char text[200];
+} configuration;
+
+static const char *const RECOMPUTES[] = {"none", "selective", "layer", "segments", "budget"};
+
+static int plan(const configuration *c, mtt_plan_report *report)
+{
+    mtt_status status = mtt_plan(&env, &c->model, &c->policy, c->batch, c->seq_len, report);
+    check(!status, "%s: no plan: %s", c->text, env.error);
+    return !status;
+}
+
+/* Puts a budget where it matters: between what recomputing every layer and recomputing nothing take. */
+static void set_budget(configuration *c)
+{
+    mtt_plan_report none, layer;
+    configuration other = *c;
+    memset(&none, 0, sizeof(none));
+    memset(&layer, 0, sizeof(layer));
+    other.policy.recompute = MTT_RECOMPUTE_NONE;
+    plan(&other, &none);
+    other.policy.recompute = MTT_RECOMPUTE_LAYER;
+    plan(&other, &layer);
+    c->policy.budget_bytes = layer.arena_bytes;
+    if (none.arena_bytes > layer.arena_bytes) c->policy.budget_bytes += (none.arena_bytes - layer.arena_bytes) / 2;
+}
+
+static void describe(configuration *c)
+{
+    const mtt_model_desc *m = &c->model;
+    const mtt_policy *p = &c->policy;
+    snprintf(c->text, sizeof(c->text),
+             "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
+             "precision %d attention %d window %d recompute %s loss %d chunk %d accumulate %d",
+             m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch, c->seq_len,
+             (int)p->precision, (int)p->attention, p->window, RECOMPUTES[p->recompute], (int)p->loss,
+             p->loss_chunk_rows, p->accumulate);
+}
+
+static configuration random_configuration(void)
+{
+    configuration c;
+    memset(&c, 0, sizeof(c));
+    c.batch = 1 + below(4);
+    c.seq_len = 1 + below(37);
+    c.model.layers = 1 + below(5);
+    c.model.heads = 1 + below(4);
+    c.model.d_model = c.model.heads * 8 * (1 + below(4));
+    c.model.d_ff = 8 * (1 + below(20));
+    c.model.vocab = 1 + below(300);
+    c.model.max_seq = c.seq_len + below(9);
+    c.model.positions = (mtt_positions)below(2);
+    c.model.tied_head = below(2);
+    c.model.no_head_bias = below(2);
+    c.model.dropout = below(2) ? 0.1f : 0;
+    c.policy.precision = (mtt_precision)below(4);
+    c.policy.attention = (mtt_attention)below(2);
+    c.policy.window = below(2) ? 0 : 1 + below(40);
+    c.policy.recompute = (mtt_recompute)below(5);
+    c.policy.segment = below(2) ? 0 : 1 + below(6);
+    c.policy.loss = (mtt_loss)below(2);
+    c.policy.loss_chunk_rows = below(2) ? 0 : 1 + below(50);
+    c.policy.accumulate = 1 + below(3);
+    describe(&c);
+    if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
+    return c;
+}
+
+/* A, B and D of the coursework that the project reproduces, and GPT-2. */
+static configuration known(char name, int batch)
+{
+    configuration c;
+    memset(&c, 0, sizeof(c));
+    c.model = (mtt_model_desc){.layers = 4, .heads = 8, .d_model = 256, .d_ff = 1024, .vocab = 50257, .max_seq = 256};
+    if (name == 'B') c.model = (mtt_model_desc){.layers = 6, .heads = 8, .d_model = 512, .d_ff = 2048, .vocab = 10000};
+    if (name == 'D')
+        c.model = (mtt_model_desc){
+            .layers = 12, .heads = 12, .d_model = 768, .d_ff = 3072, .vocab = 30000, .dropout = 0.1f};
+    if (name == 'G')
+        c.model = (mtt_model_desc){.layers = 12, .heads = 12, .d_model = 768, .d_ff = 3072, .vocab = 50257,
+                                   .positions = MTT_POSITIONS_LEARNED, .tied_head = 1, .no_head_bias = 1};
+    c.batch = batch;
+    c.seq_len = name == 'A' ? 256 : name == 'B' ? 512 : 1024;
+    describe(&c);
+    return c;
+}
+
+static void known_models(void)
+{
+    mtt_plan_report report;
+    configuration a = known('A', 32), gpt2 = known('G', 4);
+    if (plan(&a, &report)) check(report.parameters == 28941393, "A has %lld parameters", (long long)report.parameters);
+    if (plan(&gpt2, &report))
+        check(report.parameters == 124439808, "GPT-2 has %lld parameters", (long long)report.parameters);
+
+    /* Weights, moments and gradients are what arithmetic says, but for the padding of the vocabulary and of slots. */
+    gpt2.policy.accumulate = 2;
+    for (int precision = 0; precision < 4; precision++) {
+        gpt2.policy.precision = (mtt_precision)precision;
+        if (!plan(&gpt2, &report)) continue;
+        double n = 124439808, weight = precision >= MTT_BF16 ? 2 : 4, state = precision >= MTT_BF16 ? 12 : 8;
+        check(fabs((double)report.bytes[MTT_WEIGHTS] / (weight * n) - 1) < 1e-3, "weights take %zu bytes",
+              report.bytes[MTT_WEIGHTS]);
+        check(fabs((double)report.bytes[MTT_OPTIMIZER] / (state * n) - 1) < 1e-3, "the optimizer takes %zu bytes",
+              report.bytes[MTT_OPTIMIZER]);
+        check(fabs((double)report.bytes[MTT_GRADIENTS] / (4 * n) - 1) < 1e-3, "gradients take %zu bytes",
+              report.bytes[MTT_GRADIENTS]);
+        check(report.state_bytes <= report.peak_bytes && report.state_bytes > (size_t)((weight + state + 4) * n),
+              "state takes %zu bytes", report.state_bytes);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------- planned = allocated ---- */
+
+static size_t device_allocations, device_bytes;
+
+static mtt_status counting_alloc(void *context, size_t bytes, void **block)
+{
+    device_allocations++;
+    device_bytes += bytes;
+    return mtt_cpu_backend()->alloc(context, bytes, block);
+}
+
+static void same_report(const mtt_schedule *schedule, const mtt_plan_report *planned, const char *text)
+{
+    mtt_plan_report report;
+    mtt_schedule_report(schedule, &report);
+    check(memcmp(&report, planned, sizeof(report)) == 0, "%s: the trainer's report is not the plan's", text);
+}
+
+static void planned_is_allocated(void)
+{
+    mtt_backend backend = *mtt_cpu_backend();
+    mtt_optim_desc optim = {.seed = 1};
+    backend.alloc = counting_alloc;
+    random_state = 12345;
+    for (int i = 0; i < 200; i++) {
+        configuration c = random_configuration();
+        mtt_plan_report report;
+        mtt_trainer *trainer = NULL;
+        mtt_step_info info;
+        int count = c.batch * c.seq_len * c.policy.accumulate;
+        int32_t tokens[4 * 37 * 3], targets[4 * 37 * 3];
+        if (!plan(&c, &report)) continue;
+        device_allocations = device_bytes = 0;
+        mtt_status status = mtt_trainer_create(&env, &c.model, &c.policy, &optim, &backend, c.batch, c.seq_len,
+                                               &trainer);
+        check(!status, "%s: no trainer: %s", c.text, env.error);
+        if (status) continue;
+        check(device_allocations == 1 && device_bytes == report.arena_bytes,
+              "%s: %zu bytes planned, %zu allocated in %zu pieces", c.text, report.arena_bytes, device_bytes,
+              device_allocations);
+        same_report(mtt_trainer_schedule(trainer), &report, c.text);
+        for (int k = 0; k < count; k++) tokens[k] = below(c.model.vocab), targets[k] = below(c.model.vocab);
+        status = mtt_train_step(trainer, tokens, targets, &info);
+        check(!status && info.loss >= 0 && info.loss < 20 && info.arena_bytes == report.arena_bytes,
+              "%s: a step: %s, loss %g", c.text, status ? env.error : "ok", info.loss);
+        status = mtt_evaluate(trainer, tokens, targets, &info);
+        check(!status && info.loss >= 0 && info.loss < 20, "%s: an evaluation: %s, loss %g", c.text,
+              status ? env.error : "ok", info.loss);
+        check(device_allocations == 1, "%s: a step allocates on the device", c.text);
+        mtt_trainer_destroy(trainer);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- arena ---- */
+
+/* The packing stays within 2 % of the most bytes that live at once, whatever the policy. */
+static void packing(void)
+{
+    static const struct { char name; int batch; } CASES[] = {{'A', 32}, {'A', 64}, {'A', 128}, {'B', 32}, {'B', 64},
+                                                             {'B', 128}, {'D', 8}, {'D', 32}};
+    double worst = 0;
+    char worst_text[sizeof(((configuration *)0)->text)] = "";
+    for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
+        for (int kind = 0; kind < 4 * 2 * 2 * 5; kind++) {
+            configuration c = known(CASES[i].name, CASES[i].batch);
+            mtt_plan_report report;
+            c.policy.recompute = (mtt_recompute)(kind % 5);
+            c.policy.attention = (mtt_attention)(kind / 5 % 2);
+            c.policy.loss = (mtt_loss)(kind / 10 % 2);
+            c.policy.precision = (mtt_precision)(kind / 20);
+            describe(&c);
+            if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) {
+                if (c.policy.precision == MTT_TF32 || c.policy.precision == MTT_FP16) continue; /* as FP32 and BF16 */
+                set_budget(&c);
+            }
+            if (!plan(&c, &report)) continue;
+            double ratio = (double)report.arena_bytes / (double)report.peak_bytes;
+            check(ratio >= 1 && ratio <= 1.02, "%s: the arena is %.4f of the peak", c.text, ratio);
+            check(c.policy.recompute != MTT_RECOMPUTE_BUDGET || report.arena_bytes <= c.policy.budget_bytes,
+                  "%s: a budget of %zu bytes became %zu", c.text, c.policy.budget_bytes, report.arena_bytes);
+            if (ratio > worst) worst = ratio, memcpy(worst_text, c.text, sizeof(worst_text));
+        }
+    printf("packing: the arena is at most %.4f of the peak (%s)\n", worst, worst_text);
+}
+
+static int overlap(const mtt_tensor *a, const mtt_tensor *b)
+{
+    int together = a->first <= b->last && b->first <= a->last;
+    return together && a->bytes && b->bytes && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
+}
+
+/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is used. */
+static void check_program(const mtt__program *p, const char *text)
+{
+    char *written = calloc((size_t)p->tensor_count, 1);
+    size_t peak = 0;
+    for (int i = 0; i < p->tensor_count; i++) {
+        const mtt_tensor *t = &p->tensors[i];
+        check(t->offset % 256 == 0 && t->offset + t->bytes <= p->arena_bytes, "%s: %s ends outside the arena", text,
+              t->name);
+        for (int k = 0; k < i; k++)
+            if (overlap(t, &p->tensors[k])) check(0, "%s: %s and %s overlap", text, t->name, p->tensors[k].name);
+        written[i] = (char)t->persistent;
+    }
+    for (int i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        size_t live = 0;
+        for (int k = 0; k < op->inputs + op->outputs; k++) {
+            const mtt_tensor *t = op->in[k];
+            if (!t) continue;
+            check(op->in + op->inputs == op->out && t->first <= i && i <= t->last,
+                  "%s: operation %d uses %s outside its life", text, i, t->name);
+            if (k < op->inputs)
+                check(written[t - p->tensors], "%s: operation %d reads %s before it is written", text, i, t->name);
+        }
+        for (int k = 0; k < op->outputs; k++)
+            if (op->out[k]) written[op->out[k] - p->tensors] = 1;
+        for (int k = 0; k < p->tensor_count; k++)
+            if (p->tensors[k].first <= i && i <= p->tensors[k].last) live += (p->tensors[k].bytes + 255) / 256 * 256;
+        check(live == op->live_bytes, "%s: %zu bytes live during operation %d, not %zu", text, live, i, op->live_bytes);
+        peak = live > peak ? live : peak;
+    }
+    for (int i = 0; i < p->tensor_count; i++) check(written[i], "%s: %s is never written", text, p->tensors[i].name);
+    check(p->arena_bytes >= peak, "%s: the arena is smaller than the peak", text);
+    free(written);
+}
+
+static void nothing_overlaps(void)
+{
+    random_state = 999;
+    for (int i = 0; i < 300; i++) {
+        configuration c = random_configuration();
+        mtt_schedule *s = NULL;
+        mtt_status status = mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s);
+        check(!status, "%s: no schedule: %s", c.text, env.error);
+        if (status) continue;
+        for (int k = 0; k < MTT__PROGRAMS; k++) {
+            const mtt__program *p = &s->programs[k], *first = &s->programs[0];
+            check_program(p, c.text);
+            for (int t = 0; t < first->tensor_count && first->tensors[t].persistent; t++)
+                check(p->tensors[t].persistent && p->tensors[t].offset == first->tensors[t].offset &&
+                          p->tensors[t].bytes == first->tensors[t].bytes,
+                      "%s: %s moves between programs", c.text, p->tensors[t].name);
+        }
+        mtt_schedule_destroy(s);
+    }
+}
+
+static void reports_add_up(void)
+{
+    random_state = 4242;
+    for (int i = 0; i < 100; i++) {
+        configuration c = random_configuration();
+        mtt_plan_report report;
+        mtt_schedule *s = NULL;
+        mtt_op_info info;
+        size_t sum = 0, peak = 0, phases[MTT_PHASE_COUNT] = {0};
+        double flops = 0, again = 0, traffic = 0;
+        int ops = 0, last_phase = 0;
+        if (!plan(&c, &report)) continue;
+        for (int k = 0; k < MTT_CATEGORY_COUNT; k++) sum += report.bytes[k];
+        check(sum == report.peak_bytes, "%s: the categories add up to %zu, the peak is %zu", c.text, sum,
+              report.peak_bytes);
+        if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
+        same_report(s, &report, c.text);
+        for (; mtt_schedule_op(s, ops, &info); ops++) {
+            sum = 0;
+            for (int k = 0; k < MTT_CATEGORY_COUNT; k++) sum += info.bytes[k];
+            check(sum == info.live_bytes, "%s: operation %d: %zu bytes live, its categories say %zu", c.text, ops,
+                  info.live_bytes, sum);
+            check((int)info.phase >= last_phase, "%s: operation %d goes back a phase", c.text, ops);
+            check(info.flops >= 0 && info.traffic_bytes > 0, "%s: %s costs %g FLOPs, %g bytes", c.text, info.name,
+                  info.flops, info.traffic_bytes);
+            check(ops != report.peak_op || info.live_bytes == report.peak_bytes, "%s: operation %d is not the peak",
+                  c.text, ops);
+            last_phase = (int)info.phase;
+            phases[info.phase] = info.live_bytes > phases[info.phase] ? info.live_bytes : phases[info.phase];
+            peak = info.live_bytes > peak ? info.live_bytes : peak;
+            flops += info.flops;
+            traffic += info.traffic_bytes;
+            again += info.recomputed ? info.flops : 0;
+        }
+        check(ops == report.ops && peak == report.peak_bytes &&
+                  memcmp(phases, report.phase_peak_bytes, sizeof(phases)) == 0,
+              "%s: the timeline does not give the peaks of the report", c.text);
+        check(fabs(flops - report.flops) <= 1e-9 * flops && fabs(traffic - report.traffic_bytes) <= 1e-9 * traffic &&
+                  fabs(again - report.recompute_flops) <= 1e-9 * flops,
+              "%s: the timeline does not give the costs of the report", c.text);
+        mtt_schedule_destroy(s);
+    }
+    check(mtt_category_name(MTT_SCORES) && strcmp(mtt_category_name(MTT_SCORES), "scores") == 0,
+          "a category has no name");
+}
+
+/* FLOPs of a model whose arithmetic is well known: 6 per parameter of the matrices and token, and attention. */
+static void flops(void)
+{
+    configuration a = known('A', 32);
+    mtt_plan_report none, layer, selective;
+    a.model.no_head_bias = 1;
+    a.policy.attention = MTT_ATTENTION_FLASH;
+    double tokens = 32 * 256, matrices = 4 * 12 * 256 * 256 + 256 * 50304, sure = 6 * matrices * tokens;
+    plan(&a, &none);
+    check(none.flops > sure && none.flops < 1.15 * sure, "A's step is %g FLOPs, its matrices alone %g", none.flops,
+          sure);
+    check(none.recompute_flops == 0 && none.recompute_layers == 0, "nothing is recomputed, at %g FLOPs",
+          none.recompute_flops);
+    a.policy.recompute = MTT_RECOMPUTE_LAYER;
+    plan(&a, &layer);
+    double once = 2 * 4 * 12 * 256 * 256 * tokens;
+    check(layer.recompute_layers == 4 && layer.recompute_flops > 0.7 * once && layer.recompute_flops < 1.3 * once,
+          "recomputing %d layers costs %g FLOPs, their matrices %g", layer.recompute_layers, layer.recompute_flops,
+          once);
+    a.policy.recompute = MTT_RECOMPUTE_SELECTIVE;
+    plan(&a, &selective);
+    check(selective.recompute_selective == 4 && selective.recompute_flops > 0 &&
+              selective.recompute_flops < 0.1 * layer.recompute_flops,
+          "selective recomputation costs %g FLOPs", selective.recompute_flops);
+}
+
+/* ---------------------------------------------------------------------------------------------------- searches ---- */
+
+static size_t arena_at(const configuration *c, int batch)
+{
+    configuration other = *c;
+    mtt_plan_report report;
+    other.batch = batch;
+    return plan(&other, &report) ? report.arena_bytes : 0;
+}
+
+static void largest_batch(void)
+{
+    random_state = 31;
+    for (int i = 0; i < 50; i++) {
+        configuration c = random_configuration();
+        int batch = -1;
+        if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) c.policy.recompute = MTT_RECOMPUTE_NONE;
+        size_t one = arena_at(&c, 1), budget = one + (size_t)below(1 << 22);
+        mtt_status status = mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, budget, &batch);
+        check(!status && batch >= 1 && arena_at(&c, batch) <= budget && arena_at(&c, batch + 1) > budget,
+              "%s: %d is not the largest batch in %zu bytes: %s", c.text, batch, budget, status ? env.error : "ok");
+        char needed[32];
+        snprintf(needed, sizeof(needed), "%zu", one);
+        status = mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, one - 1, &batch);
+        check(status == MTT_E_BUDGET && strstr(env.error, needed), "%s: %zu bytes are too few, but: %s, \"%s\"", c.text,
+              one - 1, mtt_status_string(status), env.error);
+    }
+    configuration a = known('A', 1);
+    int batch = 0;
+    check(!mtt_plan_max_batch(&env, &a.model, &a.policy, 256, SIZE_MAX, &batch) && batch == 1 << 20,
+          "memory without end takes %d", batch);
+    a.policy.recompute = MTT_RECOMPUTE_BUDGET; /* the budget searched for is the budget kept to */
+    a.policy.budget_bytes = 1;
+    check(!mtt_plan_max_batch(&env, &a.model, &a.policy, 256, (size_t)8 << 30, &batch) && batch > 1,
+          "no batch in 8 GiB: %s", env.error);
+    a.policy.budget_bytes = (size_t)8 << 30;
+    a.batch = batch;
+    check(arena_at(&a, batch) <= (size_t)8 << 30, "the batch of 8 GiB takes %zu bytes", arena_at(&a, batch));
+}
+
+static int as_good(const configuration *c, const mtt_policy *fit, const mtt_plan_report *chosen, size_t budget)
+{
+    for (int kind = 0; kind < 12; kind++) {
+        configuration other = *c;
+        mtt_plan_report report;
+        other.policy = *fit;
+        other.policy.attention = (mtt_attention)(kind % 2);
+        other.policy.loss = (mtt_loss)(kind / 2 % 2);
+        other.policy.recompute = (mtt_recompute)(kind / 4);
+        if (!plan(&other, &report) || report.arena_bytes > budget) continue;
+        if (report.flops < 0.98 * chosen->flops && report.traffic_bytes < 0.98 * chosen->traffic_bytes) return 0;
+    }
+    return 1;
+}
+
+static void fitting_policy(void)
+{
+    random_state = 77;
+    for (int i = 0; i < 50; i++) {
+        configuration c = random_configuration();
+        mtt_plan_report report;
+        mtt_policy fit;
+        if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) c.policy.recompute = MTT_RECOMPUTE_NONE;
+        memset(&fit, 0, sizeof(fit));
+        mtt_status status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, (size_t)1 << 40, &fit);
+        check(!status && fit.recompute == MTT_RECOMPUTE_NONE, "%s: with memory to waste: %s, recompute %s", c.text,
+              status ? env.error : "ok", RECOMPUTES[fit.recompute]);
+        check(fit.precision == c.policy.precision && fit.window == c.policy.window &&
+                  fit.accumulate == c.policy.accumulate,
+              "%s: the fit changed the result", c.text);
+
+        configuration least = c, most = c;
+        least.policy.attention = MTT_ATTENTION_FLASH;
+        least.policy.loss = MTT_LOSS_CHUNKED;
+        least.policy.recompute = MTT_RECOMPUTE_LAYER;
+        size_t low = arena_at(&least, c.batch), high = arena_at(&most, c.batch);
+        size_t budget = low + (high > low ? (high - low) / 16 * (size_t)below(17) : 0);
+        status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, budget, &fit);
+        check(!status, "%s: nothing fits %zu bytes, though %zu would do: %s", c.text, budget, low, env.error);
+        configuration chosen = c;
+        chosen.policy = fit;
+        if (status || !plan(&chosen, &report)) continue;
+        check(report.arena_bytes <= budget, "%s: the fit takes %zu of %zu bytes", c.text, report.arena_bytes, budget);
+        check(as_good(&c, &fit, &report, budget), "%s: in %zu bytes another policy does with less of all", c.text,
+              budget);
+        status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, 1000, &fit);
+        check(status == MTT_E_BUDGET && strstr(env.error, "1000"), "%s: 1000 bytes: %s, \"%s\"", c.text,
+              mtt_status_string(status), env.error);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- refusals ---- */
+
+static void refused(const configuration *c, const char *const *names, int count, const char *what)
+{
+    mtt_plan_report report;
+    env.error[0] = 0;
+    mtt_status status = mtt_plan(&env, &c->model, &c->policy, c->batch, c->seq_len, &report);
+    check(status == MTT_E_ARGUMENT, "%s: %s", what, mtt_status_string(status));
+    for (int i = 0; i < count; i++)
+        check(strstr(env.error, names[i]) != NULL, "%s: \"%s\" does not name %s", what, env.error, names[i]);
+}
+
+#define REFUSED(change, ...)                                                                                         \
+    do {                                                                                                             \
+        static const char *const names[] = {__VA_ARGS__};                                                            \
+        configuration c = good;                                                                                      \
+        change;                                                                                                      \
+        refused(&c, names, (int)MTT__LENGTH(names), #change);                                                        \
+    } while (0)
+
+static void validation(void)
+{
+    configuration good = known('A', 4);
+    mtt_plan_report report;
+    check(plan(&good, &report), "A is refused");
+    REFUSED(c.model.layers = -1, "layers", "-1");
+    REFUSED(c.model.layers = 1025, "layers");
+    REFUSED(c.model.heads = -8, "heads");
+    REFUSED(c.model.heads = 2000, "heads");
+    REFUSED(c.model.d_model = -256, "d_model");
+    REFUSED(c.model.d_model = 1 << 20, "d_model");
+    REFUSED(c.model.d_model = 260, "d_model", "heads");
+    REFUSED(c.model.heads = 64, "head", "8");
+    REFUSED((c.model.heads = 1, c.model.d_model = 264), "head", "256");
+    REFUSED(c.model.d_ff = 7, "d_ff");
+    REFUSED(c.model.d_ff = 1 << 20, "d_ff");
+    REFUSED(c.model.vocab = -1, "vocab");
+    REFUSED(c.model.vocab = (1 << 24) + 1, "vocab");
+    REFUSED(c.model.max_seq = -1, "max_seq");
+    REFUSED(c.model.positions = (mtt_positions)2, "positions");
+    REFUSED(c.model.dropout = NAN, "dropout");
+    REFUSED(c.model.dropout = -0.1f, "dropout");
+    REFUSED(c.model.dropout = 0.95f, "dropout");
+    REFUSED(c.model.dropout = INFINITY, "dropout");
+    REFUSED(c.policy.window = -1, "window", "-1");
+    REFUSED(c.policy.precision = (mtt_precision)4, "precision");
+    REFUSED(c.policy.attention = (mtt_attention)2, "attention");
+    REFUSED(c.policy.recompute = (mtt_recompute)5, "recompute");
+    REFUSED(c.policy.recompute = MTT_RECOMPUTE_BUDGET, "budget_bytes");
+    REFUSED(c.policy.loss = (mtt_loss)-1, "loss");
+    REFUSED(c.policy.device = (mtt_device)2, "device");
+    REFUSED(c.policy.segment = -1, "segment");
+    REFUSED(c.policy.loss_chunk_rows = -1, "loss_chunk_rows");
+    REFUSED(c.policy.accumulate = -1, "accumulate");
+    REFUSED(c.batch = 0, "batch", "0");
+    REFUSED(c.batch = -3, "batch");
+    REFUSED(c.batch = (1 << 20) + 1, "batch");
+    REFUSED(c.seq_len = 0, "seq_len");
+    REFUSED((c.seq_len = 257, c.model.positions = MTT_POSITIONS_LEARNED), "seq_len", "max_seq", "256");
+    REFUSED((c.model.layers = -1, c.model.vocab = -2, c.model.dropout = 2, c.model.d_ff = -4), "layers", "vocab",
+            "dropout", "d_ff");
+    REFUSED((c.batch = 0, c.seq_len = -1, c.policy.window = -5, c.policy.accumulate = -2), "batch", "seq_len", "window",
+            "accumulate");
+
+    mtt_model_desc nothing = {.layers = 0}, resolved;
+    check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.layers == 4 && resolved.heads == 8 &&
+              resolved.d_model == 256 && resolved.d_ff == 1024 && resolved.vocab == 10000 && resolved.max_seq == 1024,
+          "the model's defaults are not the manual's");
+    mtt_policy policy = {.window = 0}, p;
+    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 && p.loss_chunk_rows == 1024 &&
+              p.accumulate == 1,
+          "the policy's defaults are not the manual's");
+    nothing.d_model = 128;
+    check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.d_ff == 512, "d_ff is %d by default",
+          resolved.d_ff);
+    check(mtt_plan(NULL, &good.model, &good.policy, 0, 8, &report) == MTT_E_ARGUMENT, "a plan without an environment");
+
+    static const char *const OPTIM[] = {"lr",   "beta1",  "beta2",      "eps",          "weight_decay",
+                                        "clip", "min_lr", "loss_scale", "warmup_steps", "total_steps"};
+    for (int i = 0; i < 10; i++) {
+        mtt_optim_desc o = {.seed = 1}, out;
+        if (i == 0) o.lr = NAN;
+        if (i == 1) o.beta1 = 1;
+        if (i == 2) o.beta2 = 1.5f;
+        if (i == 3) o.eps = NAN;
+        if (i == 4) o.weight_decay = INFINITY;
+        if (i == 5) o.clip = NAN;
+        if (i == 6) o.min_lr = 1;
+        if (i == 7) o.loss_scale = INFINITY;
+        if (i == 8) o.warmup_steps = -1;
+        if (i == 9) o.lr_schedule = MTT_LR_COSINE;
+        mtt_status status = mtt_optim_resolve(&env, &o, &out);
+        check(status == MTT_E_ARGUMENT && strstr(env.error, OPTIM[i]), "%s: %s, \"%s\"", OPTIM[i],
+              mtt_status_string(status), env.error);
+    }
+}
+
+/* The largest of everything must end in numbers or a refusal, not in an overflow. */
+static void extremes(void)
+{
+    configuration c;
+    mtt_plan_report report;
+    memset(&c, 0, sizeof(c));
+    c.model = (mtt_model_desc){.layers = 3,
+                               .heads = 64,
+                               .d_model = 16384,
+                               .d_ff = 131072,
+                               .vocab = 1 << 24,
+                               .max_seq = 1 << 20,
+                               .positions = MTT_POSITIONS_LEARNED};
+    c.batch = c.seq_len = 1 << 20;
+    for (int kind = 0; kind < 4; kind++) {
+        c.policy.attention = (mtt_attention)(kind % 2);
+        c.policy.loss = (mtt_loss)(kind / 2);
+        mtt_status status = mtt_plan(&env, &c.model, &c.policy, c.batch, c.seq_len, &report);
+        check(status ? env.error[0] != 0
+                     : report.arena_bytes >= report.peak_bytes && report.peak_bytes > (size_t)1 << 55,
+              "the largest plan takes %zu bytes", report.peak_bytes);
+        mtt_optim_desc optim = {.seed = 1};
+        mtt_trainer *trainer = NULL;
+        status = mtt_trainer_create(&env, &c.model, &c.policy, &optim, mtt_cpu_backend(), c.batch, c.seq_len, &trainer);
+        check((status == MTT_E_BUDGET || status == MTT_E_MEMORY) && !trainer && env.error[0],
+              "a trainer of %zu bytes: %s", report.peak_bytes, mtt_status_string(status));
+        mtt_trainer_destroy(trainer);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- listings ---- */
+
+static void append(void *user, const char *text, size_t bytes)
+{
+    mtt__text *out = user;
+    for (size_t i = 0; i < bytes && out->size + 1 < out->capacity; i++) out->at[out->size++] = text[i];
+    out->at[out->size] = 0;
+}
+
+static int count_of(const char *text, const char *word)
+{
+    int count = 0;
+    for (; (text = strstr(text, word)); text += strlen(word)) count++;
+    return count;
+}
+
+static void listing(void)
+{
+    configuration c = known('A', 2);
+    c.model.layers = 2;
+    for (int attention = 0; attention < 2; attention++) {
+        int again[3] = {0, 0, 0}, linear[3] = {0, 0, 0};
+        for (int way = 0; way < 3; way++) {
+            static char text[200000];
+            mtt__text out;
+            mtt_schedule *s = NULL;
+            mtt_op_info info;
+            int ops = 0, softmax = 0, gelu = 0, norm = 0, flash = 0;
+            c.policy.attention = (mtt_attention)attention;
+            c.policy.recompute = (mtt_recompute)way;
+            mtt__text_init(&out, text, sizeof(text));
+            if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
+            mtt_schedule_print(s, append, &out);
+            for (; mtt_schedule_op(s, ops, &info); ops++) {
+                if (!info.recomputed) continue;
+                again[way]++;
+                linear[way] += strcmp(info.name, "linear") == 0;
+                softmax += strcmp(info.name, "softmax") == 0;
+                gelu += strcmp(info.name, "gelu") == 0;
+                norm += strcmp(info.name, "norm") == 0;
+                flash += strcmp(info.name, "flash") == 0;
+                check(info.phase == MTT_BACKWARD && info.layer >= 0 && info.layer < 2,
+                      "%s is recomputed in phase %d, layer %d", info.name, (int)info.phase, info.layer);
+            }
+            check(count_of(text, "\n") == ops, "%d lines list %d operations", count_of(text, "\n"), ops);
+            check(count_of(text, " again ") == again[way] || count_of(text, "again") == again[way],
+                  "recompute %s: %d lines say again, %d operations are", RECOMPUTES[way], count_of(text, "again"),
+                  again[way]);
+            check(count_of(text, "adamw") == 1 && count_of(text, "cross_entropy") >= 1 &&
+                      count_of(text, attention ? "flash" : "softmax") >= 4,
+                  "the listing misses operations");
+            if (way)
+                check(gelu == 2 && norm == 4, "recompute %s makes %d GELUs and %d norms again in two layers",
+                      RECOMPUTES[way], gelu, norm);
+            if (way)
+                check(softmax == (attention ? 0 : 2), "recompute %s makes %d softmaxes again", RECOMPUTES[way],
+                      softmax);
+            check(way == 2 || (!linear[way] && !flash), "recompute %s makes products again", RECOMPUTES[way]);
+            mtt_schedule_destroy(s);
+        }
+        check(again[0] == 0 && again[1] > 0 && again[2] > again[1] && linear[2] >= 4,
+              "recomputed operations: %d, %d, %d", again[0], again[1], again[2]);
+    }
+}
+
+static void json(void)
+{
+    static const char *const KEYS[] = {"parameters", "arena_bytes", "peak_forward_bytes", "peak_backward_bytes",
+                                       "bytes"};
+    configuration c = known('A', 32);
+    mtt_plan_report report;
+    char text[4096], small[16];
+    int found = 0, first = 1, inner = 1;
+    mtt__json j;
+    mtt__slice key;
+    uint64_t value, sum = 0;
+    plan(&c, &report);
+    size_t length = mtt_plan_json(&report, text, sizeof(text));
+    check(length == strlen(text) && length > 100, "the JSON of a plan is %zu long, it says %zu", strlen(text), length);
+    mtt__json_init(&j, text, length);
+    mtt__json_begin(&j, '{');
+    while (mtt__json_key(&j, &first, &key)) {
+        for (size_t k = 0; k < MTT__LENGTH(KEYS); k++) found |= mtt__slice_is(key, KEYS[k]) << k;
+        if (mtt__slice_is(key, "bytes")) {
+            mtt__json_begin(&j, '{');
+            while (mtt__json_key(&j, &inner, &key)) mtt__json_u64(&j, &value), sum += value;
+        } else if (mtt__slice_is(key, "parameters"))
+            mtt__json_u64(&j, &value), check(value == 28941393, "JSON says %d parameters", (int)value);
+        else if (mtt__slice_is(key, "arena_bytes"))
+            mtt__json_u64(&j, &value), check(value == report.arena_bytes, "JSON says another arena");
+        else mtt__json_skip(&j);
+    }
+    check(!j.fault && mtt__json_peek(&j) == 0, "the JSON of a plan does not parse: %s",
+          j.fault ? j.fault : "more follows");
+    check(found == (1 << MTT__LENGTH(KEYS)) - 1, "the JSON of a plan lacks keys: %s", text);
+    check(sum == report.peak_bytes, "the JSON's categories add up to %llu", (unsigned long long)sum);
+    memset(small, 'x', sizeof(small));
+    mtt_plan_json(&report, small, 8);
+    check(strlen(small) < 8 && small[8] == 'x', "JSON runs over its room");
+}
+
+/* ------------------------------------------------------------------------------------------ failing allocation ---- */
+
+static long calls, fail_at, live;
+
+static void *failing_alloc(void *user, size_t bytes)
+{
+    (void)user;
+    if (++calls == fail_at) return NULL;
+    live++;
+    return malloc(bytes);
+}
+
+static void counting_free(void *user, void *block)
+{
+    (void)user;
+    live -= block != NULL;
+    free(block);
+}
+
+static void failing_allocations(void)
+{
+    mtt_env failing = {.alloc = failing_alloc, .free = counting_free};
+    configuration c = known('A', 4);
+    mtt_plan_report report;
+    mtt_policy fit;
+    mtt_schedule *s;
+    int batch;
+    c.policy.recompute = MTT_RECOMPUTE_BUDGET;
+    set_budget(&c);
+    for (int kind = 0; kind < 4; kind++) {
+        long total = 1;
+        for (fail_at = 0; fail_at <= total; fail_at += fail_at < 100 ? 1 : 97) {
+            mtt_status status = MTT_OK;
+            calls = live = 0;
+            s = NULL;
+            failing.error[0] = 0;
+            if (kind == 0) status = mtt_plan(&failing, &c.model, &c.policy, 4, 256, &report);
+            if (kind == 1) status = mtt_schedule_create(&failing, &c.model, &c.policy, 4, 256, &s);
+            if (kind == 2)
+                status = mtt_plan_max_batch(&failing, &c.model, &c.policy, 256, c.policy.budget_bytes, &batch);
+            if (kind == 3) status = mtt_policy_fit(&failing, &c.model, &c.policy, 4, 256, c.policy.budget_bytes, &fit);
+            mtt_schedule_destroy(s);
+            check(fail_at ? status == MTT_E_MEMORY && failing.error[0] : !status, "kind %d, allocation %ld: %s", kind,
+                  fail_at, mtt_status_string(status));
+            check(live == 0, "kind %d, allocation %ld: %ld blocks are left", kind, fail_at, live);
+            if (!fail_at) total = calls;
+        }
+    }
+}
+
+int main(void)
+{
+    known_models();
+    planned_is_allocated();
+    packing();
+    nothing_overlaps();
+    reports_add_up();
+    flops();
+    largest_batch();
+    fitting_policy();
+    validation();
+    extremes();
+    listing();
+    json();
+    failing_allocations();
+    return finish();
+}

@@ -1,0 +1,783 @@
+/* Tests of the tokenizer. Modes for the hand: test_tokenizer encode TOKENIZER [hex] < text, train FILE OUT, bench FILE. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+
+#include "test.h"
+
+/* ---- helpers */
+
+static uint32_t turn(uint32_t x, int n)
+{
+    return x >> n | x << (32 - n);
+}
+
+/* SHA-256 (FIPS 180-4), as 64 hexadecimal digits. The constants are the fractions of cube and square roots of primes. */
+static void sha256(const unsigned char *at, size_t size, char hex[65])
+{
+    uint32_t k[64], h[8], w[64], v[8];
+    size_t padded = (size + 9 + 63) / 64 * 64, block;
+    unsigned char *text = (unsigned char *)calloc(padded, 1);
+    int i, n = 0, prime = 2, d;
+    for (; n < 64; prime++) {
+        double cube = cbrt(prime), square = sqrt(prime);
+        for (d = 2; d * d <= prime && prime % d; d++) {}
+        if (d * d <= prime) continue;
+        k[n] = (uint32_t)((cube - floor(cube)) * 4294967296.0);
+        if (n < 8) h[n] = (uint32_t)((square - floor(square)) * 4294967296.0);
+        n++;
+    }
+    memcpy(text, at, size);
+    text[size] = 0x80;
+    for (i = 0; i < 8; i++) text[padded - 1 - (size_t)i] = (unsigned char)((uint64_t)size * 8 >> 8 * i);
+    for (block = 0; block < padded; block += 64) {
+        for (i = 0; i < 16; i++) {
+            const unsigned char *p = text + block + 4 * i;
+            w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+        }
+        for (; i < 64; i++)
+            w[i] = w[i - 16] + w[i - 7] + (turn(w[i - 15], 7) ^ turn(w[i - 15], 18) ^ w[i - 15] >> 3) +
+                   (turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10);
+        memcpy(v, h, sizeof(v));
+        for (i = 0; i < 64; i++) {
+            uint32_t a = v[0], e = v[4];
+            uint32_t x = v[7] + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
+            uint32_t y = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
+            memmove(v + 1, v, 7 * sizeof(*v));
+            v[4] += x;
+            v[0] = x + y;
+        }
+        for (i = 0; i < 8; i++) h[i] += v[i];
+    }
+    for (i = 0; i < 8; i++) sprintf(hex + 8 * i, "%08x", (unsigned)h[i]);
+    free(text);
+}
+
+static char *read_whole(const char *path, size_t *size)
+{
+    FILE *file = strcmp(path, "-") ? fopen(path, "rb") : stdin;
+    size_t capacity = 1 << 16, n = 0, got;
+    char *text = (char *)malloc(capacity + 1);
+    *size = 0;
+    if (!file) return free(text), (char *)NULL;
+    while ((got = fread(text + n, 1, capacity - n, file)) > 0) {
+        n += got;
+        if (n == capacity) text = (char *)realloc(text, (capacity *= 2) + 1);
+    }
+    if (file != stdin) fclose(file);
+    text[n] = 0;
+    *size = n;
+    return text;
+}
+
+static void write_whole(const char *path, const char *text, size_t size)
+{
+    FILE *file = fopen(path, "wb");
+    check(file && fwrite(text, 1, size, file) == size && !fclose(file), "%s can be written", path);
+}
+
+static char *read_data(const char *name, size_t *size)
+{
+    const char *path = shared_data(name);
+    return path ? read_whole(path, size) : NULL;
+}
+
+static uint64_t seed = 1;
+
+static uint32_t below(uint32_t bound)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((seed >> 33) % bound);
+}
+
+/* The scratch folder of this run. */
+static char folder[64];
+
+static const char *scratch(const char *name)
+{
+    static char path[4][128];
+    static int turns;
+    char *at = path[turns++ % 4];
+    snprintf(at, sizeof(path[0]), "%s/%s", folder, name);
+    return at;
+}
+
+static mtt_tokenizer *train(mtt_env *env, const char *text, size_t size, int vocab)
+{
+    mtt_bpe_trainer *trainer = NULL;
+    mtt_tokenizer *t = NULL;
+    check(!mtt_bpe_trainer_create(env, &trainer) && !mtt_bpe_trainer_add(trainer, text, size) &&
+              !mtt_bpe_trainer_finish(trainer, vocab, &t),
+          "training of %d ids on %zu bytes", vocab, size);
+    mtt_bpe_trainer_destroy(trainer);
+    return t;
+}
+
+/* Encodes and decodes; 1 if the text comes back. The ids are in *out, which the caller frees, unless it is NULL. */
+static int round_trip(mtt_tokenizer *t, const char *text, size_t size, int32_t **out, size_t *count)
+{
+    static int32_t small[256];
+    static char back[1024];
+    int32_t *ids = out || size > 256 ? (int32_t *)malloc((size + 1) * sizeof(*ids)) : small;
+    char *decoded = size > sizeof(back) ? (char *)malloc(size) : back;
+    size_t n = 0, bytes = 0;
+    int same = !mtt_encode(t, text, size, ids, size, &n) && !mtt_decode(t, ids, n, decoded, size, &bytes) && bytes == size &&
+               memcmp(decoded, text, size) == 0;
+    if (decoded != back) free(decoded);
+    if (out) *out = ids;
+    else if (ids != small) free(ids);
+    if (count) *count = n;
+    return same;
+}
+
+/* ---- tests */
+
+static void stream(mtt_tokenizer *t, const char *name, const char *text, size_t size, size_t tokens, const char *want)
+{
+    int32_t *ids;
+    size_t i, n;
+    char hex[65];
+    unsigned char *out;
+    check(round_trip(t, text, size, &ids, &n), "%s comes back", name);
+    out = (unsigned char *)malloc(2 * n + 1);
+    for (i = 0; i < n; i++) out[2 * i] = (unsigned char)ids[i], out[2 * i + 1] = (unsigned char)(ids[i] >> 8);
+    sha256(out, 2 * n, hex);
+    check(n == tokens && strcmp(hex, want) == 0, "%s: %zu tokens, %s instead of %zu, %s", name, n, hex, tokens, want);
+    free(out);
+    free(ids);
+}
+
+static void test_streams(mtt_tokenizer *gpt2)
+{
+    size_t size = 0;
+    char *text = read_data("tinyshakespeare.txt", &size);
+    if (text && gpt2) {
+        stream(gpt2, "all", text, size, 338025, "25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31");
+        stream(gpt2, "90", text, 1003854, 301966, "502a2bdc8210d1ac5d5674867cb74467dd31db575d25cf6dbb08c8bdbea8680f");
+        stream(gpt2, "10", text + 1003854, 111540, 36059, "68a53422394c26a655ebe641f5c6f49888e8f4e45fe5d6f02abda63ba3ebd65b");
+        stream(gpt2, "85", text, 948084, 284734, "cf0568398fdfc2ddf84357976122be503f29316914b30fc0d3cbef1c0b842967");
+        stream(gpt2, "85-95", text + 948084, 111540, 35299, "2e4eec5f72cdc1b9a913ca6ee5308ee05343672107dc871c2b6acf0c3cd41b66");
+        stream(gpt2, "last 5", text + 1059624, 55770, 17995, "9dbe8a4e9eef7cab2fee1735091c57a588696ebb2a4f0d3c0176f85e5c04e8ed");
+    }
+    free(text);
+    text = read_data("wt2_valid.txt", &size);
+    if (text && gpt2) stream(gpt2, "wt2", text, size, 258659, "17bc83b54d943c68889ab3b9cb01f17b86fe0216e9738ee39806d2631aac2ef9");
+    free(text);
+}
+
+static const struct edge {
+    const char *text;
+    size_t size;
+    int32_t ids[32];
+} edges[] = {
+    {"", 0, {-1}},
+    {" ", 1, {220, -1}},
+    {"  ", 2, {220, 220, -1}},
+    {"   a", 4, {220, 220, 257, -1}},
+    {"a  ", 3, {64, 220, 220, -1}},
+    {"\n\n", 2, {628, -1}},
+    {"a\n\n b", 5, {64, 628, 275, -1}},
+    {"I'll we've don't IT'S", 21, {40, 1183, 356, 1053, 836, 470, 7283, 6, 50, -1}},
+    {"Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 g\xc4\x99\xc5\x9bl\xc4\x85 ja\xc5\xba\xc5\x84", 26,
+     {57, 64, 129, 120, 10205, 41615, 38325, 308, 128, 247, 129, 249, 75, 128, 227, 45091, 129, 118, 129, 226, -1}},
+    {"\xef\xbc\x91\xef\xbc\x92\xef\xbc\x93 \xc2\xbd \xe2\x85\xab", 16,
+     {171, 120, 239, 171, 120, 240, 171, 120, 241, 25208, 2343, 227, 104, -1}},
+    {"\0\x01\x7f", 3, {188, 189, 221, -1}},
+    {"a\r\n\r\nb", 6, {64, 201, 198, 201, 198, 65, -1}},
+    {" \t\t x", 5, {220, 197, 197, 2124, -1}},
+    {"\xc3\xa9 e\xcc\x81", 6, {2634, 304, 136, 223, -1}},
+    {"\xf0\x9f\xa4\x97\xf0\x9f\xa4\x97 x", 10, {8582, 97, 245, 8582, 97, 245, 2124, -1}},
+    {"\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e \xe3\x83\x86\xe3\x82\xb9\xe3\x83\x88", 19,
+     {33768, 98, 17312, 105, 45739, 252, 14524, 228, 43302, -1}},
+    {"<|endoftext|>", 13, {27, 91, 437, 1659, 5239, 91, 29, -1}},
+};
+
+static void test_edges(mtt_tokenizer *gpt2)
+{
+    size_t i, k, n, want, bytes;
+    int32_t *ids;
+    for (i = 0; gpt2 && i < MTT__LENGTH(edges); i++) {
+        const struct edge *e = &edges[i];
+        int same = round_trip(gpt2, e->text, e->size, &ids, &n);
+        for (want = 0; e->ids[want] >= 0; want++) {}
+        for (k = 0; k < want && k < n; k++) same = same && ids[k] == e->ids[k];
+        check(same && n == want, "edge string %zu: %zu ids", i, n);
+        free(ids);
+    }
+    if (!gpt2) return;
+    check(mtt_tokenizer_vocab(gpt2) == 50257 && mtt_tokenizer_end_of_text(gpt2) == 50256, "GPT-2's vocabulary");
+    check(mtt_tokenizer_bytes(gpt2, 50256, &bytes) && !bytes, "end of text has no bytes");
+    check(!mtt_tokenizer_bytes(gpt2, 50257, &bytes) && !mtt_tokenizer_bytes(gpt2, -1, &bytes), "no bytes outside");
+    check(memcmp(mtt_tokenizer_bytes(gpt2, 262, &bytes), " the", 4) == 0 && bytes == 4, "id 262 is ' the'");
+}
+
+/* Where pre-tokens end, for strings that the streams may not hold. A dot marks each end. */
+static void test_pretokens(void)
+{
+    static const char *const cases[] = {
+        "'s.", "'.S.", "'re.x.", "'.r.", "'.", "''.s.", " '.s.", "'ll.ll.", "'.l.", "'ve.'.v.", "a.'d.", " ?!'.m.", "x. \n.",
+        " . a.", "\n. a.", "\n \n. a.", " .\n.a.", "\t.a.", "\t\t.", "12.ab.", " 12. ab.", "a.1.", "\xc2\xa0.a.",
+        " .\xc2\xa0.a.", " \xc2\xa0.\n.a.", "\xe2\x80\x8b.a.", " \xe2\x80\x8b. a.", "\xff.a.", " \xff\xfe. \xff.",
+        "\xc3.a.", "\xed\xa0\x80.a.", "\xe0\x80\x80.a.", "\xf4\x90\x80\x80.a.", "\xc3\xa9.\xc3.", "\xe1\x9a\x80.a.",
+    };
+    unsigned char *classes = mtt__classes_create(NULL);
+    size_t i, n;
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
+        char text[64], marked[64];
+        size_t size = 0, out = 0, at = 0;
+        const char *p;
+        for (p = cases[i]; *p; p++)
+            if (*p != '.') text[size++] = *p;
+        for (; at < size; at += n) {
+            n = mtt__pretoken(classes, (const unsigned char *)text + at, size - at);
+            memcpy(marked + out, text + at, n);
+            out += n;
+            marked[out++] = '.';
+        }
+        marked[out] = 0;
+        check(strcmp(marked, cases[i]) == 0, "pre-tokens of case %zu: %s", i, marked);
+    }
+    mtt__free(NULL, classes);
+}
+
+static void test_round_trips(mtt_tokenizer *t, const char *name)
+{
+    static const char *const hard[] = {" ", "  ", "\n", "\r\n", "\t", "'", "'s", "'LL", "a", "Z", "the", "0", "9", ".", "?!", "\xc2\x85",
+                                       "\xc2\xa0", "\xe2\x80\xa8", "\xc5\xbc", "\xe2\x85\xab", "\xcc\x81", "\xf0\x9f\xa4\x97", "\xe6\x97\xa5",
+                                       "\xff", "\xc3", "\xe2\x82", "\xed\xa0\x80", "<|endoftext|>"};
+    char text[512];
+    size_t size, bad = 0;
+    uint32_t c, i, k;
+    for (c = 0; c < 65536; c++) {
+        text[0] = (char)c, text[1] = (char)(c >> 8);
+        bad += !round_trip(t, text, 2, NULL, NULL);
+    }
+    check(!bad, "%s: %zu strings of two bytes do not come back", name, bad);
+    for (bad = 0, c = 0; c < 0x110000; c++)
+        if (c < 0xd800 || c > 0xdfff) bad += !round_trip(t, text, mtt__utf8_put(c, text), NULL, NULL);
+    check(!bad, "%s: %zu code points do not come back", name, bad);
+    for (bad = 0, i = 0; i < 200000; i++) {
+        for (size = 0, k = below(24); k; k--) {
+            const char *piece = hard[below(MTT__LENGTH(hard))];
+            if (i % 2) text[size++] = (char)below(256);
+            else memcpy(text + size, piece, strlen(piece)), size += strlen(piece);
+        }
+        bad += !round_trip(t, text, size, NULL, NULL);
+    }
+    check(!bad, "%s: %zu random strings do not come back", name, bad);
+}
+
+static void test_long(mtt_tokenizer *t)
+{
+    enum { SIZE = 1000000 };
+    char *text = (char *)malloc(SIZE);
+    int32_t few[MTT__QUADRATIC], many[MTT__QUADRATIC];
+    size_t i, k, n, bad = 0;
+    for (k = 0; k < 5; k++) {
+        for (i = 0; i < SIZE; i++) text[i] = k < 4 ? "a^ \xff"[k] : (char)('a' + below(26));
+        check(round_trip(t, text, SIZE, NULL, NULL), "a pre-token of a million bytes, kind %zu", k);
+    }
+    for (i = 0; i < 20000; i++) {
+        size_t size = 1 + below(MTT__QUADRATIC), at = below(SIZE - 64), step;
+        for (k = 0; k < size && i % 2; k++) text[at + k] = "aehnst"[below(6)];
+        step = mtt__merge_short(t, (const unsigned char *)text + at, size, few);
+        check(!mtt__merge_long(t, (const unsigned char *)text + at, size, many, &n), "merge");
+        bad += n != step || memcmp(few, many, n * sizeof(*few)) != 0;
+    }
+    check(!bad, "%zu of 20000 words are merged differently by the two ways", bad);
+    free(text);
+}
+
+/* ids, capacity and count of the calls that refuse. */
+static void test_refusals(mtt_tokenizer *t, mtt_env *env)
+{
+    int32_t ids[8] = {0, 0, -1, 0, 0, 0, 0, 77};
+    char text[8] = "xxxxxxx";
+    size_t n = 9;
+    mtt_bpe_trainer *trainer;
+    mtt_tokenizer *none = t;
+    check(mtt_encode(t, "q x z q", 7, ids, 2, &n) == MTT_E_ARGUMENT && n > 2 && n < 8 && ids[2] == -1, "small capacity, %zu needed", n);
+    check(strstr(env->error, "room") != NULL, "message %s", env->error);
+    check(mtt_encode(t, "q x z q", 7, NULL, 0, &n) == MTT_E_ARGUMENT && n > 2, "no capacity");
+    check(mtt_encode(t, NULL, 0, NULL, 0, &n) == MTT_OK && n == 0, "nothing");
+    check(mtt_encode(t, "q x z q", 7, ids, 7, &n) == MTT_OK && ids[7] == 77, "enough");
+    check(mtt_decode(t, ids, n, text, 3, &n) == MTT_E_ARGUMENT && n == 7 && text[3] == 'x', "short text, %zu needed", n);
+    ids[1] = -1;
+    check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "token 1 is -1"), "negative id");
+    ids[1] = mtt_tokenizer_vocab(t);
+    check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "outside"), "id too high");
+    check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
+    check(mtt_bpe_trainer_finish(trainer, 256, &none) == MTT_E_ARGUMENT && !none && strstr(env->error, "257"), "vocab 256");
+    check(mtt_bpe_trainer_finish(trainer, 257, &none) == MTT_OK && mtt_tokenizer_vocab(none) == 257, "bytes alone");
+    check(round_trip(none, "bytes alone", 11, NULL, &n) && n == 11, "no merges");
+    mtt_tokenizer_destroy(none);
+    check(mtt_bpe_trainer_finish(trainer, 0, &none) == MTT_OK && mtt_tokenizer_vocab(none) == 257, "no text");
+    mtt_tokenizer_destroy(none);
+    mtt_bpe_trainer_destroy(trainer);
+    mtt_bpe_trainer_destroy(NULL);
+    mtt_tokenizer_destroy(NULL);
+    check(mtt_tokenizer_load(env, scratch("absent"), &none) == MTT_E_FILE && !none && strstr(env->error, "absent"), "absent file");
+}
+
+/* The merges as lines "A B". */
+static char *merges_text(const mtt_tokenizer *t, size_t *size)
+{
+    uint16_t code_of[256];
+    int16_t byte_of[MTT__ALPHABET_END];
+    size_t i, capacity = 1 << 24;
+    char *at = (char *)malloc(capacity);
+    mtt__text text;
+    mtt__text_init(&text, at, capacity);
+    mtt__alphabet(code_of, byte_of);
+    for (i = 0; i < t->merge_count; i++) {
+        mtt__print_piece(&text, t, t->merges[i].left, code_of);
+        mtt__print(&text, " ");
+        mtt__print_piece(&text, t, t->merges[i].right, code_of);
+        mtt__print(&text, "\n");
+    }
+    *size = text.size;
+    return at;
+}
+
+static int is_piece(const mtt_tokenizer *t, int id, const char *want)
+{
+    size_t size;
+    const char *at = mtt_tokenizer_bytes(t, id, &size);
+    return at && size == strlen(want) && memcmp(at, want, size) == 0;
+}
+
+static void test_counts(mtt_env *env)
+{
+    static const struct { const char *word; uint64_t count; } words[] = {{"ab", 3000000000u}, {"cd", 3000000001u}, {"ef", 5},
+                                                                       {"gh", 0x100000003u}, {"ij", 5}, {"aaaa", 2}};
+    static const char *const want[] = {"gh", "cd", "ab", "aa", "ef", "ij", "aaaa"};
+    static const struct { const char *word; uint64_t count; } hf[] = {{"roses", 1}, {"are", 2}, {"red", 1}, {"voilets", 1}, {"blue", 1},
+                                                                    {"BERT", 1}, {"is", 2}, {"big", 1}, {"and", 1}, {"so", 1}, {"GPT-2", 1}};
+    mtt_bpe_trainer *trainer;
+    mtt_tokenizer *t;
+    size_t i;
+    check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
+    for (i = 0; i < MTT__LENGTH(words); i++) mtt__trainer_word(trainer, words[i].word, strlen(words[i].word), words[i].count);
+    check(!mtt_bpe_trainer_finish(trainer, 0, &t) && mtt_tokenizer_vocab(t) == 257 + (int)MTT__LENGTH(want), "large counts");
+    for (i = 0; i < MTT__LENGTH(want); i++) check(is_piece(t, 257 + (int)i, want[i]), "large counts: merge %zu is not %s", i, want[i]);
+    mtt_tokenizer_destroy(t);
+    check(!mtt_bpe_trainer_add(trainer, "xyxyxy xy", 9) && !mtt_bpe_trainer_finish(trainer, 260, &t), "added to and finished again");
+    check(mtt_tokenizer_vocab(t) == 260, "260 ids");
+    mtt_tokenizer_destroy(t);
+    mtt_bpe_trainer_destroy(trainer);
+    check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
+    for (i = 0; i < MTT__LENGTH(hf); i++) mtt__trainer_word(trainer, hf[i].word, strlen(hf[i].word), hf[i].count);
+    check(!mtt_bpe_trainer_finish(trainer, 260, &t) && is_piece(t, 257, "re") && is_piece(t, 258, "are") && is_piece(t, 259, "is"),
+          "Hugging Face's test_train");
+    mtt_tokenizer_destroy(t);
+    mtt_bpe_trainer_destroy(trainer);
+}
+
+/* Trains on a text cut into documents in random order, and compares the saved files byte by byte. */
+static void test_training(mtt_env *env)
+{
+    size_t size = 0, n, first_size = 0, got_size;
+    char hex[65], *text = read_data("tinyshakespeare.txt", &size), *merges, *first = NULL, *got;
+    mtt_tokenizer *t;
+    int order;
+    if (!text) return;
+    t = train(env, text, size, 10000);
+    merges = merges_text(t, &n);
+    sha256((const unsigned char *)merges, n, hex);
+    check(strcmp(hex, "74acca26bdb00034f3591dd182384c2bcffb2c153df2e71b1c45266231046d5b") == 0, "merges of tinyshakespeare: %s", hex);
+    check(strncmp(merges, "\xc4\xa0 t\nh e\n\xc4\xa0 a\no u\n\xc4\xa0 s\n", 23) == 0 && t->merge_count == 9743, "first merges");
+    check(round_trip(t, text, size, NULL, &n) && n == 312073, "tokens of tinyshakespeare: %zu", n);
+    free(merges);
+    mtt_tokenizer_destroy(t);
+    for (order = 0; order < 12; order++) {
+        enum { DOCUMENTS = 400 };
+        size_t place[DOCUMENTS], i;
+        mtt_bpe_trainer *trainer;
+        check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
+        for (i = 0; i < DOCUMENTS; i++) place[i] = i;
+        for (i = DOCUMENTS; order && --i;) {
+            size_t k = below((uint32_t)i + 1), swap = place[i];
+            place[i] = place[k];
+            place[k] = swap;
+        }
+        for (i = 0; i < DOCUMENTS; i++) {
+            size_t at = size * place[i] / DOCUMENTS, end = size * (place[i] + 1) / DOCUMENTS;
+            check(!mtt_bpe_trainer_add(trainer, text + at, end - at), "document");
+        }
+        check(!mtt_bpe_trainer_finish(trainer, 3000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d", order);
+        mtt_tokenizer_destroy(t);
+        mtt_bpe_trainer_destroy(trainer);
+        got = read_whole(scratch("order.json"), &got_size);
+        if (!order) first = got, first_size = got_size;
+        else check(got_size == first_size && memcmp(first, got, got_size) == 0, "order %d gives another file", order), free(got);
+    }
+    free(first);
+    free(text);
+}
+
+static void same_tokenizer(const mtt_tokenizer *a, const mtt_tokenizer *b, const char *name)
+{
+    size_t n, m;
+    int id, same = a && b && mtt_tokenizer_vocab(a) == mtt_tokenizer_vocab(b) && a->merge_count == b->merge_count &&
+                   mtt_tokenizer_end_of_text(a) == mtt_tokenizer_end_of_text(b);
+    for (id = 0; same && id < mtt_tokenizer_vocab(a); id++) {
+        const char *x = mtt_tokenizer_bytes(a, id, &n), *y = mtt_tokenizer_bytes(b, id, &m);
+        same = n == m && memcmp(x, y, n) == 0;
+    }
+    check(same && memcmp(a->merges, b->merges, a->merge_count * sizeof(*a->merges)) == 0, "%s: the same tokenizer is loaded", name);
+}
+
+static void test_save(mtt_tokenizer *t, const char *name, mtt_env *env)
+{
+    mtt_tokenizer *again = NULL, *pairs = NULL;
+    size_t size, i, out = 0;
+    char *text, *other;
+    int open = 0;
+    check(!mtt_tokenizer_save(t, scratch("a.json")), "%s: save: %s", name, env->error);
+    check(!mtt_tokenizer_load(env, scratch("a.json"), &again), "%s: load: %s", name, env->error);
+    same_tokenizer(t, again, name);
+    text = read_whole(scratch("a.json"), &size);
+    other = (char *)malloc(2 * size);
+    i = out = (size_t)(strstr(text, "\"merges\":[") - text) + 10;
+    for (memcpy(other, text, i); i < size; i++) { /* "A B" becomes ["A", "B"] */
+        if (text[i] == '"') {
+            open = !open;
+            memcpy(other + out, open ? "[\"" : "\"]", 2);
+            out += 2;
+        } else if (text[i] == ' ') {
+            memcpy(other + out, "\", \"", 4);
+            out += 4;
+        } else {
+            other[out++] = text[i];
+            if (text[i] == '\\') other[out++] = text[++i];
+        }
+    }
+    write_whole(scratch("b.json"), other, out);
+    check(!mtt_tokenizer_load(env, scratch("b.json"), &pairs), "%s: load of merges in pairs: %s", name, env->error);
+    same_tokenizer(t, pairs, name);
+    mtt_tokenizer_destroy(again);
+    mtt_tokenizer_destroy(pairs);
+    free(text);
+    free(other);
+}
+
+static void test_bad_json(mtt_env *env)
+{
+    static const struct { const char *from, *to, *word; } cases[] = {
+        {"\"1.0\"", "\"2.0\"", "version"},
+        {"\"version\":\"1.0\",", "", "version"},
+        {"\"truncation\":null", "\"truncation\":{\"max_length\":5}", "truncation"},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "NFC"},
+        {"\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"", "Whitespace"},
+        {"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true", "add_prefix_space"},
+        {"\"use_regex\":true},\"post", "\"use_regex\":false},\"post", "use_regex"},
+        {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "BertProcessing"},
+        {"\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"Metaspace\"", "Metaspace"},
+        {"\"type\":\"BPE\"", "\"type\":\"Unigram\"", "Unigram"},
+        {"\"type\":\"BPE\"", "\"type\":\"WordPiece\"", "WordPiece"},
+        {"\"dropout\":null", "\"dropout\":0.1", "dropout"},
+        {"\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback"},
+        {"\"ignore_merges\":false", "\"ignore_merges\":true", "ignore_merges"},
+        {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "</w>"},
+        {"\"content\":\"<|endoftext|>\"", "\"content\":\"<pad>\"", "<pad>"},
+        {"\"special\":true}", "\"special\":true},{\"id\":1,\"content\":\"[MASK]\",\"special\":true}", "MASK"},
+        {"\"added_tokens\":[", "\"added_tokens\":[],\"x\":[", "missing"},
+        {"[{\"id\":0", "[{\"id\":1", "two ids"},
+        {"\"!\":1,", "\"!\":2,", "each once"},
+        {"\"!\":1,", "", "each once"},
+        {"\"!\":1,", "\"\\u0022\":1,", "twice"},
+        {"\"!\":1,", "\"!!\":1,", "256 bytes"},
+        {"\"!\":1,", "\"\\u4e00\":1,", "alphabet"},
+        {"\"!\":1,", "\"\":1,", "alphabet"},
+        {"\"!\":1,", "\"!\":1.0,", "whole number"},
+        {"\"!\":1,", "\"!\":-1,", "whole number"},
+        {"\"!\":1,", "\"!\":18446744073709551616,", "2^64"},
+        {"\"!\":1,", "\"!\":4294967297,", "each once"},
+        {"\"!\":1,", "\"!\" 1,", "colon"},
+        {"\"merges\":[\"", "\"merges\":[\"ab\",\"", "space"},
+        {"\"merges\":[\"", "\"merges\":[\" a\",\"", "two pieces"},
+        {"\"merges\":[\"", "\"merges\":[\"q zz\",\"", "not known"},
+        {"\"merges\":[\"", "\"merges\":[\"q z\",\"", "not in the vocabulary"},
+        {"\"merges\":[\"", "\"merges\":[\"\xc4\xa0 t\",\"", "twice"},
+        {"\"merges\":[\"", "\"merges\":[[\"a\"],\"", "pair of strings"},
+        {"\"merges\":[\"", "\"merges\":[[\"a\",\"b\",\"c\"],\"", "pair of strings"},
+        {"\"merges\":[\"", "\"merges\":[7,\"", "string was expected"},
+        {"\"merges\":[", "\"x\":[", "no merges"},
+        {"\"vocab\":{", "\"vocab\":{},\"vocab\":{", "twice"},
+        {"]}}", "]}}]", "follows"},
+        {"]}}", "]}", "comma"},
+        {"{\"version\"", "[\"version\"", "object was expected"},
+    };
+    static const char sample[] = "the then there that at the hat the tat that to the top";
+    mtt_tokenizer *t = train(env, sample, sizeof(sample) - 1, 264), *got;
+    size_t i, size, cut;
+    char *text, *other;
+    check(!mtt_tokenizer_save(t, scratch("good.json")), "save");
+    mtt_tokenizer_destroy(t);
+    text = read_whole(scratch("good.json"), &size);
+    other = (char *)malloc(size + 200);
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
+        const char *at = strstr(text, cases[i].from);
+        mtt_status status;
+        check(at != NULL, "bad json %zu: %s is in the file", i, cases[i].from);
+        if (!at) continue;
+        sprintf(other, "%.*s%s%s", (int)(at - text), text, cases[i].to, at + strlen(cases[i].from));
+        write_whole(scratch("bad.json"), other, strlen(other));
+        got = NULL;
+        status = mtt_tokenizer_load(env, scratch("bad.json"), &got);
+        check(status == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word), "bad json %zu (%s): %s, %s", i, cases[i].to,
+              mtt_status_string(status), env->error);
+        mtt_tokenizer_destroy(got);
+    }
+    for (cut = 0; cut + 1 < size; cut += cut < size - 300 ? 37 : 1) {
+        write_whole(scratch("bad.json"), text, cut);
+        got = NULL;
+        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) != MTT_OK && !got, "a file cut at byte %zu is refused", cut);
+        mtt_tokenizer_destroy(got);
+    }
+    for (i = 0; i < 3000; i++) {
+        size_t at = below((uint32_t)size);
+        memcpy(other, text, size);
+        other[at] = (char)below(256);
+        write_whole(scratch("bad.json"), other, size);
+        got = NULL;
+        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK) check(round_trip(got, sample, 20, NULL, NULL), "byte %zu", at);
+        mtt_tokenizer_destroy(got);
+    }
+    free(text);
+    free(other);
+}
+
+static void test_bad_gpt2(mtt_env *env)
+{
+    static const struct { const char *text, *line, *word; } cases[] = {
+        {"", "line 0", "merge 50,000"},
+        {"#version: 0.2", "line 1", "no end"},
+        {"#version: 0.3\n", "line 1", "#version"},
+        {"a b\n", "line 1", "#version"},
+        {"#version: 0.2\n", "line 1", "merge 50,000"},
+        {"#version: 0.2\na b\n", "line 2", "merge 50,000"},
+        {"#version: 0.2\na b", "line 2", "no end"},
+        {"#version: 0.2\nab\n", "line 2", "space"},
+        {"#version: 0.2\na b\n\n", "line 3", "space"},
+        {"#version: 0.2\na b\nab c d\n", "line 3", "two pieces"},
+        {"#version: 0.2\na b\nabc d\n", "line 3", "not known"},
+        {"#version: 0.2\na b\na b\n", "line 3", "twice"},
+        {"#version: 0.2\na b\nb c\nab c\na bc\n", "line 5", "exists"},
+        {"#version: 0.2\na b\r\n", "line 2", "two pieces"},
+        {"#version: 0.2\na \xc4\xff\n", "line 2", "two pieces"},
+        {"#version: 0.2\na \xc5\x84\n", "line 2", "two pieces"},
+    };
+    mtt_tokenizer *got;
+    size_t i, size;
+    char *text;
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
+        write_whole(scratch("bad.bpe"), cases[i].text, strlen(cases[i].text));
+        got = NULL;
+        check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word) &&
+                  strstr(env->error, cases[i].line),
+              "bad vocab.bpe %zu: %s", i, env->error);
+    }
+    text = read_data("vocab.bpe", &size);
+    if (!text) return;
+    text = (char *)realloc(text, size + 8);
+    memcpy(text + size, "q z\n", 4);
+    write_whole(scratch("bad.bpe"), text, size + 4);
+    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "line 50002"), "a merge too many: %s", env->error);
+    write_whole(scratch("bad.bpe"), text, size - 8);
+    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "line 50001"), "a cut file: %s", env->error);
+    free(text);
+}
+
+/* An allocator that fails once, at call `fail_at`, and counts the blocks that live. */
+typedef struct faulty {
+    long calls, fail_at, live;
+} faulty;
+
+static void *faulty_alloc(void *user, size_t bytes)
+{
+    faulty *f = (faulty *)user;
+    void *block = ++f->calls == f->fail_at ? NULL : malloc(bytes);
+    f->live += block != NULL;
+    return block;
+}
+
+static void faulty_free(void *user, void *block)
+{
+    ((faulty *)user)->live -= block != NULL;
+    free(block);
+}
+
+static mtt_status whole_run(mtt_env *env, const char *text, size_t size)
+{
+    mtt_bpe_trainer *trainer = NULL;
+    mtt_tokenizer *t = NULL, *again = NULL;
+    int32_t *ids = (int32_t *)malloc(size * sizeof(*ids));
+    size_t n;
+    mtt_status status = mtt_bpe_trainer_create(env, &trainer);
+    if (!status) status = mtt_bpe_trainer_add(trainer, text, size);
+    if (!status) status = mtt_bpe_trainer_finish(trainer, 300, &t);
+    if (!status) status = mtt_encode(t, text, size, ids, size, &n);
+    if (!status) status = mtt_tokenizer_save(t, scratch("m.json"));
+    if (!status) status = mtt_tokenizer_load(env, scratch("m.json"), &again);
+    mtt_tokenizer_destroy(again);
+    mtt_tokenizer_destroy(t);
+    mtt_bpe_trainer_destroy(trainer);
+    free(ids);
+    return status;
+}
+
+static void test_memory(void)
+{
+    char text[3000];
+    faulty f;
+    mtt_env env;
+    size_t i;
+    long k;
+    mtt_status status = MTT_E_MEMORY;
+    for (i = 0; i < sizeof(text); i++) text[i] = (char)(i > 1500 && i < 1700 ? 'a' + below(3) : below(8) ? 'a' + below(26) : ' ');
+    memset(&env, 0, sizeof(env));
+    env.alloc = faulty_alloc;
+    env.free = faulty_free;
+    env.user = &f;
+    for (k = 1; k < 10000 && status; k++) {
+        memset(&f, 0, sizeof(f));
+        f.fail_at = k;
+        status = whole_run(&env, text, sizeof(text));
+        check((status == MTT_OK || status == MTT_E_MEMORY) && !f.live, "allocation %ld fails: %s, %ld blocks live", k, mtt_status_string(status), f.live);
+        check(status == MTT_OK || strstr(env.error, "memory"), "allocation %ld: %s", k, env.error);
+    }
+    check(k > 50 && f.calls < f.fail_at, "%ld allocations failed in turn", k - 2);
+    check(whole_run(NULL, text, sizeof(text)) == MTT_OK, "no environment");
+}
+
+/* ---- modes for the hand */
+
+static mtt_tokenizer *open_tokenizer(const char *path)
+{
+    mtt_env *env = (mtt_env *)calloc(1, sizeof(*env));
+    mtt_tokenizer *t = NULL;
+    const char *dot = strrchr(path, '.');
+    if (dot && strcmp(dot, ".bpe") == 0 ? mtt_tokenizer_gpt2(env, path, &t) : mtt_tokenizer_load(env, path, &t)) {
+        fprintf(stderr, "%s\n", env->error);
+        exit(1);
+    }
+    return t;
+}
+
+static void print_ids(mtt_tokenizer *t, const char *text, size_t size, const char *between)
+{
+    int32_t *ids = (int32_t *)malloc((size + 1) * sizeof(*ids));
+    size_t i, n = 0;
+    if (mtt_encode(t, text, size, ids, size, &n)) exit(1);
+    for (i = 0; i < n; i++) printf("%s%d", i ? between : "", (int)ids[i]);
+    printf("\n");
+    free(ids);
+}
+
+static int mode_encode(const char *path, int hex)
+{
+    mtt_tokenizer *t = open_tokenizer(path);
+    size_t size, i, n = 0;
+    char *text = read_whole("-", &size);
+    unsigned byte = 0;
+    if (!hex) print_ids(t, text, size, "\n");
+    for (i = 0; hex && i < size; i++) {
+        if (text[i] == '\n') print_ids(t, text, n, " "), n = 0;
+        else {
+            char digits[5] = {'0', '0', text[i], text[i + 1], 0};
+            mtt__hex(digits, &byte);
+            text[n++] = (char)byte;
+            i++;
+        }
+    }
+    return 0;
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The ids' pages are touched beforehand and the cache is empty: what a user sees with a buffer in use. */
+static void bench_encode(mtt_tokenizer *t, const char *name, const char *text, size_t size)
+{
+    int32_t *ids = (int32_t *)malloc(size * sizeof(*ids));
+    size_t n;
+    double start;
+    memset(ids, 1, size * sizeof(*ids));
+    start = seconds();
+    mtt_encode(t, text, size, ids, size, &n);
+    start = seconds() - start;
+    printf("encode, %-8s %zu ids, %.3f s, %.1f MB/s\n", name, n, start, (double)size / start / 1e6);
+    free(ids);
+}
+
+static int mode_bench(const char *path)
+{
+    const char *bpe = shared_data("vocab.bpe");
+    mtt_tokenizer *t;
+    mtt_bpe_trainer *trainer;
+    size_t size;
+    char *text = read_whole(path, &size), *word;
+    double start = seconds(), counted;
+    if (!text || mtt_bpe_trainer_create(NULL, &trainer) || mtt_bpe_trainer_add(trainer, text, size)) return 1;
+    counted = seconds() - start;
+    if (mtt_bpe_trainer_finish(trainer, 10000, &t)) return 1;
+    printf("training: %.2f s, of which counting %.2f s\n", seconds() - start, counted);
+    bench_encode(t, "trained:", text, size);
+    if (bpe) bench_encode(open_tokenizer(bpe), "gpt2:", text, size);
+    word = (char *)malloc(1000000);
+    memset(word, 'a', 1000000);
+    bench_encode(t, "aaaa:", word, 1000000);
+    for (size = 0; size < 1000000; size++) word[size] = (char)('a' + below(26));
+    bench_encode(t, "random:", word, 1000000);
+    return 0;
+}
+
+static int mode_train(const char *path, const char *out)
+{
+    size_t size;
+    char *text = read_whole(path, &size);
+    return !text || mtt_tokenizer_save(train(NULL, text, size, 10000), out) != MTT_OK;
+}
+
+int main(int argc, char **argv)
+{
+    static mtt_env env;
+    mtt_tokenizer *gpt2 = NULL, *own;
+    const char *bpe;
+    static const char sample[] = "It's the same; the quick brown fox's. Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 g\xc4\x99\xc5\x9bl\xc4\x85 \"ja\xc5\xba\xc5\x84\\\"\n";
+    char command[96];
+    if (argc >= 3 && strcmp(argv[1], "encode") == 0) return mode_encode(argv[2], argc > 3);
+    if (argc == 3 && strcmp(argv[1], "bench") == 0) return mode_bench(argv[2]);
+    if (argc == 4 && strcmp(argv[1], "train") == 0) return mode_train(argv[2], argv[3]);
+    snprintf(folder, sizeof(folder), "/tmp/mtt_tokenizer.%ld", (long)getpid());
+    check(mkdir(folder, 0700) == 0, "%s can be made", folder);
+    bpe = shared_data("vocab.bpe");
+    if (bpe) check(mtt_tokenizer_gpt2(&env, bpe, &gpt2) == MTT_OK, "GPT-2: %s", env.error);
+    own = train(&env, sample, sizeof(sample) - 1, 290);
+    test_streams(gpt2);
+    test_edges(gpt2);
+    test_pretokens();
+    test_refusals(own, &env);
+    test_round_trips(own, "own");
+    test_long(own);
+    test_save(own, "own", &env);
+    if (gpt2) {
+        test_round_trips(gpt2, "gpt2");
+        test_long(gpt2);
+        test_save(gpt2, "gpt2", &env);
+    }
+    test_counts(&env);
+    test_training(&env);
+    test_bad_json(&env);
+    test_bad_gpt2(&env);
+    test_memory();
+    mtt_tokenizer_destroy(own);
+    mtt_tokenizer_destroy(gpt2);
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    check(system(command) == 0, "%s is removed", folder);
+    return finish();
+}
