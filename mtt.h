@@ -276,6 +276,8 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
                                  size_t budget_bytes, mtt_policy *fit);
 /* One JSON object; returns the text's length, cut at the capacity. */
 MTTDEF size_t mtt_plan_json(const mtt_plan_report *report, char *text, size_t capacity);
+/* The same as a table for people, in MiB (2^20 bytes). */
+MTTDEF void mtt_plan_print(const mtt_plan_report *report, mtt_write_fn write, void *user);
 
 /* The schedule itself: every operation of a step, in order, with what it costs and what lives while it runs. */
 typedef struct mtt_schedule mtt_schedule;
@@ -297,6 +299,9 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *schedule, mtt_plan_report *r
 MTTDEF int mtt_schedule_op(const mtt_schedule *schedule, int index, mtt_op_info *info); /* 0 past the end */
 /* One line an operation: what gradient checkpointing, flash attention or a chunked loss really do. */
 MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write, void *user);
+/* The plan and the memory timeline as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer", "recomputed",
+   "live_bytes", "flops", "traffic_bytes"}, ...]}. */
+MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 
 /* --------------------------------------------------------------------------------------------------- trainer ---- */
 
@@ -329,10 +334,24 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *trainer);
 MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
 /* Loss of batch * seq_len tokens without dropout and without a change to anything: loss, targets, hits, ms. */
 MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
+/* Quality over a whole token file, in order: the trainer's batch and sequence length, at most `batches` of them (0 = all). The
+   tokenizer says how many bytes of text the targets stand for; without one bits_per_byte is 0. */
+typedef struct mtt_quality {
+    double loss, perplexity; /* mean cross entropy in nats, and e to it */
+    double bits_per_byte;    /* comparable between vocabularies, as perplexity is not */
+    double accuracy;         /* share of targets that the largest logit named */
+    int64_t targets;
+} mtt_quality;
+MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens, const mtt_tokenizer *tokenizer, int batches,
+                                      mtt_quality *quality);
 /* Logits (vocab of them) of the token after `count` tokens, of which the last seq_len are seen. */
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
 /* Draws an id at a temperature (0 = the largest) from the top_k largest (0 = all); a function of (seed, index). */
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, uint64_t index);
+
+/* Continues a prompt by `count` tokens and writes them as they come, the prompt not included; stops at <|endoftext|>. */
+MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count, float temperature,
+                               int top_k, uint64_t seed, mtt_write_fn write, void *user);
 
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done */
 MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
@@ -350,8 +369,8 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
    checksum per tensor. Written beside the target, synced and renamed: at any instant the path holds the old checkpoint
    or the new one. `batches` may be NULL. */
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
-/* Continues exactly where mtt_save stopped: same model and optimizer, otherwise MTT_E_MISMATCH names the difference;
-   any policy, batch and backend. Refuses a damaged file before it touches anything. */
+/* Continues exactly where mtt_save stopped: the same model, or MTT_E_MISMATCH names the difference;
+   any policy, batch, backend and learning rate; the seed is the file's. Refuses a damaged file before it touches anything. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* --------------------------------------------------------------------------------------------------- backend ---- */
@@ -469,6 +488,7 @@ struct mtt_backend {
 #ifndef MTT_IMPLEMENTATION_DONE
 #define MTT_IMPLEMENTATION_DONE
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -500,6 +520,7 @@ struct mtt_backend {
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #endif
 #define STB_SPRINTF_STATIC
+#define STB_SPRINTF_NOUNALIGNED
 #define STB_SPRINTF_IMPLEMENTATION
 #if defined(__has_include)
 #if __has_include("stb_sprintf.h")
@@ -856,7 +877,7 @@ static size_t mtt__json_unescape(mtt__slice in, char *out)
     while (i < in.size) {
         static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
         const char *plain;
-        unsigned c, low;
+        unsigned c = 0, low = 0;
         if (in.at[i] != '\\') {
             out[n++] = in.at[i++];
             continue;
@@ -1116,10 +1137,9 @@ static mtt_status mtt__writer_fail(mtt__writer *w, const char *verb, int error)
 {
     uint64_t wanted = w->expected > w->written ? w->expected : w->written;
     struct statvfs info;
-    int full = error == ENOSPC && statvfs(w->folder, &info) == 0;
     mtt__writer_abort(w);
     w->status = mtt__file_fail(w->env, w->path, verb, error);
-    if (!full) return w->status;
+    if (error != ENOSPC || statvfs(w->folder, &info)) return w->status;
     return mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed, %llu were free: make room",
                      w->path, verb, strerror(error), (unsigned long long)wanted,
                      (unsigned long long)info.f_bavail * (unsigned long long)info.f_frsize);
@@ -1906,6 +1926,7 @@ static int mtt__emit_loss(mtt__builder *b, int normed, int gradients)
         mtt__emit_op(b, MTT_OP_CHUNKED_LOSS, -1, 6, gradients ? 5 : 2, normed, weight, bias, p->targets, p->control, p->counters,
                   rows, logits, d_normed, gradients ? mtt__gradient(b, kind, -1) : -1,
                   gradients ? mtt__gradient(b, MTT__HEAD_BIAS, -1) : -1);
+        if (b->status == MTT_OK) p->ops[p->op_count - 1].transposed = 1;
         mtt__emit_op(b, MTT_OP_SUM_LOSS, -1, 2, 1, rows, p->control, p->counters);
         return d_normed;
     }
@@ -4288,7 +4309,7 @@ static uint64_t mtt__hash(const char *at, size_t size)
     return (h ^ h >> 32) * k;
 }
 
-/* Distinct byte strings numbered in order of arrival: the words of a text with their counts, the pieces of a vocabulary. */
+/* Distinct byte strings, numbered as they come: the words of a text with their counts, the pieces of a vocabulary. */
 typedef struct mtt__string {
     size_t at, size;
     uint64_t count;
@@ -4321,7 +4342,8 @@ static mtt__string_slot *mtt__strings_slot(const mtt__strings *s, const char *at
         mtt__string_slot *slot = &s->slots[i];
         const mtt__string *item = s->items + (slot->item ? slot->item - 1 : 0);
         if (!slot->item) return slot;
-        if (slot->tag == (uint32_t)hash && item->size == size && memcmp(s->bytes + item->at, at, size) == 0) return slot;
+        if (slot->tag != (uint32_t)hash || item->size != size) continue;
+        if (memcmp(s->bytes + item->at, at, size) == 0) return slot;
     }
 }
 
@@ -4357,11 +4379,12 @@ static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size,
     slot = mtt__strings_slot(s, at, size, hash);
     *index = slot->item - 1;
     if (slot->item) return MTT_OK;
-    if (s->count >= INT32_MAX) return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 distinct words: use a smaller sample of the text");
+    if (s->count >= INT32_MAX)
+        return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 distinct words: use a smaller sample of the text");
     if (mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, size), 1) != MTT_OK ||
         mtt__reserve(s->env, (void **)&s->items, &s->capacity, s->count + 1, sizeof(*s->items)) != MTT_OK)
         return MTT_E_MEMORY;
-    memmove(s->bytes + s->bytes_size, at, size);
+    if (size) memmove(s->bytes + s->bytes_size, at, size);
     item = &s->items[s->count++];
     item->at = s->bytes_size;
     item->size = size;
@@ -4490,12 +4513,13 @@ static uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end,
         if ((at[i] & 0xc0) != 0x80) return MTT__NONE;
         c = c << 6 | (at[i] & 0x3fu);
     }
-    if ((n == 3 && c < 0x800) || (n == 4 && c < 0x10000) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return MTT__NONE;
+    if (c < (n == 4 ? 0x10000u : n == 3 ? 0x800u : 0x80u) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
+        return MTT__NONE;
     *size = n;
     return c;
 }
 
-/* The class of the symbol at `at`, and its bytes. A byte that is not of well-formed UTF-8 is a symbol of class other. */
+/* The class of the symbol at `at`, and its size. A byte outside well-formed UTF-8 is a symbol of class other. */
 MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end, int *size)
 {
     uint32_t c = at[0];
@@ -4601,7 +4625,8 @@ static mtt_status mtt__tokenizer_add_bytes(mtt_tokenizer *t)
     mtt__alphabet(code_of, byte_of);
     for (c = 0; c < MTT__ALPHABET_END; c++) {
         char byte = (char)byte_of[c];
-        if (byte_of[c] >= 0 && mtt__strings_add(&t->pieces, &byte, 1, &t->byte_id[byte_of[c]]) != MTT_OK) return MTT_E_MEMORY;
+        if (byte_of[c] < 0) continue;
+        if (mtt__strings_add(&t->pieces, &byte, 1, &t->byte_id[byte_of[c]]) != MTT_OK) return MTT_E_MEMORY;
     }
     return MTT_OK;
 }
@@ -4611,11 +4636,12 @@ static const char *mtt__tokenizer_join(mtt_tokenizer *t, uint32_t left, uint32_t
 {
     mtt__strings *s = &t->pieces;
     const mtt__string a = s->items[left], b = s->items[right];
+    const size_t end = s->bytes_size;
     *size = mtt__add(a.size, b.size);
-    if (mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, *size), 1) != MTT_OK) return NULL;
-    memcpy(s->bytes + s->bytes_size, s->bytes + a.at, a.size);
-    memcpy(s->bytes + s->bytes_size + a.size, s->bytes + b.at, b.size);
-    return s->bytes + s->bytes_size;
+    if (mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(end, *size), 1) != MTT_OK) return NULL;
+    memcpy(s->bytes + end, s->bytes + a.at, a.size);
+    memcpy(s->bytes + end + a.size, s->bytes + b.at, b.size);
+    return s->bytes + end;
 }
 
 /* Appends the merge of next lower precedence. */
@@ -4682,7 +4708,8 @@ typedef struct mtt__node {
     uint32_t previous, next, rank; /* rank of the pair with the next node; MTT__NONE also in nodes merged away */
 } mtt__node;
 
-static mtt_status mtt__node_rank(const mtt_tokenizer *t, mtt__node *nodes, const int32_t *ids, uint32_t i, mtt__heap *heap)
+static mtt_status mtt__node_rank(const mtt_tokenizer *t, mtt__node *nodes, const int32_t *ids, uint32_t i,
+                                 mtt__heap *heap)
 {
     uint32_t next = nodes[i].next;
     nodes[i].rank = next == MTT__NONE ? MTT__NONE : mtt__rank(t, ids[i], ids[next]);
@@ -4690,7 +4717,8 @@ static mtt_status mtt__node_rank(const mtt_tokenizer *t, mtt__node *nodes, const
 }
 
 /* The same in O(n log n): a linked list, and a heap of (rank, place) whose stale entries are passed over. */
-static mtt_status mtt__merge_long(const mtt_tokenizer *t, const unsigned char *at, size_t n, int32_t *ids, size_t *count)
+static mtt_status mtt__merge_long(const mtt_tokenizer *t, const unsigned char *at, size_t n, int32_t *ids,
+                                  size_t *count)
 {
     mtt__node *nodes = (mtt__node *)mtt__alloc(t->env, n, sizeof(*nodes));
     mtt_status status = nodes ? MTT_OK : MTT_E_MEMORY;
@@ -4744,7 +4772,7 @@ static mtt_status mtt__encode_long(const mtt_tokenizer *t, const unsigned char *
         return MTT_OK;
     }
     if (n > INT32_MAX)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "a word of %zu bytes is longer than 2^31: is this text? Cut it into pieces", n);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "a word has %zu bytes, more than 2^31: cut the text into pieces", n);
     ids = (int32_t *)mtt__alloc(t->env, n, sizeof(*ids));
     if (!ids) return MTT_E_MEMORY;
     status = mtt__merge_long(t, at, n, ids, &count);
@@ -4768,7 +4796,8 @@ static void mtt__encode_short(mtt_tokenizer *t, const unsigned char *at, size_t 
     } else mtt__emit(out, word->ids, word->count);
 }
 
-MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count)
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids, size_t capacity,
+                             size_t *count)
 {
     const unsigned char *at = (const unsigned char *)text;
     size_t left = bytes, n;
@@ -4788,18 +4817,20 @@ MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, i
     if (status != MTT_OK) return status;
     *count = out.count;
     if (out.count > capacity)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu tokens, and there is room for %zu: make room for as many", out.count, capacity);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu tokens, and there is room for %zu: make room",
+                         out.count, capacity);
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes)
+MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text, size_t capacity,
+                             size_t *bytes)
 {
     size_t i, size, total = 0;
     *bytes = 0;
     for (i = 0; i < count; i++) {
         const char *piece = mtt_tokenizer_bytes(t, ids[i], &size);
         if (!piece)
-            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu ids: use the tokenizer that made it",
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the %zu ids: take its own tokenizer",
                              i, (int)ids[i], t->pieces.count);
         if (size && total <= capacity && size <= capacity - total) memcpy(text + total, piece, size);
         else if (size) capacity = capacity < total ? capacity : total;
@@ -4807,7 +4838,7 @@ MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t 
     }
     *bytes = total;
     if (total > capacity)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu bytes, and there is room for fewer: make room for as many", total);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu bytes, and there is less room: make room", total);
     return MTT_OK;
 }
 
@@ -4883,11 +4914,6 @@ typedef struct mtt__bpe {
     uint32_t round;
 } mtt__bpe;
 
-static uint64_t mtt__bpe_key(const mtt__bpe_pair *pair)
-{
-    return (uint64_t)pair->left << 32 | pair->right;
-}
-
 static void mtt__bpe_fall(mtt__bpe *b, uint32_t left, uint32_t right, uint64_t count)
 {
     b->pairs[mtt__pairs_slot(&b->index, left, right)->value].count -= count;
@@ -4913,11 +4939,13 @@ static mtt_status mtt__bpe_rise(mtt__bpe *b, uint32_t left, uint32_t right, uint
     pair->count += count;
     if (pair->rising != b->round + 1) {
         pair->rising = b->round + 1;
-        if (mtt__reserve(b->env, (void **)&b->raised, &b->raised_capacity, b->raised_count + 1, sizeof(i)) != MTT_OK) return MTT_E_MEMORY;
+        if (mtt__reserve(b->env, (void **)&b->raised, &b->raised_capacity, b->raised_count + 1, sizeof(i)) != MTT_OK)
+            return MTT_E_MEMORY;
         b->raised[b->raised_count++] = i;
     }
     if (pair->first != MTT__NONE && b->places[pair->first].word == word) return MTT_OK;
-    if (b->place_count >= MTT__NONE) return mtt__fail(b->env, MTT_E_MEMORY, "more than 2^32 places of pairs: train on a smaller sample");
+    if (b->place_count >= MTT__NONE)
+        return mtt__fail(b->env, MTT_E_MEMORY, "more than 2^32 places of pairs: train on a smaller sample");
     if (mtt__reserve(b->env, (void **)&b->places, &b->place_capacity, b->place_count + 1, sizeof(*b->places)) != MTT_OK)
         return MTT_E_MEMORY;
     b->places[b->place_count].word = word;
@@ -4953,7 +4981,8 @@ static mtt_status mtt__bpe_push_raised(mtt__bpe *b)
     size_t i;
     for (i = 0; i < b->raised_count; i++) {
         const mtt__bpe_pair *pair = &b->pairs[b->raised[i]];
-        if (pair->count && mtt__heap_push(b->env, &b->heap, ~pair->count, mtt__bpe_key(pair)) != MTT_OK) return MTT_E_MEMORY;
+        uint64_t tie = (uint64_t)pair->left << 32 | pair->right;
+        if (pair->count && mtt__heap_push(b->env, &b->heap, ~pair->count, tie) != MTT_OK) return MTT_E_MEMORY;
     }
     b->raised_count = 0;
     b->round++;
@@ -5016,7 +5045,8 @@ MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mt
     *out = NULL;
     if (!vocab) vocab = 10000;
     if (vocab < 257)
-        return mtt__fail(trainer->env, MTT_E_ARGUMENT, "a vocabulary of %d ids cannot hold <|endoftext|> and the 256 bytes: ask for 257 or more", vocab);
+        return mtt__fail(trainer->env, MTT_E_ARGUMENT,
+                         "%d ids cannot hold <|endoftext|> and the 256 bytes: ask for 257 or more", vocab);
     memset(&b, 0, sizeof(b));
     b.env = trainer->env;
     b.words = &trainer->words;
@@ -5066,7 +5096,7 @@ static int mtt__piece_bytes(const mtt__reader *r, mtt__slice *piece)
     return n > 0;
 }
 
-/* Appends the merge of two pieces, which make a piece that is new (`fresh`) or known. What is wrong goes to r->fault. */
+/* Appends the merge of two pieces, which make a piece that is new (`fresh`) or known. Faults go to r->fault. */
 static mtt_status mtt__read_merge(mtt__reader *r, mtt__slice a, mtt__slice b, int fresh)
 {
     mtt__strings *s = &r->t->pieces;
@@ -5113,8 +5143,11 @@ static mtt_status mtt__gpt2_read(mtt__reader *r, const char *at, size_t bytes)
         mtt__slice text;
         text.at = at;
         text.size = (size_t)((stop ? stop : end) - at);
-        r->fault = !stop ? "the line has no end" : line == 1 ? "the first line is not \"#version: 0.2\"" : "a line follows the last merge";
-        if (!stop || line > MTT__GPT2_MERGES + 1 || (line == 1 && !mtt__slice_is(text, "#version: 0.2"))) status = MTT_E_FORMAT;
+        r->fault = !stop       ? "the line has no end"
+                   : line == 1 ? "the first line is not \"#version: 0.2\""
+                               : "a line follows the last merge";
+        if (!stop || line > MTT__GPT2_MERGES + 1 || (line == 1 && !mtt__slice_is(text, "#version: 0.2")))
+            status = MTT_E_FORMAT;
         else if (line > 1) status = mtt__read_merge_line(r, text, 1);
         at = stop + 1;
     }
@@ -5124,7 +5157,8 @@ static mtt_status mtt__gpt2_read(mtt__reader *r, const char *at, size_t bytes)
     }
     if (status == MTT_OK) status = mtt__strings_add(&r->t->pieces, "", 0, &r->t->end_of_text);
     if (status != MTT_E_FORMAT) return status;
-    return mtt__fail(r->env, status, "%s line %zu: %s; fetch GPT-2's vocab.bpe (456,318 bytes) again", r->path, line - 1, r->fault);
+    return mtt__fail(r->env, status, "%s line %zu: %s; fetch GPT-2's vocab.bpe (456,318 bytes) again", r->path,
+                     line - 1, r->fault);
 }
 
 /* What a tokenizer.json may say, value by value as it stands in the text: one of two values, or, at an object, none.
@@ -5159,7 +5193,7 @@ static const struct mtt__rule {
 
 static mtt_status mtt__hf_fail(mtt__reader *r, const mtt__json *j, const char *what)
 {
-    return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s; save it again with mtt_tokenizer_save or Hugging Face's tokenizers", r->path,
+    return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s; save the tokenizer again, as byte-level BPE", r->path,
                      (size_t)(j->at - j->begin), j->fault ? j->fault : what);
 }
 
@@ -5175,10 +5209,12 @@ static mtt_status mtt__hf_rule(mtt__reader *r, const char *part, mtt__slice key)
         const struct mtt__rule *rule = &mtt__rules[i];
         if (strcmp(rule->part, part) != 0 || !mtt__slice_is(key, rule->key)) continue;
         r->seen |= (uint64_t)1 << i;
-        if ((rule->value && mtt__slice_is(value, rule->value)) || (rule->other && mtt__slice_is(value, rule->other))) continue;
-        return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s%s%s is %.*s, and only %s is read: byte-level BPE with GPT-2's pre-tokenizer",
+        if (rule->value && mtt__slice_is(value, rule->value)) continue;
+        if (rule->other && mtt__slice_is(value, rule->other)) continue;
+        return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s%s%s is %.*s, and has to be %s: save a byte-level BPE",
                          r->path, (size_t)(value.at - r->j.begin), part, *part ? "." : "", rule->key,
-                         (int)(value.size < 60 ? value.size : 60), value.at, rule->value ? rule->value : *part ? "null" : "an object");
+                         (int)(value.size < 60 ? value.size : 60), value.at,
+                         rule->value ? rule->value : *part ? "absent" : "an object");
     }
     return r->j.fault ? mtt__hf_fail(r, &r->j, "") : MTT_OK;
 }
@@ -5227,8 +5263,8 @@ static mtt_status mtt__hf_top(mtt__reader *r)
     if (r->j.fault || mtt__json_peek(&r->j)) return mtt__hf_fail(r, &r->j, "something follows the end");
     for (i = 0; i < MTT__LENGTH(mtt__rules); i++)
         if (mtt__rules[i].required && !(r->seen >> i & 1))
-            return mtt__fail(r->env, MTT_E_FORMAT, "%s: %s %s is missing, and has to be %s", r->path, mtt__rules[i].part, mtt__rules[i].key,
-                             mtt__rules[i].value);
+            return mtt__fail(r->env, MTT_E_FORMAT, "%s: %s %s is missing, and has to be %s", r->path,
+                             mtt__rules[i].part, mtt__rules[i].key, mtt__rules[i].value);
     return r->vocab.at && r->merges.at ? MTT_OK : mtt__hf_fail(r, &r->j, "the model has no vocab or no merges");
 }
 
@@ -5379,20 +5415,24 @@ MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
     char *text;
     mtt_status status;
     /* A byte takes two at most, and a piece of n bytes stands here once, and twice more for each merge at most. */
-    for (i = 0; i < t->pieces.count; i++) capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[i].size, 2), 24));
+    for (i = 0; i < t->pieces.count; i++)
+        capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[i].size, 2), 24));
     for (i = 0; i < t->merge_count; i++)
         capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[t->merges[i].id].size, 2), 4));
     text = (char *)mtt__alloc(t->env, capacity, 1);
     if (!text) return MTT_E_MEMORY;
     mtt__text_init(&out, text, capacity);
     mtt__alphabet(code_of, byte_of);
-    mtt__print(&out, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":%u,\"content\":\"%s\",", t->end_of_text,
-               MTT__END_OF_TEXT);
-    mtt__print(&out, "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],\"normalizer\":null,");
-    mtt__print(&out, "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,%s,\"post_processor\":null,", level);
-    mtt__print(&out, "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,%s,\"model\":{\"type\":\"BPE\",\"dropout\":null,", level);
-    mtt__print(&out, "\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,");
-    mtt__print(&out, "\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":{");
+    mtt__print(&out, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{");
+    mtt__print(&out, "\"id\":%u,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,",
+               t->end_of_text, MTT__END_OF_TEXT);
+    mtt__print(&out, "\"normalized\":false,\"special\":true}],\"normalizer\":null,\"pre_tokenizer\":{");
+    mtt__print(&out, "\"type\":\"ByteLevel\",\"add_prefix_space\":false,%s,\"post_processor\":null,", level);
+    mtt__print(&out, "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,%s,", level);
+    mtt__print(&out, "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,");
+    mtt__print(&out, "\"continuing_subword_prefix\":null,");
+    mtt__print(&out, "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,");
+    mtt__print(&out, "\"vocab\":{");
     for (i = 0; i < t->pieces.count; i++) {
         mtt__print(&out, i ? ",\"" : "\"");
         mtt__print_piece(&out, t, i, code_of);
@@ -5768,7 +5808,7 @@ static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
     if (status) return status;
     json = map.bytes && map.data[0] == '{';
     if (!json && (map.bytes < 8 || memcmp(map.data, "#version", 8) != 0))
-        status = mtt__fail(p->env, MTT_E_FORMAT, "%s is no tokenizer.json and no vocab.bpe of GPT-2: give either", path);
+        status = mtt__fail(p->env, MTT_E_FORMAT, "%s is neither a tokenizer.json nor a vocab.bpe: give either", path);
     mtt__map_close(&map);
     if (status) return status;
     return json ? mtt_tokenizer_load(p->env, path, &p->tokenizer) : mtt_tokenizer_gpt2(p->env, path, &p->tokenizer);
@@ -6069,7 +6109,7 @@ static int mtt__utf8_valid(const char *text, size_t bytes)
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     while (at < end) {
         unsigned c = *at++;
-        int more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : c >= 0xe0 && c < 0xf0 ? 2 : c >= 0xf0 && c < 0xf5 ? 3 : -1;
+        int more = c < 0x80 ? 0 : c < 0xc2 ? -1 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : c < 0xf5 ? 3 : -1;
         unsigned low = c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80, high = c == 0xed ? 0x9f : c == 0xf4 ? 0x8f : 0xbf;
         if (more < 0 || end - at < more) return 0;
         for (; more; more--, low = 0x80, high = 0xbf)
@@ -6185,7 +6225,8 @@ static mtt_status mtt__st_layout(mtt__st *st, uint64_t data_bytes)
     for (i = 0; i < st->count; i++) {
         mtt__st_entry *e = &st->entries[i];
         uint64_t size = mtt__dtype_bytes[e->dtype];
-        const char *fault = e->begin != end ? "a hole or an overlap" : e->end < e->begin ? "an end before its begin" : NULL;
+        const char *fault = e->begin != end ? "a hole or an overlap" : NULL;
+        if (e->end < e->begin) fault = "an end before its begin";
         for (k = 0; k < e->rank && !fault; k++) {
             if (e->shape[k] && size > UINT64_MAX / e->shape[k]) fault = "a size that overflows";
             size *= e->shape[k];
@@ -6199,8 +6240,8 @@ static mtt_status mtt__st_layout(mtt__st *st, uint64_t data_bytes)
         end = e->end;
     }
     if (end != data_bytes)
-        return mtt__fail(st->env, MTT_E_FORMAT, "%s: the tensors take %llu bytes, %llu are there: %llu %s; " MTT__ST_REMEDY,
-                         st->path, (unsigned long long)end, (unsigned long long)data_bytes,
+        return mtt__fail(st->env, MTT_E_FORMAT, "%s: the tensors take %llu bytes, of %llu in the file: %llu %s; "
+                         MTT__ST_REMEDY, st->path, (unsigned long long)end, (unsigned long long)data_bytes,
                          (unsigned long long)(end > data_bytes ? end - data_bytes : data_bytes - end),
                          end > data_bytes ? "are missing" : "extra bytes follow");
     return MTT_OK;
@@ -6272,8 +6313,8 @@ static mtt_status mtt__st_read_header(mtt__st *st, const char *path)
         return mtt__fail(st->env, MTT_E_FORMAT, "%s: %zu bytes are too few for a header; " MTT__ST_REMEDY, path, bytes);
     memcpy(&size, st->map.data, 8);
     if (size > MTT__ST_HEADER || size > bytes - 8)
-        return mtt__fail(st->env, MTT_E_FORMAT, "%s: a header of %llu bytes is above %d or ends behind the %zu bytes of the "
-                         "file; " MTT__ST_REMEDY, path, (unsigned long long)size, (int)MTT__ST_HEADER, bytes);
+        return mtt__fail(st->env, MTT_E_FORMAT, "%s: a header of %llu bytes is above %d or ends behind the file of %zu "
+                         "bytes; " MTT__ST_REMEDY, path, (unsigned long long)size, (int)MTT__ST_HEADER, bytes);
     st->data = st->map.data + 8 + size;
     st->header = (char *)mtt__alloc_raw(st->env, (size_t)size + path_size);
     if (!st->header) return MTT_E_MEMORY;
@@ -6302,14 +6343,15 @@ static const mtt__st_entry *mtt__st_find(const mtt__st *st, const char *name)
     mtt__st_entry key;
     key.name.at = name;
     key.name.size = strlen(name);
-    return st->count ? (const mtt__st_entry *)bsearch(&key, st->entries, st->count, sizeof(key), mtt__st_by_name) : NULL;
+    if (!st->count) return NULL;
+    return (const mtt__st_entry *)bsearch(&key, st->entries, st->count, sizeof(key), mtt__st_by_name);
 }
 
 static int mtt__st_value(const mtt__st *st, mtt__slice name, mtt__slice *value)
 {
-    mtt__st_pair key, *found;
+    mtt__st_pair key, *found = NULL;
     key.key = name;
-    found = st->pair_count ? (mtt__st_pair *)bsearch(&key, st->pairs, st->pair_count, sizeof(key), mtt__st_by_key) : NULL;
+    if (st->pair_count) found = (mtt__st_pair *)bsearch(&key, st->pairs, st->pair_count, sizeof(key), mtt__st_by_key);
     if (found) *value = found->value;
     return found != NULL;
 }
@@ -6400,8 +6442,8 @@ static mtt_status mtt__st_plan(mtt_env *env, mtt__st_save_state *s, const mtt__s
         const mtt__st_tensor *t = item->tensor = &tensors[s->count];
         if (t->dtype < 0 || t->dtype >= (int)MTT__LENGTH(mtt__dtype_name) || t->rank < 0 || t->rank > MTT__ST_RANK ||
             strlen(t->name) > MTT__ST_NAME)
-            return mtt__fail(env, MTT_E_ARGUMENT, "tensor %s: a known dtype, a rank of 0 to %d and a name of at most %d "
-                             "bytes are needed", t->name, MTT__ST_RANK, MTT__ST_NAME);
+            return mtt__fail(env, MTT_E_ARGUMENT, "tensor %s: a known dtype, a rank of 0 to %d and a name of at most "
+                             "%d bytes are needed", t->name, MTT__ST_RANK, MTT__ST_NAME);
         item->bytes = mtt__dtype_bytes[t->dtype];
         for (k = 0; k < t->rank; k++) item->bytes = mtt__mul(item->bytes, t->shape[k]);
         s->total = mtt__add(s->total, item->bytes);
@@ -6443,8 +6485,8 @@ static void mtt__st_print_header(mtt__text *out, mtt__st_save_state *s, const mt
 }
 
 /* The header with zeros for checksums, in s->header, and proof that it can be read. */
-static mtt_status mtt__st_make_header(mtt_env *env, mtt__st_save_state *s, const char *path, const mtt__st_text *metadata,
-                                      size_t pairs)
+static mtt_status mtt__st_make_header(mtt_env *env, mtt__st_save_state *s, const char *path,
+                                      const mtt__st_text *metadata, size_t pairs)
 {
     size_t i, room = 256;
     uint64_t size;
@@ -6471,8 +6513,8 @@ static mtt_status mtt__st_make_header(mtt_env *env, mtt__st_save_state *s, const
     status = size > MTT__ST_HEADER ? MTT_E_FORMAT : mtt__st_parse(&check, text.size, s->total);
     mtt__st_close(&check);
     if (status != MTT_E_FORMAT) return status;
-    return mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different names in UTF-8, 16 MiB of header at most "
-                     "and sizes below 2^64", path);
+    return mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different names in UTF-8, 16 MiB of header "
+                     "at most and sizes below 2^64", path);
 }
 
 /* Copies the data and enters its checksums into the header, which is written a second time in the end. */
@@ -6779,6 +6821,107 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops, r->recompute_flops,
                r->traffic_bytes);
     return text.size;
+}
+
+MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *user)
+{
+    char at[2048];
+    mtt__text text;
+    int i;
+    mtt__text_init(&text, at, sizeof(at));
+    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB\n", (long long)r->parameters, r->arena_bytes,
+               (double)r->arena_bytes / 1048576);
+    mtt__print(&text, "peak  ");
+    for (i = 0; i < MTT_PHASE_COUNT; i++)
+        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_name[i], (double)r->phase_peak_bytes[i] / 1048576, i < 2 ? ", " : "\n");
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
+        if (r->bytes[i]) mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
+    mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9, 100 * r->recompute_flops / r->flops);
+    write(user, at, text.size);
+}
+
+MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *user)
+{
+    mtt_plan_report plan;
+    mtt_op_info op;
+    char text_at[2048];
+    mtt__text text;
+    size_t size;
+    int i;
+    mtt_schedule_report(s, &plan);
+    write(user, "{\"plan\": ", 9);
+    size = mtt_plan_json(&plan, text_at, sizeof(text_at));
+    write(user, text_at, size);
+    for (i = 0; mtt_schedule_op(s, i, &op); i++) {
+        mtt__text_init(&text, text_at, sizeof(text_at));
+        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d, \"live_bytes\": %zu",
+                   i ? "," : ",\n\"timeline\": [", op.name, mtt__phase_name[op.phase], op.layer, op.recomputed, op.live_bytes);
+        mtt__print(&text, ", \"flops\": %.0f, \"traffic_bytes\": %.0f}", op.flops, op.traffic_bytes);
+        write(user, text_at, text.size);
+    }
+    write(user, "\n]}\n", 4);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>public
+   ---------------------------------------------------------------------------------------------------------------- */
+
+MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens, const mtt_tokenizer *tokenizer, int batches,
+                                      mtt_quality *q)
+{
+    const mtt_shape *d = &trainer->schedule->programs[MTT__EVALUATE].shape;
+    mtt_env *env = trainer->env;
+    mtt_batches order;
+    mtt_step_info info;
+    double loss = 0, hits = 0, bytes = 0;
+    int64_t i;
+    int done;
+    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)d->rows, sizeof(*x)), *y = x + d->rows;
+    mtt_status status = x ? mtt_batches_init(env, &order, tokens, d->batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
+    memset(q, 0, sizeof(*q));
+    for (done = 0; status == MTT_OK && (!batches || done < batches); done++) {
+        status = mtt_batches_next(&order, x, y);
+        if (status == MTT_OK) status = mtt_evaluate(trainer, x, y, &info);
+        if (status != MTT_OK) break;
+        loss += info.loss * (double)info.targets;
+        hits += (double)info.hits;
+        q->targets += info.targets;
+        for (i = 0; tokenizer && i < d->rows; i++) {
+            size_t size = 0;
+            if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) bytes += (double)size;
+        }
+    }
+    mtt__free(env, x);
+    if (status != MTT_OK && status != MTT_END) return status;
+    q->loss = q->targets ? loss / (double)q->targets : 0;
+    q->perplexity = exp(q->loss);
+    q->accuracy = q->targets ? hits / (double)q->targets : 0;
+    q->bits_per_byte = bytes > 0 ? loss / log(2.0) / bytes : 0;
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count, float temperature,
+                               int top_k, uint64_t seed, mtt_write_fn write, void *user)
+{
+    mtt_env *env = trainer->env;
+    int vocab = trainer->schedule->model.vocab, i;
+    size_t size = strlen(prompt), known = 0, bytes;
+    int32_t *ids = (int32_t *)mtt__alloc(env, mtt__add(size + 1, (size_t)(count > 0 ? count : 0)), sizeof(*ids));
+    float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
+    mtt_status status = ids && logits ? mtt_encode(tokenizer, prompt, size, ids, size, &known) : MTT_E_MEMORY;
+    if (status == MTT_OK && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
+    for (i = 0; i < count && status == MTT_OK; i++) {
+        const char *text;
+        status = mtt_next_logits(trainer, ids, (int)known, logits);
+        if (status != MTT_OK) break;
+        ids[known] = mtt_sample(logits, vocab, temperature, top_k, seed, (uint64_t)i);
+        if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break;
+        text = mtt_tokenizer_bytes(tokenizer, ids[known++], &bytes);
+        if (text) write(user, text, bytes);
+    }
+    mtt__free(env, ids);
+    mtt__free(env, logits);
+    return status;
 }
 
 #endif /* MTT_IMPLEMENTATION_DONE */

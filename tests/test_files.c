@@ -1,6 +1,7 @@
 /* test_files.c - JSON, files, corpora, token files, batches and safetensors: what must hold, every refusal, every fault
    of the disk and of memory, and 200 deaths in the middle of a save.
-   usage: test_files | test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE FIELD */
+   usage: test_files | test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE
+   FIELD */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>
@@ -19,13 +20,14 @@ static int fault(int kind)
     return 1;
 }
 static int sys_open(const char *path, int flags, int mode) { return fault(ON_OPEN) ? -1 : open(path, flags, mode); }
-static ssize_t sys_write(int fd, const void *data, size_t n)
+static size_t some(size_t n) /* of a large piece half, of a small one a byte */
 {
-    return fault(ON_WRITE) ? -1 : write(fd, data, one_byte && n ? 1 : n);
+    return !one_byte || !n ? n : n > 2000 ? n / 2 : 1;
 }
+static ssize_t sys_write(int fd, const void *data, size_t n) { return fault(ON_WRITE) ? -1 : write(fd, data, some(n)); }
 static ssize_t sys_pwrite(int fd, const void *data, size_t n, off_t at)
 {
-    return fault(ON_PWRITE) ? -1 : pwrite(fd, data, one_byte && n ? 1 : n, at);
+    return fault(ON_PWRITE) ? -1 : pwrite(fd, data, some(n), at);
 }
 static int sys_fsync(int fd) { return fault(ON_FSYNC) ? -1 : fsync(fd); }
 static int sys_close(int fd) /* the descriptor is gone in any case, as on Linux */
@@ -51,10 +53,7 @@ static char folder[] = "/tmp/mtt_files_XXXXXX";
 /* ---- helpers: a seeded generator, names in the scratch folder, files, a counting allocator ---- */
 
 static uint64_t random_state = 1;
-static uint64_t draw(uint64_t below)
-{
-    return mtt__random_below(7, 77, random_state++, below);
-}
+static uint64_t draw(uint64_t below) { return mtt__random_below(7, 77, random_state++, below); }
 
 static const char *in(const char *name)
 {
@@ -76,7 +75,8 @@ static int file_is(const char *path, const void *data, size_t bytes)
 {
     char *got;
     size_t size;
-    int same = mtt__file_read(&env, path, &got, &size) == MTT_OK && size == bytes && (!bytes || memcmp(got, data, bytes) == 0);
+    int same =
+        mtt__file_read(&env, path, &got, &size) == MTT_OK && size == bytes && (!bytes || memcmp(got, data, bytes) == 0);
     mtt__free(&env, got);
     return same;
 }
@@ -88,14 +88,16 @@ static int count_files(const char *begin)
     struct dirent *entry;
     int count = 0;
     while (dir && (entry = readdir(dir)) != NULL)
-        count += strncmp(entry->d_name, begin, strlen(begin)) == 0 && strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
+        count += strncmp(entry->d_name, begin, strlen(begin)) == 0 && strcmp(entry->d_name, ".") &&
+                 strcmp(entry->d_name, "..");
     if (dir) closedir(dir);
     return count;
 }
 
 static void refused(mtt_status got, mtt_status want, const char *word, const char *what)
 {
-    check(got == want && strstr(env.error, word), "%s: status %d, not %d; \"%s\" misses \"%s\"", what, got, want, env.error, word);
+    check(got == want && strstr(env.error, word), "%s: status %d, not %d; \"%s\" misses \"%s\"", what, got, want,
+          env.error, word);
 }
 
 static long alloc_calls, alloc_at, alloc_live;
@@ -126,7 +128,8 @@ static void every_allocation(mtt_status (*action)(mtt_env *), const char *what)
         alloc_calls = alloc_live = 0;
         alloc_at = k;
         status = action(&e);
-        check(status == MTT_OK || status == MTT_E_MEMORY, "%s, allocation %ld fails: status %d, %s", what, k, status, e.error);
+        check(status == MTT_OK || status == MTT_E_MEMORY, "%s, allocation %ld fails: status %d, %s", what, k, status,
+              e.error);
         check(alloc_live == 0, "%s, allocation %ld fails: %ld blocks are left", what, k, alloc_live);
         check(count_files(".") == 0, "%s, allocation %ld fails: a temporary is left", what, k);
     }
@@ -145,22 +148,120 @@ static int json_good(const char *text, size_t bytes)
 
 static void test_json(void)
 {
-    static const struct { const char *text; int ok; uint64_t value; } numbers[] = {
-        {"0", 1, 0}, {"1", 1, 1}, {"2147483647", 1, 2147483647}, {"2147483648", 1, 2147483648u}, {"4294967296", 1, 4294967296u},
-        {"9007199254740993", 1, 9007199254740993u}, {"9223372036854775807", 1, INT64_MAX},
-        {"9223372036854775808", 1, 9223372036854775808u}, {"18446744073709551615", 1, UINT64_MAX},
-        {"18446744073709551616", 0, 0}, {"99999999999999999999999", 0, 0}, {"-1", 0, 0}, {"1e3", 0, 0}, {"1.0", 0, 0},
-        {"01", 0, 0}, {"00", 0, 0}, {"+1", 0, 0}, {"", 0, 0}, {"x", 0, 0}, {"-0", 0, 0}};
-    static const char *const good[] = {"0", "-0", "1e5", "-1.5E+10", "\"\"", "[]", "{}", " [1 , 2]\r\n", "{\"a\":{\"b\":[null,true,false]}}",
-                                       "\"\\u0000\\ud800\"", "1E-2", "[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]"};
-    static const char *const bad[] = {
-        "", " ", "{", "}", "[", "]", "{]", "[}", "[1,]", "{\"a\":1,}", "[,1]", "{,}", "[1 2]", "{\"a\" 1}", "{\"a\":}", "{a:1}", "{1:1}",
-        "nul", "nulL", "True", "tru", "falsee", "nulll", "1 2", "[] []", "'a'", "\"", "\"a", "\"\\\"", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"",
-        "\"\\u\"", "\"\n\"", "\"\t\"", "\"\x1f\"", "01", "-", "-01", "+1", ".5", "1.", "1.e1", "1e", "1e+", "0x10", "1_000", "NaN", "Infinity",
-        "-Infinity", "{\"a\":1 \"b\":2}", "{\"a\":1,,\"b\":2}", "[1,,2]", "//", "[1]//", "/**/1", "[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]",
-        "{\"a\"}", "{\"a\":1:2}", "[\"a\":1]", "\\u0031", "[\"\\", "\"\\u", "{\"\\u\":1}", "\xef\xbb\xbf[]", "[1]]", "{}}", "--1", "1-", "1e1.5", "[1}", "{\"a\":[1}]", "[true false]", "\"a\"\"b\""};
-    static const char whole[] = "{\"name\": [\"\\ud83d\\ude00 \\\"x\\\\\", -1.25e-7, {\"deep\": [true, false, null, {}], \"e\": []}], \"shape\": "
-                                "[18446744073709551615, 0], \"__metadata__\": {\"format\": \"pt\", \"text\": \"za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87\"}, "
+    static const struct {
+        const char *text;
+        int ok;
+        uint64_t value;
+    } numbers[] = {{"0", 1, 0},
+                   {"1", 1, 1},
+                   {"2147483647", 1, 2147483647},
+                   {"2147483648", 1, 2147483648u},
+                   {"4294967296", 1, 4294967296u},
+                   {"9007199254740993", 1, 9007199254740993u},
+                   {"9223372036854775807", 1, INT64_MAX},
+                   {"9223372036854775808", 1, 9223372036854775808u},
+                   {"18446744073709551615", 1, UINT64_MAX},
+                   {"18446744073709551616", 0, 0},
+                   {"99999999999999999999999", 0, 0},
+                   {"-1", 0, 0},
+                   {"1e3", 0, 0},
+                   {"1.0", 0, 0},
+                   {"01", 0, 0},
+                   {"00", 0, 0},
+                   {"+1", 0, 0},
+                   {"", 0, 0},
+                   {"x", 0, 0},
+                   {"-0", 0, 0}};
+    static const char *const good[] = {"0",
+                                       "-0",
+                                       "1e5",
+                                       "-1.5E+10",
+                                       "\"\"",
+                                       "[]",
+                                       "{}",
+                                       " [1 , 2]\r\n",
+                                       "{\"a\":{\"b\":[null,true,false]}}",
+                                       "\"\\u0000\\ud800\"",
+                                       "1E-2",
+                                       "[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "{",
+                                      "}",
+                                      "[",
+                                      "]",
+                                      "{]",
+                                      "[}",
+                                      "[1,]",
+                                      "{\"a\":1,}",
+                                      "[,1]",
+                                      "{,}",
+                                      "[1 2]",
+                                      "{\"a\" 1}",
+                                      "{\"a\":}",
+                                      "{a:1}",
+                                      "{1:1}",
+                                      "nul",
+                                      "nulL",
+                                      "True",
+                                      "tru",
+                                      "falsee",
+                                      "nulll",
+                                      "1 2",
+                                      "[] []",
+                                      "'a'",
+                                      "\"",
+                                      "\"a",
+                                      "\"\\\"",
+                                      "\"\\x\"",
+                                      "\"\\u12\"",
+                                      "\"\\u12g4\"",
+                                      "\"\\u\"",
+                                      "\"\n\"",
+                                      "\"\t\"",
+                                      "\"\x1f\"",
+                                      "01",
+                                      "-",
+                                      "-01",
+                                      "+1",
+                                      ".5",
+                                      "1.",
+                                      "1.e1",
+                                      "1e",
+                                      "1e+",
+                                      "0x10",
+                                      "1_000",
+                                      "NaN",
+                                      "Infinity",
+                                      "-Infinity",
+                                      "{\"a\":1 \"b\":2}",
+                                      "{\"a\":1,,\"b\":2}",
+                                      "[1,,2]",
+                                      "//",
+                                      "[1]//",
+                                      "/**/1",
+                                      "[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]",
+                                      "{\"a\"}",
+                                      "{\"a\":1:2}",
+                                      "[\"a\":1]",
+                                      "\\u0031",
+                                      "[\"\\",
+                                      "\"\\u",
+                                      "{\"\\u\":1}",
+                                      "\xef\xbb\xbf[]",
+                                      "[1]]",
+                                      "{}}",
+                                      "--1",
+                                      "1-",
+                                      "1e1.5",
+                                      "[1}",
+                                      "{\"a\":[1}]",
+                                      "[true false]",
+                                      "\"a\"\"b\""};
+    static const char whole[] = "{\"name\": [\"\\ud83d\\ude00 \\\"x\\\\\", -1.25e-7, {\"deep\": [true, false, null, "
+                                "{}], \"e\": []}], \"shape\": "
+                                "[18446744073709551615, 0], \"__metadata__\": {\"format\": \"pt\", \"text\": "
+                                "\"za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87\"}, "
                                 "\"data_offsets\": [0, 4294967296], \"unknown\": 3.5}";
     char text[64], out[64];
     mtt__slice slice;
@@ -169,10 +270,13 @@ static void test_json(void)
     for (i = 0; i < MTT__LENGTH(numbers); i++) {
         uint64_t value = 0;
         mtt__json_init(&j, numbers[i].text, strlen(numbers[i].text));
-        check(mtt__json_u64(&j, &value) == numbers[i].ok && (!numbers[i].ok || value == numbers[i].value), "number %s", numbers[i].text);
+        check(mtt__json_u64(&j, &value) == numbers[i].ok && (!numbers[i].ok || value == numbers[i].value), "number %s",
+              numbers[i].text);
     }
-    for (i = 0; i < MTT__LENGTH(good); i++) check(json_good(good[i], strlen(good[i])), "well formed, refused: %s", good[i]);
-    for (i = 0; i < MTT__LENGTH(bad); i++, malformed++) check(!json_good(bad[i], strlen(bad[i])), "malformed, passed: %s", bad[i]);
+    for (i = 0; i < MTT__LENGTH(good); i++)
+        check(json_good(good[i], strlen(good[i])), "well formed, refused: %s", good[i]);
+    for (i = 0; i < MTT__LENGTH(bad); i++, malformed++)
+        check(!json_good(bad[i], strlen(bad[i])), "malformed, passed: %s", bad[i]);
     check(json_good(whole, sizeof(whole) - 1), "the long text is refused");
     for (i = 0; i + 1 < sizeof(whole); i++, malformed++) check(!json_good(whole, i), "cut at %zu, passed", i);
     check(!json_good("1\0", 2) && !json_good("\0", 1) && !json_good("\"\\\0\"", 4), "a NUL byte passes");
@@ -181,12 +285,17 @@ static void test_json(void)
     mtt__json_init(&j, text, strlen(text));
     check(mtt__json_string(&j, &slice), "a string with every escape is refused");
     i = mtt__json_unescape(slice, out);
-    check(i == 18 && memcmp(out, "\"\\/\b\f\n\r\tA\xc5\xbc\xe2\x82\xac\xf0\x9f\x98\x80", 18) == 0, "escapes: %.*s", (int)i, out);
+    check(i == 18 && memcmp(out, "\"\\/\b\f\n\r\tA\xc5\xbc\xe2\x82\xac\xf0\x9f\x98\x80", 18) == 0, "escapes: %.*s",
+          (int)i, out);
     strcpy(text, "\"\\ud800x\\udc00\\ud800\\ud83d\\ude00\\ud800\\u0041\\udbff\"");
     mtt__json_init(&j, text, strlen(text));
     check(mtt__json_string(&j, &slice), "a string of lone surrogates is refused");
     i = mtt__json_unescape(slice, (char *)slice.at);
-    check(i == 21 && memcmp(slice.at, "\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd" "A\xef\xbf\xbd", 21) == 0, "lone surrogates");
+    check(i == 21 && memcmp(slice.at,
+                            "\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd"
+                            "A\xef\xbf\xbd",
+                            21) == 0,
+          "lone surrogates");
 }
 
 /* ---- files ---- */
@@ -205,7 +314,8 @@ static void test_files_plain(void)
     for (i = 0; i < sizeof(bulk); i++) bulk[i] = (unsigned char)draw(256);
     crc = mtt__crc32(&table, 0, bulk, sizeof(bulk));
     for (i = 0; i <= sizeof(bulk); i++)
-        check(mtt__crc32(&table, mtt__crc32(&table, 0, bulk, i), bulk + i, sizeof(bulk) - i) == crc, "crc in two parts at %zu", i);
+        check(mtt__crc32(&table, mtt__crc32(&table, 0, bulk, i), bulk + i, sizeof(bulk) - i) == crc,
+              "crc in two parts at %zu", i);
     refused(mtt__file_read(&env, in("missing"), &data, &bytes), MTT_E_FILE, "No such file", "missing file");
     refused(mtt__file_read(&env, folder, &data, &bytes), MTT_E_FILE, "folder", "folder read");
     check(mkfifo(in("pipe"), 0600) == 0, "no pipe");
@@ -219,25 +329,33 @@ static void test_files_plain(void)
     check(mtt__map_open(&env, in("empty"), &map) == MTT_OK && !map.bytes, "empty map: %s", env.error);
     mtt__map_close(&map);
     check(file_is(in("empty"), "", 0), "empty file");
-    check(mtt__file_replace(&env, in("empty"), bulk, sizeof(bulk)) == MTT_OK && file_is(in("empty"), bulk, sizeof(bulk)), "replace");
+    check(mtt__file_replace(&env, in("empty"), bulk, sizeof(bulk)) == MTT_OK &&
+              file_is(in("empty"), bulk, sizeof(bulk)),
+          "replace");
     check(mtt__file_read(&env, in("empty"), &data, &bytes) == MTT_OK && data[bytes] == 0, "terminated");
     mtt__free(&env, data);
-    if (chdir(folder) == 0) check(mtt__file_replace(&env, "plain", "x", 1) == MTT_OK && file_is(in("plain"), "x", 1), "name without folder");
-    snprintf(name, sizeof(name), ".plain.tmp.%d", (int)getpid()); /* our number from a former life: nobody holds its lock */
+    if (chdir(folder) == 0)
+        check(mtt__file_replace(&env, "plain", "x", 1) == MTT_OK && file_is(in("plain"), "x", 1),
+              "name without folder");
+    snprintf(name, sizeof(name), ".plain.tmp.%d",
+             (int)getpid()); /* our number from a former life: nobody holds its lock */
     put_file(in(name), "old", 3);
     put_file(in(".plain.tmp.2147483646"), "dead", 4);
     snprintf(name, sizeof(name), ".plain.tmp.%d", (int)getppid());
     put_file(in(name), "alive", 5);
     put_file(in(".plain.tmp.12x"), "other", 5);
-    check(mtt__file_replace(&env, in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1), "stale ones in the way: %s", env.error);
-    check(count_files(".plain.tmp.") == 2 && file_is(in(name), "alive", 5), "stale ones: %d left", count_files(".plain.tmp."));
+    check(mtt__file_replace(&env, in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1),
+          "stale ones in the way: %s", env.error);
+    check(count_files(".plain.tmp.") == 2 && file_is(in(name), "alive", 5), "stale ones: %d left",
+          count_files(".plain.tmp."));
     unlink(in(name));
     unlink(in(".plain.tmp.12x"));
     check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
     {
         mtt__writer second;
         refused(mtt__writer_open(&env, in("plain"), &second), MTT_E_FILE, "File exists", "two writers of one file");
-        check(mtt__writer_put(&w, "z", 1) == MTT_OK && mtt__writer_commit(&w) == MTT_OK && file_is(in("plain"), "z", 1), "the first one wins");
+        check(mtt__writer_put(&w, "z", 1) == MTT_OK && mtt__writer_commit(&w) == MTT_OK && file_is(in("plain"), "z", 1),
+              "the first one wins");
         check(mtt__writer_put(&w, "z", 1) != MTT_OK, "put after commit");
     }
 }
@@ -270,7 +388,7 @@ static void test_write_faults(void)
     for (one_byte = 0; one_byte < 2; one_byte++)
         for (kind = 0; kind < ON_COUNT; kind++)
             for (e = 0; e < MTT__LENGTH(errors); e++)
-                for (k = 1;; k += one_byte && k > 2 ? 39989 : 1, cases++) {
+                for (k = 1;; k += one_byte && k > 2 ? 499 : 1, cases++) {
                     mtt_status status;
                     int fresh, stale;
                     put_file(in("saved"), old_data, SAVED);
@@ -278,13 +396,17 @@ static void test_write_faults(void)
                     status = save_in_pieces(&env);
                     fault_on = -1;
                     fresh = file_is(in("saved"), new_data, SAVED), stale = file_is(in("saved"), old_data, SAVED);
-                    check(status ? stale || (kind == ON_FSYNC && k == 2 && fresh) : fresh, "%s %d, errno %d: status %d, %s", on_name[kind], k,
-                          errors[e], status, env.error);
-                    check(count_files(".saved") == 0, "%s %d, errno %d: a temporary is left", on_name[kind], k, errors[e]);
-                    if (status) check(strstr(env.error, "saved") && strstr(env.error, strerror(errors[e])) &&
-                                      (errors[e] != ENOSPC || kind == ON_OPEN || strstr(env.error, "bytes are needed") || fresh),
-                                      "%s %d: %s", on_name[kind], k, env.error);
-                    if (errors[e] == EINTR && kind != ON_RENAME) check(!status, "%s %d interrupted: %s", on_name[kind], k, env.error);
+                    check(status ? stale || (kind == ON_FSYNC && k == 2 && fresh) : fresh,
+                          "%s %d, errno %d: status %d, %s", on_name[kind], k, errors[e], status, env.error);
+                    check(count_files(".saved") == 0, "%s %d, errno %d: a temporary is left", on_name[kind], k,
+                          errors[e]);
+                    if (status)
+                        check(strstr(env.error, "saved") && strstr(env.error, strerror(errors[e])) &&
+                                  (errors[e] != ENOSPC || kind == ON_OPEN || strstr(env.error, "bytes are needed") ||
+                                   fresh),
+                              "%s %d: %s", on_name[kind], k, env.error);
+                    if (errors[e] == EINTR && kind != ON_RENAME)
+                        check(!status, "%s %d interrupted: %s", on_name[kind], k, env.error);
                     if (fault_calls < k) break;
                 }
     one_byte = 0;
@@ -331,20 +453,33 @@ static mtt_status collect_text(const void *text, size_t bytes, const char *field
 
 static void test_jsonl(void)
 {
-    static const char *const bad[][3] = {
-        {"{\"text\":\"a\"}\n{\"text\":\n", ":2: ", "value"}, {"{\"text\":\"a\"}\n\n{\"text\":\"b\"} x\n", ":3: ", "follows"},
-        {"{\"text\":1}", ":1: ", "list of strings"}, {"{\"text\":null}", ":1: ", "list of strings"}, {"{\"text\":[1]}", ":1: ", "string"},
-        {"{\"text\":{\"a\":1}}", ":1: ", "list of strings"}, {"{\"id\":1,\"content\":\"x\"}", ":1: ", "\"id\", \"content\""}, {"{}", ":1: ", "{}"},
-        {"\"Well\", he said.\nAnd went.\n", ":1: ", "plain text"}, {"[\n{\"text\":\"a\"}]", ":1: ", "array"}, {"{\"text\":\"a\tb\"}", ":1: ", "control"},
-        {"{\"text\":\"a\"}\n{\"text\":\"\\u12\"}", ":2: ", "escape"}, {"\"a\"\n17\n", ":2: ", "list of strings"}, {"{\"text\":\"a\"", ":1: ", "comma"}};
+    static const char *const bad[][3] = {{"{\"text\":\"a\"}\n{\"text\":\n", ":2: ", "value"},
+                                         {"{\"text\":\"a\"}\n\n{\"text\":\"b\"} x\n", ":3: ", "follows"},
+                                         {"{\"text\":1}", ":1: ", "list of strings"},
+                                         {"{\"text\":null}", ":1: ", "list of strings"},
+                                         {"{\"text\":[1]}", ":1: ", "string"},
+                                         {"{\"text\":{\"a\":1}}", ":1: ", "list of strings"},
+                                         {"{\"id\":1,\"content\":\"x\"}", ":1: ", "\"id\", \"content\""},
+                                         {"{}", ":1: ", "{}"},
+                                         {"\"Well\", he said.\nAnd went.\n", ":1: ", "plain text"},
+                                         {"[\n{\"text\":\"a\"}]", ":1: ", "array"},
+                                         {"{\"text\":\"a\tb\"}", ":1: ", "control"},
+                                         {"{\"text\":\"a\"}\n{\"text\":\"\\u12\"}", ":2: ", "escape"},
+                                         {"\"a\"\n17\n", ":2: ", "list of strings"},
+                                         {"{\"text\":\"a\"", ":1: ", "comma"}};
     size_t i, n;
     char *big;
-    check(collect_string("{\"text\":\"a\\n\\u017c\\ud83d\\ude00\\/\",\"meta\":{\"x\":[1,2.5]}}\r\n\r\n  \n\"bare\"\r\n{\"id\":7,\"text\":[\"p1\",\"\",\"p3\\t\"]}\n"
-                         "[\"x\",\"y\"]\n{\"text\":\"first\",\"text\":\"last\"}\n{\"t\\u0065xt\":\"key\"}\n{\"text\":\"\"}\n{\"text\":[]}\n{\"text\":[\"\",\"\"]}", NULL) == MTT_END,
+    check(collect_string("{\"text\":\"a\\n\\u017c\\ud83d\\ude00\\/\",\"meta\":{\"x\":[1,2.5]}}\r\n\r\n  "
+                         "\n\"bare\"\r\n{\"id\":7,\"text\":[\"p1\",\"\",\"p3\\t\"]}\n"
+                         "[\"x\",\"y\"]\n{\"text\":\"first\",\"text\":\"last\"}\n{\"t\\u0065xt\":\"key\"}\n{\"text\":"
+                         "\"\"}\n{\"text\":[]}\n{\"text\":[\"\",\"\"]}",
+                         NULL) == MTT_END,
           "JSONL: %s", env.error);
-    check(docs.count == 9 && docs.bytes == 35 && strcmp(docs.text, "a\n\xc5\xbc\xf0\x9f\x98\x80/barep1\n\n\n\np3\tx\n\nylastkey\n\n") == 0,
+    check(docs.count == 9 && docs.bytes == 35 &&
+              strcmp(docs.text, "a\n\xc5\xbc\xf0\x9f\x98\x80/barep1\n\n\n\np3\tx\n\nylastkey\n\n") == 0,
           "JSONL: %zu documents, %zu bytes: %s", docs.count, docs.bytes, docs.text);
-    check(collect_string("\xef\xbb\xbf{\"body\":\"b\"}\n", "body") == MTT_END && docs.count == 1 && docs.bytes == 1, "BOM and field");
+    check(collect_string("\xef\xbb\xbf{\"body\":\"b\"}\n", "body") == MTT_END && docs.count == 1 && docs.bytes == 1,
+          "BOM and field");
     for (i = 0; i < MTT__LENGTH(bad); i++) {
         refused(collect_text(bad[i][0], strlen(bad[i][0]), NULL), MTT_E_FORMAT, bad[i][1], bad[i][0]);
         refused(MTT_E_FORMAT, MTT_E_FORMAT, bad[i][2], bad[i][0]);
@@ -355,18 +490,31 @@ static void test_jsonl(void)
     i = strlen(big);
     memset(big + i, 'x', n);
     strcpy(big + i + n, "\"}\n\"e\"");
-    check(collect_text(big, strlen(big), NULL) == MTT_END && docs.count == 3 && docs.size[1] == n && docs.bytes == n + 2, "long line: %s", env.error);
+    check(collect_text(big, strlen(big), NULL) == MTT_END && docs.count == 3 && docs.size[1] == n &&
+              docs.bytes == n + 2,
+          "long line: %s", env.error);
     free(big);
 }
 
 static void test_refusals(void)
 {
-    static const struct { const char *bytes; size_t size; const char *word; } packed[] = {
-        {"\x1f\x8b\x08xxxx", 7, "gzip -dc"}, {"\x28\xb5\x2f\xfdxxxx", 8, "zstd -dc"}, {"\xfd" "7zXZ\0xx", 8, "xz -dc"}, {"PAR1xxxx", 8, "read_parquet"},
-        {"\xff\xfeh\0i\0", 6, "iconv -f UTF-16"}, {"\xfe\xff\0h\0i", 6, "iconv -f UTF-16"}, {"h\0i\0", 4, "iconv -f UTF-16LE"}};
+    static const struct {
+        const char *bytes;
+        size_t size;
+        const char *word;
+    } packed[] = {{"\x1f\x8b\x08xxxx", 7, "gzip -dc"},
+                  {"\x28\xb5\x2f\xfdxxxx", 8, "zstd -dc"},
+                  {"\xfd"
+                   "7zXZ\0xx",
+                   8, "xz -dc"},
+                  {"PAR1xxxx", 8, "read_parquet"},
+                  {"\xff\xfeh\0i\0", 6, "iconv -f UTF-16"},
+                  {"\xfe\xff\0h\0i", 6, "iconv -f UTF-16"},
+                  {"h\0i\0", 4, "iconv -f UTF-16LE"}};
     mtt_corpus *c;
     size_t i;
-    for (i = 0; i < MTT__LENGTH(packed); i++) refused(collect_text(packed[i].bytes, packed[i].size, NULL), MTT_E_FORMAT, packed[i].word, packed[i].word);
+    for (i = 0; i < MTT__LENGTH(packed); i++)
+        refused(collect_text(packed[i].bytes, packed[i].size, NULL), MTT_E_FORMAT, packed[i].word, packed[i].word);
     refused(mtt_corpus_open(&env, in("missing"), NULL, &c), MTT_E_FILE, "No such file", "missing corpus");
     refused(mtt_corpus_open(&env, folder, NULL, &c), MTT_E_FILE, "folder", "folder as corpus");
     check(collect_text("", 0, NULL) == MTT_END && docs.count == 0, "empty corpus");
@@ -408,25 +556,33 @@ static void test_plain(void)
         k = draw(n - 3);
         memcpy(text + k, draw(2) ? "\n\n" : "\n\r\n", 2);
     }
-    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && memcmp(docs.text, text, n) == 0, "plain text comes back whole");
+    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && memcmp(docs.text, text, n) == 0,
+          "plain text comes back whole");
     for (i = at = 0; i + 1 < docs.count; at += docs.size[i++]) {
         size_t end = at + docs.size[i] - 1;
-        check(docs.size[i] >= MTT_DOCUMENT_BYTES && docs.size[i] <= 64 * MTT_DOCUMENT_BYTES && text[end] == '\n', "document %zu: %zu bytes", i, docs.size[i]);
+        check(docs.size[i] >= MTT_DOCUMENT_BYTES && docs.size[i] <= 64 * MTT_DOCUMENT_BYTES && text[end] == '\n',
+              "document %zu: %zu bytes", i, docs.size[i]);
         while (end > at && memchr(" \t\r", text[end - 1], 3)) end--;
-        check(docs.size[i] >= 16 * MTT_DOCUMENT_BYTES || text[end - 1] == '\n', "document %zu does not end at a blank line", i);
+        check(docs.size[i] >= 16 * MTT_DOCUMENT_BYTES || text[end - 1] == '\n',
+              "document %zu does not end at a blank line", i);
     }
     child = feed_stdin(text, n);
-    check(collect(&env, "-", NULL, &piped) == MTT_END && piped.count == docs.count && memcmp(piped.size, docs.size, docs.count * sizeof(size_t)) == 0 &&
-          memcmp(piped.text, text, n) == 0, "standard input: %zu documents, not %zu; %s", piped.count, docs.count, env.error);
+    check(collect(&env, "-", NULL, &piped) == MTT_END && piped.count == docs.count &&
+              memcmp(piped.size, docs.size, docs.count * sizeof(size_t)) == 0 && memcmp(piped.text, text, n) == 0,
+          "standard input: %zu documents, not %zu; %s", piped.count, docs.count, env.error);
     waitpid(child, &state, 0);
     free(piped.text);
     for (i = 0; i < n; i++) text[i] = i % 81 == 80 ? '\n' : 'x'; /* no blank lines */
-    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.size[0] == (16 * MTT_DOCUMENT_BYTES + 80) / 81 * 81, "no blank line: %zu", docs.size[0]);
+    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n &&
+              docs.size[0] == (16 * MTT_DOCUMENT_BYTES + 80) / 81 * 81,
+          "no blank line: %zu", docs.size[0]);
     for (i = 0; i < n; i += 3) memcpy(text + i, "\xe2\x82\xac", 3); /* no line ends: 262,144 = 3 * 87,381 + 1 */
-    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.size[0] == 262143 && docs.size[1] == 262143 && memcmp(docs.text, text, n) == 0,
+    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.size[0] == 262143 &&
+              docs.size[1] == 262143 && memcmp(docs.text, text, n) == 0,
           "no line end: %zu", docs.size[0]);
     memset(text, 0x80, n); /* not UTF-8 at all */
-    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.count == 12, "continuation bytes alone: %zu documents", docs.count);
+    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.count == 12,
+          "continuation bytes alone: %zu documents", docs.count);
     free(text);
     check(collect_string("one\r\n\r\ntwo\r\n", NULL) == MTT_END && docs.count == 1 && docs.bytes == 12, "CRLF passes");
 }
@@ -446,7 +602,8 @@ static void test_speakleash(void)
     }
     if (!pipe_in || pclose(pipe_in) || !n) printf("skipped: zstd cannot be run\n");
     else {
-        check(collect_text(text, n, NULL) == MTT_END && docs.count == 200, "Speakleash: %zu documents, %s", docs.count, env.error);
+        check(collect_text(text, n, NULL) == MTT_END && docs.count == 200, "Speakleash: %zu documents, %s", docs.count,
+              env.error);
         check(mtt__utf8_valid(docs.text, docs.bytes), "Speakleash: the text is not UTF-8");
     }
     free(text);
@@ -455,7 +612,8 @@ static void test_speakleash(void)
 
 /* ---- token files and batches ---- */
 
-static size_t token_file(unsigned char *out, uint32_t version, uint32_t bits, uint64_t count, uint64_t vocab, size_t payload)
+static size_t token_file(unsigned char *out, uint32_t version, uint32_t bits, uint64_t count, uint64_t vocab,
+                         size_t payload)
 {
     memset(out, 0, 64 + payload);
     memcpy(out, "MTTTOKEN", 8);
@@ -481,17 +639,34 @@ static mtt_tokens *counting_tokens(const char *name, uint64_t count)
 
 static void test_tokens(void)
 {
-    static const struct { uint32_t version, bits; uint64_t count, vocab; size_t payload; const char *word; } bad[] = {
-        {2, 16, 4, 100, 8, "version"}, {0, 16, 4, 100, 8, "version"}, {1, 8, 8, 100, 8, "bits"}, {1, 0, 4, 100, 8, "bits"}, {1, 16, 4, 0, 8, "vocabulary"},
-        {1, 16, 4, 65537, 8, "vocabulary"}, {1, 32, 2, 2147483648u, 8, "vocabulary"}, {1, 16, 4, UINT64_MAX, 8, "vocabulary"}, {1, 16, 5, 100, 8, "size"},
-        {1, 16, 3, 100, 8, "size"}, {1, 16, 4, 100, 9, "size"}, {1, 16, 4, 100, 7, "size"}, {1, 32, 4, 100, 8, "size"}, {1, 16, UINT64_MAX, 100, 8, "size"},
-        {1, 16, (uint64_t)1 << 63, 100, 0, "size"}, {1, 32, ((uint64_t)1 << 62) + 2, 100, 8, "size"}};
+    static const struct {
+        uint32_t version, bits;
+        uint64_t count, vocab;
+        size_t payload;
+        const char *word;
+    } bad[] = {{2, 16, 4, 100, 8, "version"},
+               {0, 16, 4, 100, 8, "version"},
+               {1, 8, 8, 100, 8, "bits"},
+               {1, 0, 4, 100, 8, "bits"},
+               {1, 16, 4, 0, 8, "vocabulary"},
+               {1, 16, 4, 65537, 8, "vocabulary"},
+               {1, 32, 2, 2147483648u, 8, "vocabulary"},
+               {1, 16, 4, UINT64_MAX, 8, "vocabulary"},
+               {1, 16, 5, 100, 8, "size"},
+               {1, 16, 3, 100, 8, "size"},
+               {1, 16, 4, 100, 9, "size"},
+               {1, 16, 4, 100, 7, "size"},
+               {1, 32, 4, 100, 8, "size"},
+               {1, 16, UINT64_MAX, 100, 8, "size"},
+               {1, 16, (uint64_t)1 << 63, 100, 0, "size"},
+               {1, 32, ((uint64_t)1 << 62) + 2, 100, 8, "size"}};
     unsigned char file[4096];
     mtt_tokens *t;
     int32_t ids[8];
     size_t i, size;
     for (i = 0; i < MTT__LENGTH(bad); i++) {
-        put_file(in("t"), file, token_file(file, bad[i].version, bad[i].bits, bad[i].count, bad[i].vocab, bad[i].payload));
+        put_file(in("t"), file,
+                 token_file(file, bad[i].version, bad[i].bits, bad[i].count, bad[i].vocab, bad[i].payload));
         refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, bad[i].word, "token file");
     }
     for (i = 0; i < 64; i++) {
@@ -511,8 +686,11 @@ static void test_tokens(void)
     size = token_file(file, 1, 16, 4, 100, 8);
     memcpy(file + 64, "\x01\0\x63\0\x64\0\x05\0", 8);
     put_file(in("t"), file, size);
-    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 4 && mtt_tokens_vocab(t) == 100, "token file: %s", env.error);
-    check(mtt_tokens_read(t, 0, 2, ids) == MTT_OK && ids[0] == 1 && ids[1] == 99 && mtt_tokens_read(t, 3, 1, ids) == MTT_OK && ids[0] == 5, "ids");
+    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 4 && mtt_tokens_vocab(t) == 100,
+          "token file: %s", env.error);
+    check(mtt_tokens_read(t, 0, 2, ids) == MTT_OK && ids[0] == 1 && ids[1] == 99 &&
+              mtt_tokens_read(t, 3, 1, ids) == MTT_OK && ids[0] == 5,
+          "ids");
     check(mtt_tokens_read(t, 4, 0, ids) == MTT_OK, "nothing at the end");
     refused(mtt_tokens_read(t, 1, 2, ids), MTT_E_FORMAT, "100", "id outside the vocabulary");
     refused(mtt_tokens_read(t, 3, 2, ids), MTT_E_ARGUMENT, "4 tokens", "range");
@@ -526,7 +704,9 @@ static void test_tokens(void)
     memcpy(file, "\x88\xd8\x34\x01\x01\0\0\0\x03", 9); /* 20240520, version 1, 3 tokens */
     memcpy(file + 1024, "\x50\xc4\x01\0\x02", 5);
     put_file(in("t"), file, 1030);
-    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 3 && mtt_tokens_read(t, 0, 3, ids) == MTT_OK && ids[0] == 50256, "llm.c: %s", env.error);
+    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 3 &&
+              mtt_tokens_read(t, 0, 3, ids) == MTT_OK && ids[0] == 50256,
+          "llm.c: %s", env.error);
     mtt_tokens_close(t);
     put_file(in("t"), file, 1028);
     refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "mark", "llm.c shard cut off");
@@ -545,16 +725,19 @@ static void test_split(void)
                 places[s][k]++;
                 differ += s != mtt_split_of(seed + 1, block * 20 + k);
             }
-            check(count[0] == 17 && count[1] == 2 && count[2] == 1, "block %d: %d, %d, %d", (int)block, count[0], count[1], count[2]);
+            check(count[0] == 17 && count[1] == 2 && count[2] == 1, "block %d: %d, %d, %d", (int)block, count[0],
+                  count[1], count[2]);
         }
     for (i = 0; i < 20; i++)
-        check(places[1][i] > 300 && places[1][i] < 500 && places[2][i] > 130 && places[2][i] < 270, "place %d: valid %d, test %d", i, places[1][i], places[2][i]);
+        check(places[1][i] > 300 && places[1][i] < 500 && places[2][i] > 130 && places[2][i] < 270,
+              "place %d: valid %d, test %d", i, places[1][i], places[2][i]);
     check(differ > 10000, "the seed changes %d of 80000", differ);
 }
 
 static void test_batches(void)
 {
-    static const int sizes[] = {1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 100, 255, 256, 257, 1000, 1023, 1024, 1025, 4097};
+    static const int sizes[] = {1,  2,   3,   4,   5,   15,   16,   17,   63,   64,
+                                65, 100, 255, 256, 257, 1000, 1023, 1024, 1025, 4097};
     unsigned char *seen = (unsigned char *)malloc(5000);
     int32_t a[3 * 5], b[3 * 5], c[3 * 5], d[3 * 5];
     uint64_t n, k, epoch, moved;
@@ -572,11 +755,13 @@ static void test_batches(void)
             }
             check(n < 15 || moved > n / 2, "epochs of %d are alike", (int)n);
         }
-    for (n = ((uint64_t)1 << 40) + 12345, k = 0; k < 1000; k++) check(mtt__permute(1, 2, k, n) < n, "large permutation");
+    for (n = ((uint64_t)1 << 40) + 12345, k = 0; k < 1000; k++)
+        check(mtt__permute(1, 2, k, n) < n, "large permutation");
     free(seen);
     t = counting_tokens("x.valid.tokens", 514);
     refused(mtt_batches_init(&env, &whole, t, 2, 1024, 0, 0), MTT_E_DATA, "the valid split (", "too few tokens");
-    refused(MTT_E_DATA, MTT_E_DATA, "has 514 tokens, a sequence of 1024 needs at least 1025: lower --seq-len", "too few tokens");
+    refused(MTT_E_DATA, MTT_E_DATA, "has 514 tokens, a sequence of 1024 needs at least 1025: lower --seq-len",
+            "too few tokens");
     refused(mtt_batches_init(&env, &whole, t, 2, 514, 0, 0), MTT_E_DATA, "514", "one too few");
     check(mtt_batches_init(&env, &whole, t, 2, 513, 0, 0) == MTT_OK && whole.sequences == 1, "just enough");
     refused(mtt_batches_init(&env, &whole, t, 0, 8, 0, 0), MTT_E_ARGUMENT, "1 or more", "batch 0");
@@ -591,11 +776,14 @@ static void test_batches(void)
             resumed = whole; /* nothing but the cursor is carried over */
             check(mtt_batches_init(&env, &resumed, t, 3, 5, 42, 0) == MTT_OK, "again");
             resumed.cursor = k;
-            check(mtt_batches_next(&whole, a, b) == MTT_OK && mtt_batches_next(&resumed, c, d) == MTT_OK && !memcmp(a, c, sizeof(a)) && !memcmp(b, d, sizeof(b)),
+            check(mtt_batches_next(&whole, a, b) == MTT_OK && mtt_batches_next(&resumed, c, d) == MTT_OK &&
+                      !memcmp(a, c, sizeof(a)) && !memcmp(b, d, sizeof(b)),
                   "resumed at %d", (int)k);
             for (i = 0; i < 3 && k + i < 28; i++) {
                 count[(k + i) / 7][a[i * 5] / 5]++;
-                check(a[i * 5] % 5 == 0 && a[i * 5 + 4] == a[i * 5] + 4 && b[i * 5] == a[i * 5] + 1 && b[i * 5 + 4] == a[i * 5] + 5, "targets are one ahead");
+                check(a[i * 5] % 5 == 0 && a[i * 5 + 4] == a[i * 5] + 4 && b[i * 5] == a[i * 5] + 1 &&
+                          b[i * 5 + 4] == a[i * 5] + 5,
+                      "targets are one ahead");
             }
         }
         for (k = 0; k < 28; k++) first &= count[k / 7][k % 7] == 1;
@@ -613,7 +801,8 @@ static void test_batches(void)
 
 /* ---- prepare ---- */
 
-static mtt_status prepare_from(mtt_env *e, const char *input, const char *output, const char *tokenizer, mtt_prepare_report *r)
+static mtt_status prepare_from(mtt_env *e, const char *input, const char *output, const char *tokenizer,
+                               mtt_prepare_report *r)
 {
     mtt_prepare_desc desc;
     memset(&desc, 0, sizeof(desc));
@@ -625,10 +814,7 @@ static mtt_status prepare_from(mtt_env *e, const char *input, const char *output
     return mtt_prepare(e, &desc, r);
 }
 
-static mtt_status prepare_small(mtt_env *e)
-{
-    return prepare_from(e, in("small.jsonl"), in("small"), NULL, NULL);
-}
+static mtt_status prepare_small(mtt_env *e) { return prepare_from(e, in("small.jsonl"), in("small"), NULL, NULL); }
 
 static int same_files(const char *a, const char *b)
 {
@@ -651,13 +837,16 @@ static void test_prepare(void)
     pid_t child;
     for (i = 0; i < 90; i++) {
         at += sprintf(at, "{\"text\": \"document %d\\n", (int)i);
-        for (k = 0; k < 50 + i; k++) at += sprintf(at, "%s ", draw(2) ? "the cat" : draw(2) ? "za\\u017c\\u00f3\\u0142\\u0107" : "sat");
+        for (k = 0; k < 50 + i; k++)
+            at += sprintf(at, "%s ", draw(2) ? "the cat" : draw(2) ? "za\\u017c\\u00f3\\u0142\\u0107" : "sat");
         at += sprintf(at, "\"}\n");
         if (i == 23) put_file(in("small.jsonl"), text, (size_t)(at - text));
     }
     put_file(in("p.jsonl"), text, (size_t)(at - text));
     check(prepare_from(&env, in("p.jsonl"), in("p"), NULL, &r) == MTT_OK, "prepare: %s", env.error);
-    check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 && r.documents[1] >= 8 && r.vocab > 257 && r.vocab <= 300, "report");
+    check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 && r.documents[1] >= 8 &&
+              r.vocab > 257 && r.vocab <= 300,
+          "report");
     check(mtt_tokenizer_load(&env, in("p.tokenizer.json"), &tokenizer) == MTT_OK, "its tokenizer: %s", env.error);
     collect(&env, in("p.jsonl"), NULL, &docs);
     for (k = 0; k < 3 && tokenizer; k++) { /* every split gives back its documents */
@@ -665,14 +854,20 @@ static void test_prepare(void)
         int32_t *ids;
         size_t bytes = 0, doc, from = 0, to = 0, count;
         snprintf(name, sizeof(name), "p.%s", parts[k]);
-        check(mtt_tokens_open(&env, in(name), &t) == MTT_OK && mtt_tokens_count(t) == r.tokens[k] && mtt_tokens_vocab(t) == r.vocab, "%s: %s", name, env.error);
+        check(mtt_tokens_open(&env, in(name), &t) == MTT_OK && mtt_tokens_count(t) == r.tokens[k] &&
+                  mtt_tokens_vocab(t) == r.vocab,
+              "%s: %s", name, env.error);
         count = (size_t)mtt_tokens_count(t);
         ids = (int32_t *)malloc(4 * count);
-        check(mtt_tokens_read(t, 0, count, ids) == MTT_OK && mtt_decode(tokenizer, ids, count, back, 400000, &bytes) == MTT_OK, "%s: %s", name, env.error);
-        check(count && ids[count - 1] == mtt_tokenizer_end_of_text(tokenizer) && bytes == r.bytes[k], "%s: %zu bytes", name, bytes);
+        check(mtt_tokens_read(t, 0, count, ids) == MTT_OK &&
+                  mtt_decode(tokenizer, ids, count, back, 400000, &bytes) == MTT_OK,
+              "%s: %s", name, env.error);
+        check(count && ids[count - 1] == mtt_tokenizer_end_of_text(tokenizer) && bytes == r.bytes[k], "%s: %zu bytes",
+              name, bytes);
         for (i = 0, doc = 0; doc < docs.count; from += docs.size[doc++])
             if (mtt_split_of(5, doc) == (mtt_split)k) {
-                check(to + docs.size[doc] <= bytes && memcmp(back + to, docs.text + from, docs.size[doc]) == 0, "%s: document %zu", name, doc);
+                check(to + docs.size[doc] <= bytes && memcmp(back + to, docs.text + from, docs.size[doc]) == 0,
+                      "%s: document %zu", name, doc);
                 to += docs.size[doc];
             }
         {
@@ -688,9 +883,12 @@ static void test_prepare(void)
     }
     mtt_tokenizer_destroy(tokenizer);
     child = feed_stdin(text, (size_t)(at - text));
-    check(prepare_from(&env, "-", in("q"), NULL, &piped) == MTT_OK && memcmp(&r, &piped, sizeof(r)) == 0, "prepare from standard input: %s", env.error);
+    check(prepare_from(&env, "-", in("q"), NULL, &piped) == MTT_OK && memcmp(&r, &piped, sizeof(r)) == 0,
+          "prepare from standard input: %s", env.error);
     waitpid(child, NULL, 0);
-    check(prepare_from(&env, in("p.jsonl"), in("r"), in("p.tokenizer.json"), &again) == MTT_OK && memcmp(&r, &again, sizeof(r)) == 0, "its own tokenizer: %s", env.error);
+    check(prepare_from(&env, in("p.jsonl"), in("r"), in("p.tokenizer.json"), &again) == MTT_OK &&
+              memcmp(&r, &again, sizeof(r)) == 0,
+          "its own tokenizer: %s", env.error);
     for (k = 0; k < 4; k++) {
         char other[2][64];
         snprintf(name, sizeof(name), "p.%s", parts[k]);
@@ -699,7 +897,9 @@ static void test_prepare(void)
         check(same_files(in(name), in(other[0])) && same_files(in(name), in(other[1])), "%s differs", parts[k]);
     }
     check(count_files("q.spool") == 0 && count_files(".") == 0, "spool or temporary left");
-    if (gpt2) check(prepare_from(&env, in("p.jsonl"), in("r"), gpt2, &again) == MTT_OK && again.vocab == 50257, "GPT-2: %s", env.error);
+    if (gpt2)
+        check(prepare_from(&env, in("p.jsonl"), in("r"), gpt2, &again) == MTT_OK && again.vocab == 50257, "GPT-2: %s",
+              env.error);
     put_file(in("one.txt"), "one", 3);
     for (i = 0; i < 4; i++) { /* failures leave nothing */
         static const char *const word[] = {"No such file", "no text", "neither", "another seed"};
@@ -711,11 +911,16 @@ static void test_prepare(void)
         if (i == 1) put_file(in("none.txt"), "", 0);
         if (i == 2) put_file(in("bad.json"), "hello", 5), desc.tokenizer = in("bad.json");
         while (mtt_split_of(desc.seed, 0) == MTT_TRAIN) desc.seed++;
-        refused(mtt_prepare(&env, &desc, &r), i == 0 ? MTT_E_FILE : i == 2 ? MTT_E_FORMAT : MTT_E_DATA, word[i], "prepare");
+        refused(mtt_prepare(&env, &desc, &r),
+                i == 0   ? MTT_E_FILE
+                : i == 2 ? MTT_E_FORMAT
+                         : MTT_E_DATA,
+                word[i], "prepare");
         check(count_files("f.") == 0 && count_files(".") == 0, "a failed prepare leaves files");
     }
     child = feed_stdin("{\"text\":\"a\"}\n{\"x\":1}\n", 21);
-    refused(prepare_from(&env, "-", in("f"), NULL, &r), MTT_E_FORMAT, "standard input:2: ", "bad line from standard input");
+    refused(prepare_from(&env, "-", in("f"), NULL, &r), MTT_E_FORMAT,
+            "standard input:2: ", "bad line from standard input");
     waitpid(child, NULL, 0);
     check(count_files("f.") == 0 && count_files(".") == 0, "a failed spool leaves files");
     every_allocation(prepare_small, "prepare");
@@ -724,7 +929,11 @@ static void test_prepare(void)
 
 /* ---- safetensors ---- */
 
-static const mtt__st_tensor three[] = {{"bytes", 4, 1, {5}}, {"we\"ight\xc5\xbc", 0, 2, {3, 4}}, {"half", 1, 2, {2, 3}}, {"scalar", 0, 0, {0}}, {"nothing", 3, 3, {2, 0, 4}}};
+static const mtt__st_tensor three[] = {{"bytes", 4, 1, {5}},
+                                       {"we\"ight\xc5\xbc", 0, 2, {3, 4}},
+                                       {"half", 1, 2, {2, 3}},
+                                       {"scalar", 0, 0, {0}},
+                                       {"nothing", 3, 3, {2, 0, 4}}};
 static const mtt__st_text notes[] = {{"step", "120"}, {"te\nxt", "a \"b\" \xc3\xb3"}};
 
 static mtt_status byte_pattern(void *user, size_t tensor, size_t offset, void *buffer, size_t bytes)
@@ -738,7 +947,8 @@ static mtt_status byte_pattern(void *user, size_t tensor, size_t offset, void *b
 static mtt_status failing_read(void *user, size_t tensor, size_t offset, void *buffer, size_t bytes)
 {
     (void)offset, (void)buffer, (void)bytes;
-    return tensor == 2 ? mtt__fail((mtt_env *)user, MTT_E_DEVICE, "the device is gone") : byte_pattern(user, tensor, offset, buffer, bytes);
+    return tensor == 2 ? mtt__fail((mtt_env *)user, MTT_E_DEVICE, "the device is gone")
+                       : byte_pattern(user, tensor, offset, buffer, bytes);
 }
 
 static mtt_status save_three(mtt_env *e)
@@ -777,34 +987,54 @@ static void test_round_trip(void)
     mtt__st st;
     size_t i;
     check(save_three(&env) == MTT_OK && mtt__st_open(&env, in("three"), &st) == MTT_OK, "round trip: %s", env.error);
-    check(st.count == 5 && (st.data - st.map.data) % 64 == 0 && mtt__st_verify(&env, &st) == MTT_OK, "round trip: %s", env.error);
+    check(st.count == 5 && (st.data - st.map.data) % 64 == 0 && mtt__st_verify(&env, &st) == MTT_OK, "round trip: %s",
+          env.error);
     for (i = 0; i < 5; i++) {
         const mtt__st_entry *e = mtt__st_find(&st, three[i].name);
         byte_pattern(NULL, i, 0, want, sizeof(want));
-        check(e && e->dtype == three[i].dtype && e->rank == three[i].rank && !memcmp(e->shape, three[i].shape, sizeof(uint64_t) * (size_t)e->rank) &&
-              e->bytes <= 64 && memcmp(e->data, want, e->bytes) == 0, "tensor %s", three[i].name);
-        check(!e || !e->bytes || (size_t)(e->data - st.data) % mtt__dtype_bytes[e->dtype] == 0, "tensor %s is not aligned", three[i].name);
+        check(e && e->dtype == three[i].dtype && e->rank == three[i].rank &&
+                  !memcmp(e->shape, three[i].shape, sizeof(uint64_t) * (size_t)e->rank) && e->bytes <= 64 &&
+                  memcmp(e->data, want, e->bytes) == 0,
+              "tensor %s", three[i].name);
+        check(!e || !e->bytes || (size_t)(e->data - st.data) % mtt__dtype_bytes[e->dtype] == 0,
+              "tensor %s is not aligned", three[i].name);
     }
-    check(!mtt__st_find(&st, "halff") && !mtt__st_find(&st, "hal") && !mtt__st_find(&st, ""), "a tensor that is not there");
-    check(mtt__st_metadata(&st, "format", &value) && mtt__slice_is(value, "pt") && mtt__st_metadata(&st, "te\nxt", &value) && mtt__slice_is(value, "a \"b\" \xc3\xb3") &&
-          mtt__st_metadata(&st, "crc32.half", &value) && value.size == 8 && !mtt__st_metadata(&st, "stepp", &value), "metadata");
+    check(!mtt__st_find(&st, "halff") && !mtt__st_find(&st, "hal") && !mtt__st_find(&st, ""),
+          "a tensor that is not there");
+    check(mtt__st_metadata(&st, "format", &value) && mtt__slice_is(value, "pt") &&
+              mtt__st_metadata(&st, "te\nxt", &value) && mtt__slice_is(value, "a \"b\" \xc3\xb3") &&
+              mtt__st_metadata(&st, "crc32.half", &value) && value.size == 8 && !mtt__st_metadata(&st, "stepp", &value),
+          "metadata");
     mtt__st_close(&st);
-    check(mtt__st_save(&env, in("none.st"), NULL, 0, byte_pattern, NULL, NULL, 0) == MTT_OK && mtt__st_open(&env, in("none.st"), &st) == MTT_OK && !st.count, "no tensors");
+    check(mtt__st_save(&env, in("none.st"), NULL, 0, byte_pattern, NULL, NULL, 0) == MTT_OK &&
+              mtt__st_open(&env, in("none.st"), &st) == MTT_OK && !st.count,
+          "no tensors");
     mtt__st_close(&st);
     {
-        static const mtt__st_tensor twice[] = {{"a", 0, 1, {2}}, {"a", 4, 1, {3}}}, utf8[] = {{"\xff", 0, 1, {2}}}, high[] = {{"a", 0, 9, {1}}},
-                                    dtype[] = {{"a", 5, 1, {1}}}, huge[] = {{"a", 0, 2, {1u << 31, 1ull << 33}}}, meta[] = {{"__metadata__", 0, 1, {1}}};
+        static const mtt__st_tensor twice[] = {{"a", 0, 1, {2}}, {"a", 4, 1, {3}}}, utf8[] = {{"\xff", 0, 1, {2}}},
+                                    high[] = {{"a", 0, 9, {1}}}, dtype[] = {{"a", 5, 1, {1}}},
+                                    huge[] = {{"a", 0, 2, {1u << 31, 1ull << 33}}},
+                                    meta[] = {{"__metadata__", 0, 1, {1}}};
         static const mtt__st_text format[] = {{"format", "np"}};
-        check(mtt__st_save(&env, in("three"), twice, 2, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT, "saves a name twice");
-        check(mtt__st_save(&env, in("three"), utf8, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT, "saves a name that is not UTF-8");
+        check(mtt__st_save(&env, in("three"), twice, 2, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT,
+              "saves a name twice");
+        check(mtt__st_save(&env, in("three"), utf8, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT,
+              "saves a name that is not UTF-8");
         check(mtt__st_save(&env, in("three"), high, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT, "saves rank 9");
-        check(mtt__st_save(&env, in("three"), dtype, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT, "saves dtype 5");
-        check(mtt__st_save(&env, in("three"), huge, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT, "saves 2^66 bytes");
-        check(mtt__st_save(&env, in("three"), meta, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT, "saves a tensor __metadata__");
-        check(mtt__st_save(&env, in("three"), three, 5, byte_pattern, NULL, format, 1) == MTT_E_ARGUMENT, "saves format twice");
-        refused(mtt__st_save(&env, in("three"), three, 5, failing_read, &env, NULL, 0), MTT_E_DEVICE, "gone", "failing source");
+        check(mtt__st_save(&env, in("three"), dtype, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT,
+              "saves dtype 5");
+        check(mtt__st_save(&env, in("three"), huge, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT,
+              "saves 2^66 bytes");
+        check(mtt__st_save(&env, in("three"), meta, 1, byte_pattern, NULL, NULL, 0) == MTT_E_ARGUMENT,
+              "saves a tensor __metadata__");
+        check(mtt__st_save(&env, in("three"), three, 5, byte_pattern, NULL, format, 1) == MTT_E_ARGUMENT,
+              "saves format twice");
+        refused(mtt__st_save(&env, in("three"), three, 5, failing_read, &env, NULL, 0), MTT_E_DEVICE, "gone",
+                "failing source");
     }
-    check(mtt__st_open(&env, in("three"), &st) == MTT_OK && mtt__st_verify(&env, &st) == MTT_OK && count_files(".") == 0, "refused saves leave the old file");
+    check(mtt__st_open(&env, in("three"), &st) == MTT_OK && mtt__st_verify(&env, &st) == MTT_OK &&
+              count_files(".") == 0,
+          "refused saves leave the old file");
     mtt__st_close(&st);
 }
 
@@ -819,31 +1049,64 @@ static void st_refused(uint64_t n, const char *header, size_t size, size_t data,
     free(file);
 }
 
-#define T(name, dtype, shape, offsets) "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define T(name, dtype, shape, offsets)                                                                                 \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 static void test_st_rejections(void)
 {
-    static const struct { const char *header; size_t data; const char *word; } bad[] = {
-        {"", 0, "object"}, {"[]", 0, "object"}, {"{", 0, "string"}, {"{} x", 0, "something after"}, {"{\"a\xff\":1}", 0, "UTF-8"}, {"{\"a\xed\xa0\x80\":1}", 0, "UTF-8"},
-        {"{\"\xc0\xaf\":1}", 0, "UTF-8"}, {"{\"\xf4\x90\x80\x80\":1}", 0, "UTF-8"}, {"{\"a\":1}", 0, "object"}, {"{\"a\":{}}", 0, "without dtype"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "without dtype"}, {"{" T("a", "F32", "[1]", "[0]") "}", 4, "two data_offsets"},
-        {"{" T("a", "F32", "[1]", "[0,4,4]") "}", 4, "two offsets"}, {"{" T("a", "F32", "[-1]", "[0,4]") "}", 4, "whole number"},
-        {"{" T("a", "F32", "[1.0]", "[0,4]") "}", 4, "whole number"}, {"{" T("a", "F32", "[1e0]", "[0,4]") "}", 4, "whole number"},
-        {"{" T("a", "F32", "[18446744073709551616]", "[0,4]") "}", 4, "2^64-1"}, {"{" T("a", "F32", "[\"1\"]", "[0,4]") "}", 4, "whole number"},
-        {"{" T("a", "F32", "[01]", "[0,4]") "}", 4, "whole number"}, {"{" T("a", "F32", "1", "[0,4]") "}", 4, "array"},
-        {"{" T("a", "F64", "[1]", "[0,8]") "}", 8, "F64"}, {"{" T("a", "I64", "[1]", "[0,8]") "}", 8, "I64"}, {"{" T("a", "F4", "[1]", "[0,1]") "}", 1, "F4"},
-        {"{" T("a", "f32", "[1]", "[0,4]") "}", 4, "f32"}, {"{\"a\":{\"dtype\":5,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "string"},
-        {"{\"__metadata__\":{\"a\":1}}", 0, "string"}, {"{\"__metadata__\":[]}", 0, "object"}, {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "twice"},
-        {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "twice"}, {"{" T("a", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "}", 2, "twice"},
-        {"{" T("a", "U8", "[1]", "[0,1]") "," T("\\u0061", "U8", "[1]", "[1,2]") "}", 2, "twice"}, {"{" T("a", "U8", "[0]", "[0,0]") "," T("a", "U8", "[0]", "[0,0]") "}", 0, "twice"},
-        {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "twice"},
-        {"{" T("a", "U8", "[1]", "[1,2]") "}", 2, "hole"}, {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[3,5]") "}", 5, "hole"},
-        {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[1,3]") "}", 3, "overlap"}, {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[0,2]") "}", 2, "overlap"},
-        {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[1]", "[2,1]") "}", 2, "before its begin"}, {"{" T("a", "F32", "[4294967296,4294967296]", "[0,4]") "}", 4, "overflows"},
-        {"{" T("a", "U8", "[9223372036854775808,2,0]", "[0,0]") "}", 0, "overflows"}, {"{" T("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "overflows"},
-        {"{" T("a", "F32", "[2]", "[0,4]") "}", 4, "shape"}, {"{" T("a", "F32", "[1]", "[0,8]") "}", 8, "shape"}, {"{" T("a", "U8", "[3]", "[0,3]") "}", 2, "missing"},
-        {"{" T("a", "U8", "[3]", "[0,3]") "}", 4, "1 extra bytes"}, {"{}", 1, "extra"}, {"{" T("a", "U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "rank 8"},
-        {"{" T("a", "U8", "[18446744073709551615]", "[0,18446744073709551615]") "}", 8, "missing"}};
-    static const char *const good[] = {"{}", "  {}  ", "{\"__metadata__\":{}}", "\n\t{" T("a", "U8", "[0]", "[0,0]") "}\r\n"};
+    static const struct {
+        const char *header;
+        size_t data;
+        const char *word;
+    } bad[] = {{"", 0, "object"},
+               {"[]", 0, "object"},
+               {"{", 0, "string"},
+               {"{} x", 0, "something after"},
+               {"{\"a\xff\":1}", 0, "UTF-8"},
+               {"{\"a\xed\xa0\x80\":1}", 0, "UTF-8"},
+               {"{\"\xc0\xaf\":1}", 0, "UTF-8"},
+               {"{\"\xf4\x90\x80\x80\":1}", 0, "UTF-8"},
+               {"{\"a\":1}", 0, "object"},
+               {"{\"a\":{}}", 0, "without dtype"},
+               {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "without dtype"},
+               {"{" T("a", "F32", "[1]", "[0]") "}", 4, "two data_offsets"},
+               {"{" T("a", "F32", "[1]", "[0,4,4]") "}", 4, "two offsets"},
+               {"{" T("a", "F32", "[-1]", "[0,4]") "}", 4, "whole number"},
+               {"{" T("a", "F32", "[1.0]", "[0,4]") "}", 4, "whole number"},
+               {"{" T("a", "F32", "[1e0]", "[0,4]") "}", 4, "whole number"},
+               {"{" T("a", "F32", "[18446744073709551616]", "[0,4]") "}", 4, "2^64-1"},
+               {"{" T("a", "F32", "[\"1\"]", "[0,4]") "}", 4, "whole number"},
+               {"{" T("a", "F32", "[01]", "[0,4]") "}", 4, "whole number"},
+               {"{" T("a", "F32", "1", "[0,4]") "}", 4, "array"},
+               {"{" T("a", "F64", "[1]", "[0,8]") "}", 8, "F64"},
+               {"{" T("a", "I64", "[1]", "[0,8]") "}", 8, "I64"},
+               {"{" T("a", "F4", "[1]", "[0,1]") "}", 1, "F4"},
+               {"{" T("a", "f32", "[1]", "[0,4]") "}", 4, "f32"},
+               {"{\"a\":{\"dtype\":5,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "string"},
+               {"{\"__metadata__\":{\"a\":1}}", 0, "string"},
+               {"{\"__metadata__\":[]}", 0, "object"},
+               {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "twice"},
+               {"{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "twice"},
+               {"{" T("a", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "}", 2, "twice"},
+               {"{" T("a", "U8", "[1]", "[0,1]") "," T("\\u0061", "U8", "[1]", "[1,2]") "}", 2, "twice"},
+               {"{" T("a", "U8", "[0]", "[0,0]") "," T("a", "U8", "[0]", "[0,0]") "}", 0, "twice"},
+               {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "twice"},
+               {"{" T("a", "U8", "[1]", "[1,2]") "}", 2, "hole"},
+               {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[3,5]") "}", 5, "hole"},
+               {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[1,3]") "}", 3, "overlap"},
+               {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[0,2]") "}", 2, "overlap"},
+               {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[1]", "[2,1]") "}", 2, "before its begin"},
+               {"{" T("a", "F32", "[4294967296,4294967296]", "[0,4]") "}", 4, "overflows"},
+               {"{" T("a", "U8", "[9223372036854775808,2,0]", "[0,0]") "}", 0, "overflows"},
+               {"{" T("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0, "overflows"},
+               {"{" T("a", "F32", "[2]", "[0,4]") "}", 4, "shape"},
+               {"{" T("a", "F32", "[1]", "[0,8]") "}", 8, "shape"},
+               {"{" T("a", "U8", "[3]", "[0,3]") "}", 2, "missing"},
+               {"{" T("a", "U8", "[3]", "[0,3]") "}", 4, "1 extra bytes"},
+               {"{}", 1, "extra"},
+               {"{" T("a", "U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "rank 8"},
+               {"{" T("a", "U8", "[18446744073709551615]", "[0,18446744073709551615]") "}", 8, "missing"}};
+    static const char *const good[] = {"{}", "  {}  ", "{\"__metadata__\":{}}",
+                                       "\n\t{" T("a", "U8", "[0]", "[0,0]") "}\r\n"};
     mtt__st st;
     char *header, *at;
     size_t i;
@@ -855,14 +1118,16 @@ static void test_st_rejections(void)
     st_refused(UINT64_MAX, "{}", 2, 0, "above");
     st_refused(3, "{}", 2, 0, "ends behind");
     st_refused(100000001, "{}", 2, 0, "above");
-    for (i = 0; i < MTT__LENGTH(bad); i++) st_refused(strlen(bad[i].header), bad[i].header, strlen(bad[i].header), bad[i].data, bad[i].word);
+    for (i = 0; i < MTT__LENGTH(bad); i++)
+        st_refused(strlen(bad[i].header), bad[i].header, strlen(bad[i].header), bad[i].data, bad[i].word);
     for (i = 0; i < MTT__LENGTH(good); i++) {
         char file[200];
         uint64_t n = strlen(good[i]);
         memcpy(file, &n, 8);
         memcpy(file + 8, good[i], (size_t)n);
         put_file(in("good.st"), file, 8 + (size_t)n);
-        check(mtt__st_open(&env, in("good.st"), &st) == MTT_OK && mtt__st_verify(&env, &st) == MTT_OK, "%s: %s", good[i], env.error);
+        check(mtt__st_open(&env, in("good.st"), &st) == MTT_OK && mtt__st_verify(&env, &st) == MTT_OK, "%s: %s",
+              good[i], env.error);
         mtt__st_close(&st);
     }
     header = (char *)malloc(8 << 20);
@@ -878,12 +1143,14 @@ static void test_st_rejections(void)
         memcpy(file + 8, header, (size_t)n);
         file[8 + n] = 0;
         put_file(in("good.st"), file, 9 + (size_t)n);
-        check(mtt__st_open(&env, in("good.st"), &st) == MTT_OK && st.entries[0].name.size == 512, "a name of 512 bytes: %s", env.error);
+        check(mtt__st_open(&env, in("good.st"), &st) == MTT_OK && st.entries[0].name.size == 512,
+              "a name of 512 bytes: %s", env.error);
         mtt__st_close(&st);
         free(file);
     }
     for (at = header + sprintf(header, "{"), i = 0; i <= 65536; i++)
-        at += sprintf(at, "%s\"%x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", i ? "," : "", (unsigned)i);
+        at +=
+            sprintf(at, "%s\"%x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", i ? "," : "", (unsigned)i);
     strcpy(at, "}");
     st_refused(strlen(header), header, strlen(header), 0, "65536");
     free(header);
@@ -895,23 +1162,28 @@ static void test_st_damage(void)
     size_t bytes = 0, i, data_at, accepted = 0, flips = 0, found = 0;
     mtt__st st;
     int fd;
-    check(save_three(&env) == MTT_OK && mtt__file_read(&env, in("three"), &file, &bytes) == MTT_OK, "no file to damage");
+    check(save_three(&env) == MTT_OK && mtt__file_read(&env, in("three"), &file, &bytes) == MTT_OK,
+          "no file to damage");
     check(mtt__st_open(&env, in("three"), &st) == MTT_OK, "%s", env.error);
     data_at = (size_t)(st.data - st.map.data);
     mtt__st_close(&st);
     put_file(in("damaged"), file, bytes);
     fd = open(in("damaged"), O_RDWR);
     for (i = bytes; i-- > 0;) {
-        check(ftruncate(fd, (off_t)i) == 0 && mtt__st_open(&env, in("damaged"), &st) == MTT_E_FORMAT, "cut at %zu, passes", i);
+        check(ftruncate(fd, (off_t)i) == 0 && mtt__st_open(&env, in("damaged"), &st) == MTT_E_FORMAT,
+              "cut at %zu, passes", i);
     }
     check(pwrite(fd, file, bytes, 0) == (ssize_t)bytes, "restored");
     for (i = 1; i <= 16; i++)
-        check(pwrite(fd, extra, i, (off_t)bytes) == (ssize_t)i && mtt__st_open(&env, in("damaged"), &st) == MTT_E_FORMAT, "%zu bytes more, passes", i);
+        check(pwrite(fd, extra, i, (off_t)bytes) == (ssize_t)i &&
+                  mtt__st_open(&env, in("damaged"), &st) == MTT_E_FORMAT,
+              "%zu bytes more, passes", i);
     check(ftruncate(fd, (off_t)bytes) == 0, "restored");
     for (i = data_at * 8; i < bytes * 8; i++, flips++) {
         char flipped = (char)(file[i / 8] ^ 1 << i % 8);
         check(pwrite(fd, &flipped, 1, (off_t)(i / 8)) == 1, "flip");
-        check(mtt__st_open(&env, in("damaged"), &st) == MTT_OK, "a flip of data is no fault of the format: %s", env.error);
+        check(mtt__st_open(&env, in("damaged"), &st) == MTT_OK, "a flip of data is no fault of the format: %s",
+              env.error);
         found += mtt__st_verify(&env, &st) == MTT_E_FORMAT;
         mtt__st_close(&st);
         check(pwrite(fd, file + i / 8, 1, (off_t)(i / 8)) == 1, "restored");
@@ -928,7 +1200,8 @@ static void test_st_damage(void)
         if (pwrite(fd, file + at, 1, (off_t)at) != 1) break;
     }
     check(i == 20000, "mutations stopped at %zu", i);
-    printf("safetensors: %zu data flips found, %zu of 20000 mutations pass (names, text and blanks of the header)\n", found, accepted);
+    printf("safetensors: %zu data flips found, %zu of 20000 mutations pass (names, text and blanks of the header)\n",
+           found, accepted);
     close(fd);
     mtt__free(&env, file);
 }
@@ -968,7 +1241,7 @@ static void test_kills(void)
     start = seconds();
     check(save_generation(0) == MTT_OK, "second save");
     duration = seconds() - start;
-    duration = duration > 0.03 ? 0.03 : duration;
+    duration = duration > 0.015 ? 0.015 : duration;
     for (kills = 0; kills < 200; kills++) {
         struct timespec wait;
         mtt__st st;
@@ -976,7 +1249,8 @@ static void test_kills(void)
         pid_t child = fork();
         if (child == 0) {
             uint32_t value = (uint32_t)kills * 1000;
-            while (save_generation(++value) == MTT_OK) {}
+            while (save_generation(++value) == MTT_OK) {
+            }
             _exit(1);
         }
         wait.tv_sec = 0;
@@ -1050,7 +1324,8 @@ int main(int argc, char **argv)
     int home = open(".", O_RDONLY);
     if (argc == 3 && !strcmp(argv[1], "dump")) return dump(argv[2]);
     if (argc == 4 && !strcmp(argv[1], "corpus")) return dump_corpus(argv[2], argv[3]);
-    if (argc == 3 && !strcmp(argv[1], "write")) return mtt__st_save(&env, argv[2], three, 5, byte_pattern, NULL, notes, 2) != MTT_OK;
+    if (argc == 3 && !strcmp(argv[1], "write"))
+        return mtt__st_save(&env, argv[2], three, 5, byte_pattern, NULL, notes, 2) != MTT_OK;
     if (!mkdtemp(folder)) return 1;
     test_json();
     test_files_plain();

@@ -170,7 +170,8 @@ static void linear(double *restrict y, const double *restrict x, const double *r
     for (int r = 0; r < rows; r++, x += in, y += out) {
         memcpy(y, bias, (size_t)out * sizeof(double));
         for (int i = 0; i < in; i++)
-            for (int o = 0; o < out; o++) y[o] += x[i] * w[i * out + o];
+            for (int o = 0; o < out; o += 8) /* all widths are multiples of 8 */
+                for (int k = 0; k < 8; k++) y[o + k] += x[i] * w[i * out + o + k];
     }
 }
 
@@ -406,7 +407,8 @@ static void write_all(mtt_trainer *trainer, const reference *r, const float *val
             check(0, "%s could not be set: %s", r->parameter[i].name, env.error);
 }
 
-/* Weights large enough for gradients of order one: gains about 1, matrices 1/sqrt(inputs), embeddings 1/2. */
+/* Weights large enough for gradients of order one: gains about 1, matrices 1/sqrt(inputs), embeddings 1/2. All are exact
+   in BF16, so that every precision computes the same function. */
 static float *random_weights(const reference *r)
 {
     float *w = malloc(r->weights * sizeof(float));
@@ -414,7 +416,7 @@ static float *random_weights(const reference *r)
         const parameter *p = r->parameter + i;
         int gain = strstr(p->name, "ln_") && strstr(p->name, ".weight");
         double scale = !p->cols ? 0.1 : p->name[0] == 'h' ? 1 / sqrt(p->rows) : 0.5;
-        for (size_t e = 0; e < p->count; e++) w[p->first + e] = (float)(gain + scale * normal());
+        for (size_t e = 0; e < p->count; e++) w[p->first + e] = mtt__from_bf16(mtt__to_bf16((float)(gain + scale * normal())));
     }
     return w;
 }
@@ -501,7 +503,7 @@ static void check_parameters(const setup *s)
 {
     reference r = reference_of(s);
     mtt_trainer *trainer = open_trainer(s);
-    int64_t shape[2];
+    int64_t shape[2] = {0, 0};
     int count = 0;
     while (mtt_parameter(trainer, count, shape)) count++;
     check(count == r.parameters, "%d parameters instead of %d", count, r.parameters);
@@ -555,11 +557,11 @@ static void check_execution(const setup *s, const reference *r, const float *w, 
         worst_gradient = part > worst_gradient ? part : worst_gradient;
         worst_loss = error > worst_loss ? error : worst_loss;
     } else {
-        /* A mantissa of 8 bits (BF16) or 11 (FP16) rounds every weight and activation by up to 2^-9 or 2^-12; a dozen
-           such roundings of random sign follow one another, so the whole gradient is off by some 3 to 4 times that. */
+        /* Every activation and its gradient is rounded to 8 bits of mantissa (BF16) or 11 (FP16). A plain model in JAX with
+           such activations is off by 1.0e-2 and 1.2e-3 of the whole gradient on weights like these: twice that passes. */
         int bf16 = s->policy.precision == MTT_BF16;
-        check(difference < (bf16 ? 2e-2 : 4e-3), "%s: the gradient is off by %g", what, difference);
-        check(error < (bf16 ? 5e-3 : 1e-3), "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
+        check(difference < (bf16 ? 2e-2 : 2.5e-3), "%s: the gradient is off by %g", what, difference);
+        check(error < (bf16 ? 5e-3 : 6e-4), "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
         check(difference > 1e-5, "%s: the gradient is as exact as FP32's (%g): nothing was rounded", what, difference);
         worst_half[s->policy.precision] = fmax(worst_half[s->policy.precision], difference);
     }
@@ -569,8 +571,8 @@ static void check_execution(const setup *s, const reference *r, const float *w, 
 static void gradients(void)
 {
     static const struct { int window, tied, no_bias, learned, ignored, vocab; float dropout; } FUNCTIONS[] = {
-        {0, 0, 0, 0, 0, 32, 0}, {1, 1, 0, 1, 3, 37, 0}, {2, 0, 1, 1, 0, 32, 0.2f},
-        {3, 1, 1, 0, 3, 29, 0.2f}, {8, 0, 0, 0, 5, 130, 0.2f}, {0, 1, 0, 1, 0, 40, 0.2f}};
+        {0, 0, 0, 0, 0, 32, 0}, {1, 1, 0, 1, 3, 37, 0.2f}, {2, 0, 1, 1, 0, 32, 0}, {3, 1, 1, 0, 3, 29, 0.2f},
+        {8, 0, 0, 0, 5, 130, 0.2f}};
     for (size_t f = 0; f < MTT__LENGTH(FUNCTIONS); f++) {
         setup s = small_setup();
         s.policy.window = FUNCTIONS[f].window;
@@ -685,11 +687,10 @@ static void recompute_bits(void)
     s.policy.loss_chunk_rows = 8;
     reference r = reference_of(&s);
     float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
-    for (int kind = 0; kind < 8; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         s.policy.attention = (mtt_attention)(kind % 2);
-        s.policy.precision = kind & 2 ? MTT_BF16 : MTT_FP32;
-        s.policy.loss = kind & 4 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
-        if (kind >= 4 && kind % 4 % 3 == 0) continue; /* the loss does not meddle with recomputation: two of four do */
+        s.policy.precision = kind / 2 ? MTT_BF16 : MTT_FP32;
+        s.policy.loss = kind == 1 || kind == 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
         for (int way = 0; way < WAYS; way++) {
             set_recompute(&s, way);
             train(&s, STEPS, losses[way], way ? other : first);
@@ -700,7 +701,7 @@ static void recompute_bits(void)
             check(same, "recompute %s, %s, %s: parameters differ from none's", RECOMPUTES[way],
                   PRECISIONS[s.policy.precision], kind % 2 ? "flash" : "plain");
         }
-        if (kind < 4) last[kind / 2][kind % 2] = losses[0][STEPS - 1];
+        last[kind / 2][kind % 2] = losses[0][STEPS - 1];
     }
     check(fabs(last[0][0] - last[0][1]) < 1e-4, "after 100 steps plain's loss is %.9g, flash's %.9g", last[0][0],
           last[0][1]);
@@ -709,25 +710,26 @@ static void recompute_bits(void)
     free(other);
 }
 
+/* Where activations take most of the memory, each stronger way to recompute takes less of it, and computes the same. */
 static void recompute_peaks(void)
 {
-    setup s = {
-        .model = {.layers = 4, .heads = 4, .d_model = 64, .d_ff = 256, .vocab = 64, .max_seq = 64, .dropout = 0.1f},
-        .policy = {.loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 64},
-        .batch = 8,
-        .seq_len = 64};
+    static const mtt_model_desc MODEL = {.layers = 4, .heads = 4, .d_model = 64, .d_ff = 256, .vocab = 64, .dropout = 0.1f};
+    setup s = {.model = MODEL, .policy = {.loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 64}, .seq_len = 64};
     for (int kind = 0; kind < 4; kind++) {
         mtt_plan_report report[WAYS];
         double losses[WAYS][2];
         s.policy.attention = (mtt_attention)(kind % 2);
         s.policy.precision = kind / 2 ? MTT_BF16 : MTT_FP32;
         for (int way = 0; way < WAYS; way++) {
+            s.batch = 2;
             set_recompute(&s, way);
-            check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report[way]), "a plan failed: %s",
-                  env.error);
             train(&s, 2, losses[way], NULL);
             check(memcmp(losses[0], losses[way], sizeof(losses[0])) == 0, "recompute %s changes the loss",
                   RECOMPUTES[way]);
+            s.batch = 8;
+            set_recompute(&s, way);
+            check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report[way]), "a plan failed: %s",
+                  env.error);
         }
         check(report[0].peak_bytes > report[1].peak_bytes && report[1].peak_bytes > report[2].peak_bytes,
               "%s, %s: peaks of none, selective, layer are %zu, %zu, %zu", PRECISIONS[s.policy.precision],
@@ -974,9 +976,11 @@ static void not_finite(void)
         check(!mtt_train_step(twin, tokens, targets, &twin_info), "a step fails: %s", env.error);
         after = parameters_of(trainer, &r);
         read_all(twin, &r, mtt_parameter_get, bad);
-        check(info.loss == twin_info.loss && memcmp(bad, after, r.weights * sizeof(float)) == 0,
-              "%s: a failed step left traces: loss %.9g instead of %.9g", PRECISIONS[s.policy.precision], info.loss,
-              twin_info.loss);
+        /* FP16 takes it for an overflow first and halves its loss scale, which rounds the smallest gradients otherwise */
+        double traces = relative_difference(after, bad, r.weights);
+        check(info.loss == twin_info.loss && (s.policy.precision == MTT_FP16 ? traces < 1e-5 : traces == 0),
+              "%s: a failed step left traces: loss %.9g instead of %.9g, weights off by %g",
+              PRECISIONS[s.policy.precision], info.loss, twin_info.loss, traces);
         mtt_trainer_destroy(trainer);
         mtt_trainer_destroy(twin);
         free(good);
@@ -1101,18 +1105,18 @@ static void repeatable(void)
     s.model.vocab = 300;
     s.seq_len = 33;
     for (int kind = 0; kind < 8; kind++) {
-        double losses[5][6];
+        double losses[4][3];
         reference r = reference_of(&s);
         float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
         s.policy.attention = (mtt_attention)(kind % 2);
         s.policy.loss = (mtt_loss)(kind / 2 % 2);
         s.policy.precision = kind / 4 ? MTT_FP16 : MTT_FP32;
-        for (int run = 0; run < 5; run++) {
+        for (int run = 0; run < 4; run++) {
 #if defined(_OPENMP) && !defined(MTT_CBLAS)
-            static const int THREADS[] = {2, 2, 1, 3, 7};
+            static const int THREADS[] = {2, 2, 1, 3};
             omp_set_num_threads(THREADS[run]);
 #endif
-            train(&s, 6, losses[run], run ? other : first);
+            train(&s, 3, losses[run], run ? other : first);
             check(memcmp(losses[0], losses[run], sizeof(losses[0])) == 0 &&
                       (!run || memcmp(first, other, r.weights * sizeof(float)) == 0),
                   "run %d of the same seed differs (kind %d)", run, kind);
@@ -1122,7 +1126,7 @@ static void repeatable(void)
 #endif
         setup another = s;
         another.optim.seed++;
-        train(&another, 6, losses[1], other);
+        train(&another, 3, losses[1], other);
         check(memcmp(losses[0], losses[1], sizeof(losses[0])) != 0, "another seed makes the same losses");
         free(first);
         free(other);
@@ -1228,6 +1232,41 @@ static void next_logits(void)
     }
 }
 
+/* What a caller can get wrong is refused in words and changes nothing. */
+static void misuse(void)
+{
+    setup s = small_setup();
+    int32_t tokens[32], targets[32];
+    float values[512];
+    s.policy.accumulate = 1;
+    random_tokens(&s, 1, 0, tokens, targets);
+    mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
+    mtt_step_info info, twin_info;
+    check(mtt_parameter(trainer, -1, NULL) == NULL && mtt_parameter(trainer, 1000, NULL) == NULL, "parameters without end");
+    for (int kind = 0; kind < 9; kind++) {
+        mtt_status status = MTT_OK;
+        int32_t token = tokens[5], target = targets[5];
+        env.error[0] = 0;
+        if (kind == 0 || kind == 7) tokens[5] = 32;
+        if (kind == 1) tokens[5] = -1;
+        if (kind == 2 || kind == 8) targets[5] = 32;
+        if (kind == 3) targets[5] = -2;
+        if (kind < 4) status = mtt_train_step(trainer, tokens, targets, &info);
+        if (kind == 4) status = mtt_parameter_get(trainer, 1000, values);
+        if (kind == 5) status = mtt_parameter_set(trainer, -1, values);
+        if (kind == 6) status = mtt_gradient_get(trainer, 0, values);
+        if (kind >= 7) status = mtt_evaluate(trainer, tokens, targets, &info);
+        check(status == MTT_E_ARGUMENT && env.error[0], "misuse %d: %s, \"%s\"", kind, mtt_status_string(status), env.error);
+        tokens[5] = token, targets[5] = target;
+    }
+    mtt_train_step(trainer, tokens, targets, &info);
+    mtt_train_step(twin, tokens, targets, &twin_info);
+    check(info.loss == twin_info.loss && info.step == 1 && info.grad_norm == twin_info.grad_norm, "misuse left traces");
+    mtt_trainer_destroy(trainer);
+    mtt_trainer_destroy(twin);
+    mtt_trainer_destroy(NULL);
+}
+
 static void sampling(void)
 {
     enum { DRAWS = 40000 };
@@ -1266,7 +1305,7 @@ static char folder[64];
 
 static const char *in_folder(const char *name)
 {
-    static char path[4][128];
+    static char path[4][400];
     static int turn;
     char *at = path[turn++ % 4];
     snprintf(at, sizeof(path[0]), "%s/%s", folder, name);
@@ -1508,12 +1547,13 @@ static mtt_status life_of_a_trainer(mtt_env *e, const setup *s, const int32_t *t
                                     const char **stage)
 {
     mtt_trainer *trainer = NULL;
+    mtt_step_info info;
     float logits[32];
     *stage = "create";
     mtt_status status = mtt_trainer_create(e, &s->model, &s->policy, &s->optim, mtt_cpu_backend(), s->batch, s->seq_len,
                                            &trainer);
     if (!status) *stage = "step", status = mtt_train_step(trainer, tokens, targets, NULL);
-    if (!status) *stage = "evaluate", status = mtt_evaluate(trainer, tokens, targets, NULL);
+    if (!status) *stage = "evaluate", status = mtt_evaluate(trainer, tokens, targets, &info);
     if (!status) *stage = "logits", status = mtt_next_logits(trainer, tokens, 3, logits);
     if (!status) *stage = "save", status = mtt_save(trainer, in_folder("life"), NULL);
     if (!status) *stage = "resume", status = mtt_resume(trainer, in_folder("life"), NULL);
@@ -1637,6 +1677,7 @@ int main(int argc, char **argv)
     timed("repeatable", repeatable);
     timed("evaluation", evaluation);
     timed("next logits", next_logits);
+    timed("misuse", misuse);
     timed("sampling", sampling);
     timed("checkpoints", checkpoints);
     timed("allocations", failing_allocations);

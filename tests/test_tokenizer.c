@@ -1,4 +1,5 @@
-/* Tests of the tokenizer. Modes for the hand: test_tokenizer encode TOKENIZER [hex] < text, train FILE OUT, bench FILE. */
+/* Tests of the tokenizer. Modes for the hand: test_tokenizer encode TOKENIZER [hex] < text, train FILE OUT, bench FILE.
+ */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 
@@ -11,7 +12,8 @@ static uint32_t turn(uint32_t x, int n)
     return x >> n | x << (32 - n);
 }
 
-/* SHA-256 (FIPS 180-4), as 64 hexadecimal digits. The constants are the fractions of cube and square roots of primes. */
+/* SHA-256 (FIPS 180-4), as 64 hexadecimal digits. The constants are the fractions of cube and square roots of primes.
+ */
 static void sha256(const unsigned char *at, size_t size, char hex[65])
 {
     uint32_t k[64], h[8], w[64], v[8];
@@ -20,7 +22,8 @@ static void sha256(const unsigned char *at, size_t size, char hex[65])
     int i, n = 0, prime = 2, d;
     for (; n < 64; prime++) {
         double cube = cbrt(prime), square = sqrt(prime);
-        for (d = 2; d * d <= prime && prime % d; d++) {}
+        for (d = 2; d * d <= prime && prime % d; d++) {
+        }
         if (d * d <= prime) continue;
         k[n] = (uint32_t)((cube - floor(cube)) * 4294967296.0);
         if (n < 8) h[n] = (uint32_t)((square - floor(square)) * 4294967296.0);
@@ -120,8 +123,8 @@ static int round_trip(mtt_tokenizer *t, const char *text, size_t size, int32_t *
     int32_t *ids = out || size > 256 ? (int32_t *)malloc((size + 1) * sizeof(*ids)) : small;
     char *decoded = size > sizeof(back) ? (char *)malloc(size) : back;
     size_t n = 0, bytes = 0;
-    int same = !mtt_encode(t, text, size, ids, size, &n) && !mtt_decode(t, ids, n, decoded, size, &bytes) && bytes == size &&
-               memcmp(decoded, text, size) == 0;
+    int same = !mtt_encode(t, text, size, ids, size, &n) && !mtt_decode(t, ids, n, decoded, size, &bytes) &&
+               bytes == size && memcmp(decoded, text, size) == 0;
     if (decoded != back) free(decoded);
     if (out) *out = ids;
     else if (ids != small) free(ids);
@@ -153,14 +156,18 @@ static void test_streams(mtt_tokenizer *gpt2)
     if (text && gpt2) {
         stream(gpt2, "all", text, size, 338025, "25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31");
         stream(gpt2, "90", text, 1003854, 301966, "502a2bdc8210d1ac5d5674867cb74467dd31db575d25cf6dbb08c8bdbea8680f");
-        stream(gpt2, "10", text + 1003854, 111540, 36059, "68a53422394c26a655ebe641f5c6f49888e8f4e45fe5d6f02abda63ba3ebd65b");
+        stream(gpt2, "10", text + 1003854, 111540, 36059,
+               "68a53422394c26a655ebe641f5c6f49888e8f4e45fe5d6f02abda63ba3ebd65b");
         stream(gpt2, "85", text, 948084, 284734, "cf0568398fdfc2ddf84357976122be503f29316914b30fc0d3cbef1c0b842967");
-        stream(gpt2, "85-95", text + 948084, 111540, 35299, "2e4eec5f72cdc1b9a913ca6ee5308ee05343672107dc871c2b6acf0c3cd41b66");
-        stream(gpt2, "last 5", text + 1059624, 55770, 17995, "9dbe8a4e9eef7cab2fee1735091c57a588696ebb2a4f0d3c0176f85e5c04e8ed");
+        stream(gpt2, "85-95", text + 948084, 111540, 35299,
+               "2e4eec5f72cdc1b9a913ca6ee5308ee05343672107dc871c2b6acf0c3cd41b66");
+        stream(gpt2, "last 5", text + 1059624, 55770, 17995,
+               "9dbe8a4e9eef7cab2fee1735091c57a588696ebb2a4f0d3c0176f85e5c04e8ed");
     }
     free(text);
     text = read_data("wt2_valid.txt", &size);
-    if (text && gpt2) stream(gpt2, "wt2", text, size, 258659, "17bc83b54d943c68889ab3b9cb01f17b86fe0216e9738ee39806d2631aac2ef9");
+    if (text && gpt2)
+        stream(gpt2, "wt2", text, size, 258659, "17bc83b54d943c68889ab3b9cb01f17b86fe0216e9738ee39806d2631aac2ef9");
     free(text);
 }
 
@@ -177,16 +184,19 @@ static const struct edge {
     {"\n\n", 2, {628, -1}},
     {"a\n\n b", 5, {64, 628, 275, -1}},
     {"I'll we've don't IT'S", 21, {40, 1183, 356, 1053, 836, 470, 7283, 6, 50, -1}},
-    {"Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 g\xc4\x99\xc5\x9bl\xc4\x85 ja\xc5\xba\xc5\x84", 26,
+    {"Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 g\xc4\x99\xc5\x9bl\xc4\x85 ja\xc5\xba\xc5\x84",
+     26,
      {57, 64, 129, 120, 10205, 41615, 38325, 308, 128, 247, 129, 249, 75, 128, 227, 45091, 129, 118, 129, 226, -1}},
-    {"\xef\xbc\x91\xef\xbc\x92\xef\xbc\x93 \xc2\xbd \xe2\x85\xab", 16,
+    {"\xef\xbc\x91\xef\xbc\x92\xef\xbc\x93 \xc2\xbd \xe2\x85\xab",
+     16,
      {171, 120, 239, 171, 120, 240, 171, 120, 241, 25208, 2343, 227, 104, -1}},
     {"\0\x01\x7f", 3, {188, 189, 221, -1}},
     {"a\r\n\r\nb", 6, {64, 201, 198, 201, 198, 65, -1}},
     {" \t\t x", 5, {220, 197, 197, 2124, -1}},
     {"\xc3\xa9 e\xcc\x81", 6, {2634, 304, 136, 223, -1}},
     {"\xf0\x9f\xa4\x97\xf0\x9f\xa4\x97 x", 10, {8582, 97, 245, 8582, 97, 245, 2124, -1}},
-    {"\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e \xe3\x83\x86\xe3\x82\xb9\xe3\x83\x88", 19,
+    {"\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e \xe3\x83\x86\xe3\x82\xb9\xe3\x83\x88",
+     19,
      {33768, 98, 17312, 105, 45739, 252, 14524, 228, 43302, -1}},
     {"<|endoftext|>", 13, {27, 91, 437, 1659, 5239, 91, 29, -1}},
 };
@@ -198,7 +208,8 @@ static void test_edges(mtt_tokenizer *gpt2)
     for (i = 0; gpt2 && i < MTT__LENGTH(edges); i++) {
         const struct edge *e = &edges[i];
         int same = round_trip(gpt2, e->text, e->size, &ids, &n);
-        for (want = 0; e->ids[want] >= 0; want++) {}
+        for (want = 0; e->ids[want] >= 0; want++) {
+        }
         for (k = 0; k < want && k < n; k++) same = same && ids[k] == e->ids[k];
         check(same && n == want, "edge string %zu: %zu ids", i, n);
         free(ids);
@@ -214,10 +225,41 @@ static void test_edges(mtt_tokenizer *gpt2)
 static void test_pretokens(void)
 {
     static const char *const cases[] = {
-        "'s.", "'.S.", "'re.x.", "'.r.", "'.", "''.s.", " '.s.", "'ll.ll.", "'.l.", "'ve.'.v.", "a.'d.", " ?!'.m.", "x. \n.",
-        " . a.", "\n. a.", "\n \n. a.", " .\n.a.", "\t.a.", "\t\t.", "12.ab.", " 12. ab.", "a.1.", "\xc2\xa0.a.",
-        " .\xc2\xa0.a.", " \xc2\xa0.\n.a.", "\xe2\x80\x8b.a.", " \xe2\x80\x8b. a.", "\xff.a.", " \xff\xfe. \xff.",
-        "\xc3.a.", "\xed\xa0\x80.a.", "\xe0\x80\x80.a.", "\xf4\x90\x80\x80.a.", "\xc3\xa9.\xc3.", "\xe1\x9a\x80.a.",
+        "'s.",
+        "'.S.",
+        "'re.x.",
+        "'.r.",
+        "'.",
+        "''.s.",
+        " '.s.",
+        "'ll.ll.",
+        "'.l.",
+        "'ve.'.v.",
+        "a.'d.",
+        " ?!'.m.",
+        "x. \n.",
+        " . a.",
+        "\n. a.",
+        "\n \n. a.",
+        " .\n.a.",
+        "\t.a.",
+        "\t\t.",
+        "12.ab.",
+        " 12. ab.",
+        "a.1.",
+        "\xc2\xa0.a.",
+        " .\xc2\xa0.a.",
+        " \xc2\xa0.\n.a.",
+        "\xe2\x80\x8b.a.",
+        " \xe2\x80\x8b. a.",
+        "\xff.a.",
+        " \xff\xfe. \xff.",
+        "\xc3.a.",
+        "\xed\xa0\x80.a.",
+        "\xe0\x80\x80.a.",
+        "\xf4\x90\x80\x80.a.",
+        "\xc3\xa9.\xc3.",
+        "\xe1\x9a\x80.a.",
     };
     unsigned char *classes = mtt__classes_create(NULL);
     size_t i, n;
@@ -241,9 +283,34 @@ static void test_pretokens(void)
 
 static void test_round_trips(mtt_tokenizer *t, const char *name)
 {
-    static const char *const hard[] = {" ", "  ", "\n", "\r\n", "\t", "'", "'s", "'LL", "a", "Z", "the", "0", "9", ".", "?!", "\xc2\x85",
-                                       "\xc2\xa0", "\xe2\x80\xa8", "\xc5\xbc", "\xe2\x85\xab", "\xcc\x81", "\xf0\x9f\xa4\x97", "\xe6\x97\xa5",
-                                       "\xff", "\xc3", "\xe2\x82", "\xed\xa0\x80", "<|endoftext|>"};
+    static const char *const hard[] = {" ",
+                                       "  ",
+                                       "\n",
+                                       "\r\n",
+                                       "\t",
+                                       "'",
+                                       "'s",
+                                       "'LL",
+                                       "a",
+                                       "Z",
+                                       "the",
+                                       "0",
+                                       "9",
+                                       ".",
+                                       "?!",
+                                       "\xc2\x85",
+                                       "\xc2\xa0",
+                                       "\xe2\x80\xa8",
+                                       "\xc5\xbc",
+                                       "\xe2\x85\xab",
+                                       "\xcc\x81",
+                                       "\xf0\x9f\xa4\x97",
+                                       "\xe6\x97\xa5",
+                                       "\xff",
+                                       "\xc3",
+                                       "\xe2\x82",
+                                       "\xed\xa0\x80",
+                                       "<|endoftext|>"};
     char text[512];
     size_t size, bad = 0;
     uint32_t c, i, k;
@@ -295,18 +362,21 @@ static void test_refusals(mtt_tokenizer *t, mtt_env *env)
     size_t n = 9;
     mtt_bpe_trainer *trainer;
     mtt_tokenizer *none = t;
-    check(mtt_encode(t, "q x z q", 7, ids, 2, &n) == MTT_E_ARGUMENT && n > 2 && n < 8 && ids[2] == -1, "small capacity, %zu needed", n);
+    check(mtt_encode(t, "q x z q", 7, ids, 2, &n) == MTT_E_ARGUMENT && n > 2 && n < 8 && ids[2] == -1,
+          "small capacity, %zu needed", n);
     check(strstr(env->error, "room") != NULL, "message %s", env->error);
     check(mtt_encode(t, "q x z q", 7, NULL, 0, &n) == MTT_E_ARGUMENT && n > 2, "no capacity");
     check(mtt_encode(t, NULL, 0, NULL, 0, &n) == MTT_OK && n == 0, "nothing");
     check(mtt_encode(t, "q x z q", 7, ids, 7, &n) == MTT_OK && ids[7] == 77, "enough");
-    check(mtt_decode(t, ids, n, text, 3, &n) == MTT_E_ARGUMENT && n == 7 && text[3] == 'x', "short text, %zu needed", n);
+    check(mtt_decode(t, ids, n, text, 3, &n) == MTT_E_ARGUMENT && n == 7 && text[3] == 'x', "short text, %zu needed",
+          n);
     ids[1] = -1;
     check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "token 1 is -1"), "negative id");
     ids[1] = mtt_tokenizer_vocab(t);
     check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "outside"), "id too high");
     check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
-    check(mtt_bpe_trainer_finish(trainer, 256, &none) == MTT_E_ARGUMENT && !none && strstr(env->error, "257"), "vocab 256");
+    check(mtt_bpe_trainer_finish(trainer, 256, &none) == MTT_E_ARGUMENT && !none && strstr(env->error, "257"),
+          "vocab 256");
     check(mtt_bpe_trainer_finish(trainer, 257, &none) == MTT_OK && mtt_tokenizer_vocab(none) == 257, "bytes alone");
     check(round_trip(none, "bytes alone", 11, NULL, &n) && n == 11, "no merges");
     mtt_tokenizer_destroy(none);
@@ -315,7 +385,8 @@ static void test_refusals(mtt_tokenizer *t, mtt_env *env)
     mtt_bpe_trainer_destroy(trainer);
     mtt_bpe_trainer_destroy(NULL);
     mtt_tokenizer_destroy(NULL);
-    check(mtt_tokenizer_load(env, scratch("absent"), &none) == MTT_E_FILE && !none && strstr(env->error, "absent"), "absent file");
+    check(mtt_tokenizer_load(env, scratch("absent"), &none) == MTT_E_FILE && !none && strstr(env->error, "absent"),
+          "absent file");
 }
 
 /* The merges as lines "A B". */
@@ -347,26 +418,36 @@ static int is_piece(const mtt_tokenizer *t, int id, const char *want)
 
 static void test_counts(mtt_env *env)
 {
-    static const struct { const char *word; uint64_t count; } words[] = {{"ab", 3000000000u}, {"cd", 3000000001u}, {"ef", 5},
-                                                                       {"gh", 0x100000003u}, {"ij", 5}, {"aaaa", 2}};
+    static const struct {
+        const char *word;
+        uint64_t count;
+    } words[] = {{"ab", 3000000000u}, {"cd", 3000000001u}, {"ef", 5}, {"gh", 0x100000003u}, {"ij", 5}, {"aaaa", 2}};
     static const char *const want[] = {"gh", "cd", "ab", "aa", "ef", "ij", "aaaa"};
-    static const struct { const char *word; uint64_t count; } hf[] = {{"roses", 1}, {"are", 2}, {"red", 1}, {"voilets", 1}, {"blue", 1},
-                                                                    {"BERT", 1}, {"is", 2}, {"big", 1}, {"and", 1}, {"so", 1}, {"GPT-2", 1}};
+    static const struct {
+        const char *word;
+        uint64_t count;
+    } hf[] = {{"roses", 1}, {"are", 2}, {"red", 1}, {"voilets", 1}, {"blue", 1}, {"BERT", 1},
+              {"is", 2},    {"big", 1}, {"and", 1}, {"so", 1},      {"GPT-2", 1}};
     mtt_bpe_trainer *trainer;
     mtt_tokenizer *t;
     size_t i;
     check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
-    for (i = 0; i < MTT__LENGTH(words); i++) mtt__trainer_word(trainer, words[i].word, strlen(words[i].word), words[i].count);
-    check(!mtt_bpe_trainer_finish(trainer, 0, &t) && mtt_tokenizer_vocab(t) == 257 + (int)MTT__LENGTH(want), "large counts");
-    for (i = 0; i < MTT__LENGTH(want); i++) check(is_piece(t, 257 + (int)i, want[i]), "large counts: merge %zu is not %s", i, want[i]);
+    for (i = 0; i < MTT__LENGTH(words); i++)
+        mtt__trainer_word(trainer, words[i].word, strlen(words[i].word), words[i].count);
+    check(!mtt_bpe_trainer_finish(trainer, 0, &t) && mtt_tokenizer_vocab(t) == 257 + (int)MTT__LENGTH(want),
+          "large counts");
+    for (i = 0; i < MTT__LENGTH(want); i++)
+        check(is_piece(t, 257 + (int)i, want[i]), "large counts: merge %zu is not %s", i, want[i]);
     mtt_tokenizer_destroy(t);
-    check(!mtt_bpe_trainer_add(trainer, "xyxyxy xy", 9) && !mtt_bpe_trainer_finish(trainer, 260, &t), "added to and finished again");
+    check(!mtt_bpe_trainer_add(trainer, "xyxyxy xy", 9) && !mtt_bpe_trainer_finish(trainer, 260, &t),
+          "added to and finished again");
     check(mtt_tokenizer_vocab(t) == 260, "260 ids");
     mtt_tokenizer_destroy(t);
     mtt_bpe_trainer_destroy(trainer);
     check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
     for (i = 0; i < MTT__LENGTH(hf); i++) mtt__trainer_word(trainer, hf[i].word, strlen(hf[i].word), hf[i].count);
-    check(!mtt_bpe_trainer_finish(trainer, 260, &t) && is_piece(t, 257, "re") && is_piece(t, 258, "are") && is_piece(t, 259, "is"),
+    check(!mtt_bpe_trainer_finish(trainer, 260, &t) && is_piece(t, 257, "re") && is_piece(t, 258, "are") &&
+              is_piece(t, 259, "is"),
           "Hugging Face's test_train");
     mtt_tokenizer_destroy(t);
     mtt_bpe_trainer_destroy(trainer);
@@ -383,8 +464,10 @@ static void test_training(mtt_env *env)
     t = train(env, text, size, 10000);
     merges = merges_text(t, &n);
     sha256((const unsigned char *)merges, n, hex);
-    check(strcmp(hex, "74acca26bdb00034f3591dd182384c2bcffb2c153df2e71b1c45266231046d5b") == 0, "merges of tinyshakespeare: %s", hex);
-    check(strncmp(merges, "\xc4\xa0 t\nh e\n\xc4\xa0 a\no u\n\xc4\xa0 s\n", 23) == 0 && t->merge_count == 9743, "first merges");
+    check(strcmp(hex, "74acca26bdb00034f3591dd182384c2bcffb2c153df2e71b1c45266231046d5b") == 0,
+          "merges of tinyshakespeare: %s", hex);
+    check(strncmp(merges, "\xc4\xa0 t\nh e\n\xc4\xa0 a\no u\n\xc4\xa0 s\n", 23) == 0 && t->merge_count == 9743,
+          "first merges");
     check(round_trip(t, text, size, NULL, &n) && n == 312073, "tokens of tinyshakespeare: %zu", n);
     free(merges);
     mtt_tokenizer_destroy(t);
@@ -403,12 +486,15 @@ static void test_training(mtt_env *env)
             size_t at = size * place[i] / DOCUMENTS, end = size * (place[i] + 1) / DOCUMENTS;
             check(!mtt_bpe_trainer_add(trainer, text + at, end - at), "document");
         }
-        check(!mtt_bpe_trainer_finish(trainer, 3000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d", order);
+        check(!mtt_bpe_trainer_finish(trainer, 3000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d",
+              order);
         mtt_tokenizer_destroy(t);
         mtt_bpe_trainer_destroy(trainer);
         got = read_whole(scratch("order.json"), &got_size);
         if (!order) first = got, first_size = got_size;
-        else check(got_size == first_size && memcmp(first, got, got_size) == 0, "order %d gives another file", order), free(got);
+        else
+            check(got_size == first_size && memcmp(first, got, got_size) == 0, "order %d gives another file", order),
+                free(got);
     }
     free(first);
     free(text);
@@ -423,7 +509,8 @@ static void same_tokenizer(const mtt_tokenizer *a, const mtt_tokenizer *b, const
         const char *x = mtt_tokenizer_bytes(a, id, &n), *y = mtt_tokenizer_bytes(b, id, &m);
         same = n == m && memcmp(x, y, n) == 0;
     }
-    check(same && memcmp(a->merges, b->merges, a->merge_count * sizeof(*a->merges)) == 0, "%s: the same tokenizer is loaded", name);
+    check(same && memcmp(a->merges, b->merges, a->merge_count * sizeof(*a->merges)) == 0,
+          "%s: the same tokenizer is loaded", name);
 }
 
 static void test_save(mtt_tokenizer *t, const char *name, mtt_env *env)
@@ -462,13 +549,16 @@ static void test_save(mtt_tokenizer *t, const char *name, mtt_env *env)
 
 static void test_bad_json(mtt_env *env)
 {
-    static const struct { const char *from, *to, *word; } cases[] = {
+    static const struct {
+        const char *from, *to, *word;
+    } cases[] = {
         {"\"1.0\"", "\"2.0\"", "version"},
         {"\"version\":\"1.0\",", "", "version"},
         {"\"truncation\":null", "\"truncation\":{\"max_length\":5}", "truncation"},
         {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "NFC"},
         {"\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"", "Whitespace"},
-        {"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true", "add_prefix_space"},
+        {"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false",
+         "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true", "add_prefix_space"},
         {"\"use_regex\":true},\"post", "\"use_regex\":false},\"post", "use_regex"},
         {"\"post_processor\":null", "\"post_processor\":{\"type\":\"BertProcessing\"}", "BertProcessing"},
         {"\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"Metaspace\"", "Metaspace"},
@@ -524,14 +614,15 @@ static void test_bad_json(mtt_env *env)
         write_whole(scratch("bad.json"), other, strlen(other));
         got = NULL;
         status = mtt_tokenizer_load(env, scratch("bad.json"), &got);
-        check(status == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word), "bad json %zu (%s): %s, %s", i, cases[i].to,
-              mtt_status_string(status), env->error);
+        check(status == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word), "bad json %zu (%s): %s, %s", i,
+              cases[i].to, mtt_status_string(status), env->error);
         mtt_tokenizer_destroy(got);
     }
     for (cut = 0; cut + 1 < size; cut += cut < size - 300 ? 37 : 1) {
         write_whole(scratch("bad.json"), text, cut);
         got = NULL;
-        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) != MTT_OK && !got, "a file cut at byte %zu is refused", cut);
+        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) != MTT_OK && !got, "a file cut at byte %zu is refused",
+              cut);
         mtt_tokenizer_destroy(got);
     }
     for (i = 0; i < 3000; i++) {
@@ -540,7 +631,8 @@ static void test_bad_json(mtt_env *env)
         other[at] = (char)below(256);
         write_whole(scratch("bad.json"), other, size);
         got = NULL;
-        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK) check(round_trip(got, sample, 20, NULL, NULL), "byte %zu", at);
+        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK)
+            check(round_trip(got, sample, 20, NULL, NULL), "byte %zu", at);
         mtt_tokenizer_destroy(got);
     }
     free(text);
@@ -549,7 +641,9 @@ static void test_bad_json(mtt_env *env)
 
 static void test_bad_gpt2(mtt_env *env)
 {
-    static const struct { const char *text, *line, *word; } cases[] = {
+    static const struct {
+        const char *text, *line, *word;
+    } cases[] = {
         {"", "line 0", "merge 50,000"},
         {"#version: 0.2", "line 1", "no end"},
         {"#version: 0.3\n", "line 1", "#version"},
@@ -573,8 +667,8 @@ static void test_bad_gpt2(mtt_env *env)
     for (i = 0; i < MTT__LENGTH(cases); i++) {
         write_whole(scratch("bad.bpe"), cases[i].text, strlen(cases[i].text));
         got = NULL;
-        check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word) &&
-                  strstr(env->error, cases[i].line),
+        check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && !got &&
+                  strstr(env->error, cases[i].word) && strstr(env->error, cases[i].line),
               "bad vocab.bpe %zu: %s", i, env->error);
     }
     text = read_data("vocab.bpe", &size);
@@ -582,9 +676,11 @@ static void test_bad_gpt2(mtt_env *env)
     text = (char *)realloc(text, size + 8);
     memcpy(text + size, "q z\n", 4);
     write_whole(scratch("bad.bpe"), text, size + 4);
-    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "line 50002"), "a merge too many: %s", env->error);
+    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "line 50002"),
+          "a merge too many: %s", env->error);
     write_whole(scratch("bad.bpe"), text, size - 8);
-    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "line 50001"), "a cut file: %s", env->error);
+    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "line 50001"),
+          "a cut file: %s", env->error);
     free(text);
 }
 
@@ -634,7 +730,8 @@ static void test_memory(void)
     size_t i;
     long k;
     mtt_status status = MTT_E_MEMORY;
-    for (i = 0; i < sizeof(text); i++) text[i] = (char)(i > 1500 && i < 1700 ? 'a' + below(3) : below(8) ? 'a' + below(26) : ' ');
+    for (i = 0; i < sizeof(text); i++)
+        text[i] = (char)(i > 1500 && i < 1700 ? 'a' + below(3) : below(8) ? 'a' + below(26) : ' ');
     memset(&env, 0, sizeof(env));
     env.alloc = faulty_alloc;
     env.free = faulty_free;
@@ -643,7 +740,8 @@ static void test_memory(void)
         memset(&f, 0, sizeof(f));
         f.fail_at = k;
         status = whole_run(&env, text, sizeof(text));
-        check((status == MTT_OK || status == MTT_E_MEMORY) && !f.live, "allocation %ld fails: %s, %ld blocks live", k, mtt_status_string(status), f.live);
+        check((status == MTT_OK || status == MTT_E_MEMORY) && !f.live, "allocation %ld fails: %s, %ld blocks live", k,
+              mtt_status_string(status), f.live);
         check(status == MTT_OK || strstr(env.error, "memory"), "allocation %ld: %s", k, env.error);
     }
     check(k > 50 && f.calls < f.fail_at, "%ld allocations failed in turn", k - 2);
@@ -748,7 +846,8 @@ int main(int argc, char **argv)
     static mtt_env env;
     mtt_tokenizer *gpt2 = NULL, *own;
     const char *bpe;
-    static const char sample[] = "It's the same; the quick brown fox's. Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 g\xc4\x99\xc5\x9bl\xc4\x85 \"ja\xc5\xba\xc5\x84\\\"\n";
+    static const char sample[] = "It's the same; the quick brown fox's. Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 "
+                                 "g\xc4\x99\xc5\x9bl\xc4\x85 \"ja\xc5\xba\xc5\x84\\\"\n";
     char command[96];
     if (argc >= 3 && strcmp(argv[1], "encode") == 0) return mode_encode(argv[2], argc > 3);
     if (argc == 3 && strcmp(argv[1], "bench") == 0) return mode_bench(argv[2]);
