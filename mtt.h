@@ -1,3 +1,105 @@
+/* mtt.h - memory-efficient Transformer training in two files - MIT or public domain, at your choice (see the end)
+
+   Quick start:
+      cc -O3 -march=native -fopenmp hello.c -o hello -lm
+
+   #define MTT_IMPLEMENTATION
+   #include "mtt.h"
+   int main(void)
+   {
+       static int32_t tokens[8 * 64], targets[8 * 64];
+       mtt_env env = {0};
+       mtt_model_desc model = {.layers = 2, .heads = 4, .d_model = 64, .vocab = 256};
+       mtt_policy policy = {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER};
+       mtt_optim_desc optim = {.lr = 1e-3f};
+       mtt_trainer *trainer;
+       mtt_step_info info;
+       for (int i = 0; i < 8 * 64; i++) tokens[i] = i * 7 % 256, targets[i] = (i + 1) * 7 % 256;
+       if (mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), 8, 64, &trainer)) return puts(env.error), 1;
+       for (int step = 0; step < 20; step++) {
+           if (mtt_train_step(trainer, tokens, targets, &info)) return puts(env.error), 1;
+           printf("step %d, loss %.4f, %zu bytes\n", step, info.loss, info.arena_bytes);
+       }
+       mtt_trainer_destroy(trainer);
+   }
+
+   Contents: what it does, words, how to use it, memory, numbers, options, what fails | the interface | the implementation,
+   room by room; a room uses those above it (search for the tag):
+
+   >>errors     texts, failures              >>cpu         every operation in plain C
+   >>memory     sizes, blocks                >>trainer     arena, steps, evaluation, sampling
+   >>dtype      16-bit floats                >>tokenizer   Unicode classes, BPE
+   >>rng        Philox                       >>data        corpora, splits, token files, batches
+   >>json       a pull reader                >>checkpoint  safetensors, save and resume
+   >>files      atomic writing               >>report      JSON and tables
+   >>config     defaults, validation         >>public      built on the public interface alone
+   >>tensors    all there is, in two tables
+   >>schedule   the program of a step
+   >>plan       bytes, offsets, budgets
+
+   WHAT IT DOES
+   Trains GPT-like decoders on your text, with the memory techniques of the field as settings: BF16 and FP16, FlashAttention,
+   windowed attention, gradient checkpointing, chunked loss, gradient accumulation. A model, a policy and a batch are compiled
+   into a schedule: one flat list of operations over named tensors, with forward, backward, recomputation, loss and optimizer
+   in it. All memory is arithmetic on that list, so that it is known to the byte before anything is allocated.
+
+   WHAT IT DOES NOT
+   No automatic differentiation, no other architectures, no several GPUs, no fine-tuning of foreign models, no network access;
+   POSIX systems with little-endian processors.
+
+   WORDS
+   token         what the tokenizer makes of text: an integer, its id
+   micro-batch   `batch` sequences of `seq_len` tokens
+   step          one update of the weights: `accumulate` micro-batches
+   model, policy the network; how it is held in memory and computed
+   schedule      the operations of a micro-batch and a step, in order
+   plan          bytes, offsets and timeline of a schedule
+   arena         the one block of memory that a plan fills
+   backend       who runs the operations: the CPU, or a CUDA device by way of mtt_kernels.cu
+   state         what lives from step to step: weights, moments, counters
+   recompute     what the backward pass makes again instead of having kept it: gradient checkpointing
+
+   HOW TO USE IT
+   Each level is usable without those after it.
+   1. Text and tokens: mtt_prepare makes a tokenizer and token files of a text; mtt_tokens_open and mtt_batches_init read them.
+   2. The plan: mtt_plan, mtt_plan_max_batch and mtt_policy_fit answer without a device; mtt_schedule_print shows the program.
+   3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save, mtt_resume.
+   Descriptors are structs in which zero means the default, written on the field's line; mtt_*_resolve shows them filled in.
+   Functions return a status; the environment's `error` then says what is wrong and what would mend it. examples/train.c is a
+   whole program on these levels.
+
+   MEMORY
+   With P parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H heads, a vocabulary of V and
+   s bytes an element (4, or 2 under BF16 and FP16), what stands in memory when the backward pass begins is
+      state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments
+      activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone; statistics besides
+      scores       L batch H seq_len^2 s, or 0 with flash attention
+      logits       R V s, or a chunk of 1024 rows
+   and gradients (4 bytes each) live from their making to the step. The plan has no formula of its own: it adds up the schedule.
+
+   ATTENTION AND WINDOWS
+   Query i sees keys max(0, i - W + 1) .. i: W counts the query itself, W = 1 sees nothing else, W >= seq_len or 0 is full causal
+   attention. With W = 2 and four tokens, rows being queries:   1 0 0 0 / 1 1 0 0 / 0 1 1 0 / 0 0 1 1
+
+   NUMBERS
+   Sums, softmax, norms' statistics, losses, weight gradients, moments and masters are FP32 (sums over whole tensors double).
+   16-bit stores round to nearest even. Recomputation never changes a bit; flash, windows of full length and the chunked loss change
+   the order of sums only. Dropout is a function of (seed, micro-batch, site, layer, element), so it replays under recomputation.
+   The same seed, build, machine and number of threads give the same bits, on the CPU for any number of threads unless a BLAS
+   is in use. FP16 scales the loss, skips a step that overflows, halves the scale, and doubles it after 2000 good steps.
+
+   OPTIONS, to be defined before the include; "here" means where MTT_IMPLEMENTATION is, "everywhere" in every file
+      MTT_IMPLEMENTATION    here        compile the implementation; include this file first there, it asks for POSIX 2008
+      MTT_STATIC            everywhere  all functions static: two files may hold an implementation each
+      MTTDEF                everywhere  what stands before each function, default extern
+      MTT_CBLAS             here        FP32 products through cblas.h; take a BLAS whose threads are OpenMP's
+      MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers; never faster
+      MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
+   -fopenmp makes it parallel. stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
+
+   WHAT FAILS, AND HOW
+   Nothing exits, aborts or prints. A failed call leaves its object as it was and destroyable. Every field of a file is
+   distrusted. Files are replaced by writing beside them, syncing and renaming. Unknown sizes are checked for overflow. */
 #ifndef MTT_H_INCLUDED
 #define MTT_H_INCLUDED
 
@@ -7,9 +109,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __GNUC__
+#define MTT__UNUSED __attribute__((unused))
+#else
+#define MTT__UNUSED
+#endif
+
 #ifndef MTTDEF
 #ifdef MTT_STATIC
-#define MTTDEF static
+#define MTTDEF static MTT__UNUSED
 #else
 #define MTTDEF extern
 #endif
@@ -495,10 +603,13 @@ struct mtt_backend {
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 #ifdef MTT_CBLAS
@@ -547,11 +658,10 @@ struct mtt_backend {
 
 #if defined(__GNUC__) || defined(__clang__)
 #define MTT__PRINTF(text, args) __attribute__((format(printf, text, args)))
-#define MTT__INLINE static inline __attribute__((unused))
 #else
 #define MTT__PRINTF(text, args)
-#define MTT__INLINE static inline
 #endif
+#define MTT__INLINE static inline
 
 #ifdef _OPENMP
 #define MTT__OMP(directive) _Pragma(#directive)
@@ -6926,3 +7036,29 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
 
 #endif /* MTT_IMPLEMENTATION_DONE */
 #endif /* MTT_IMPLEMENTATION */
+
+/* This software is available under two licences: take the one you prefer.
+
+   A - MIT
+   Copyright (c) 2026 the mtt authors
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation
+   files (the "Software"), to deal in the Software without restriction, including without limitation the rights to use, copy,
+   modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the
+   Software is furnished to do so, subject to the following conditions: The above copyright notice and this permission notice
+   shall be included in all copies or substantial portions of the Software. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY
+   OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR
+   PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+   LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR
+   THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+
+   B - Public domain (www.unlicense.org)
+   This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
+   compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose, commercial
+   or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors of this software
+   dedicate any and all copyright interest in the software to the public domain. We make this dedication for the benefit of
+   the public at large and to the detriment of our heirs and successors. We intend this dedication to be an overt act of
+   relinquishment in perpetuity of all present and future rights to this software under copyright law. THE SOFTWARE IS
+   PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
+   MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS BE LIABLE FOR ANY
+   CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN
+   CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */

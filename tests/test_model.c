@@ -10,6 +10,16 @@
 #include <omp.h>
 #endif
 
+/* Operations on tensors this small gain nothing from threads, and on a busy machine lose much at their barriers. */
+static void use_threads(int count)
+{
+#ifdef _OPENMP
+    omp_set_num_threads(count ? count : omp_get_num_procs());
+#else
+    (void)count;
+#endif
+}
+
 static mtt_env env;
 static const uint64_t SEED = 0x123456789abcdefu;
 
@@ -302,6 +312,7 @@ static void central_differences(const reference *r, const double *weights, const
     double *base = malloc((size_t)count * stream_size * sizeof(double)), *logits = new_logits(r);
     for (int m = 0; m < count; m++) forward(r, weights, mb + m, -1, base + (size_t)m * stream_size, logits);
     free(logits);
+    use_threads(0);
 #ifdef _OPENMP
 #pragma omp parallel
 #endif
@@ -331,6 +342,7 @@ static void central_differences(const reference *r, const double *weights, const
         free(stream);
         free(z);
     }
+    use_threads(1);
     free(base);
 }
 
@@ -790,6 +802,7 @@ static void attention_kinds(void)
 {
     static const int LENGTHS[] = {1, 7, 31, 33, 64, 97, 130}, WIDTHS[] = {8, 16, 24, 40, 64};
     double worst[2] = {0, 0};
+    use_threads(0);
     for (size_t t = 0; t < MTT__LENGTH(LENGTHS); t++)
         for (size_t d = 0; d < MTT__LENGTH(WIDTHS); d++) {
             int T = LENGTHS[t], windows[] = {0, 1, 2, T - 1, T, T + 5};
@@ -803,6 +816,7 @@ static void attention_kinds(void)
             s.policy.loss_chunk_rows = d % 2 ? 16 : 1000;
             attention_shape(&s, windows, 6, worst);
         }
+    use_threads(1);
     printf("attention: flash differs from plain by %.1e, chunked loss from full by %.1e\n", worst[0], worst[1]);
 }
 
@@ -1112,18 +1126,16 @@ static void repeatable(void)
         s.policy.loss = (mtt_loss)(kind / 2 % 2);
         s.policy.precision = kind / 4 ? MTT_FP16 : MTT_FP32;
         for (int run = 0; run < 4; run++) {
-#if defined(_OPENMP) && !defined(MTT_CBLAS)
+#ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
             static const int THREADS[] = {2, 2, 1, 3};
-            omp_set_num_threads(THREADS[run]);
+            use_threads(THREADS[run]);
 #endif
             train(&s, 3, losses[run], run ? other : first);
             check(memcmp(losses[0], losses[run], sizeof(losses[0])) == 0 &&
                       (!run || memcmp(first, other, r.weights * sizeof(float)) == 0),
                   "run %d of the same seed differs (kind %d)", run, kind);
         }
-#if defined(_OPENMP) && !defined(MTT_CBLAS)
-        omp_set_num_threads(omp_get_num_procs());
-#endif
+        use_threads(1);
         setup another = s;
         another.optim.seed++;
         train(&another, 3, losses[1], other);
@@ -1660,6 +1672,7 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "speed") == 0)
         return speed(argc > 2 ? atoi(argv[2]) : 4, argc > 3 ? atoi(argv[3]) : 256, argc > 4 ? atoi(argv[4]) : 5);
+    use_threads(1);
     strcpy(folder, "/tmp/mtt_model_XXXXXX");
     if (!mkdtemp(folder)) return puts("no place for files in /tmp"), 1;
     timed("conversions", conversions);

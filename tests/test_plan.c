@@ -4,6 +4,10 @@
 #include "../mtt.h"
 #include "test.h"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 static mtt_env env;
 static uint64_t random_state = 1;
 
@@ -168,9 +172,12 @@ static void planned_is_allocated(void)
                                                &trainer);
         check(!status, "%s: no trainer: %s", c.text, env.error);
         if (status) continue;
+        int blocks = (int)device_allocations; /* MTT_SEPARATE_ALLOCS is for sanitizers and takes one a tensor */
+#ifndef MTT_SEPARATE_ALLOCS
         check(device_allocations == 1 && device_bytes == report.arena_bytes,
               "%s: %zu bytes planned, %zu allocated in %zu pieces", c.text, report.arena_bytes, device_bytes,
               device_allocations);
+#endif
         same_report(mtt_trainer_schedule(trainer), &report, c.text);
         for (int k = 0; k < count; k++) tokens[k] = below(c.model.vocab), targets[k] = below(c.model.vocab);
         status = mtt_train_step(trainer, tokens, targets, &info);
@@ -179,7 +186,7 @@ static void planned_is_allocated(void)
         status = mtt_evaluate(trainer, tokens, targets, &info);
         check(!status && info.loss >= 0 && info.loss < 20, "%s: an evaluation: %s, loss %g", c.text,
               status ? env.error : "ok", info.loss);
-        check(device_allocations == 1, "%s: a step allocates on the device", c.text);
+        check((int)device_allocations == blocks, "%s: a step allocates on the device", c.text);
         mtt_trainer_destroy(trainer);
     }
 }
@@ -560,12 +567,14 @@ static void extremes(void)
         check(status ? env.error[0] != 0
                      : report.arena_bytes >= report.peak_bytes && report.peak_bytes > (size_t)1 << 55,
               "the largest plan takes %zu bytes", report.peak_bytes);
+#ifndef MTT_SEPARATE_ALLOCS /* no machine has 2^55 bytes in one piece, but some grant tensors one by one */
         mtt_optim_desc optim = {.seed = 1};
         mtt_trainer *trainer = NULL;
         status = mtt_trainer_create(&env, &c.model, &c.policy, &optim, mtt_cpu_backend(), c.batch, c.seq_len, &trainer);
         check((status == MTT_E_BUDGET || status == MTT_E_MEMORY) && !trainer && env.error[0],
               "a trainer of %zu bytes: %s", report.peak_bytes, mtt_status_string(status));
         mtt_trainer_destroy(trainer);
+#endif
     }
 }
 
@@ -722,6 +731,9 @@ static void failing_allocations(void)
 
 int main(void)
 {
+#ifdef _OPENMP
+    omp_set_num_threads(1); /* operations on tensors this small gain nothing from more */
+#endif
     known_models();
     planned_is_allocated();
     packing();

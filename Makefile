@@ -1,0 +1,46 @@
+# make demo  - trains the six techniques on real text and prints what each saves   (make demo TEXT=my_text.txt)
+# make test  - everything that can be proven on this machine
+# make train - the trainer alone, build/train
+CC     ?= cc
+CFLAGS ?= -O3 -march=native
+CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
+B      := build
+
+# OpenBLAS where it is: the OpenMP build, since the threads of the other one and OpenMP's own wait for each other.
+BLAS_DIR := $(firstword $(wildcard /usr/lib/$(shell $(CC) -print-multiarch 2>/dev/null)/openblas-openmp))
+ifneq ($(BLAS_DIR),)
+BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
+endif
+
+TESTS := test_tokenizer test_files test_plan test_model
+
+.PHONY: train test test-programs demo deps clean
+train: deps $(B)/train
+
+deps:
+	@tools/deps.sh
+
+$(B)/train: examples/train.c tools/options.h mtt.h
+	@mkdir -p $(B)
+	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
+
+$(B)/%: tests/%.c tests/test.h mtt.h
+	@mkdir -p $(B)
+	$(CC) $(CFLAGS) $< -o $@ -lm
+
+# The same tests with the products of matrices from a BLAS.
+$(B)/test_model_blas: tests/test_model.c tests/test.h mtt.h
+	@mkdir -p $(B)
+	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
+
+test: deps
+	@$(MAKE) --no-print-directory test-programs
+
+test-programs: $(B)/train $(TESTS:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
+	@tests/run.sh $(B) $(TESTS) $(if $(BLAS),test_model_blas)
+
+demo: deps
+	@CC="$(CC)" tools/demo.sh "$(TEXT)"
+
+clean:
+	rm -rf $(B) results

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# run.sh BUILD_DIR PROGRAM... - runs the test programs and the trainer's tests, adds up their closing lines.
+build=$1; shift
+passed=0 failed=0
+for program in "$@" test_train.sh; do
+  start=$(date +%s.%N)
+  case $program in *.sh) out=$(bash "tests/$program" "$build" 2>&1);; *) out=$("$build/$program" 2>&1);; esac
+  status=$?
+  line=$(printf '%s\n' "$out" | grep -E '^[0-9]+ passed, [0-9]+ failed$' | tail -1)
+  printf '%s\n' "$out" | grep -vE '^[0-9]+ passed, [0-9]+ failed$'
+  [ -n "$line" ] || { line="0 passed, 1 failed"; echo "FAILED: $program ended with status $status and no closing line"; }
+  [ $status = 0 ] || case $line in *" 0 failed") line="${line%% *} passed, 1 failed"; echo "FAILED: $program ended with status $status";; esac
+  printf '%-18s %s, %.1f s\n' "$program" "$line" "$(echo "$(date +%s.%N) $start" | awk '{print $1 - $2}')"
+  read -r p _ f _ <<< "$line"
+  passed=$((passed + p)) failed=$((failed + f))
+done
+echo "$passed passed, $failed failed"
+[ $failed = 0 ] && [ $passed -gt 0 ]
