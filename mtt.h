@@ -2321,60 +2321,6 @@ static size_t mtt__slot_bytes(const mtt_tensor *t)
     return mtt__add(t->bytes, MTT__ALIGN - 1) / MTT__ALIGN * MTT__ALIGN;
 }
 
-typedef struct mtt__placed {
-    mtt_tensor *tensor;
-    size_t bytes;
-} mtt__placed;
-
-static int mtt__larger_first(const void *a, const void *b)
-{
-    const mtt__placed *p = (const mtt__placed *)a, *q = (const mtt__placed *)b;
-    if (p->bytes != q->bytes) return p->bytes < q->bytes ? 1 : -1;
-    return p->tensor < q->tensor ? -1 : p->tensor > q->tensor;
-}
-
-/* Offline best fit (greedy by size, Pisarchyk & Lee 2020): state stands first; of the rest the largest tensor is placed
-   first, each into the smallest gap between the tensors that live at the same time and are placed already. */
-static mtt_status mtt__pack(mtt_env *env, mtt__program *p)
-{
-    mtt__placed *order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
-    size_t state = 0;
-    int count = 0, placed = 0, i, k;
-    if (!order) return MTT_E_MEMORY;
-    for (i = 0; i < p->tensor_count; i++) {
-        mtt_tensor *t = &p->tensors[i];
-        if (t->persistent) {
-            t->offset = state;
-            state = mtt__add(state, mtt__slot_bytes(t));
-        } else {
-            order[count].tensor = t;
-            order[count++].bytes = mtt__slot_bytes(t);
-        }
-    }
-    qsort(order, (size_t)count, sizeof(*order), mtt__larger_first);
-    p->arena_bytes = state;
-    for (i = 0; i < count; i++) { /* order[0..placed) is kept sorted by offset */
-        mtt__placed next = order[i];
-        size_t end = state, best = SIZE_MAX, at = SIZE_MAX;
-        for (k = 0; k < placed; k++) {
-            const mtt_tensor *t = order[k].tensor;
-            if (t->last < next.tensor->first || t->first > next.tensor->last) continue;
-            if (t->offset > end && t->offset - end >= next.bytes && t->offset - end < best) {
-                best = t->offset - end;
-                at = end;
-            }
-            if (mtt__add(t->offset, order[k].bytes) > end) end = mtt__add(t->offset, order[k].bytes);
-        }
-        next.tensor->offset = at == SIZE_MAX ? end : at;
-        if (mtt__add(next.tensor->offset, next.bytes) > p->arena_bytes)
-            p->arena_bytes = mtt__add(next.tensor->offset, next.bytes);
-        for (k = placed++; k > 0 && order[k - 1].tensor->offset > next.tensor->offset; k--) order[k] = order[k - 1];
-        order[k] = next;
-    }
-    mtt__free(env, order);
-    return MTT_OK;
-}
-
 /* Bytes that live during each operation; the arena can never be smaller than the largest of them. */
 static void mtt__measure(mtt__program *p)
 {
@@ -2387,6 +2333,91 @@ static void mtt__measure(mtt__program *p)
             for (k = t->first; k <= t->last; k++) p->ops[k].live_bytes = mtt__add(p->ops[k].live_bytes, mtt__slot_bytes(t));
     }
     for (k = 0; k < p->op_count; k++) p->ops[k].live_bytes = mtt__add(p->ops[k].live_bytes, state);
+}
+
+typedef struct mtt__placed {
+    mtt_tensor *tensor;
+    size_t bytes;
+    double key; /* the larger, the earlier it is placed */
+} mtt__placed;
+
+static int mtt__larger_first(const void *a, const void *b)
+{
+    const mtt__placed *p = (const mtt__placed *)a, *q = (const mtt__placed *)b;
+    if (p->key != q->key) return p->key < q->key ? 1 : -1;
+    return p->tensor < q->tensor ? -1 : p->tensor > q->tensor;
+}
+
+/* Offset for one more tensor: the start of the smallest gap, between the `placed` tensors that live at the same time, which
+   holds it. They are sorted by offset; what lives always ends at `state`. */
+static size_t mtt__best_gap(const mtt__placed *order, int placed, const mtt__placed *next, size_t state)
+{
+    size_t end = state, best = SIZE_MAX, at = SIZE_MAX;
+    int k;
+    for (k = 0; k < placed; k++) {
+        const mtt_tensor *t = order[k].tensor;
+        if (t->last < next->tensor->first || t->first > next->tensor->last) continue;
+        if (t->offset > end && t->offset - end >= next->bytes && t->offset - end < best) {
+            best = t->offset - end;
+            at = end;
+        }
+        if (mtt__add(t->offset, order[k].bytes) > end) end = mtt__add(t->offset, order[k].bytes);
+    }
+    return at == SIZE_MAX ? end : at;
+}
+
+/* Places tensors in the order of their keys; order[0..i) is kept sorted by offset. Returns the arena's size. */
+static size_t mtt__place_all(mtt__placed *order, int count, size_t state)
+{
+    size_t arena = state;
+    int i, k;
+    qsort(order, (size_t)count, sizeof(*order), mtt__larger_first);
+    for (i = 0; i < count; i++) {
+        mtt__placed next = order[i];
+        size_t offset = mtt__best_gap(order, i, &next, state);
+        next.tensor->offset = offset;
+        if (mtt__add(offset, next.bytes) > arena) arena = mtt__add(offset, next.bytes);
+        for (k = i; k > 0 && order[k - 1].tensor->offset > offset; k--) order[k] = order[k - 1];
+        order[k] = next;
+    }
+    return arena;
+}
+
+/* Offline best fit, greedily (Pisarchyk & Lee 2020): state stands first; the rest is placed largest first, or, where that
+   leaves gaps, by bytes times life, or by life: the best of the three. */
+static mtt_status mtt__pack(mtt_env *env, mtt__program *p)
+{
+    mtt__placed *order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
+    size_t state = 0, peak = 0, arena;
+    int count = 0, rule, best = -1, i;
+    if (!order) return MTT_E_MEMORY;
+    for (i = 0; i < p->tensor_count; i++) {
+        mtt_tensor *t = &p->tensors[i];
+        if (t->persistent) {
+            t->offset = state;
+            state = mtt__add(state, mtt__slot_bytes(t));
+        } else {
+            order[count].tensor = t;
+            order[count++].bytes = mtt__slot_bytes(t);
+        }
+    }
+    for (i = 0; i < p->op_count; i++)
+        if (p->ops[i].live_bytes > peak) peak = p->ops[i].live_bytes;
+    p->arena_bytes = SIZE_MAX;
+    for (rule = 0; rule <= 3 && p->arena_bytes > peak; rule++) {
+        int use = rule < 3 ? rule : best; /* the best one once more, to leave its offsets behind */
+        for (i = 0; i < count; i++) {
+            double life = order[i].tensor->last - order[i].tensor->first + 1;
+            order[i].key = use == 0 ? (double)order[i].bytes : use == 1 ? (double)order[i].bytes * life : life;
+        }
+        arena = mtt__place_all(order, count, state);
+        if (arena < p->arena_bytes) {
+            p->arena_bytes = arena;
+            best = use;
+        }
+    }
+    mtt__free(env, order);
+    return MTT_OK;
 }
 
 static void mtt__release_programs(mtt_schedule *s)
@@ -2417,9 +2448,10 @@ static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len)
     mtt__release_programs(s);
     for (i = 0; i < MTT__PROGRAMS; i++) {
         mtt_status status = mtt__build_program(s, i, batch, seq_len);
-        if (status == MTT_OK) status = mtt__pack(s->env, &s->programs[i]);
         if (status != MTT_OK) return status;
         mtt__measure(&s->programs[i]);
+        status = mtt__pack(s->env, &s->programs[i]);
+        if (status != MTT_OK) return status;
     }
     return MTT_OK;
 }
@@ -2483,46 +2515,48 @@ static double mtt__plan_cost(const mtt_schedule *s)
     return cost;
 }
 
+/* Builds with that many layers recomputed whole and in part; 1 if it fits the budget. */
+static mtt_status mtt__try_budget(mtt_schedule *s, int batch, int seq_len, int whole, int partial, int *fits)
+{
+    mtt_status status;
+    s->recompute_layers = whole;
+    s->recompute_selective = partial;
+    status = mtt__build(s, batch, seq_len);
+    *fits = status == MTT_OK && mtt__arena_bytes(s) <= s->policy.budget_bytes;
+    return status;
+}
+
 /* Chooses how many layers MTT_RECOMPUTE_BUDGET recomputes whole and in part: for each number of whole ones the fewest
-   partial ones that fit, found by bisection since more recomputation never takes more memory; the cheapest of these. */
+   partial ones that fit, found by bisection since more recomputation takes less memory; the cheapest of these. */
 static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
 {
-    double best_cost = 0, cost;
-    int best_whole = -1, best_partial = 0, whole;
+    int layers = s->model.layers, best_whole = -1, best_partial = 0, whole, fits;
+    double best_cost = 0;
     size_t least = SIZE_MAX;
-    mtt_status status = MTT_OK;
-    for (whole = 0; whole <= s->model.layers; whole++) {
-        int low = 0, high = s->model.layers - whole;
-        s->recompute_layers = whole;
-        while (low <= high) {
-            int middle = low == 0 && high == s->model.layers - whole ? high : (low + high) / 2;
-            s->recompute_selective = middle;
-            status = mtt__build(s, batch, seq_len);
+    mtt_status status;
+    for (whole = 0; whole <= layers && !(best_whole == 0 && best_partial == 0); whole++) {
+        int low = 0, high = layers - whole; /* the fewest that fit are among these, if all of them do */
+        status = mtt__try_budget(s, batch, seq_len, whole, high, &fits);
+        if (status != MTT_OK) return status;
+        if (mtt__arena_bytes(s) < least) least = mtt__arena_bytes(s);
+        if (!fits) continue;
+        while (low < high) {
+            status = mtt__try_budget(s, batch, seq_len, whole, (low + high) / 2, &fits);
             if (status != MTT_OK) return status;
-            if (mtt__arena_bytes(s) < least) least = mtt__arena_bytes(s);
-            if (mtt__arena_bytes(s) > s->policy.budget_bytes) {
-                if (middle == high) break;
-                low = middle + 1;
-                continue;
-            }
-            cost = mtt__plan_cost(s);
-            if (best_whole < 0 || cost < best_cost) {
-                best_cost = cost;
-                best_whole = whole;
-                best_partial = middle;
-            }
-            high = middle - 1;
+            if (fits) high = (low + high) / 2;
+            else low = (low + high) / 2 + 1;
         }
-        if (best_whole == 0 && best_partial == 0) break;
+        status = mtt__try_budget(s, batch, seq_len, whole, high, &fits);
+        if (status != MTT_OK) return status;
+        if (!fits || (best_whole >= 0 && mtt__plan_cost(s) >= best_cost)) continue;
+        best_cost = mtt__plan_cost(s);
+        best_whole = whole;
+        best_partial = high;
     }
-    if (best_whole < 0)
-        return mtt__fail(s->env, MTT_E_BUDGET,
-                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the batch or seq_len, or "
-                         "take the chunked loss and flash attention",
-                         s->policy.budget_bytes, least, least - s->policy.budget_bytes);
-    s->recompute_layers = best_whole;
-    s->recompute_selective = best_partial;
-    return mtt__build(s, batch, seq_len);
+    if (best_whole >= 0) return mtt__try_budget(s, batch, seq_len, best_whole, best_partial, &fits);
+    return mtt__fail(s->env, MTT_E_BUDGET,
+                     "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the batch or seq_len, or take the "
+                     "chunked loss and flash attention", s->policy.budget_bytes, least, least - s->policy.budget_bytes);
 }
 
 static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,

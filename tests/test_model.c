@@ -419,8 +419,8 @@ static void write_all(mtt_trainer *trainer, const reference *r, const float *val
             check(0, "%s could not be set: %s", r->parameter[i].name, env.error);
 }
 
-/* Weights large enough for gradients of order one: gains about 1, matrices 1/sqrt(inputs), embeddings 1/2. All are exact
-   in BF16, so that every precision computes the same function. */
+/* Weights large enough for gradients of order one: gains about 1, matrices 1/sqrt(inputs), embeddings 1/2. All are
+   exact in BF16, so that every precision computes the same function. */
 static float *random_weights(const reference *r)
 {
     float *w = malloc(r->weights * sizeof(float));
@@ -428,7 +428,8 @@ static float *random_weights(const reference *r)
         const parameter *p = r->parameter + i;
         int gain = strstr(p->name, "ln_") && strstr(p->name, ".weight");
         double scale = !p->cols ? 0.1 : p->name[0] == 'h' ? 1 / sqrt(p->rows) : 0.5;
-        for (size_t e = 0; e < p->count; e++) w[p->first + e] = mtt__from_bf16(mtt__to_bf16((float)(gain + scale * normal())));
+        for (size_t e = 0; e < p->count; e++)
+            w[p->first + e] = mtt__from_bf16(mtt__to_bf16((float)(gain + scale * normal())));
     }
     return w;
 }
@@ -569,8 +570,9 @@ static void check_execution(const setup *s, const reference *r, const float *w, 
         worst_gradient = part > worst_gradient ? part : worst_gradient;
         worst_loss = error > worst_loss ? error : worst_loss;
     } else {
-        /* Every activation and its gradient is rounded to 8 bits of mantissa (BF16) or 11 (FP16). A plain model in JAX with
-           such activations is off by 1.0e-2 and 1.2e-3 of the whole gradient on weights like these: twice that passes. */
+        /* Every activation and its gradient is rounded to 8 bits of mantissa (BF16) or 11 (FP16). A plain model in JAX
+           with such activations is off by 1.0e-2 and 1.2e-3 of the whole gradient on weights like these; twice that
+           passes. */
         int bf16 = s->policy.precision == MTT_BF16;
         check(difference < (bf16 ? 2e-2 : 2.5e-3), "%s: the gradient is off by %g", what, difference);
         check(error < (bf16 ? 5e-3 : 6e-4), "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
@@ -725,7 +727,7 @@ static void recompute_bits(void)
 /* Where activations take most of the memory, each stronger way to recompute takes less of it, and computes the same. */
 static void recompute_peaks(void)
 {
-    static const mtt_model_desc MODEL = {.layers = 4, .heads = 4, .d_model = 64, .d_ff = 256, .vocab = 64, .dropout = 0.1f};
+    static const mtt_model_desc MODEL = {.layers = 4, .heads = 4, .d_model = 64, .vocab = 64, .dropout = 0.1f};
     setup s = {.model = MODEL, .policy = {.loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 64}, .seq_len = 64};
     for (int kind = 0; kind < 4; kind++) {
         mtt_plan_report report[WAYS];
@@ -990,7 +992,7 @@ static void not_finite(void)
         check(!mtt_train_step(twin, tokens, targets, &twin_info), "a step fails: %s", env.error);
         after = parameters_of(trainer, &r);
         read_all(twin, &r, mtt_parameter_get, bad);
-        /* FP16 takes it for an overflow first and halves its loss scale, which rounds the smallest gradients otherwise */
+        /* FP16 takes it for an overflow first and halves its loss scale, which rounds the smallest gradients anew */
         double traces = relative_difference(after, bad, r.weights);
         check(info.loss == twin_info.loss && (s.policy.precision == MTT_FP16 ? traces < 1e-5 : traces == 0),
               "%s: a failed step left traces: loss %.9g instead of %.9g, weights off by %g",
@@ -1254,7 +1256,7 @@ static void misuse(void)
     random_tokens(&s, 1, 0, tokens, targets);
     mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
     mtt_step_info info, twin_info;
-    check(mtt_parameter(trainer, -1, NULL) == NULL && mtt_parameter(trainer, 1000, NULL) == NULL, "parameters without end");
+    check(!mtt_parameter(trainer, -1, NULL) && !mtt_parameter(trainer, 1000, NULL), "parameters have no end");
     for (int kind = 0; kind < 9; kind++) {
         mtt_status status = MTT_OK;
         int32_t token = tokens[5], target = targets[5];
@@ -1268,7 +1270,8 @@ static void misuse(void)
         if (kind == 5) status = mtt_parameter_set(trainer, -1, values);
         if (kind == 6) status = mtt_gradient_get(trainer, 0, values);
         if (kind >= 7) status = mtt_evaluate(trainer, tokens, targets, &info);
-        check(status == MTT_E_ARGUMENT && env.error[0], "misuse %d: %s, \"%s\"", kind, mtt_status_string(status), env.error);
+        check(status == MTT_E_ARGUMENT && env.error[0], "misuse %d: %s, \"%s\"", kind, mtt_status_string(status),
+              env.error);
         tokens[5] = token, targets[5] = target;
     }
     mtt_train_step(trainer, tokens, targets, &info);
@@ -1454,6 +1457,42 @@ static void resume_bits(const mtt_tokens *tokens)
             mtt_trainer_destroy(trainer);
         }
         free(final);
+    }
+}
+
+/* A checkpoint serves any precision and batch: its master weights arrive as they were, and the run goes on. */
+static void resume_elsewhere(const mtt_tokens *tokens)
+{
+    for (int kind = 0; kind < 16; kind++) {
+        setup s = checkpoint_setup(kind / 4), other = checkpoint_setup(kind % 4);
+        reference r = reference_of(&s);
+        double losses[10];
+        mtt_batches batches;
+        mtt_trainer *from = open_trainer(&s);
+        mtt_batches_init(&env, &batches, tokens, 2, 8, 3, 0);
+        run_on(from, &batches, 5, losses);
+        check(!mtt_save(from, in_folder("elsewhere"), &batches), "a checkpoint could not be saved: %s", env.error);
+        other.policy.attention = MTT_ATTENTION_FLASH;
+        other.policy.loss = MTT_LOSS_CHUNKED;
+        other.policy.accumulate = 1;
+        other.batch = 4;
+        mtt_trainer *to = open_trainer(&other);
+        mtt_batches_init(&env, &batches, tokens, 4, 8, 3, 0);
+        check(!mtt_resume(to, in_folder("elsewhere"), &batches), "%s does not resume as %s: %s", PRECISIONS[kind / 4],
+              PRECISIONS[kind % 4], env.error);
+        float *a = parameters_of(from, &r), *b = parameters_of(to, &r);
+        check(memcmp(a, b, r.weights * sizeof(float)) == 0 && batches.cursor == 20,
+              "%s resumed as %s has other weights", PRECISIONS[kind / 4], PRECISIONS[kind % 4]);
+        int32_t ids[32], targets[32];
+        mtt_step_info info = {.loss = 0};
+        check(!mtt_batches_next(&batches, ids, targets) && !mtt_train_step(to, ids, targets, &info) && info.step == 6 &&
+                  fabs(info.loss / losses[4] - 1) < 0.2,
+              "%s resumed as %s goes on at a loss of %g after %g: %s",
+              PRECISIONS[kind / 4], PRECISIONS[kind % 4], info.loss, losses[4], env.error);
+        free(a);
+        free(b);
+        mtt_trainer_destroy(from);
+        mtt_trainer_destroy(to);
     }
 }
 
@@ -1664,6 +1703,7 @@ static void checkpoints(void)
     mtt_tokens *tokens = make_tokens();
     if (!tokens) return;
     resume_bits(tokens);
+    resume_elsewhere(tokens);
     mismatches();
     mtt_tokens_close(tokens);
 }
