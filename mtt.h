@@ -503,7 +503,6 @@ typedef struct mtt_tensor {
 /* Inputs and outputs are tensors; a tensor that is both is changed in place. `Rows` are tokens of a micro-batch.
    Columns: kind, name, FLOPs, bytes moved, in terms of the helpers of >>schedule. */
 #define MTT_OPS(X)                                                                                                   \
-    X(MTT_OP_COUNT_TARGETS, count_targets, 0, MOVED)                                                               \
     X(MTT_OP_EMBED, embed, OUT, 3 * OUT_BYTES)                                                                     \
     X(MTT_OP_NORM, norm, 8 * IN, MOVED)                                                                            \
     X(MTT_OP_LINEAR, linear, 2 * OUT * IN_WIDTH, MOVED)                                                            \
@@ -560,8 +559,8 @@ typedef struct mtt_op {
 typedef struct mtt_control {
     uint64_t seed, micro_batch; /* dropout is a function of both, the site, the layer and the element */
     float lr, beta1, beta2, eps, weight_decay, clip;
+    int64_t targets;            /* that count, in all micro-batches of the step */
     int32_t accumulate;         /* 0 in the first micro-batch of a step */
-    int32_t micro_batches;      /* per step */
     int32_t scaling;            /* 1 = FP16: scale the loss, skip steps that overflow */
     int32_t row;                /* which row pick_row takes */
 } mtt_control;
@@ -569,7 +568,7 @@ typedef struct mtt_control {
 /* What the device itself counts; the host reads it after a step. */
 typedef struct mtt_counters {
     double loss, grad_norm;
-    int64_t targets, hits, batch_targets, updates;
+    int64_t targets, hits, updates;
     float loss_scale, gradient_scale; /* the second undoes the first and clips */
     int32_t good_steps, skipped;      /* skipped: 1 = overflow under FP16, 2 = not finite otherwise */
 } mtt_counters;
@@ -2287,7 +2286,6 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int batch, int 
         b.maker = b.current + slots;
         for (i = 0; i < (int)slots; i++) b.current[i] = -1;
         mtt__add_all_state(&b);
-        if (which != MTT__NEXT) mtt__emit_op(&b, MTT_OP_COUNT_TARGETS, -1, 2, 1, p->targets, p->control, p->counters);
         x = mtt__emit_layers(&b);
         if (which == MTT__NEXT) {
             int row = mtt__make(&b, MTT__A_LAST_ROW, layers);
@@ -3653,19 +3651,6 @@ static void mtt__cpu_flash_backward(const mtt_op *op)
 
 /* ---- loss ---- */
 
-/* How many targets count, before anything is divided by it; the first micro-batch also clears the sums of the step. */
-static void mtt__cpu_count_targets(const mtt_op *op)
-{
-    const int32_t *targets = (const int32_t *)op->in[0]->data;
-    mtt_counters *counters = (mtt_counters *)op->out[0]->data;
-    int64_t i;
-    counters->batch_targets = 0;
-    for (i = 0; i < op->shape->rows; i++) counters->batch_targets += targets[i] >= 0;
-    if (mtt__control(op->in[1])->accumulate) return;
-    counters->loss = 0;
-    counters->targets = counters->hits = 0;
-}
-
 /* Loss, hit and logsumexp of one row of logits: out = {lse - x[target], x[target] is the largest, lse}. */
 static void mtt__row_loss(const mtt_tensor *logits, int64_t row, int64_t classes, int32_t target, float *out)
 {
@@ -3709,11 +3694,10 @@ static void mtt__row_gradient(const mtt_tensor *logits, int64_t row, int64_t cla
     }
 }
 
-/* d loss / d logit = loss scale / targets that count / micro-batches */
+/* d loss / d logit = loss scale / targets that count in the whole step */
 static float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
 {
-    double targets = (double)(counters->batch_targets ? counters->batch_targets : 1);
-    return (float)((double)counters->loss_scale / (targets * control->micro_batches));
+    return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
 }
 
 static void mtt__cpu_cross_entropy(const mtt_op *op)
@@ -3761,16 +3745,22 @@ static void mtt__cpu_chunked_loss(const mtt_op *op)
     }
 }
 
+/* Adds the rows to the sums of the step, which the first micro-batch begins. */
 static void mtt__cpu_sum_loss(const mtt_op *op)
 {
     const float *rows = (const float *)op->in[0]->data;
+    const mtt_control *control = mtt__control(op->in[1]);
     mtt_counters *counters = (mtt_counters *)op->out[0]->data;
     int64_t i;
+    if (!control->accumulate) {
+        counters->loss = 0;
+        counters->hits = 0;
+    }
     for (i = 0; i < op->shape->rows; i++) {
         counters->loss += (double)rows[3 * i];
         counters->hits += rows[3 * i + 1] > 0;
     }
-    counters->targets += counters->batch_targets;
+    counters->targets = control->targets;
 }
 
 static void mtt__cpu_pick_row(const mtt_op *op)
@@ -4151,9 +4141,16 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     return MTT_OK;
 }
 
-/* Sends what an execution of a program reads besides state; targets may be NULL. */
-static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets, int accumulate,
-                            int row)
+static int64_t mtt__count_targets(const int32_t *targets, int64_t count)
+{
+    int64_t i, counted = 0;
+    for (i = 0; i < count; i++) counted += targets[i] >= 0;
+    return counted;
+}
+
+/* Sends what an execution of a program reads besides state; targets may be NULL, `counted` are those of the whole step. */
+static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets, int64_t counted,
+                            int accumulate, int row)
 {
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
@@ -4169,7 +4166,7 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     control.weight_decay = o->weight_decay;
     control.clip = o->clip;
     control.accumulate = accumulate;
-    control.micro_batches = t->schedule->policy.accumulate;
+    control.targets = counted;
     control.scaling = t->schedule->policy.precision == MTT_FP16;
     control.row = row;
     status = t->backend.upload(t->context, p->tensors[p->tokens].data, tokens, bytes);
@@ -4201,7 +4198,7 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     int i;
     if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
     for (i = 0; i < t->schedule->policy.accumulate && status == MTT_OK; i++) {
-        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, i > 0, 0);
+        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, mtt__count_targets(targets, all), i > 0, 0);
         if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->step_begin);
         t->micro_batch++;
     }
@@ -4233,7 +4230,7 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
     mtt_counters counters;
     mtt_status status = mtt__check_ids(t, tokens, p->shape.rows, 0, "token");
     if (status == MTT_OK) status = mtt__check_ids(t, targets, p->shape.rows, -1, "target");
-    if (status == MTT_OK) status = mtt__send(t, p, tokens, targets, 0, 0);
+    if (status == MTT_OK) status = mtt__send(t, p, tokens, targets, mtt__count_targets(targets, p->shape.rows), 0, 0);
     if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count);
     if (status != MTT_OK) return status;
     memset(info, 0, sizeof(*info));
@@ -4255,7 +4252,7 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
     if (!padded) return MTT_E_MEMORY;
     memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
-    status = mtt__send(t, p, padded, NULL, 0, seen - 1);
+    status = mtt__send(t, p, padded, NULL, 0, 0, seen - 1);
     mtt__free(t->env, padded);
     if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count);
     if (status == MTT_OK) status = mtt__get(t, &p->tensors[p->output], 0, t->schedule->model.vocab, logits);
@@ -6712,7 +6709,8 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, const mtt__st_ten
 /* What a checkpoint says of itself, and what of the model must agree before it is loaded: key, value. */
 #define MTT__MODEL_FIELDS(X)                                                                                         \
     X("layers", m->layers) X("heads", m->heads) X("d_model", m->d_model) X("d_ff", m->d_ff) X("vocab", m->vocab)      \
-    X("positions", (int)m->positions) X("tied_head", m->tied_head) X("no_head_bias", m->no_head_bias)
+    X("positions", (int)m->positions) X("tied_head", m->tied_head) X("no_head_bias", m->no_head_bias)    \
+    X("max_seq", m->positions == MTT_POSITIONS_LEARNED ? m->max_seq : 0)
 
 enum { MTT__CHECKPOINT_PAIRS = 24, MTT__CHECKPOINT_NAME = 56 };
 
@@ -6750,6 +6748,32 @@ MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const cha
     c->pairs[c->pair_count].key = key;
     c->pairs[c->pair_count].value = c->values[c->pair_count];
     c->pair_count++;
+}
+
+/* A checksum of one pair; those of all pairs are combined by exclusive or, since a reader sorts them. */
+static uint32_t mtt__pair_crc(const mtt__crc_table *table, mtt__slice key, mtt__slice value)
+{
+    return mtt__crc32(table, mtt__crc32(table, (uint32_t)key.size, key.at, key.size), value.at, value.size);
+}
+
+static mtt__slice mtt__slice_of(const char *text)
+{
+    mtt__slice slice;
+    slice.at = text;
+    slice.size = strlen(text);
+    return slice;
+}
+
+/* Appends the checksum of the pairs so far. */
+static void mtt__checkpoint_seal(mtt__checkpoint *c)
+{
+    mtt__crc_table table;
+    uint32_t crc = 0;
+    size_t i;
+    mtt__crc_init(&table);
+    for (i = 0; i < c->pair_count; i++)
+        crc ^= mtt__pair_crc(&table, mtt__slice_of(c->pairs[i].key), mtt__slice_of(c->pairs[i].value));
+    mtt__checkpoint_pair(c, "crc32", "%08x", (unsigned)crc);
 }
 
 /* Names and shapes of all that a checkpoint holds. */
@@ -6808,6 +6832,7 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
             mtt__checkpoint_pair(&c, "batches.seq_len", "%d", batches->seq_len);
             mtt__checkpoint_pair(&c, "batches.sequences", "%llu", (unsigned long long)batches->sequences);
         }
+        mtt__checkpoint_seal(&c);
         status = mtt__st_save(t->env, path, c.tensors, c.tensor_count, mtt__checkpoint_read, &c, c.pairs, c.pair_count);
     }
     mtt__checkpoint_release(&c);
@@ -6824,6 +6849,27 @@ static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const 
     mtt__json_init(&j, text.at, text.size);
     if (mtt__json_u64(&j, value) && j.at == j.end) return MTT_OK;
     return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is not a whole number", st->path, key);
+}
+
+/* Compares the metadata with their checksum; those that belong to tensors or to the format are not part of it. */
+static mtt_status mtt__checkpoint_check_pairs(mtt_env *env, const mtt__st *st)
+{
+    mtt__crc_table table;
+    mtt__slice sealed;
+    uint32_t crc = 0;
+    char text_at[16];
+    mtt__text text;
+    size_t i;
+    mtt__crc_init(&table);
+    for (i = 0; i < st->pair_count; i++) {
+        mtt__slice key = st->pairs[i].key;
+        if ((key.size >= 5 && !memcmp(key.at, "crc32", 5)) || mtt__slice_is(key, "format")) continue;
+        crc ^= mtt__pair_crc(&table, key, st->pairs[i].value);
+    }
+    mtt__text_init(&text, text_at, sizeof(text_at));
+    mtt__print(&text, "%08x", (unsigned)crc);
+    if (mtt__st_metadata(st, "crc32", &sealed) && mtt__slice_is(sealed, text_at)) return MTT_OK;
+    return mtt__fail(env, MTT_E_FORMAT, "%s: the metadata do not fit their checksum; " MTT__ST_REMEDY, st->path);
 }
 
 /* What of a checkpoint is not a tensor. */
@@ -6925,6 +6971,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (status == MTT_OK) status = mtt__checkpoint_check_model(t, &st);
     if (status == MTT_OK) status = mtt__checkpoint_check_tensors(&c, &st);
     if (status == MTT_OK) status = mtt__checkpoint_check_state(t, &st, batches, &s);
+    if (status == MTT_OK) status = mtt__checkpoint_check_pairs(t->env, &st);
     if (status == MTT_OK) status = mtt__st_verify(t->env, &st);
     if (status == MTT_OK) status = mtt__checkpoint_load(&c, &st, &s);
     if (status == MTT_OK && batches) {
