@@ -5,6 +5,7 @@ CC     ?= cc
 CFLAGS ?= -O3 -march=native
 CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
 B      := build
+export OMP_WAIT_POLICY ?= passive# threads that spin lose much on a machine with other work
 
 # OpenBLAS where it is: the OpenMP build, since the threads of the other one and OpenMP's own wait for each other.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/$(shell $(CC) -print-multiarch 2>/dev/null)/openblas-openmp))

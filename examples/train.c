@@ -1,7 +1,6 @@
 /* train.c - trains a small GPT on your text with any of the memory techniques of mtt.h, and measures what they save.
 
    cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (add -DMTT_CBLAS -lopenblas for speed)
-   nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublas -lcublasLt -o train
    ./train --data my_text.txt --technique bf16_flash --steps 500 --sample 200
 
    Uses nothing but the public interface. Results on stdout, progress on stderr, files under --results-dir. */
@@ -100,19 +99,23 @@ static int report(mtt_status status)
     return codes[status] ? codes[status] : EXIT_DATA;
 }
 
-/* A technique is a word, or several joined by _, as the assignment names them: a flag, or a part of its name, or a number
-   behind `window` or `bs`. Windows come with flash attention there. */
+/* A technique is a word, or several joined by _, as the assignment names them: flags that set a part of the policy, by one
+   word of their names, and numbers behind `window`, which comes with flash attention, and `bs`. */
 static int apply_technique(void)
 {
-    char words[128], *word;
+    char words[128], *word, end, *policy = (char *)&set.policy;
     int k, number;
     snprintf(words, sizeof(words), "%s", set.technique);
     for (word = strtok(words, "_"); word; word = strtok(NULL, "_")) {
-        for (k = 0; k < OPTIONS && (options[k].kind != FLAG || option_likeness(options[k].name, word) != strlen(word)); k++) continue;
+        for (k = 0; k < OPTIONS; k++) {
+            char *at = (char *)options[k].at;
+            if (option_is_flag(&options[k], word) && at >= policy && at < policy + sizeof(set.policy)) break;
+        }
         if (k < OPTIONS) *(int *)options[k].at = options[k].value;
-        else if (sscanf(word, "window%d", &number) == 1) set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = number;
-        else if (sscanf(word, "bs%d", &number) == 1) set.batch = number;
-        else return option_fail( "--technique has a word that is no flag of --help, nor windowN, nor bsN");
+        else if (sscanf(word, "window%d%c", &number, &end) == 1)
+            set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = number;
+        else if (sscanf(word, "bs%d%c", &number, &end) == 1) set.batch = number;
+        else return option_fail("--technique has a word that is no flag of --help, nor windowN, nor bsN");
     }
     return 0;
 }
@@ -262,19 +265,24 @@ int main(int argc, char **argv)
     mtt_tokenizer *tokenizer = NULL;
     mtt_trainer *t = NULL;
     mtt_batches batches = {0};
-    const mtt_backend *backend = mtt_cpu_backend();
     mtt_status status = MTT_OK;
+    char *name;
     int code = option_parse(options, OPTIONS, argc, argv), max_batch = 0;
     if (!code) code = apply_technique();
     if (!code) code = option_parse(options, OPTIONS, argc, argv); /* once more: single options go before the technique's */
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) set.policy.budget_bytes = (size_t)set.budget;
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
+    if (set.policy.device == MTT_CUDA && !set.dry_run && !set.find_max) {
+        fprintf(stderr, "train: this build computes on the CPU; --device cuda is for --dry-run and --find-max-batch here\n");
+        return EXIT_DEVICE;
+    }
     if (set.find_max && !set.budget) return option_fail( "--find-max-batch needs a budget, for example --memory-budget 24G");
     if (!set.dry_run && !set.find_max) {
         if (!set.data) return option_fail( "--data is missing, for example --data my_text.txt (--help lists all options)");
         if (!set.dataset) set.dataset = strrchr(set.data, '/') ? strrchr(set.data, '/') + 1 : set.data;
-        if (!strcmp(set.dataset, "-")) set.dataset = "stdin";
+        set.dataset = name = strdup(strcmp(set.dataset, "-") ? set.dataset : "stdin");
+        while (name && (name = strpbrk(name, "/\"\\\n\t"))) *name = '_'; /* fit for files and for JSON */
         mkdir(set.results, 0777);
         status = open_data(&data, &valid, &tokenizer, &batches);
     }
@@ -290,7 +298,7 @@ int main(int argc, char **argv)
     set.optim.seed = (uint64_t)set.seed;
     set.optim.warmup_steps = set.warmup;
     set.optim.total_steps = set.steps;
-    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len, &t);
+    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, mtt_cpu_backend(), set.batch, set.seq_len, &t);
     if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);

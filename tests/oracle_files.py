@@ -33,8 +33,8 @@ def ours(name):
     raw = raw.replace(b'"dtype":"BF16"', b'"dtype":"F16" ')  # numpy has no bfloat16
     open(name, "wb").write(raw)
     got = load_file(name)
-    want = {"bytes": (0, np.uint8, (5,)), 'we"ight\u017c': (1, np.float32, (3, 4)), "half": (2, np.float16, (2, 3)),
-            "scalar": (3, np.float32, ()), "nothing": (4, np.int32, (2, 0, 4))}
+    want = {'we"ight\u017c': (0, np.float32, (3, 4)), "scalar": (1, np.float32, ()), "nothing": (2, np.int32, (2, 0, 4)),
+            "half": (3, np.float16, (2, 3)), "bytes": (4, np.uint8, (5,))}
     assert set(got) == set(want), got.keys()
     for key, (tensor, dtype, shape) in want.items():
         value = np.frombuffer(pattern(tensor, got[key].nbytes), dtype).reshape(shape)

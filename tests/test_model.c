@@ -552,6 +552,19 @@ static double check_gradient(const reference *r, const float *gradient, const do
     return worst;
 }
 
+/* A seed under which some element of the embedding draws the very number where dropping ends. */
+static uint64_t seed_at_the_edge(const reference *r, float p)
+{
+    uint64_t seed = SEED;
+    uint32_t word[4], threshold = (uint32_t)floor((double)p * 65536 + 0.5);
+    for (int e = 0;; e += 8) {
+        if (e == r->batch * r->seq_len * r->model.d_model) e = 0, seed++;
+        philox(seed, (uint64_t)e / 8, (uint64_t)MTT__SITE_EMBED << 56, word);
+        for (int k = 0; k < 8; k++)
+            if ((word[k / 2] >> (k % 2 * 16) & 0xffff) == threshold) return seed;
+    }
+}
+
 static double worst_gradient, worst_loss, worst_half[4];
 
 static void check_execution(const setup *s, const reference *r, const float *w, const int32_t *tokens,
@@ -571,10 +584,10 @@ static void check_execution(const setup *s, const reference *r, const float *w, 
         worst_loss = error > worst_loss ? error : worst_loss;
     } else {
         /* Every activation and its gradient is rounded to 8 bits of mantissa (BF16) or 11 (FP16). A plain model in JAX
-           with such activations is off by 1.0e-2 and 1.2e-3 of the whole gradient on weights like these; twice that
-           passes. */
+           with such activations and weights like these is off by 1.0e-2 to 1.9e-2 and 1.1e-3 to 2.4e-3 of the whole
+           gradient; less than twice that passes. */
         int bf16 = s->policy.precision == MTT_BF16;
-        check(difference < (bf16 ? 2e-2 : 2.5e-3), "%s: the gradient is off by %g", what, difference);
+        check(difference < (bf16 ? 3e-2 : 4e-3), "%s: the gradient is off by %g", what, difference);
         check(error < (bf16 ? 5e-3 : 6e-4), "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
         check(difference > 1e-5, "%s: the gradient is as exact as FP32's (%g): nothing was rounded", what, difference);
         worst_half[s->policy.precision] = fmax(worst_half[s->policy.precision], difference);
@@ -601,10 +614,15 @@ static void gradients(void)
         reference r = reference_of(&s);
         float *w = random_weights(&r);
         double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
+        if (s.model.dropout > 0) s.optim.seed = seed_at_the_edge(&r, s.model.dropout);
+        if (f == 2) { /* embeddings so small that the norm's epsilon counts, and gradients too large for 65,536 */
+            for (size_t i = 0; i < r.parameter[2].first; i++) w[i] /= 16;
+            s.optim.loss_scale = 1024;
+        }
         for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
         random_tokens(&s, 2, FUNCTIONS[f].ignored, tokens, targets);
-        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, SEED, 0)},
-                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, SEED, 1)}};
+        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
+                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
         double loss = reference_loss(&r, wide, mb, 2);
         central_differences(&r, wide, mb, 2, gradient);
 
@@ -804,7 +822,6 @@ static void attention_kinds(void)
 {
     static const int LENGTHS[] = {1, 7, 31, 33, 64, 97, 130}, WIDTHS[] = {8, 16, 24, 40, 64};
     double worst[2] = {0, 0};
-    use_threads(0);
     for (size_t t = 0; t < MTT__LENGTH(LENGTHS); t++)
         for (size_t d = 0; d < MTT__LENGTH(WIDTHS); d++) {
             int T = LENGTHS[t], windows[] = {0, 1, 2, T - 1, T, T + 5};
@@ -818,7 +835,6 @@ static void attention_kinds(void)
             s.policy.loss_chunk_rows = d % 2 ? 16 : 1000;
             attention_shape(&s, windows, 6, worst);
         }
-    use_threads(1);
     printf("attention: flash differs from plain by %.1e, chunked loss from full by %.1e\n", worst[0], worst[1]);
 }
 
@@ -1120,13 +1136,14 @@ static void repeatable(void)
     s.model.dropout = 0.1f;
     s.model.vocab = 300;
     s.seq_len = 33;
-    for (int kind = 0; kind < 8; kind++) {
+    s.policy.accumulate = 1;
+    for (int kind = 0; kind < 4; kind++) {
         double losses[4][3];
         reference r = reference_of(&s);
         float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
         s.policy.attention = (mtt_attention)(kind % 2);
-        s.policy.loss = (mtt_loss)(kind / 2 % 2);
-        s.policy.precision = kind / 4 ? MTT_FP16 : MTT_FP32;
+        s.policy.precision = kind / 2 ? MTT_FP16 : MTT_FP32;
+        s.policy.loss = kind % 3 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
         for (int run = 0; run < 4; run++) {
 #ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
             static const int THREADS[] = {2, 2, 1, 3};

@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# test_train.sh BUILD_DIR - what BUILD_DIR/train promises on its command line: exit codes, messages, files, resume.
+# Prints what fails, what is skipped, and the closing line. Runs in the repository root.
+set -u
+train=$(realpath "$1")/train data=$(realpath -m ../shared/data) work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export OMP_WAIT_POLICY=passive
+passed=0 failed=0
+model="--layers 1 --d-model 32 --heads 2 --seq-len 32 --batch-size 4 --vocab-size 300"
+
+check() { # check NAME COMMAND...: the command must succeed
+  local name=$1; shift
+  if "$@" > /dev/null 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; fi
+}
+run() { timeout 120 "$train" "$@" > out 2> err < /dev/null; code=$?; }
+expect() { # expect CODE PATTERN ARGUMENT...: the trainer's exit code, and what it must say
+  local want=$1 pattern=$2; shift 2
+  run "$@"
+  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then passed=$((passed + 1)); return; fi
+  failed=$((failed + 1)); echo "FAILED: train $*: exit $code, expected $want and /$pattern/; it said: $(cat err out | tail -n 2 | cut -c1-300)"
+}
+field() { sed -n "1s/.*\"$2\": \([^,}]*\).*/\1/p" "$1"; }
+is_json() { # one document a file, or with --lines one a line
+  if ! command -v python3 > /dev/null; then grep -q '^{.*}$' "${!#}"; return; fi
+  python3 - "$@" << 'PYTHON'
+import json, sys
+text = open(sys.argv[-1], encoding="utf-8").read()
+for one in text.splitlines() if sys.argv[1] == "--lines" else [text]: assert isinstance(json.loads(one), dict)
+PYTHON
+}
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.001 && b / a < 1.001) }'; }
+same_log() { [ "$(cut -d, -f1-4 "$1")" = "$(cut -d, -f1-4 "$2")" ]; }
+once() { # starts a run of the resume test, and signals it when its log has 60 lines
+  local signal=$1 log=$2; shift 2
+  "$train" "$@" > out 2> err < /dev/null & local id=$!
+  for _ in $(seq 3000); do [ "$(cat "$log" 2> /dev/null | wc -l)" -ge 60 ] && break; sleep 0.02; done
+  { kill -"$signal" $id && wait $id; code=$?; } 2> /dev/null
+}
+
+awk 'BEGIN { srand(7); for (d = 0; d < 60; d++) { for (i = 0; i < 700; i++)
+  printf "%s ", substr("alabetagammadelta", 1 + int(rand() * 10), 2 + int(rand() * 5)); print "\n" } }' > text.txt
+
+# the command line
+expect 2 'did you mean --steps\?' --stepz 3
+expect 2 'did you mean --batch-size\?' --batch-sise 3
+expect 2 'did you mean' -steps 3
+expect 2 'did you mean' text.txt
+expect 2 '--steps x: expected' --steps x
+expect 2 '--steps -3: expected' --steps -3
+expect 2 '--steps 1.5: expected' --steps 1.5
+expect 2 '--steps : expected' --steps
+expect 2 '--lr fast: expected' --lr fast
+expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
+expect 2 'fp32\|tf32\|bf16\|fp16' --precision fp64
+expect 2 'technique' --technique nonsense
+expect 2 'technique' --technique bf16_nonsense
+expect 2 'technique' --technique no
+expect 2 'technique' --technique bf16_32
+expect 2 '--data is missing' --technique bf16
+expect 2 'batch is 0' --dry-run --batch-size 0
+expect 2 'd_model 32 does not divide' --dry-run $model --heads 3
+expect 2 'memory-budget 24G' --find-max-batch
+expect 0 '--gradient-checkpointing' --help
+
+# data that cannot be used
+expect 3 'absent.txt.*No such file' --data absent.txt $model
+expect 3 'folder.*file in it' --data . $model
+: > empty.txt;                                       expect 3 'empty.txt has no text' --data empty.txt $model
+gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip -dc' --data text.gz $model
+printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
+printf '\050\265\057\375\044\000\000' > text.zst;    expect 3 'text.zst is .*zstd -dc' --data text.zst $model
+echo "too short" > short.txt;                        expect 3 'sequence of 32 needs.*more text' --data short.txt $model
+echo '{"body": "x"}' > other.jsonl;                  expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
+
+# plans without data: the assignment's model
+a="--dry-run --vocab-size 50257 --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --batch-size 32"
+run $a --json
+check "--dry-run --json is one JSON object" is_json out
+check "--dry-run --json is all on stdout" [ ! -s err ]
+check "parameters are $(field out parameters), not 28941393" [ "$(field out parameters)" = 28941393 ]
+for key in arena_bytes peak_bytes peak_forward_bytes peak_backward_bytes; do check "$key in the plan" [ "$(field out $key)" -gt 100000000 ]; done
+check "bytes by category in the plan" grep -q '"bytes": {"weights": [0-9]' out
+check "no max_batch without a budget" [ -z "$(field out max_batch)" ]
+arena=$(field out arena_bytes)
+run $a --json --memory-budget 24G
+check "max_batch in the plan" is_json out
+largest=$(field out max_batch)
+check "max_batch $largest is above 32" [ "${largest:-0}" -gt 32 ]
+expect 0 "^$largest\$" --find-max-batch ${a#* } --memory-budget 24G
+expect 0 "largest batch under the budget: $largest" $a --memory-budget 24G --batch-size "$largest"
+expect 4 "$largest does" $a --memory-budget 24G --batch-size $((largest + 1))
+expect 4 '10485760 bytes.*one sequence takes [0-9]+' $a --memory-budget 10M
+expect 4 'smallest plan takes [0-9]+' $a --memory-budget 300M --recompute budget
+expect 0 "arena $arena bytes" $a
+run $a --json --technique bf16_flash; check "bf16_flash takes less than fp32" [ "$(field out arena_bytes)" -lt "$arena" ]
+run $a --json --technique bf16 --precision fp32; check "single options go before the technique's" [ "$(field out arena_bytes)" = "$arena" ]
+
+# training: the files and their numbers
+expect 0 '^\{"dataset": "text.txt"' --data text.txt $model --steps 20
+metrics=results/text.txt_fp32_metrics.json
+check "metrics file is JSON" is_json $metrics
+check "memory file is JSON" is_json results/text.txt_fp32_memory.json
+check "log is JSON" is_json --lines results/text.txt_fp32.jsonl
+check "log has 20 lines" [ "$(wc -l < results/text.txt_fp32.jsonl)" = 20 ]
+check "stdout is the metrics file" cmp out $metrics
+check "stderr has no \\r and no escape" [ "$(tr -dc '\r\033' < err | wc -c)" = 0 ]
+check "stderr tells the progress" grep -q 'step 20/20 100%' err
+check "perplexity is e to the loss" near "$(field $metrics perplexity)" "$(awk -v l="$(field $metrics val_loss)" 'BEGIN { print exp(l) }')"
+check "tokens/s is tokens by time" near "$(field $metrics tokens_per_s)" "$(awk -v ms="$(field $metrics ms_per_step)" 'BEGIN { print 128000 / ms }')"
+check "time is steps by ms" awk -v s="$(field $metrics training_time)" -v ms="$(field $metrics ms_per_step)" 'BEGIN { d = s - ms * 0.02; exit !(d * d < 1e-6) }'
+check "checkpoint is there" [ -s results/text.txt_fp32.safetensors ]
+check "no temporary file is left" [ -z "$(find results -name '*tmp*')" ]
+cp text.txt 'a "b".txt'
+expect 0 dataset --data 'a "b".txt' $model --steps 1
+check "metrics of a file name with quotes are JSON" is_json out
+expect 0 '"dataset": "again"' --data results/text.txt --dataset again $model --steps 20
+check "a prepared prefix trains the same" cmp results/again_fp32.safetensors results/text.txt_fp32.safetensors
+"$train" --data - $model --steps 20 < text.txt > out 2> err
+check "standard input trains the same" cmp results/stdin_fp32.safetensors results/text.txt_fp32.safetensors
+expect 0 . --data results/text.txt --dataset sample $model --steps 3 --sample 20 --prompt alabeta
+check "the sample continues the prompt" grep -q '^alabeta.' out
+expect 0 . --data results/text.txt --dataset bare $model --steps 2 --no-memory-profiling
+check "--no-memory-profiling writes no memory file" [ ! -e results/bare_fp32_memory.json ]
+expect 0 '"batch_size": 8' --data results/text.txt --dataset many ${model/--batch-size 4/} --steps 2 --technique bf16_window16_bs8
+expect 0 '"batch_size": 4' --data results/text.txt --dataset many $model --steps 2 --technique bf16_window16_bs8
+for technique in tf32 bf16 fp16 bf16_flash bf16_window16 bf16_window32 fp32_checkpointing fp16_flash_selective_chunked; do
+  expect 0 "\"technique\": \"$technique\"" --data results/text.txt --dataset many $model --steps 20 --technique $technique
+  case $technique in *window*) continue;; esac
+  check "$technique reaches the loss of fp32" awk -v a="$(field out val_loss)" -v b="$(field $metrics val_loss)" 'BEGIN { exit !(a > 0 && a / b < 1.01 && b / a < 1.01) }'
+done
+expect 5 'lower lr' --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
+if ldd "$train" | grep -q cublas; then echo "skipped: --device cuda in a build without it, since this build has it"
+else
+  run --device cuda --data results/text.txt --dataset gpu $model --steps 2
+  check "--device cuda without CUDA: exit $code, expected 2 or 6 and a text that names CUDA" eval '[ $code = 2 -o $code = 6 ] && grep -qi cuda err'
+fi
+
+# interrupted, killed, resumed: the same to the bit
+long="--data results/text.txt $model --steps 800 --seed 3 --dropout 0.1 --lr-schedule cosine --save-every 50 --eval-every 100 --eval-batches 1"
+run $long --dataset whole
+once INT results/cut_fp32.jsonl $long --dataset cut
+check "SIGINT ends with $code, not 130" [ $code = 130 ]
+check "SIGINT leaves no metrics" [ ! -e results/cut_fp32_metrics.json ]
+check "SIGINT came before the end" [ "$(grep -c '"loss"' results/cut_fp32.jsonl)" -lt 800 ]
+expect 0 'step 800/800' $long --dataset cut --resume
+check "weights after SIGINT and --resume are those of an uninterrupted run" cmp results/cut_fp32.safetensors results/whole_fp32.safetensors
+check "log after SIGINT and --resume is that of an uninterrupted run" same_log results/cut_fp32.jsonl results/whole_fp32.jsonl
+once KILL results/killed_fp32.jsonl $long --dataset killed
+check "kill -9 ends with $code, not 137" [ $code = 137 ]
+expect 0 'step 800/800' $long --dataset killed --resume
+check "weights after kill -9 and --resume are those of an uninterrupted run" cmp results/killed_fp32.safetensors results/whole_fp32.safetensors
+check "log after kill -9 and --resume is that of an uninterrupted run" same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
+expect 3 'none_fp32.safetensors' $long --dataset none --resume
+expect 3 'layers 1.* 2' $long --dataset cut --layers 2 --resume
+
+# real text
+if [ -r "$data/tinyshakespeare.txt" ] && [ -r "$data/vocab.bpe" ]; then
+  expect 0 '"parameters": 3279473' --data "$data/tinyshakespeare.txt" --tokenizer "$data/vocab.bpe" $model --steps 2 --eval-batches 2
+  expect 0 '"parameters": 77768' --data "$data/tinyshakespeare.txt" $model --vocab-size 1000 --steps 300 --eval-batches 50
+  check "300 steps on Shakespeare beat guessing by far: perplexity $(field out perplexity)" awk -v p="$(field out perplexity)" 'BEGIN { exit !(p > 1 && p < 500) }'
+else echo "skipped: $data/tinyshakespeare.txt or vocab.bpe is absent"; fi
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
