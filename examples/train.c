@@ -204,7 +204,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     }
     if (!status) status = mtt_save(t, result_path(".safetensors"), batches);
     if (!status && !interrupted) status = mtt_evaluate_tokens(t, valid, tokenizer, set.eval_batches, &q);
-    if (!status && !interrupted) {
+    if (!status && !interrupted && steps > begun) {
         write_metrics(stdout, t, &q, info.loss, seconds, steps - begun);
         f = fopen(result_path("_metrics.json"), "w");
         if (f) write_metrics(f, t, &q, info.loss, seconds, steps - begun), fclose(f);
@@ -300,6 +300,8 @@ int main(int argc, char **argv)
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, mtt_cpu_backend(), set.batch, set.seq_len, &t);
     if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
+    if (status == MTT_E_FILE && set.resume) fprintf(stderr, "train: nothing to resume: start without --resume\n");
+    if (!status && mtt_trainer_step(t) >= set.steps) fprintf(stderr, "train: all steps are done: raise --steps to go on\n");
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     if (!status) status = train(t, &batches, valid, tokenizer, set.steps);

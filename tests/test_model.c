@@ -235,7 +235,7 @@ static void embed(const reference *r, const double *w, const micro_batch *mb, do
     for (int row = 0; row < r->batch * r->seq_len; row++) {
         int t = row % r->seq_len;
         for (int c = 0; c < C; c++) {
-            double angle = t / pow(10000, c / 2 * 2 / (double)C), position = c % 2 ? cos(angle) : sin(angle);
+            double angle = t / pow(10000, c / 2 * 2 / (double)C), position = 0.02 * (c % 2 ? cos(angle) : sin(angle));
             if (r->model.positions == MTT_POSITIONS_LEARNED) position = w[r->parameter[1].first + (size_t)(t * C + c)];
             x[row * C + c] = (w[mb->tokens[row] * C + c] + position) * mb->masks[row * C + c];
         }
