@@ -2840,18 +2840,22 @@ static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
     return v;
 }
 
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats. */
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats; where columns stand together in memory, 16 of them are
+   read and then written side by side, a cache line at a time. */
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out, int64_t stride)
 {
-    float column[MTT__PANEL_K];
-    int64_t i, j;
+    enum { W = 16 };
+    float columns[W][MTT__PANEL_K];
+    int64_t i, j, l, w;
     if (v.column == 1) {
         for (i = 0; i < m; i++) mtt__load(v.t, v.offset + (i0 + i) * v.row + j0, n, out + i * stride);
         return;
     }
-    for (j = 0; j < n; j++) {
-        mtt__load(v.t, v.offset + i0 + (j0 + j) * v.column, m, column);
-        for (i = 0; i < m; i++) out[i * stride + j] = column[i];
+    for (j = 0; j < n; j += W) {
+        w = mtt__least(W, n - j);
+        for (l = 0; l < w; l++) mtt__load(v.t, v.offset + i0 + (j0 + j + l) * v.column, m, columns[l]);
+        for (i = 0; i < m; i++)
+            for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
     }
 }
 
