@@ -296,7 +296,7 @@ typedef enum mtt_recompute {
 /* Full: the logits of all tokens stand in memory. Chunked: those of a few rows at a time, gradients made at once. */
 typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
-typedef enum mtt_device { MTT_CPU, MTT_CUDA } mtt_device;
+typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
 
 /* How the model is held in memory and computed. */
 typedef struct mtt_policy {
@@ -417,6 +417,8 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
 /* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. */
 typedef struct mtt_backend mtt_backend;
 MTTDEF const mtt_backend *mtt_cpu_backend(void);
+/* Fills in the backend of a CUDA device, counted from 0: in mtt_kernels.cu, never static. MTT_E_DEVICE says why not. */
+mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
 
 typedef struct mtt_trainer mtt_trainer;
 
@@ -584,7 +586,9 @@ struct mtt_backend {
     void (*release)(void *context, void *block);
     mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);   /* done when it returns */
     mtt_status (*download)(void *context, void *to, const void *from, size_t bytes); /* after all that was run */
-    mtt_status (*run)(void *context, const mtt_op *ops, int count);                  /* in order; may return early */
+    /* In order; may return before they are done. `accumulate` is mtt_control's, for what is decided on the host. The list and
+       its tensors stay where they are while the context is open, so that it may be captured once and replayed. */
+    mtt_status (*run)(void *context, const mtt_op *ops, int count, int accumulate);
 };
 #ifdef __cplusplus
 }
@@ -1457,8 +1461,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
         while (p.segment * p.segment < model->layers) p.segment++;
     p.loss_chunk_rows = mtt__or(p.loss_chunk_rows, 1024);
     p.accumulate = mtt__or(p.accumulate, 1);
-    if (p.device == MTT_CUDA && !p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
-    if (p.device == MTT_CPU) p.workspace_bytes = MTT__CPU_WORKSPACE;
+    if (p.device == MTT_DEVICE_CUDA && !p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
+    if (p.device == MTT_DEVICE_CPU) p.workspace_bytes = MTT__CPU_WORKSPACE;
     if (p.window >= seq_len) p.window = 0;
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
@@ -1468,7 +1472,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__in_range(&faults, "attention", (int)p.attention, MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH);
     mtt__in_range(&faults, "recompute", (int)p.recompute, MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_BUDGET);
     mtt__in_range(&faults, "loss", (int)p.loss, MTT_LOSS_FULL, MTT_LOSS_CHUNKED);
-    mtt__in_range(&faults, "device", (int)p.device, MTT_CPU, MTT_CUDA);
+    mtt__in_range(&faults, "device", (int)p.device, MTT_DEVICE_CPU, MTT_DEVICE_CUDA);
     mtt__require(&faults, p.window >= 0, "window is %d, it must be 0 (all keys) or the number of keys seen", p.window);
     mtt__in_range(&faults, "segment", p.segment, 1, 1024);
     mtt__in_range(&faults, "loss_chunk_rows", p.loss_chunk_rows, 1, 1 << 24);
@@ -2446,7 +2450,7 @@ static double mtt__plan_cost(const mtt_schedule *s)
     int i;
     for (i = 0; i < p->op_count; i++) {
         mtt__op_cost(&p->ops[i], &flops, &traffic);
-        cost += flops + traffic * (s->policy.device == MTT_CUDA ? 100 : 25);
+        cost += flops + traffic * (s->policy.device == MTT_DEVICE_CUDA ? 100 : 25);
     }
     return cost;
 }
@@ -3834,15 +3838,16 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     return MTT_OK;
 }
 
-static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
+static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count, int accumulate)
 {
     int i;
     (void)context;
+    (void)accumulate;
     for (i = 0; i < count; i++) mtt__cpu_functions[ops[i].kind](&ops[i]);
     return MTT_OK;
 }
 
-static const mtt_backend mtt__cpu_table = {"cpu",           MTT_CPU,           0,             mtt__cpu_open, mtt__cpu_close,
+static const mtt_backend mtt__cpu_table = {"cpu",           MTT_DEVICE_CPU,           0,             mtt__cpu_open, mtt__cpu_close,
                                            mtt__cpu_alloc,  mtt__cpu_release,  mtt__cpu_copy, mtt__cpu_copy, mtt__cpu_run};
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)
@@ -3865,6 +3870,7 @@ struct mtt_trainer {
     void *arena;
     float *staging; /* MTT__STAGING floats, then as many 16-bit values */
     int64_t step, micro_batch;
+    int opened; /* 1 = the backend's context is there */
     float loss_scale, gradients_scale; /* of the next step, and of the gradients in memory */
 };
 
@@ -4049,7 +4055,7 @@ static void mtt__unbind(mtt_trainer *t)
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
     if (!t) return;
-    if (t->context || t->backend.device == MTT_CPU) {
+    if (t->opened) {
         mtt__unbind(t);
         t->backend.close(t->context);
     }
@@ -4076,6 +4082,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float) + sizeof(uint16_t));
         status = t->staging ? backend->open(env, backend, &t->schedule->policy, &t->context) : MTT_E_MEMORY;
     }
+    t->opened = status == MTT_OK;
     if (status == MTT_OK) status = mtt__bind(t);
     if (status == MTT_OK) status = mtt__fill_state(t);
     if (status == MTT_OK) *out = t;
@@ -4152,10 +4159,10 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
     for (i = 0; i < t->schedule->policy.accumulate && status == MTT_OK; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, mtt__count_targets(targets, all), i > 0, 0);
-        if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->step_begin);
+        if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->step_begin, i > 0);
         t->micro_batch++;
     }
-    if (status == MTT_OK) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin);
+    if (status == MTT_OK) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin, 0);
     if (status != MTT_OK) return status;
     if (!info) info = &unread;
     memset(info, 0, sizeof(*info));
@@ -4185,7 +4192,7 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
     mtt_status status = mtt__check_ids(t, tokens, p->shape.rows, 0, "token");
     if (status == MTT_OK) status = mtt__check_ids(t, targets, p->shape.rows, -1, "target");
     if (status == MTT_OK) status = mtt__send(t, p, tokens, targets, mtt__count_targets(targets, p->shape.rows), 0, 0);
-    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count);
+    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
     if (status != MTT_OK) return status;
     if (!info) info = &unread;
     memset(info, 0, sizeof(*info));
@@ -4209,7 +4216,7 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
     status = mtt__send(t, p, padded, NULL, 0, 0, seen - 1);
     mtt__free(t->env, padded);
-    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count);
+    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
     if (status == MTT_OK) status = mtt__get(t, &p->tensors[p->output], 0, t->schedule->model.vocab, logits);
     return status;
 }

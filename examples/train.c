@@ -273,7 +273,7 @@ int main(int argc, char **argv)
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) set.policy.budget_bytes = (size_t)set.budget;
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
-    if (set.policy.device == MTT_CUDA && !set.dry_run && !set.find_max) {
+    if (set.policy.device == MTT_DEVICE_CUDA && !set.dry_run && !set.find_max) {
         fprintf(stderr, "train: this build computes on the CPU; --device cuda is for --dry-run and --find-max-batch here\n");
         return EXIT_DEVICE;
     }

@@ -1,0 +1,2037 @@
+/* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS on GPUs of compute capability 8.0 and later
+
+      nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o           (H100, H200: -gencode=arch=compute_90a,code=sm_90a)
+      cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
+
+   Operations run in order on one stream, as graphs from their second run on; nothing is allocated after the backend is open
+   but these graphs and plans of matrix products. Outside the arena stand a pinned staging buffer on the host, the graphs, and
+   what the driver and cuBLASLt keep for themselves.
+   No sum depends on the order in which threads arrive: the same inputs give the same bits on the same GPU.
+
+   Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
+
+   Contents: >>toolbox >>backend state >>matmul >>embedding >>norm >>elementwise >>attention >>loss >>optimizer >>backend */
+#include "mtt.h"
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>toolbox
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every kernel: widths are
+   multiples of 8, and one draw of dropout serves 8 elements. */
+template <class T, int N = 8> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mtt__vector {
+    T v[N];
+};
+
+static __device__ __forceinline__ float mtt__to_float(float x) { return x; }
+static __device__ __forceinline__ float mtt__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+static __device__ __forceinline__ float mtt__to_float(__half x) { return __half2float(x); }
+
+template <class T> static __device__ __forceinline__ T mtt__from_float(float x);
+template <> __device__ __forceinline__ float mtt__from_float<float>(float x) { return x; }
+template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ __half mtt__from_float<__half>(float x) { return __float2half_rn(x); }
+
+template <int N = 8, class T> static __device__ __forceinline__ mtt__vector<T, N> mtt__load(const T *at)
+{
+    return *reinterpret_cast<const mtt__vector<T, N> *>(at);
+}
+
+template <int N = 8, class T> static __device__ __forceinline__ void mtt__read(const T *at, float *values)
+{
+    mtt__vector<T, N> vector = mtt__load<N>(at);
+#pragma unroll
+    for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
+}
+
+template <int N = 8, class T> static __device__ __forceinline__ void mtt__store(T *at, const float *values)
+{
+    mtt__vector<T, N> vector;
+#pragma unroll
+    for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
+    *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
+}
+
+/* e^x: 2 ulp for floats; for 16-bit data the special function unit's, whose 1e-6 is lost in the rounding of the store. */
+template <class T> static __device__ __forceinline__ float mtt__exp(float x)
+{
+    return sizeof(T) == 4 ? expf(x) : __expf(x);
+}
+
+struct mtt__sum {
+    template <class V> static __device__ V join(V a, V b) { return a + b; }
+};
+
+struct mtt__max {
+    static __device__ float join(float a, float b) { return fmaxf(a, b); }
+};
+
+/* Joins a value over THREADS neighbours (a warp, or a whole block through `shared`, 32 values); all of them get the result. */
+template <class JOIN, int THREADS, class V> static __device__ __forceinline__ V mtt__reduce(V x, V *shared)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2) x = JOIN::join(x, __shfl_xor_sync(0xffffffffu, x, step));
+    if (THREADS == 32) return x;
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads(); /* the warps' values are there before anyone joins them */
+    x = shared[0];
+#pragma unroll
+    for (int warp = 1; warp < THREADS / 32; warp++) x = JOIN::join(x, shared[warp]);
+    __syncthreads(); /* all have read before the next reduction writes */
+    return x;
+}
+
+/* Philox4x32-10 (Salmon et al. 2011), bit for bit as mtt.h has it. */
+static __device__ __forceinline__ uint4 mtt__philox(uint64_t key, uint64_t low, uint64_t high)
+{
+    uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        uint32_t p = __umulhi(0xd2511f53u, c0), q = __umulhi(0xcd9e8d57u, c2), a = 0xd2511f53u * c0, b = 0xcd9e8d57u * c2;
+        c0 = q ^ c1 ^ k0;
+        c1 = b;
+        c2 = p ^ c3 ^ k1;
+        c3 = a;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    return make_uint4(c0, c1, c2, c3);
+}
+
+/* What an operation's dropout needs besides the control tensor: elements whose 16 random bits are below the threshold are
+   dropped, the others scaled; threshold 0 = no dropout. */
+struct mtt__dropout {
+    const mtt_control *control;
+    uint64_t stream; /* site and layer */
+    uint32_t threshold;
+    float scale;
+};
+
+/* Multiplies WIDTH values from element `first` on by their mask; 8 of them begin at a multiple of 8. The products stay
+   products (no fused multiply-add with what follows), so that they are the CPU's bit for bit. */
+template <int WIDTH> static __device__ __forceinline__ void mtt__drop(const mtt__dropout &d, int64_t first, float *values)
+{
+    if (!d.threshold) return;
+    uint64_t stream = d.stream | (d.control->micro_batch & 0xffffffffffu);
+    uint4 random = mtt__philox(d.control->seed, (uint64_t)first >> 3, stream);
+    if (WIDTH == 8) {
+        const uint32_t words[4] = {random.x, random.y, random.z, random.w};
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++)
+            values[k] = __fmul_rn(values[k], (words[k / 2] >> k % 2 * 16 & 0xffffu) >= d.threshold ? d.scale : 0.0f);
+    } else {
+        uint32_t word = first & 4 ? (first & 2 ? random.w : random.z) : (first & 2 ? random.y : random.x);
+        values[0] = __fmul_rn(values[0], (word >> (first & 1) * 16 & 0xffffu) >= d.threshold ? d.scale : 0.0f);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>backend state
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { MTT__PLANS = 128 };                 /* distinct matrix products remembered */
+enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 }; /* lists of operations remembered; shorter lists are not worth it */
+static const size_t MTT__PINNED = 4 << 20; /* bytes of the staging buffer */
+
+/* All that distinguishes one matrix product from another, to be compared bytewise. */
+struct mtt__product_key {
+    int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
+    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, unused;
+    size_t workspace;
+};
+
+struct mtt__product_plan {
+    mtt__product_key key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+    int bias_apart; /* no algorithm with the bias in its epilogue: a kernel adds it */
+};
+
+/* A list of operations as one graph: captured when it runs for the second time, replayed from then on. */
+struct mtt__graph {
+    const mtt_op *ops;
+    int count, accumulate;
+    int64_t runs;
+    cudaGraphExec_t exec; /* NULL where there is none (yet) */
+};
+
+struct mtt__cuda {
+    mtt_env *env;
+    int device, processors;
+    mtt_precision precision;
+    cudaStream_t stream;
+    cublasLtHandle_t blas;
+    char *pinned;
+    size_t pinned_used; /* by uploads that may still be under way */
+    int accumulate; /* of the operations that are running */
+    mtt__product_plan *plans;
+    int plan_count, next_plan; /* the oldest plan makes room when all are taken */
+    mtt__graph graphs[MTT__GRAPHS];
+    int graph_count;
+};
+
+static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
+{
+    va_list args;
+    if (!env) return status;
+    va_start(args, format);
+    vsnprintf(env->error, sizeof(env->error), format, args);
+    va_end(args);
+    return status;
+}
+
+static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return MTT_OK;
+    return mtt__fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
+                     c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+/* The one place from which kernels are launched. */
+template <class... P, class... A>
+static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, A... args)
+{
+    kernel<<<grid, block, 0, c->stream>>>(static_cast<P>(args)...);
+    return mtt__checked(c, cudaGetLastError(), what);
+}
+
+/* Runs a call, in which T is the C++ type of a tensor's elements. */
+#define MTT__BY_TYPE(tensor, call)                                                                                   \
+    switch ((tensor)->dtype) {                                                                                       \
+    case MTT_F32: { typedef float T; return call; }                                                                  \
+    case MTT_BF16_BITS: { typedef __nv_bfloat16 T; return call; }                                                    \
+    case MTT_F16_BITS: { typedef __half T; return call; }                                                            \
+    default: return mtt__fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", (tensor)->name);            \
+    }
+
+static int64_t mtt__elements(const mtt_tensor *t)
+{
+    int64_t product = 1;
+    for (int i = 0; i < t->rank; i++) product *= t->shape[i];
+    return product;
+}
+
+static int64_t mtt__width(const mtt_tensor *t)
+{
+    return t->shape[t->rank - 1];
+}
+
+static unsigned mtt__blocks(int64_t work, int64_t per_block)
+{
+    return (unsigned)((work + per_block - 1) / per_block);
+}
+
+static int64_t mtt__least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+template <class T> static T *mtt__at(const mtt_tensor *t)
+{
+    return t ? (T *)t->data : NULL;
+}
+
+static mtt__dropout mtt__dropout_of(const mtt_op *op, const mtt_tensor *control)
+{
+    mtt__dropout d;
+    d.control = mtt__at<const mtt_control>(control);
+    d.stream = (uint64_t)op->site << 56 | (uint64_t)(op->layer < 0 ? 0 : op->layer) << 40;
+    d.threshold = (uint32_t)(op->shape->dropout * 65536.0f + 0.5f);
+    d.scale = 65536.0f / (float)(65536u - d.threshold);
+    return d;
+}
+
+/* The scratch tensor, if it holds `bytes`. */
+static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, void **out)
+{
+    *out = op->workspace->data;
+    if (bytes <= op->workspace->bytes) return MTT_OK;
+    return mtt__fail(c->env, MTT_E_BUDGET, "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes", bytes,
+                     op->workspace->bytes);
+}
+
+/* Whether an operation adds to its outputs. */
+static int mtt__accumulates(const mtt__cuda *c, const mtt_op *op)
+{
+    return op->accumulate || c->accumulate;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>matmul
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A row-major matrix or a batch of them; `transposed`: it is stored with rows and columns swapped. */
+struct mtt__matrix {
+    const void *data;
+    int64_t ld, stride;
+    int transposed;
+};
+
+static mtt__matrix mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
+{
+    mtt__matrix m;
+    m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
+    m.ld = ld;
+    m.stride = stride;
+    m.transposed = transposed;
+    return m;
+}
+
+static mtt__matrix mtt__whole(const mtt_tensor *t, int transposed)
+{
+    return mtt__matrix_at(t, 0, mtt__width(t), 0, transposed);
+}
+
+static cudaDataType mtt__cuda_type(int dtype)
+{
+    return dtype == MTT_F32 ? CUDA_R_32F : dtype == MTT_BF16_BITS ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+/* Fast loads need 16 bytes; below that only the element's size is promised. */
+static int mtt__alignment(const void *data, int dtype)
+{
+    return (uintptr_t)data % 16 == 0 ? 16 : dtype == MTT_F32 ? 4 : 2;
+}
+
+static void mtt__forget_plan(mtt__product_plan *p)
+{
+    if (p->desc) cublasLtMatmulDescDestroy(p->desc);
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    memset(p, 0, sizeof(*p));
+}
+
+static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns, int64_t ld, int64_t stride,
+                                  int batch)
+{
+    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch));
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride));
+    return status;
+}
+
+/* Asks for the best algorithm. Partial sums of a split K are added up in FP32 and in a fixed order, or not at all. */
+static cublasStatus_t mtt__choose(mtt__cuda *c, mtt__product_plan *p)
+{
+    const mtt__product_key *key = &p->key;
+    uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a, align_c = (uint32_t)key->align_c;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint64_t workspace = key->workspace;
+    cublasLtMatmulPreference_t wish = NULL;
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
+#define MTT__WISH(attribute, value)                                                                                  \
+    if (status == CUBLAS_STATUS_SUCCESS)                                                                             \
+        status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value, sizeof(value));
+    MTT__WISH(MAX_WORKSPACE_BYTES, workspace)
+    MTT__WISH(REDUCTION_SCHEME_MASK, reductions)
+    MTT__WISH(MIN_ALIGNMENT_A_BYTES, align_a)
+    MTT__WISH(MIN_ALIGNMENT_B_BYTES, align_b)
+    MTT__WISH(MIN_ALIGNMENT_C_BYTES, align_c)
+    MTT__WISH(MIN_ALIGNMENT_D_BYTES, align_c)
+#undef MTT__WISH
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, 1, &found, &count);
+    if (wish) cublasLtMatmulPreferenceDestroy(wish);
+    if (status == CUBLAS_STATUS_SUCCESS && !count) status = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (status == CUBLAS_STATUS_SUCCESS) p->algo = found.algo;
+    return status;
+}
+
+/* cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
+static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
+{
+    const mtt__product_key *k = &p->key;
+    cublasComputeType_t compute = c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
+    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first));
+    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second));
+    int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
+    if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
+    if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
+    if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
+    if (!s && k->bias) {
+        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
+        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        if (!s && mtt__choose(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
+        p->bias_apart = 1;
+        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &none, sizeof(none));
+    }
+    return s ? s : mtt__choose(c, p);
+}
+
+static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias, mtt__product_plan **out)
+{
+    cublasStatus_t made;
+    mtt__product_plan *p;
+    for (int i = 0; i < c->plan_count; i++)
+        if (!memcmp(&c->plans[i].key, key, sizeof(*key))) {
+            *out = &c->plans[i];
+            return MTT_OK;
+        }
+    p = &c->plans[c->next_plan];
+    c->next_plan = (c->next_plan + 1) % MTT__PLANS;
+    if (c->plan_count < MTT__PLANS) c->plan_count++;
+    mtt__forget_plan(p);
+    p->key = *key;
+    made = mtt__make_plan(c, p, bias);
+    *out = p;
+    if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
+    mtt__forget_plan(p);
+    return mtt__fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
+                     (long long)key->m, (long long)key->n, (long long)key->k, key->in == MTT_F32 ? "32 bits" : "16 bits",
+                     cublasLtGetStatusString(made));
+}
+
+/* Math:        y[r][j] += bias[j]
+   Shapes:      y [rows, width] and bias [width], both T
+   Launch:      256 threads, 8 elements each
+   Requires:    width a multiple of 8
+   Traffic:     y read and written
+   Determinism: elementwise
+   Reference:   mtt__gemm; only for products that have no algorithm with the bias in its epilogue */
+template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, int64_t count, int64_t width)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float a[8], b[8];
+    if (at >= count) return;
+    mtt__read(y + at, a);
+    mtt__read(bias + at % width, b);
+#pragma unroll
+    for (int k = 0; k < 8; k++) a[k] += b[k];
+    mtt__store(y + at, a);
+}
+
+template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
+{
+    int64_t count = rows * width;
+    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count, width);
+}
+
+/* C (m x n) = alpha A (m x k) B (k x n) + bias + beta C, `batch` times, all row-major; A and B have `in`'s precision, C and
+   the bias `out`'s. */
+static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__matrix a, mtt__matrix b,
+                               mtt__matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
+                               int add, const mtt_tensor *bias)
+{
+    float beta = add ? 1.0f : 0.0f;
+    const void *bias_at = bias ? bias->data : NULL;
+    mtt__product_key key;
+    mtt__product_plan *p;
+    cublasStatus_t blas = CUBLAS_STATUS_SUCCESS;
+    mtt_status status;
+    memset(&key, 0, sizeof(key));
+    key.m = m, key.n = n, key.k = k;
+    key.lda = a.ld, key.ldb = b.ld, key.ldc = out.ld;
+    key.stride_a = a.stride, key.stride_b = b.stride, key.stride_c = out.stride;
+    key.batch = batch;
+    key.transpose_a = a.transposed, key.transpose_b = b.transposed;
+    key.in = in_like->dtype, key.out = out_like->dtype;
+    key.bias = bias != NULL;
+    key.align_a = mtt__alignment(a.data, key.in);
+    key.align_b = mtt__alignment(b.data, key.in);
+    key.align_c = mtt__alignment(out.data, key.out);
+    key.workspace = op->workspace->bytes;
+    status = mtt__find_plan(c, &key, bias_at, &p);
+    if (status != MTT_OK) return status;
+    if (bias && !p->bias_apart)
+        blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof(bias_at));
+    if (!blas)
+        blas = cublasLtMatmul(c->blas, p->desc, &alpha, b.data, p->a, a.data, p->b, &beta, out.data, p->c, (void *)out.data, p->c,
+                              &p->algo, op->workspace->data, op->workspace->bytes, c->stream);
+    if (blas)
+        return mtt__fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
+                         (long long)k, cublasLtGetStatusString(blas));
+    if (!bias || !p->bias_apart) return MTT_OK;
+    MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
+}
+
+/* Math:        out[j] (+)= sum over rows r of x[r][j], in slices of rows when there are several
+   Shapes:      x [rows, width] T; column j < first goes to out[j], the others to more[j - first]; slice s adds s * width
+   Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
+   Requires:    width and first multiples of 8
+   Traffic:     x read once
+   Determinism: rows in a fixed order within a thread, then 32 partial sums in a fixed order
+   Reference:   mtt__column_sums */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows,
+                                                                 int64_t width, int64_t slice, int add)
+{
+    __shared__ float partial[32][65];
+    int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
+    int64_t end = rows < begin + slice ? rows : begin + slice;
+    float sum[8] = {0};
+    if (column < width)
+#pragma unroll 4
+        for (int64_t r = begin + threadIdx.y; r < end; r += 32) {
+            float v[8];
+            mtt__read(x + r * width + column, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum[k] += v[k];
+        }
+#pragma unroll
+    for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
+    __syncthreads(); /* all partial sums are there before 64 threads add them up */
+    int j = threadIdx.y * 8 + threadIdx.x;
+    column = (int64_t)blockIdx.x * 64 + j;
+    if (j >= 64 || column >= width) return;
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < 32; r++) total += partial[r][j];
+    float *at = (column < first ? out + column : more + column - first) + blockIdx.y * width;
+    *at = total + (add ? *at : 0.0f);
+}
+
+/* One stage: `slices` of `slice` rows each. */
+template <class T>
+static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int64_t width, int64_t slices, int64_t slice,
+                                  float *out, int add)
+{
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<T>, dim3(mtt__blocks(width, 64), (unsigned)slices), dim3(8, 32),
+                       (const T *)x, out, out, width, rows, width, slice, add);
+}
+
+/* Sums of columns in two stages: slices of rows into the workspace, then the slices; enough of them to fill the device. */
+template <class T>
+static mtt_status mtt__column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows, int64_t width, float *out, int add)
+{
+    int64_t columns = mtt__blocks(width, 64), slices = mtt__least((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
+    float *scratch = mtt__at<float>(op->workspace);
+    mtt_status status;
+    slices = mtt__least(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    if (slices < 2) return mtt__sum_slices<T>(c, x, rows, width, 1, rows, out, add);
+    status = mtt__sum_slices<T>(c, x, rows, width, slices, (rows + slices - 1) / slices, scratch, 0);
+    if (status != MTT_OK) return status;
+    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
+}
+
+static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows, const mtt_tensor *db,
+                                     int add)
+{
+    MTT__BY_TYPE(dy, mtt__column_sums<T>(c, op, dy->data, rows, mtt__width(dy), mtt__at<float>(db), add))
+}
+
+/* y = x W + b */
+static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *x = op->in[0], *w = op->in[1], *y = op->out[0];
+    int64_t n = mtt__width(y);
+    return mtt__product(c, op, mtt__elements(y) / n, n, mtt__width(x), mtt__whole(x, 0), mtt__whole(w, op->transposed),
+                        mtt__whole(y, 0), x, y, 1, 1.0f, 0, op->in[2]);
+}
+
+/* dx = dy W^T */
+static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *dy = op->in[0], *w = op->in[1], *dx = op->out[0];
+    int64_t n = mtt__width(dx);
+    return mtt__product(c, op, mtt__elements(dx) / n, n, mtt__width(dy), mtt__whole(dy, 0), mtt__whole(w, !op->transposed),
+                        mtt__whole(dx, 0), dy, dx, 1, 1.0f, 0, NULL);
+}
+
+/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; db (+)= sum over rows of dy. x begins at row `first`. */
+static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
+                                       int64_t rows, const mtt_tensor *dw, const mtt_tensor *db, int add)
+{
+    int64_t k = mtt__width(x), n = mtt__width(dy);
+    mtt__matrix left = mtt__matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__whole(dy, op->transposed);
+    mtt_status status =
+        op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
+                       : mtt__product(c, op, k, n, rows, left, right, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
+    return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, dy, rows, db, add);
+}
+
+static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__weight_gradient(c, op, op->in[0], 0, op->in[1], mtt__elements(op->in[1]) / mtt__width(op->in[1]), op->out[0],
+                                op->out[1], mtt__accumulates(c, op));
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>embedding
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Math:        x[r] = mask * (wte[token[r]] + position[r mod T])
+   Shapes:      tokens [R] int32; wte [Vp, C], position [T, C], x [R, C] T
+   Launch:      256 threads, 8 elements each
+   Requires:    C a multiple of 8, tokens below V
+   Traffic:     3 R C elements
+   Determinism: elementwise
+   Reference:   mtt__cpu_embed */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_embed(const int32_t *tokens, const T *wte, const T *positions, T *x, int64_t rows, int seq_len, int width,
+                mtt__dropout dropout)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / width, column = at - row * width;
+    float a[8], b[8];
+    if (row >= rows) return;
+    mtt__read(wte + (int64_t)tokens[row] * width + column, a);
+    mtt__read(positions + row % seq_len * width + column, b);
+#pragma unroll
+    for (int k = 0; k < 8; k++) a[k] += b[k];
+    mtt__drop<8>(dropout, at, a);
+    mtt__store(x + at, a);
+}
+
+template <class T> static mtt_status mtt__embed(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_shape *d = op->shape;
+    return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256, mtt__at<int32_t>(op->in[0]),
+                       mtt__at<T>(op->in[1]), mtt__at<T>(op->in[2]), mtt__at<T>(op->out[0]), d->rows, d->seq_len, d->d_model,
+                       mtt__dropout_of(op, op->in[3]));
+}
+
+static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->out[0], mtt__embed<T>(c, op))
+}
+
+/* The gradient of the embedding adds rows of dx that carry the same token. Their positions are sorted by token (stably, so
+   by position within a token), cut into chunks of equal length, and each chunk adds up its runs of equal tokens; the part
+   of a run that began in an earlier chunk goes to `heads` and joins its beginning in a second kernel. The work is balanced
+   however often a token occurs, and every sum has one order. */
+
+enum { MTT__SORT_TILE = 2048, MTT__SLAB = 1 << 19 };
+
+/* Math:        counts[digit][tile] = how many keys of a tile have the digit, 8 bits at `shift`
+   Shapes:      keys [n] int32, counts [256, tiles] int32
+   Launch:      a block of 256 threads a tile of 2,048 keys
+   Requires:    -
+   Traffic:     keys read once
+   Determinism: whole numbers
+   Reference:   counting sort, digit by digit (LSD radix sort) */
+static __global__ void __launch_bounds__(256) mtt_k_count_digits(const int32_t *keys, int n, int shift, int32_t *counts)
+{
+    __shared__ int32_t count[256];
+    count[threadIdx.x] = 0;
+    __syncthreads(); /* zeros stand before the first addition */
+    for (int i = blockIdx.x * MTT__SORT_TILE + threadIdx.x; i < n && i < (int)(blockIdx.x + 1) * MTT__SORT_TILE; i += 256)
+        atomicAdd(&count[keys[i] >> shift & 255], 1);
+    __syncthreads(); /* all keys are counted */
+    counts[threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
+}
+
+/* Math:        x[i] = sum of x[0..i)
+   Shapes:      x [n] int32, in place
+   Launch:      one block of 1,024 threads, a contiguous piece each
+   Requires:    -
+   Traffic:     x read twice, written once
+   Determinism: whole numbers
+   Reference:   - */
+static __global__ void __launch_bounds__(1024) mtt_k_prefix_sums(int32_t *x, int n)
+{
+    __shared__ int32_t sums[1024];
+    int piece = (n + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < n ? begin + piece : n;
+    int32_t sum = 0;
+    for (int i = begin; i < end; i++) sum += x[i];
+    sums[threadIdx.x] = sum;
+    for (int step = 1; step < 1024; step *= 2) {
+        __syncthreads(); /* the last round's sums are written */
+        int32_t before = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+        __syncthreads(); /* and read by all before they change */
+        sums[threadIdx.x] += before;
+    }
+    sum = sums[threadIdx.x] - sum;
+    for (int i = begin; i < end; i++) {
+        int32_t own = x[i];
+        x[i] = sum;
+        sum += own;
+    }
+}
+
+/* Math:        moves each (key, value) to its place by the digit, in the order of the input among equal digits
+   Shapes:      keys, values [n] int32 to out_keys, out_values; values NULL = the index; starts [256, tiles] int32
+   Launch:      a block of 8 warps a tile of 2,048 keys, 256 consecutive keys a warp
+   Requires:    starts = prefix sums of mtt_k_count_digits
+   Traffic:     keys read twice, values once, both written once
+   Determinism: stable: ranks go by warp, round and lane, never by arrival
+   Reference:   - */
+static __global__ void __launch_bounds__(256) mtt_k_sort_digit(const int32_t *keys, const int32_t *values, int n, int shift,
+                                                               const int32_t *starts, int32_t *out_keys, int32_t *out_values)
+{
+    __shared__ int32_t next[8][256];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * MTT__SORT_TILE + warp * 256 + lane;
+    for (int w = 0; w < 8; w++) next[w][threadIdx.x] = 0;
+    __syncthreads(); /* zeros stand before the first addition */
+    for (int i = 0; i < 256; i += 32)
+        if (first + i < n) atomicAdd(&next[warp][keys[first + i] >> shift & 255], 1);
+    __syncthreads(); /* each warp's keys are counted before counts become places */
+    int32_t place = starts[threadIdx.x * gridDim.x + blockIdx.x];
+    for (int w = 0; w < 8; w++) {
+        int32_t own = next[w][threadIdx.x];
+        next[w][threadIdx.x] = place;
+        place += own;
+    }
+    __syncthreads(); /* places are there before keys take them */
+    for (int i = 0; i < 256; i += 32) {
+        int at = first + i, digit = at < n ? keys[at] >> shift & 255 : 256;
+        unsigned peers = __match_any_sync(0xffffffffu, digit), before = peers & ((1u << lane) - 1);
+        int32_t base = digit < 256 ? next[warp][digit] : 0;
+        __syncwarp(); /* all lanes know their base before the first of each digit moves it on */
+        if (digit < 256 && !before) next[warp][digit] = base + __popc(peers);
+        __syncwarp(); /* moved on before the next round reads it */
+        if (digit == 256) continue;
+        out_keys[base + __popc(before)] = keys[at];
+        out_values[base + __popc(before)] = values ? values[at] : at;
+    }
+}
+
+/* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to d_wte[token], or stored in
+                heads[chunk] when the run began in an earlier chunk
+   Shapes:      tokens, at [n] int32 sorted by token; dx [R, C] T; d_wte [Vp, C], heads [chunks, C] float
+   Launch:      a warp a chunk and 256 columns, 4 warps a block
+   Requires:    C a multiple of 8
+   Traffic:     n C elements of dx, 8 bytes of d_wte a run and column
+   Determinism: rows in the order of the sorted positions; each element of d_wte has one writer
+   Reference:   mtt__cpu_embed_backward */
+template <class T>
+static __global__ void __launch_bounds__(128)
+    mtt_k_embed_runs(const int32_t *tokens, const int32_t *at, int n, int chunk, const T *dx, int64_t first_row, float *d_wte,
+                     float *heads, int width, mtt__dropout dropout)
+{
+    enum { AHEAD = 4 };
+    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, piece = job / slices;
+    int column = job % slices * 256 + threadIdx.x % 32 * 8, begin = piece * chunk, end = begin + chunk < n ? begin + chunk : n;
+    if (begin >= n || column >= width) return;
+    int32_t token = tokens[begin];
+    bool is_head = begin > 0 && tokens[begin - 1] == token;
+    float sum[8] = {0};
+    for (int i = begin; i < end; i += AHEAD) {
+        mtt__vector<T> rows[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++)
+            if (i + a < end) rows[a] = mtt__load(dx + (first_row + at[i + a]) * width + column);
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            if (i + a >= end) break;
+            if (tokens[i + a] != token) {
+                float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
+#pragma unroll
+                for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+                token = tokens[i + a];
+                is_head = false;
+#pragma unroll
+                for (int k = 0; k < 8; k++) sum[k] = 0;
+            }
+            float v[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = mtt__to_float(rows[a].v[k]);
+            mtt__drop<8>(dropout, (first_row + at[i + a]) * width + column, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum[k] += v[k];
+        }
+    }
+    float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
+#pragma unroll
+    for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+}
+
+/* Math:        d_wte[token] += heads of the chunks into which the run goes on, for each run that begins in a chunk
+   Shapes:      as mtt_k_embed_runs
+   Launch:      as mtt_k_embed_runs
+   Requires:    mtt_k_embed_runs before it
+   Traffic:     heads read once
+   Determinism: chunks in order; each element of d_wte has one writer
+   Reference:   mtt__cpu_embed_backward */
+static __global__ void __launch_bounds__(128) mtt_k_embed_joins(const int32_t *tokens, int n, int chunk, const float *heads,
+                                                                 float *d_wte, int width)
+{
+    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, begin = job / slices * chunk, next = begin + chunk;
+    int column = job % slices * 256 + threadIdx.x % 32 * 8;
+    if (next >= n || column >= width) return;
+    int32_t token = tokens[next - 1];
+    if (tokens[next] != token || (begin > 0 && tokens[begin - 1] == token)) return;
+    float sum[8] = {0};
+#pragma unroll 4
+    for (; next < n && tokens[next] == token; next += chunk) {
+        float v[8];
+        mtt__read(heads + (int64_t)(next / chunk) * width + column, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum[k] += v[k];
+    }
+    float *out = d_wte + (int64_t)token * width + column;
+#pragma unroll
+    for (int k = 0; k < 8; k++) out[k] += sum[k];
+}
+
+/* Math:        d_wpe[t] (+)= sum over sequences b of mask * dx[b][t]; 0 for positions that no token had
+   Shapes:      dx [B, T, C] T, d_wpe [max_seq, C] float
+   Launch:      256 threads, 8 columns of a position each
+   Requires:    C a multiple of 8
+   Traffic:     dx read once, d_wpe written once
+   Determinism: sequences in order
+   Reference:   mtt__cpu_embed_backward */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_position_gradient(const T *dx, float *d_wpe, int batch, int seq_len, int64_t count, int width, int add,
+                            mtt__dropout dropout)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, sequence = (int64_t)seq_len * width;
+    float sum[8] = {0}, v[8];
+    if (at >= count) return;
+    for (int64_t b = 0; b < (at < sequence ? batch : 0); b++) {
+        mtt__read(dx + b * sequence + at, v);
+        mtt__drop<8>(dropout, b * sequence + at, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum[k] += v[k];
+    }
+    if (add) {
+        mtt__read(d_wpe + at, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum[k] += v[k];
+    }
+    mtt__store(d_wpe + at, sum);
+}
+
+/* Where the sort's arrays stand in the workspace. */
+struct mtt__sort {
+    int32_t *keys[2], *values[2], *counts;
+    float *heads;
+    int chunk;
+};
+
+static mtt_status mtt__plan_sort(mtt__cuda *c, const mtt_op *op, int n, mtt__sort *s)
+{
+    size_t slot = ((size_t)n * 4 + 255) / 256 * 256, counts = 256 * (size_t)mtt__blocks(n, MTT__SORT_TILE) * 4;
+    size_t row = (size_t)op->shape->d_model * sizeof(float), fixed = 4 * slot + counts;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, fixed + row, &scratch);
+    if (status != MTT_OK) return status;
+    for (int i = 0; i < 2; i++) {
+        s->keys[i] = (int32_t *)((char *)scratch + (size_t)i * slot);
+        s->values[i] = (int32_t *)((char *)scratch + (size_t)(i + 2) * slot);
+    }
+    s->counts = (int32_t *)((char *)scratch + 4 * slot);
+    s->heads = (float *)((char *)s->counts + counts);
+    for (s->chunk = 32; mtt__blocks(n, s->chunk) * row > op->workspace->bytes - fixed;) s->chunk *= 2;
+    return MTT_OK;
+}
+
+/* The positions of a slab of tokens, sorted by token into keys[0] and values[0]. */
+static mtt_status mtt__sort_tokens(mtt__cuda *c, const int32_t *tokens, int n, int vocab, mtt__sort *s)
+{
+    unsigned tiles = mtt__blocks(n, MTT__SORT_TILE);
+    const int32_t *keys = tokens, *values = NULL;
+    mtt_status status = MTT_OK;
+    for (int shift = 0; status == MTT_OK && (shift == 0 || vocab - 1 >> shift); shift += 8) {
+        int to = values == s->values[0];
+        status = mtt__launch(c, "count_digits", mtt_k_count_digits, tiles, 256, keys, n, shift, s->counts);
+        if (status == MTT_OK) status = mtt__launch(c, "prefix_sums", mtt_k_prefix_sums, 1, 1024, s->counts, (int)(256 * tiles));
+        if (status == MTT_OK)
+            status = mtt__launch(c, "sort_digit", mtt_k_sort_digit, tiles, 256, keys, values, n, shift, s->counts, s->keys[to],
+                                 s->values[to]);
+        keys = s->keys[to];
+        values = s->values[to];
+    }
+    s->keys[0] = (int32_t *)keys;
+    s->values[0] = (int32_t *)values;
+    return status;
+}
+
+template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_shape *d = op->shape;
+    const int32_t *tokens = mtt__at<int32_t>(op->in[1]);
+    const T *dx = mtt__at<T>(op->in[0]);
+    mtt__dropout dropout = mtt__dropout_of(op, op->in[2]);
+    int again = c->accumulate; /* of the positions; the embedding may hold the head's share besides */
+    int width = d->d_model, slab = MTT__SLAB; /* tokens sorted at a time, 17 bytes each and the heads */
+    mtt_status status = MTT_OK;
+    if (!mtt__accumulates(c, op))
+        status = mtt__checked(c, cudaMemsetAsync(op->out[0]->data, 0, op->out[0]->bytes, c->stream), "zeroing a gradient");
+    while (slab > MTT__SORT_TILE && (size_t)slab * 32 > op->workspace->bytes) slab /= 2;
+    for (int64_t first = 0; first < d->rows && status == MTT_OK; first += slab) {
+        int n = (int)mtt__least(slab, d->rows - first);
+        unsigned blocks;
+        mtt__sort s;
+        status = mtt__plan_sort(c, op, n, &s);
+        if (status == MTT_OK) status = mtt__sort_tokens(c, tokens + first, n, d->vocab, &s);
+        if (status != MTT_OK) return status;
+        blocks = mtt__blocks((int64_t)mtt__blocks(n, s.chunk) * mtt__blocks(width, 256), 4);
+        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.keys[0], s.values[0], n, s.chunk, dx, first,
+                             mtt__at<float>(op->out[0]), s.heads, width, dropout);
+        if (status == MTT_OK)
+            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.keys[0], n, s.chunk, s.heads,
+                                 mtt__at<float>(op->out[0]), width);
+    }
+    if (status != MTT_OK || !op->out[1]) return status;
+    return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>, mtt__blocks(mtt__elements(op->out[1]), 2048), 256, dx,
+                       mtt__at<float>(op->out[1]), d->batch, d->seq_len, mtt__elements(op->out[1]), width, again, dropout);
+}
+
+static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->in[0], mtt__embed_backward<T>(c, op))
+}
+
+/* Math:        out = row `control.row` of x
+   Shapes:      x [R, C], out [1, C], any type
+   Launch:      one block of 256 threads
+   Requires:    a row is a multiple of 16 bytes
+   Traffic:     a row read and written
+   Determinism: copy
+   Reference:   mtt__cpu_pick_row */
+static __global__ void mtt_k_pick_row(const uint4 *x, const mtt_control *control, uint4 *out, int64_t packs)
+{
+    for (int64_t i = threadIdx.x; i < packs; i += 256) out[i] = x[control->row * packs + i];
+}
+
+static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(op->in[0]), mtt__at<mtt_control>(op->in[1]),
+                       mtt__at<uint4>(op->out[0]), (int64_t)(op->out[0]->bytes / 16));
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>norm
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
+#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers
+   Shapes:      x, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
+   Launch:      THREADS threads a row, at least 128 a block
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS
+   Traffic:     x read once, y written once; w and b stay in cache
+   Determinism: fixed tree
+   Reference:   mtt__cpu_norm */
+template <class T, int THREADS, int PACKS>
+static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)
+    mtt_k_norm(const T *x, const T *w, const T *b, T *y, float2 *stats, int64_t rows, int width)
+{
+    __shared__ float shared[32];
+    int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
+    int lane = threadIdx.x % THREADS;
+    mtt__vector<T> xs[PACKS];
+    float sum = 0, squares = 0;
+    if (row >= rows) return;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * 8;
+        if (column < width) xs[p] = mtt__load(x + row * width + column);
+    }
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        if ((p * THREADS + lane) * 8 < width)
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
+    float mean = mtt__reduce<mtt__sum, THREADS>(sum, shared) / (float)width;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        if ((p * THREADS + lane) * 8 < width)
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float d = mtt__to_float(xs[p].v[k]) - mean;
+                squares += d * d;
+            }
+    float rstd = 1.0f / sqrtf(mtt__reduce<mtt__sum, THREADS>(squares, shared) / (float)width + 1e-5f);
+    if (lane == 0) stats[row] = make_float2(mean, rstd);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * 8;
+        float gain[8], shift[8], out[8];
+        if (column >= width) break;
+        mtt__read(w + column, gain);
+        mtt__read(b + column, shift);
+#pragma unroll
+        for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
+        mtt__store(y + row * width + column, out);
+    }
+}
+
+template <class T> static mtt_status mtt__norm(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t width = mtt__width(op->in[0]), rows = mtt__elements(op->out[0]) / width;
+#define MTT__NORM(threads, packs)                                                                                    \
+    if (width <= threads * packs * 8)                                                                                \
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(rows, threads < 128 ? 128 / threads : 1),      \
+                           threads < 128 ? 128 : threads, mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->in[2]),   \
+                           mtt__at<T>(op->out[0]), mtt__at<float2>(op->out[1]), rows, (int)width);
+    MTT__NORM_SHAPES(MTT__NORM)
+#undef MTT__NORM
+    return mtt__fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
+}
+
+static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->out[0], mtt__norm<T>(c, op))
+}
+
+/* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
+                partial[block] = (sum of dy xhat, sum of dy) over the block's rows
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
+   Launch:      THREADS threads a row, at least 256 a block; blocks pass over the rows in strides
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined may be dx
+   Traffic:     dy, x, joined read once (dy and x twice, from cache, above 8,192 columns), dx written once
+   Determinism: rows of a thread in order, then warps of a block in order; mtt_k_column_sums adds up the blocks
+   Reference:   mtt__cpu_norm_backward */
+template <class T, int THREADS, int PACKS>
+static __global__ void __launch_bounds__(THREADS < 256 ? 256 : THREADS, THREADS == 32 && PACKS < 4 ? 2 : 1)
+    mtt_k_norm_backward(const T *dy, const T *x, const float2 *stats, const T *w, const T *joined, T *dx, float *partial,
+                        int64_t rows, int width)
+{
+    enum { KEEP = THREADS < 512, AHEAD = KEEP && sizeof(T) == 2 && PACKS != 3, WARPS = 8 }; /* what fits into registers */
+    __shared__ float shared[32];
+    __shared__ float sums[THREADS == 32 ? WARPS * PACKS * 256 : 1];
+    int64_t groups = THREADS == 32 ? WARPS : 1;
+    int lane = threadIdx.x % THREADS;
+    float dw[PACKS][8], db[PACKS][8];
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+#pragma unroll
+        for (int k = 0; k < 8; k++) dw[p][k] = db[p][k] = 0;
+    for (int64_t row = blockIdx.x * groups + threadIdx.x / THREADS; row < rows; row += gridDim.x * groups) {
+        mtt__vector<T> xs[PACKS], gs[PACKS], js[PACKS];
+        float2 stat = stats[row];
+        float sum = 0, dot = 0;
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * 8;
+            if (column >= width) break;
+            if (KEEP) xs[p] = mtt__load(x + row * width + column);
+            if (KEEP) gs[p] = mtt__load(dy + row * width + column);
+            if (AHEAD && joined) js[p] = mtt__load(joined + row * width + column);
+        }
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * 8;
+            float gain[8];
+            if (column >= width) break;
+            if (!KEEP) xs[p] = mtt__load(x + row * width + column);
+            if (!KEEP) gs[p] = mtt__load(dy + row * width + column);
+            mtt__read(w + column, gain);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float g = mtt__to_float(gs[p].v[k]), xhat = (mtt__to_float(xs[p].v[k]) - stat.x) * stat.y;
+                dw[p][k] += g * xhat;
+                db[p][k] += g;
+                sum += g * gain[k];
+                dot += g * gain[k] * xhat;
+            }
+        }
+        sum = mtt__reduce<mtt__sum, THREADS>(sum, shared) / (float)width;
+        dot = mtt__reduce<mtt__sum, THREADS>(dot, shared) / (float)width;
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * 8;
+            int64_t at = row * width + column;
+            float gain[8], out[8];
+            if (column >= width) break;
+            mtt__vector<T> g = KEEP ? gs[p] : mtt__load(dy + at), v = KEEP ? xs[p] : mtt__load(x + at);
+            mtt__read(w + column, gain);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float xhat = (mtt__to_float(v.v[k]) - stat.x) * stat.y;
+                out[k] = stat.y * (mtt__to_float(g.v[k]) * gain[k] - sum - xhat * dot);
+            }
+            if (joined && !AHEAD) js[p] = mtt__load(joined + at);
+            if (joined)
+#pragma unroll
+                for (int k = 0; k < 8; k++) out[k] += mtt__to_float(js[p].v[k]);
+            mtt__store(dx + at, out);
+        }
+    }
+    float *out = partial + (int64_t)blockIdx.x * 2 * width;
+#pragma unroll
+    for (int part = 0; part < (THREADS == 32 ? 2 : 0); part++) {
+#pragma unroll
+        for (int p = 0; p < PACKS; p++)
+            mtt__store(sums + (threadIdx.x / 32 * PACKS + p) * 256 + lane * 8, part ? db[p] : dw[p]);
+        __syncthreads(); /* all warps' sums are there before they are added up */
+        for (int j = threadIdx.x; j < width; j += 256) {
+            float total = 0;
+#pragma unroll
+            for (int warp = 0; warp < WARPS; warp++) total += sums[warp * PACKS * 256 + j];
+            out[part * width + j] = total;
+        }
+        __syncthreads(); /* and have been read before the other part overwrites them */
+    }
+#pragma unroll
+    for (int p = 0; p < (THREADS == 32 ? 0 : PACKS); p++) {
+        int column = (p * THREADS + lane) * 8;
+        if (column >= width) break;
+        mtt__store(out + column, dw[p]);
+        mtt__store(out + width + column, db[p]);
+    }
+}
+
+template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t width = mtt__width(op->in[0]), rows = mtt__elements(op->in[0]) / width, blocks = 0;
+    void *scratch;
+    int add = mtt__accumulates(c, op);
+    mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
+    if (status != MTT_OK) return status;
+#define MTT__NORM(threads, packs)                                                                                    \
+    if (!blocks && width <= threads * packs * 8) {                                                                   \
+        blocks = mtt__least(mtt__blocks(rows, threads < 256 ? 256 / threads : 1), 2 * c->processors); \
+        blocks = mtt__least(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
+        status = mtt__launch(c, "norm_backward", mtt_k_norm_backward<T, threads, packs>, (unsigned)blocks,           \
+                             threads < 256 ? 256 : threads, mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]),            \
+                             mtt__at<float2>(op->in[2]), mtt__at<T>(op->in[3]), mtt__at<T>(op->in[5]), mtt__at<T>(op->out[0]),   \
+                             (float *)scratch, rows, (int)width);                                                    \
+    }
+    MTT__NORM_SHAPES(MTT__NORM)
+#undef MTT__NORM
+    if (!blocks) return mtt__fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
+                       mtt__at<float>(op->out[1]), mtt__at<float>(op->out[2]), width, blocks, 2 * width, blocks, add);
+}
+
+static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->in[0], mtt__norm_backward<T>(c, op))
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>elementwise
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. */
+template <class T> static __device__ __forceinline__ float mtt__gelu_sigmoid(float x)
+{
+    float e = mtt__exp<T>(-1.5957691216f * (x + 0.044715f * x * x * x));
+    return sizeof(T) == 4 ? 1.0f / (1.0f + e) : __fdividef(1.0f, 1.0f + e);
+}
+
+/* Math:        y = GELU(x)
+   Shapes:      x, y [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8
+   Traffic:     x read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(const T *x, T *y, int64_t count)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8];
+    if (at >= count) return;
+    mtt__read(x + at, v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_sigmoid<T>(v[k]);
+    mtt__store(y + at, v);
+}
+
+/* Math:        dx = dy (s + x s (1 - s) 2u')
+   Shapes:      dy, x, dx [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8; dx may be dy
+   Traffic:     dy and x read, dx written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu_backward */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float g[8], v[8];
+    if (at >= count) return;
+    mtt__read(dy + at, g);
+    mtt__read(x + at, v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float s = mtt__gelu_sigmoid<T>(v[k]), slope = 1.5957691216f * (1.0f + 0.134145f * v[k] * v[k]);
+        g[k] *= s + v[k] * s * (1.0f - s) * slope;
+    }
+    mtt__store(dx + at, g);
+}
+
+/* Math:        y = a + mask * b; without an a: y = mask * b
+   Shapes:      a, b, y [count] T
+   Launch:      256 threads, 8 elements each; the last thread takes what is left
+   Requires:    y may be a or b
+   Traffic:     a and b read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_masked_sum */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8], more[8];
+    if (at + 8 <= count) {
+        mtt__read(b + at, v);
+        if (a) mtt__read(a + at, more);
+        mtt__drop<8>(dropout, at, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
+        mtt__store(y + at, v);
+        return;
+    }
+    for (; at < count; at++) {
+        v[0] = mtt__to_float(b[at]);
+        mtt__drop<1>(dropout, at, v);
+        y[at] = mtt__from_float<T>(a ? mtt__to_float(a[at]) + v[0] : v[0]);
+    }
+}
+
+template <class T> static mtt_status mtt__masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
+                                                     const mtt_tensor *control)
+{
+    int64_t count = mtt__elements(op->out[0]);
+    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a), mtt__at<T>(b),
+                       mtt__at<T>(op->out[0]), count, mtt__dropout_of(op, control));
+}
+
+static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->out[0], mtt__masked_sum<T>(c, op, op->in[0], op->in[1], op->in[2]))
+}
+
+static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->out[0], mtt__masked_sum<T>(c, op, NULL, op->in[0], op->in[1]))
+}
+
+static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->out[0], mtt__masked_sum<T>(c, op, NULL, op->in[0], op->in[1]))
+}
+
+static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t count = mtt__elements(op->out[0]);
+    MTT__BY_TYPE(op->out[0], mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(op->in[0]),
+                                         mtt__at<T>(op->out[0]), count))
+}
+
+static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t count = mtt__elements(op->out[0]);
+    MTT__BY_TYPE(op->out[0], mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
+                                         mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), count))
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>attention
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* The heads of a batch lie at two strides in the interleaved layout, a product's batch has one: one product for each of the
+   fewer, sequences or heads, over all of the other. */
+struct mtt__turn {
+    int64_t sequence, head;
+    int step_sequence, step_head, batch; /* what the batch of a product runs over, 0 or 1, and how far */
+};
+
+static int mtt__turns(const mtt_op *op)
+{
+    return op->shape->batch < op->shape->heads ? op->shape->batch : op->shape->heads;
+}
+
+static mtt__turn mtt__turn_at(const mtt_op *op, int i)
+{
+    const mtt_shape *d = op->shape;
+    int by_head = d->batch >= d->heads;
+    mtt__turn t;
+    t.sequence = by_head ? 0 : i;
+    t.head = by_head ? i : 0;
+    t.step_sequence = by_head;
+    t.step_head = !by_head;
+    t.batch = by_head ? d->batch : d->heads;
+    return t;
+}
+
+/* q, k or v (part 0, 1, 2); rows are 3 C apart. */
+static mtt__matrix mtt__heads(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__turn t, int transposed)
+{
+    int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * 3 * C;
+    return mtt__matrix_at(qkv, t.sequence * sequence + part * C + t.head * D, 3 * C, t.step_sequence * sequence + t.step_head * D,
+                          transposed);
+}
+
+static mtt__matrix mtt__outputs(const mtt_op *op, const mtt_tensor *out, mtt__turn t)
+{
+    int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
+    return mtt__matrix_at(out, t.sequence * sequence + t.head * D, C, t.step_sequence * sequence + t.step_head * D, 0);
+}
+
+static mtt__matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores, mtt__turn t, int transposed)
+{
+    int64_t T = op->shape->seq_len, H = op->shape->heads;
+    return mtt__matrix_at(scores, (t.sequence * H + t.head) * T * T, T, (t.step_sequence * H + t.step_head) * T * T, transposed);
+}
+
+static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__turn t, int64_t n, int64_t k, mtt__matrix a, mtt__matrix b,
+                                    mtt__matrix out, float alpha)
+{
+    return mtt__product(c, op, op->shape->seq_len, n, k, a, b, out, op->in[0], op->in[0], t.batch, alpha, 0, NULL);
+}
+
+static float mtt__score_scale(const mtt_op *op)
+{
+    return 1.0f / sqrtf((float)op->shape->head_dim);
+}
+
+/* S = Q K^T / sqrt(D), the whole square */
+static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    mtt_status status = MTT_OK;
+    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
+        mtt__turn t = mtt__turn_at(op, i);
+        status = mtt__head_product(c, op, t, T, D, mtt__heads(op, op->in[0], 0, t, 0), mtt__heads(op, op->in[0], 1, t, 1),
+                                   mtt__squares(op, op->out[0], t, 0), mtt__score_scale(op));
+    }
+    return status;
+}
+
+/* O = P V */
+static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    mtt_status status = MTT_OK;
+    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
+        mtt__turn t = mtt__turn_at(op, i);
+        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, op->in[0], t, 0), mtt__heads(op, op->in[1], 2, t, 0),
+                                   mtt__outputs(op, op->out[0], t), 1.0f);
+    }
+    return status;
+}
+
+/* dP = dO V^T, dV = P^T dO */
+static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    mtt_status status = MTT_OK;
+    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
+        mtt__turn t = mtt__turn_at(op, i);
+        mtt__matrix d_out = mtt__outputs(op, op->in[0], t), v = mtt__heads(op, op->in[2], 2, t, 1);
+        mtt__matrix p = mtt__squares(op, op->in[1], t, 1), dp = mtt__squares(op, op->out[0], t, 0);
+        status = mtt__head_product(c, op, t, T, D, d_out, v, dp, 1.0f);
+        if (status == MTT_OK) status = mtt__head_product(c, op, t, D, T, p, d_out, mtt__heads(op, op->out[1], 2, t, 0), 1.0f);
+    }
+    return status;
+}
+
+/* dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D) */
+static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op *op)
+{
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    mtt_status status = MTT_OK;
+    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
+        mtt__turn t = mtt__turn_at(op, i);
+        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, op->in[0], t, 0), mtt__heads(op, op->in[1], 1, t, 0),
+                                   mtt__heads(op, op->out[0], 0, t, 0), mtt__score_scale(op));
+        if (status == MTT_OK)
+            status = mtt__head_product(c, op, t, D, T, mtt__squares(op, op->in[0], t, 1), mtt__heads(op, op->in[1], 0, t, 0),
+                                       mtt__heads(op, op->out[0], 1, t, 0), mtt__score_scale(op));
+    }
+    return status;
+}
+
+/* Math:        P[i][j] = e^(S[i][j] - max) / sum over the keys j that query i sees, max(0, i - W + 1) .. i; 0 elsewhere
+   Shapes:      S, P [rows, T] T, row r is of query r mod T
+   Launch:      THREADS threads a row, 128 a block; WIDTH elements at a time
+   Requires:    WIDTH 8 only if T is a multiple of 8
+   Traffic:     what is seen of S read twice, the second time from cache; P written once
+   Determinism: fixed tree; a running maximum and sum (Milakov & Gimelshein 2018) per thread
+   Reference:   mtt__cpu_softmax */
+template <class T, int THREADS, int WIDTH>
+static __global__ void __launch_bounds__(128) mtt_k_softmax(const T *scores, T *probs, int64_t rows, int seq_len, int window)
+{
+    __shared__ float shared[32];
+    int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS;
+    int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
+    int low = window && query >= window ? query - window + 1 : 0;
+    float most = -3.4e38f, sum = 0, v[WIDTH];
+    if (row >= rows) return;
+    scores += row * seq_len;
+    probs += row * seq_len;
+    for (int j = low / WIDTH * WIDTH + lane; j <= query; j += THREADS * WIDTH) {
+        float largest = most, added = 0;
+        mtt__read<WIDTH>(scores + j, v);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++)
+            if (j + k >= low && j + k <= query) largest = fmaxf(largest, v[k]);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++)
+            if (j + k >= low && j + k <= query) added += mtt__exp<T>(v[k] - largest);
+        sum = sum * mtt__exp<T>(most - largest) + added;
+        most = largest;
+    }
+    float all = mtt__reduce<mtt__max, THREADS>(most, shared);
+    float scale = 1.0f / mtt__reduce<mtt__sum, THREADS>(sum * mtt__exp<T>(most - all), shared);
+    for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
+        bool seen = j + WIDTH > low && j <= query;
+        if (seen) mtt__read<WIDTH>(scores + j, v);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++)
+            v[k] = seen && j + k >= low && j + k <= query ? mtt__exp<T>(v[k] - all) * scale : 0.0f;
+        mtt__store<WIDTH>(probs + j, v);
+    }
+}
+
+/* Math:        dS = P (mask dP - sum over keys of mask dP P)
+   Shapes:      dP, P, dS [rows, T] T; row r is of query r mod T; dropout's element is r T + j
+   Launch:      as mtt_k_softmax
+   Requires:    WIDTH 8 only if T is a multiple of 8; dS may be dP
+   Traffic:     what is seen of dP and P read twice, the second time from cache; dS written once
+   Determinism: fixed tree
+   Reference:   mtt__cpu_softmax_backward */
+template <class T, int THREADS, int WIDTH>
+static __global__ void __launch_bounds__(128) mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows,
+                                                                      int seq_len, int window, mtt__dropout dropout)
+{
+    __shared__ float shared[32];
+    int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = row * seq_len;
+    int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
+    int low = (window && query >= window ? query - window + 1 : 0) / WIDTH * WIDTH;
+    float sum = 0, g[WIDTH], p[WIDTH];
+    if (row >= rows) return;
+    for (int j = low + lane; j <= query; j += THREADS * WIDTH) {
+        mtt__read<WIDTH>(d_probs + first + j, g);
+        mtt__read<WIDTH>(probs + first + j, p);
+        mtt__drop<WIDTH>(dropout, first + j, g);
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
+    }
+    sum = mtt__reduce<mtt__sum, THREADS>(sum, shared);
+    for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
+        if (j >= low && j <= query) {
+            mtt__read<WIDTH>(d_probs + first + j, g);
+            mtt__read<WIDTH>(probs + first + j, p);
+            mtt__drop<WIDTH>(dropout, first + j, g);
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) g[k] = p[k] != 0 ? p[k] * (g[k] - sum) : 0.0f;
+        } else
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) g[k] = 0;
+        mtt__store<WIDTH>(d_scores + first + j, g);
+    }
+}
+
+/* A warp a row up to 512 or 2,048 keys, a block beyond; 8 elements at a time where rows are aligned. */
+#define MTT__BY_ROW(T, launch) T % 8 ? (T <= 512 ? launch(32, 1) : launch(128, 1)) : (T <= 2048 ? launch(32, 8) : launch(128, 8))
+
+template <class T> static mtt_status mtt__softmax(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_shape *d = op->shape;
+    int64_t rows = mtt__elements(op->in[0]) / d->seq_len;
+#define MTT__SOFTMAX(threads, width)                                                                                 \
+    mtt__launch(c, "softmax", mtt_k_softmax<T, threads, width>, mtt__blocks(rows, 128 / threads), 128, mtt__at<T>(op->in[0]),  \
+                mtt__at<T>(op->out[0]), rows, d->seq_len, d->window)
+    return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
+#undef MTT__SOFTMAX
+}
+
+static mtt_status mtt__cuda_softmax(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->out[0], mtt__softmax<T>(c, op))
+}
+
+template <class T> static mtt_status mtt__softmax_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_shape *d = op->shape;
+    int64_t rows = mtt__elements(op->in[0]) / d->seq_len;
+#define MTT__SOFTMAX(threads, width)                                                                                 \
+    mtt__launch(c, "softmax_backward", mtt_k_softmax_backward<T, threads, width>, mtt__blocks(rows, 128 / threads), 128,       \
+                mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), rows, d->seq_len, d->window,  \
+                mtt__dropout_of(op, op->in[2]))
+    return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
+#undef MTT__SOFTMAX
+}
+
+static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(op->out[0], mtt__softmax_backward<T>(c, op))
+}
+
+#if defined(__has_include) && !defined(MTT_NO_FLASH)
+#if __has_include("build/flash.cuh")
+#include "build/flash.cuh"
+#define MTT__FLASH 1
+#endif
+#endif
+
+static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
+{
+#ifdef MTT__FLASH
+    return mtt__checked(c, mtt_flash_forward(op, c->stream), "flash");
+#else
+    (void)op;
+    return mtt__fail(c->env, MTT_E_DEVICE, "flash attention is not available in this build: set attention to plain");
+#endif
+}
+
+static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
+{
+#ifdef MTT__FLASH
+    return mtt__checked(c, mtt_flash_backward(op, op->workspace->data, op->workspace->bytes, c->stream), "flash_backward");
+#else
+    (void)op;
+    return mtt__fail(c->env, MTT_E_DEVICE, "flash attention is not available in this build: set attention to plain");
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>loss
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
+                GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
+                0 in the padding and where the target does not count
+   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
+   Launch:      a block of 512 threads a row
+   Requires:    Vp a multiple of 8
+   Traffic:     x read once a pass, the second time from cache where both run; written once by GRADIENT
+   Determinism: fixed tree; the target's element is computed in FP32 and stored once
+   Reference:   mtt__row_loss, mtt__row_gradient */
+template <class T, bool LOSS, bool GRADIENT>
+static __global__ void __launch_bounds__(512)
+    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control, const mtt_counters *counters,
+                        int classes, int64_t width)
+{
+    __shared__ float shared[32];
+    T *x = logits + blockIdx.x * width;
+    int target = targets[blockIdx.x];
+    float v[8], lse = 0;
+    out += 3 * (int64_t)blockIdx.x;
+    if (LOSS && target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
+    if (LOSS && target >= 0) {
+        float at = mtt__to_float(x[target]), most = -3.4e38f, sum = 0;
+#pragma unroll 4
+        for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
+            float largest = most, added = 0;
+            mtt__read(x + j, v);
+            if (j + 8 > classes)
+#pragma unroll
+                for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
+#pragma unroll
+            for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
+#pragma unroll
+            for (int k = 0; k < 8; k++) added += mtt__exp<T>(v[k] - largest);
+            sum = sum * mtt__exp<T>(most - largest) + added;
+            most = largest;
+        }
+        float all = mtt__reduce<mtt__max, 512>(most, shared);
+        sum = mtt__reduce<mtt__sum, 512>(sum * mtt__exp<T>(most - all), shared); /* its barriers also part x[target] from stores */
+        lse = all + logf(sum);
+        if (threadIdx.x == 0) {
+            out[0] = lse - at;
+            out[1] = at >= all ? 1.0f : 0.0f;
+            out[2] = lse;
+        }
+    }
+    if (!GRADIENT) return;
+    if (!LOSS) lse = out[2];
+    float factor = (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
+#pragma unroll 4
+    for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
+        mtt__read(x + j, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            v[k] = target < 0 || j + k >= classes ? 0.0f : (mtt__exp<T>(v[k] - lse) - (j + k == target ? 1.0f : 0.0f)) * factor;
+        mtt__store(x + j, v);
+    }
+}
+
+/* Rows of logits with their targets and losses. */
+struct mtt__loss_rows {
+    const mtt_tensor *logits, *control, *counters;
+    const int32_t *targets;
+    float *losses;
+    int64_t rows;
+};
+
+template <class T, bool LOSS, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+{
+    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, LOSS, GRADIENT>, (unsigned)r.rows, 512, mtt__at<T>(r.logits),
+                       r.targets, r.losses, mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab,
+                       mtt__width(r.logits));
+}
+
+static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
+{
+    mtt__loss_rows r = {op->in[0], NULL, NULL, mtt__at<int32_t>(op->in[1]), mtt__at<float>(op->out[0]), op->shape->rows};
+    MTT__BY_TYPE(op->in[0], (mtt__rows_loss<T, true, false>(c, op, r)))
+}
+
+static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
+{
+    mtt__loss_rows r = {op->in[0], op->in[3], op->in[4], mtt__at<int32_t>(op->in[2]), mtt__at<float>(op->in[1]), op->shape->rows};
+    MTT__BY_TYPE(op->out[0], (mtt__rows_loss<T, false, true>(c, op, r)))
+}
+
+static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows)
+{
+    mtt__loss_rows r = {op->out[1], op->in[4], op->in[5], mtt__at<int32_t>(op->in[3]) + first,
+                        mtt__at<float>(op->out[0]) + 3 * first, rows};
+    if (op->outputs == 2) MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, true, false>(c, op, r)))
+    MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, true, true>(c, op, r)))
+}
+
+/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and feed both products
+   before the next chunk overwrites them. */
+static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *x = op->in[0], *weight = op->in[1], *logits = op->out[1];
+    int64_t C = mtt__width(x), Vp = mtt__width(logits), rows = op->shape->rows, first, count;
+    mtt_status status = MTT_OK;
+    int add = mtt__accumulates(c, op);
+    for (first = 0; first < rows && status == MTT_OK; first += count) {
+        count = mtt__least(logits->shape[0], rows - first);
+        status = mtt__product(c, op, count, Vp, C, mtt__matrix_at(x, first * C, C, 0, 0), mtt__whole(weight, 1),
+                              mtt__whole(logits, 0), x, logits, 1, 1.0f, 0, op->in[2]);
+        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count);
+        if (status != MTT_OK || op->outputs == 2) continue;
+        status = mtt__product(c, op, count, C, Vp, mtt__whole(logits, 0), mtt__whole(weight, 0),
+                              mtt__matrix_at(op->out[2], first * C, C, 0, 0), logits, op->out[2], 1, 1.0f, 0, NULL);
+        if (status == MTT_OK)
+            status = mtt__weight_gradient(c, op, x, first, logits, count, op->out[3], op->out[4], first > 0 || add);
+    }
+    return status;
+}
+
+/* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch begins both at 0
+   Shapes:      rows [count, 3] float
+   Launch:      one block of 1,024 threads
+   Requires:    -
+   Traffic:     rows read once
+   Determinism: fixed order, in double
+   Reference:   mtt__cpu_sum_loss */
+static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows, const mtt_control *control,
+                                                               mtt_counters *counters, int64_t count)
+{
+    __shared__ double losses[32];
+    __shared__ int shared[32];
+    double loss = 0;
+    int hits = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += 1024) {
+        loss += (double)rows[3 * i];
+        hits += rows[3 * i + 1] > 0;
+    }
+    loss = mtt__reduce<mtt__sum, 1024>(loss, losses);
+    hits = mtt__reduce<mtt__sum, 1024>(hits, shared);
+    if (threadIdx.x) return;
+    counters->loss = loss + (control->accumulate ? counters->loss : 0.0);
+    counters->hits = hits + (control->accumulate ? counters->hits : 0);
+    counters->targets = control->targets;
+}
+
+static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(op->in[0]), mtt__at<mtt_control>(op->in[1]),
+                       mtt__at<mtt_counters>(op->out[0]), op->shape->rows);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>optimizer
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A parameter's tensors, passed to the kernel as an argument, so that one launch serves a whole model of up to 42 layers
+   and no table stands in device memory. Kernel arguments end at 32,764 bytes. */
+struct mtt__update {
+    const float *gradient;
+    float *m, *v, *master;
+    void *weight; /* NULL where the master is the weight */
+    int64_t count;
+    int32_t first_block;
+    int16_t dtype, decays;
+};
+
+enum { MTT__UPDATES = 508, MTT__UPDATE_BLOCK = 8192 };
+
+struct mtt__updates {
+    int count;
+    mtt__update at[MTT__UPDATES];
+};
+
+/* Which parameter a block belongs to. */
+static __device__ __forceinline__ const mtt__update &mtt__find_update(const mtt__updates &all)
+{
+    int low = 0, high = all.count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (all.at[middle].first_block <= (int)blockIdx.x) low = middle;
+        else high = middle;
+    }
+    return all.at[low];
+}
+
+/* Math:        partial[block] = sum of squares of 8,192 elements
+   Shapes:      gradients of all parameters, float; partial [blocks] double
+   Launch:      256 threads a block, 4 packs of 8 elements each
+   Requires:    counts multiples of 8
+   Traffic:     gradients read once
+   Determinism: fixed tree
+   Reference:   mtt__sum_squares */
+static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const __grid_constant__ mtt__updates all, double *partial)
+{
+    __shared__ double shared[32];
+    const mtt__update &u = mtt__find_update(all);
+    int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK + threadIdx.x * 8;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < MTT__UPDATE_BLOCK; i += 2048) {
+        float g[8];
+        if (begin + i >= u.count) break;
+        mtt__read(u.gradient + begin + i, g);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += g[k] * g[k];
+    }
+    double total = mtt__reduce<mtt__sum, 256>((double)sum, shared);
+    if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+/* Math:        norm = sqrt(sum of partial) / loss scale; gradient scale = 1 / loss scale, clipped; not finite = skip the step;
+                under FP16 the loss scale halves then, and doubles after 2,000 good steps (Micikevicius et al. 2018)
+   Shapes:      partial [count] double
+   Launch:      one block of 1,024 threads
+   Requires:    -
+   Traffic:     partial read once
+   Determinism: fixed order, in double
+   Reference:   mtt__cpu_grad_norm */
+static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control,
+                                                                mtt_counters *counters)
+{
+    __shared__ double shared[32];
+    double sum = 0, clip = control->clip;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
+    sum = mtt__reduce<mtt__sum, 1024>(sum, shared);
+    if (threadIdx.x) return;
+    counters->grad_norm = sqrt(sum) / (double)counters->loss_scale;
+    counters->gradient_scale = 1.0f / counters->loss_scale;
+    if (clip > 0 && counters->grad_norm > clip) counters->gradient_scale *= (float)(clip / counters->grad_norm);
+    counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
+    if (!counters->skipped) counters->updates++;
+    if (!control->scaling) return;
+    if (counters->skipped) {
+        counters->loss_scale *= 0.5f;
+        counters->good_steps = 0;
+    } else if (++counters->good_steps == 2000) {
+        if (counters->loss_scale < 1e37f) counters->loss_scale *= 2.0f;
+        counters->good_steps = 0;
+    }
+}
+
+/* Math:        out = lr / (1 - b1^t), 1 / sqrt(1 - b2^t), in double
+   Shapes:      out [2] float
+   Launch:      one block of 2 threads: a power in double is too dear for every thread of the update
+   Requires:    mtt_k_grad_norm before it
+   Traffic:     -
+   Determinism: elementwise
+   Reference:   mtt__adamw */
+static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
+{
+    double left = 1.0 - pow((double)(threadIdx.x ? control->beta2 : control->beta1), (double)counters->updates);
+    out[threadIdx.x] = (float)(threadIdx.x ? 1.0 / sqrt(left) : (double)control->lr / left);
+}
+
+/* Math:        m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w)
+   Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
+   Launch:      256 threads a block of 8,192 elements, 4 at a time, so that a warp's stores fill whole lines
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     28 bytes a parameter, 30 with a 16-bit weight
+   Determinism: elementwise
+   Reference:   mtt__adamw */
+static __global__ void __launch_bounds__(256) mtt_k_adamw(const __grid_constant__ mtt__updates all, const mtt_control *control,
+                                                          const mtt_counters *counters, const float *corrections)
+{
+    if (counters->skipped) return;
+    const mtt__update &u = mtt__find_update(all);
+    float step = corrections[0], correction = corrections[1], b1 = control->beta1, b2 = control->beta2, eps = control->eps;
+    float keep = u.decays ? 1.0f - control->lr * control->weight_decay : 1.0f, scale = counters->gradient_scale;
+    int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK + threadIdx.x * 4;
+    for (int64_t at = begin; at < u.count && at < begin + MTT__UPDATE_BLOCK; at += 1024) {
+        float g[4], m[4], v[4], w[4];
+        mtt__read<4>(u.gradient + at, g);
+        mtt__read<4>(u.m + at, m);
+        mtt__read<4>(u.v + at, v);
+        mtt__read<4>(u.master + at, w);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float d = g[k] * scale;
+            m[k] = b1 * m[k] + (1.0f - b1) * d;
+            v[k] = b2 * v[k] + (1.0f - b2) * d * d;
+            w[k] = keep * w[k] - step * m[k] / (sqrtf(v[k]) * correction + eps);
+        }
+        mtt__store<4>(u.m + at, m);
+        mtt__store<4>(u.v + at, v);
+        mtt__store<4>(u.master + at, w);
+        if (u.dtype == MTT_BF16_BITS) mtt__store<4>((__nv_bfloat16 *)u.weight + at, w);
+        else if (u.dtype == MTT_F16_BITS) mtt__store<4>((__half *)u.weight + at, w);
+    }
+}
+
+/* Lists parameters from `first` on, as many as a launch takes, and counts its blocks; out = weight, m, v, master of each. */
+static int mtt__list_updates(mtt_tensor *const *gradients, mtt_tensor *const *out, int first, int count, mtt__updates *all,
+                             unsigned *blocks)
+{
+    memset(all, 0, sizeof(*all));
+    *blocks = 0;
+    for (; all->count < MTT__UPDATES && first < count; first++) {
+        mtt__update *u = &all->at[all->count++];
+        u->gradient = mtt__at<float>(gradients[first]);
+        u->count = mtt__elements(gradients[first]);
+        u->decays = gradients[first]->rank > 1;
+        u->first_block = (int32_t)*blocks;
+        *blocks += mtt__blocks(u->count, MTT__UPDATE_BLOCK);
+        if (!out) continue;
+        u->m = mtt__at<float>(out[4 * first + 1]);
+        u->v = mtt__at<float>(out[4 * first + 2]);
+        u->master = mtt__at<float>(out[4 * first + 3] ? out[4 * first + 3] : out[4 * first]);
+        u->weight = out[4 * first + 3] ? out[4 * first]->data : NULL;
+        u->dtype = (int16_t)out[4 * first]->dtype;
+    }
+    return first;
+}
+
+static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
+{
+    int count = op->inputs - 1, first = 0;
+    size_t done = 0;
+    mtt_status status = MTT_OK;
+    mtt__updates all;
+    while (first < count && status == MTT_OK) {
+        unsigned blocks;
+        void *scratch;
+        first = mtt__list_updates(op->in + 1, NULL, first, count, &all, &blocks);
+        status = mtt__scratch(c, op, (done + blocks) * sizeof(double), &scratch);
+        if (status == MTT_OK)
+            status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, blocks, 256, all, (double *)scratch + done);
+        done += blocks;
+    }
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)op->workspace->data, (int64_t)done,
+                       mtt__at<mtt_control>(op->in[0]), mtt__at<mtt_counters>(op->out[0]));
+}
+
+static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    int count = op->inputs - 2, first = 0;
+    const mtt_control *control = mtt__at<mtt_control>(op->in[0]);
+    const mtt_counters *counters = mtt__at<mtt_counters>(op->in[1]);
+    mtt__updates all;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, 2 * sizeof(float), &scratch);
+    if (status == MTT_OK) status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, control, counters, (float *)scratch);
+    while (first < count && status == MTT_OK) {
+        unsigned blocks;
+        first = mtt__list_updates(op->in + 2, op->out, first, count, &all, &blocks);
+        status = mtt__launch(c, "adamw", mtt_k_adamw, blocks, 256, all, control, counters, (const float *)scratch);
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>backend
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define MTT__CUDA_FUNCTION(kind, name, flops, traffic) mtt__cuda_##name,
+static mtt_status (*const mtt__cuda_functions[])(mtt__cuda *c, const mtt_op *op) = {MTT_OPS(MTT__CUDA_FUNCTION)};
+
+static void *mtt__host_alloc(mtt_env *env, size_t bytes)
+{
+    void *block = env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
+    if (block) memset(block, 0, bytes);
+    return block;
+}
+
+static void mtt__host_free(mtt_env *env, void *block)
+{
+    if (block && env && env->alloc) env->free(env->user, block);
+    else free(block);
+}
+
+static void mtt__cuda_close(void *context)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_env *env = c->env;
+    cudaSetDevice(c->device);
+    if (c->stream) cudaStreamSynchronize(c->stream);
+    for (int i = 0; i < c->graph_count; i++)
+        if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
+    for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
+    mtt__host_free(env, c->plans);
+    if (c->blas) cublasLtDestroy(c->blas);
+    if (c->pinned) cudaFreeHost(c->pinned);
+    if (c->stream) cudaStreamDestroy(c->stream);
+    mtt__host_free(env, c);
+}
+
+static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
+{
+    mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
+    mtt_status status = MTT_OK;
+    *context = NULL;
+    if (!c) return mtt__fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", sizeof(*c));
+    c->env = env;
+    c->device = backend->index;
+    c->precision = policy->precision;
+    c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
+    if (!c->plans) status = mtt__fail(env, MTT_E_MEMORY, "out of host memory: no room for the plans of matrix products");
+    if (status == MTT_OK) status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device), "its size");
+    if (status == MTT_OK) status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
+    if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
+    if (status == MTT_OK && cublasLtCreate(&c->blas) != CUBLAS_STATUS_SUCCESS) {
+        c->blas = NULL;
+        status = mtt__fail(env, MTT_E_DEVICE, "cuBLASLt could not be started on CUDA device %d: is its memory full?", c->device);
+    }
+    if (status == MTT_OK) *context = c;
+    else mtt__cuda_close(c);
+    return status;
+}
+
+static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    size_t free_bytes = 0, all_bytes = 0;
+    cudaError_t error = cudaSetDevice(c->device);
+    *block = NULL;
+    if (error == cudaSuccess) error = cudaMalloc(block, bytes);
+    if (error == cudaSuccess) return MTT_OK;
+    *block = NULL;
+    cudaGetLastError(); /* a failed allocation is no fault of the operations to come */
+    if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking memory");
+    cudaMemGetInfo(&free_bytes, &all_bytes);
+    return mtt__fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed: lower batch, or recompute "
+                     "more, or use the chunked loss", c->device, free_bytes, all_bytes, bytes);
+}
+
+static void mtt__cuda_release(void *context, void *block)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    if (cudaSetDevice(c->device) == cudaSuccess && block) cudaFree(block);
+}
+
+/* Waits for all that was run; the staging buffer is empty then. */
+static mtt_status mtt__wait(mtt__cuda *c)
+{
+    c->pinned_used = 0;
+    return mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
+}
+
+static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, size_t bytes)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    for (size_t at = 0; at < bytes && status == MTT_OK;) {
+        size_t n = bytes - at < MTT__PINNED ? bytes - at : MTT__PINNED;
+        if (c->pinned_used + n > MTT__PINNED) status = mtt__wait(c);
+        if (status != MTT_OK) break;
+        memcpy(c->pinned + c->pinned_used, (const char *)from + at, n);
+        status = mtt__checked(c, cudaMemcpyAsync((char *)to + at, c->pinned + c->pinned_used, n, cudaMemcpyHostToDevice, c->stream),
+                              "an upload");
+        c->pinned_used += (n + 63) / 64 * 64;
+        at += n;
+    }
+    return status;
+}
+
+static mtt_status mtt__cuda_download(void *context, void *to, const void *from, size_t bytes)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    if (status == MTT_OK) status = mtt__wait(c);
+    for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__PINNED) {
+        size_t n = bytes - at < MTT__PINNED ? bytes - at : MTT__PINNED;
+        status = mtt__checked(c, cudaMemcpyAsync(c->pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, c->stream),
+                              "a download");
+        if (status == MTT_OK) status = mtt__wait(c);
+        if (status == MTT_OK) memcpy((char *)to + at, c->pinned, n);
+    }
+    return status;
+}
+
+static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
+{
+    mtt_status status = MTT_OK;
+    for (int i = 0; i < count && status == MTT_OK; i++) status = mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+    return status;
+}
+
+/* The place of a list of operations among the graphs; NULL where all are taken or the list is short. Lists and the places of
+   their tensors stay as they are while the backend is open; what changes is in device memory, but for `accumulate`. */
+static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
+{
+    mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
+    while (g < end && (g->ops != ops || g->count != count || g->accumulate != c->accumulate)) g++;
+    if (g < end) return g;
+    if (count < MTT__GRAPH_OPS || c->graph_count == MTT__GRAPHS) return NULL;
+    c->graph_count++;
+    g->ops = ops;
+    g->count = count;
+    g->accumulate = c->accumulate;
+    return g;
+}
+
+/* Records the operations into a graph instead of running them. Where that fails, they go on being launched one by one. */
+static void mtt__capture(mtt__cuda *c, mtt__graph *g)
+{
+    cudaGraph_t graph = NULL;
+    cudaError_t error = cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal);
+    if (error == cudaSuccess) {
+        mtt_status status = mtt__run_each(c, g->ops, g->count);
+        error = cudaStreamEndCapture(c->stream, &graph);
+        if (error == cudaSuccess && status == MTT_OK) error = cudaGraphInstantiate(&g->exec, graph, 0);
+    }
+    if (error != cudaSuccess) {
+        g->exec = NULL;
+        cudaGetLastError(); /* what is wrong with the operations themselves, their own launches will say */
+    }
+    if (graph) cudaGraphDestroy(graph);
+}
+
+static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count, int accumulate)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    mtt__graph *g;
+    if (status != MTT_OK) return status;
+    c->accumulate = accumulate;
+    g = mtt__find_graph(c, ops, count);
+    if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
+    if (!g || !g->exec) return mtt__run_each(c, ops, count);
+    return mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
+}
+
+/* Fills in the backend of a CUDA device, counted from 0; refuses one that is absent or older than compute capability 8.0. */
+extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
+{
+    int count = 0, major = 0, minor = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    memset(backend, 0, sizeof(*backend));
+    if (error != cudaSuccess || device < 0 || device >= count) {
+        cudaGetLastError(); /* a machine without a GPU is an answer, not a fault */
+        return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d is not there, %d are (%s): use the CPU backend", device, count,
+                         cudaGetErrorString(error));
+    }
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error != cudaSuccess || major < 8)
+        return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d has compute capability %d.%d (%s), 8.0 is needed: use the CPU backend",
+                         device, major, minor, cudaGetErrorString(error));
+    backend->name = "cuda";
+    backend->device = MTT_DEVICE_CUDA;
+    backend->index = device;
+    backend->open = mtt__cuda_open;
+    backend->close = mtt__cuda_close;
+    backend->alloc = mtt__cuda_alloc;
+    backend->release = mtt__cuda_release;
+    backend->upload = mtt__cuda_upload;
+    backend->download = mtt__cuda_download;
+    backend->run = mtt__cuda_run;
+    return MTT_OK;
+}
