@@ -13,6 +13,11 @@ ifneq ($(BLAS_DIR),)
 BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 
+# With a GPU and nvcc the same tests run there too.
+ifneq ($(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null)),)
+CUDA := test_cuda
+endif
+
 TESTS := test_tokenizer test_files test_plan test_model
 
 .PHONY: train test test-programs demo deps clean
@@ -34,11 +39,18 @@ $(B)/test_model_blas: tests/test_model.c tests/test.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
 
+$(B)/mtt_kernels.o: mtt_kernels.cu mtt.h
+	@mkdir -p $(B)
+	nvcc -O3 -arch=native -c $< -o $@
+
+$(B)/test_cuda: tests/test_cuda.c tests/test.h mtt.h $(B)/mtt_kernels.o
+	nvcc -O3 -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
+
 test: deps
 	@$(MAKE) --no-print-directory test-programs
 
-test-programs: $(B)/train $(TESTS:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
-	@tests/run.sh $(B) $(TESTS) $(if $(BLAS),test_model_blas)
+test-programs: $(B)/train $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
+	@tests/run.sh $(B) $(TESTS) $(CUDA) $(if $(BLAS),test_model_blas)
 
 demo: deps
 	@CC="$(CC)" tools/demo.sh "$(TEXT)"

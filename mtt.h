@@ -93,6 +93,7 @@
       MTT_STATIC            everywhere  all functions static: two files may hold an implementation each
       MTTDEF                everywhere  what stands before each function, default extern
       MTT_CBLAS             here        FP32 products through cblas.h; take a BLAS whose threads are OpenMP's
+      MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers; never faster
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
@@ -417,8 +418,13 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
 /* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. */
 typedef struct mtt_backend mtt_backend;
 MTTDEF const mtt_backend *mtt_cpu_backend(void);
-/* Fills in the backend of a CUDA device, counted from 0: in mtt_kernels.cu, never static. MTT_E_DEVICE says why not. */
+/* Fills in the backend of a CUDA device, counted from 0; MTT_E_DEVICE says why there is none, as in a build without
+   MTT_CUDA. With it, the function is mtt_kernels.cu's. */
+#ifdef MTT_CUDA
 mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
+#else
+MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
+#endif
 
 typedef struct mtt_trainer mtt_trainer;
 
@@ -3854,6 +3860,15 @@ MTTDEF const mtt_backend *mtt_cpu_backend(void)
 {
     return &mtt__cpu_table;
 }
+
+#ifndef MTT_CUDA
+MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
+{
+    memset(backend, 0, sizeof(*backend));
+    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d is out of reach: this build has no CUDA, compile it with -DMTT_CUDA and "
+                     "mtt_kernels.cu", device);
+}
+#endif
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>trainer

@@ -11,12 +11,16 @@
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
 
    Contents: >>toolbox >>backend state >>matmul >>embedding >>norm >>elementwise >>attention >>loss >>optimizer >>backend */
+#ifndef MTT_CUDA
+#define MTT_CUDA
+#endif
 #include "mtt.h"
 
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <math_constants.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -1454,31 +1458,1296 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
     MTT__BY_TYPE(op->out[0], mtt__softmax_backward<T>(c, op))
 }
 
-#if defined(__has_include) && !defined(MTT_NO_FLASH)
-#if __has_include("build/flash.cuh")
-#include "build/flash.cuh"
-#define MTT__FLASH 1
-#endif
-#endif
+/* ------------------------------------------------------------------------------------------------------------------
+   >>flash   FlashAttention (Dao et al. 2022; Dao 2023), causal, with windows and dropout
+   ------------------------------------------------------------------------------------------------------------------
+   For each head, with Q, K, V, O of T rows and head width D:
+       S = scale Q K^T,  P = softmax(S) over keys max(0, i - W + 1) .. i,  O = (P o Z) V,  lse_i = log sum_j e^S_ij,
+       Z = dropout's mask, 0 or 1 / (1 - p).
+   Backward, from dO and delta_i = sum_d dO_id O_id:
+       dV = (P o Z)^T dO,  dP = Z o (dO V^T),  dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
+
+   Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores; _gmem is device memory, _smem shared memory (a
+   32-bit address), _rmem registers. An m16n8k16 product of tensor cores takes A (16 x 16, rows by k), B (16 x 8, k by
+   columns) and adds to C (16 x 8): lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next, as c[0..1], c[2..3].
+
+   Numerics: operands of products are 16 bits, all sums and the softmax FP32. Exponentials are powers of two: the scale
+   carries log2(e). Any T >= 1, any window; D a multiple of 8 up to 256, padded with zeros inside. FP32 tensors take
+   kernels of plain FP32 arithmetic. Deterministic, bit for bit, on one device: no float atomics, every sum has one order. */
+
+/* What the kernels of one operation share. */
+typedef struct mtt__flash {
+    const void *qkv, *d_attended, *attended_in;
+    const float *lse_in;
+    void *attended, *d_qkv;
+    float *lse;
+    const mtt_control *control;
+    float2 *stats;        /* backward: {lse log2(e), delta} of each query, head by head from first_head on */
+    float4 *dq_partial;   /* backward: a ring of `slots` heads of dQ sums, in the order of the accumulators */
+    int *turns, *ticket;  /* backward: contributions so far to each tile of dQ in the ring; key tiles given out */
+    int64_t seq_len, width; /* T; C = heads * D */
+    int heads, head_dim, window, head_count, first_head, group, slots;
+    float scale, scale_log2, keep_scale;
+    uint32_t threshold;   /* of 65536; below it an element is dropped */
+    uint64_t site_stream; /* the stream's part that is known at launch */
+} mtt__flash;
+
+/* ---- one instruction each ---- */
+
+static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* 16 bytes to shared memory, or zeros. */
+static __device__ __forceinline__ void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem, bool valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void mtt__copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+static __device__ __forceinline__ void mtt__copy_wait(void)
+{
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+static __device__ __forceinline__ void mtt__load_matrices(uint32_t r[4], uint32_t from_smem)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__load_transposed(uint32_t r[4], uint32_t from_smem)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__store_smem(uint32_t to_smem, uint32_t value)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_smem), "r"(value) : "memory");
+}
+
+static __device__ __forceinline__ float mtt__exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                                                __nv_bfloat16)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __half)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ uint32_t mtt__pack(float x, float y, __nv_bfloat16)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&pair;
+}
+
+static __device__ __forceinline__ uint32_t mtt__pack(float x, float y, __half)
+{
+    __half2 pair = __floats2half2_rn(x, y);
+    return *(const uint32_t *)&pair;
+}
+
+static __device__ __forceinline__ float2 mtt__unpack(uint32_t bits, __nv_bfloat16)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
+}
+
+static __device__ __forceinline__ float2 mtt__unpack(uint32_t bits, __half)
+{
+    return __half22float2(*(const __half2 *)&bits);
+}
+
+/* 8 neighbouring elements as FP32. */
+template <typename E> static __device__ __forceinline__ void mtt__load_octet(float x[8], const E *from_gmem)
+{
+    const uint4 bits = *(const uint4 *)from_gmem;
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+    #pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float2 pair = mtt__unpack(words[k], E());
+        x[2 * k] = pair.x, x[2 * k + 1] = pair.y;
+    }
+}
+
+static __device__ __forceinline__ void mtt__load_octet(float x[8], const float *from_gmem)
+{
+    #pragma unroll
+    for (int k = 0; k < 8; k++) x[k] = from_gmem[k];
+}
+
+/* ---- tiles in shared memory ---- */
+
+/* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes, chunk c kept at c ^ turn(row): that spreads the same chunk
+   of 8 rows over all 32 banks, which is what one matrix of an ldmatrix reads. Rows 8 apart have the same turn. */
+template <int WIDTH> static __device__ __forceinline__ int mtt__turn_of(int row)
+{
+    return WIDTH % 64 == 0 ? row & 7 : WIDTH % 32 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
+}
+
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__chunk(int row, int chunk)
+{
+    return (uint32_t)(row * WIDTH * 2 + ((chunk ^ mtt__turn_of<WIDTH>(row)) << 4));
+}
+
+/* From the place of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that one register
+   serves all columns. Tiles start at multiples of 128 bytes. */
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__further(uint32_t smem, int chunk)
+{
+    constexpr int TURNS = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
+    return (smem ^ (uint32_t)((chunk & TURNS) << 4)) + (uint32_t)((chunk & ~TURNS) << 4);
+}
+
+/* A value in a register, which the compiler would otherwise work out from the thread's index again at each use: that cost
+   the backward kernel more instructions than its products. */
+static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* Where this lane points ldmatrix for the first 16 x 16 elements of a tile; 8 rows further is 16 WIDTH bytes further, columns
+   go by mtt__further. `Straight` suits A from rows of A and B from rows of k; `crossed` suits A from rows of k (transposed)
+   and B from rows of B's columns: then r[0..1] and r[2..3] are two B's. */
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__straight(void)
+{
+    const int lane = threadIdx.x & 31;
+    return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
+}
+
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__crossed(void)
+{
+    const int lane = threadIdx.x & 31;
+    return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
+}
+
+/* Columns n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is taken once. */
+template <int WIDTH, int SPAN> static __device__ __forceinline__ uint32_t mtt__column(uint32_t smem, int part, int n)
+{
+    if (SPAN & (SPAN - 1)) return mtt__further<WIDTH>(smem, part * SPAN + n);
+    return mtt__further<WIDTH>(mtt__further<WIDTH>(smem, part * SPAN), n);
+}
+
+/* C += A B over 16 of k: load_a(a, k, m) brings 16 x 16 of A, load_b(b, k, n) B for columns n and n + 1. */
+template <typename E, int M, int N, typename LoadA, typename LoadB>
+static __device__ __forceinline__ void mtt__product_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
+{
+    uint32_t a[M][4], b[4];
+    #pragma unroll
+    for (int m = 0; m < M; m++) load_a(a[m], k, m);
+    #pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        load_b(b, k, n);
+        #pragma unroll
+        for (int m = 0; m < M; m++) {
+            mtt__mma(c[m][n], a[m], b[0], b[1], E());
+            mtt__mma(c[m][n + 1], a[m], b[2], b[3], E());
+        }
+    }
+}
+
+template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
+static __device__ __forceinline__ void mtt__product(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
+{
+    #pragma unroll
+    for (int k = 0; k < STEPS; k++) mtt__product_step<E>(c, load_a, load_b, k);
+}
+
+/* Only steps begin to end: a loop of its own, since a test in each step would keep the loads of the next behind it. */
+template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
+static __device__ __forceinline__ void mtt__product_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int begin,
+                                                         int end)
+{
+    if (begin == 0 && end >= STEPS) {
+        mtt__product<E, STEPS>(c, load_a, load_b);
+        return;
+    }
+    #pragma unroll 1
+    for (int k = begin; k < end && k < STEPS; k++) mtt__product_step<E>(c, load_a, load_b, k);
+}
+
+/* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and head_dim. A thread
+   copies the chunk of its lane in every STEP-th row; mtt__copy_place is where it starts. */
+template <int WIDTH> static constexpr int mtt__copy_lanes = WIDTH == 96 ? 16 : WIDTH / 8;
+
+template <int WIDTH, int THREADS> static __device__ __forceinline__ int64_t mtt__copy_place(int64_t stride)
+{
+    return threadIdx.x / mtt__copy_lanes<WIDTH> * stride + threadIdx.x % mtt__copy_lanes<WIDTH> * 8;
+}
+
+template <int ROWS, int WIDTH, int THREADS, typename E>
+static __device__ __forceinline__ void mtt__copy_rows(uint32_t tile_smem, const E *place_gmem, int64_t stride,
+                                                      int rows_left, int head_dim)
+{
+    constexpr int LANES = mtt__copy_lanes<WIDTH>, STEP = THREADS / LANES;
+    static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
+    const int row = threadIdx.x / LANES, chunk = threadIdx.x % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
+    if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
+    #pragma unroll
+    for (int k = 0; k < ROWS; k += STEP, place_gmem += STEP * stride)
+        mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), place_gmem, k < left);
+}
+
+template <int ROWS, int WIDTH, int THREADS, typename E>
+static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int64_t stride,
+                                                      int rows_left, int head_dim)
+{
+    mtt__copy_rows<ROWS, WIDTH, THREADS>(tile_smem, from_gmem + mtt__copy_place<WIDTH, THREADS>(stride), stride,
+                                         rows_left, head_dim);
+}
+
+/* 4 x 4 words across the 4 lanes of a quad, transposed: lane q ends with word q of each lane. */
+static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4])
+{
+    int lane = threadIdx.x & 31;
+    bool odd = lane & 1, high = lane & 2;
+    #pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+        uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[k] : v[k + 1], 1);
+        if (odd) v[k] = got;
+        else v[k + 1] = got;
+    }
+    #pragma unroll
+    for (int k = 0; k < 2; k++) {
+        uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[k] : v[k + 2], 2);
+        if (high) v[k] = got;
+        else v[k + 2] = got;
+    }
+}
+
+/* One row of accumulators (of COLUMNS / 8 products side by side; `half` 0 = row l/4, 1 = row l/4 + 8) times `factor`, to
+   16-bit memory: 16 bytes a lane where 32 columns fill a quad. Every lane of the warp must call it. */
+template <typename E, int COLUMNS>
+static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor,
+                                                      bool valid, int columns_left)
+{
+    int quad = threadIdx.x & 3;
+    #pragma unroll
+    for (int n = 0; n < COLUMNS / 8; n += 4) {
+        if (n + 4 <= COLUMNS / 8) {
+            uint32_t v[4];
+            #pragma unroll
+            for (int k = 0; k < 4; k++)
+                v[k] = mtt__pack(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
+            mtt__transpose_quad(v);
+            if (valid && (n + quad) * 8 < columns_left)
+                *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+        } else {
+            #pragma unroll
+            for (int k = 0; n + k < COLUMNS / 8; k++)
+                if (valid && (n + k) * 8 < columns_left)
+                    *(uint32_t *)(row_gmem + (n + k) * 8 + quad * 2) =
+                        mtt__pack(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
+        }
+    }
+}
+
+/* ---- dropout ---- */
+
+/* mtt__philox of the host, cut down to what a mask needs: bit k says that element 8 index + k is kept. */
+static __device__ __forceinline__ uint32_t mtt__keep_draw(uint64_t seed, uint64_t stream, uint64_t index,
+                                                          uint32_t threshold)
+{
+    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    #pragma unroll
+    for (int round = 0; round < 10; round++) {
+        uint32_t p_low = 0xd2511f53u * c0, p_high = __umulhi(0xd2511f53u, c0);
+        uint32_t q_low = 0xcd9e8d57u * c2, q_high = __umulhi(0xcd9e8d57u, c2);
+        c0 = q_high ^ c1 ^ k0;
+        c1 = q_low;
+        c2 = p_high ^ c3 ^ k1;
+        c3 = p_low;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    uint32_t words[4] = {c0, c1, c2, c3}, bits = 0;
+    #pragma unroll
+    for (int k = 0; k < 4; k++)
+        bits |=
+            ((words[k] & 0xffffu) >= threshold ? 1u << 2 * k : 0u) | (words[k] >> 16 >= threshold ? 2u << 2 * k : 0u);
+    return bits;
+}
+
+/* The same for 8 elements from any `element` on: two draws where they straddle. */
+static __device__ __forceinline__ uint32_t mtt__keep_octet(uint64_t seed, uint64_t stream, uint64_t element,
+                                                           uint32_t threshold)
+{
+    uint32_t bits = mtt__keep_draw(seed, stream, element >> 3, threshold), shift = (uint32_t)element & 7u;
+    if (shift) bits |= mtt__keep_draw(seed, stream, (element >> 3) + 1, threshold) << 8;
+    return bits >> shift & 0xffu;
+}
+
+static __device__ __forceinline__ uint64_t mtt__flash_stream(const mtt__flash &f)
+{
+    return f.site_stream | (f.control->micro_batch & 0xffffffffffu);
+}
+
+/* First element of head `head` in a [T, 3C] (parts 3) or [T, C] (parts 1) matrix of its sequence. */
+static __device__ __forceinline__ int64_t mtt__head_offset(const mtt__flash &f, int head, int parts)
+{
+    return (int64_t)(head / f.heads) * f.seq_len * f.width * parts + (int64_t)(head % f.heads) * f.head_dim;
+}
+
+/* ---- forward ---- */
+
+/* Math         O = softmax(scale Q K^T) V tile by tile, with a running row_max m and row_sum l (online softmax); lse.
+   Shapes       qkv [B T, 3 C] and attended [B T, C] of 16-bit E, lse [B heads, T] FP32; D >= head_dim.
+   Launch       one block of BLOCK_Q / (16 ROW_TILES) warps a tile of queries and head, longest tiles first within a group
+                of heads whose K and V stay in L2; shared memory: Q, and two stages of K and V.
+   Requires     head_dim % 8 == 0, 16-byte aligned tensors.
+   Traffic      reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a pair.
+   Determinism  one block makes a row, in one order.
+   Reference    mtt__flash_tile; FlashAttention-2, algorithm 1. m grows only when a score passes it by 2^8: P then stays
+                below 256 and O is rescaled seldom (FlashAttention-4's rule); the final division uses the same m, so the
+                result is exact.
+   A warp owns 16 ROW_TILES rows, so softmax needs no other warp. */
+template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS,
+          bool DROPOUT>
+static __global__ void __launch_bounds__(BLOCK_Q / ROW_TILES * 2, MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
+{
+    constexpr int THREADS = BLOCK_Q / ROW_TILES * 2, ROWS = 16 * ROW_TILES, KEY_TILES = BLOCK_KV / 8,
+                  STAGE = BLOCK_KV * D * 2;
+    constexpr float SLACK = 8.0f;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + BLOCK_Q * D * 2;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
+    const int tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
+    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
+    const int group = min(f.group, f.head_count - first_head), head = first_head + in_group % group;
+    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, row0 = q0 + warp * ROWS;
+    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    const int64_t stride = 3 * f.width;
+    const E *q_gmem = (const E *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
+            *v_gmem = k_gmem + f.width;
+    uint64_t seed = 0, stream = 0;
+    if (DROPOUT) seed = f.control->seed, stream = mtt__flash_stream(f);
+
+    const uint32_t q_lane = q_smem + mtt__straight<D>() + warp * ROWS * D * 2;
+    const uint32_t k_lane = mtt__pinned(kv_smem + mtt__crossed<D>()),
+                   v_lane = mtt__pinned(kv_smem + STAGE + mtt__straight<D>());
+    float o_rmem[ROW_TILES][D / 8][4] = {}, row_max[ROW_TILES][2], row_sum[ROW_TILES][2] = {};
+    uint32_t q_rmem[D / 16][ROW_TILES][4];
+    #pragma unroll
+    for (int m = 0; m < ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
+
+    mtt__copy_tile<BLOCK_Q, D, THREADS>(q_smem, q_gmem + q0 * stride, stride, T - (int)q0, f.head_dim);
+    mtt__copy_tile<BLOCK_KV, D, THREADS>(kv_smem, k_gmem + last_key * stride, stride, T - last_key, f.head_dim);
+    mtt__copy_tile<BLOCK_KV, D, THREADS>(kv_smem + STAGE, v_gmem + last_key * stride, stride, T - last_key, f.head_dim);
+    mtt__copy_commit();
+
+    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
+        const uint32_t at = stage * 2 * STAGE;
+        mtt__copy_wait();
+        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
+        if (k0 > first_key) {
+            const uint32_t next_smem = kv_smem + (stage ^ 1) * 2 * STAGE;
+            const int64_t next = k0 - BLOCK_KV;
+            mtt__copy_tile<BLOCK_KV, D, THREADS>(next_smem, k_gmem + next * stride, stride, T - (int)next, f.head_dim);
+            mtt__copy_tile<BLOCK_KV, D, THREADS>(next_smem + STAGE, v_gmem + next * stride, stride, T - (int)next,
+                                                 f.head_dim);
+            mtt__copy_commit();
+        }
+        if (Q_IN_REGISTERS && k0 == last_key) {
+            #pragma unroll
+            for (int k = 0; k < D / 16; k++)
+                #pragma unroll
+                for (int m = 0; m < ROW_TILES; m++)
+                    mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
+        }
+        if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
+            continue; /* nothing seen here */
+
+        float s_rmem[ROW_TILES][KEY_TILES][4] = {};
+        mtt__product<E, D / 16>(
+            s_rmem,
+            [&](uint32_t *a, int k, int m) {
+                if (!Q_IN_REGISTERS)
+                    mtt__load_matrices(a, mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
+                else
+                    for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
+            },
+            [&](uint32_t *b, int k, int n) {
+                mtt__load_matrices(b, mtt__further<D>(k_lane + at, k * 2) + n * 8 * D * 2);
+            });
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window)) {
+            #pragma unroll
+            for (int m = 0; m < ROW_TILES; m++)
+                #pragma unroll
+                for (int n = 0; n < KEY_TILES; n++)
+                    #pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        int query = row0 + m * 16 + (e >> 1) * 8 + lane / 4,
+                            key = k0 + n * 8 + (lane & 3) * 2 + (e & 1);
+                        if (key > query || (f.window && key <= query - f.window)) s_rmem[m][n][e] = -CUDART_INF_F;
+                    }
+        }
+        float most[ROW_TILES][2];
+        bool grows = false;
+        #pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                most[m][h] = -CUDART_INF_F;
+                #pragma unroll
+                for (int n = 0; n < KEY_TILES; n++)
+                    most[m][h] = fmaxf(most[m][h], fmaxf(s_rmem[m][n][2 * h], s_rmem[m][n][2 * h + 1]));
+                grows |= (most[m][h] - row_max[m][h]) * f.scale_log2 > SLACK;
+            }
+        if (__any_sync(0xffffffffu, grows)) {
+            #pragma unroll
+            for (int m = 0; m < ROW_TILES; m++)
+                #pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float most_now = most[m][h], rescale;
+                    most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
+                    most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
+                    most_now = fmaxf(most_now, row_max[m][h]);
+                    /* a row without a key so far keeps -inf, and its P and O stay 0 */
+                    rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * f.scale_log2);
+                    row_max[m][h] = most_now;
+                    row_sum[m][h] *= rescale;
+                    #pragma unroll
+                    for (int n = 0; n < D / 8; n++) o_rmem[m][n][2 * h] *= rescale, o_rmem[m][n][2 * h + 1] *= rescale;
+                }
+        }
+        #pragma unroll
+        for (int m = 0; m < ROW_TILES; m++)
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * f.scale_log2;
+                #pragma unroll
+                for (int n = 0; n < KEY_TILES; n++)
+                    #pragma unroll
+                    for (int e = 2 * h; e < 2 * h + 2; e++) {
+                        s_rmem[m][n][e] = mtt__exp2(fmaf(s_rmem[m][n][e], f.scale_log2, -base));
+                        row_sum[m][h] += s_rmem[m][n][e];
+                    }
+            }
+        if (DROPOUT) {
+            /* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
+            uint32_t fates[KEY_TILES / 4];
+            #pragma unroll
+            for (int n = 0; n < KEY_TILES / 4; n++) {
+                fates[n] = 0;
+                #pragma unroll
+                for (int r = 0; r < 2 * ROW_TILES; r++) {
+                    uint64_t row = (uint64_t)head * (uint64_t)T + (uint64_t)(row0 + r * 8 + lane / 4);
+                    uint64_t element = row * (uint64_t)T + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
+                    fates[n] |= mtt__keep_octet(seed, stream, element, f.threshold) << 8 * r;
+                }
+            }
+            #pragma unroll
+            for (int n = 0; n < KEY_TILES; n++) {
+                uint32_t fate = __shfl_sync(0xffffffffu, fates[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
+                #pragma unroll
+                for (int m = 0; m < ROW_TILES; m++)
+                    #pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        if (!(fate >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) s_rmem[m][n][e] = 0.0f;
+            }
+        }
+        mtt__product<E, BLOCK_KV / 16>(
+            o_rmem,
+            [&](uint32_t *a, int k, int m) {
+                for (int r = 0; r < 4; r++)
+                    a[r] = mtt__pack(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
+            },
+            [&](uint32_t *b, int k, int n) {
+                mtt__load_transposed(b, mtt__further<D>(v_lane + at, n) + k * 16 * D * 2);
+            });
+    }
+    E *o_gmem = (E *)f.attended + mtt__head_offset(f, head, 1);
+    #pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int row = row0 + m * 16 + h * 8 + lane / 4;
+            float sum = row_sum[m][h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            mtt__store_row<E, D>(o_gmem + (int64_t)row * f.width, o_rmem[m], h, f.keep_scale / sum, row < T,
+                                 f.head_dim);
+            if ((lane & 3) == 0 && row < T) f.lse[(int64_t)head * T + row] = row_max[m][h] * f.scale + logf(sum);
+        }
+}
+
+/* ---- backward ---- */
+
+/* Math         stats_i = {lse_i log2(e), delta_i = sum_d dO_id O_id}
+   Shapes       d_attended, attended [B T, C] of E; lse FP32; stats [head_count, T].
+   Launch       LANES lanes a row and head, neighbouring rows of a head side by side; LANES * 8 >= head_dim.
+   Requires     head_dim % 8 == 0, 16-byte aligned tensors.
+   Traffic      reads dO, O and lse once, writes 8 bytes a row and head.
+   Determinism  a fixed tree of sums.
+   Reference    the first loop of mtt__load_queries. O as it was stored, so that delta is that of the rounded O. */
+template <typename E, int LANES> static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f)
+{
+    const int64_t index = ((int64_t)blockIdx.x * 256 + threadIdx.x) / LANES, count = (int64_t)f.head_count * f.seq_len;
+    const int chunk = threadIdx.x % LANES;
+    float sum = 0;
+    if (index < count && chunk * 8 < f.head_dim) {
+        const int64_t row = index % f.seq_len,
+                      at = mtt__head_offset(f, f.first_head + (int)(index / f.seq_len), 1) + row * f.width;
+        float x[8], y[8];
+        mtt__load_octet(x, (const E *)f.d_attended + at + chunk * 8);
+        mtt__load_octet(y, (const E *)f.attended_in + at + chunk * 8);
+        #pragma unroll
+        for (int k = 0; k < 8; k++) sum += x[k] * y[k];
+    }
+    #pragma unroll
+    for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (index < count && chunk == 0)
+        f.stats[index] = make_float2(f.lse_in[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
+}
+
+/* Turns: the blocks that add to one tile of dQ do so one after another, in an order fixed by the tile alone. */
+static __device__ __forceinline__ int mtt__turn_peek(const int *turn)
+{
+    int now;
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+    return now;
+}
+
+static __device__ __forceinline__ void mtt__turn_pass(int *turn, int next)
+{
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
+}
+
+/* This thread's share of a tile of dQ: the same thread of the block whose turn it was before wrote it. No fence orders a turn
+   after its sums (one cost 15 % of the kernel): the lowest bit of each sum says instead in which of two alternating
+   turns it was stored. A block sees its turn only after the block before has read what stood there, so an older sum
+   than that of two turns ago cannot be met. */
+template <int COUNT, int THREADS>
+static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
+{
+    #pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        const float4 x = __ldcg(from_gmem + n * THREADS);
+        sums[n][0] = x.x, sums[n][1] = x.y, sums[n][2] = x.z, sums[n][3] = x.w;
+    }
+}
+
+template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t parity)
+{
+    uint32_t wrong = 0;
+    #pragma unroll
+    for (int n = 0; n < COUNT * 4; n++) wrong |= __float_as_uint(sums[n / 4][n % 4]) ^ parity;
+    return !(mtt__pinned(wrong) & 1u); /* pinned: one bit at the end and not a comparison for each sum */
+}
+
+/* The lowest bit gives way to the parity of the turn; not-finite stays not-finite. */
+static __device__ __forceinline__ float mtt__marked(float x, uint32_t parity)
+{
+    return __uint_as_float((__float_as_uint(x) & ~1u) | parity);
+}
+
+/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K in turns.
+   Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
+   Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of a head from the
+                last keys to the first; each walks its queries upwards. Shared memory: K, V, STAGES of Q, dO and stats,
+                dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS = 1).
+   Requires     turns and ticket zero at the start; at least one slot.
+   Traffic      reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q D bytes of dQ a tile pair through
+                L2; 10 D FLOP a pair of query and key.
+   Determinism  dQ of a tile is summed in the order of falling keys whatever the timing. A block waits only for blocks with
+                smaller tickets, which are running or done, so the grid cannot deadlock; started in this order, block
+                j + 1 is ahead of block j by BLOCK_KV rows and waits are rare.
+   Reference    mtt__flash_backward_keys, mtt__flash_backward_queries; FlashAttention-2, algorithm 2.
+   The scores stand transposed, keys by queries: P^T and dS^T are then already A operands of dV and dK. The last
+   contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
+template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
+          int MIN_BLOCKS, bool DROPOUT>
+static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
+{
+    constexpr int THREADS = WARPS * 32, KEYS = 16 * KEY_ROWS, QUERY_WARPS = WARPS / (BLOCK_KV / KEYS);
+    constexpr int QUERIES = BLOCK_Q / QUERY_WARPS, CHUNK = QUERIES < 32 ? QUERIES : 32, COLUMNS = D / QUERY_WARPS;
+    constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
+    constexpr bool P_IN_REGISTERS = QUERY_WARPS == 1;
+    constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
+    constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8,
+                  S_BYTES = BLOCK_KV * BLOCK_Q * 2;
+    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
+    if (threadIdx.x == 0) *(int *)shared = atomicAdd(f.ticket, 1);
+    __syncthreads(); /* the ticket is written before all read it */
+    const int ticket = *(const int *)shared;
+    __syncthreads(); /* all have read it before K lands on it */
+    const int key_tiles = (T + BLOCK_KV - 1) / BLOCK_KV, query_tiles = (T + BLOCK_Q - 1) / BLOCK_Q;
+    const int local = ticket / key_tiles, head = f.first_head + local, key_tile = key_tiles - 1 - ticket % key_tiles;
+    const int slot = local % f.slots, round = local / f.slots, k0 = key_tile * BLOCK_KV;
+    const int first_tile = k0 / BLOCK_Q,
+              last = f.window ? (int)min(f.seq_len, (int64_t)k0 + BLOCK_KV - 1 + f.window) : T;
+    const int last_tile = (last - 1) / BLOCK_Q, key_warp = warp % (BLOCK_KV / KEYS),
+              query_warp = warp / (BLOCK_KV / KEYS);
+    const int dq_row = warp % DQ_ROW_WARPS * 16 * QUERY_ROWS, dq_column = warp / DQ_ROW_WARPS * DQ_COLUMNS;
+    const uint32_t k_smem = mtt__smem(shared), v_smem = k_smem + KV_BYTES, stage_smem = v_smem + KV_BYTES;
+    const uint32_t ds_smem = stage_smem + STAGES * STAGE;
+    const int64_t stride = 3 * f.width;
+    const E *q_gmem = (const E *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
+            *v_gmem = k_gmem + f.width;
+    const E *do_gmem = (const E *)f.d_attended + mtt__head_offset(f, head, 1);
+    E *dq_gmem = (E *)f.d_qkv + mtt__head_offset(f, head, 3), *dk_gmem = dq_gmem + f.width,
+      *dv_gmem = dk_gmem + f.width;
+    uint64_t seed = 0, stream = 0;
+    if (DROPOUT) seed = f.control->seed, stream = mtt__flash_stream(f);
+
+    const E *q_next = q_gmem + (int64_t)first_tile * BLOCK_Q * stride,
+            *do_next = do_gmem + (int64_t)first_tile * BLOCK_Q * f.width;
+    const float2 *stats_next = f.stats + (int64_t)local * T + first_tile * BLOCK_Q;
+    int queries_left = T - first_tile * BLOCK_Q;
+    q_next += mtt__copy_place<D, THREADS>(stride), do_next += mtt__copy_place<D, THREADS>(f.width);
+    auto copy_queries = [&](int stage) {
+        const uint32_t to = stage_smem + stage * STAGE;
+        mtt__copy_rows<BLOCK_Q, D, THREADS>(to, q_next, stride, queries_left, f.head_dim);
+        mtt__copy_rows<BLOCK_Q, D, THREADS>(to + Q_BYTES, do_next, f.width, queries_left, f.head_dim);
+        if (threadIdx.x < BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
+            mtt__copy_async_pair(to + 2 * Q_BYTES + threadIdx.x * 8, stats_next + threadIdx.x,
+                                 (int)threadIdx.x < queries_left);
+        mtt__copy_commit();
+        q_next += BLOCK_Q * stride, do_next += BLOCK_Q * f.width, stats_next += BLOCK_Q, queries_left -= BLOCK_Q;
+    };
+    mtt__copy_tile<BLOCK_KV, D, THREADS>(k_smem, k_gmem + k0 * stride, stride, T - k0, f.head_dim);
+    mtt__copy_tile<BLOCK_KV, D, THREADS>(v_smem, v_gmem + k0 * stride, stride, T - k0, f.head_dim);
+    copy_queries(0);
+
+    const uint32_t straight = mtt__straight<D>(), crossed = mtt__crossed<D>();
+    const uint32_t s_straight = mtt__pinned(ds_smem + mtt__straight<BLOCK_Q>()),
+                   s_crossed = mtt__pinned(ds_smem + mtt__crossed<BLOCK_Q>());
+    const uint32_t s_place = mtt__pinned(ds_smem + mtt__chunk<BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4);
+    float dk_rmem[KEY_ROWS][COLUMNS / 8][4] = {}, dv_rmem[KEY_ROWS][COLUMNS / 8][4] = {};
+    int passed = 0; /* the turn after this block's at the last tile; 0 = it had no need of turns */
+    for (int tile = first_tile, stage = 0; tile <= last_tile; tile++, stage ^= STAGES - 1) {
+        const uint32_t tile_smem = stage_smem + stage * STAGE, stats_smem = tile_smem + 2 * Q_BYTES;
+        /* where the lane reads and writes: A of S^T and dP^T, their B, the B of dV and dK, that of dQ; P^T and dS^T as A of dV
+           and dK, dS^T as A of dQ, and where it is stored */
+        const uint32_t kv_lane = k_smem + straight + key_warp * KEYS * D * 2,
+                       q_lane = tile_smem + crossed + query_warp * QUERIES * D * 2;
+        const uint32_t qt_lane = tile_smem + straight, kt_lane = k_smem + straight,
+                       s_lane = s_straight + key_warp * KEYS * BLOCK_Q * 2;
+        const uint32_t st_lane = mtt__further<BLOCK_Q>(s_crossed, dq_row / 8),
+                       store_lane = s_place + key_warp * KEYS * BLOCK_Q * 2;
+        const int q0 = tile * BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV : 0;
+        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV - first_sharer + 1;
+        const int place = sharers - 1 - (key_tile - first_sharer), turn = round * sharers + place;
+        const bool masked = k0 + BLOCK_KV - 1 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window);
+        int *turn_gmem = f.turns + (int64_t)slot * query_tiles + tile;
+        int now = turn;
+        mtt__copy_wait();
+        __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
+        if (STAGES > 1 && tile < last_tile) copy_queries(stage ^ 1);
+        if (sharers > 1) now = mtt__turn_peek(turn_gmem); /* long before it is needed */
+
+        #pragma unroll
+        for (int chunk = 0; chunk < QUERIES / CHUNK; chunk++) {
+            const int column = query_warp * QUERIES + chunk * CHUNK, row = key_warp * KEYS;
+            const bool seen =
+                k0 + row <= q0 + column + CHUNK - 1 && (!f.window || k0 + row + KEYS - 1 > q0 + column - f.window);
+            float s_rmem[KEY_ROWS][CHUNK / 8][4] = {}, dp_rmem[KEY_ROWS][CHUNK / 8][4] = {};
+            uint32_t p_packed[KEY_ROWS][CHUNK / 8][2], ds_packed[KEY_ROWS][CHUNK / 8][2];
+            if (seen) {
+                mtt__product<E, D / 16>(
+                    s_rmem,
+                    [&](uint32_t *a, int k, int m) {
+                        mtt__load_matrices(a, mtt__further<D>(kv_lane, k * 2) + m * 16 * D * 2);
+                    },
+                    [&](uint32_t *b, int k, int n) {
+                        mtt__load_matrices(b, mtt__further<D>(q_lane, k * 2) + (chunk * CHUNK + n * 8) * D * 2);
+                    });
+                mtt__product<E, D / 16>(
+                    dp_rmem,
+                    [&](uint32_t *a, int k, int m) {
+                        mtt__load_matrices(a, mtt__further<D>(kv_lane, k * 2) + m * 16 * D * 2 + KV_BYTES);
+                    },
+                    [&](uint32_t *b, int k, int n) {
+                        mtt__load_matrices(b,
+                                           mtt__further<D>(q_lane, k * 2) + (chunk * CHUNK + n * 8) * D * 2 + Q_BYTES);
+                    });
+                if (masked) {
+                    #pragma unroll
+                    for (int m = 0; m < KEY_ROWS; m++)
+                        #pragma unroll
+                        for (int n = 0; n < CHUNK / 8; n++)
+                            #pragma unroll
+                            for (int e = 0; e < 4; e++) {
+                                int key = k0 + row + m * 16 + (e >> 1) * 8 + lane / 4,
+                                    query = q0 + column + n * 8 + (lane & 3) * 2 + (e & 1);
+                                if (key > query || (f.window && key <= query - f.window))
+                                    s_rmem[m][n][e] = -CUDART_INF_F;
+                            }
+                }
+                uint32_t fates = 0;
+                if (DROPOUT) {
+                    /* Lane l draws for query l of the chunk: a byte for each octet of the warp's keys. */
+                    uint64_t query = (uint64_t)head * (uint64_t)T + (uint64_t)(q0 + column + lane % CHUNK);
+                    #pragma unroll
+                    for (int r = 0; r < 2 * KEY_ROWS; r++)
+                        fates |= mtt__keep_octet(seed, stream, query * (uint64_t)T + (uint64_t)(k0 + row + r * 8),
+                                                 f.threshold)
+                                 << 8 * r;
+                }
+                #pragma unroll
+                for (int n = 0; n < CHUNK / 8; n++) {
+                    float lse[2], delta[2];
+                    uint32_t fate[2];
+                    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                                 : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
+                                 : "r"(stats_smem + (column + n * 8 + (lane & 3) * 2) * 8)
+                                 : "memory");
+                    if (DROPOUT) {
+                        #pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            fate[e] = __shfl_sync(0xffffffffu, fates, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
+                    }
+                    #pragma unroll
+                    for (int m = 0; m < KEY_ROWS; m++) {
+                        float p[4], ds[4];
+                        #pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            float x = fmaf(s_rmem[m][n][e], f.scale_log2, -lse[e & 1]), dp = dp_rmem[m][n][e];
+                            p[e] = mtt__exp2(x);
+                            if (DROPOUT) {
+                                bool keep = fate[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
+                                ds[e] = p[e] * ((keep ? dp * f.keep_scale : 0.0f) - delta[e & 1]);
+                                p[e] = keep ? p[e] : 0.0f;
+                            } else ds[e] = p[e] * (dp - delta[e & 1]);
+                        }
+                        #pragma unroll
+                        for (int h = 0; h < 2; h++) {
+                            p_packed[m][n][h] = mtt__pack(p[2 * h], p[2 * h + 1], E());
+                            ds_packed[m][n][h] = mtt__pack(ds[2 * h], ds[2 * h + 1], E());
+                        }
+                    }
+                }
+            } else {
+                #pragma unroll
+                for (int n = 0; n < CHUNK / 8; n++)
+                    #pragma unroll
+                    for (int m = 0; m < KEY_ROWS; m++)
+                        p_packed[m][n][0] = p_packed[m][n][1] = ds_packed[m][n][0] = ds_packed[m][n][1] = 0;
+            }
+            #pragma unroll
+            for (int n = 0; n < CHUNK / 8; n++)
+                #pragma unroll
+                for (int m = 0; m < KEY_ROWS; m++)
+                    #pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        uint32_t to =
+                            mtt__column<BLOCK_Q, CHUNK / 8>(store_lane, query_warp * (QUERIES / CHUNK) + chunk, n) +
+                            (m * 16 + h * 8) * BLOCK_Q * 2;
+                        mtt__store_smem(to, ds_packed[m][n][h]);
+                        if (!P_IN_REGISTERS) mtt__store_smem(to + S_BYTES, p_packed[m][n][h]);
+                    }
+            if (P_IN_REGISTERS && seen) {
+                mtt__product<E, CHUNK / 16>(
+                    dv_rmem,
+                    [&](uint32_t *a, int k, int m) {
+                        for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
+                    },
+                    [&](uint32_t *b, int k, int n) {
+                        mtt__load_transposed(b,
+                                             mtt__further<D>(qt_lane, n) + (chunk * CHUNK + k * 16) * D * 2 + Q_BYTES);
+                    });
+                mtt__product<E, CHUNK / 16>(
+                    dk_rmem,
+                    [&](uint32_t *a, int k, int m) {
+                        for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
+                    },
+                    [&](uint32_t *b, int k, int n) {
+                        mtt__load_transposed(b, mtt__further<D>(qt_lane, n) + (chunk * CHUNK + k * 16) * D * 2);
+                    });
+            }
+        }
+        if (threadIdx.x == 0 && passed)
+            mtt__turn_pass(turn_gmem - 1, passed); /* the barrier above followed all its loads */
+        while (now < turn) now = mtt__turn_peek(turn_gmem);
+        __syncthreads(); /* all of P and dS is written before any of it is read */
+
+        float dq_rmem[QUERY_ROWS][DQ_COLUMNS / 8][4] = {};
+        float (*sums)[4] = dq_rmem[0];
+        float4 *sums_gmem = f.dq_partial + ((int64_t)slot * query_tiles + tile) * (BLOCK_Q * D / 4) + threadIdx.x;
+        const uint32_t parity = (uint32_t)(round * (sharers - 1) + place) & 1u;
+        if (place > 0) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
+        if (!P_IN_REGISTERS) {
+            const int first = max(0, k0 + key_warp * KEYS - q0) / 16; /* queries before see none of the warp's keys */
+            mtt__product_part<E, BLOCK_Q / 16>(
+                dv_rmem,
+                [&](uint32_t *a, int k, int m) {
+                    mtt__load_matrices(a, mtt__further<BLOCK_Q>(s_lane, k * 2) + m * 16 * BLOCK_Q * 2 + S_BYTES);
+                },
+                [&](uint32_t *b, int k, int n) {
+                    mtt__load_transposed(b, mtt__column<D, COLUMNS / 8>(qt_lane, query_warp, n) + k * 16 * D * 2 +
+                                                Q_BYTES);
+                },
+                first, BLOCK_Q / 16);
+            mtt__product_part<E, BLOCK_Q / 16>(
+                dk_rmem,
+                [&](uint32_t *a, int k, int m) {
+                    mtt__load_matrices(a, mtt__further<BLOCK_Q>(s_lane, k * 2) + m * 16 * BLOCK_Q * 2);
+                },
+                [&](uint32_t *b, int k, int n) {
+                    mtt__load_transposed(b, mtt__column<D, COLUMNS / 8>(qt_lane, query_warp, n) + k * 16 * D * 2);
+                },
+                first, BLOCK_Q / 16);
+        }
+        if (place > 0)
+            while (!mtt__sums_are_of<SUMS>(sums, parity ^ 1u)) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
+        mtt__product_part<E, BLOCK_KV / 16>(
+            dq_rmem,
+            [&](uint32_t *a, int k, int m) {
+                mtt__load_transposed(a, mtt__further<BLOCK_Q>(st_lane, m * 2) + k * 16 * BLOCK_Q * 2);
+            },
+            [&](uint32_t *b, int k, int n) {
+                mtt__load_transposed(b,
+                                     mtt__column<D, DQ_COLUMNS / 8>(kt_lane, warp / DQ_ROW_WARPS, n) + k * 16 * D * 2);
+            },
+            0, (q0 + BLOCK_Q - k0 + 15) / 16); /* keys beyond are the future */
+        if (place == sharers - 1) {
+            #pragma unroll
+            for (int m = 0; m < QUERY_ROWS; m++)
+                #pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    int row = q0 + dq_row + m * 16 + h * 8 + lane / 4;
+                    mtt__store_row<E, DQ_COLUMNS>(dq_gmem + row * stride + dq_column, dq_rmem[m], h, f.scale, row < T,
+                                                  f.head_dim - dq_column);
+                }
+        } else {
+            #pragma unroll
+            for (int m = 0; m < QUERY_ROWS; m++)
+                #pragma unroll
+                for (int n = 0; n < DQ_COLUMNS / 8; n++)
+                    __stcg(sums_gmem + (m * (DQ_COLUMNS / 8) + n) * THREADS,
+                           make_float4(mtt__marked(dq_rmem[m][n][0], parity), mtt__marked(dq_rmem[m][n][1], parity),
+                                       mtt__marked(dq_rmem[m][n][2], parity), mtt__marked(dq_rmem[m][n][3], parity)));
+        }
+        passed = sharers > 1 ? turn + 1 : 0;
+        if (STAGES == 1 && tile < last_tile) {
+            __syncthreads(); /* all have read Q and dO before the next tile lands on them */
+            copy_queries(0);
+        }
+    }
+    __syncthreads(); /* all stores of the last tile of dQ come before its turn passes */
+    if (threadIdx.x == 0 && passed) mtt__turn_pass(f.turns + (int64_t)slot * query_tiles + last_tile, passed);
+    #pragma unroll
+    for (int m = 0; m < KEY_ROWS; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int key = k0 + key_warp * KEYS + m * 16 + h * 8 + lane / 4, column = query_warp * COLUMNS,
+                      left = f.head_dim - column;
+            mtt__store_row<E, COLUMNS>(dk_gmem + key * stride + column, dk_rmem[m], h, f.scale, key < T, left);
+            mtt__store_row<E, COLUMNS>(dv_gmem + key * stride + column, dv_rmem[m], h, f.keep_scale, key < T, left);
+        }
+}
+
+/* ---- FP32 ---- */
+
+/* TILE rows of head_dim floats, rows head_dim + 1 apart (so that a column spreads over the banks); zeros past T. */
+template <int TILE>
+static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem, int64_t stride, int64_t rows_left,
+                                       int D)
+{
+    for (int index = threadIdx.x; index < TILE * D; index += 256)
+        tile_smem[index / D * (D + 1) + index % D] =
+            index / D < rows_left ? from_gmem[index / D * stride + index % D] : 0.0f;
+}
+
+static __device__ bool mtt__keep(const mtt__flash &f, int head, int query, int key)
+{
+    uint64_t element = ((uint64_t)head * (uint64_t)f.seq_len + (uint64_t)query) * (uint64_t)f.seq_len + (uint64_t)key;
+    return mtt__keep_draw(f.control->seed, mtt__flash_stream(f), element >> 3, f.threshold) >> (element & 7) & 1u;
+}
+
+static __device__ bool mtt__sees(const mtt__flash &f, int query, int key)
+{
+    return key <= query && query < f.seq_len && (!f.window || key > query - f.window);
+}
+
+/* Math         as mtt_k_flash_forward, in FP32 throughout.
+   Shapes       as there, FP32; WIDTH >= head_dim.
+   Launch       one block of 16 x 16 threads a tile of TILE queries and head; shared memory: Q, then K and V in turn, P.
+   Requires     nothing of alignment.
+   Traffic      K and V once a tile of queries; 4 D FLOP a pair.
+   Determinism  one block makes a row, in one order.
+   Reference    mtt__flash_tile. */
+template <int WIDTH, int TILE>
+static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mtt__flash f)
+{
+    constexpr int R = TILE / 16;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int D = f.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE, x = threadIdx.x % 16,
+              y = threadIdx.x / 16;
+    const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
+    const int64_t stride = 3 * f.width;
+    const float *q_gmem = (const float *)f.qkv + mtt__head_offset(f, head, 3);
+    float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
+    float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
+    for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
+    mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
+    for (int k0 = f.window ? max(0, q0 - f.window + 1) / TILE * TILE : 0; k0 < min(q0 + TILE, T); k0 += TILE) {
+        float s[R][R] = {};
+        __syncthreads(); /* V of the last tile is read before K lands on it */
+        mtt__load_exact<TILE>(kv_smem, q_gmem + f.width + k0 * stride, stride, T - k0, D);
+        __syncthreads(); /* Q and K are there */
+        for (int d = 0; d < D; d++)
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < R; c++)
+                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
+        for (int r = 0; r < R; r++) {
+            const int query = q0 + y + 16 * r;
+            float most = row_max[r], base, rescale;
+            for (int c = 0; c < R; c++) {
+                s[r][c] = mtt__sees(f, query, k0 + x + 16 * c) ? s[r][c] * f.scale_log2 : -CUDART_INF_F;
+                most = fmaxf(most, s[r][c]);
+            }
+            for (int step = 8; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+            base = most == -CUDART_INF_F ? 0.0f : most;
+            rescale = exp2f(row_max[r] - base);
+            row_max[r] = most;
+            row_sum[r] *= rescale;
+            for (int c = 0; c < WIDTH / 16; c++) o_rmem[r][c] *= rescale;
+            for (int c = 0; c < R; c++) {
+                const int key = k0 + x + 16 * c;
+                float p = exp2f(s[r][c] - base);
+                row_sum[r] += p;
+                if (f.threshold && !mtt__keep(f, head, query, key)) p = 0;
+                p_smem[(y + 16 * r) * (TILE + 1) + x + 16 * c] = p;
+            }
+        }
+        __syncthreads(); /* P is written, and K read */
+        mtt__load_exact<TILE>(kv_smem, q_gmem + 2 * f.width + k0 * stride, stride, T - k0, D);
+        __syncthreads(); /* V is there */
+        for (int k = 0; k < TILE; k++)
+            for (int c = 0; c < WIDTH / 16; c++) {
+                if (x + 16 * c >= D) break;
+                for (int r = 0; r < R; r++)
+                    o_rmem[r][c] += p_smem[(y + 16 * r) * (TILE + 1) + k] * kv_smem[k * (D + 1) + x + 16 * c];
+            }
+    }
+    float *o_gmem = (float *)f.attended + mtt__head_offset(f, head, 1);
+    for (int r = 0; r < R; r++) {
+        const int query = q0 + y + 16 * r;
+        for (int step = 8; step; step /= 2) row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], step);
+        if (query >= T) continue;
+        for (int c = 0; c < WIDTH / 16; c++)
+            if (x + 16 * c < D) o_gmem[query * f.width + x + 16 * c] = o_rmem[r][c] * (f.keep_scale / row_sum[r]);
+        if (x == 0) f.lse[(int64_t)head * T + query] = row_max[r] * 0.6931471805599453f + logf(row_sum[r]);
+    }
+}
+
+/* Math         as mtt_k_flash_backward, in FP32 throughout: with KEYS dK and dV of a tile of keys, else dQ of one of queries.
+   Shapes       as there, FP32; WIDTH >= head_dim.
+   Launch       one block of 16 x 16 threads a tile of TILE keys or queries and head; shared memory: Q, dO, K, V, P, dS.
+   Requires     stats of mtt_k_flash_stats.
+   Traffic      the other side's two tensors once a tile; 8 D FLOP a pair with KEYS, 6 D without: P and dS are made twice.
+   Determinism  one block makes a row of a gradient, in one order.
+   Reference    mtt__flash_backward_keys, mtt__flash_backward_queries. */
+template <int WIDTH, int TILE, bool KEYS>
+static __global__ void __launch_bounds__(256) mtt_k_flash_backward_exact(const mtt__flash f)
+{
+    constexpr int R = TILE / 16;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int D = f.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE, x = threadIdx.x % 16,
+              y = threadIdx.x / 16;
+    const int local = blockIdx.x / tiles, head = f.first_head + local, own = (int)(blockIdx.x % tiles) * TILE;
+    const int64_t stride = 3 * f.width;
+    const float *q_gmem = (const float *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
+                *v_gmem = k_gmem + f.width;
+    const float *do_gmem = (const float *)f.d_attended + mtt__head_offset(f, head, 1);
+    float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1),
+          *v_smem = k_smem + TILE * (D + 1);
+    float *p_smem = v_smem + TILE * (D + 1), *ds_smem = p_smem + TILE * (TILE + 1);
+    float first_rmem[R][WIDTH / 16] = {}, second_rmem[R][WIDTH / 16] = {}; /* dK or dQ; dV */
+    const int begin = KEYS ? own : f.window ? max(0, own - f.window + 1) / TILE * TILE : 0;
+    const int end = !KEYS      ? min(own + TILE, T)
+                    : f.window ? (int)min((int64_t)T, (int64_t)own + TILE - 1 + f.window)
+                               : T;
+    for (int other = begin; other < end; other += TILE) {
+        const int q0 = KEYS ? other : own, k0 = KEYS ? own : other;
+        float s[R][R] = {}, dp[R][R] = {};
+        __syncthreads(); /* the last tile is read before the next lands on it */
+        if (!KEYS || other == begin) {
+            mtt__load_exact<TILE>(k_smem, k_gmem + k0 * stride, stride, T - k0, D);
+            mtt__load_exact<TILE>(v_smem, v_gmem + k0 * stride, stride, T - k0, D);
+        }
+        if (KEYS || other == begin) {
+            mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
+            mtt__load_exact<TILE>(do_smem, do_gmem + q0 * f.width, f.width, T - (int)q0, D);
+        }
+        __syncthreads(); /* all four are there */
+        for (int d = 0; d < D; d++)
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < R; c++) {
+                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * k_smem[(x + 16 * c) * (D + 1) + d];
+                    dp[r][c] += do_smem[(y + 16 * r) * (D + 1) + d] * v_smem[(x + 16 * c) * (D + 1) + d];
+                }
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < R; c++) {
+                const int query = q0 + y + 16 * r, key = k0 + x + 16 * c, at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
+                float p = 0, z = 1, delta = 0;
+                if (mtt__sees(f, query, key)) {
+                    const float2 stats = f.stats[(int64_t)local * T + query];
+                    p = exp2f(s[r][c] * f.scale_log2 - stats.x), delta = stats.y;
+                    if (f.threshold) z = mtt__keep(f, head, query, key) ? f.keep_scale : 0.0f;
+                }
+                p_smem[at] = p * z;
+                ds_smem[at] = p * (z * dp[r][c] - delta);
+            }
+        __syncthreads(); /* P and dS are written */
+        for (int k = 0; k < TILE; k++)
+            for (int c = 0; c < WIDTH / 16; c++) {
+                if (x + 16 * c >= D) break;
+                for (int r = 0; r < R; r++) {
+                    const int at = KEYS ? k * (TILE + 1) + y + 16 * r : (y + 16 * r) * (TILE + 1) + k;
+                    first_rmem[r][c] += ds_smem[at] * (KEYS ? q_smem : k_smem)[k * (D + 1) + x + 16 * c];
+                    if (KEYS) second_rmem[r][c] += p_smem[at] * do_smem[k * (D + 1) + x + 16 * c];
+                }
+            }
+    }
+    float *first_gmem = (float *)f.d_qkv + mtt__head_offset(f, head, 3) + (KEYS ? f.width : 0);
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < WIDTH / 16; c++) {
+            const int row = own + y + 16 * r, column = x + 16 * c;
+            if (row >= T || column >= D) continue;
+            first_gmem[row * stride + column] = first_rmem[r][c] * f.scale;
+            if (KEYS) first_gmem[f.width + row * stride + column] = second_rmem[r][c];
+        }
+}
+
+/* ---- launches ---- */
+
+static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *control)
+{
+    const mtt_shape *d = op->shape;
+    mtt__flash f = {};
+    f.control = (const mtt_control *)control->data;
+    f.seq_len = d->seq_len, f.width = d->d_model;
+    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < d->seq_len ? d->window : 0;
+    f.head_count = d->batch * d->heads;
+    f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
+    f.threshold = d->dropout > 0 ? (uint32_t)(d->dropout * 65536.0f + 0.5f) : 0;
+    f.keep_scale = 65536.0f / (float)(65536u - f.threshold);
+    f.site_stream = (uint64_t)op->site << 56 | (uint64_t)(op->layer < 0 ? 0 : op->layer) << 40;
+    return f;
+}
+
+static int mtt__device_attribute(cudaDeviceAttr attribute)
+{
+    int device = 0, value = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, attribute, device);
+    return value;
+}
+
+/* More than 48 KiB of shared memory has to be asked for. */
+template <typename Kernel>
+static cudaError_t mtt__flash_launch(Kernel *kernel, int64_t blocks, int threads, size_t shared_bytes,
+                                     const mtt__flash &f, cudaStream_t stream)
+{
+    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    if (status != cudaSuccess) return status;
+    kernel<<<(unsigned)blocks, threads, shared_bytes, stream>>>(f);
+    return cudaGetLastError();
+}
+
+template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS>
+static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
+{
+    constexpr int THREADS = BLOCK_Q / ROW_TILES * 2, SHARED = (BLOCK_Q + 4 * BLOCK_KV) * D * 2;
+    const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count, kv_bytes = f.seq_len * f.head_dim * 4;
+    f.group = (int)((32 << 20) / kv_bytes);
+    f.group = f.group < 1 ? 1 : f.group > f.head_count ? f.head_count : f.group;
+    return f.threshold ? mtt__flash_launch(mtt_k_flash_forward<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2,
+                                                               true>, /* 3 blocks would spill */
+                                           blocks, THREADS, SHARED, f, stream)
+                       : mtt__flash_launch(
+                             mtt_k_flash_forward<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false>,
+                             blocks, THREADS, SHARED, f, stream);
+}
+
+template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
+{
+    const int64_t rows = f.seq_len * f.head_count;
+    if (f.head_dim <= 32) return mtt__flash_launch(mtt_k_flash_stats<E, 4>, (rows + 63) / 64, 256, 0, f, stream);
+    if (f.head_dim <= 64) return mtt__flash_launch(mtt_k_flash_stats<E, 8>, (rows + 31) / 32, 256, 0, f, stream);
+    if (f.head_dim <= 128) return mtt__flash_launch(mtt_k_flash_stats<E, 16>, (rows + 15) / 16, 256, 0, f, stream);
+    return mtt__flash_launch(mtt_k_flash_stats<E, 32>, (rows + 7) / 8, 256, 0, f, stream);
+}
+
+static size_t mtt__up_256(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Workspace: ticket and turns, stats of a slice of heads, and the ring of dQ, of which as many slots as blocks in flight can
+   use. Heads that do not fit at once go slice by slice. */
+template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
+          int MIN_BLOCKS>
+static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
+{
+    constexpr int SCORES = WARPS * 16 * KEY_ROWS == BLOCK_KV ? 1 : 2;
+    constexpr int SHARED = BLOCK_KV * D * 4 + STAGES * BLOCK_Q * (D * 4 + 8) + SCORES * BLOCK_Q * BLOCK_KV * 2;
+    const int64_t query_tiles = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q, key_tiles = (f.seq_len + BLOCK_KV - 1) / BLOCK_KV;
+    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), turn_bytes = (size_t)query_tiles * sizeof(int);
+    const size_t sum_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0,
+                 slot_bytes = sum_bytes + turn_bytes;
+    const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * MIN_BLOCKS;
+    const int heads = f.head_count;
+    size_t slots = (size_t)(in_flight / key_tiles * 2 + 2), slice, header;
+    char *at = (char *)workspace_gmem;
+    if (workspace_bytes < 1024 + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
+    workspace_bytes -= 1024; /* what rounding up to 256 takes */
+    if (slots > (size_t)heads) slots = (size_t)heads;
+    if (slots > (workspace_bytes - stats_bytes) / slot_bytes) slots = (workspace_bytes - stats_bytes) / slot_bytes;
+    slice = (workspace_bytes - slots * slot_bytes) / stats_bytes;
+    header = mtt__up_256(sizeof(int) + slots * turn_bytes);
+    f.slots = (int)slots;
+    f.ticket = (int *)at, f.turns = f.ticket + 1;
+    f.dq_partial = (float4 *)(at + header);
+    f.stats = (float2 *)(at + header + mtt__up_256(slots * sum_bytes));
+    for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
+        cudaError_t status = cudaMemsetAsync(workspace_gmem, 0, header, stream);
+        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
+        if (status == cudaSuccess) status = mtt__launch_stats<E>(f, stream);
+        if (status == cudaSuccess)
+            status = f.threshold ? mtt__flash_launch(mtt_k_flash_backward<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS,
+                                                                          QUERY_ROWS, STAGES, MIN_BLOCKS, true>,
+                                                     f.head_count * key_tiles, WARPS * 32, SHARED, f, stream)
+                                 : mtt__flash_launch(mtt_k_flash_backward<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS,
+                                                                          QUERY_ROWS, STAGES, MIN_BLOCKS, false>,
+                                                     f.head_count * key_tiles, WARPS * 32, SHARED, f, stream);
+        if (status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+}
+
+template <int WIDTH, int TILE> static cudaError_t mtt__launch_forward_exact(const mtt__flash &f, cudaStream_t stream)
+{
+    const size_t shared_bytes = (size_t)(2 * TILE * (f.head_dim + 1) + TILE * (TILE + 1)) * sizeof(float);
+    return mtt__flash_launch(mtt_k_flash_forward_exact<WIDTH, TILE>, (f.seq_len + TILE - 1) / TILE * f.head_count, 256,
+                             shared_bytes, f, stream);
+}
+
+template <int WIDTH, int TILE>
+static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
+                                              cudaStream_t stream)
+{
+    const size_t shared_bytes = (size_t)(4 * TILE * (f.head_dim + 1) + 2 * TILE * (TILE + 1)) * sizeof(float);
+    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), slice = workspace_bytes / stats_bytes;
+    const int64_t tiles = (f.seq_len + TILE - 1) / TILE;
+    const int heads = f.head_count;
+    if (slice < 1) return cudaErrorMemoryAllocation;
+    f.stats = (float2 *)workspace_gmem;
+    for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
+        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
+        cudaError_t status = mtt__launch_stats<float>(f, stream);
+        if (status == cudaSuccess)
+            status = mtt__flash_launch(mtt_k_flash_backward_exact<WIDTH, TILE, true>, tiles * f.head_count, 256,
+                                       shared_bytes, f, stream);
+        if (status == cudaSuccess)
+            status = mtt__flash_launch(mtt_k_flash_backward_exact<WIDTH, TILE, false>, tiles * f.head_count, 256,
+                                       shared_bytes, f, stream);
+        if (status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+}
+
+template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
+{
+    if (f.head_dim <= 16) return mtt__launch_forward<E, 16, 128, 64, 2, true, 2>(f, stream);
+    if (f.head_dim <= 32) return mtt__launch_forward<E, 32, 128, 64, 2, true, 3>(f, stream);
+    if (f.head_dim <= 64) return mtt__launch_forward<E, 64, 128, 64, 2, true, 2>(f, stream);
+    if (f.head_dim <= 96) return mtt__launch_forward<E, 96, 128, 64, 2, false, 2>(f, stream);
+    if (f.head_dim <= 128) return mtt__launch_forward<E, 128, 128, 64, 2, false, 2>(f, stream);
+    return mtt__launch_forward<E, 256, 64, 32, 1, false, 2>(f, stream);
+}
+
+/* Two sizes of tiles where the larger asks for more shared memory than the 99 KiB of compute capability 8.6, 8.9 and 12.0. */
+template <typename E>
+static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_gmem, size_t bytes, cudaStream_t stream)
+{
+    const int room = mtt__device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    if (f.head_dim <= 16) return mtt__launch_backward<E, 16, 64, 128, 4, 2, 1, 2, 2>(f, workspace_gmem, bytes, stream);
+    if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
+    if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
+    if (f.head_dim <= 96) return mtt__launch_backward<E, 96, 64, 64, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
+    if (f.head_dim <= 128 && room >= 164864)
+        return mtt__launch_backward<E, 128, 64, 128, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
+    if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 4, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
+    if (room >= 214016) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
+    return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
+}
+
+static bool mtt__flash_takes(const mtt_shape *d)
+{
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->seq_len >= 1 && d->batch >= 1;
+}
+
+/* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256. */
+static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
+{
+    mtt__flash f = mtt__flash_arguments(op, op->in[1]);
+    if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
+    f.qkv = op->in[0]->data, f.attended = op->out[0]->data, f.lse = (float *)op->out[1]->data;
+    if (op->in[0]->dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(f, stream);
+    if (op->in[0]->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(f, stream);
+    if (f.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(f, stream);
+    if (f.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(f, stream);
+    return mtt__launch_forward_exact<256, 32>(f, stream);
+}
+
+/* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
+   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles) and 8 T of stats; cudaErrorMemoryAllocation if it is smaller. */
+static cudaError_t mtt_flash_backward(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
+                                      cudaStream_t stream)
+{
+    mtt__flash f = mtt__flash_arguments(op, op->in[4]);
+    if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
+    f.d_attended = op->in[0]->data, f.qkv = op->in[1]->data, f.attended_in = op->in[2]->data;
+    f.lse_in = (const float *)op->in[3]->data, f.d_qkv = op->out[0]->data;
+    if (op->in[1]->dtype == MTT_BF16_BITS)
+        return mtt__flash_backward_of<__nv_bfloat16>(f, workspace_gmem, workspace_bytes, stream);
+    if (op->in[1]->dtype == MTT_F16_BITS)
+        return mtt__flash_backward_of<__half>(f, workspace_gmem, workspace_bytes, stream);
+    if (f.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(f, workspace_gmem, workspace_bytes, stream);
+    if (f.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(f, workspace_gmem, workspace_bytes, stream);
+    return mtt__launch_backward_exact<256, 16>(f, workspace_gmem, workspace_bytes, stream);
+}
 
 static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
 {
-#ifdef MTT__FLASH
     return mtt__checked(c, mtt_flash_forward(op, c->stream), "flash");
-#else
-    (void)op;
-    return mtt__fail(c->env, MTT_E_DEVICE, "flash attention is not available in this build: set attention to plain");
-#endif
 }
 
 static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-#ifdef MTT__FLASH
     return mtt__checked(c, mtt_flash_backward(op, op->workspace->data, op->workspace->bytes, c->stream), "flash_backward");
-#else
-    (void)op;
-    return mtt__fail(c->env, MTT_E_DEVICE, "flash attention is not available in this build: set attention to plain");
-#endif
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

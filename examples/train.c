@@ -1,6 +1,7 @@
 /* train.c - trains a small GPT on your text with any of the memory techniques of mtt.h, and measures what they save.
 
    cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (add -DMTT_CBLAS -lopenblas for speed)
+   nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublasLt -o train        (then --device cuda)
    ./train --data my_text.txt --technique bf16_flash --steps 500 --sample 200
 
    Uses nothing but the public interface. Results on stdout, progress on stderr, files under --results-dir. */
@@ -265,6 +266,7 @@ int main(int argc, char **argv)
     mtt_tokenizer *tokenizer = NULL;
     mtt_trainer *t = NULL;
     mtt_batches batches = {0};
+    mtt_backend backend = *mtt_cpu_backend();
     mtt_status status = MTT_OK;
     char *name;
     int code = option_parse(options, OPTIONS, argc, argv), max_batch = 0;
@@ -273,18 +275,15 @@ int main(int argc, char **argv)
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) set.policy.budget_bytes = (size_t)set.budget;
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
-    if (set.policy.device == MTT_DEVICE_CUDA && !set.dry_run && !set.find_max) {
-        fprintf(stderr, "train: this build computes on the CPU; --device cuda is for --dry-run and --find-max-batch here\n");
-        return EXIT_DEVICE;
-    }
-    if (set.find_max && !set.budget) return option_fail( "--find-max-batch needs a budget, for example --memory-budget 24G");
+    if (set.find_max && !set.budget) return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (!set.dry_run && !set.find_max) {
-        if (!set.data) return option_fail( "--data is missing, for example --data my_text.txt (--help lists all options)");
+        if (!set.data) return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
         if (!set.dataset) set.dataset = strrchr(set.data, '/') ? strrchr(set.data, '/') + 1 : set.data;
         set.dataset = name = strdup(strcmp(set.dataset, "-") ? set.dataset : "stdin");
         while (name && (name = strpbrk(name, "/\"\\\n\t"))) *name = '_'; /* fit for files and for JSON */
         mkdir(set.results, 0777);
-        status = open_data(&data, &valid, &tokenizer, &batches);
+        if (set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
+        if (!status) status = open_data(&data, &valid, &tokenizer, &batches);
     }
     if (!status && set.budget > 0)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, (size_t)set.budget, &max_batch);
@@ -298,7 +297,7 @@ int main(int argc, char **argv)
     set.optim.seed = (uint64_t)set.seed;
     set.optim.warmup_steps = set.warmup;
     set.optim.total_steps = set.steps;
-    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, mtt_cpu_backend(), set.batch, set.seq_len, &t);
+    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len, &t);
     if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
     if (status == MTT_E_FILE && set.resume) fprintf(stderr, "train: nothing to resume: start without --resume\n");
     if (!status && mtt_trainer_step(t) >= set.steps) fprintf(stderr, "train: all steps are done: raise --steps to go on\n");

@@ -4,7 +4,10 @@ build=$1; shift
 passed=0 failed=0
 for program in "$@" test_train.sh; do
   start=$(date +%s.%N)
-  case $program in *.sh) out=$(bash "tests/$program" "$build" 2>&1);; *) out=$("$build/$program" 2>&1);; esac
+  case $program in
+    *.sh) out=$(bash "tests/$program" "$build" 2>&1);;
+    test_cuda) out=$(tests/gpu.sh "$build/$program" tests/gpu_last_run.json 2>&1);;
+    *) out=$("$build/$program" 2>&1);; esac
   status=$?
   line=$(printf '%s\n' "$out" | grep -E '^[0-9]+ passed, [0-9]+ failed$' | tail -1)
   printf '%s\n' "$out" | grep -vE '^[0-9]+ passed, [0-9]+ failed$'

@@ -1,11 +1,11 @@
 /* test_cuda.c - the CUDA backend against the CPU's: every operation of random schedules in lock-step on the same operands,
    whole models, and what the manual promises about bits. Links mtt_kernels.o; passes with a word where no GPU is there.
    `test_cuda speed [B T [plain [full]]]` times every kind of operation of a GPT-2 small instead, `test_cuda operations N` tries N schedules. */
+#define MTT_CUDA
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "test.h"
 
-mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
 
 static mtt_env env;
 static mtt_backend cuda;

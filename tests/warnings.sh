@@ -27,7 +27,7 @@ for cc in gcc clang; do
   $cc -std=gnu99 -Wall -Wextra -Werror -fsyntax-only examples/train.c; tell $? "$cc, train.c"
 done
 [ -z "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' | grep -nE '\b(exit|abort|printf|puts|assert)\s*\(')" ]; tell $? "mtt.h prints or exits"
-for option in $(grep -oE '^#ifndef MTT(_[A-Z]+|DEF)+' mtt.h | awk '{print $2}' | sort -u) MTT_CBLAS MTT_STATIC MTT_SEPARATE_ALLOCS; do
+for option in $(grep -oE '^#ifndef MTT(_[A-Z]+|DEF)+' mtt.h | awk '{print $2}' | sort -u) MTT_CBLAS MTT_CUDA MTT_STATIC MTT_SEPARATE_ALLOCS; do
   case $option in MTT_H_INCLUDED | MTT_IMPLEMENTATION_DONE) continue;; esac
   grep -qE "^ +$option " mtt.h; tell $? "$option is not in the manual's table of options"
 done
