@@ -447,7 +447,9 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
                                      mtt_trainer **out);
 MTTDEF void mtt_trainer_destroy(mtt_trainer *trainer);
 /* One optimizer step over accumulate * batch * seq_len tokens and targets (a target of -1 does not count), copied before
-   it returns. MTT_E_NUMBERS: the loss or gradient is not finite; weights are as before the step. `info` may be NULL. */
+   it returns. MTT_E_NUMBERS: the loss or gradient is not finite; weights are as before the step. Where `info` is NULL the
+   call does not wait for a device; what failed meanwhile is told by the next call that asks for info, and weights are then as
+   before the first step that failed. */
 MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
 /* Loss of batch * seq_len tokens without dropout and without a change to anything: loss, targets, hits, ms. */
 MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
@@ -470,7 +472,10 @@ MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count, float temperature,
                                int top_k, uint64_t seed, mtt_write_fn write, void *user);
 
-MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done */
+MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done, or given to the device where no info was asked for */
+/* Bytes by which the device's free memory has shrunk since just before the arena was taken, whoever took them; the arena's on
+   the CPU, which does not count. The arena rounded up to pages, 2 MiB on CUDA, is what it should be. */
+MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *trainer);
 MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
 
 /* Parameters by number, 0 up, in Hugging Face's GPT-2 names: NULL past the last. shape[2] is rows and columns, or
@@ -577,9 +582,10 @@ typedef struct mtt_control {
 /* What the device itself counts; the host reads it after a step. */
 typedef struct mtt_counters {
     double loss, grad_norm;
-    int64_t targets, hits, updates;
-    float loss_scale, gradient_scale; /* the second undoes the first and clips */
-    int32_t good_steps, skipped;      /* skipped: 1 = overflow under FP16, 2 = not finite otherwise */
+    int64_t targets, hits, updates, steps; /* updates: steps that changed the weights */
+    float loss_scale, step_scale;     /* of the next step; of the gradients in memory */
+    float gradient_scale;             /* undoes step_scale and clips */
+    int32_t good_steps, skipped;      /* skipped: 1 = overflow under FP16; 2 = not finite otherwise, until the host resets it */
 } mtt_counters;
 
 struct mtt_backend {
@@ -590,11 +596,18 @@ struct mtt_backend {
     void (*close)(void *context);
     mtt_status (*alloc)(void *context, size_t bytes, void **block);
     void (*release)(void *context, void *block);
+    mtt_status (*memory)(void *context, size_t *free_bytes, size_t *all_bytes); /* of the device; both 0 where nobody knows */
     mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);   /* done when it returns */
     mtt_status (*download)(void *context, void *to, const void *from, size_t bytes); /* after all that was run */
     /* In order; may return before they are done. `accumulate` is mtt_control's, for what is decided on the host. The list and
        its tensors stay where they are while the context is open, so that it may be captured once and replayed. */
     mtt_status (*run)(void *context, const mtt_op *ops, int count, int accumulate);
+    /* Set by the caller of mtt_cuda_backend who brings his own: a cudaStream_t on which all work is ordered, and where device
+       memory comes from, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own, cudaMalloc and cudaFree. */
+    void *stream;
+    void *(*device_alloc)(void *user, size_t bytes);
+    void (*device_free)(void *user, void *block);
+    void *user;
 };
 #ifdef __cplusplus
 }
@@ -3759,12 +3772,15 @@ static void mtt__cpu_grad_norm(const mtt_op *op)
     mtt_counters *counters = (mtt_counters *)op->out[0]->data;
     double sum = 0, clip = control->clip;
     int i;
+    if (counters->skipped == 2) return;
     for (i = 1; i < op->inputs; i++) sum += mtt__sum_squares(op->in[i]);
+    counters->step_scale = counters->loss_scale;
     counters->grad_norm = sqrt(sum) / (double)counters->loss_scale;
     counters->gradient_scale = 1.0f / counters->loss_scale;
     if (clip > 0 && counters->grad_norm > clip) counters->gradient_scale *= (float)(clip / counters->grad_norm);
     counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
-    if (!counters->skipped) counters->updates++;
+    counters->updates += !counters->skipped;
+    counters->steps += counters->skipped != 2;
     if (!control->scaling) return;
     if (counters->skipped) {
         counters->loss_scale *= 0.5f;
@@ -3837,6 +3853,14 @@ static void mtt__cpu_release(void *context, void *block)
     mtt__free((mtt_env *)context, block);
 }
 
+/* Nobody knows: a host gives what it does not have and counts what it has given twice. */
+static mtt_status mtt__cpu_memory(void *context, size_t *free_bytes, size_t *all_bytes)
+{
+    (void)context;
+    *free_bytes = *all_bytes = 0;
+    return MTT_OK;
+}
+
 static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_t bytes)
 {
     (void)context;
@@ -3853,8 +3877,9 @@ static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count, int 
     return MTT_OK;
 }
 
-static const mtt_backend mtt__cpu_table = {"cpu",           MTT_DEVICE_CPU,           0,             mtt__cpu_open, mtt__cpu_close,
-                                           mtt__cpu_alloc,  mtt__cpu_release,  mtt__cpu_copy, mtt__cpu_copy, mtt__cpu_run};
+static const mtt_backend mtt__cpu_table = {"cpu",          MTT_DEVICE_CPU,   0,               mtt__cpu_open, mtt__cpu_close, mtt__cpu_alloc,
+                                           mtt__cpu_release, mtt__cpu_memory, mtt__cpu_copy, mtt__cpu_copy, mtt__cpu_run,   NULL,
+                                           NULL,           NULL,             NULL};
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)
 {
@@ -3886,7 +3911,7 @@ struct mtt_trainer {
     float *staging; /* MTT__STAGING floats, then as many 16-bit values */
     int64_t step, micro_batch;
     int opened; /* 1 = the backend's context is there */
-    float loss_scale, gradients_scale; /* of the next step, and of the gradients in memory */
+    size_t free_before; /* the device's free bytes before the arena was taken */
 };
 
 static double mtt__now_ms(void)
@@ -4023,19 +4048,49 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
     if (status == MTT_OK && p->tensors[p->positions].category == MTT_DATA)
         status = mtt__fill_positions(t, &p->tensors[p->positions]);
     memset(&counters, 0, sizeof(counters));
-    counters.loss_scale = t->loss_scale = t->schedule->policy.precision == MTT_FP16 ? t->optim.loss_scale : 1.0f;
+    counters.loss_scale = counters.step_scale = t->schedule->policy.precision == MTT_FP16 ? t->optim.loss_scale : 1.0f;
     if (status == MTT_OK) status = t->backend.upload(t->context, p->tensors[p->counters].data, &counters, sizeof(counters));
     return status;
 }
 
+/* Says what takes most where the arena did not fit, and which batch would. */
+static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, size_t free_bytes)
+{
+    const mtt_schedule *s = t->schedule;
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    const mtt_tensor *most[3] = {NULL, NULL, NULL}, *tensor;
+    char reason[512];
+    mtt__text text;
+    int i, k, batch = 0;
+    mtt__text_init(&text, reason, sizeof(reason));
+    mtt__print(&text, "%.300s; the largest tensors:", t->env ? t->env->error : "");
+    for (i = 0; i < p->tensor_count; i++) {
+        for (k = 0, tensor = &p->tensors[i]; k < 3; k++)
+            if (!most[k] || tensor->bytes > most[k]->bytes) {
+                const mtt_tensor *smaller = most[k];
+                most[k] = tensor;
+                tensor = smaller;
+                if (!tensor) break;
+            }
+    }
+    for (k = 0; k < 3 && most[k]; k++) mtt__print(&text, "%s %s %.1f MiB", k ? "," : "", most[k]->name, (double)most[k]->bytes / 1048576);
+    mtt_plan_max_batch(t->env, &s->model, policy, p->shape.seq_len, free_bytes, &batch);
+    return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or seq_len, "
+                     "recompute more, or use the chunked loss", reason, batch, p->shape.seq_len);
+}
+
 /* Gives every tensor its place: in the arena, or under MTT_SEPARATE_ALLOCS in a block of its own, where a sanitizer sees
    what overruns it. State is shared by the programs. */
-static mtt_status mtt__bind(mtt_trainer *t)
+static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
 {
     mtt_schedule *s = t->schedule;
     int which, i;
+    size_t all_bytes;
+    mtt_status status = t->backend.memory(t->context, &t->free_before, &all_bytes);
+    if (status != MTT_OK) return status;
 #ifndef MTT_SEPARATE_ALLOCS
-    mtt_status status = t->backend.alloc(t->context, mtt__arena_bytes(s), &t->arena);
+    status = t->backend.alloc(t->context, mtt__arena_bytes(s), &t->arena);
+    if (status == MTT_E_BUDGET) return mtt__refuse_memory(t, policy, t->free_before);
     if (status != MTT_OK) return status;
 #endif
     for (which = 0; which < MTT__PROGRAMS; which++)
@@ -4044,7 +4099,6 @@ static mtt_status mtt__bind(mtt_trainer *t)
 #ifndef MTT_SEPARATE_ALLOCS
             tensor->data = (char *)t->arena + tensor->offset;
 #else
-            mtt_status status = MTT_OK;
             if (tensor->persistent && which > 0) tensor->data = s->programs[0].tensors[i].data;
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
             if (status != MTT_OK) return status;
@@ -4098,7 +4152,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         status = t->staging ? backend->open(env, backend, &t->schedule->policy, &t->context) : MTT_E_MEMORY;
     }
     t->opened = status == MTT_OK;
-    if (status == MTT_OK) status = mtt__bind(t);
+    if (status == MTT_OK) status = mtt__bind(t, &p);
     if (status == MTT_OK) status = mtt__fill_state(t);
     if (status == MTT_OK) *out = t;
     else mtt_trainer_destroy(t);
@@ -4150,16 +4204,31 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     return status;
 }
 
-/* Waits for what was run and reads the counters into `info`. */
+/* Waits for what was run and reads the counters into `info`. The device's count of steps is the true one: it stands still
+   from a failure on, which the host may learn some steps later. */
 static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counters *counters, mtt_step_info *info)
 {
     mtt_status status = t->backend.download(t->context, counters, p->tensors[p->counters].data, sizeof(*counters));
-    info->step = t->step;
+    if (status != MTT_OK) return status;
+    info->step = t->step = counters->steps;
     info->targets = counters->targets;
     info->hits = counters->hits;
     info->loss = counters->targets ? counters->loss / (double)counters->targets : 0.0;
     info->arena_bytes = mtt__arena_bytes(t->schedule);
-    return status;
+    return MTT_OK;
+}
+
+/* A loss or gradient that is not finite stops the device's updates until the caller has been told. */
+static mtt_status mtt__numbers_failed(mtt_trainer *t, const mtt__program *p, mtt_counters *counters, double loss)
+{
+    mtt_status status;
+    counters->steps -= counters->skipped == 1; /* FP16 took for an overflow what a smaller scale does not mend */
+    counters->skipped = 0;
+    t->step = counters->steps;
+    status = t->backend.upload(t->context, p->tensors[p->counters].data, counters, sizeof(*counters));
+    if (status != MTT_OK) return status;
+    return mtt__fail(t->env, MTT_E_NUMBERS, "after step %lld: the loss is %g and the gradient's norm %g; the weights are as before: "
+                     "lower lr, lengthen the warmup, or check the data", (long long)t->step, loss, counters->grad_norm);
 }
 
 MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, mtt_step_info *info)
@@ -4168,7 +4237,6 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     double start = mtt__now_ms();
     int64_t rows = p->shape.rows, all = rows * t->schedule->policy.accumulate;
     mtt_counters counters;
-    mtt_step_info unread;
     mtt_status status = mtt__check_ids(t, tokens, all, 0, "token");
     int i;
     if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
@@ -4179,22 +4247,17 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     }
     if (status == MTT_OK) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin, 0);
     if (status != MTT_OK) return status;
-    if (!info) info = &unread;
-    memset(info, 0, sizeof(*info));
-    info->lr = mtt_learning_rate(&t->optim, t->step);
-    info->loss_scale = t->gradients_scale = t->loss_scale;
     t->step++;
+    if (!info) return MTT_OK;
+    memset(info, 0, sizeof(*info));
+    info->lr = mtt_learning_rate(&t->optim, t->step - 1);
     status = mtt__receive(t, p, &counters, info);
     if (status != MTT_OK) return status;
+    info->loss_scale = counters.step_scale;
     info->grad_norm = (float)counters.grad_norm;
     info->skipped = counters.skipped != 0;
     info->ms = mtt__now_ms() - start;
-    t->loss_scale = counters.loss_scale;
-    if (counters.skipped == 2 || !(fabs(info->loss) < 1e30)) {
-        t->step--;
-        return mtt__fail(t->env, MTT_E_NUMBERS, "step %lld: the loss is %g and the gradient's norm %g; the weights are as before: "
-                         "lower lr, lengthen the warmup, or check the data", (long long)t->step, info->loss, counters.grad_norm);
-    }
+    if (counters.skipped == 2 || !(fabs(info->loss) < 1e30)) return mtt__numbers_failed(t, p, &counters, info->loss);
     return MTT_OK;
 }
 
@@ -4212,9 +4275,10 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
     if (!info) info = &unread;
     memset(info, 0, sizeof(*info));
     status = mtt__receive(t, p, &counters, info);
-    info->loss_scale = t->loss_scale;
+    if (status != MTT_OK) return status;
+    info->loss_scale = counters.loss_scale;
     info->ms = mtt__now_ms() - start;
-    return status;
+    return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int count, float *logits)
@@ -4284,6 +4348,13 @@ MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
     return t->step;
 }
 
+MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *t)
+{
+    size_t free_bytes, all_bytes;
+    if (t->backend.memory(t->context, &free_bytes, &all_bytes) != MTT_OK || !all_bytes) return mtt__arena_bytes(t->schedule);
+    return t->free_before > free_bytes ? t->free_before - free_bytes : 0;
+}
+
 MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *t)
 {
     return t->schedule;
@@ -4324,16 +4395,19 @@ MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *valu
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt_tensor *gradient;
+    mtt_counters counters;
     int64_t i, count;
     mtt_status status;
     if (!q) return MTT_E_ARGUMENT;
-    gradient = &t->schedule->programs[MTT__TRAIN].tensors[q->gradient];
+    gradient = &p->tensors[q->gradient];
     if (!gradient->persistent)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "gradients share their memory with activations: set accumulate above 1 to keep them");
     count = mtt__parameter_elements(q);
-    status = mtt__get(t, gradient, 0, count, values);
-    for (i = 0; i < count; i++) values[i] /= t->gradients_scale;
+    status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
+    if (status == MTT_OK) status = mtt__get(t, gradient, 0, count, values);
+    for (i = 0; i < count && status == MTT_OK; i++) values[i] /= counters.step_scale;
     return status;
 }
 /* ------------------------------------------------------------------------------------------------------------------
@@ -6453,7 +6527,7 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
     if (status == MTT_OK) {
 #define MTT__MODEL_PAIR(key, value) mtt__checkpoint_pair(&c, key, "%d", value);
         MTT__MODEL_FIELDS(MTT__MODEL_PAIR)
-        mtt__checkpoint_pair(&c, "step", "%llu", (unsigned long long)t->step);
+        mtt__checkpoint_pair(&c, "step", "%llu", (unsigned long long)counters.steps);
         mtt__checkpoint_pair(&c, "micro_batch", "%llu", (unsigned long long)t->micro_batch);
         mtt__checkpoint_pair(&c, "updates", "%llu", (unsigned long long)counters.updates);
         mtt__checkpoint_pair(&c, "good_steps", "%d", (int)counters.good_steps);
@@ -6585,9 +6659,8 @@ static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, co
     memset(&counters, 0, sizeof(counters));
     counters.updates = (int64_t)s->updates;
     counters.good_steps = (int32_t)s->good_steps;
-    counters.loss_scale = t->loss_scale;
-    if (t->schedule->policy.precision == MTT_FP16) counters.loss_scale = t->loss_scale = mtt__bits_float((uint32_t)s->loss_scale_bits);
-    t->step = (int64_t)s->step;
+    counters.loss_scale = t->schedule->policy.precision == MTT_FP16 ? mtt__bits_float((uint32_t)s->loss_scale_bits) : 1.0f;
+    t->step = counters.steps = (int64_t)s->step;
     t->micro_batch = (int64_t)s->micro_batch;
     t->optim.seed = s->seed;
     return t->backend.upload(t->context, p->tensors[p->counters].data, &counters, sizeof(counters));

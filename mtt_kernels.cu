@@ -173,6 +173,7 @@ struct mtt__graph {
 
 struct mtt__cuda {
     mtt_env *env;
+    mtt_backend backend; /* the caller's stream and allocator among it */
     int device, processors;
     mtt_precision precision;
     cudaStream_t stream;
@@ -2977,12 +2978,14 @@ static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *par
 #pragma unroll 4
     for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
     sum = mtt__reduce<mtt__sum, 1024>(sum, shared);
-    if (threadIdx.x) return;
+    if (threadIdx.x || counters->skipped == 2) return;
+    counters->step_scale = counters->loss_scale;
     counters->grad_norm = sqrt(sum) / (double)counters->loss_scale;
     counters->gradient_scale = 1.0f / counters->loss_scale;
     if (clip > 0 && counters->grad_norm > clip) counters->gradient_scale *= (float)(clip / counters->grad_norm);
     counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
-    if (!counters->skipped) counters->updates++;
+    counters->updates += !counters->skipped;
+    counters->steps += counters->skipped != 2;
     if (!control->scaling) return;
     if (counters->skipped) {
         counters->loss_scale *= 0.5f;
@@ -3134,7 +3137,7 @@ static void mtt__cuda_close(void *context)
     mtt__host_free(env, c->plans);
     if (c->blas) cublasLtDestroy(c->blas);
     if (c->pinned) cudaFreeHost(c->pinned);
-    if (c->stream) cudaStreamDestroy(c->stream);
+    if (c->stream && !c->backend.stream) cudaStreamDestroy(c->stream);
     mtt__host_free(env, c);
 }
 
@@ -3145,14 +3148,19 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     *context = NULL;
     if (!c) return mtt__fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", sizeof(*c));
     c->env = env;
+    if (!backend->device_alloc != !backend->device_free)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
+    c->backend = *backend;
     c->device = backend->index;
+    c->stream = (cudaStream_t)backend->stream;
     c->precision = policy->precision;
     c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
     if (!c->plans) status = mtt__fail(env, MTT_E_MEMORY, "out of host memory: no room for the plans of matrix products");
     if (status == MTT_OK) status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     if (status == MTT_OK)
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device), "its size");
-    if (status == MTT_OK) status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
+    if (status == MTT_OK && !c->stream)
+        status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
     if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
     if (status == MTT_OK && cublasLtCreate(&c->blas) != CUBLAS_STATUS_SUCCESS) {
         c->blas = NULL;
@@ -3163,26 +3171,42 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     return status;
 }
 
+static mtt_status mtt__cuda_memory(void *context, size_t *free_bytes, size_t *all_bytes)
+{
+    mtt__cuda *c = (mtt__cuda *)context;
+    mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
+    *free_bytes = *all_bytes = 0;
+    return status != MTT_OK ? status : mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
+}
+
 static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
 {
     mtt__cuda *c = (mtt__cuda *)context;
     size_t free_bytes = 0, all_bytes = 0;
     cudaError_t error = cudaSetDevice(c->device);
     *block = NULL;
-    if (error == cudaSuccess) error = cudaMalloc(block, bytes);
-    if (error == cudaSuccess) return MTT_OK;
+    if (c->backend.device_alloc) {
+        *block = c->backend.device_alloc(c->backend.user, bytes);
+        error = *block ? cudaSuccess : cudaErrorMemoryAllocation;
+    } else if (error == cudaSuccess) error = cudaMalloc(block, bytes);
+    if (error == cudaSuccess && (uintptr_t)*block % 256 == 0) return MTT_OK;
+    if (error == cudaSuccess)
+        return mtt__fail(c->env, MTT_E_ARGUMENT, "device_alloc gave an address that is no multiple of 256: align it");
     *block = NULL;
     cudaGetLastError(); /* a failed allocation is no fault of the operations to come */
     if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking memory");
     cudaMemGetInfo(&free_bytes, &all_bytes);
-    return mtt__fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed: lower batch, or recompute "
-                     "more, or use the chunked loss", c->device, free_bytes, all_bytes, bytes);
+    return mtt__fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed", c->device, free_bytes,
+                     all_bytes, bytes);
 }
 
 static void mtt__cuda_release(void *context, void *block)
 {
     mtt__cuda *c = (mtt__cuda *)context;
-    if (cudaSetDevice(c->device) == cudaSuccess && block) cudaFree(block);
+    if (!block || cudaSetDevice(c->device) != cudaSuccess) return;
+    cudaStreamSynchronize(c->stream); /* the caller's allocator may hand it out again at once */
+    if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
+    else cudaFree(block);
 }
 
 /* Waits for all that was run; the staging buffer is empty then. */
@@ -3299,6 +3323,7 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     backend->close = mtt__cuda_close;
     backend->alloc = mtt__cuda_alloc;
     backend->release = mtt__cuda_release;
+    backend->memory = mtt__cuda_memory;
     backend->upload = mtt__cuda_upload;
     backend->download = mtt__cuda_download;
     backend->run = mtt__cuda_run;

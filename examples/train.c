@@ -171,8 +171,10 @@ static void write_metrics(FILE *f, mtt_trainer *t, const mtt_quality *q, double 
     fprintf(f, ", \"bits_per_byte\": %.5f, \"accuracy\": %.5f, \"training_time\": %.3f", q->bits_per_byte, q->accuracy, seconds);
     fprintf(f, ", \"ms_per_step\": %.3f, \"tokens_per_s\": %.1f", steps ? seconds * 1e3 / (double)steps : 0,
             seconds > 0 ? tokens / seconds : 0);
-    fprintf(f, ", \"arena_bytes\": %zu, \"peak_bytes\": %zu, \"peak_forward_bytes\": %zu, \"peak_backward_bytes\": %zu}\n",
-            plan.arena_bytes, plan.peak_bytes, plan.phase_peak_bytes[MTT_FORWARD], plan.phase_peak_bytes[MTT_BACKWARD]);
+    fprintf(f, ", \"arena_bytes\": %zu, \"device_bytes\": %zu, \"peak_bytes\": %zu", plan.arena_bytes,
+            mtt_trainer_device_bytes(t), plan.peak_bytes);
+    fprintf(f, ", \"peak_forward_bytes\": %zu, \"peak_backward_bytes\": %zu}\n", plan.phase_peak_bytes[MTT_FORWARD],
+            plan.phase_peak_bytes[MTT_BACKWARD]);
 }
 
 /* Steps from where the trainer stands to the end, a signal or a failure. */

@@ -995,7 +995,11 @@ static void not_finite(void)
         bad[p->first + (size_t)(p->cols ? tokens[0] * p->cols : 0) % p->count] = kind & 16 ? INFINITY : NAN;
         write_all(trainer, &r, bad);
         env.error[0] = 0;
-        mtt_status status = mtt_train_step(trainer, tokens, targets, &info);
+        mtt_status status = mtt_train_step(trainer, tokens, targets, NULL);
+        check(status == MTT_OK, "a step that is not waited for returns %s", mtt_status_string(status));
+        status = mtt_train_step(trainer, tokens, targets, &info);
+        check(mtt_trainer_step(trainer) == (s.policy.precision == MTT_FP16 ? 2 : 1), "%s: %d steps are counted after a failed one",
+              PRECISIONS[s.policy.precision], (int)mtt_trainer_step(trainer));
         check(status == MTT_E_NUMBERS && env.error[0], "%s, %s in %s: a step returns %s, \"%s\"",
               PRECISIONS[s.policy.precision], kind & 16 ? "infinity" : "NaN", p->name, mtt_status_string(status),
               env.error);
@@ -1019,6 +1023,45 @@ static void not_finite(void)
         free(bad);
         free(after);
     }
+}
+
+/* A device whose memory is full. */
+static mtt_status full_alloc(void *context, size_t bytes, void **block)
+{
+    (void)bytes;
+    *block = NULL;
+    snprintf(((mtt_env *)context)->error, sizeof(env.error), "the device has 4000000 bytes free");
+    return MTT_E_BUDGET;
+}
+
+static mtt_status full_memory(void *context, size_t *free_bytes, size_t *all_bytes)
+{
+    (void)context;
+    *free_bytes = 4000000;
+    *all_bytes = 8000000;
+    return MTT_OK;
+}
+
+/* An arena that does not fit is refused with what takes most, and with the batch that fits. */
+static void full_device(void)
+{
+    setup s = small_setup();
+    mtt_backend backend = *mtt_cpu_backend();
+    mtt_trainer *trainer;
+    mtt_plan_report report;
+    const char *fits;
+    int batch = 0;
+    backend.alloc = full_alloc;
+    backend.memory = full_memory;
+    s.model.vocab = 1001;
+    mtt_status status = mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &backend, 500, s.seq_len, &trainer);
+    fits = strstr(env.error, "largest batch that fits is ");
+    check(status == MTT_E_BUDGET && !trainer && strstr(env.error, "4000000 bytes free") && strstr(env.error, "logits") && fits,
+          "a full device is told as %s, \"%s\"", mtt_status_string(status), env.error);
+    if (fits) batch = atoi(fits + strlen("largest batch that fits is "));
+    check(!mtt_plan(&env, &s.model, &s.policy, batch, s.seq_len, &report) && report.arena_bytes <= 4000000 &&
+          !mtt_plan(&env, &s.model, &s.policy, batch + 1, s.seq_len, &report) && report.arena_bytes > 4000000,
+          "%d is not the largest batch in 4000000 bytes", batch);
 }
 
 /* AdamW in double from the gradients that the library reports, with its learning rates; clipped and not. */
@@ -1741,6 +1784,7 @@ int main(int argc, char **argv)
     timed("overfit", overfit);
     timed("overflow", overflow);
     timed("not finite", not_finite);
+    timed("full device", full_device);
     timed("optimizer", optimizer);
     timed("learning rates", learning_rates);
     timed("accumulation", accumulation);
