@@ -982,103 +982,158 @@ static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
     MTT__BY_TYPE(op->out[0], mtt__norm<T>(c, op))
 }
 
+/* A thread's part of a row on its way through norm_backward. */
+template <class T, int PACKS> struct mtt__norm_row {
+    mtt__vector<T> x[PACKS], dy[PACKS], joined[PACKS];
+    float2 stat; /* mean, rstd */
+};
+
+template <class T> struct mtt__norm_operands {
+    const T *dy, *x, *w, *joined;
+    const float2 *stats;
+    T *dx;
+    float *partial;
+    int64_t rows;
+    int width;
+};
+
+template <class T, class R>
+static __device__ __forceinline__ void mtt__load_pack(const mtt__norm_operands<T> &o, int64_t row, int column, R &r, int p)
+{
+    if (column >= o.width) return;
+    r.x[p] = mtt__load(o.x + row * o.width + column);
+    r.dy[p] = mtt__load(o.dy + row * o.width + column);
+    if (o.joined) r.joined[p] = mtt__load(o.joined + row * o.width + column);
+}
+
+template <class T, int THREADS, int PACKS>
+static __device__ __forceinline__ void mtt__load_row(const mtt__norm_operands<T> &o, int64_t row, int lane, mtt__norm_row<T, PACKS> &r)
+{
+    if (row >= o.rows) return;
+    r.stat = o.stats[row];
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) mtt__load_pack(o, row, (p * THREADS + lane) * 8, r, p);
+}
+
+/* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
+   writes to a set again before all have passed the barrier of the other. */
+template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2) {
+        v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
+        v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
+    }
+    if (THREADS == 32) return v;
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
+    __syncthreads(); /* the warps' values are there before anyone joins them */
+    v = make_float2(0, 0);
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; warp++) {
+        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
+        v.x += other.x;
+        v.y += other.y;
+    }
+    return v;
+}
+
+/* Rows that a block works on at once, its threads, the blocks of a processor, and what registers hold: the next row too, this
+   row, or in blocks of 512 threads a pack of it, read again in the second pass. */
+template <class T, int THREADS, int PACKS> struct mtt__norm_block {
+    enum {
+        ROWS = THREADS < 256 ? 256 / THREADS : 1,
+        SIZE = THREADS * ROWS,
+        BLOCKS = PACKS > 1 ? 1 : sizeof(T) == 2 ? 3 : 2,
+        AHEAD = PACKS * sizeof(T) <= 8 && THREADS < 512,
+        KEPT = THREADS < 512 ? PACKS : 1
+    };
+};
+
 /* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
                 partial[block] = (sum of dy xhat, sum of dy) over the block's rows
    Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
-   Launch:      THREADS threads a row, at least 256 a block; blocks pass over the rows in strides
+   Launch:      THREADS threads a row, blocks of about 256 pass over the rows in strides; while a row is worked on the next one is
+                under way, where registers allow
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined may be dx
-   Traffic:     dy, x, joined read once (dy and x twice, from cache, above 8,192 columns), dx written once
-   Determinism: rows of a thread in order, then warps of a block in order; mtt_k_column_sums adds up the blocks
+   Traffic:     dy, x, joined read once, dx written once
+   Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
 template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(THREADS < 256 ? 256 : THREADS, THREADS == 32 && PACKS < 4 ? 2 : 1)
-    mtt_k_norm_backward(const T *dy, const T *x, const float2 *stats, const T *w, const T *joined, T *dx, float *partial,
-                        int64_t rows, int width)
+static __global__ void __launch_bounds__(mtt__norm_block<T, THREADS, PACKS>::SIZE, mtt__norm_block<T, THREADS, PACKS>::BLOCKS)
+    mtt_k_norm_backward(const mtt__norm_operands<T> o)
 {
-    enum { KEEP = THREADS < 512, AHEAD = KEEP && sizeof(T) == 2 && PACKS != 3, WARPS = 8 }; /* what fits into registers */
-    __shared__ float shared[32];
-    __shared__ float sums[THREADS == 32 ? WARPS * PACKS * 256 : 1];
-    int64_t groups = THREADS == 32 ? WARPS : 1;
-    int lane = threadIdx.x % THREADS;
-    float dw[PACKS][8], db[PACKS][8];
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
-#pragma unroll
-        for (int k = 0; k < 8; k++) dw[p][k] = db[p][k] = 0;
-    for (int64_t row = blockIdx.x * groups + threadIdx.x / THREADS; row < rows; row += gridDim.x * groups) {
-        mtt__vector<T> xs[PACKS], gs[PACKS], js[PACKS];
-        float2 stat = stats[row];
-        float sum = 0, dot = 0;
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * 8;
-            if (column >= width) break;
-            if (KEEP) xs[p] = mtt__load(x + row * width + column);
-            if (KEEP) gs[p] = mtt__load(dy + row * width + column);
-            if (AHEAD && joined) js[p] = mtt__load(joined + row * width + column);
-        }
+    typedef mtt__norm_block<T, THREADS, PACKS> shape;
+    enum { ROWS = shape::ROWS, AHEAD = shape::AHEAD, KEPT = shape::KEPT };
+    __shared__ float2 slots[2][THREADS * ROWS / 32];
+    __shared__ float sums[ROWS > 1 ? ROWS * THREADS * 8 : 1];
+    int lane = threadIdx.x % THREADS, turn = 0;
+    int64_t stride = (int64_t)gridDim.x * ROWS, row = blockIdx.x * ROWS + threadIdx.x / THREADS;
+    float dw[PACKS][8] = {}, db[PACKS][8] = {};
+    mtt__norm_row<T, KEPT> r, next;
+    if (AHEAD) mtt__load_row<T, THREADS>(o, row, lane, next);
+    for (int64_t first = blockIdx.x * ROWS; first < o.rows; first += stride, row += stride, turn ^= 1) {
+        float2 sum = make_float2(0, 0);
+        if (AHEAD) r = next;
+        else mtt__load_row<T, THREADS>(o, row, lane, r);
+        if (AHEAD) mtt__load_row<T, THREADS>(o, row + stride, lane, next);
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * 8;
+            int column = (p * THREADS + lane) * 8, q = p % KEPT;
             float gain[8];
-            if (column >= width) break;
-            if (!KEEP) xs[p] = mtt__load(x + row * width + column);
-            if (!KEEP) gs[p] = mtt__load(dy + row * width + column);
-            mtt__read(w + column, gain);
+            if (column >= o.width || row >= o.rows) break;
+            if (p >= KEPT) mtt__load_pack(o, row, column, r, q);
+            mtt__read(o.w + column, gain);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                float g = mtt__to_float(gs[p].v[k]), xhat = (mtt__to_float(xs[p].v[k]) - stat.x) * stat.y;
+                float g = mtt__to_float(r.dy[q].v[k]), xhat = (mtt__to_float(r.x[q].v[k]) - r.stat.x) * r.stat.y;
                 dw[p][k] += g * xhat;
                 db[p][k] += g;
-                sum += g * gain[k];
-                dot += g * gain[k] * xhat;
+                sum.x += g * gain[k];
+                sum.y += g * gain[k] * xhat;
             }
         }
-        sum = mtt__reduce<mtt__sum, THREADS>(sum, shared) / (float)width;
-        dot = mtt__reduce<mtt__sum, THREADS>(dot, shared) / (float)width;
+        sum = mtt__row_sums<THREADS>(sum, slots[turn]);
+        sum.x /= (float)o.width;
+        sum.y /= (float)o.width;
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * 8, q = p % KEPT;
+            float gain[8], out[8];
+            if (column >= o.width || row >= o.rows) break;
+            if (KEPT < PACKS) mtt__load_pack(o, row, column, r, q);
+            mtt__read(o.w + column, gain);
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float xhat = (mtt__to_float(r.x[q].v[k]) - r.stat.x) * r.stat.y;
+                out[k] = r.stat.y * (mtt__to_float(r.dy[q].v[k]) * gain[k] - sum.x - xhat * sum.y);
+                if (o.joined) out[k] += mtt__to_float(r.joined[q].v[k]);
+            }
+            mtt__store(o.dx + row * o.width + column, out);
+        }
+    }
+    float *out = o.partial + (int64_t)blockIdx.x * 2 * o.width;
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             int column = (p * THREADS + lane) * 8;
-            int64_t at = row * width + column;
-            float gain[8], out[8];
-            if (column >= width) break;
-            mtt__vector<T> g = KEEP ? gs[p] : mtt__load(dy + at), v = KEEP ? xs[p] : mtt__load(x + at);
-            mtt__read(w + column, gain);
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float xhat = (mtt__to_float(v.v[k]) - stat.x) * stat.y;
-                out[k] = stat.y * (mtt__to_float(g.v[k]) * gain[k] - sum - xhat * dot);
-            }
-            if (joined && !AHEAD) js[p] = mtt__load(joined + at);
-            if (joined)
-#pragma unroll
-                for (int k = 0; k < 8; k++) out[k] += mtt__to_float(js[p].v[k]);
-            mtt__store(dx + at, out);
+            float *to = ROWS > 1 ? sums + threadIdx.x * 8 : out + part * o.width + column;
+            if (ROWS > 1 || column < o.width) mtt__store(to, part ? db[p] : dw[p]);
         }
-    }
-    float *out = partial + (int64_t)blockIdx.x * 2 * width;
-#pragma unroll
-    for (int part = 0; part < (THREADS == 32 ? 2 : 0); part++) {
-#pragma unroll
-        for (int p = 0; p < PACKS; p++)
-            mtt__store(sums + (threadIdx.x / 32 * PACKS + p) * 256 + lane * 8, part ? db[p] : dw[p]);
-        __syncthreads(); /* all warps' sums are there before they are added up */
-        for (int j = threadIdx.x; j < width; j += 256) {
+        if (ROWS == 1) continue;
+        __syncthreads(); /* all rows' sums are there before they are added up */
+        for (int j = threadIdx.x; j < o.width; j += ROWS * THREADS) {
             float total = 0;
 #pragma unroll
-            for (int warp = 0; warp < WARPS; warp++) total += sums[warp * PACKS * 256 + j];
-            out[part * width + j] = total;
+            for (int group = 0; group < ROWS; group++) total += sums[group * THREADS * 8 + j];
+            out[part * o.width + j] = total;
         }
         __syncthreads(); /* and have been read before the other part overwrites them */
     }
-#pragma unroll
-    for (int p = 0; p < (THREADS == 32 ? 0 : PACKS); p++) {
-        int column = (p * THREADS + lane) * 8;
-        if (column >= width) break;
-        mtt__store(out + column, dw[p]);
-        mtt__store(out + width + column, db[p]);
-    }
 }
+
+/* Threads a row and packs of 8 elements a thread: a sum of two numbers costs less than registers that hold a whole row. */
+#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 1) X(64, 1) X(96, 1) X(128, 1) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
 
 template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
 {
@@ -1086,17 +1141,17 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
     void *scratch;
     int add = mtt__accumulates(c, op);
     mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
+    mtt__norm_operands<T> o = {mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->in[3]), mtt__at<T>(op->in[5]),
+                               mtt__at<float2>(op->in[2]), mtt__at<T>(op->out[0]), (float *)scratch, rows, (int)width};
     if (status != MTT_OK) return status;
 #define MTT__NORM(threads, packs)                                                                                    \
     if (!blocks && width <= threads * packs * 8) {                                                                   \
-        blocks = mtt__least(mtt__blocks(rows, threads < 256 ? 256 / threads : 1), 2 * c->processors); \
+        typedef mtt__norm_block<T, threads, packs> shape;                                                            \
+        blocks = mtt__least(mtt__blocks(rows, shape::ROWS), shape::BLOCKS * c->processors);                          \
         blocks = mtt__least(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
-        status = mtt__launch(c, "norm_backward", mtt_k_norm_backward<T, threads, packs>, (unsigned)blocks,           \
-                             threads < 256 ? 256 : threads, mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]),            \
-                             mtt__at<float2>(op->in[2]), mtt__at<T>(op->in[3]), mtt__at<T>(op->in[5]), mtt__at<T>(op->out[0]),   \
-                             (float *)scratch, rows, (int)width);                                                    \
+        status = mtt__launch(c, "norm_backward", mtt_k_norm_backward<T, threads, packs>, (unsigned)blocks, shape::SIZE, o); \
     }
-    MTT__NORM_SHAPES(MTT__NORM)
+    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
 #undef MTT__NORM
     if (!blocks) return mtt__fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
     if (status != MTT_OK) return status;

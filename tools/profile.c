@@ -1,0 +1,153 @@
+/* profile.c - what each operation of a training step takes: ms, TFLOP/s, GB/s, and its share of what the device could do.
+
+   nvcc -O3 -arch=native -DMTT_CUDA tools/profile.c mtt_kernels.cu -lcublasLt -o profile
+   ./profile --layers 12 --heads 12 --d-model 768 --batch-size 16 --seq-len 1024 --flash-attn --chunked
+
+   Operations with the same FLOPs and bytes are one line. Each is run alone, several times in a row: what fits the cache is
+   faster here than in a step, launches that hide behind others are slower. The floor of an operation is the larger of its
+   FLOPs at the peak rate of products and its bytes at the peak rate of copies. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include "options.h"
+
+enum { REPEATS = 10, STEPS = 20 };
+
+static struct {
+    mtt_model_desc model;
+    mtt_policy policy;
+    int batch, seq_len;
+    float tflops, gbs;
+} set = {.model = {.layers = 4, .heads = 8, .d_model = 256, .vocab = 50257}, .policy = {.precision = MTT_BF16, .device = MTT_DEVICE_CUDA},
+         .batch = 128, .seq_len = 256, .tflops = 779, .gbs = 4220};
+
+static const option options[] = {
+    {"layers", INT, &set.model.layers, "transformer blocks (4)", 0, 0},
+    {"heads", INT, &set.model.heads, "attention heads (8)", 0, 0},
+    {"d-model", INT, &set.model.d_model, "width (256)", 0, 0},
+    {"d-ff", INT, &set.model.d_ff, "width of the MLP (4 * d-model)", 0, 0},
+    {"vocab-size", INT, &set.model.vocab, "ids (50257)", 0, 0},
+    {"positions", CHOICE, &set.model.positions, "position encoding", "sinusoidal|learned", 0},
+    {"head", CHOICE, &set.model.tied_head, "output matrix: its own, or the embedding", "untied|tied", 0},
+    {"dropout", REAL, &set.model.dropout, "dropout probability (0)", 0, 0},
+    {"batch-size", INT, &set.batch, "sequences in a micro-batch (128)", 0, 0},
+    {"seq-len", INT, &set.seq_len, "tokens in a sequence (256)", 0, 0},
+    {"precision", CHOICE, &set.policy.precision, "precision (bf16)", "fp32|tf32|bf16|fp16", 0},
+    {"attention", CHOICE, &set.policy.attention, "attention", "plain|flash", 0},
+    {"flash-attn", FLAG, &set.policy.attention, "the same as --attention flash", 0, MTT_ATTENTION_FLASH},
+    {"window-size", INT, &set.policy.window, "keys that a query sees (0: all)", 0, 0},
+    {"recompute", CHOICE, &set.policy.recompute, "what the backward pass makes again", "none|selective|layer|segments", 0},
+    {"loss", CHOICE, &set.policy.loss, "logits of all tokens or of a chunk in memory", "full|chunked", 0},
+    {"chunked", FLAG, &set.policy.loss, "the same as --loss chunked", 0, MTT_LOSS_CHUNKED},
+    {"chunk-rows", INT, &set.policy.loss_chunk_rows, "tokens of a chunk (the library's default)", 0, 0},
+    {"device", CHOICE, &set.policy.device, "who computes (cuda)", "cpu|cuda", 0},
+    {"peak-tflops", REAL, &set.tflops, "rate of large products (779: BF16 on an H200)", 0, 0},
+    {"peak-gbs", REAL, &set.gbs, "rate of large copies, read and written (4220: an H200)", 0, 0},
+};
+
+/* Operations that cost the same. */
+typedef struct {
+    mtt_op_info about;
+    long long from, to; /* widths of the first operand and of the first result */
+    int count;
+    double ms;
+} line;
+
+static int fail(const mtt_env *env)
+{
+    fprintf(stderr, "profile: %s\n", env->error);
+    return 1;
+}
+
+/* ms of one operation, alone. */
+static double measure(mtt_trainer *t, const mtt_op *op)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_counters counters;
+    double start = 0;
+    int i;
+    for (i = -1; i < REPEATS; i++) {
+        t->backend.run(t->context, op, 1, 0);
+        if (i >= 0) continue;
+        t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
+        start = mtt__now_ms();
+    }
+    t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
+    return (mtt__now_ms() - start) / REPEATS;
+}
+
+static int by_time(const void *a, const void *b)
+{
+    double x = ((const line *)a)->ms, y = ((const line *)b)->ms;
+    return (x < y) - (x > y);
+}
+
+/* Text-like tokens: few of them are frequent. */
+static void fill_tokens(int32_t *tokens, int32_t *targets, int count)
+{
+    int i;
+    for (i = 0; i < count; i++) {
+        double u = mtt__random_uniform(1, 0, (uint64_t)i);
+        tokens[i] = (int32_t)(set.model.vocab * u * u * u * u);
+        targets[i] = (int32_t)(set.model.vocab * mtt__random_uniform(1, 1, (uint64_t)i));
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static line lines[256];
+    mtt_env env = {0};
+    mtt_optim_desc optim = {0};
+    mtt_backend backend = *mtt_cpu_backend();
+    mtt_trainer *t;
+    mtt_step_info info;
+    mtt_op_info about;
+    const mtt_op *op;
+    int code = option_parse(options, sizeof(options) / sizeof(options[0]), argc, argv), count = 0, i, k, tokens_count;
+    int32_t *tokens;
+    double total = 0, floor_total = 0, best = 1e30, start, waited;
+    if (code) return code == OPTION_HELP ? 0 : code;
+    if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
+    tokens_count = set.batch * set.seq_len;
+    tokens = malloc(2 * sizeof(*tokens) * (size_t)tokens_count);
+    if (!tokens) return 1;
+    fill_tokens(tokens, tokens + tokens_count, tokens_count);
+    if (set.policy.device == MTT_DEVICE_CUDA && mtt_cuda_backend(&env, 0, &backend)) return fail(&env);
+    if (mtt_trainer_create(&env, &set.model, &set.policy, &optim, &backend, set.batch, set.seq_len, &t)) return fail(&env);
+    for (i = 0; i < STEPS; i++) {
+        if (mtt_train_step(t, tokens, tokens + tokens_count, &info)) return fail(&env);
+        if (info.ms < best) best = info.ms;
+    }
+    start = mtt__now_ms();
+    for (i = 0; i < STEPS; i++)
+        if (mtt_train_step(t, tokens, tokens + tokens_count, i + 1 < STEPS ? NULL : &info)) return fail(&env);
+    waited = (mtt__now_ms() - start) / STEPS;
+    for (i = 0; mtt_schedule_op(t->schedule, i, &about); i++) {
+        for (k = 0; k < count; k++)
+            if (!strcmp(lines[k].about.name, about.name) && lines[k].about.flops == about.flops &&
+                lines[k].about.traffic_bytes == about.traffic_bytes) break;
+        if (k == 256) break;
+        op = &t->schedule->programs[MTT__TRAIN].ops[i];
+        if (k == count) {
+            lines[count++].about = about;
+            lines[k].from = mtt__width(op->in[0]);
+            lines[k].to = mtt__width(op->out[0]);
+        }
+        lines[k].count++;
+        lines[k].ms += measure(t, op);
+    }
+    qsort(lines, (size_t)count, sizeof(*lines), by_time);
+    printf("| operation | widths | times | ms | TFLOP/s | GB/s | share of the peak |\n|:--|:--|--:|--:|--:|--:|--:|\n");
+    for (k = 0; k < count; k++) {
+        double flops = lines[k].about.flops * lines[k].count, bytes = lines[k].about.traffic_bytes * lines[k].count;
+        double floor_ms = fmax(flops / ((double)set.tflops * 1e9), bytes / ((double)set.gbs * 1e6));
+        total += lines[k].ms;
+        floor_total += floor_ms;
+        printf("| %s | %lld > %lld | %d | %.3f | %.1f | %.0f | %.0f %% |\n", lines[k].about.name, lines[k].from, lines[k].to,
+               lines[k].count, lines[k].ms, flops / lines[k].ms * 1e-9, bytes / lines[k].ms * 1e-6, 100 * floor_ms / lines[k].ms);
+    }
+    printf("\noperations %.3f ms, their floors %.3f ms; a step %.3f ms, %.3f ms where nobody waits for its loss; %.0f tokens/s; arena %.1f MiB\n",
+           total, floor_total, best, waited, tokens_count / waited * 1e3, (double)info.arena_bytes / 1048576);
+    mtt_trainer_destroy(t);
+    free(tokens);
+    return 0;
+}
