@@ -307,7 +307,7 @@ typedef struct mtt_policy {
     mtt_recompute recompute; /* default none */
     int segment;             /* layers per segment, default the square root of layers, rounded up */
     mtt_loss loss;           /* default full */
-    int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024 */
+    int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024, on CUDA 2048 */
     int accumulate;          /* micro-batches per step, default 1; more than one keeps gradients between them */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
     mtt_device device;       /* whom the plan is for, default the CPU; a trainer takes its backend's */
@@ -1478,7 +1478,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__faults_init(&faults, env);
     if (!p.segment)
         while (p.segment * p.segment < model->layers) p.segment++;
-    p.loss_chunk_rows = mtt__or(p.loss_chunk_rows, 1024);
+    p.loss_chunk_rows = mtt__or(p.loss_chunk_rows, p.device == MTT_DEVICE_CUDA ? 2048 : 1024);
     p.accumulate = mtt__or(p.accumulate, 1);
     if (p.device == MTT_DEVICE_CUDA && !p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.device == MTT_DEVICE_CPU) p.workspace_bytes = MTT__CPU_WORKSPACE;

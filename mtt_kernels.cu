@@ -174,7 +174,7 @@ struct mtt__graph {
 struct mtt__cuda {
     mtt_env *env;
     mtt_backend backend; /* the caller's stream and allocator among it */
-    int device, processors;
+    int device, processors, shared_bytes; /* of a block, at most */
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
@@ -204,12 +204,22 @@ static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what
                      c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* The one place from which kernels are launched. */
+/* Launches a kernel with dynamic shared memory, of which more than 48 KiB has to be asked for. */
+template <class... P, class... A>
+static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, size_t bytes, A... args)
+{
+    if (bytes > 48 << 10) {
+        mtt_status status = mtt__checked(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
+        if (status != MTT_OK) return status;
+    }
+    kernel<<<grid, block, bytes, c->stream>>>(static_cast<P>(args)...);
+    return mtt__checked(c, cudaGetLastError(), what);
+}
+
 template <class... P, class... A>
 static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, A... args)
 {
-    kernel<<<grid, block, 0, c->stream>>>(static_cast<P>(args)...);
-    return mtt__checked(c, cudaGetLastError(), what);
+    return mtt__launch_shared(c, what, kernel, grid, block, 0, args...);
 }
 
 /* Runs a call, in which T is the C++ type of a tensor's elements. */
@@ -913,27 +923,49 @@ static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 /* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
 #define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers
-   Shapes:      x, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
+template <class T> struct mtt__norm_forward {
+    const T *x, *branch, *w, *b;
+    T *joined, *y;
+    float2 *stats;
+    int64_t rows;
+    int width;
+    mtt__dropout dropout; /* of the branch */
+};
+
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
+                branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
+   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
    Launch:      THREADS threads a row, at least 128 a block
-   Requires:    C a multiple of 8, at most 8 THREADS PACKS
-   Traffic:     x read once, y written once; w and b stay in cache
-   Determinism: fixed tree
-   Reference:   mtt__cpu_norm */
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
+   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
+   Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
+   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS>
 static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)
-    mtt_k_norm(const T *x, const T *w, const T *b, T *y, float2 *stats, int64_t rows, int width)
+    mtt_k_norm(const mtt__norm_forward<T> o)
 {
+    const int width = o.width;
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
     int lane = threadIdx.x % THREADS;
     mtt__vector<T> xs[PACKS];
     float sum = 0, squares = 0;
-    if (row >= rows) return;
+    if (row >= o.rows) return;
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
-        if (column < width) xs[p] = mtt__load(x + row * width + column);
+        if (column < width) xs[p] = mtt__load(o.x + row * width + column);
+    }
+#pragma unroll
+    for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
+        int64_t at = row * width + (p * THREADS + lane) * 8;
+        float branch[8];
+        if ((p * THREADS + lane) * 8 >= width) break;
+        mtt__read(o.branch + at, branch);
+        mtt__drop<8>(o.dropout, at, branch);
+#pragma unroll
+        for (int k = 0; k < 8; k++) xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
+        *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
     }
 #pragma unroll
     for (int p = 0; p < PACKS; p++)
@@ -950,28 +982,37 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)
                 squares += d * d;
             }
     float rstd = 1.0f / sqrtf(mtt__reduce<mtt__sum, THREADS>(squares, shared) / (float)width + 1e-5f);
-    if (lane == 0) stats[row] = make_float2(mean, rstd);
+    if (lane == 0) o.stats[row] = make_float2(mean, rstd);
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         float gain[8], shift[8], out[8];
         if (column >= width) break;
-        mtt__read(w + column, gain);
-        mtt__read(b + column, shift);
+        mtt__read(o.w + column, gain);
+        mtt__read(o.b + column, shift);
 #pragma unroll
         for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
-        mtt__store(y + row * width + column, out);
+        mtt__store(o.y + row * width + column, out);
     }
 }
 
-template <class T> static mtt_status mtt__norm(mtt__cuda *c, const mtt_op *op)
+/* A norm, and what makes its operand if `residual` is not NULL. */
+template <class T> static mtt_status mtt__norm(mtt__cuda *c, const mtt_op *op, const mtt_op *residual)
 {
     int64_t width = mtt__width(op->in[0]), rows = mtt__elements(op->out[0]) / width;
+    mtt__norm_forward<T> o = {};
+    o.x = mtt__at<T>(residual ? residual->in[0] : op->in[0]);
+    o.w = mtt__at<T>(op->in[1]), o.b = mtt__at<T>(op->in[2]);
+    o.y = mtt__at<T>(op->out[0]), o.stats = mtt__at<float2>(op->out[1]);
+    o.rows = rows, o.width = (int)width;
+    if (residual) {
+        o.branch = mtt__at<T>(residual->in[1]), o.joined = mtt__at<T>(residual->out[0]);
+        o.dropout = mtt__dropout_of(residual, residual->in[2]);
+    }
 #define MTT__NORM(threads, packs)                                                                                    \
     if (width <= threads * packs * 8)                                                                                \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(rows, threads < 128 ? 128 / threads : 1),      \
-                           threads < 128 ? 128 : threads, mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->in[2]),   \
-                           mtt__at<T>(op->out[0]), mtt__at<float2>(op->out[1]), rows, (int)width);
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(rows, threads < 128 ? 128 / threads : 1), \
+                           threads < 128 ? 128 : threads, o);
     MTT__NORM_SHAPES(MTT__NORM)
 #undef MTT__NORM
     return mtt__fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
@@ -979,7 +1020,29 @@ template <class T> static mtt_status mtt__norm(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(op->out[0], mtt__norm<T>(c, op))
+    MTT__BY_TYPE(op->out[0], mtt__norm<T>(c, op, NULL))
+}
+
+/* Whether rows of `a` can be written while other rows of `b` are still to be read. */
+static bool mtt__apart(const mtt_tensor *a, const mtt_tensor *b)
+{
+    const char *p = (const char *)a->data, *q = (const char *)b->data;
+    return p + a->bytes <= q || q + b->bytes <= p || (p == q && a->bytes == b->bytes);
+}
+
+/* Whether a residual and the norm behind it can be one pass: the norm's results may have the places of what the residual reads. */
+static bool mtt__joins(const mtt_op *residual, const mtt_op *norm)
+{
+    if (residual->kind != MTT_OP_RESIDUAL || norm->kind != MTT_OP_NORM || norm->in[0] != residual->out[0]) return false;
+    for (int i = 0; i < 2; i++)
+        if (!mtt__apart(norm->out[0], residual->in[i]) || !mtt__apart(residual->out[0], residual->in[i]) ||
+            !mtt__apart(norm->out[1], residual->in[i])) return false;
+    return true;
+}
+
+static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *residual, const mtt_op *norm)
+{
+    MTT__BY_TYPE(norm->out[0], mtt__norm<T>(c, norm, residual))
 }
 
 /* A thread's part of a row on its way through norm_backward. */
@@ -2814,18 +2877,19 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
                 GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
                 0 in the padding and where the target does not count
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
-   Launch:      a block of 512 threads a row
+   Launch:      a block of 512 threads a row; STAGED with shared memory for the row
    Requires:    Vp a multiple of 8
-   Traffic:     x read once a pass, the second time from cache where both run; written once by GRADIENT
+   Traffic:     x read once a pass, or once in all by STAGED; written once by GRADIENT
    Determinism: fixed tree; the target's element is computed in FP32 and stored once
    Reference:   mtt__row_loss, mtt__row_gradient */
-template <class T, bool LOSS, bool GRADIENT>
+template <class T, bool LOSS, bool GRADIENT, bool STAGED>
 static __global__ void __launch_bounds__(512)
     mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control, const mtt_counters *counters,
                         int classes, int64_t width)
 {
+    extern __shared__ uint4 row[];
     __shared__ float shared[32];
-    T *x = logits + blockIdx.x * width;
+    T *x = logits + blockIdx.x * width, *staged = reinterpret_cast<T *>(row);
     int target = targets[blockIdx.x];
     float v[8], lse = 0;
     out += 3 * (int64_t)blockIdx.x;
@@ -2835,7 +2899,10 @@ static __global__ void __launch_bounds__(512)
 #pragma unroll 4
         for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
             float largest = most, added = 0;
-            mtt__read(x + j, v);
+            mtt__vector<T> pack = mtt__load(x + j);
+            if (STAGED) *reinterpret_cast<mtt__vector<T> *>(staged + j) = pack;
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = mtt__to_float(pack.v[k]);
             if (j + 8 > classes)
 #pragma unroll
                 for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
@@ -2860,7 +2927,7 @@ static __global__ void __launch_bounds__(512)
     float factor = (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
 #pragma unroll 4
     for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
-        mtt__read(x + j, v);
+        mtt__read(STAGED ? staged + j : x + j, v);
 #pragma unroll
         for (int k = 0; k < 8; k++)
             v[k] = target < 0 || j + k >= classes ? 0.0f : (mtt__exp<T>(v[k] - lse) - (j + k == target ? 1.0f : 0.0f)) * factor;
@@ -2878,9 +2945,12 @@ struct mtt__loss_rows {
 
 template <class T, bool LOSS, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
 {
-    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, LOSS, GRADIENT>, (unsigned)r.rows, 512, mtt__at<T>(r.logits),
-                       r.targets, r.losses, mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab,
-                       mtt__width(r.logits));
+    size_t bytes = (size_t)mtt__width(r.logits) * sizeof(T);
+    int staged = LOSS && GRADIENT && bytes + 1024 <= (size_t)c->shared_bytes; /* the kernel's own variables, and the system's */
+    return mtt__launch_shared(c, "cross_entropy", staged ? mtt_k_cross_entropy<T, LOSS, GRADIENT, LOSS && GRADIENT>
+                                                         : mtt_k_cross_entropy<T, LOSS, GRADIENT, false>,
+                              (unsigned)r.rows, 512, staged ? bytes : 0, mtt__at<T>(r.logits), r.targets, r.losses,
+                              mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab, mtt__width(r.logits));
 }
 
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
@@ -3214,6 +3284,8 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     if (status == MTT_OK) status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     if (status == MTT_OK)
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device), "its size");
+    if (status == MTT_OK)
+        status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device), "its size");
     if (status == MTT_OK && !c->stream)
         status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
     if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
@@ -3306,7 +3378,11 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
 static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt_status status = MTT_OK;
-    for (int i = 0; i < count && status == MTT_OK; i++) status = mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+    for (int i = 0; i < count && status == MTT_OK; i++)
+        if (i + 1 < count && mtt__joins(&ops[i], &ops[i + 1])) {
+            status = mtt__cuda_residual_norm(c, &ops[i], &ops[i + 1]);
+            i++;
+        } else status = mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     return status;
 }
 
