@@ -2873,6 +2873,15 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
    >>loss
    ---------------------------------------------------------------------------------------------------------------- */
 
+/* factor e^(x - from); for 16-bit data one multiply-add and one special function, the factor in the exponent. */
+template <class T> static __device__ __forceinline__ float mtt__exp_from(float x, float from, float factor)
+{
+    float y;
+    if (sizeof(T) == 4) return factor * expf(x - from);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f)));
+    return y;
+}
+
 /* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
                 GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
                 0 in the padding and where the target does not count
@@ -2880,7 +2889,7 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
    Launch:      a block of 512 threads a row; STAGED with shared memory for the row
    Requires:    Vp a multiple of 8
    Traffic:     x read once a pass, or once in all by STAGED; written once by GRADIENT
-   Determinism: fixed tree; the target's element is computed in FP32 and stored once
+   Determinism: fixed tree; the target's element is computed anew in FP32 and stored behind the others by the same thread
    Reference:   mtt__row_loss, mtt__row_gradient */
 template <class T, bool LOSS, bool GRADIENT, bool STAGED>
 static __global__ void __launch_bounds__(512)
@@ -2891,11 +2900,11 @@ static __global__ void __launch_bounds__(512)
     __shared__ float shared[32];
     T *x = logits + blockIdx.x * width, *staged = reinterpret_cast<T *>(row);
     int target = targets[blockIdx.x];
-    float v[8], lse = 0;
+    float v[8], lse = 0, at = target < 0 ? 0 : mtt__to_float(x[target]);
     out += 3 * (int64_t)blockIdx.x;
     if (LOSS && target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
     if (LOSS && target >= 0) {
-        float at = mtt__to_float(x[target]), most = -3.4e38f, sum = 0;
+        float most = -3.4e38f, sum = 0;
 #pragma unroll 4
         for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
             float largest = most, added = 0;
@@ -2909,12 +2918,12 @@ static __global__ void __launch_bounds__(512)
 #pragma unroll
             for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
 #pragma unroll
-            for (int k = 0; k < 8; k++) added += mtt__exp<T>(v[k] - largest);
-            sum = sum * mtt__exp<T>(most - largest) + added;
+            for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
+            sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
             most = largest;
         }
         float all = mtt__reduce<mtt__max, 512>(most, shared);
-        sum = mtt__reduce<mtt__sum, 512>(sum * mtt__exp<T>(most - all), shared); /* its barriers also part x[target] from stores */
+        sum = mtt__reduce<mtt__sum, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared); /* its barriers also part x[target] from stores */
         lse = all + logf(sum);
         if (threadIdx.x == 0) {
             out[0] = lse - at;
@@ -2924,15 +2933,19 @@ static __global__ void __launch_bounds__(512)
     }
     if (!GRADIENT) return;
     if (!LOSS) lse = out[2];
+    if (!LOSS) __syncthreads(); /* all have x[target] before it is overwritten */
     float factor = (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
 #pragma unroll 4
     for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
-        mtt__read(STAGED ? staged + j : x + j, v);
+        if (target >= 0) mtt__read(STAGED ? staged + j : x + j, v);
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            v[k] = target < 0 || j + k >= classes ? 0.0f : (mtt__exp<T>(v[k] - lse) - (j + k == target ? 1.0f : 0.0f)) * factor;
+        for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
+        if (j + 8 > classes)
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : 0.0f;
         mtt__store(x + j, v);
     }
+    if (target >= 0 && target / 8 % 512 == (int)threadIdx.x) x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
 }
 
 /* Rows of logits with their targets and losses. */
