@@ -1,0 +1,413 @@
+#!/usr/bin/env python3
+"""Compares mtt with PyTorch: the same weights and batches give the same losses; then time and memory of a step.
+
+    tools/compare_pytorch.py --device cuda                       both parts: 100 steps of losses, the cases a32 a128 gpt2
+    tools/compare_pytorch.py --curves --data my_text.txt --steps 100 --techniques fp32 bf16_flash
+    tools/compare_pytorch.py --device cuda --speed gpt2 long --json figures.json
+
+Needs Python 3, PyTorch, NumPy and the trainer (`make train`, or the nvcc line of examples/train.c for --device cuda).
+
+Curves: the trainer writes a checkpoint before it has learned anything; PyTorch loads those weights, reads the same token
+file in the order that mtt_batches documents, and trains with AdamW at the same settings. FP32 must agree within 1e-3 at
+every step; BF16 and TF32 (autocast over FP32 weights, where mtt also stores activations in 16 bits) within 1 %.
+
+Speed: whole steps (forward, backward, clipping, AdamW) on the same synthetic batches; of both sides the median of the
+second half of the steps. mtt's time is wall clock and counts the copy of the batch to the device and the wait for the
+loss; PyTorch's batch lies on the device and nothing waits between its steps. Memory: mtt's arena, which is all that it
+allocates, and torch.cuda.max_memory_allocated. PyTorch's head has a bias where the case says so, the trainer's always.
+Exit status: 1 if curves differ or mtt failed where it was timed; 2 if something is missing or wrong, and the message says what.
+"""
+import argparse, contextlib, gc, itertools, json, math, os, platform, re
+import signal, statistics, subprocess, sys, tempfile, time, zlib
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read at the import; threads that spin lose much beside other work
+try:
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+except ImportError as missing:
+    sys.exit(f"compare: {missing}: install PyTorch and NumPy, for example pip install torch numpy")
+
+A = dict(layers=4, d_model=256, heads=8, d_ff=1024, vocab=50257, seq_len=256,
+         positions="sinusoidal", head="untied", bias=True)
+GPT2 = dict(layers=12, d_model=768, heads=12, d_ff=3072, vocab=50304, seq_len=1024,
+            positions="learned", head="tied", bias=False)
+CASES = {
+    "a32": dict(A, batch=32),
+    "a128": dict(A, batch=128),
+    "b64": dict(A, layers=6, d_model=512, d_ff=2048, vocab=10000, seq_len=512, batch=64),
+    "d32": dict(A, layers=12, d_model=768, heads=12, d_ff=3072, vocab=30000, seq_len=1024, batch=32),
+    "gpt2": dict(GPT2, batch=16),
+    "gpt2_64": dict(GPT2, batch=64),
+    "gpt2m": dict(GPT2, layers=24, d_model=1024, heads=16, d_ff=4096, batch=16),
+    "long": dict(GPT2, seq_len=32768, batch=1),
+    "tiny": dict(A, layers=2, d_model=64, heads=4, d_ff=256, vocab=1000, seq_len=64, batch=4),  # for a CPU
+}
+CURVE_TECHNIQUES = ["fp32", "tf32", "bf16", "bf16_flash"]
+SPEED_TECHNIQUES = ["bf16_flash" + rest for rest in ("", "_chunked", "_selective_chunked", "_checkpointing_chunked")]
+ATTENTION = getattr(F, "scaled_dot_product_attention", None)  # PyTorch 1 has none
+ALLOWED = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 1e-2}  # relative difference of losses
+
+
+# ---- mtt: the trainer and its files ----
+
+def train(args, folder, name, model, technique, *options):
+    """Runs the trainer; returns the rows of its log."""
+    command = [args.train, "--device", args.device, "--results-dir", folder, "--dataset", name, "--technique", technique,
+               "--lr", str(args.lr), "--seed", str(args.seed), "--eval-batches", "1", "--no-memory-profiling"]
+    for key in ("layers", "d_model", "heads", "d_ff", "seq_len", "positions", "head"):
+        command += ["--" + key.replace("_", "-"), str(model[key])]
+    command += ["--batch-size", str(model["batch"]), *map(str, options)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise RuntimeError(f"cannot run {args.train} ({error.strerror}): build it with `make train`, or name it with --train")
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+    with open(f"{folder}/{name}_{technique}.jsonl") as log:
+        return [json.loads(line) for line in log]
+
+
+def load_safetensors(path):
+    """A checkpoint's weights by name: a length, that much JSON, then the data."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    data = np.memmap(path, np.uint8, "r", offset=8 + size)
+    return {name: torch.from_numpy(data[slice(*entry["data_offsets"])].view(np.float32).reshape(entry["shape"]).copy())
+            for name, entry in header.items() if name != "__metadata__" and not name.startswith("optim.")}
+
+
+def open_tokens(path):
+    """Vocabulary and ids of a token file, behind its header of 64 bytes."""
+    with open(path, "rb") as file:
+        header = file.read(64)
+    if header[:8] != b"MTTTOKEN":
+        raise RuntimeError(f"{path} is no token file: prepare it from text")
+    return int.from_bytes(header[24:32], "little"), np.memmap(path, "<u2" if header[12] == 16 else "<u4", "r", offset=64)
+
+
+def write_tokens(path, ids, vocab):
+    ids = ids.astype("<u2" if vocab <= 65536 else "<u4")
+    numbers = [(1, 4), (8 * ids.itemsize, 4), (len(ids), 8), (vocab, 8), (zlib.crc32(ids.tobytes()), 4)]
+    with open(path, "wb") as file:
+        file.write((b"MTTTOKEN" + b"".join(n.to_bytes(size, "little") for n, size in numbers)).ljust(64, b"\0"))
+        file.write(ids.tobytes())
+
+
+def synthetic_data(args, folder, model):
+    """Token files of phrases, which a model can learn, over words as frequent as words are; returns their prefix."""
+    rng, V, T = np.random.default_rng(args.seed), model["vocab"], model["seq_len"]
+    prefix, any_model = f"{folder}/synthetic", dict(CASES["tiny"], seq_len=8)
+    if not os.path.exists(prefix + ".tokenizer.json"):  # the trainer wants one beside token files: any will do, so the smallest
+        with open(prefix, "w") as file:
+            file.writelines(f"{i}\n\n" for i in range(1 << 16))
+        train(args, folder, "synthetic", any_model, "fp32", "--data", prefix, "--vocab-size", 257, "--steps", 1)
+    words = np.minimum(V ** rng.random((4096, 16)), V - 1).astype(np.int64)  # log-uniform, nearly Zipf's law
+    for split, count in ("train", max(1 << 20, 2 * T * model["batch"])), ("valid", T + 1):
+        write_tokens(f"{prefix}.{split}.tokens", words[rng.integers(0, 4096, count // 16 + 1)].ravel()[:count], V)
+    return prefix
+
+
+def philox(key, low, high):
+    """64 random bits of Philox4x32-10 for each counter of the array `low`."""
+    word = 0xffffffff
+    c0, c1, c2, c3 = low & word, low >> 32, low * 0 + (high & word), low * 0 + (high >> 32)
+    k0, k1 = key & word, key >> 32
+    for _ in range(10):
+        p, q = c0 * 0xd2511f53, c2 * 0xcd9e8d57
+        c0, c1, c2, c3 = q >> 32 ^ c1 ^ k0, q & word, p >> 32 ^ c3 ^ k1, p & word
+        k0, k1 = k0 + 0x9e3779b9 & word, k1 + 0xbb67ae85 & word
+    return c1 << 32 | c0
+
+
+def permutation(seed, epoch, count):
+    """The order of an epoch's sequences: a Feistel network on 2 * half bits, walked until all places are below `count`."""
+    half, shuffle = 1, 1
+    while half < 32 and count > 1 << 2 * half:
+        half += 1
+    mask = (1 << half) - 1
+    places, walking = np.arange(count, dtype=np.uint64), np.arange(count)
+    while len(walking):
+        left, right = places[walking] >> half, places[walking] & mask
+        for turn in range(6):
+            left, right = right, left ^ philox(seed, right | turn << 32, shuffle << 56 | epoch) & mask
+        places[walking] = left << half | right
+        walking = walking[places[walking] >= count]
+    return places
+
+
+def batches(ids, model, seed, device):
+    """Tokens and targets of each step, without end: sequence k is ids kT .. kT + T, targets one ahead."""
+    B, T = model["batch"], model["seq_len"]
+    count = (len(ids) - 1) // T
+    order = itertools.chain.from_iterable(permutation(seed, epoch, count) for epoch in itertools.count())
+    while True:
+        rows = np.stack([ids[int(k) * T:int(k) * T + T + 1] for k in itertools.islice(order, B)]).astype(np.int64)
+        rows = torch.from_numpy(rows).to(device)
+        yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+# ---- PyTorch: the same model, its parameters under the checkpoint's names ----
+
+class Block(nn.Module):
+    def __init__(self, m):
+        super().__init__()
+        d, self.heads = m["d_model"], m["heads"]
+        self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(d, 3 * d), "c_proj": nn.Linear(d, d)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(d, m["d_ff"]), "c_proj": nn.Linear(m["d_ff"], d)})
+
+    def forward(self, x, mask):
+        q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.attn["c_attn"](self.ln_1(x)).chunk(3, 2))
+        if ATTENTION:
+            y = ATTENTION(q, k, v, attn_mask=mask, is_causal=mask is None)
+        else:
+            seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if mask is None else mask
+            y = (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(~seen, -math.inf).softmax(3) @ v
+        x = x + self.attn["c_proj"](y.transpose(1, 2).flatten(2))
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self, m, window=0):
+        super().__init__()
+        d, V, T = m["d_model"], m["vocab"], m["seq_len"]
+        self.wte, self.ln_f, self.lm_head = nn.Embedding(V, d), nn.LayerNorm(d), nn.Linear(d, V, bias=m["bias"])
+        self.h = nn.ModuleList(Block(m) for _ in range(m["layers"]))
+        if m["head"] == "tied":
+            self.lm_head.weight = self.wte.weight
+        self.wpe = nn.Embedding(max(T, 1024), d) if m["positions"] == "learned" else None
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+        angle = torch.arange(T).double()[:, None] / 10000 ** (torch.arange(0, d, 2).double() / d)
+        self.register_buffer("sines", 0.02 * torch.stack([angle.sin(), angle.cos()], 2).flatten(1).float(), persistent=False)
+        i = torch.arange(T)
+        mask = (i[:, None] >= i) & (i[:, None] - i < window) if window else None
+        self.register_buffer("mask", mask, persistent=False)
+
+    def load(self, weights):
+        """Takes a checkpoint's weights, in which the matrices of layers are [in, out]."""
+        state = {name: w.t() if name.startswith("h.") and w.dim() == 2 else w for name, w in weights.items()}
+        state.setdefault("lm_head.weight", state["wte.weight"])
+        self.load_state_dict(state)
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens) + (self.sines if self.wpe is None else self.wpe.weight)[:tokens.shape[1]]
+        for block in self.h:
+            x = block(x, self.mask)
+        return F.cross_entropy(self.lm_head(self.ln_f(x)).float().flatten(0, 1), targets.flatten())
+
+
+def precision_of(technique):
+    words = technique.split("_")
+    if "fp16" in words:
+        raise RuntimeError(f"{technique}: FP16 skips steps while its loss scale finds its way, so that no two curves agree: "
+                           "take fp32, tf32 or bf16")
+    return next((word for word in words if word in ALLOWED), "fp32")
+
+
+def make_step(model, forward, precision, args):
+    """A training step as PyTorch's users write it, with mtt's defaults; returns the loss, not yet waited for."""
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.01},
+              {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
+    fused = {"fused": True} if args.device == "cuda" else {}
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.999), eps=1e-8, **fused)
+
+    def step(tokens, targets):
+        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = forward(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+    return step
+
+
+# ---- the two parts ----
+
+def compare_curves(args, folder, result):
+    m = dict(layers=args.layers, d_model=args.d_model, heads=args.heads, d_ff=args.d_ff or 4 * args.d_model,
+             vocab=args.vocab_size, seq_len=args.seq_len, batch=args.batch_size, positions=args.positions, head=args.head)
+    data = args.data or synthetic_data(args, folder, m)
+    prefix = data if os.path.exists(data + ".train.tokens") else f"{folder}/start"
+    # A rate this small leaves every weight as it was: the checkpoint holds the initial values.
+    train(args, folder, "start", m, "fp32", "--data", data, "--vocab-size", args.vocab_size, "--steps", 1, "--lr", 1e-30)
+    weights = load_safetensors(f"{folder}/start_fp32.safetensors")
+    m["vocab"], ids = open_tokens(prefix + ".train.tokens")
+    m["bias"] = "lm_head.bias" in weights
+    techniques = args.techniques or CURVE_TECHNIQUES
+    theirs, rows, failed = {}, [], False
+    for technique in techniques:
+        precision, window = precision_of(technique), int((re.search(r"window(\d+)", technique) or [0, 0])[1])
+        key = (precision, window)
+        if key not in theirs:
+            model = Gpt(m, window).to(args.device)
+            model.load(weights)
+            step = make_step(model, model, precision, args)
+            feed = itertools.islice(batches(ids, m, args.seed, args.device), args.steps)
+            theirs[key] = torch.stack([step(*batch) for batch in feed]).tolist()
+        log = train(args, folder, "run", m, technique, "--data", prefix, "--steps", args.steps)
+        ours = [row["loss"] for row in log if "loss" in row]
+        gaps = [abs(a - b) / abs(b) for a, b in zip(ours, theirs[key])]
+        good = len(gaps) == args.steps and all(gap <= ALLOWED[precision] for gap in gaps)  # not so with one that is no number
+        failed |= not good
+        rows.append(dict(technique=technique, mtt=ours, pytorch=theirs[key], largest=max(gaps), allowed=ALLOWED[precision],
+                         good=good))
+    result["curves"] = dict(model=m, lr=args.lr, rows=rows)
+    table(["loss at step"] + [f"{r['technique']}: {who}" for r in rows for who in ("mtt", "PyTorch")],
+          [[k + 1] + [f"{r[who][k]:.5f}" for r in rows for who in ("mtt", "pytorch")]
+           for k in sorted({0, args.steps - 1, *range(9, args.steps, 10)})]
+          + [["largest relative difference"] + [text for r in rows for text in
+              (f"{r['largest']:.1e}", f"{'within' if r['good'] else '**above**'} {r['allowed']:g}")]])
+    return failed
+
+
+class OutOfTime(BaseException):
+    """Raised by the alarm; no Exception, since compilers catch those."""
+
+
+def on_alarm(*_):
+    raise OutOfTime("took longer than --limit")
+
+
+def run_pytorch(args, m, feed, precision, mode):
+    """Milliseconds of a step and MiB at the peak."""
+    cuda, half, marks = args.device == "cuda", args.speed_steps // 2, []
+    model = forward = Gpt(m).to(args.device)
+    if mode != "eager":
+        forward = torch.compile(model, mode="reduce-overhead" if "graphs" in mode else "default")
+    step = make_step(model, forward, precision, args)
+    for k in range(args.speed_steps + 1):
+        if cuda and k == 1:  # the first step also compiles, and tries variants that take memory of their own
+            torch.cuda.reset_peak_memory_stats()
+        marks.append(torch.cuda.Event(enable_timing=True) if cuda else time.perf_counter())
+        if cuda:
+            marks[-1].record()
+        step(*feed)
+    if cuda:
+        torch.cuda.synchronize()
+    ms = [a.elapsed_time(b) if cuda else 1e3 * (b - a) for a, b in zip(marks[half:], marks[half + 1:])]
+    return dict(ms=statistics.median(ms), mib=torch.cuda.max_memory_allocated() / 2**20 if cuda else None)
+
+
+def time_pytorch(args, m, feed, precision, mode):
+    """The same, or the reason that there is none; leaves the device's memory to the next."""
+    attention = contextlib.nullcontext()
+    if args.device == "cuda" and precision == "bf16":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        attention = sdpa_kernel(getattr(SDPBackend, args.sdpa.upper() + "_ATTENTION"))
+    signal.alarm(args.limit)
+    try:
+        with attention:
+            return run_pytorch(args, m, feed, precision, mode)
+    except (Exception, OutOfTime) as error:  # out of memory, no compiler, no such kernel: the table goes on
+        return dict(note=(str(error).strip() or type(error).__name__).splitlines()[0][:100])
+    finally:
+        signal.alarm(0)
+        if mode != "eager":
+            torch._dynamo.reset()
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def time_mtt(args, m, folder, prefix, technique):
+    try:
+        log = train(args, folder, "speed", m, technique, "--data", prefix, "--steps", args.speed_steps)
+        with open(f"{folder}/speed_{technique}_metrics.json") as file:
+            metrics = json.load(file)
+        os.remove(f"{folder}/speed_{technique}.safetensors")  # gigabytes with the large cases
+        return dict(ms=statistics.median(row["ms"] for row in log[len(log) // 2:]), mib=metrics["arena_bytes"] / 2**20)
+    except RuntimeError as error:
+        return dict(note=str(error)[-100:], failed=True)
+
+
+def compare_speed(args, folder, result):
+    result["speed"] = []
+    techniques = args.techniques or SPEED_TECHNIQUES
+    modes = ["eager"] + ["compile"] * hasattr(torch, "compile") + ["compile, graphs"] * (args.device == "cuda")
+    for case in args.speed or (["a32", "a128", "gpt2"] if args.device == "cuda" else ["tiny"]):
+        m, rows = CASES[case], []
+        prefix = synthetic_data(args, folder, m)
+        feed = next(batches(open_tokens(prefix + ".train.tokens")[1], m, args.seed, args.device))
+        for precision in dict.fromkeys(map(precision_of, techniques)):
+            rows += [dict(program=f"PyTorch {precision}, {mode}", **time_pytorch(args, m, feed, precision, mode))
+                     for mode in modes]
+        best = min((row for row in rows if "ms" in row), key=lambda row: row["ms"], default={})
+        rows += [dict(program=f"mtt {technique}", **time_mtt(args, m, folder, prefix, technique)) for technique in techniques]
+        for row in rows:
+            row.update(case=case, batch=m["batch"], seq_len=m["seq_len"])
+        table([f"{case}: B = {m['batch']}, T = {m['seq_len']}", "ms/step", "tokens/s", "MiB", "speed", "memory"],
+              [[r["program"], f"{r['ms']:.2f}", f"{1e3 * m['batch'] * m['seq_len'] / r['ms']:,.0f}",
+                f"{r['mib']:,.0f}" if r["mib"] else "-", f"{best['ms'] / r['ms']:.2f}x" if best else "-",
+                f"{100 * r['mib'] / best['mib']:.0f} %" if r["mib"] and best.get("mib") else "-"]
+               if "ms" in r else [r["program"], r["note"].replace("|", "/"), "", "", "", ""] for r in rows])
+        result["speed"] += rows
+    print("Speed and memory are relative to PyTorch's fastest. PyTorch counts no memory on a CPU.")
+    return any("failed" in row for row in result["speed"])
+
+
+def table(titles, rows):
+    print("\n| " + " | ".join(titles) + " |\n|---|" + "---:|" * (len(titles) - 1))
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+
+
+def parse():
+    p = argparse.ArgumentParser(description="Compares mtt with PyTorch: the same training's losses, a step's time and memory.")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    trainer = next((f for f in ("./train", "build/train") if os.path.exists(f)), "./train")
+    p.add_argument("--train", default=trainer, help=f"the trainer ({trainer})")
+    p.add_argument("--curves", action="store_true", help="only the losses (both parts if neither is named)")
+    p.add_argument("--speed", nargs="*", choices=CASES, metavar="CASE", help="only time and memory: " + " ".join(CASES))
+    p.add_argument("--techniques", nargs="+", metavar="NAME", help="of mtt, for both parts")
+    p.add_argument("--json", metavar="FILE", help="the figures as JSON too")
+    p.add_argument("--data", help="curves: text, or the prefix of prepared token files (phrases made up)")
+    p.add_argument("--vocab-size", type=int, default=10000, help="curves: ids of the tokenizer made of a text (10000)")
+    for name, value in dict(steps=100, layers=4, d_model=256, heads=8, d_ff=0, seq_len=256, batch_size=32).items():
+        p.add_argument("--" + name.replace("_", "-"), type=int, default=value, help=f"curves ({value or '4 * d-model'})")
+    p.add_argument("--positions", choices=["sinusoidal", "learned"], default="sinusoidal", help="curves")
+    p.add_argument("--head", choices=["untied", "tied"], default="untied", help="curves")
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--speed-steps", type=int, default=40, help="speed: steps of a run, of which the first half warms up (40)")
+    p.add_argument("--sdpa", choices=["flash", "cudnn"], default="flash", help="speed: PyTorch's attention (flash)")
+    p.add_argument("--limit", type=int, default=90, help="speed: most seconds for a row of PyTorch, compiling included (90)")
+    args = p.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        p.error("PyTorch sees no CUDA device: install its CUDA build, or take --device cpu")
+    if min(args.steps, args.speed_steps // 2) < 1:
+        p.error("--steps must be 1 or more, --speed-steps 2 or more")
+    return args
+
+
+def main():
+    args = parse()
+    both = not args.curves and args.speed is None
+    signal.signal(signal.SIGALRM, on_alarm)
+    device = torch.cuda.get_device_name(0) if args.device == "cuda" else f"CPU, {platform.machine()}"
+    result = dict(device=device, pytorch=torch.__version__, cuda=torch.version.cuda)
+    print(f"{device}, PyTorch {torch.__version__}, CUDA {torch.version.cuda or 'none'}")
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="mtt_compare_") as folder:
+        try:
+            if args.curves or both:
+                failed |= compare_curves(args, folder, result)
+            if args.speed is not None or both:
+                failed |= compare_speed(args, folder, result)
+        except RuntimeError as error:
+            print(f"compare: {error}", file=sys.stderr)
+            return 2
+        finally:
+            if args.json:
+                with open(args.json, "w") as file:
+                    json.dump(result, file, indent=1)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
