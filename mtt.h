@@ -4073,7 +4073,9 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, s
                 if (!tensor) break;
             }
     }
-    for (k = 0; k < 3 && most[k]; k++) mtt__print(&text, "%s %s %.1f MiB", k ? "," : "", most[k]->name, (double)most[k]->bytes / 1048576);
+    for (k = 0; k < 3 && most[k]; k++)
+        mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name, mtt_category_name(most[k]->category),
+                   (double)most[k]->bytes / 1048576);
     mtt_plan_max_batch(t->env, &s->model, policy, p->shape.seq_len, free_bytes, &batch);
     return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or seq_len, "
                      "recompute more, or use the chunked loss", reason, batch, p->shape.seq_len);
