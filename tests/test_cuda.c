@@ -1,6 +1,15 @@
-/* test_cuda.c - the CUDA backend against the CPU's: every operation of random schedules in lock-step on the same operands,
-   whole models, and what the manual promises about bits. Links mtt_kernels.o; passes with a word where no GPU is there.
-   `test_cuda speed [B T [plain [full]]]` times every kind of operation of a GPT-2 small instead, `test_cuda operations N` tries N schedules. */
+/* test_cuda.c - the CUDA backend against the truth and against the CPU's, operation by operation on the same operands; whole
+   models; bits; bytes. Links mtt_kernels.o; passes with a word where no GPU is there.
+
+   Every operation of random schedules runs on the device, on the CPU, and twice as the textbook has it: all in double, which
+   is the truth, and as a plain implementation in the policy's precision. Device and CPU may each be off by twice what the plain
+   one is off, in the mean and at worst, and by a few units of the last place of FP32 (slack()). Operations that only move or
+   drop elements have to give the CPU's bits. Each kind is tried over at least 500 shapes, counted and asserted.
+
+   test_cuda [SCALE]                        all of it, with SCALE times the random schedules and models
+   test_cuda operations LARGE [SMALL]       so many random schedules and small ones alone
+   test_cuda technique NAME                 a small step and an evaluation, for compute-sanitizer; -DMTT_SEPARATE_ALLOCS
+   test_cuda speed [B T [plain [full]]]     times every kind of operation of a GPT-2 small */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
@@ -11,7 +20,6 @@ static mtt_env env;
 static mtt_backend cuda;
 static int flash_works;
 static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16"};
-static const double FLOOR[] = {1e-5, 2e-3, 1e-3, 2e-4}; /* of one operation: sums in another order, roundings that tip over */
 
 /* -------------------------------------------------------------------------------------------------- randomness ---- */
 
@@ -47,7 +55,8 @@ typedef struct setup {
 /* Awkward shapes first, each with what else may vary. */
 static setup random_setup(int number)
 {
-    static const int widths[][2] = {{8, 1}, {24, 3}, {256, 8}, {40, 1}, {64, 2}, {512, 8}, {24, 1}, {768, 12}, {264, 3}, {1032, 43}};
+    static const int widths[][2] = {{8, 1},   {24, 3}, {256, 8},  {40, 1},  {64, 2},
+                                    {512, 8}, {24, 1}, {768, 12}, {264, 3}, {1032, 43}};
     static const int lengths[] = {1, 31, 33, 97, 64, 8, 129}, vocabs[] = {7, 129, 1003, 256, 1, 2049};
     setup s;
     memset(&s, 0, sizeof(s));
@@ -79,8 +88,9 @@ static const char *describe(const setup *s)
 {
     static char text[256];
     snprintf(text, sizeof(text), "%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss",
-             PRECISIONS[s->policy.precision], s->model.d_model, s->model.heads, s->model.d_ff, s->model.vocab, s->batch, s->seq_len,
-             s->policy.window, (double)s->model.dropout, s->policy.attention ? "flash" : "plain", s->policy.loss ? "chunked" : "full");
+             PRECISIONS[s->policy.precision], s->model.d_model, s->model.heads, s->model.d_ff, s->model.vocab, s->batch,
+             s->seq_len, s->policy.window, (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
+             s->policy.loss ? "chunked" : "full");
     return text;
 }
 
@@ -109,16 +119,588 @@ static double relative_error(const float *a, const float *b, size_t count)
     return size > 0 ? sqrt(difference / size) : difference > 0 ? 1e9 : 0;
 }
 
+/* ---------------------------------------------------------------------------------------------------- the textbook ---- */
+
+/* Each operation once more, straight from its formula, on copies of its operands in double. `exact`: all of it in double, the
+   truth. Otherwise as a plain implementation in the policy's precision computes it: every sum in one FP32 accumulator from the
+   first term to the last, every result FP32, what stands in memory or enters a second product rounded to the precision. */
+typedef struct textbook {
+    const mtt_op *op;
+    double **in, **out; /* as the operation's; NULL for what is absent or no numbers */
+    mtt_precision precision;
+    int exact;
+} textbook;
+
+static int tf32_truncates; /* 1 = this device's products ignore the last 13 bits of TF32 operands instead of rounding them */
+
+static double fp32(const textbook *t, double x)
+{
+    return t->exact ? x : (double)(float)x;
+}
+
+/* As it stands in memory, or enters a product of 16-bit operands. */
+static double stored(const textbook *t, double x)
+{
+    if (t->exact) return x;
+    if (t->precision == MTT_BF16) return (double)mtt__from_bf16(mtt__to_bf16((float)x));
+    if (t->precision == MTT_FP16) return (double)mtt__from_fp16(mtt__to_fp16((float)x));
+    return (double)(float)x;
+}
+
+/* 10 bits of mantissa, to nearest, ties to even; or cut off, where that is what the device's plainest product does. */
+static float to_tf32(double x)
+{
+    uint32_t bits = mtt__float_bits((float)x);
+    return mtt__bits_float((bits + (tf32_truncates ? 0 : 0xfffu + (bits >> 13 & 1u))) & ~0x1fffu);
+}
+
+static const void *state_of(const mtt_op *op, const char *name)
+{
+    int i;
+    for (i = 0; i < op->inputs; i++)
+        if (op->in[i] && !strcmp(op->in[i]->name, name)) return op->in[i]->data;
+    return NULL;
+}
+
+static int adds(const mtt_op *op)
+{
+    return op->accumulate || ((const mtt_control *)state_of(op, "control"))->accumulate;
+}
+
+/* Dropout's factors; that they are the same bits everywhere is what the operations that only drop are held to. */
+static void mask_of(const textbook *t, int64_t first, int64_t count, float *mask)
+{
+    int64_t i;
+    for (i = 0; i < count; i++) mask[i] = 1;
+    if (t->op->shape->dropout > 0)
+        mtt__dropout_mask((const mtt_control *)state_of(t->op, "control"), t->op, first, count, mask);
+}
+
+/* Element (i, j) is at[i * row + j * column]. */
+typedef struct matrix {
+    const double *at;
+    int64_t row, column;
+} matrix;
+
+static matrix rows_of(const double *at, int64_t width)
+{
+    matrix m = {at, width, 1};
+    return m;
+}
+
+static matrix turned(matrix m)
+{
+    matrix r = {m.at, m.column, m.row};
+    return r;
+}
+
+/* C = A B with sums of one type, each from the first product to the last. */
+#define TEXTBOOK_PRODUCT(name, real, OPERAND)                                                                        \
+    static void name(int64_t m, int64_t n, int64_t k, matrix a, matrix b, double *c, int64_t ldc)                    \
+    {                                                                                                                \
+        real *right = malloc((size_t)(k * n) * sizeof(real));                                                        \
+        int64_t i, p;                                                                                                \
+        MTT__OMP(omp parallel for if (n * k > 10000))                                                                \
+        for (p = 0; p < k; p++) {                                                                                    \
+            int64_t j;                                                                                               \
+            for (j = 0; j < n; j++) right[p * n + j] = OPERAND(b.at[p * b.row + j * b.column]);                      \
+        }                                                                                                            \
+        MTT__OMP(omp parallel for if (m * n * k > 100000))                                                           \
+        for (i = 0; i < m; i++) {                                                                                    \
+            real *sum = calloc((size_t)n, sizeof(real));                                                             \
+            int64_t q, j;                                                                                            \
+            for (q = 0; q < k; q++) {                                                                                \
+                real x = OPERAND(a.at[i * a.row + q * a.column]);                                                    \
+                for (j = 0; j < n; j++) sum[j] += x * right[q * n + j];                                              \
+            }                                                                                                        \
+            for (j = 0; j < n; j++) c[i * ldc + j] = (double)sum[j];                                                 \
+            free(sum);                                                                                               \
+        }                                                                                                            \
+        free(right);                                                                                                 \
+    }
+TEXTBOOK_PRODUCT(product_exact, double, (double))
+TEXTBOOK_PRODUCT(product_fp32, float, (float))
+TEXTBOOK_PRODUCT(product_tf32, float, to_tf32)
+
+static void product(const textbook *t, int64_t m, int64_t n, int64_t k, matrix a, matrix b, double *c, int64_t ldc)
+{
+    int flash = t->op->kind == MTT_OP_FLASH || t->op->kind == MTT_OP_FLASH_BACKWARD; /* FP32 under TF32 too */
+    (t->exact ? product_exact : t->precision == MTT_TF32 && !flash ? product_tf32 : product_fp32)(m, n, k, a, b, c, ldc);
+}
+
+/* C = alpha A B */
+static void scaled_product(const textbook *t, int64_t m, int64_t n, int64_t k, double alpha, matrix a, matrix b, double *c,
+                           int64_t ldc)
+{
+    int64_t i, j;
+    product(t, m, n, k, a, b, c, ldc);
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) c[i * ldc + j] = fp32(t, c[i * ldc + j] * alpha);
+}
+
+static matrix weight_of(const textbook *t, int transposed)
+{
+    matrix w = rows_of(t->in[1], mtt__width(t->op->in[1]));
+    return t->op->transposed != transposed ? turned(w) : w;
+}
+
+static void biased_product(const textbook *t, const double *x, int64_t m, int64_t n, double *y)
+{
+    int64_t k = mtt__width(t->op->in[0]), i;
+    product(t, m, n, k, rows_of(x, k), weight_of(t, 0), y, n);
+    for (i = 0; t->in[2] && i < m * n; i++) y[i] = fp32(t, y[i] + t->in[2][i % n]);
+}
+
+static void textbook_linear(const textbook *t)
+{
+    int64_t n = mtt__width(t->op->out[0]);
+    biased_product(t, t->in[0], mtt__elements(t->op->out[0]) / n, n, t->out[0]);
+}
+
+static void textbook_linear_backward_input(const textbook *t)
+{
+    int64_t n = mtt__width(t->op->out[0]), k = mtt__width(t->op->in[0]);
+    product(t, mtt__elements(t->op->out[0]) / n, n, k, rows_of(t->in[0], k), weight_of(t, 1), t->out[0], n);
+}
+
+static void weight_gradient(const textbook *t, const double *x, int64_t k, const double *dy, int64_t n, int64_t rows,
+                            double *dw, double *db)
+{
+    matrix left = turned(rows_of(x, k)), right = rows_of(dy, n);
+    double *sums = malloc((size_t)(k * n) * sizeof(double));
+    int64_t i, r;
+    int add = adds(t->op);
+    if (t->op->transposed) product(t, n, k, rows, turned(right), turned(left), sums, k);
+    else product(t, k, n, rows, left, right, sums, n);
+    for (i = 0; i < k * n; i++) dw[i] = add ? fp32(t, dw[i] + sums[i]) : sums[i];
+    for (i = 0; db && i < n; i++) {
+        double sum = 0;
+        for (r = 0; r < rows; r++) sum = fp32(t, sum + dy[r * n + i]);
+        db[i] = add ? fp32(t, db[i] + sum) : sum;
+    }
+    free(sums);
+}
+
+static void textbook_linear_backward_weight(const textbook *t)
+{
+    int64_t k = mtt__width(t->op->in[0]), n = mtt__width(t->op->in[1]);
+    weight_gradient(t, t->in[0], k, t->in[1], n, mtt__elements(t->op->in[1]) / n, t->out[0], t->out[1]);
+}
+
+static void textbook_norm(const textbook *t)
+{
+    int64_t C = mtt__width(t->op->in[0]), rows = mtt__elements(t->op->out[0]) / C, r;
+    MTT__OMP(omp parallel for if (rows * C > 10000))
+    for (r = 0; r < rows; r++) {
+        const double *x = t->in[0] + r * C;
+        double *y = t->out[0] + r * C, mean = 0, squares = 0, rstd;
+        int64_t i;
+        for (i = 0; i < C; i++) mean = fp32(t, mean + x[i]);
+        mean = fp32(t, mean / (double)C);
+        for (i = 0; i < C; i++) squares = fp32(t, squares + fp32(t, fp32(t, x[i] - mean) * fp32(t, x[i] - mean)));
+        rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, squares / (double)C + (double)1e-5f))));
+        for (i = 0; i < C; i++)
+            y[i] = fp32(t, fp32(t, fp32(t, fp32(t, x[i] - mean) * rstd) * t->in[1][i]) + t->in[2][i]);
+        t->out[1][2 * r] = mean;
+        t->out[1][2 * r + 1] = rstd;
+    }
+}
+
+static void textbook_norm_backward(const textbook *t)
+{
+    const double *dy = t->in[0], *x = t->in[1], *stats = t->in[2], *w = t->in[3], *joined = t->in[5];
+    int64_t C = mtt__width(t->op->in[0]), rows = mtt__elements(t->op->in[0]) / C, r, c;
+    int add = adds(t->op);
+#define XHAT(r, i) fp32(t, fp32(t, x[(r) * C + (i)] - stats[2 * (r)]) * stats[2 * (r) + 1])
+    MTT__OMP(omp parallel for if (rows * C > 10000))
+    for (r = 0; r < rows; r++) {
+        double sum = 0, dot = 0, value;
+        int64_t i;
+        for (i = 0; i < C; i++) {
+            double g = fp32(t, dy[r * C + i] * w[i]);
+            sum = fp32(t, sum + g);
+            dot = fp32(t, dot + fp32(t, g * XHAT(r, i)));
+        }
+        sum = fp32(t, sum / (double)C);
+        dot = fp32(t, dot / (double)C);
+        for (i = 0; i < C; i++) {
+            value = fp32(t, fp32(t, fp32(t, dy[r * C + i] * w[i]) - sum) - fp32(t, XHAT(r, i) * dot));
+            value = fp32(t, value * stats[2 * r + 1]);
+            t->out[0][r * C + i] = joined ? fp32(t, value + joined[r * C + i]) : value;
+        }
+    }
+    MTT__OMP(omp parallel for if (rows * C > 10000))
+    for (c = 0; c < C; c++) {
+        double dw = 0, db = 0;
+        int64_t i;
+        for (i = 0; i < rows; i++) {
+            dw = fp32(t, dw + fp32(t, dy[i * C + c] * XHAT(i, c)));
+            db = fp32(t, db + dy[i * C + c]);
+        }
+        t->out[1][c] = fp32(t, dw + (add ? t->out[1][c] : 0));
+        t->out[2][c] = fp32(t, db + (add ? t->out[2][c] : 0));
+    }
+#undef XHAT
+}
+
+/* s of GELU(x) = x s. */
+static double gelu_sigmoid(const textbook *t, double x)
+{
+    double cubic = fp32(t, x + fp32(t, 0.044715 * fp32(t, fp32(t, x * x) * x)));
+    return fp32(t, 1 / fp32(t, 1 + fp32(t, exp(fp32(t, -1.5957691216057308 * cubic)))));
+}
+
+static void textbook_gelu(const textbook *t)
+{
+    int64_t count = mtt__elements(t->op->out[0]), i;
+    MTT__OMP(omp parallel for if (count > 10000))
+    for (i = 0; i < count; i++) t->out[0][i] = fp32(t, t->in[0][i] * gelu_sigmoid(t, t->in[0][i]));
+}
+
+static void textbook_gelu_backward(const textbook *t)
+{
+    int64_t count = mtt__elements(t->op->out[0]), i;
+    MTT__OMP(omp parallel for if (count > 10000))
+    for (i = 0; i < count; i++) {
+        double x = t->in[1][i], s = gelu_sigmoid(t, x);
+        double slope = fp32(t, 1.5957691216057308 * fp32(t, 1 + fp32(t, fp32(t, 0.134145 * x) * x)));
+        double inner = fp32(t, fp32(t, fp32(t, x * s) * fp32(t, 1 - s)) * slope);
+        t->out[0][i] = fp32(t, t->in[0][i] * fp32(t, s + inner));
+    }
+}
+
+static void textbook_residual(const textbook *t)
+{
+    int64_t count = mtt__elements(t->op->out[0]), i;
+    float *mask = malloc((size_t)count * sizeof(float));
+    mask_of(t, 0, count, mask);
+    for (i = 0; i < count; i++) t->out[0][i] = fp32(t, t->in[0][i] + fp32(t, t->in[1][i] * (double)mask[i]));
+    free(mask);
+}
+
+/* d_wte[token] and d_wpe[position], row after row. */
+static void textbook_embed_backward(const textbook *t)
+{
+    const mtt_shape *d = t->op->shape;
+    const int32_t *tokens = (const int32_t *)t->op->in[1]->data;
+    int64_t C = d->d_model, count = d->rows * C, c;
+    int fresh = !((const mtt_control *)state_of(t->op, "control"))->accumulate, i;
+    float *mask = malloc((size_t)count * sizeof(float));
+    mask_of(t, 0, count, mask);
+    for (i = 0; i < 2; i++)
+        if (t->out[i] && fresh && (i || !t->op->accumulate))
+            memset(t->out[i], 0, (size_t)mtt__elements(t->op->out[i]) * sizeof(double));
+    MTT__OMP(omp parallel for if (count > 10000))
+    for (c = 0; c < C; c++) {
+        int64_t r;
+        for (r = 0; r < d->rows; r++) {
+            double dx = fp32(t, t->in[0][r * C + c] * (double)mask[r * C + c]), *word = &t->out[0][tokens[r] * C + c];
+            *word = fp32(t, *word + dx);
+            if (t->out[1]) t->out[1][r % d->seq_len * C + c] = fp32(t, t->out[1][r % d->seq_len * C + c] + dx);
+        }
+    }
+    free(mask);
+}
+
+/* One head's q, k, v (or their gradients) in [rows, 3 C] and its output in [rows, C]. */
+static matrix part_of(const textbook *t, const double *qkv, int64_t head, int part)
+{
+    const mtt_shape *d = t->op->shape;
+    return rows_of(qkv + head / d->heads * d->seq_len * 3 * d->d_model + part * d->d_model + head % d->heads * d->head_dim,
+                   3 * d->d_model);
+}
+
+static matrix output_of(const textbook *t, const double *out, int64_t head)
+{
+    const mtt_shape *d = t->op->shape;
+    return rows_of(out + head / d->heads * d->seq_len * d->d_model + head % d->heads * d->head_dim, d->d_model);
+}
+
+/* Probabilities of a query's scores over the keys that it sees, 0 elsewhere; returns log sum e^score. */
+static double softmax_row(const textbook *t, const double *s, int64_t query, double *p)
+{
+    int64_t low = mtt__first_key(t->op->shape, query), j;
+    double most = s[low], sum = 0;
+    for (j = low; j <= query; j++) most = s[j] > most ? s[j] : most;
+    memset(p, 0, (size_t)t->op->shape->seq_len * sizeof(double));
+    for (j = low; j <= query; j++) {
+        p[j] = fp32(t, exp(fp32(t, s[j] - most)));
+        sum = fp32(t, sum + p[j]);
+    }
+    for (j = low; j <= query; j++) p[j] = fp32(t, p[j] / sum);
+    return fp32(t, most + fp32(t, log(sum)));
+}
+
+/* All heads, each with what it needs of T x T squares. */
+#define FOR_EACH_HEAD(head) \
+    int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim, heads = (int64_t)t->op->shape->batch * t->op->shape->heads, \
+            head; \
+    double scale = fp32(t, 1 / sqrt((double)D)); \
+    (void)scale; \
+    MTT__OMP(omp parallel for if (heads > 1 && heads * T * T > 1000)) \
+    for (head = 0; head < heads; head++)
+
+static void textbook_attention_scores(const textbook *t)
+{
+    FOR_EACH_HEAD(h)
+    scaled_product(t, T, T, D, scale, part_of(t, t->in[0], h, 0), turned(part_of(t, t->in[0], h, 1)), t->out[0] + h * T * T, T);
+}
+
+static void textbook_softmax(const textbook *t)
+{
+    FOR_EACH_HEAD(h) {
+        int64_t i;
+        for (i = h * T; i < (h + 1) * T; i++) softmax_row(t, t->in[0] + i * T, i % T, t->out[0] + i * T);
+    }
+}
+
+static void textbook_attention_values(const textbook *t)
+{
+    FOR_EACH_HEAD(h)
+    product(t, T, D, T, rows_of(t->in[0] + h * T * T, T), part_of(t, t->in[1], h, 2), (double *)output_of(t, t->out[0], h).at,
+            t->op->shape->d_model);
+}
+
+static void textbook_attention_values_backward(const textbook *t)
+{
+    FOR_EACH_HEAD(h) {
+        matrix d_out = output_of(t, t->in[0], h), dv = part_of(t, t->out[1], h, 2);
+        product(t, T, T, D, d_out, turned(part_of(t, t->in[2], h, 2)), t->out[0] + h * T * T, T);
+        product(t, T, D, T, turned(rows_of(t->in[1] + h * T * T, T)), d_out, (double *)dv.at, dv.row);
+    }
+}
+
+/* dS = P (mask dP - sum of mask dP P) of a row. */
+static void softmax_backward_row(const textbook *t, const double *dp, const double *p, const float *mask, double *ds)
+{
+    int64_t T = t->op->shape->seq_len, j;
+    double sum = 0;
+    for (j = 0; j < T; j++) sum = p[j] == 0 ? sum : fp32(t, sum + fp32(t, fp32(t, dp[j] * (double)mask[j]) * p[j]));
+    for (j = 0; j < T; j++) ds[j] = p[j] == 0 ? 0 : fp32(t, p[j] * fp32(t, fp32(t, dp[j] * (double)mask[j]) - sum));
+}
+
+static void textbook_softmax_backward(const textbook *t)
+{
+    FOR_EACH_HEAD(h) {
+        float *mask = malloc((size_t)T * sizeof(float));
+        int64_t i;
+        for (i = h * T; i < (h + 1) * T; i++) {
+            mask_of(t, i * T, T, mask);
+            softmax_backward_row(t, t->in[0] + i * T, t->in[1] + i * T, mask, t->out[0] + i * T);
+        }
+        free(mask);
+    }
+}
+
+/* dQ = scale dS K, dK = scale dS^T Q */
+static void query_and_key_gradients(const textbook *t, const double *ds, double scale, const double *qkv, int64_t h,
+                                    double *d_qkv)
+{
+    int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim;
+    matrix dq = part_of(t, d_qkv, h, 0), dk = part_of(t, d_qkv, h, 1);
+    scaled_product(t, T, D, T, scale, rows_of(ds, T), part_of(t, qkv, h, 1), (double *)dq.at, dq.row);
+    scaled_product(t, T, D, T, scale, turned(rows_of(ds, T)), part_of(t, qkv, h, 0), (double *)dk.at, dk.row);
+}
+
+static void textbook_attention_scores_backward(const textbook *t)
+{
+    FOR_EACH_HEAD(h) query_and_key_gradients(t, t->in[0] + h * T * T, scale, t->in[1], h, t->out[0]);
+}
+
+/* Plain attention whose scores stay FP32: only the probabilities, on their way into the second product, are rounded. */
+static void textbook_flash(const textbook *t)
+{
+    FOR_EACH_HEAD(h) {
+        double *s = malloc((size_t)(T * T) * sizeof(double)), *p = malloc((size_t)(T * T) * sizeof(double));
+        float *mask = malloc((size_t)T * sizeof(float));
+        int64_t i, j;
+        scaled_product(t, T, T, D, scale, part_of(t, t->in[0], h, 0), turned(part_of(t, t->in[0], h, 1)), s, T);
+        for (i = 0; i < T; i++) {
+            t->out[1][h * T + i] = softmax_row(t, s + i * T, i, p + i * T);
+            mask_of(t, (h * T + i) * T, T, mask);
+            for (j = 0; j <= i; j++) p[i * T + j] = stored(t, fp32(t, p[i * T + j] * (double)mask[j]));
+        }
+        product(t, T, D, T, rows_of(p, T), part_of(t, t->in[0], h, 2), (double *)output_of(t, t->out[0], h).at,
+                t->op->shape->d_model);
+        free(s);
+        free(p);
+        free(mask);
+    }
+}
+
+/* The same: P and dS are rounded where they enter the products of dV, dQ and dK. */
+static void textbook_flash_backward(const textbook *t)
+{
+    FOR_EACH_HEAD(h) {
+        double *s = malloc((size_t)(T * T) * sizeof(double)), *dp = malloc((size_t)(T * T) * sizeof(double));
+        float *mask = malloc((size_t)T * sizeof(float));
+        matrix d_out = output_of(t, t->in[0], h), out = output_of(t, t->in[2], h), dv = part_of(t, t->out[0], h, 2);
+        int64_t i, j;
+        scaled_product(t, T, T, D, scale, part_of(t, t->in[1], h, 0), turned(part_of(t, t->in[1], h, 1)), s, T);
+        product(t, T, T, D, d_out, turned(part_of(t, t->in[1], h, 2)), dp, T);
+        for (i = 0; i < T; i++) {
+            double delta = 0, lse = t->in[3][h * T + i];
+            for (j = 0; j < D; j++) delta = fp32(t, delta + fp32(t, d_out.at[i * d_out.row + j] * out.at[i * out.row + j]));
+            mask_of(t, (h * T + i) * T, T, mask);
+            for (j = 0; j < T; j++) {
+                int seen = j >= mtt__first_key(t->op->shape, i) && j <= i;
+                double p = seen ? fp32(t, exp(fp32(t, s[i * T + j] - lse))) : 0;
+                s[i * T + j] = stored(t, p * (double)mask[j]);
+                dp[i * T + j] = stored(t, p * fp32(t, fp32(t, dp[i * T + j] * (double)mask[j]) - delta));
+            }
+        }
+        product(t, T, D, T, turned(rows_of(s, T)), d_out, (double *)dv.at, dv.row);
+        query_and_key_gradients(t, dp, scale, t->in[1], h, t->out[0]);
+        free(s);
+        free(dp);
+        free(mask);
+    }
+}
+
+/* {loss, hit, log sum e^x} of a row of logits. */
+static void loss_row(const textbook *t, const double *x, int32_t target, double *out)
+{
+    double most = x[0], sum = 0;
+    int j, classes = t->op->shape->vocab;
+    out[0] = out[1] = out[2] = 0;
+    if (target < 0) return;
+    for (j = 1; j < classes; j++) most = x[j] > most ? x[j] : most;
+    for (j = 0; j < classes; j++) sum = fp32(t, sum + fp32(t, exp(fp32(t, x[j] - most))));
+    out[2] = fp32(t, most + fp32(t, log(sum)));
+    out[0] = fp32(t, out[2] - x[target]);
+    out[1] = x[target] >= most;
+}
+
+static void gradient_row(const textbook *t, const double *x, int32_t target, double lse, double *out)
+{
+    const mtt_control *control = (const mtt_control *)state_of(t->op, "control");
+    const mtt_counters *counters = (const mtt_counters *)state_of(t->op, "counters");
+    double factor = fp32(t, (double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
+    int j;
+    for (j = 0; j < t->op->shape->vocab_padded; j++)
+        out[j] = target < 0 || j >= t->op->shape->vocab
+                     ? 0
+                     : fp32(t, fp32(t, fp32(t, exp(fp32(t, x[j] - lse))) - (j == target)) * factor);
+}
+
+static void textbook_cross_entropy(const textbook *t)
+{
+    const int32_t *targets = (const int32_t *)state_of(t->op, "targets");
+    int64_t width = t->op->shape->vocab_padded, i;
+    MTT__OMP(omp parallel for if (t->op->shape->rows * width > 10000))
+    for (i = 0; i < t->op->shape->rows; i++) loss_row(t, t->in[0] + i * width, targets[i], t->out[0] + 3 * i);
+}
+
+static void textbook_cross_entropy_backward(const textbook *t)
+{
+    const int32_t *targets = (const int32_t *)state_of(t->op, "targets");
+    int64_t width = t->op->shape->vocab_padded, i;
+    MTT__OMP(omp parallel for if (t->op->shape->rows * width > 10000))
+    for (i = 0; i < t->op->shape->rows; i++)
+        gradient_row(t, t->in[0] + i * width, targets[i], t->in[1][3 * i + 2], t->out[0] + i * width);
+}
+
+/* The full loss's four operations, logits and their gradients stored in between. */
+static void textbook_chunked_loss(const textbook *t)
+{
+    const int32_t *targets = (const int32_t *)state_of(t->op, "targets");
+    int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model,
+            chunk = t->op->out[1]->shape[0], i;
+    double *logits = malloc((size_t)(rows * width) * sizeof(double));
+    biased_product(t, t->in[0], rows, width, logits);
+    MTT__OMP(omp parallel for if (rows * width > 10000))
+    for (i = 0; i < rows; i++) {
+        double *x = logits + i * width;
+        int64_t j;
+        for (j = 0; j < width; j++) x[j] = stored(t, x[j]);
+        loss_row(t, x, targets[i], t->out[0] + 3 * i);
+        if (t->op->outputs > 2) gradient_row(t, x, targets[i], t->out[0][3 * i + 2], x);
+        for (j = 0; j < width; j++) x[j] = stored(t, x[j]);
+    }
+    for (i = 0; i < rows; i++) memcpy(t->out[1] + i % chunk * width, logits + i * width, (size_t)width * sizeof(double));
+    if (t->op->outputs > 2) {
+        product(t, rows, C, width, rows_of(logits, width), weight_of(t, 1), t->out[2], C);
+        weight_gradient(t, t->in[0], C, logits, width, rows, t->out[3], t->out[4]);
+    }
+    free(logits);
+}
+
+static void textbook_adamw(const textbook *t)
+{
+    const mtt_control *c = (const mtt_control *)state_of(t->op, "control");
+    const mtt_counters *counters = (const mtt_counters *)state_of(t->op, "counters");
+    double b1 = (double)c->beta1, b2 = (double)c->beta2, updates = (double)counters->updates;
+    double step = fp32(t, (double)c->lr / (1 - pow(b1, updates))), correction = fp32(t, 1 / sqrt(1 - pow(b2, updates)));
+    int p;
+    for (p = 0; p < t->op->inputs - 2 && !counters->skipped; p++) {
+        double *weight = t->out[4 * p], *m = t->out[4 * p + 1], *v = t->out[4 * p + 2], *master = t->out[4 * p + 3];
+        double keep = t->op->in[p + 2]->rank > 1 ? fp32(t, 1 - (double)c->lr * (double)c->weight_decay) : 1;
+        int64_t count = mtt__elements(t->op->in[p + 2]), i;
+        MTT__OMP(omp parallel for if (count > 10000))
+        for (i = 0; i < count; i++) {
+            double g = fp32(t, t->in[p + 2][i] * (double)counters->gradient_scale), w = (master ? master : weight)[i];
+            m[i] = fp32(t, fp32(t, b1 * m[i]) + fp32(t, (1 - b1) * g));
+            v[i] = fp32(t, fp32(t, b2 * v[i]) + fp32(t, fp32(t, (1 - b2) * g) * g));
+            g = fp32(t, fp32(t, step * m[i]) / fp32(t, fp32(t, fp32(t, sqrt(v[i])) * correction) + (double)c->eps));
+            weight[i] = fp32(t, fp32(t, keep * w) - g);
+            if (master) master[i] = weight[i];
+        }
+    }
+}
+
+/* NULL: compared bit for bit with the CPU's, or counters. */
+static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
+    [MTT_OP_NORM] = textbook_norm,
+    [MTT_OP_LINEAR] = textbook_linear,
+    [MTT_OP_GELU] = textbook_gelu,
+    [MTT_OP_RESIDUAL] = textbook_residual,
+    [MTT_OP_ATTENTION_SCORES] = textbook_attention_scores,
+    [MTT_OP_SOFTMAX] = textbook_softmax,
+    [MTT_OP_ATTENTION_VALUES] = textbook_attention_values,
+    [MTT_OP_FLASH] = textbook_flash,
+    [MTT_OP_CROSS_ENTROPY] = textbook_cross_entropy,
+    [MTT_OP_CHUNKED_LOSS] = textbook_chunked_loss,
+    [MTT_OP_CROSS_ENTROPY_BACKWARD] = textbook_cross_entropy_backward,
+    [MTT_OP_LINEAR_BACKWARD_WEIGHT] = textbook_linear_backward_weight,
+    [MTT_OP_LINEAR_BACKWARD_INPUT] = textbook_linear_backward_input,
+    [MTT_OP_NORM_BACKWARD] = textbook_norm_backward,
+    [MTT_OP_GELU_BACKWARD] = textbook_gelu_backward,
+    [MTT_OP_ATTENTION_VALUES_BACKWARD] = textbook_attention_values_backward,
+    [MTT_OP_SOFTMAX_BACKWARD] = textbook_softmax_backward,
+    [MTT_OP_ATTENTION_SCORES_BACKWARD] = textbook_attention_scores_backward,
+    [MTT_OP_FLASH_BACKWARD] = textbook_flash_backward,
+    [MTT_OP_EMBED_BACKWARD] = textbook_embed_backward,
+    [MTT_OP_ADAMW] = textbook_adamw,
+};
+
 /* --------------------------------------------------------------------------------------- operations, in lock-step ---- */
 
 typedef struct lock_step {
+    setup s;
     mtt_schedule *host, *device;
     char *host_arena, *device_arena;
     void *context;
+    int once; /* 1 = no shape is tried again */
 } lock_step;
 
-static int tried[MTT_OP_KIND_COUNT];
-static double worst[MTT_OP_KIND_COUNT][4];
+enum { TRIES = 500 };                      /* of every kind, each over another shape */
+static int tried[MTT_OP_KIND_COUNT], distinct[MTT_OP_KIND_COUNT];
+static double worst[MTT_OP_KIND_COUNT][4]; /* error over what is allowed */
+static void *contexts[4];                  /* one for each precision, open until the operations are through */
+
+static void *context_of(const mtt_policy *policy)
+{
+    void **context = &contexts[policy->precision];
+    if (!*context) check(cuda.open(&env, &cuda, policy, context) == MTT_OK, "open: %s", env.error);
+    return *context;
+}
+
+static void close_contexts(void)
+{
+    int i;
+    for (i = 0; i < 4; i++)
+        if (contexts[i]) cuda.close(contexts[i]);
+}
 
 static void bind_arena(mtt_schedule *s, char *arena)
 {
@@ -126,6 +708,32 @@ static void bind_arena(mtt_schedule *s, char *arena)
     for (which = 0; which < MTT__PROGRAMS; which++)
         for (i = 0; i < s->programs[which].tensor_count; i++)
             s->programs[which].tensors[i].data = arena + s->programs[which].tensors[i].offset;
+}
+
+/* The same schedule twice, on the host and on the device. */
+static lock_step open_lock_step(const setup *s)
+{
+    lock_step l;
+    memset(&l, 0, sizeof(l));
+    l.s = *s;
+    l.s.policy.device = MTT_DEVICE_CUDA;
+    check(mtt_schedule_create(&env, &s->model, &l.s.policy, s->batch, s->seq_len, &l.host) == MTT_OK &&
+              mtt_schedule_create(&env, &s->model, &l.s.policy, s->batch, s->seq_len, &l.device) == MTT_OK,
+          "schedule: %s", env.error);
+    l.host_arena = calloc(1, mtt__arena_bytes(l.host));
+    l.context = context_of(&l.host->policy);
+    check(cuda.alloc(l.context, mtt__arena_bytes(l.host), (void **)&l.device_arena) == MTT_OK, "alloc: %s", env.error);
+    bind_arena(l.host, l.host_arena);
+    bind_arena(l.device, l.device_arena);
+    return l;
+}
+
+static void close_lock_step(lock_step *l)
+{
+    cuda.release(l->context, l->device_arena);
+    mtt_schedule_destroy(l->host);
+    mtt_schedule_destroy(l->device);
+    free(l->host_arena);
 }
 
 static void fill_tensor(const mtt_tensor *t, float scale, float shift)
@@ -147,7 +755,7 @@ static void fill_state(const setup *s, const mtt__program *p, int accumulate)
     int i;
     for (i = 0; i < p->tensor_count; i++) {
         const mtt_tensor *t = &p->tensors[i];
-        if (!t->persistent) continue;
+        if (!t->persistent || i == p->workspace) continue;
         if (t->category == MTT_WEIGHTS || i == p->positions) fill_tensor(t, t->rank > 1 ? 0.05f : 0.3f, t->rank > 1 ? 0 : 0.7f);
         else memset(t->data, 0, t->bytes);
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
@@ -171,93 +779,415 @@ static void fill_state(const setup *s, const mtt__program *p, int accumulate)
     counters->updates = below(3);
 }
 
-static void compare_counters(const mtt_counters *a, const mtt_counters *b, const char *what)
+static double *widen(const mtt_tensor *t)
 {
-    check(fabs(a->loss - b->loss) <= 1e-6 * fabs(b->loss) && fabs(a->grad_norm - b->grad_norm) <= 1e-5 * fabs(b->grad_norm) &&
-          a->targets == b->targets && a->hits == b->hits && a->updates == b->updates && a->loss_scale == b->loss_scale &&
-          a->skipped == b->skipped && a->good_steps == b->good_steps &&
-          fabsf(a->gradient_scale - b->gradient_scale) <= 1e-5f * b->gradient_scale, "counters, %s: loss %.9g %.9g, norm %.9g %.9g",
-          what, a->loss, b->loss, a->grad_norm, b->grad_norm);
+    int64_t count = mtt__elements(t), i;
+    float *values = malloc((size_t)count * sizeof(float));
+    double *wide = malloc((size_t)count * sizeof(double));
+    mtt__load(t, 0, count, values);
+    for (i = 0; i < count; i++) wide[i] = (double)values[i];
+    free(values);
+    return wide;
 }
 
-/* What the device made of an output against what the CPU made of it. */
-static void compare_output(lock_step *l, const setup *s, const mtt_op *op, const mtt_tensor *host, const mtt_tensor *device)
+/* All operands' numbers before the operation runs; outputs too, since it may add to them or leave some of them alone. */
+static double **widen_all(mtt_tensor **tensors, int count)
 {
-    size_t count = (size_t)mtt__elements(host);
-    void *copy = malloc(host->bytes);
-    float *a = malloc(count * sizeof(float)), *b = malloc(count * sizeof(float));
-    mtt_tensor t = *host;
-    double error, allowed = host->dtype == MTT_F32 && s->policy.precision != MTT_TF32 ? 1e-5 : FLOOR[s->policy.precision];
-    int exact = op->kind == MTT_OP_EMBED || op->kind == MTT_OP_PICK_ROW || op->kind == MTT_OP_DROPOUT_SCORES ||
-                op->kind == MTT_OP_DROPOUT_BACKWARD;
-    if (host->dtype != MTT_F32 && (op->kind == MTT_OP_FLASH || op->kind == MTT_OP_FLASH_BACKWARD))
-        allowed = 5 * FLOOR[s->policy.precision]; /* P and dS enter tensor cores rounded, on the CPU they stay FP32 */
-    if (op->kind == MTT_OP_CHUNKED_LOSS) allowed = 10 * FLOOR[s->policy.precision]; /* several products in a row */
-    check(cuda.download(l->context, copy, device->data, host->bytes) == MTT_OK, "download: %s", env.error);
-    t.data = copy;
-    if (host->dtype == MTT_U8) compare_counters((mtt_counters *)copy, (mtt_counters *)host->data, describe(s));
-    else {
-        mtt__load(&t, 0, (int64_t)count, a);
-        mtt__load(host, 0, (int64_t)count, b);
-        error = relative_error(a, b, count);
-        check(exact ? !memcmp(copy, host->data, host->bytes) : error <= allowed, "%s of %s: error %.3g, at most %.3g (%s)", host->name,
-              mtt__op_name[op->kind], error, exact ? 0 : allowed, describe(s));
-        if (error > worst[op->kind][s->policy.precision]) worst[op->kind][s->policy.precision] = error;
+    double **wide = calloc((size_t)count + 1, sizeof(*wide));
+    int i;
+    for (i = 0; i < count; i++)
+        if (tensors[i] && tensors[i]->dtype != MTT_I32 && tensors[i]->dtype != MTT_U8) wide[i] = widen(tensors[i]);
+    return wide;
+}
+
+static void free_all(double **wide, int count)
+{
+    int i;
+    for (i = 0; i < count; i++) free(wide[i]);
+    free(wide);
+}
+
+typedef struct size_of_error {
+    double mean, largest; /* root of the mean square */
+} size_of_error;
+
+/* Of the differences in one of `parts` groups of columns, from b or, without one, from 0. NaN where one of them is and the
+   other is not; pairs of NaN are what no operation has written. */
+static size_of_error difference(const double *a, const double *b, int64_t count, int64_t width, int parts, int part)
+{
+    size_of_error e = {0, 0};
+    int64_t columns = width / parts, compared = 0, row, i;
+    for (row = 0; row < count; row += width)
+        for (i = row + part * columns; i < row + (part + 1) * columns; i++) {
+            double d = b ? a[i] - b[i] : a[i];
+            if (isnan(d) && isnan(a[i]) && (!b || isnan(b[i]))) continue;
+            compared++;
+            if (b && a[i] == b[i]) continue;
+            e.mean += d * d;
+            if (!(fabs(d) <= e.largest)) e.largest = fabs(d);
+        }
+    if (compared) e.mean = sqrt(e.mean / (double)compared);
+    return e;
+}
+
+static int is_16_bit(const mtt_tensor *t)
+{
+    return t->dtype == MTT_BF16_BITS || t->dtype == MTT_F16_BITS;
+}
+
+/* Terms of the longest sum behind an output of tensor cores' or cuBLAS's making; 0 where neither is at work. */
+static int64_t terms_of(const mtt_op *op)
+{
+    const mtt_shape *d = op->shape;
+    switch (op->kind) {
+    case MTT_OP_LINEAR:
+    case MTT_OP_LINEAR_BACKWARD_INPUT: return mtt__width(op->in[0]);
+    case MTT_OP_LINEAR_BACKWARD_WEIGHT: return d->rows;
+    case MTT_OP_CHUNKED_LOSS: return d->rows > d->vocab_padded ? d->rows : d->vocab_padded;
+    case MTT_OP_ATTENTION_SCORES:
+    case MTT_OP_ATTENTION_VALUES:
+    case MTT_OP_ATTENTION_VALUES_BACKWARD:
+    case MTT_OP_ATTENTION_SCORES_BACKWARD:
+    case MTT_OP_FLASH:
+    case MTT_OP_FLASH_BACKWARD: return d->seq_len > d->head_dim ? d->seq_len : d->head_dim;
+    default: return 0;
     }
-    free(copy);
-    free(a);
-    free(b);
 }
 
-static void step_op(lock_step *l, const setup *s, int which, int i)
+/* What is allowed beyond twice the plain error, relative to the output's size. 4 units of the last place of FP32 (2^-23),
+   since another formula of the same accuracy (fused multiply-adds, expf of 2 ulp) is off by that much where the plain one
+   happens to round well. Tensor cores cut off what does not fit when they add 16 products (TF32: 8) to a sum (Fasi et al.
+   2021), a bias of up to a unit each time, where FP32 rounds without one: 1 unit more for each 16 terms. 4.8e-7 for a norm,
+   8e-6 for 1,025 terms. */
+static double slack(const mtt_op *op)
+{
+    return (4 + (double)terms_of(op) / 16) * 0x1p-23;
+}
+
+/* Luck decides the error of a few elements: where an output has fewer than 4,096, the plain error counts as no less than
+   one unit roundoff (half a unit of the last place) of the coarsest rounding on the way to it, relative to the output's
+   size. */
+static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements, mtt_precision precision)
+{
+    static const double UNIT[] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12};
+    int rounded = is_16_bit(out) || (op->kind == MTT_OP_CHUNKED_LOSS && precision != MTT_FP32) ||
+                  (precision == MTT_TF32 && terms_of(op));
+    return elements < 4096 ? UNIT[rounded ? precision : MTT_FP32] : 0;
+}
+
+/* Groups of columns that are numbers of different kinds and sizes. */
+static int parts_of(const mtt_op *op, const mtt_tensor *out)
+{
+    int gradients = op->kind == MTT_OP_FLASH_BACKWARD || op->kind == MTT_OP_ATTENTION_VALUES_BACKWARD ||
+                    op->kind == MTT_OP_ATTENTION_SCORES_BACKWARD;
+    if (out->role == MTT__A_ROW_LOSS) return 3;
+    if (out->role == MTT__A_LN_1_STATS || out->role == MTT__A_LN_2_STATS || out->role == MTT__A_LN_F_STATS) return 2;
+    return gradients && out->rank == 2 ? 3 : 1;
+}
+
+static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const char *whose, size_of_error error,
+                  size_of_error plain, size_of_error part, size_of_error whole, double least)
+{
+    double mean = 2 * fmax(plain.mean, least * part.mean) + slack(op) * whole.mean;
+    double largest = 2 * fmax(plain.largest, least * part.largest) + slack(op) * whole.largest, share;
+    check(error.mean <= mean && error.largest <= largest,
+          "%s of %s, %s: error %.3g (largest %.3g), plain %.3g (%.3g), allowed %.3g (%.3g), size %.3g (%s)", out->name,
+          mtt__op_name[op->kind], whose, error.mean, error.largest, plain.mean, plain.largest, mean, largest, part.mean,
+          describe(s));
+    share = fmax(mean > 0 ? error.mean / mean : 0, largest > 0 ? error.largest / largest : 0);
+    if (!strcmp(whose, "CUDA") && !(share <= worst[op->kind][s->policy.precision]))
+        worst[op->kind][s->policy.precision] = share;
+}
+
+/* An output of the device and of the CPU against the truth, each held to twice the error of the plain implementation. */
+static void compare_numbers(const setup *s, const mtt_op *op, int o, const mtt_tensor *device, const double *exact,
+                            const double *plain)
+{
+    const mtt_tensor *host = op->out[o];
+    int64_t count = mtt__elements(host), width = mtt__width(host), i;
+    int parts = parts_of(op, host), part;
+    mtt_tensor rounded = *host;
+    float *values = malloc((size_t)count * sizeof(float));
+    double *cpu = widen(host), *gpu = widen(device), *fair;
+    rounded.data = malloc(host->bytes);
+    for (i = 0; i < count; i++) values[i] = (float)plain[i];
+    mtt__store(&rounded, 0, count, values);
+    fair = widen(&rounded);
+    for (part = 0; part < parts; part++) {
+        size_of_error size = difference(exact, NULL, count, width, parts, part);
+        size_of_error whole = parts > 1 ? difference(exact, NULL, count, width, 1, 0) : size;
+        size_of_error of_plain = difference(fair, exact, count, width, parts, part);
+        double least = least_plain_error(op, host, count / parts, s->policy.precision);
+        /* whether a target is the largest may turn on the last bit of two logits that this operation itself has made */
+        if (op->kind == MTT_OP_CHUNKED_LOSS && host->role == MTT__A_ROW_LOSS && part == 1) continue;
+        judge(s, op, host, "CPU", difference(cpu, exact, count, width, parts, part), of_plain, size, whole, least);
+        judge(s, op, host, "CUDA", difference(gpu, exact, count, width, parts, part), of_plain, size, whole, least);
+    }
+    free(values);
+    free(cpu);
+    free(gpu);
+    free(fair);
+    free(rounded.data);
+}
+
+/* Sums in double agree to their last bits; the norm's squares are FP32 sums of a few numbers each, held to the sum in
+   double. */
+static void compare_counters(const setup *s, const mtt_op *op, const mtt_counters *a, const mtt_counters *b, double **in)
+{
+    double norm = 0, fair, error;
+    int64_t k;
+    int i;
+    check(fabs(a->loss - b->loss) <= 1e-13 * fabs(b->loss) && a->targets == b->targets && a->hits == b->hits &&
+              a->updates == b->updates && a->steps == b->steps && a->loss_scale == b->loss_scale &&
+              a->step_scale == b->step_scale && a->skipped == b->skipped && a->good_steps == b->good_steps,
+          "counters, loss %.17g, on the CPU %.17g (%s)", a->loss, b->loss, describe(s));
+    if (op->kind != MTT_OP_GRAD_NORM) return;
+    for (i = 1; i < op->inputs; i++)
+        for (k = 0; k < mtt__elements(op->in[i]); k++) norm += in[i][k] * in[i][k];
+    norm = sqrt(norm) / (double)a->step_scale;
+    fair = fabs(b->grad_norm - norm);
+    error = fabs(a->grad_norm - norm);
+    check(error <= 2 * fair + 4 * 0x1p-23 * norm, "gradient norm %.9g, on the CPU %.9g, exactly %.9g (%s)", a->grad_norm,
+          b->grad_norm, norm, describe(s));
+    check(fabs((double)a->gradient_scale - (double)b->gradient_scale) <=
+          (norm > 0 ? (error + fair) / norm + 4 * 0x1p-23 : 0) * (double)b->gradient_scale,
+          "gradient scale %.9g, on the CPU %.9g (%s)", (double)a->gradient_scale, (double)b->gradient_scale, describe(s));
+}
+
+static void compare_output(lock_step *l, const mtt_op *op, int o, const mtt_tensor *device, double **in, const double *exact,
+                           const double *plain)
+{
+    const mtt_tensor *host = op->out[o];
+    mtt_tensor copy = *host;
+    copy.data = malloc(host->bytes);
+    check(cuda.download(l->context, copy.data, device->data, host->bytes) == MTT_OK, "download: %s", env.error);
+    if (host->dtype == MTT_U8)
+        compare_counters(&l->s, op, (const mtt_counters *)copy.data, (const mtt_counters *)host->data, in);
+    else if (TEXTBOOK[op->kind]) compare_numbers(&l->s, op, o, &copy, exact, plain);
+    else
+        check(!memcmp(copy.data, host->data, host->bytes), "%s of %s: other bits than the CPU's (%s)", host->name,
+              mtt__op_name[op->kind], describe(&l->s));
+    free(copy.data);
+}
+
+/* Whether no other of its kind had the same operands' shapes and types, batch, heads and settings; counts it if so. */
+static int is_new(const mtt_op *op)
+{
+    enum { SLOTS = 1 << 18 };
+    static uint64_t seen[SLOTS];
+    const mtt_shape *d = op->shape;
+    uint64_t hash = 1469598103934665603u;
+    int64_t key[9] = {op->kind,       d->batch,       d->seq_len,     d->heads,   d->window,
+                      d->dropout > 0, op->transposed, op->accumulate, op->outputs};
+    int i, k;
+#define MIX(x) hash = (hash ^ (uint64_t)(x)) * 1099511628211u, hash ^= hash >> 29
+    for (i = 0; i < 9; i++) MIX(key[i]);
+    for (i = 0; i < op->inputs + op->outputs; i++)
+        for (k = 0; op->in[i] && k < op->in[i]->rank; k++) MIX(op->in[i]->shape[k] * 8 + op->in[i]->dtype);
+#undef MIX
+    for (i = (int)(hash % SLOTS); seen[i] && seen[i] != hash; i = (i + 1) % SLOTS) {}
+    if (seen[i]) return 0;
+    distinct[op->kind]++;
+    seen[i] = hash;
+    return 1;
+}
+
+static void step_op(lock_step *l, int which, int i)
 {
     mtt_op *host = &l->host->programs[which].ops[i], *device = &l->device->programs[which].ops[i];
+    textbook exact = {host, NULL, NULL, l->s.policy.precision, 1}, plain = {host, NULL, NULL, l->s.policy.precision, 0};
     mtt_status status;
     int o;
+    if (!is_new(host) && l->once) {
+        mtt__cpu_functions[host->kind](host); /* for those that need its results */
+        return;
+    }
     for (o = 0; o < host->inputs + host->outputs; o++) {
         if (!host->in[o]) continue;
-        if (o >= host->inputs && host->in[o]->first == i && !host->in[o]->persistent) memset(host->in[o]->data, 0xff, host->in[o]->bytes);
+        if (o >= host->inputs && host->in[o]->first == i && !host->in[o]->persistent)
+            memset(host->in[o]->data, 0xff, host->in[o]->bytes);
         cuda.upload(l->context, device->in[o]->data, host->in[o]->data, host->in[o]->bytes);
     }
-    status = cuda.run(l->context, device, 1, mtt__control(&l->host->programs[which].tensors[l->host->programs[which].control])->accumulate);
-    check(status == MTT_OK, "%s: %s (%s)", mtt__op_name[host->kind], env.error, describe(s));
+    exact.in = plain.in = widen_all(host->in, host->inputs);
+    exact.out = widen_all(host->out, host->outputs);
+    plain.out = widen_all(host->out, host->outputs);
+    status = cuda.run(l->context, device, 1,
+                      mtt__control(&l->host->programs[which].tensors[l->host->programs[which].control])->accumulate);
+    check(status == MTT_OK, "%s: %s (%s)", mtt__op_name[host->kind], env.error, describe(&l->s));
+    if (TEXTBOOK[host->kind]) {
+        TEXTBOOK[host->kind](&exact);
+        TEXTBOOK[host->kind](&plain);
+    }
     mtt__cpu_functions[host->kind](host);
     for (o = 0; o < host->outputs && status == MTT_OK; o++)
-        if (host->out[o]) compare_output(l, s, host, host->out[o], device->out[o]);
+        if (host->out[o]) compare_output(l, host, o, device->out[o], exact.in, exact.out[o], plain.out[o]);
+    free_all(exact.in, host->inputs);
+    free_all(exact.out, host->outputs);
+    free_all(plain.out, host->outputs);
     tried[host->kind]++;
 }
 
-static void operations(int setups)
+static void step_schedule(const setup *s, int once)
 {
-    int number, which, i;
-    for (number = 0; number < setups; number++) {
+    lock_step l = open_lock_step(s);
+    int which, i;
+    l.once = once;
+    for (which = 0; which < MTT__PROGRAMS; which++) {
+        fill_state(s, &l.host->programs[which], which == MTT__TRAIN && s->policy.accumulate > 1 && below(2));
+        for (i = 0; i < l.host->programs[which].op_count; i++) step_op(&l, which, i);
+    }
+    close_lock_step(&l);
+}
+
+enum { SMALL_SETUPS = 1280 };
+
+/* One layer. Even numbers: flash attention with every head width, with and without dropout and window, in each precision; odd
+   numbers: plain attention. Every 29th pair has 1,025 tokens, more than any tile or block of threads holds. */
+static setup small_setup(int number)
+{
+    static const int lengths[] = {1, 31, 33, 97};
+    setup s = random_setup(number);
+    int pair = number / 2, flash = number % 2 == 0 && flash_works;
+    s.seq_len = pair % 29 == 7 ? 1025 : below(3) == 0 ? lengths[below(4)] : 1 + below(130);
+    s.batch = s.seq_len > 1000 ? 1 : 1 + below(3);
+    s.model.heads = s.seq_len > 1000 || (flash && pair % 32 > 7) ? 1 : 1 + below(3);
+    s.model.d_model = s.model.heads * 8 * (flash ? 1 + pair % 32 : 1 + below(6));
+    s.model.layers = 1;
+    s.model.d_ff = 8 * (1 + below(12));
+    s.model.vocab = 1 + below(260);
+    s.model.max_seq = s.seq_len + below(9);
+    s.model.dropout = (flash ? pair / 32 % 2 : pair % 32) ? 0.1f + 0.1f * (float)below(5) : 0;
+    s.policy.precision = (mtt_precision)((flash ? pair / 128 : pair / 4) % 4);
+    s.policy.attention = flash ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
+    s.policy.loss = pair / 2 % 4 == 0 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+    s.policy.loss_chunk_rows = 1 + below(s.batch * s.seq_len + 5);
+    s.policy.window = 0;
+    if ((flash ? pair / 64 : pair / 2) % 2) {
+        const int windows[] = {1, 2, s.seq_len - 1, s.seq_len, s.seq_len + 3, 1 + below(s.seq_len)};
+        s.policy.window = windows[below(6)];
+    }
+    s.policy.workspace_bytes = below(3) ? 0 : (size_t)2 << 20; /* the CPU's need; less of it than usual means more turns */
+    return s;
+}
+
+static void operations(int large, int small)
+{
+    int number, i;
+    for (number = 0; number < large; number++) {
+        setup s = random_setup(number);
+        s.policy.accumulate = 1 + below(2);
+        step_schedule(&s, 0);
+    }
+    for (number = 0; number < small; number++) {
+        setup s = small_setup(number);
+        s.policy.accumulate = 1 + below(2);
+        step_schedule(&s, 1);
+    }
+    printf("largest error, 1 = twice the plain implementation's and the slack\n");
+    printf("%-26s %6s %7s %8s %8s %8s %8s\n", "operation", "tries", "shapes", "FP32", "TF32", "BF16", "FP16");
+    for (i = 0; i < MTT_OP_KIND_COUNT; i++) {
+        printf("%-26s %6d %7d", mtt__op_name[i], tried[i], distinct[i]);
+        if (TEXTBOOK[i]) printf(" %8.2f %8.2f %8.2f %8.2f\n", worst[i][0], worst[i][1], worst[i][2], worst[i][3]);
+        else printf(" %s\n", i == MTT_OP_SUM_LOSS || i == MTT_OP_GRAD_NORM ? "counters" : "the CPU's bits");
+        check(distinct[i] >= TRIES || small < SMALL_SETUPS ||
+                  ((i == MTT_OP_FLASH || i == MTT_OP_FLASH_BACKWARD) && !flash_works),
+              "%s was tried over %d shapes, %d are wanted", mtt__op_name[i], distinct[i], TRIES);
+    }
+}
+
+/* Which of two plain implementations of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded, 1 if cut off. */
+static void probe_tf32(void)
+{
+    setup s = random_setup(2);
+    lock_step l;
+    mtt_op *op, *device;
+    int64_t i;
+    int o;
+    float y = 0;
+    s.model.vocab = 129;
+    s.batch = 1;
+    s.seq_len = s.model.max_seq = 128;
+    s.policy.precision = MTT_TF32;
+    l = open_lock_step(&s);
+    for (i = 0; l.host->programs[MTT__EVALUATE].ops[i].kind != MTT_OP_LINEAR; i++) {}
+    op = &l.host->programs[MTT__EVALUATE].ops[i];
+    device = &l.device->programs[MTT__EVALUATE].ops[i];
+    for (o = 0; o < op->inputs; o++) {
+        float *values = (float *)op->in[o]->data;
+        for (i = 0; i < mtt__elements(op->in[o]); i++) values[i] = o == 0 ? 1 + 0x1p-11f + 0x1p-12f : o == 1 ? 1 : 0;
+        cuda.upload(l.context, device->in[o]->data, values, op->in[o]->bytes);
+    }
+    check(cuda.run(l.context, device, 1, 0) == MTT_OK &&
+              cuda.download(l.context, &y, device->out[0]->data, sizeof(y)) == MTT_OK,
+          "TF32: %s", env.error);
+    y /= (float)s.model.d_model;
+    tf32_truncates = y < 1 + 0x1p-12f;
+    printf("TF32 operands are %s by this device (1 + 2^-11 + 2^-12 is to it 1 + %g * 2^-10)\n",
+           tf32_truncates ? "cut off" : y == 1 + 0x1p-10f ? "rounded" : "kept", ((double)y - 1) * 1024);
+    close_lock_step(&l);
+}
+
+/* Runs the flash operations of a layer with a window; the first time keeps the results, after that compares them. */
+static void flash_with_window(lock_step *l, mtt_op *ops[2], int window, char *results[3])
+{
+    mtt_shape shape = *ops[0]->shape;
+    int i;
+    shape.window = window;
+    for (i = 0; i < 2; i++) {
+        mtt_op op = *ops[i];
+        op.shape = &shape;
+        check(cuda.run(l->context, &op, 1, 0) == MTT_OK, "flash: %s", env.error);
+    }
+    for (i = 0; i < 3; i++) {
+        const mtt_tensor *out = i < 2 ? ops[0]->out[i] : ops[1]->out[0];
+        char *now = malloc(out->bytes);
+        cuda.download(l->context, now, out->data, out->bytes);
+        if (results[i]) {
+            check(!memcmp(now, results[i], out->bytes), "%s: other bits with a window of %d (%s)", out->name, window,
+                  describe(&l->s));
+            free(now);
+        } else results[i] = now;
+    }
+}
+
+/* A window that sees all is no window, to the kernels themselves: mtt_policy_resolve would make it 0 before they hear of it. */
+static void full_windows(void)
+{
+    static const int lengths[] = {1, 31, 33, 97, 257, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
+    int number;
+    for (number = 0; number < 4 * 6 * 6; number++) {
         setup s = random_setup(number);
         lock_step l;
-        memset(&l, 0, sizeof(l));
-        s.policy.device = MTT_DEVICE_CUDA;
-        s.policy.accumulate = 1 + below(2);
-        check(mtt_schedule_create(&env, &s.model, &s.policy, s.batch, s.seq_len, &l.host) == MTT_OK &&
-              mtt_schedule_create(&env, &s.model, &s.policy, s.batch, s.seq_len, &l.device) == MTT_OK, "schedule: %s", env.error);
-        l.host_arena = calloc(1, mtt__arena_bytes(l.host));
-        check(cuda.open(&env, &cuda, &l.host->policy, &l.context) == MTT_OK, "open: %s", env.error);
-        check(cuda.alloc(l.context, mtt__arena_bytes(l.host), (void **)&l.device_arena) == MTT_OK, "alloc: %s", env.error);
-        bind_arena(l.host, l.host_arena);
-        bind_arena(l.device, l.device_arena);
-        for (which = 0; which < MTT__PROGRAMS; which++) {
-            fill_state(&s, &l.host->programs[which], which == MTT__TRAIN && s.policy.accumulate > 1 && below(2));
-            for (i = 0; i < l.host->programs[which].op_count; i++) step_op(&l, &s, which, i);
+        mtt_op *ops[2] = {NULL, NULL};
+        char *results[3] = {NULL, NULL, NULL};
+        int i, T = lengths[number / 4 % 6];
+        s.seq_len = s.model.max_seq = T;
+        s.batch = s.model.layers = 1;
+        s.model.heads = 2;
+        s.model.d_model = 2 * widths[number / 24];
+        s.model.d_ff = s.model.vocab = 8; /* the flash operations alone are run */
+        s.model.dropout = number / 2 % 2 ? 0.2f : 0;
+        s.policy.attention = MTT_ATTENTION_FLASH;
+        s.policy.window = 0;
+        l = open_lock_step(&s);
+        fill_state(&s, &l.host->programs[MTT__TRAIN], 0);
+        for (i = 0; i < l.host->programs[MTT__TRAIN].op_count; i++) {
+            mtt_op *host = &l.host->programs[MTT__TRAIN].ops[i], *device = &l.device->programs[MTT__TRAIN].ops[i];
+            int o, which = host->kind == MTT_OP_FLASH_BACKWARD;
+            if (host->kind != MTT_OP_FLASH && !which) continue;
+            ops[which] = device;
+            for (o = 0; o < host->inputs; o++) {
+                if (which && o > 0 && o < 4) continue; /* qkv, attended and lse are the forward operation's */
+                if (host->in[o]->dtype != MTT_U8) fill_tensor(host->in[o], 1, 0);
+                cuda.upload(l.context, device->in[o]->data, host->in[o]->data, host->in[o]->bytes);
+            }
         }
-        cuda.release(l.context, l.device_arena);
-        cuda.close(l.context);
-        mtt_schedule_destroy(l.host);
-        mtt_schedule_destroy(l.device);
-        free(l.host_arena);
-    }
-    printf("%-26s %5s %10s %10s %10s %10s\n", "operation", "times", "FP32", "TF32", "BF16", "FP16");
-    for (i = 0; i < MTT_OP_KIND_COUNT; i++) {
-        printf("%-26s %5d %10.2g %10.2g %10.2g %10.2g\n", mtt__op_name[i], tried[i], worst[i][0], worst[i][1], worst[i][2], worst[i][3]);
-        check(tried[i] >= 20 || setups < 80 || ((i == MTT_OP_FLASH || i == MTT_OP_FLASH_BACKWARD) && !flash_works), "%s was tried %d times",
-              mtt__op_name[i], tried[i]);
+        flash_with_window(&l, ops, 0, results);
+        flash_with_window(&l, ops, T, results);
+        flash_with_window(&l, ops, T + 1, results);
+        flash_with_window(&l, ops, 3 * T + 64, results);
+        for (i = 0; i < 3; i++) free(results[i]);
+        close_lock_step(&l);
     }
 }
 
@@ -268,8 +1198,8 @@ static mtt_trainer *open_trainer(const setup *s, const mtt_backend *backend, mtt
     mtt_policy policy = s->policy;
     mtt_trainer *t = NULL;
     policy.precision = precision;
-    check(mtt_trainer_create(&env, &s->model, &policy, &s->optim, backend, s->batch, s->seq_len, &t) == MTT_OK, "trainer: %s (%s)",
-          env.error, describe(s));
+    check(mtt_trainer_create(&env, &s->model, &policy, &s->optim, backend, s->batch, s->seq_len, &t) == MTT_OK,
+          "trainer: %s (%s)", env.error, describe(s));
     return t;
 }
 
@@ -320,7 +1250,11 @@ static void whole_model(int number)
     int all = 2 * s.batch * s.seq_len, step, i;
     int32_t *tokens = malloc((size_t)all * sizeof(int32_t)), *targets = malloc((size_t)all * sizeof(int32_t));
     float *logits[3], *gradients[3];
-    double floor = 1e-5, fair, error, slack = precision == MTT_TF32 ? 5e-3 : precision == MTT_BF16 ? 4e-3 : precision == MTT_FP16 ? 1e-3 : 1e-5;
+    double floor = 1e-5, fair, error,
+           slack = precision == MTT_TF32   ? 5e-3
+                   : precision == MTT_BF16 ? 4e-3
+                   : precision == MTT_FP16 ? 1e-3
+                                           : 1e-5;
     mtt_trainer *t[3];
     mtt_step_info info[3];
     if (precision == MTT_TF32) floor = 5e-3;
@@ -337,8 +1271,9 @@ static void whole_model(int number)
         error = fabs(info[2].loss - info[0].loss) / info[0].loss;
         if (!(info[0].loss > 1e-4)) error = fabs(info[2].loss - info[0].loss);
         fair = fabs(info[1].loss - info[0].loss) / (info[0].loss > 1e-4 ? info[0].loss : 1);
-        check(error <= 2 * fair + slack && info[2].targets == info[0].targets, "loss of step %d: %.8g, on the CPU %.8g, in FP32 %.8g (%s)",
-              step, info[2].loss, info[1].loss, info[0].loss, describe(&s));
+        check(error <= 2 * fair + slack && info[2].targets == info[0].targets,
+              "loss of step %d: %.8g, on the CPU %.8g, in FP32 %.8g (%s)", step, info[2].loss, info[1].loss, info[0].loss,
+              describe(&s));
         if (error > worst_loss[precision]) worst_loss[precision] = error;
         if (step) continue;
         for (i = 0; i < 3; i++) gradients[i] = read_all(t[i], mtt_gradient_get);
@@ -351,11 +1286,12 @@ static void whole_model(int number)
     for (i = 0; i < 3; i++) {
         check(mtt_evaluate(t[i], tokens, targets, &info[i]) == MTT_OK, "evaluate: %s (%s)", env.error, describe(&s));
         logits[i] = malloc((size_t)s.model.vocab * sizeof(float));
-        check(mtt_next_logits(t[i], tokens, 1 + (s.seq_len - 1) / 2, logits[i]) == MTT_OK, "next: %s (%s)", env.error, describe(&s));
+        check(mtt_next_logits(t[i], tokens, 1 + (s.seq_len - 1) / 2, logits[i]) == MTT_OK, "next: %s (%s)", env.error,
+              describe(&s));
     }
     fair = fabs(info[1].loss - info[0].loss);
-    check(fabs(info[2].loss - info[0].loss) <= 2 * fair + slack * (1 + info[0].loss), "evaluation: %.8g, on the CPU %.8g, in FP32 %.8g (%s)",
-          info[2].loss, info[1].loss, info[0].loss, describe(&s));
+    check(fabs(info[2].loss - info[0].loss) <= 2 * fair + slack * (1 + info[0].loss),
+          "evaluation: %.8g, on the CPU %.8g, in FP32 %.8g (%s)", info[2].loss, info[1].loss, info[0].loss, describe(&s));
     fair = relative_error(logits[1], logits[0], (size_t)s.model.vocab);
     error = relative_error(logits[2], logits[0], (size_t)s.model.vocab);
     check(error <= 2 * fair + 4 * slack, "next logits: error %.3g, the CPU's %.3g (%s)", error, fair, describe(&s));
@@ -379,37 +1315,139 @@ static void whole_models(int setups)
 
 /* ---------------------------------------------------------------------------------------------------------- bits ---- */
 
-static float *trained(const setup *s, double *loss)
+typedef struct technique {
+    const char *name;
+    mtt_precision precision;
+    mtt_attention attention;
+    int window;
+    mtt_recompute recompute;
+    mtt_loss loss;
+    float dropout;
+    int accumulate;
+} technique;
+
+static const technique TECHNIQUES[] = {
+    {"fp32", MTT_FP32, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+    {"tf32", MTT_TF32, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+    {"bf16", MTT_BF16, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+    {"fp16", MTT_FP16, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+    {"bf16_flash", MTT_BF16, MTT_ATTENTION_FLASH, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+    {"window", MTT_BF16, MTT_ATTENTION_FLASH, 16, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+    {"checkpointing", MTT_FP32, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_LAYER, MTT_LOSS_FULL, 0, 1},
+    {"selective", MTT_BF16, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_SELECTIVE, MTT_LOSS_FULL, 0, 1},
+    {"chunked", MTT_BF16, MTT_ATTENTION_FLASH, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_CHUNKED, 0, 1},
+    {"dropout", MTT_BF16, MTT_ATTENTION_FLASH, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0.1f, 1},
+    {"accumulate", MTT_BF16, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0.1f, 2},
+};
+enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]) };
+
+/* A small model: memory checkers slow the device down a hundred times. */
+static setup technique_setup(const technique *t, int layers)
+{
+    setup s;
+    memset(&s, 0, sizeof(s));
+    s.model.layers = layers;
+    s.model.d_model = 64;
+    s.model.heads = 2;
+    s.model.vocab = 200;
+    s.model.max_seq = s.seq_len = 40;
+    s.model.positions = MTT_POSITIONS_LEARNED;
+    s.model.dropout = t->dropout;
+    s.batch = 2;
+    s.policy.precision = t->precision;
+    s.policy.attention = t->attention;
+    s.policy.window = t->window;
+    s.policy.recompute = t->recompute;
+    s.policy.loss = t->loss;
+    s.policy.loss_chunk_rows = 33;
+    s.policy.accumulate = t->accumulate;
+    s.optim.lr = 1e-3f;
+    s.optim.seed = 12345;
+    s.optim.loss_scale = 1024;
+    return s;
+}
+
+typedef struct history {
+    double loss[8];
+    float *weights;
+    size_t count;
+} history;
+
+/* Trains from the seed. At step `stop` (0 = nowhere) it saves, and goes on in another trainer that knows only the file. */
+static history trained(const setup *s, int steps, int stop)
 {
     mtt_trainer *t = open_trainer(s, &cuda, s->policy.precision);
     int all = s->policy.accumulate * s->batch * s->seq_len, step;
     int32_t *tokens = malloc((size_t)all * sizeof(int32_t)), *targets = malloc((size_t)all * sizeof(int32_t));
-    float *result;
-    mtt_step_info info;
+    char path[64];
+    history h;
+    memset(&h, 0, sizeof(h));
+    snprintf(path, sizeof(path), "/tmp/mtt_test_cuda_%d.safetensors", (int)getpid());
     random_state = 99;
-    random_tokens(s, tokens, targets, all);
-    for (step = 0; step < 3; step++) {
-        check(mtt_train_step(t, tokens, targets, &info) == MTT_OK, "step: %s", env.error);
-        loss[step] = info.loss;
+    for (step = 0; step < steps && t; step++) {
+        mtt_step_info info;
+        if (stop && step == stop) {
+            check(mtt_save(t, path, NULL) == MTT_OK, "save: %s", env.error);
+            mtt_trainer_destroy(t);
+            t = open_trainer(s, &cuda, s->policy.precision);
+            if (!t) break;
+            check(mtt_resume(t, path, NULL) == MTT_OK, "resume: %s", env.error);
+            unlink(path);
+        }
+        random_tokens(s, tokens, targets, all);
+        check(mtt_train_step(t, tokens, targets, &info) == MTT_OK, "step: %s (%s)", env.error, describe(s));
+        h.loss[step] = info.loss;
     }
-    result = read_all(t, mtt_parameter_get);
-    loss[3] = (double)parameter_count(t);
+    if (t) {
+        h.weights = read_all(t, mtt_parameter_get);
+        h.count = parameter_count(t);
+    }
     mtt_trainer_destroy(t);
     free(tokens);
     free(targets);
-    return result;
+    return h;
 }
 
-/* Recomputation and repetition change no bit, in any precision, with either attention, with dropout. */
-static void bits(void)
+/* Compares a history bit for bit with the first one and lets go of it. */
+static void same_history(const history *first, history again, const char *what, const setup *s)
+{
+    check(first->weights && again.weights && first->count == again.count &&
+              !memcmp(first->loss, again.loss, sizeof(first->loss)) &&
+              !memcmp(first->weights, again.weights, first->count * sizeof(float)),
+          "other bits %s (%s)", what, describe(s));
+    free(again.weights);
+}
+
+static int runs_here(const technique *t)
+{
+    return flash_works || t->attention == MTT_ATTENTION_PLAIN;
+}
+
+/* Twenty runs from one seed, and one that is interrupted. */
+static void repetition(void)
+{
+    enum { RUNS = 20, STEPS = 6, STOP = 3 };
+    int i, run;
+    for (i = 0; i < TECHNIQUE_COUNT; i++) {
+        setup s = technique_setup(&TECHNIQUES[i], 2);
+        history first;
+        if (!runs_here(&TECHNIQUES[i])) continue;
+        first = trained(&s, STEPS, 0);
+        for (run = 1; run < RUNS; run++) same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
+        same_history(&first, trained(&s, STEPS, STOP), "after a resume", &s);
+        free(first.weights);
+    }
+}
+
+/* Recomputation changes no bit, in any precision, with either attention, with dropout. */
+static void recomputation(void)
 {
     int precision, attention, loss, way;
     for (precision = 0; precision < 4; precision++)
         for (attention = 0; attention <= flash_works; attention++)
             for (loss = 0; loss < 2; loss++) {
                 setup s = random_setup(2);
-                float *first = NULL;
-                double losses[2][4];
+                history first;
                 s.model.layers = 4;
                 s.model.d_ff = 0;
                 s.model.vocab = 1003;
@@ -422,18 +1460,166 @@ static void bits(void)
                 s.policy.loss = (mtt_loss)loss;
                 s.policy.loss_chunk_rows = 300;
                 s.policy.window = attention ? 50 : 0;
-                for (way = 0; way < 6; way++) {
-                    float *again;
-                    s.policy.recompute = (mtt_recompute)(way % 4);
-                    again = trained(&s, losses[way > 0]);
-                    if (first) {
-                        check(!memcmp(first, again, (size_t)losses[0][3] * sizeof(float)) && !memcmp(losses[0], losses[1], sizeof(losses[0])),
-                              "other bits with recompute %d (%s)", way % 4, describe(&s));
-                        free(again);
-                    } else first = again;
+                first = trained(&s, 3, 0);
+                for (way = MTT_RECOMPUTE_NONE; way <= MTT_RECOMPUTE_SEGMENTS; way++) {
+                    static const char *const WAYS[] = {"a second time", "with recompute selective", "with recompute layer",
+                                                       "with recompute segments"};
+                    s.policy.recompute = (mtt_recompute)way;
+                    same_history(&first, trained(&s, 3, 0), WAYS[way], &s);
                 }
-                free(first);
+                free(first.weights);
             }
+}
+
+/* One small step of a technique and an evaluation: what memory checkers are to see. */
+static int technique_step(const char *name)
+{
+    int i;
+    for (i = 0; i < TECHNIQUE_COUNT && strcmp(TECHNIQUES[i].name, name); i++) {}
+    if (i == TECHNIQUE_COUNT) {
+        printf("%s is none of", name);
+        for (i = 0; i < TECHNIQUE_COUNT; i++) printf(" %s", TECHNIQUES[i].name);
+        printf("\n");
+        return 1;
+    } else {
+        setup s = technique_setup(&TECHNIQUES[i], 1);
+        int all = s.policy.accumulate * s.batch * s.seq_len;
+        int32_t *tokens = malloc((size_t)all * sizeof(int32_t)), *targets = malloc((size_t)all * sizeof(int32_t));
+        mtt_trainer *t = open_trainer(&s, &cuda, s.policy.precision);
+        mtt_step_info info;
+        random_tokens(&s, tokens, targets, all);
+        check(t && mtt_train_step(t, tokens, targets, &info) == MTT_OK && mtt_evaluate(t, tokens, targets, &info) == MTT_OK &&
+              isfinite(info.loss), "%s: %s", name, env.error);
+        mtt_trainer_destroy(t);
+        free(tokens);
+        free(targets);
+        return finish();
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- memory ---- */
+
+/* A trainer of the given setup from creation to its third step, by when its graphs stand; returns how many bytes of the device
+   it took meanwhile. `context` only asks. */
+static int64_t bytes_taken(const setup *s, void *context, const int32_t *tokens, size_t *planned)
+{
+    size_t before = 0, after = 0, all = 0;
+    mtt_trainer *t;
+    mtt_step_info info;
+    int step;
+    check(cuda.memory(context, &before, &all) == MTT_OK, "memory: %s", env.error);
+    t = open_trainer(s, &cuda, s->policy.precision);
+    for (step = 0; step < 3 && t; step++) {
+        check(mtt_train_step(t, tokens, tokens, &info) == MTT_OK, "step: %s (%s)", env.error, describe(s));
+        *planned = info.arena_bytes;
+    }
+    check(cuda.memory(context, &after, &all) == MTT_OK, "memory: %s", env.error);
+    mtt_trainer_destroy(t);
+    return (int64_t)before - (int64_t)after;
+}
+
+/* The course's 18 experiments. What is planned is what the trainer says it took, and what the device then lacks is that in
+   pages of 2 MiB, the smallest that cudaMalloc gives. Code of kernels is loaded when they first run and stays, so each
+   experiment runs twice, and the second run counts. Beyond the arena there are cuBLASLt's handle, a stream and the nodes of
+   graphs, which the driver takes from pools of its own, a few pages if any. */
+static void planned_bytes(void)
+{
+    enum { PAGE = 2 << 20, DRIVER_PAGES = 8 };
+    static const technique EXPERIMENTS[] = {
+        {"fp32", MTT_FP32, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+        {"bf16", MTT_BF16, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+        {"bf16_flash", MTT_BF16, MTT_ATTENTION_FLASH, 0, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+        {"bf16_window16", MTT_BF16, MTT_ATTENTION_FLASH, 16, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+        {"bf16_window32", MTT_BF16, MTT_ATTENTION_FLASH, 32, MTT_RECOMPUTE_NONE, MTT_LOSS_FULL, 0, 1},
+        {"checkpointing", MTT_FP32, MTT_ATTENTION_PLAIN, 0, MTT_RECOMPUTE_LAYER, MTT_LOSS_FULL, 0, 1}};
+    int32_t *tokens = malloc(128 * 256 * sizeof(int32_t));
+    int i, batch;
+    for (i = 0; i < 128 * 256; i++) tokens[i] = below(50257);
+    for (i = 0; i < 6; i++)
+        for (batch = 32; batch <= 128; batch *= 2) {
+            setup s = technique_setup(&EXPERIMENTS[i], 4);
+            mtt_policy policy;
+            mtt_plan_report plan;
+            void *context = NULL;
+            size_t arena = 0;
+            int64_t taken, pages;
+            if (!runs_here(&EXPERIMENTS[i])) continue;
+            s.model.d_model = 256;
+            s.model.heads = 8;
+            s.model.vocab = 50257;
+            s.model.positions = MTT_POSITIONS_SINUSOIDAL;
+            s.model.max_seq = s.seq_len = 256;
+            s.batch = batch;
+            policy = s.policy;
+            policy.device = MTT_DEVICE_CUDA;
+            check(mtt_plan(&env, &s.model, &policy, batch, 256, &plan) == MTT_OK, "plan: %s", env.error);
+            check(plan.parameters == 28941393, "%lld parameters", (long long)plan.parameters);
+            check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK, "open: %s", env.error);
+            if (!context) continue;
+            bytes_taken(&s, context, tokens, &arena);
+            taken = bytes_taken(&s, context, tokens, &arena);
+            cuda.close(context);
+            pages = (int64_t)((plan.arena_bytes + PAGE - 1) / PAGE);
+            printf("%-14s batch %3d: planned %11zu bytes, %5lld pages of 2 MiB, taken %11lld bytes, %lld more\n",
+                   EXPERIMENTS[i].name, batch, plan.arena_bytes, (long long)pages, (long long)taken,
+                   (long long)(taken - pages * PAGE));
+            check(arena == plan.arena_bytes, "the plan says %zu bytes, the trainer %zu", plan.arena_bytes, arena);
+            check(taken >= pages * PAGE && taken <= (pages + DRIVER_PAGES) * PAGE, "%lld bytes taken, %zu planned (%s)",
+                  (long long)taken, plan.arena_bytes, describe(&s));
+        }
+    free(tokens);
+}
+
+/* Whether a text has a number within one of the given: the device's free bytes vary by a page. */
+static int names_about(const char *text, int number)
+{
+    for (; *text; text++) {
+        char *end;
+        if (*text < '0' || *text > '9') continue;
+        if (labs(strtol(text, &end, 10) - number) <= 1) return 1;
+        text = end - 1;
+    }
+    return 0;
+}
+
+/* What does not fit is refused with what was needed, what is free, what is largest and which batch would fit; the process
+   goes on. */
+static void out_of_memory(void)
+{
+    setup s = technique_setup(&TECHNIQUES[0], 4), small = technique_setup(&TECHNIQUES[0], 1);
+    mtt_trainer *t = NULL;
+    mtt_policy policy;
+    mtt_plan_report plan;
+    void *context = NULL;
+    size_t free_bytes = 0, all_bytes = 0;
+    char needed[32];
+    int fits = 0;
+    int32_t tokens[80] = {0};
+    s.model.d_model = 256;
+    s.model.heads = 8;
+    s.model.vocab = 50257;
+    s.model.positions = MTT_POSITIONS_SINUSOIDAL;
+    s.seq_len = 256;
+    s.batch = 1 << 17;
+    policy = s.policy;
+    policy.device = MTT_DEVICE_CUDA;
+    check(mtt_plan(&env, &s.model, &policy, s.batch, s.seq_len, &plan) == MTT_OK, "plan: %s", env.error);
+    snprintf(needed, sizeof(needed), "%zu", plan.arena_bytes);
+    check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK && cuda.memory(context, &free_bytes, &all_bytes) == MTT_OK,
+          "memory: %s", env.error);
+    if (context) cuda.close(context);
+    check(free_bytes > 0 && free_bytes <= all_bytes, "%zu of %zu bytes are free", free_bytes, all_bytes);
+    check(mtt_plan_max_batch(&env, &s.model, &policy, s.seq_len, free_bytes, &fits) == MTT_OK && fits < s.batch,
+          "largest batch: %s", env.error);
+    check(mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &cuda, s.batch, s.seq_len, &t) == MTT_E_BUDGET && !t,
+          "a batch of %d: %s", s.batch, env.error);
+    printf("%s\n", env.error);
+    check(strstr(env.error, needed) && strstr(env.error, "largest") && strstr(env.error, "logits") &&
+              names_about(env.error, fits),
+          "the text lacks what is needed (%s), the largest tensors or the batch that fits (%d): %s", needed, fits, env.error);
+    t = open_trainer(&small, &cuda, MTT_FP32);
+    check(t && mtt_train_step(t, tokens, tokens, NULL) == MTT_OK, "a smaller model after that: %s", env.error);
+    mtt_trainer_destroy(t);
 }
 
 /* FP16 skips what overflows and halves the scale, on the device alone. */
@@ -458,17 +1644,19 @@ static void overflow(void)
         check(mtt_train_step(t, tokens, targets, &info) == MTT_OK, "step: %s", env.error);
         if (step == 0) {
             after = read_all(t, mtt_parameter_get);
-            check(info.skipped && !memcmp(before, after, parameter_count(t) * sizeof(float)), "a step that overflows changes nothing");
+            check(info.skipped && !memcmp(before, after, parameter_count(t) * sizeof(float)),
+                  "a step that overflows changes nothing");
             free(after);
         }
-        if (info.skipped) check(info.loss_scale == 0x1p30f / (float)(1u << skipped++), "the loss scale halves: %g", (double)info.loss_scale);
+        if (info.skipped)
+            check(info.loss_scale == 0x1p30f / (float)(1u << skipped++), "the loss scale halves: %g", (double)info.loss_scale);
     }
     check(skipped > 0 && skipped < 30, "%d of 30 steps skipped", skipped);
     free(before);
     mtt_trainer_destroy(t);
 }
 
-/* What does not fit is refused in words, and the process goes on. */
+/* A model of which not even one token fits. */
 static void too_large(void)
 {
     setup s = random_setup(2);
@@ -476,11 +1664,9 @@ static void too_large(void)
     s.model.d_model = 16384;
     s.model.heads = 64;
     s.model.layers = 512;
-    check(mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &cuda, 1, 1, &t) == MTT_E_BUDGET && !t, "too large a model: %s",
-          env.error);
+    check(mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &cuda, 1, 1, &t) == MTT_E_BUDGET && !t,
+          "too large a model: %s", env.error);
     printf("%s\n", env.error);
-    s = random_setup(2);
-    mtt_trainer_destroy(open_trainer(&s, &cuda, MTT_BF16));
 }
 
 /* --------------------------------------------------------------------------------------------------------- speed ---- */
@@ -495,7 +1681,8 @@ static int speed(int batch, int seq_len, int attention, int precision, int loss)
     mtt_step_info info;
     double ms[MTT_OP_KIND_COUNT] = {0}, bytes[MTT_OP_KIND_COUNT] = {0}, flops[MTT_OP_KIND_COUNT] = {0}, total = 0, best = 1e9;
     int count[MTT_OP_KIND_COUNT] = {0}, i, k;
-    int32_t *tokens = malloc((size_t)(batch * seq_len) * sizeof(int32_t)), *targets = malloc((size_t)(batch * seq_len) * sizeof(int32_t));
+    int32_t *tokens = malloc((size_t)(batch * seq_len) * sizeof(int32_t)),
+            *targets = malloc((size_t)(batch * seq_len) * sizeof(int32_t));
     memset(&model, 0, sizeof(model));
     memset(&policy, 0, sizeof(policy));
     memset(&optim, 0, sizeof(optim));
@@ -514,13 +1701,15 @@ static int speed(int batch, int seq_len, int attention, int precision, int loss)
         tokens[i] = (int32_t)(50000 * u * u * u * u); /* few tokens are frequent */
         targets[i] = below(50257);
     }
-    if (mtt_trainer_create(&env, &model, &policy, &optim, &cuda, batch, seq_len, &t) != MTT_OK) return printf("%s\n", env.error), 1;
+    if (mtt_trainer_create(&env, &model, &policy, &optim, &cuda, batch, seq_len, &t) != MTT_OK)
+        return printf("%s\n", env.error), 1;
     for (i = 0; i < 8; i++) {
         if (mtt_train_step(t, tokens, targets, &info) != MTT_OK) return printf("%s\n", env.error), 1;
         if (info.ms < best) best = info.ms;
     }
-    printf("%s, GPT-2 small, B %d, T %d, %s: %.2f ms a step, %.0f tokens/s, loss %.4f, arena %.2f GiB\n", PRECISIONS[precision], batch,
-           seq_len, attention ? "flash" : "plain", best, batch * seq_len / best * 1e3, info.loss, (double)info.arena_bytes / 0x1p30);
+    printf("%s, GPT-2 small, B %d, T %d, %s: %.2f ms a step, %.0f tokens/s, loss %.4f, arena %.2f GiB\n", PRECISIONS[precision],
+           batch, seq_len, attention ? "flash" : "plain", best, batch * seq_len / best * 1e3, info.loss,
+           (double)info.arena_bytes / 0x1p30);
     for (i = 0; i < t->schedule->programs[0].op_count; i++) {
         mtt_op *op = &t->schedule->programs[0].ops[i];
         mtt_op_info about;
@@ -541,8 +1730,8 @@ static int speed(int batch, int seq_len, int attention, int precision, int loss)
     }
     for (i = 0; i < MTT_OP_KIND_COUNT; i++)
         if (count[i])
-            printf("  %-26s %4d x %9.4f ms = %8.2f ms  %7.0f GB/s %7.1f TFLOP/s\n", mtt__op_name[i], count[i], ms[i] / count[i], ms[i],
-                   bytes[i] / ms[i] * 1e-6, flops[i] / ms[i] * 1e-9);
+            printf("  %-26s %4d x %9.4f ms = %8.2f ms  %7.0f GB/s %7.1f TFLOP/s\n", mtt__op_name[i], count[i], ms[i] / count[i],
+                   ms[i], bytes[i] / ms[i] * 1e-6, flops[i] / ms[i] * 1e-9);
     printf("  %-26s %33.2f ms\n", "alone, one after the other", total);
     mtt_trainer_destroy(t);
     free(tokens);
@@ -569,6 +1758,12 @@ static int try_flash(void)
     return status == MTT_OK;
 }
 
+static void told(const char *what, double start)
+{
+    printf("%s: at %.1f s\n", what, (mtt__now_ms() - start) * 1e-3);
+    fflush(stdout);
+}
+
 int main(int argc, char **argv)
 {
     double start = mtt__now_ms();
@@ -582,17 +1777,27 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "speed"))
         return speed(argc > 2 ? atoi(argv[2]) : 8, argc > 3 ? atoi(argv[3]) : 1024, flash_works && argc < 5, MTT_BF16,
                      argc < 6 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL);
-    if (argc > 2 && !strcmp(argv[1], "operations")) { /* for sanitizers */
-        operations(atoi(argv[2]));
+    if (argc > 1 && !strcmp(argv[1], "technique")) return technique_step(argc > 2 ? argv[2] : "");
+    probe_tf32();
+    if (argc > 2 && !strcmp(argv[1], "operations")) {
+        operations(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0);
         return finish();
     }
-    operations(80 * scale);
-    printf("operations: %.1f s\n", (mtt__now_ms() - start) * 1e-3);
-    bits();
-    printf("bits: %.1f s\n", (mtt__now_ms() - start) * 1e-3);
+    operations(80 * scale, SMALL_SETUPS * scale);
+    told("operations", start);
+    if (flash_works) full_windows();
+    told("full windows", start);
+    close_contexts();
+    repetition();
+    told("repetition and resume", start);
+    recomputation();
+    told("recomputation", start);
     overflow();
+    planned_bytes();
+    told("planned bytes", start);
+    out_of_memory();
     too_large();
     whole_models(40 * scale);
-    printf("all: %.1f s\n", (mtt__now_ms() - start) * 1e-3);
+    told("all", start);
     return finish();
 }
