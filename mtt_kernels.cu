@@ -2548,7 +2548,7 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *contr
     mtt__flash f = {};
     f.control = (const mtt_control *)control->data;
     f.seq_len = d->seq_len, f.width = d->d_model;
-    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < d->seq_len ? d->window : 0;
+    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window;
     f.head_count = d->batch * d->heads;
     f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
     f.threshold = d->dropout > 0 ? (uint32_t)(d->dropout * 65536.0f + 0.5f) : 0;
