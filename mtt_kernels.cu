@@ -1483,8 +1483,8 @@ typedef struct mtt__flash {
     float *lse;
     const mtt_control *control;
     float2 *stats;        /* backward: {lse log2(e), delta} of each query, head by head from first_head on */
-    float4 *dq_partial;   /* backward: a ring of `slots` heads of dQ sums, in the order of the accumulators */
-    int *turns, *ticket;  /* backward: contributions so far to each tile of dQ in the ring; key tiles given out */
+    float4 *dq_partial;   /* backward: a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
+    int *ticket;          /* backward: key tiles given out */
     int64_t seq_len, width; /* T; C = heads * D */
     int heads, head_dim, window, head_count, first_head, group, slots;
     float scale, scale_log2, keep_scale;
@@ -2027,58 +2027,73 @@ template <typename E, int LANES> static __global__ void __launch_bounds__(256) m
         f.stats[index] = make_float2(f.lse_in[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
 }
 
-/* Turns: the blocks that add to one tile of dQ do so one after another, in an order fixed by the tile alone. */
-static __device__ __forceinline__ int mtt__turn_peek(const int *turn)
-{
-    int now;
-    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    return now;
-}
+/* Sums of dQ that pass from block to block. The blocks that add to one tile of dQ do so one after another, in an order fixed by
+   the tile alone; thread i of each takes over what thread i of the block before has left. 4 sums are one unit of 128 bits,
+   and every unit carries the number of the contribution that it is, 4 bits of it in place of the lowest 4 of each sum
+   (20 bits of significand remain, 2^-21 of relative error in a sum whose terms were rounded to 2^-9 or 2^-11).
 
-static __device__ __forceinline__ void mtt__turn_pass(int *turn, int next)
-{
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
-}
-
-/* This thread's share of a tile of dQ: the same thread of the block whose turn it was before wrote it. No fence orders a turn
-   after its sums (one cost 15 % of the kernel): the lowest bit of each sum says instead in which of two alternating
-   turns it was stored. A block sees its turn only after the block before has read what stood there, so an older sum
-   than that of two turns ago cannot be met. */
+   Why this is correct under PTX's memory model, without a fence (one per tile cost 15 % of the kernel): a unit is one scalar
+   access, `relaxed` at the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of
+   a launch never repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that carries number n
+   was written by contribution n and not by one that happens to look like it. Contribution n + 1 writes a unit
+   after it has read n in it, in the same thread, which orders the two in the coherence of that unit. No other memory is
+   handed over, so there is nothing else to order. Waiting is reading again until the number is there. */
 template <int COUNT, int THREADS>
 static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
 {
     #pragma unroll
-    for (int n = 0; n < COUNT; n++) {
-        const float4 x = __ldcg(from_gmem + n * THREADS);
-        sums[n][0] = x.x, sums[n][1] = x.y, sums[n][2] = x.z, sums[n][3] = x.w;
-    }
+    for (int n = 0; n < COUNT; n++)
+        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"
+                     " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+                     : "=f"(sums[n][0]), "=f"(sums[n][1]), "=f"(sums[n][2]), "=f"(sums[n][3])
+                     : "l"(from_gmem + n * THREADS) : "memory");
 }
 
-template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t parity)
+template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
 {
     uint32_t wrong = 0;
     #pragma unroll
-    for (int n = 0; n < COUNT * 4; n++) wrong |= __float_as_uint(sums[n / 4][n % 4]) ^ parity;
-    return !(mtt__pinned(wrong) & 1u); /* pinned: one bit at the end and not a comparison for each sum */
+    for (int n = 0; n < COUNT * 4; n++) wrong |= __float_as_uint(sums[n / 4][n % 4]) ^ number >> n % 4 * 4;
+    return !(mtt__pinned(wrong) & 15u); /* pinned: 4 bits at the end and not a comparison for each sum */
 }
 
-/* The lowest bit gives way to the parity of the turn; not-finite stays not-finite. */
-static __device__ __forceinline__ float mtt__marked(float x, uint32_t parity)
+/* The number leaves: the middle of what its 4 bits cut off stands in for them, so that no sum drifts. Not-finite stays
+   not-finite. Without `used`, zeros. */
+template <int COUNT> static __device__ __forceinline__ void mtt__sums_take(float (*sums)[4], bool used)
 {
-    return __uint_as_float((__float_as_uint(x) & ~1u) | parity);
+    const uint32_t kept = used ? ~15u : 0, middle = used ? 8u : 0;
+    #pragma unroll
+    for (int n = 0; n < COUNT * 4; n++)
+        sums[n / 4][n % 4] = __uint_as_float((__float_as_uint(sums[n / 4][n % 4]) & kept) | middle);
 }
 
-/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K in turns.
+template <int COUNT, int THREADS>
+static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
+{
+    #pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        uint32_t v[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) v[e] = (__float_as_uint(sums[n][e]) & ~15u) | (number >> 4 * e & 15u);
+        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
+                     " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
+                     ::"l"(to_gmem + n * THREADS), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+    }
+}
+
+/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K one block after another.
    Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
    Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of a head from the
                 last keys to the first; each walks its queries upwards. Shared memory: K, V, STAGES of Q, dO and stats,
                 dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS = 1).
-   Requires     turns and ticket zero at the start; at least one slot.
+   Requires     dq_partial and ticket zero at the start; at least one slot; fewer than 2^16 contributions to a tile of the ring.
    Traffic      reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q D bytes of dQ a tile pair through
                 L2; 10 D FLOP a pair of query and key.
-   Determinism  dQ of a tile is summed in the order of falling keys whatever the timing. A block waits only for blocks with
-                smaller tickets, which are running or done, so the grid cannot deadlock; started in this order, block
-                j + 1 is ahead of block j by BLOCK_KV rows and waits are rare.
+   Determinism  dQ of a tile is summed in the order of falling keys whatever the timing. The grid cannot deadlock: a block waits
+                only for the next tile of keys of its head, whose ticket is one smaller, or for the blocks of the head `slots`
+                before; a ticket is drawn by a running block, so all smaller ones are running or done, and the smallest of
+                those running waits for none. Started in this order, block j + 1 is ahead of block j by BLOCK_KV rows, and
+                waits are rare.
    Reference    mtt__flash_backward_keys, mtt__flash_backward_queries; FlashAttention-2, algorithm 2.
    The scores stand transposed, keys by queries: P^T and dS^T are then already A operands of dV and dK. The last
    contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
@@ -2095,14 +2110,15 @@ static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_bac
                   S_BYTES = BLOCK_KV * BLOCK_Q * 2;
     static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
     extern __shared__ __align__(128) unsigned char shared[];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
+    const int lane = threadIdx.x & 31, T = (int)f.seq_len, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) *(int *)shared = atomicAdd(f.ticket, 1);
     __syncthreads(); /* the ticket is written before all read it */
-    const int ticket = *(const int *)shared;
+    const int ticket = __shfl_sync(0xffffffffu, *(const int *)shared, 0); /* shuffled: so the compiler sees a uniform value */
     __syncthreads(); /* all have read it before K lands on it */
     const int key_tiles = (T + BLOCK_KV - 1) / BLOCK_KV, query_tiles = (T + BLOCK_Q - 1) / BLOCK_Q;
     const int local = ticket / key_tiles, head = f.first_head + local, key_tile = key_tiles - 1 - ticket % key_tiles;
     const int slot = local % f.slots, round = local / f.slots, k0 = key_tile * BLOCK_KV;
+    const bool last_round = local + f.slots >= f.head_count;
     const int first_tile = k0 / BLOCK_Q,
               last = f.window ? (int)min(f.seq_len, (int64_t)k0 + BLOCK_KV - 1 + f.window) : T;
     const int last_tile = (last - 1) / BLOCK_Q, key_warp = warp % (BLOCK_KV / KEYS),
@@ -2143,7 +2159,6 @@ static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_bac
                    s_crossed = mtt__pinned(ds_smem + mtt__crossed<BLOCK_Q>());
     const uint32_t s_place = mtt__pinned(ds_smem + mtt__chunk<BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4);
     float dk_rmem[KEY_ROWS][COLUMNS / 8][4] = {}, dv_rmem[KEY_ROWS][COLUMNS / 8][4] = {};
-    int passed = 0; /* the turn after this block's at the last tile; 0 = it had no need of turns */
     for (int tile = first_tile, stage = 0; tile <= last_tile; tile++, stage ^= STAGES - 1) {
         const uint32_t tile_smem = stage_smem + stage * STAGE, stats_smem = tile_smem + 2 * Q_BYTES;
         /* where the lane reads and writes: A of S^T and dP^T, their B, the B of dV and dK, that of dQ; P^T and dS^T as A of dV
@@ -2156,14 +2171,12 @@ static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_bac
                        store_lane = s_place + key_warp * KEYS * BLOCK_Q * 2;
         const int q0 = tile * BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV : 0;
         const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV - first_sharer + 1;
-        const int place = sharers - 1 - (key_tile - first_sharer), turn = round * sharers + place;
+        const int place = sharers - 1 - (key_tile - first_sharer);
+        const uint32_t number = (uint32_t)(round * sharers + place); /* contributions to this tile of the ring so far */
         const bool masked = k0 + BLOCK_KV - 1 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window);
-        int *turn_gmem = f.turns + (int64_t)slot * query_tiles + tile;
-        int now = turn;
         mtt__copy_wait();
         __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
         if (STAGES > 1 && tile < last_tile) copy_queries(stage ^ 1);
-        if (sharers > 1) now = mtt__turn_peek(turn_gmem); /* long before it is needed */
 
         #pragma unroll
         for (int chunk = 0; chunk < QUERIES / CHUNK; chunk++) {
@@ -2285,16 +2298,16 @@ static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_bac
                     });
             }
         }
-        if (threadIdx.x == 0 && passed)
-            mtt__turn_pass(turn_gmem - 1, passed); /* the barrier above followed all its loads */
-        while (now < turn) now = mtt__turn_peek(turn_gmem);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
         float dq_rmem[QUERY_ROWS][DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
         float4 *sums_gmem = f.dq_partial + ((int64_t)slot * query_tiles + tile) * (BLOCK_Q * D / 4) + threadIdx.x;
-        const uint32_t parity = (uint32_t)(round * (sharers - 1) + place) & 1u;
-        if (place > 0) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
+        /* After another block, even one of another head; before another. Pinned: the compiler would otherwise make a copy of
+           the rest of the loop for each case. */
+        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
+        if (follows) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
         if (!P_IN_REGISTERS) {
             const int first = max(0, k0 + key_warp * KEYS - q0) / 16; /* queries before see none of the warp's keys */
             mtt__product_part<E, BLOCK_Q / 16>(
@@ -2317,8 +2330,10 @@ static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_bac
                 },
                 first, BLOCK_Q / 16);
         }
-        if (place > 0)
-            while (!mtt__sums_are_of<SUMS>(sums, parity ^ 1u)) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
+        if (follows) {
+            while (!__all_sync(0xffffffffu, mtt__sums_are_of<SUMS>(sums, number))) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
+            mtt__sums_take<SUMS>(sums, place > 0);
+        }
         mtt__product_part<E, BLOCK_KV / 16>(
             dq_rmem,
             [&](uint32_t *a, int k, int m) {
@@ -2338,23 +2353,13 @@ static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_bac
                     mtt__store_row<E, DQ_COLUMNS>(dq_gmem + row * stride + dq_column, dq_rmem[m], h, f.scale, row < T,
                                                   f.head_dim - dq_column);
                 }
-        } else {
-            #pragma unroll
-            for (int m = 0; m < QUERY_ROWS; m++)
-                #pragma unroll
-                for (int n = 0; n < DQ_COLUMNS / 8; n++)
-                    __stcg(sums_gmem + (m * (DQ_COLUMNS / 8) + n) * THREADS,
-                           make_float4(mtt__marked(dq_rmem[m][n][0], parity), mtt__marked(dq_rmem[m][n][1], parity),
-                                       mtt__marked(dq_rmem[m][n][2], parity), mtt__marked(dq_rmem[m][n][3], parity)));
         }
-        passed = sharers > 1 ? turn + 1 : 0;
+        if (leads) mtt__sums_store<SUMS, THREADS>(sums_gmem, sums, number + 1);
         if (STAGES == 1 && tile < last_tile) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
             copy_queries(0);
         }
     }
-    __syncthreads(); /* all stores of the last tile of dQ come before its turn passes */
-    if (threadIdx.x == 0 && passed) mtt__turn_pass(f.turns + (int64_t)slot * query_tiles + last_tile, passed);
     #pragma unroll
     for (int m = 0; m < KEY_ROWS; m++)
         #pragma unroll
@@ -2600,13 +2605,8 @@ template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, 
     return mtt__flash_launch(mtt_k_flash_stats<E, 32>, (rows + 7) / 8, 256, 0, f, stream);
 }
 
-static size_t mtt__up_256(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
-/* Workspace: ticket and turns, stats of a slice of heads, and the ring of dQ, of which as many slots as blocks in flight can
-   use. Heads that do not fit at once go slice by slice. */
+/* Workspace: the ticket, the ring of dQ, of which as many slots as blocks in flight can use, and stats of a slice of heads.
+   Heads that do not fit at once, or whose contributions would take more than 16 bits to number, go slice by slice. */
 template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
           int MIN_BLOCKS>
 static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
@@ -2614,25 +2614,22 @@ static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size
     constexpr int SCORES = WARPS * 16 * KEY_ROWS == BLOCK_KV ? 1 : 2;
     constexpr int SHARED = BLOCK_KV * D * 4 + STAGES * BLOCK_Q * (D * 4 + 8) + SCORES * BLOCK_Q * BLOCK_KV * 2;
     const int64_t query_tiles = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q, key_tiles = (f.seq_len + BLOCK_KV - 1) / BLOCK_KV;
-    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), turn_bytes = (size_t)query_tiles * sizeof(int);
-    const size_t sum_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0,
-                 slot_bytes = sum_bytes + turn_bytes;
+    const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2),
+                 slot_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0;
     const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * MIN_BLOCKS;
     const int heads = f.head_count;
-    size_t slots = (size_t)(in_flight / key_tiles * 2 + 2), slice, header;
+    size_t slots = (size_t)mtt__least(in_flight / key_tiles * 2 + 2, heads), slice;
     char *at = (char *)workspace_gmem;
-    if (workspace_bytes < 1024 + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
-    workspace_bytes -= 1024; /* what rounding up to 256 takes */
-    if (slots > (size_t)heads) slots = (size_t)heads;
-    if (slots > (workspace_bytes - stats_bytes) / slot_bytes) slots = (workspace_bytes - stats_bytes) / slot_bytes;
-    slice = (workspace_bytes - slots * slot_bytes) / stats_bytes;
-    header = mtt__up_256(sizeof(int) + slots * turn_bytes);
+    if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
+    while (header + stats_bytes + slots * slot_bytes > workspace_bytes) slots--;
+    slice = (workspace_bytes - header - slots * slot_bytes) / stats_bytes;
+    slice = (size_t)mtt__least((int64_t)slice, (int64_t)slots * (65535 / key_tiles));
     f.slots = (int)slots;
-    f.ticket = (int *)at, f.turns = f.ticket + 1;
+    f.ticket = (int *)at;
     f.dq_partial = (float4 *)(at + header);
-    f.stats = (float2 *)(at + header + mtt__up_256(slots * sum_bytes));
+    f.stats = (float2 *)(at + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
     for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
-        cudaError_t status = cudaMemsetAsync(workspace_gmem, 0, header, stream);
+        cudaError_t status = cudaMemsetAsync(at, 0, header + slots * slot_bytes, stream);
         f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
         if (status == cudaSuccess) status = mtt__launch_stats<E>(f, stream);
         if (status == cudaSuccess)
