@@ -2081,6 +2081,300 @@ static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const fl
     }
 }
 
+/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time; dK and dV of
+   its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES, int QUERY_ROW_TILES,
+          int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
+struct mtt__backward_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT, THREADS = WARPS * 32;
+    static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES, STAGES = STAGE_COUNT;
+    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
+    static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
+    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : 32, COLUMNS = D / QUERY_WARPS;
+    static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
+    static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
+    static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
+    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T */
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
+    static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
+    static constexpr int SHARED = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES;
+    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
+};
+
+/* Where a block, warp and lane stand. What is the same for a block or warp is made so that the compiler sees it (a shuffle from
+   lane 0) and can keep it in uniform registers: all others are taken by accumulators. */
+struct mtt__backward_place {
+    int local, first_row, column; /* head of the slice; its first row of B T, and its first column of C */
+    int key_tile, k0, first_tile, last_tile;
+    int key_warp, query_warp, dq_row, dq_part;
+    /* where the lane points ldmatrix for K and V as A; for Q and dO as B of scores, and of dK and dV (K: of dQ); for P^T and dS^T as
+       A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
+    uint32_t kv_a, q_b, kq_b, s_a, dq_a, s_store;
+};
+
+template <class S>
+static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
+{
+    const int T = (int)f.seq_len, key_tiles = (T + S::BLOCK_KV - 1) / S::BLOCK_KV, lane = threadIdx.x & 31;
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    mtt__backward_place at;
+    if (threadIdx.x == 0) *(int *)shared = atomicAdd(f.ticket, 1);
+    __syncthreads(); /* the ticket is written before all read it */
+    const int ticket = __shfl_sync(0xffffffffu, *(const int *)shared, 0);
+    __syncthreads(); /* all have read it before K lands on it */
+    at.local = ticket / key_tiles, at.key_tile = key_tiles - 1 - ticket % key_tiles, at.k0 = at.key_tile * S::BLOCK_KV;
+    at.first_row = (f.first_head + at.local) / f.heads * T;
+    at.column = (f.first_head + at.local) % f.heads * f.head_dim;
+    at.first_tile = at.k0 / S::BLOCK_Q;
+    at.last_tile = (f.window ? (int)min(f.seq_len, (int64_t)at.k0 + S::BLOCK_KV - 1 + f.window) : T) - 1;
+    at.last_tile /= S::BLOCK_Q;
+    at.key_warp = warp % S::KEY_WARPS, at.query_warp = warp / S::KEY_WARPS;
+    at.dq_row = warp % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS, at.dq_part = warp / S::DQ_ROW_WARPS;
+    const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = at.key_warp * S::KEYS;
+    at.kv_a = smem + mtt__straight<S::D>() + own_keys * S::D * 2;
+    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>() + at.query_warp * S::QUERIES * S::D * 2;
+    at.kq_b = smem + mtt__straight<S::D>();
+    at.s_a = s_smem + mtt__straight<S::BLOCK_Q>() + own_keys * S::BLOCK_Q * 2;
+    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(), at.dq_row / 8);
+    at.s_store = s_smem + mtt__chunk<S::BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4 + own_keys * S::BLOCK_Q * 2;
+    return at;
+}
+
+/* First element of row `row` of the block's head in a [B T, columns] matrix. Pinned: 64-bit addresses are made where they are
+   used, not held in registers across the loop. */
+static __device__ __forceinline__ int64_t mtt__backward_row(const mtt__backward_place &at, int row, int columns)
+{
+    return (int64_t)(at.first_row + row) * columns + (int)mtt__pinned(at.column);
+}
+
+/* Q, dO and stats of a tile of queries, to a stage. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_place &at, uint32_t smem,
+                                                          int tile, int stage)
+{
+    typedef typename S::E E;
+    const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row;
+    const uint32_t to = smem + 2 * S::KV_BYTES + stage * S::STAGE;
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)f.qkv + mtt__backward_row(at, row, 3 * (int)f.width), 3 * f.width, left,
+                                                 f.head_dim);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)f.d_attended + mtt__backward_row(at, row, (int)f.width),
+                                                 f.width, left, f.head_dim);
+    if (threadIdx.x < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
+        mtt__copy_async_pair(to + 2 * S::Q_BYTES + threadIdx.x * 8,
+                             f.stats + at.local * f.seq_len + row + (int)threadIdx.x, (int)threadIdx.x < left);
+    mtt__copy_commit();
+}
+
+/* S^T and dP^T of the warp's keys and of a chunk of queries. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                            float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4], uint32_t kv_a,
+                                                            uint32_t q_b, int chunk)
+{
+    constexpr int D = S::D;
+    const auto load_k = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2);
+    };
+    const auto load_v = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2 + S::KV_BYTES);
+    };
+    const auto load_q = [&](uint32_t *b, int k, int n) {
+        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2);
+    };
+    const auto load_do = [&](uint32_t *b, int k, int n) {
+        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
+    };
+    mtt__product<typename S::E, D / 16>(s, load_k, load_q);
+    mtt__product<typename S::E, D / 16>(dp, load_v, load_do);
+}
+
+/* -inf for what the queries from `query` on do not see of the keys from `key` on. */
+template <int M, int N>
+static __device__ __forceinline__ void mtt__backward_mask(float (&s)[M][N][4], const mtt__flash &f, int key, int query)
+{
+    const int lane = threadIdx.x & 31, after = query + (lane & 3) * 2 - key - lane / 4; /* of the first query after the first key */
+    const int beyond = f.window ? after - f.window : -(1 << 30);
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int n = 0; n < N; n++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int less = m * 16 + (e >> 1) * 8 - n * 8 - (e & 1); /* than the first two are apart */
+                if (after < less || beyond >= less) s[m][n][e] = -CUDART_INF_F;
+            }
+}
+
+/* Lane l draws for query l of a chunk: a byte for each octet of the warp's keys. */
+template <class S>
+static __device__ __forceinline__ uint32_t mtt__backward_fates(const mtt__flash &f, const mtt__backward_place &at, int key,
+                                                               int query)
+{
+    const uint64_t row = (uint64_t)(f.first_head + at.local) * (uint64_t)f.seq_len + (uint64_t)(query + threadIdx.x % S::CHUNK);
+    uint32_t fates = 0;
+    #pragma unroll
+    for (int r = 0; r < 2 * S::KEY_ROWS; r++)
+        fates |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8),
+                                 f.threshold)
+                 << 8 * r;
+    return fates;
+}
+
+/* P and dS of scores and dP, packed as A operands. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
+                                                           uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
+                                                           const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                           const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                           const mtt__flash &f, uint32_t stats_smem, uint32_t fates)
+{
+    typedef typename S::E E;
+    const int lane = threadIdx.x & 31;
+    #pragma unroll
+    for (int n = 0; n < S::CHUNK / 8; n++) {
+        float lse[2], delta[2];
+        uint32_t fate[2];
+        asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                     : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
+                     : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
+        if (S::DROPOUT) {
+            #pragma unroll
+            for (int e = 0; e < 2; e++)
+                fate[e] = __shfl_sync(0xffffffffu, fates, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
+        }
+        #pragma unroll
+        for (int m = 0; m < S::KEY_ROWS; m++) {
+            float p[4], ds[4];
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
+                if (S::DROPOUT) {
+                    const bool keep = fate[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
+                    ds[e] = p[e] * ((keep ? dp[m][n][e] * f.keep_scale : 0.0f) - delta[e & 1]);
+                    p[e] = keep ? p[e] : 0.0f;
+                } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
+            }
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                p_packed[m][n][h] = mtt__pack(p[2 * h], p[2 * h + 1], E());
+                ds_packed[m][n][h] = mtt__pack(ds[2 * h], ds[2 * h + 1], E());
+            }
+        }
+    }
+}
+
+/* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
+                                                           float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__flash &f,
+                                                           const mtt__backward_place &at, uint32_t kv_a, uint32_t stage_at,
+                                                           uint32_t stats_smem, int q0, int chunk)
+{
+    typedef typename S::E E;
+    constexpr int CHUNK = S::CHUNK, D = S::D;
+    const int column = at.query_warp * S::QUERIES + chunk * CHUNK, key = at.k0 + at.key_warp * S::KEYS, query = q0 + column;
+    uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2] = {}, ds_packed[S::KEY_ROWS][CHUNK / 8][2] = {};
+    const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
+    if (seen) {
+        float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
+        mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
+        if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window))
+            mtt__backward_mask(s, f, key, query);
+        const uint32_t fates = S::DROPOUT ? mtt__backward_fates<S>(f, at, key, query) : 0;
+        mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem + column * 8, fates);
+    }
+    #pragma unroll
+    for (int n = 0; n < CHUNK / 8; n++)
+        #pragma unroll
+        for (int m = 0; m < S::KEY_ROWS; m++)
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_store,
+                                                                       at.query_warp * (S::QUERIES / CHUNK) + chunk, n) +
+                                    (m * 16 + h * 8) * S::BLOCK_Q * 2;
+                mtt__store_smem(to, ds_packed[m][n][h]);
+                if (!S::P_IN_REGISTERS) mtt__store_smem(to + S::S_BYTES, p_packed[m][n][h]);
+            }
+    if (!S::P_IN_REGISTERS || !seen) return;
+    const uint32_t from = at.kq_b + 2 * S::KV_BYTES + stage_at;
+    const auto load_p = [&](uint32_t *a, int k, int m) {
+        for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
+    };
+    const auto load_ds = [&](uint32_t *a, int k, int m) {
+        for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
+    };
+    const auto load_q = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2);
+    };
+    const auto load_do = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
+    };
+    mtt__product<E, CHUNK / 16>(dv, load_p, load_do);
+    mtt__product<E, CHUNK / 16>(dk, load_ds, load_q);
+}
+
+/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
+                                                          float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4],
+                                                          const mtt__backward_place &at, uint32_t stage_at, int q0)
+{
+    typedef typename S::E E;
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
+    const int first = max(0, at.k0 + at.key_warp * S::KEYS - q0) / 16; /* queries before see none of the warp's keys */
+    const uint32_t from = at.kq_b + 2 * S::KV_BYTES + stage_at;
+    const auto load_ds = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
+    };
+    const auto load_p = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
+    };
+    const auto load_q = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, at.query_warp, n) + k * 16 * D * 2);
+    };
+    const auto load_do = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, at.query_warp, n) + k * 16 * D * 2 + S::Q_BYTES);
+    };
+    mtt__product_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
+    mtt__product_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
+}
+
+/* dQ += dS K over the block's keys. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
+                                                             const mtt__backward_place &at, int q0)
+{
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
+    const auto load_ds = [&](uint32_t *a, int k, int m) {
+        mtt__load_transposed(a, mtt__further<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
+    };
+    const auto load_k = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.kq_b, at.dq_part, n) + k * 16 * D * 2);
+    };
+    mtt__product_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
+                                                       (q0 + BLOCK_Q - at.k0 + 15) / 16); /* keys beyond are the future */
+}
+
+/* 16 M rows of gradients of the warp, from `row` on, times `factor`, to columns from `column` on of part 0, 1, 2 of d_qkv. */
+template <class S, int M, int COLUMNS>
+static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, const mtt__backward_place &at,
+                                                           const float (&c)[M][COLUMNS / 8][4], int row, int column, int part,
+                                                           float factor)
+{
+    const int stride = 3 * (int)f.width;
+    row += (threadIdx.x & 31) / 4;
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__backward_row(at, row, stride) + part * f.width + column;
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int further = m * 16 + h * 8;
+            mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
+                                                   row + further < (int)f.seq_len, f.head_dim - column);
+        }
+}
+
 /* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K one block after another.
    Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
    Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of a head from the
@@ -2097,278 +2391,62 @@ static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const fl
    Reference    mtt__flash_backward_keys, mtt__flash_backward_queries; FlashAttention-2, algorithm 2.
    The scores stand transposed, keys by queries: P^T and dS^T are then already A operands of dV and dK. The last
    contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
-          int MIN_BLOCKS, bool DROPOUT>
-static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
+template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
 {
-    constexpr int THREADS = WARPS * 32, KEYS = 16 * KEY_ROWS, QUERY_WARPS = WARPS / (BLOCK_KV / KEYS);
-    constexpr int QUERIES = BLOCK_Q / QUERY_WARPS, CHUNK = QUERIES < 32 ? QUERIES : 32, COLUMNS = D / QUERY_WARPS;
-    constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
-    constexpr bool P_IN_REGISTERS = QUERY_WARPS == 1;
-    constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
-    constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8,
-                  S_BYTES = BLOCK_KV * BLOCK_Q * 2;
-    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
+    typedef typename S::E E;
     extern __shared__ __align__(128) unsigned char shared[];
-    const int lane = threadIdx.x & 31, T = (int)f.seq_len, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    if (threadIdx.x == 0) *(int *)shared = atomicAdd(f.ticket, 1);
-    __syncthreads(); /* the ticket is written before all read it */
-    const int ticket = __shfl_sync(0xffffffffu, *(const int *)shared, 0); /* shuffled: so the compiler sees a uniform value */
-    __syncthreads(); /* all have read it before K lands on it */
-    const int key_tiles = (T + BLOCK_KV - 1) / BLOCK_KV, query_tiles = (T + BLOCK_Q - 1) / BLOCK_Q;
-    const int local = ticket / key_tiles, head = f.first_head + local, key_tile = key_tiles - 1 - ticket % key_tiles;
-    const int slot = local % f.slots, round = local / f.slots, k0 = key_tile * BLOCK_KV;
-    const bool last_round = local + f.slots >= f.head_count;
-    const int first_tile = k0 / BLOCK_Q,
-              last = f.window ? (int)min(f.seq_len, (int64_t)k0 + BLOCK_KV - 1 + f.window) : T;
-    const int last_tile = (last - 1) / BLOCK_Q, key_warp = warp % (BLOCK_KV / KEYS),
-              query_warp = warp / (BLOCK_KV / KEYS);
-    const int dq_row = warp % DQ_ROW_WARPS * 16 * QUERY_ROWS, dq_column = warp / DQ_ROW_WARPS * DQ_COLUMNS;
-    const uint32_t k_smem = mtt__smem(shared), v_smem = k_smem + KV_BYTES, stage_smem = v_smem + KV_BYTES;
-    const uint32_t ds_smem = stage_smem + STAGES * STAGE;
-    const int64_t stride = 3 * f.width;
-    const E *q_gmem = (const E *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
-            *v_gmem = k_gmem + f.width;
-    const E *do_gmem = (const E *)f.d_attended + mtt__head_offset(f, head, 1);
-    E *dq_gmem = (E *)f.d_qkv + mtt__head_offset(f, head, 3), *dk_gmem = dq_gmem + f.width,
-      *dv_gmem = dk_gmem + f.width;
-    uint64_t seed = 0, stream = 0;
-    if (DROPOUT) seed = f.control->seed, stream = mtt__flash_stream(f);
+    const mtt__backward_place at = mtt__backward_begin<S>(f, shared);
+    const uint32_t smem = mtt__smem(shared);
+    const int T = (int)f.seq_len, query_tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q, round = at.local / f.slots;
+    const E *k_gmem = (const E *)f.qkv + mtt__backward_row(at, at.k0, 3 * (int)f.width) + f.width;
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim);
+    mtt__backward_copy<S>(f, at, smem, at.first_tile, 0);
 
-    const E *q_next = q_gmem + (int64_t)first_tile * BLOCK_Q * stride,
-            *do_next = do_gmem + (int64_t)first_tile * BLOCK_Q * f.width;
-    const float2 *stats_next = f.stats + (int64_t)local * T + first_tile * BLOCK_Q;
-    int queries_left = T - first_tile * BLOCK_Q;
-    q_next += mtt__copy_place<D, THREADS>(stride), do_next += mtt__copy_place<D, THREADS>(f.width);
-    auto copy_queries = [&](int stage) {
-        const uint32_t to = stage_smem + stage * STAGE;
-        mtt__copy_rows<BLOCK_Q, D, THREADS>(to, q_next, stride, queries_left, f.head_dim);
-        mtt__copy_rows<BLOCK_Q, D, THREADS>(to + Q_BYTES, do_next, f.width, queries_left, f.head_dim);
-        if (threadIdx.x < BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
-            mtt__copy_async_pair(to + 2 * Q_BYTES + threadIdx.x * 8, stats_next + threadIdx.x,
-                                 (int)threadIdx.x < queries_left);
-        mtt__copy_commit();
-        q_next += BLOCK_Q * stride, do_next += BLOCK_Q * f.width, stats_next += BLOCK_Q, queries_left -= BLOCK_Q;
-    };
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(k_smem, k_gmem + k0 * stride, stride, T - k0, f.head_dim);
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(v_smem, v_gmem + k0 * stride, stride, T - k0, f.head_dim);
-    copy_queries(0);
-
-    const uint32_t straight = mtt__straight<D>(), crossed = mtt__crossed<D>();
-    const uint32_t s_straight = mtt__pinned(ds_smem + mtt__straight<BLOCK_Q>()),
-                   s_crossed = mtt__pinned(ds_smem + mtt__crossed<BLOCK_Q>());
-    const uint32_t s_place = mtt__pinned(ds_smem + mtt__chunk<BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4);
-    float dk_rmem[KEY_ROWS][COLUMNS / 8][4] = {}, dv_rmem[KEY_ROWS][COLUMNS / 8][4] = {};
-    for (int tile = first_tile, stage = 0; tile <= last_tile; tile++, stage ^= STAGES - 1) {
-        const uint32_t tile_smem = stage_smem + stage * STAGE, stats_smem = tile_smem + 2 * Q_BYTES;
-        /* where the lane reads and writes: A of S^T and dP^T, their B, the B of dV and dK, that of dQ; P^T and dS^T as A of dV
-           and dK, dS^T as A of dQ, and where it is stored */
-        const uint32_t kv_lane = k_smem + straight + key_warp * KEYS * D * 2,
-                       q_lane = tile_smem + crossed + query_warp * QUERIES * D * 2;
-        const uint32_t qt_lane = tile_smem + straight, kt_lane = k_smem + straight,
-                       s_lane = s_straight + key_warp * KEYS * BLOCK_Q * 2;
-        const uint32_t st_lane = mtt__further<BLOCK_Q>(s_crossed, dq_row / 8),
-                       store_lane = s_place + key_warp * KEYS * BLOCK_Q * 2;
-        const int q0 = tile * BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV : 0;
-        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV - first_sharer + 1;
-        const int place = sharers - 1 - (key_tile - first_sharer);
+    float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
+    for (int tile = at.first_tile, stage = 0; tile <= at.last_tile; tile++, stage ^= S::STAGES - 1) {
+        const int q0 = tile * S::BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
+        const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
+        const int place = sharers - 1 - (at.key_tile - first_sharer);
         const uint32_t number = (uint32_t)(round * sharers + place); /* contributions to this tile of the ring so far */
-        const bool masked = k0 + BLOCK_KV - 1 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window);
-        mtt__copy_wait();
-        __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
-        if (STAGES > 1 && tile < last_tile) copy_queries(stage ^ 1);
-
-        #pragma unroll
-        for (int chunk = 0; chunk < QUERIES / CHUNK; chunk++) {
-            const int column = query_warp * QUERIES + chunk * CHUNK, row = key_warp * KEYS;
-            const bool seen =
-                k0 + row <= q0 + column + CHUNK - 1 && (!f.window || k0 + row + KEYS - 1 > q0 + column - f.window);
-            float s_rmem[KEY_ROWS][CHUNK / 8][4] = {}, dp_rmem[KEY_ROWS][CHUNK / 8][4] = {};
-            uint32_t p_packed[KEY_ROWS][CHUNK / 8][2], ds_packed[KEY_ROWS][CHUNK / 8][2];
-            if (seen) {
-                mtt__product<E, D / 16>(
-                    s_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        mtt__load_matrices(a, mtt__further<D>(kv_lane, k * 2) + m * 16 * D * 2);
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_matrices(b, mtt__further<D>(q_lane, k * 2) + (chunk * CHUNK + n * 8) * D * 2);
-                    });
-                mtt__product<E, D / 16>(
-                    dp_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        mtt__load_matrices(a, mtt__further<D>(kv_lane, k * 2) + m * 16 * D * 2 + KV_BYTES);
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_matrices(b,
-                                           mtt__further<D>(q_lane, k * 2) + (chunk * CHUNK + n * 8) * D * 2 + Q_BYTES);
-                    });
-                if (masked) {
-                    #pragma unroll
-                    for (int m = 0; m < KEY_ROWS; m++)
-                        #pragma unroll
-                        for (int n = 0; n < CHUNK / 8; n++)
-                            #pragma unroll
-                            for (int e = 0; e < 4; e++) {
-                                int key = k0 + row + m * 16 + (e >> 1) * 8 + lane / 4,
-                                    query = q0 + column + n * 8 + (lane & 3) * 2 + (e & 1);
-                                if (key > query || (f.window && key <= query - f.window))
-                                    s_rmem[m][n][e] = -CUDART_INF_F;
-                            }
-                }
-                uint32_t fates = 0;
-                if (DROPOUT) {
-                    /* Lane l draws for query l of the chunk: a byte for each octet of the warp's keys. */
-                    uint64_t query = (uint64_t)head * (uint64_t)T + (uint64_t)(q0 + column + lane % CHUNK);
-                    #pragma unroll
-                    for (int r = 0; r < 2 * KEY_ROWS; r++)
-                        fates |= mtt__keep_octet(seed, stream, query * (uint64_t)T + (uint64_t)(k0 + row + r * 8),
-                                                 f.threshold)
-                                 << 8 * r;
-                }
-                #pragma unroll
-                for (int n = 0; n < CHUNK / 8; n++) {
-                    float lse[2], delta[2];
-                    uint32_t fate[2];
-                    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                                 : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
-                                 : "r"(stats_smem + (column + n * 8 + (lane & 3) * 2) * 8)
-                                 : "memory");
-                    if (DROPOUT) {
-                        #pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            fate[e] = __shfl_sync(0xffffffffu, fates, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
-                    }
-                    #pragma unroll
-                    for (int m = 0; m < KEY_ROWS; m++) {
-                        float p[4], ds[4];
-                        #pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            float x = fmaf(s_rmem[m][n][e], f.scale_log2, -lse[e & 1]), dp = dp_rmem[m][n][e];
-                            p[e] = mtt__exp2(x);
-                            if (DROPOUT) {
-                                bool keep = fate[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
-                                ds[e] = p[e] * ((keep ? dp * f.keep_scale : 0.0f) - delta[e & 1]);
-                                p[e] = keep ? p[e] : 0.0f;
-                            } else ds[e] = p[e] * (dp - delta[e & 1]);
-                        }
-                        #pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            p_packed[m][n][h] = mtt__pack(p[2 * h], p[2 * h + 1], E());
-                            ds_packed[m][n][h] = mtt__pack(ds[2 * h], ds[2 * h + 1], E());
-                        }
-                    }
-                }
-            } else {
-                #pragma unroll
-                for (int n = 0; n < CHUNK / 8; n++)
-                    #pragma unroll
-                    for (int m = 0; m < KEY_ROWS; m++)
-                        p_packed[m][n][0] = p_packed[m][n][1] = ds_packed[m][n][0] = ds_packed[m][n][1] = 0;
-            }
-            #pragma unroll
-            for (int n = 0; n < CHUNK / 8; n++)
-                #pragma unroll
-                for (int m = 0; m < KEY_ROWS; m++)
-                    #pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        uint32_t to =
-                            mtt__column<BLOCK_Q, CHUNK / 8>(store_lane, query_warp * (QUERIES / CHUNK) + chunk, n) +
-                            (m * 16 + h * 8) * BLOCK_Q * 2;
-                        mtt__store_smem(to, ds_packed[m][n][h]);
-                        if (!P_IN_REGISTERS) mtt__store_smem(to + S_BYTES, p_packed[m][n][h]);
-                    }
-            if (P_IN_REGISTERS && seen) {
-                mtt__product<E, CHUNK / 16>(
-                    dv_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_transposed(b,
-                                             mtt__further<D>(qt_lane, n) + (chunk * CHUNK + k * 16) * D * 2 + Q_BYTES);
-                    });
-                mtt__product<E, CHUNK / 16>(
-                    dk_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_transposed(b, mtt__further<D>(qt_lane, n) + (chunk * CHUNK + k * 16) * D * 2);
-                    });
-            }
-        }
-        __syncthreads(); /* all of P and dS is written before any of it is read */
-
-        float dq_rmem[QUERY_ROWS][DQ_COLUMNS / 8][4] = {};
-        float (*sums)[4] = dq_rmem[0];
-        float4 *sums_gmem = f.dq_partial + ((int64_t)slot * query_tiles + tile) * (BLOCK_Q * D / 4) + threadIdx.x;
         /* After another block, even one of another head; before another. Pinned: the compiler would otherwise make a copy of
            the rest of the loop for each case. */
         const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
-                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
-        if (follows) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
-        if (!P_IN_REGISTERS) {
-            const int first = max(0, k0 + key_warp * KEYS - q0) / 16; /* queries before see none of the warp's keys */
-            mtt__product_part<E, BLOCK_Q / 16>(
-                dv_rmem,
-                [&](uint32_t *a, int k, int m) {
-                    mtt__load_matrices(a, mtt__further<BLOCK_Q>(s_lane, k * 2) + m * 16 * BLOCK_Q * 2 + S_BYTES);
-                },
-                [&](uint32_t *b, int k, int n) {
-                    mtt__load_transposed(b, mtt__column<D, COLUMNS / 8>(qt_lane, query_warp, n) + k * 16 * D * 2 +
-                                                Q_BYTES);
-                },
-                first, BLOCK_Q / 16);
-            mtt__product_part<E, BLOCK_Q / 16>(
-                dk_rmem,
-                [&](uint32_t *a, int k, int m) {
-                    mtt__load_matrices(a, mtt__further<BLOCK_Q>(s_lane, k * 2) + m * 16 * BLOCK_Q * 2);
-                },
-                [&](uint32_t *b, int k, int n) {
-                    mtt__load_transposed(b, mtt__column<D, COLUMNS / 8>(qt_lane, query_warp, n) + k * 16 * D * 2);
-                },
-                first, BLOCK_Q / 16);
-        }
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || at.local + f.slots < f.head_count));
+        const uint32_t stage_at = stage * S::STAGE;
+        mtt__copy_wait();
+        __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
+        if (S::STAGES > 1 && tile < at.last_tile) mtt__backward_copy<S>(f, at, smem, tile + 1, stage ^ 1);
+        #pragma unroll
+        for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
+            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.kv_a, stage_at,
+                                   smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES, q0, chunk);
+        __syncthreads(); /* all of P and dS is written before any of it is read */
+
+        float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
+        float (*sums)[4] = dq_rmem[0];
+        float4 *sums_gmem = f.dq_partial + threadIdx.x +
+                            ((int64_t)(at.local % f.slots) * query_tiles + tile) * (S::BLOCK_Q * S::D / 4);
+        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, sums_gmem);
+        if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
         if (follows) {
-            while (!__all_sync(0xffffffffu, mtt__sums_are_of<SUMS>(sums, number))) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
-            mtt__sums_take<SUMS>(sums, place > 0);
+            while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
+                mtt__sums_load<S::SUMS, S::THREADS>(sums, sums_gmem);
+            mtt__sums_take<S::SUMS>(sums, place > 0);
         }
-        mtt__product_part<E, BLOCK_KV / 16>(
-            dq_rmem,
-            [&](uint32_t *a, int k, int m) {
-                mtt__load_transposed(a, mtt__further<BLOCK_Q>(st_lane, m * 2) + k * 16 * BLOCK_Q * 2);
-            },
-            [&](uint32_t *b, int k, int n) {
-                mtt__load_transposed(b,
-                                     mtt__column<D, DQ_COLUMNS / 8>(kt_lane, warp / DQ_ROW_WARPS, n) + k * 16 * D * 2);
-            },
-            0, (q0 + BLOCK_Q - k0 + 15) / 16); /* keys beyond are the future */
-        if (place == sharers - 1) {
-            #pragma unroll
-            for (int m = 0; m < QUERY_ROWS; m++)
-                #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    int row = q0 + dq_row + m * 16 + h * 8 + lane / 4;
-                    mtt__store_row<E, DQ_COLUMNS>(dq_gmem + row * stride + dq_column, dq_rmem[m], h, f.scale, row < T,
-                                                  f.head_dim - dq_column);
-                }
-        }
-        if (leads) mtt__sums_store<SUMS, THREADS>(sums_gmem, sums, number + 1);
-        if (STAGES == 1 && tile < last_tile) {
+        mtt__backward_queries<S>(dq_rmem, at, q0);
+        if (place == sharers - 1)
+            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + at.dq_row, at.dq_part * S::DQ_COLUMNS, 0,
+                                                                 f.scale);
+        if (leads) mtt__sums_store<S::SUMS, S::THREADS>(sums_gmem, sums, number + 1);
+        if (S::STAGES == 1 && tile < at.last_tile) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
-            copy_queries(0);
+            mtt__backward_copy<S>(f, at, smem, tile + 1, 0);
         }
     }
-    #pragma unroll
-    for (int m = 0; m < KEY_ROWS; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int key = k0 + key_warp * KEYS + m * 16 + h * 8 + lane / 4, column = query_warp * COLUMNS,
-                      left = f.head_dim - column;
-            mtt__store_row<E, COLUMNS>(dk_gmem + key * stride + column, dk_rmem[m], h, f.scale, key < T, left);
-            mtt__store_row<E, COLUMNS>(dv_gmem + key * stride + column, dv_rmem[m], h, f.keep_scale, key < T, left);
-        }
+    const int key = at.k0 + at.key_warp * S::KEYS, column = at.query_warp * S::COLUMNS;
+    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, 1, f.scale);
+    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
 
 /* ---- FP32 ---- */
@@ -2553,7 +2631,7 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *contr
     mtt__flash f = {};
     f.control = (const mtt_control *)control->data;
     f.seq_len = d->seq_len, f.width = d->d_model;
-    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window;
+    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < 1 << 30 ? d->window : 1 << 30;
     f.head_count = d->batch * d->heads;
     f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
     f.threshold = d->dropout > 0 ? (uint32_t)(d->dropout * 65536.0f + 0.5f) : 0;
@@ -2611,8 +2689,8 @@ template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS,
           int MIN_BLOCKS>
 static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
 {
-    constexpr int SCORES = WARPS * 16 * KEY_ROWS == BLOCK_KV ? 1 : 2;
-    constexpr int SHARED = BLOCK_KV * D * 4 + STAGES * BLOCK_Q * (D * 4 + 8) + SCORES * BLOCK_Q * BLOCK_KV * 2;
+    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
+    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
     const int64_t query_tiles = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q, key_tiles = (f.seq_len + BLOCK_KV - 1) / BLOCK_KV;
     const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2),
                  slot_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0;
@@ -2633,12 +2711,8 @@ static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size
         f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
         if (status == cudaSuccess) status = mtt__launch_stats<E>(f, stream);
         if (status == cudaSuccess)
-            status = f.threshold ? mtt__flash_launch(mtt_k_flash_backward<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS,
-                                                                          QUERY_ROWS, STAGES, MIN_BLOCKS, true>,
-                                                     f.head_count * key_tiles, WARPS * 32, SHARED, f, stream)
-                                 : mtt__flash_launch(mtt_k_flash_backward<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS,
-                                                                          QUERY_ROWS, STAGES, MIN_BLOCKS, false>,
-                                                     f.head_count * key_tiles, WARPS * 32, SHARED, f, stream);
+            status = mtt__flash_launch(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>,
+                                       f.head_count * key_tiles, S::THREADS, S::SHARED, f, stream);
         if (status != cudaSuccess) return status;
     }
     return cudaSuccess;
@@ -2703,10 +2777,12 @@ static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_g
 
 static bool mtt__flash_takes(const mtt_shape *d)
 {
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->seq_len >= 1 && d->batch >= 1;
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->seq_len >= 1 && d->batch >= 1 &&
+           d->rows < (int64_t)1 << 31;
 }
 
-/* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256. */
+/* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256, or the rows
+   are 2^31 or more. */
 static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
 {
     mtt__flash f = mtt__flash_arguments(op, op->in[1]);
