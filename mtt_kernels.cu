@@ -1634,15 +1634,13 @@ static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
 /* Where this lane points ldmatrix for the first 16 x 16 elements of a tile; 8 rows further is 16 WIDTH bytes further, columns
    go by mtt__further. `Straight` suits A from rows of A and B from rows of k; `crossed` suits A from rows of k (transposed)
    and B from rows of B's columns: then r[0..1] and r[2..3] are two B's. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__straight(void)
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__straight(int lane)
 {
-    const int lane = threadIdx.x & 31;
     return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
 }
 
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__crossed(void)
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__crossed(int lane)
 {
-    const int lane = threadIdx.x & 31;
     return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
 }
 
@@ -1816,163 +1814,256 @@ static __device__ __forceinline__ int64_t mtt__head_offset(const mtt__flash &f, 
 
 /* ---- forward ---- */
 
+/* A head: its number, its first row of B T, its first column of C. It stands in shared memory, where accumulators take all
+   registers. */
+struct mtt__flash_head {
+    int head, first_row, column;
+};
+
+static __device__ __forceinline__ void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
+{
+    h.head = head, h.first_row = head / f.heads * (int)f.seq_len, h.column = head % f.heads * f.head_dim;
+}
+
+/* First element of row `row` of a head in a [B T, columns] matrix. */
+static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &h, int row, int columns)
+{
+    return (int64_t)(h.first_row + row) * columns + h.column;
+}
+
+/* -inf for scores that a mask takes. `apart` is how many places the query of the first score stands after its key; a further
+   row of accumulators adds `row_sign` (1: rows are queries, columns keys; -1: the reverse), a further column the opposite. */
+template <int M, int N>
+static __device__ __forceinline__ void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
+{
+    const int beyond = window ? apart - window : -(1 << 30);
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int n = 0; n < N; n++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int more = row_sign * (m * 16 + (e >> 1) * 8 - n * 8 - (e & 1));
+                if (apart < -more || beyond >= -more) s[m][n][e] = -CUDART_INF_F;
+            }
+}
+
+/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so softmax needs no other warp. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD, int BLOCKS_AT_LEAST,
+          bool WITH_DROPOUT>
+struct mtt__forward_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, ROW_TILES = QUERY_ROW_TILES;
+    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
+    static constexpr int KEY_TILES = BLOCK_KV / 8;
+    static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
+    /* shared memory: Q, two stages of K and V, mtt__flash_head */
+    static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
+    static constexpr int HEAD_AT = Q_BYTES + 4 * KV_BYTES, SHARED = HEAD_AT + 64;
+};
+
+/* K and V of the keys from k0 on, to a stage. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0,
+                                                         uint32_t stage_smem)
+{
+    const int stride = 3 * (int)f.width;
+    const typename S::E *from = (const typename S::E *)f.qkv + f.width + mtt__flash_row(h, k0, stride);
+    const int left = (int)f.seq_len - k0;
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, from, stride, left, f.head_dim);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, from + f.width, stride, left, f.head_dim);
+    mtt__copy_commit();
+}
+
+/* A row's largest score so far, up to SLACK: it grows, and O and its sum shrink, only when a score passes it by 2^8. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_grow(float (&row_max)[S::ROW_TILES][2], float (&row_sum)[S::ROW_TILES][2],
+                                                         float (&o)[S::ROW_TILES][S::D / 8][4],
+                                                         const float (&s)[S::ROW_TILES][S::KEY_TILES][4], float scale_log2)
+{
+    constexpr float SLACK = 8.0f;
+    float most[S::ROW_TILES][2];
+    bool grows = false;
+    #pragma unroll
+    for (int m = 0; m < S::ROW_TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            most[m][h] = -CUDART_INF_F;
+            #pragma unroll
+            for (int n = 0; n < S::KEY_TILES; n++)
+                most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            grows |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
+        }
+    if (!__any_sync(0xffffffffu, grows)) return;
+    #pragma unroll
+    for (int m = 0; m < S::ROW_TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float most_now = most[m][h], rescale;
+            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
+            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
+            most_now = fmaxf(most_now, row_max[m][h]);
+            /* a row without a key so far keeps -inf, and its P and O stay 0 */
+            rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * scale_log2);
+            row_max[m][h] = most_now;
+            row_sum[m][h] *= rescale;
+            #pragma unroll
+            for (int n = 0; n < S::D / 8; n++) o[m][n][2 * h] *= rescale, o[m][n][2 * h + 1] *= rescale;
+        }
+}
+
+/* P in place of scores, and its sums. */
+template <int M, int N>
+static __device__ __forceinline__ void mtt__forward_weigh(float (&s)[M][N][4], float (&row_sum)[M][2],
+                                                          const float (&row_max)[M][2], float scale_log2)
+{
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * scale_log2;
+            #pragma unroll
+            for (int n = 0; n < N; n++)
+                #pragma unroll
+                for (int e = 2 * h; e < 2 * h + 2; e++) {
+                    s[m][n][e] = mtt__exp2(fmaf(s[m][n][e], scale_log2, -base));
+                    row_sum[m][h] += s[m][n][e];
+                }
+        }
+}
+
+/* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_fates(uint32_t (&fates)[S::KEY_TILES / 4], const mtt__flash &f, int head,
+                                                          int row0, int k0)
+{
+    const int lane = threadIdx.x & 31;
+    #pragma unroll
+    for (int n = 0; n < S::KEY_TILES / 4; n++) {
+        fates[n] = 0;
+        #pragma unroll
+        for (int r = 0; r < 2 * S::ROW_TILES; r++) {
+            const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
+            const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
+            fates[n] |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), element, f.threshold) << 8 * r;
+        }
+        fates[n] = mtt__pinned(fates[n]); /* drawn here, while no scores take registers */
+    }
+}
+
+template <int M, int N>
+static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&fates)[N / 4])
+{
+    const int lane = threadIdx.x & 31;
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        const uint32_t fate = __shfl_sync(0xffffffffu, fates[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
+        #pragma unroll
+        for (int m = 0; m < M; m++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (!(fate >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
+    }
+}
+
+/* O of the warp's rows from row0 on, and lse. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &place, int row0,
+                                                          const float (&o)[S::ROW_TILES][S::D / 8][4],
+                                                          const float (&row_max)[S::ROW_TILES][2],
+                                                          const float (&row_sum)[S::ROW_TILES][2])
+{
+    const int own = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
+    typename S::E *o_gmem = (typename S::E *)f.attended + mtt__flash_row(place, own, width);
+    float *lse_gmem = f.lse + (int64_t)place.head * f.seq_len + own;
+    #pragma unroll
+    for (int m = 0; m < S::ROW_TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int further = m * 16 + h * 8;
+            const bool valid = own + further < (int)f.seq_len;
+            float sum = row_sum[m][h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.keep_scale / sum, valid, f.head_dim);
+            if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
+        }
+}
+
 /* Math         O = softmax(scale Q K^T) V tile by tile, with a running row_max m and row_sum l (online softmax); lse.
    Shapes       qkv [B T, 3 C] and attended [B T, C] of 16-bit E, lse [B heads, T] FP32; D >= head_dim.
-   Launch       one block of BLOCK_Q / (16 ROW_TILES) warps a tile of queries and head, longest tiles first within a group
+   Launch       one block of BLOCK_Q / ROWS warps a tile of queries and head, longest tiles first within a group
                 of heads whose K and V stay in L2; shared memory: Q, and two stages of K and V.
    Requires     head_dim % 8 == 0, 16-byte aligned tensors.
    Traffic      reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a pair.
    Determinism  one block makes a row, in one order.
    Reference    mtt__flash_tile; FlashAttention-2, algorithm 1. m grows only when a score passes it by 2^8: P then stays
                 below 256 and O is rescaled seldom (FlashAttention-4's rule); the final division uses the same m, so the
-                result is exact.
-   A warp owns 16 ROW_TILES rows, so softmax needs no other warp. */
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS,
-          bool DROPOUT>
-static __global__ void __launch_bounds__(BLOCK_Q / ROW_TILES * 2, MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
+                result is exact. */
+template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
 {
-    constexpr int THREADS = BLOCK_Q / ROW_TILES * 2, ROWS = 16 * ROW_TILES, KEY_TILES = BLOCK_KV / 8,
-                  STAGE = BLOCK_KV * D * 2;
-    constexpr float SLACK = 8.0f;
+    typedef typename S::E E;
+    constexpr int D = S::D, ROWS = S::ROWS, BLOCK_KV = S::BLOCK_KV;
     extern __shared__ __align__(128) unsigned char shared[];
-    const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + BLOCK_Q * D * 2;
+    const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + S::Q_BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
-    const int tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
+    const int tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
     const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
-    const int group = min(f.group, f.head_count - first_head), head = first_head + in_group % group;
-    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, row0 = q0 + warp * ROWS;
+    const int group = min(f.group, f.head_count - first_head);
+    const int q0 = (tiles - 1 - in_group / group) * S::BLOCK_Q, row0 = q0 + warp * ROWS;
     const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
-    const int64_t stride = 3 * f.width;
-    const E *q_gmem = (const E *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
-            *v_gmem = k_gmem + f.width;
-    uint64_t seed = 0, stream = 0;
-    if (DROPOUT) seed = f.control->seed, stream = mtt__flash_stream(f);
-
-    const uint32_t q_lane = q_smem + mtt__straight<D>() + warp * ROWS * D * 2;
-    const uint32_t k_lane = mtt__pinned(kv_smem + mtt__crossed<D>()),
-                   v_lane = mtt__pinned(kv_smem + STAGE + mtt__straight<D>());
-    float o_rmem[ROW_TILES][D / 8][4] = {}, row_max[ROW_TILES][2], row_sum[ROW_TILES][2] = {};
-    uint32_t q_rmem[D / 16][ROW_TILES][4];
+    const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    mtt__flash_head &place = *(mtt__flash_head *)(shared + S::HEAD_AT);
+    if (threadIdx.x == 0) mtt__flash_head_set(place, f, first_head + in_group % group);
+    __syncthreads(); /* the head's place is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(place, q0, 3 * (int)f.width);
+    float o_rmem[S::ROW_TILES][D / 8][4] = {}, row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2] = {};
+    uint32_t q_rmem[D / 16][S::ROW_TILES][4];
     #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
+    for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
 
-    mtt__copy_tile<BLOCK_Q, D, THREADS>(q_smem, q_gmem + q0 * stride, stride, T - (int)q0, f.head_dim);
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(kv_smem, k_gmem + last_key * stride, stride, T - last_key, f.head_dim);
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(kv_smem + STAGE, v_gmem + last_key * stride, stride, T - last_key, f.head_dim);
-    mtt__copy_commit();
-
+    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * f.width, T - q0, f.head_dim);
+    mtt__forward_copy<S>(f, place, last_key, kv_smem);
+    if (S::Q_IN_REGISTERS) {
+        mtt__copy_wait();
+        __syncthreads(); /* Q has arrived for all */
+        #pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            #pragma unroll
+            for (int m = 0; m < S::ROW_TILES; m++)
+                mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2, k * 2) + m * 16 * D * 2);
+    }
     for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
-        const uint32_t at = stage * 2 * STAGE;
+        const uint32_t at = stage * 2 * S::KV_BYTES;
         mtt__copy_wait();
         __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > first_key) {
-            const uint32_t next_smem = kv_smem + (stage ^ 1) * 2 * STAGE;
-            const int64_t next = k0 - BLOCK_KV;
-            mtt__copy_tile<BLOCK_KV, D, THREADS>(next_smem, k_gmem + next * stride, stride, T - (int)next, f.head_dim);
-            mtt__copy_tile<BLOCK_KV, D, THREADS>(next_smem + STAGE, v_gmem + next * stride, stride, T - (int)next,
-                                                 f.head_dim);
-            mtt__copy_commit();
-        }
-        if (Q_IN_REGISTERS && k0 == last_key) {
-            #pragma unroll
-            for (int k = 0; k < D / 16; k++)
-                #pragma unroll
-                for (int m = 0; m < ROW_TILES; m++)
-                    mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
-        }
+        if (k0 > first_key) mtt__forward_copy<S>(f, place, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
         if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
             continue; /* nothing seen here */
 
-        float s_rmem[ROW_TILES][KEY_TILES][4] = {};
+        /* where the lane points ldmatrix for Q, K and V; found again for each tile where Q takes no registers but O and scores many */
+        const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__pinned(threadIdx.x);
+        const uint32_t straight = mtt__straight<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
+        const uint32_t k_lane = kv_smem + mtt__crossed<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
+        uint32_t fates[S::KEY_TILES / 4];
+        if (S::DROPOUT) mtt__forward_fates<S>(fates, f, place.head, row0, k0);
+        float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
         mtt__product<E, D / 16>(
             s_rmem,
             [&](uint32_t *a, int k, int m) {
-                if (!Q_IN_REGISTERS)
+                if (!S::Q_IN_REGISTERS)
                     mtt__load_matrices(a, mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
                 else
                     for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
             },
             [&](uint32_t *b, int k, int n) {
-                mtt__load_matrices(b, mtt__further<D>(k_lane + at, k * 2) + n * 8 * D * 2);
+                mtt__load_matrices(b, mtt__further<D>(k_lane, k * 2) + n * 8 * D * 2);
             });
-        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window)) {
-            #pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-                #pragma unroll
-                for (int n = 0; n < KEY_TILES; n++)
-                    #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        int query = row0 + m * 16 + (e >> 1) * 8 + lane / 4,
-                            key = k0 + n * 8 + (lane & 3) * 2 + (e & 1);
-                        if (key > query || (f.window && key <= query - f.window)) s_rmem[m][n][e] = -CUDART_INF_F;
-                    }
-        }
-        float most[ROW_TILES][2];
-        bool grows = false;
-        #pragma unroll
-        for (int m = 0; m < ROW_TILES; m++)
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                most[m][h] = -CUDART_INF_F;
-                #pragma unroll
-                for (int n = 0; n < KEY_TILES; n++)
-                    most[m][h] = fmaxf(most[m][h], fmaxf(s_rmem[m][n][2 * h], s_rmem[m][n][2 * h + 1]));
-                grows |= (most[m][h] - row_max[m][h]) * f.scale_log2 > SLACK;
-            }
-        if (__any_sync(0xffffffffu, grows)) {
-            #pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-                #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float most_now = most[m][h], rescale;
-                    most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
-                    most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
-                    most_now = fmaxf(most_now, row_max[m][h]);
-                    /* a row without a key so far keeps -inf, and its P and O stay 0 */
-                    rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * f.scale_log2);
-                    row_max[m][h] = most_now;
-                    row_sum[m][h] *= rescale;
-                    #pragma unroll
-                    for (int n = 0; n < D / 8; n++) o_rmem[m][n][2 * h] *= rescale, o_rmem[m][n][2 * h + 1] *= rescale;
-                }
-        }
-        #pragma unroll
-        for (int m = 0; m < ROW_TILES; m++)
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * f.scale_log2;
-                #pragma unroll
-                for (int n = 0; n < KEY_TILES; n++)
-                    #pragma unroll
-                    for (int e = 2 * h; e < 2 * h + 2; e++) {
-                        s_rmem[m][n][e] = mtt__exp2(fmaf(s_rmem[m][n][e], f.scale_log2, -base));
-                        row_sum[m][h] += s_rmem[m][n][e];
-                    }
-            }
-        if (DROPOUT) {
-            /* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
-            uint32_t fates[KEY_TILES / 4];
-            #pragma unroll
-            for (int n = 0; n < KEY_TILES / 4; n++) {
-                fates[n] = 0;
-                #pragma unroll
-                for (int r = 0; r < 2 * ROW_TILES; r++) {
-                    uint64_t row = (uint64_t)head * (uint64_t)T + (uint64_t)(row0 + r * 8 + lane / 4);
-                    uint64_t element = row * (uint64_t)T + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
-                    fates[n] |= mtt__keep_octet(seed, stream, element, f.threshold) << 8 * r;
-                }
-            }
-            #pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) {
-                uint32_t fate = __shfl_sync(0xffffffffu, fates[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
-                #pragma unroll
-                for (int m = 0; m < ROW_TILES; m++)
-                    #pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        if (!(fate >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) s_rmem[m][n][e] = 0.0f;
-            }
-        }
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
+            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
+        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
+        if (S::DROPOUT) mtt__forward_drop(s_rmem, fates);
         mtt__product<E, BLOCK_KV / 16>(
             o_rmem,
             [&](uint32_t *a, int k, int m) {
@@ -1980,22 +2071,10 @@ static __global__ void __launch_bounds__(BLOCK_Q / ROW_TILES * 2, MIN_BLOCKS) mt
                     a[r] = mtt__pack(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
             },
             [&](uint32_t *b, int k, int n) {
-                mtt__load_transposed(b, mtt__further<D>(v_lane + at, n) + k * 16 * D * 2);
+                mtt__load_transposed(b, mtt__further<D>(v_lane, n) + k * 16 * D * 2);
             });
     }
-    E *o_gmem = (E *)f.attended + mtt__head_offset(f, head, 1);
-    #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int row = row0 + m * 16 + h * 8 + lane / 4;
-            float sum = row_sum[m][h];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            mtt__store_row<E, D>(o_gmem + (int64_t)row * f.width, o_rmem[m], h, f.keep_scale / sum, row < T,
-                                 f.head_dim);
-            if ((lane & 3) == 0 && row < T) f.lse[(int64_t)head * T + row] = row_max[m][h] * f.scale + logf(sum);
-        }
+    mtt__forward_store<S>(f, place, row0, o_rmem, row_max, row_sum);
 }
 
 /* ---- backward ---- */
@@ -2098,54 +2177,57 @@ struct mtt__backward_sizes {
     /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
     static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
-    static constexpr int SHARED = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES;
+    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64; /* mtt__backward_block */
     static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
 };
 
-/* Where a block, warp and lane stand. What is the same for a block or warp is made so that the compiler sees it (a shuffle from
-   lane 0) and can keep it in uniform registers: all others are taken by accumulators. */
-struct mtt__backward_place {
-    int local, first_row, column; /* head of the slice; its first row of B T, and its first column of C */
-    int key_tile, k0, first_tile, last_tile;
-    int key_warp, query_warp, dq_row, dq_part;
-    /* where the lane points ldmatrix for K and V as A; for Q and dO as B of scores, and of dK and dV (K: of dQ); for P^T and dS^T as
-       A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
-    uint32_t kv_a, q_b, kq_b, s_a, dq_a, s_store;
+/* What a block works on. It stands in shared memory: accumulators take all registers. */
+struct mtt__backward_block {
+    mtt__flash_head head;
+    int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
+    int k0, last_tile;      /* first key; last tile of queries that sees one of the keys */
 };
+
+/* Where a warp and a lane of it stand. */
+struct mtt__backward_place {
+    const mtt__backward_block *block;
+    int k0, key_warp, query_warp, dq_row, dq_part;
+    /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and dV); for
+       Q and dO as B of scores; for P^T and dS^T as A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
+    uint32_t k_b, q_b, s_a, dq_a, s_store;
+};
+
+/* A shuffle from lane 0 shows the compiler that a value is the same for the warp: branches on it do not split the warp. */
+static __device__ __forceinline__ int mtt__uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
 
 template <class S>
 static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
 {
-    const int T = (int)f.seq_len, key_tiles = (T + S::BLOCK_KV - 1) / S::BLOCK_KV, lane = threadIdx.x & 31;
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int T = (int)f.seq_len, lane = threadIdx.x & 31, warp = mtt__uniform(threadIdx.x / 32);
+    mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
     mtt__backward_place at;
-    if (threadIdx.x == 0) *(int *)shared = atomicAdd(f.ticket, 1);
-    __syncthreads(); /* the ticket is written before all read it */
-    const int ticket = __shfl_sync(0xffffffffu, *(const int *)shared, 0);
-    __syncthreads(); /* all have read it before K lands on it */
-    at.local = ticket / key_tiles, at.key_tile = key_tiles - 1 - ticket % key_tiles, at.k0 = at.key_tile * S::BLOCK_KV;
-    at.first_row = (f.first_head + at.local) / f.heads * T;
-    at.column = (f.first_head + at.local) % f.heads * f.head_dim;
-    at.first_tile = at.k0 / S::BLOCK_Q;
-    at.last_tile = (f.window ? (int)min(f.seq_len, (int64_t)at.k0 + S::BLOCK_KV - 1 + f.window) : T) - 1;
-    at.last_tile /= S::BLOCK_Q;
+    if (threadIdx.x == 0) {
+        const int ticket = atomicAdd(f.ticket, 1), key_tiles = (T + S::BLOCK_KV - 1) / S::BLOCK_KV;
+        const int local = ticket / key_tiles, key_tile = key_tiles - 1 - ticket % key_tiles;
+        const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : T;
+        mtt__flash_head_set(block->head, f, f.first_head + local);
+        block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
+        block->k0 = key_tile * S::BLOCK_KV, block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
+    }
+    __syncthreads(); /* the block's work is known to all */
+    at.block = block, at.k0 = mtt__uniform(block->k0);
     at.key_warp = warp % S::KEY_WARPS, at.query_warp = warp / S::KEY_WARPS;
     at.dq_row = warp % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS, at.dq_part = warp / S::DQ_ROW_WARPS;
     const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = at.key_warp * S::KEYS;
-    at.kv_a = smem + mtt__straight<S::D>() + own_keys * S::D * 2;
-    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>() + at.query_warp * S::QUERIES * S::D * 2;
-    at.kq_b = smem + mtt__straight<S::D>();
-    at.s_a = s_smem + mtt__straight<S::BLOCK_Q>() + own_keys * S::BLOCK_Q * 2;
-    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(), at.dq_row / 8);
+    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>(lane) + at.query_warp * S::QUERIES * S::D * 2;
+    at.k_b = smem + mtt__straight<S::D>(lane);
+    at.s_a = s_smem + mtt__straight<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
+    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), at.dq_row / 8);
     at.s_store = s_smem + mtt__chunk<S::BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4 + own_keys * S::BLOCK_Q * 2;
     return at;
-}
-
-/* First element of row `row` of the block's head in a [B T, columns] matrix. Pinned: 64-bit addresses are made where they are
-   used, not held in registers across the loop. */
-static __device__ __forceinline__ int64_t mtt__backward_row(const mtt__backward_place &at, int row, int columns)
-{
-    return (int64_t)(at.first_row + row) * columns + (int)mtt__pinned(at.column);
 }
 
 /* Q, dO and stats of a tile of queries, to a stage. */
@@ -2156,13 +2238,13 @@ static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, c
     typedef typename S::E E;
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row;
     const uint32_t to = smem + 2 * S::KV_BYTES + stage * S::STAGE;
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)f.qkv + mtt__backward_row(at, row, 3 * (int)f.width), 3 * f.width, left,
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)f.qkv + mtt__flash_row(at.block->head, row, 3 * (int)f.width), 3 * f.width, left,
                                                  f.head_dim);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)f.d_attended + mtt__backward_row(at, row, (int)f.width),
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width),
                                                  f.width, left, f.head_dim);
     if (threadIdx.x < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
         mtt__copy_async_pair(to + 2 * S::Q_BYTES + threadIdx.x * 8,
-                             f.stats + at.local * f.seq_len + row + (int)threadIdx.x, (int)threadIdx.x < left);
+                             f.stats + at.block->local * f.seq_len + row + (int)threadIdx.x, (int)threadIdx.x < left);
     mtt__copy_commit();
 }
 
@@ -2189,29 +2271,12 @@ static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_RO
     mtt__product<typename S::E, D / 16>(dp, load_v, load_do);
 }
 
-/* -inf for what the queries from `query` on do not see of the keys from `key` on. */
-template <int M, int N>
-static __device__ __forceinline__ void mtt__backward_mask(float (&s)[M][N][4], const mtt__flash &f, int key, int query)
-{
-    const int lane = threadIdx.x & 31, after = query + (lane & 3) * 2 - key - lane / 4; /* of the first query after the first key */
-    const int beyond = f.window ? after - f.window : -(1 << 30);
-    #pragma unroll
-    for (int m = 0; m < M; m++)
-        #pragma unroll
-        for (int n = 0; n < N; n++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int less = m * 16 + (e >> 1) * 8 - n * 8 - (e & 1); /* than the first two are apart */
-                if (after < less || beyond >= less) s[m][n][e] = -CUDART_INF_F;
-            }
-}
-
 /* Lane l draws for query l of a chunk: a byte for each octet of the warp's keys. */
 template <class S>
 static __device__ __forceinline__ uint32_t mtt__backward_fates(const mtt__flash &f, const mtt__backward_place &at, int key,
                                                                int query)
 {
-    const uint64_t row = (uint64_t)(f.first_head + at.local) * (uint64_t)f.seq_len + (uint64_t)(query + threadIdx.x % S::CHUNK);
+    const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + threadIdx.x % S::CHUNK);
     uint32_t fates = 0;
     #pragma unroll
     for (int r = 0; r < 2 * S::KEY_ROWS; r++)
@@ -2277,11 +2342,12 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
     uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2] = {}, ds_packed[S::KEY_ROWS][CHUNK / 8][2] = {};
     const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (seen) {
+        /* drawn while no scores take registers, and pinned there */
+        const uint32_t fates = S::DROPOUT ? mtt__pinned(mtt__backward_fates<S>(f, at, key, query)) : 0;
         float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
         mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
         if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window))
-            mtt__backward_mask(s, f, key, query);
-        const uint32_t fates = S::DROPOUT ? mtt__backward_fates<S>(f, at, key, query) : 0;
+            mtt__flash_mask(s, query + (threadIdx.x & 3) * 2 - key - threadIdx.x % 32 / 4, -1, f.window);
         mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem + column * 8, fates);
     }
     #pragma unroll
@@ -2297,7 +2363,7 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
                 if (!S::P_IN_REGISTERS) mtt__store_smem(to + S::S_BYTES, p_packed[m][n][h]);
             }
     if (!S::P_IN_REGISTERS || !seen) return;
-    const uint32_t from = at.kq_b + 2 * S::KV_BYTES + stage_at;
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_p = [&](uint32_t *a, int k, int m) {
         for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
     };
@@ -2323,7 +2389,7 @@ static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROW
     typedef typename S::E E;
     constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
     const int first = max(0, at.k0 + at.key_warp * S::KEYS - q0) / 16; /* queries before see none of the warp's keys */
-    const uint32_t from = at.kq_b + 2 * S::KV_BYTES + stage_at;
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_ds = [&](uint32_t *a, int k, int m) {
         mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
     };
@@ -2350,7 +2416,7 @@ static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUER
         mtt__load_transposed(a, mtt__further<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
     };
     const auto load_k = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.kq_b, at.dq_part, n) + k * 16 * D * 2);
+        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.k_b, at.dq_part, n) + k * 16 * D * 2);
     };
     mtt__product_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
                                                        (q0 + BLOCK_Q - at.k0 + 15) / 16); /* keys beyond are the future */
@@ -2364,7 +2430,7 @@ static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, 
 {
     const int stride = 3 * (int)f.width;
     row += (threadIdx.x & 31) / 4;
-    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__backward_row(at, row, stride) + part * f.width + column;
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride) + part * f.width + column;
     #pragma unroll
     for (int m = 0; m < M; m++)
         #pragma unroll
@@ -2397,36 +2463,36 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     extern __shared__ __align__(128) unsigned char shared[];
     const mtt__backward_place at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
-    const int T = (int)f.seq_len, query_tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q, round = at.local / f.slots;
-    const E *k_gmem = (const E *)f.qkv + mtt__backward_row(at, at.k0, 3 * (int)f.width) + f.width;
+    const int T = (int)f.seq_len, query_tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q;
+    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim);
-    mtt__backward_copy<S>(f, at, smem, at.first_tile, 0);
+    mtt__backward_copy<S>(f, at, smem, at.k0 / S::BLOCK_Q, 0);
 
     float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
-    for (int tile = at.first_tile, stage = 0; tile <= at.last_tile; tile++, stage ^= S::STAGES - 1) {
+    for (int tile = at.k0 / S::BLOCK_Q, last = mtt__uniform(at.block->last_tile), stage = 0; tile <= last; tile++, stage ^= S::STAGES - 1) {
         const int q0 = tile * S::BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
         const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
-        const int place = sharers - 1 - (at.key_tile - first_sharer);
-        const uint32_t number = (uint32_t)(round * sharers + place); /* contributions to this tile of the ring so far */
+        const int place = sharers - 1 - ((int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer);
+        const uint32_t number = (uint32_t)(mtt__uniform(at.block->round) * sharers + place); /* contributions to this tile of the ring so far */
         /* After another block, even one of another head; before another. Pinned: the compiler would otherwise make a copy of
            the rest of the loop for each case. */
         const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
-                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || at.local + f.slots < f.head_count));
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || mtt__uniform(at.block->local) + f.slots < f.head_count));
         const uint32_t stage_at = stage * S::STAGE;
         mtt__copy_wait();
         __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
-        if (S::STAGES > 1 && tile < at.last_tile) mtt__backward_copy<S>(f, at, smem, tile + 1, stage ^ 1);
+        if (S::STAGES > 1 && tile < last) mtt__backward_copy<S>(f, at, smem, tile + 1, stage ^ 1);
         #pragma unroll
         for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
-            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.kv_a, stage_at,
+            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, mtt__pinned(at.k_b) + at.key_warp * S::KEYS * S::D * 2, stage_at,
                                    smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
         float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
         float4 *sums_gmem = f.dq_partial + threadIdx.x +
-                            ((int64_t)(at.local % f.slots) * query_tiles + tile) * (S::BLOCK_Q * S::D / 4);
+                            ((int64_t)at.block->slot * query_tiles + tile) * (S::BLOCK_Q * S::D / 4);
         if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, sums_gmem);
         if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
         if (follows) {
@@ -2439,7 +2505,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
             mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + at.dq_row, at.dq_part * S::DQ_COLUMNS, 0,
                                                                  f.scale);
         if (leads) mtt__sums_store<S::SUMS, S::THREADS>(sums_gmem, sums, number + 1);
-        if (S::STAGES == 1 && tile < at.last_tile) {
+        if (S::STAGES == 1 && tile < last) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
             mtt__backward_copy<S>(f, at, smem, tile + 1, 0);
         }
@@ -2662,16 +2728,13 @@ static cudaError_t mtt__flash_launch(Kernel *kernel, int64_t blocks, int threads
 template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS>
 static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
 {
-    constexpr int THREADS = BLOCK_Q / ROW_TILES * 2, SHARED = (BLOCK_Q + 4 * BLOCK_KV) * D * 2;
+    typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false> S;
+    typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2, true> DROPPING; /* 3 would spill */
     const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count, kv_bytes = f.seq_len * f.head_dim * 4;
     f.group = (int)((32 << 20) / kv_bytes);
     f.group = f.group < 1 ? 1 : f.group > f.head_count ? f.head_count : f.group;
-    return f.threshold ? mtt__flash_launch(mtt_k_flash_forward<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2,
-                                                               true>, /* 3 blocks would spill */
-                                           blocks, THREADS, SHARED, f, stream)
-                       : mtt__flash_launch(
-                             mtt_k_flash_forward<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false>,
-                             blocks, THREADS, SHARED, f, stream);
+    return mtt__flash_launch(f.threshold ? mtt_k_flash_forward<DROPPING> : mtt_k_flash_forward<S>, blocks, S::THREADS, S::SHARED, f,
+                             stream);
 }
 
 template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
