@@ -1857,9 +1857,15 @@ struct mtt__forward_sizes {
     static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
     static constexpr int KEY_TILES = BLOCK_KV / 8;
     static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
-    /* shared memory: Q, two stages of K and V, mtt__flash_head */
+    /* shared memory: Q, two stages of K and V, mtt__forward_block */
     static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
-    static constexpr int HEAD_AT = Q_BYTES + 4 * KV_BYTES, SHARED = HEAD_AT + 64;
+    static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
+};
+
+/* What a block works on, in shared memory. */
+struct mtt__forward_block {
+    mtt__flash_head head;
+    int first_key; /* of the first tile of keys that one of the block's queries sees */
 };
 
 /* K and V of the keys from k0 on, to a stage. */
@@ -2011,19 +2017,21 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
     const int group = min(f.group, f.head_count - first_head);
     const int q0 = (tiles - 1 - in_group / group) * S::BLOCK_Q, row0 = q0 + warp * ROWS;
-    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
     const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
-    mtt__flash_head &place = *(mtt__flash_head *)(shared + S::HEAD_AT);
-    if (threadIdx.x == 0) mtt__flash_head_set(place, f, first_head + in_group % group);
-    __syncthreads(); /* the head's place is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(place, q0, 3 * (int)f.width);
+    mtt__forward_block &block = *(mtt__forward_block *)(shared + S::BLOCK_AT);
+    if (threadIdx.x == 0) {
+        mtt__flash_head_set(block.head, f, first_head + in_group % group);
+        block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    }
+    __syncthreads(); /* the block's work is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, 3 * (int)f.width);
     float o_rmem[S::ROW_TILES][D / 8][4] = {}, row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2] = {};
     uint32_t q_rmem[D / 16][S::ROW_TILES][4];
     #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
 
     mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * f.width, T - q0, f.head_dim);
-    mtt__forward_copy<S>(f, place, last_key, kv_smem);
+    mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
         mtt__copy_wait();
         __syncthreads(); /* Q has arrived for all */
@@ -2033,11 +2041,11 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
             for (int m = 0; m < S::ROW_TILES; m++)
                 mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2, k * 2) + m * 16 * D * 2);
     }
-    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
+    for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t at = stage * 2 * S::KV_BYTES;
         mtt__copy_wait();
         __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > first_key) mtt__forward_copy<S>(f, place, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        if (k0 > block.first_key) mtt__forward_copy<S>(f, block.head, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
         if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
             continue; /* nothing seen here */
 
@@ -2046,7 +2054,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         const uint32_t straight = mtt__straight<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
         const uint32_t k_lane = kv_smem + mtt__crossed<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
         uint32_t fates[S::KEY_TILES / 4];
-        if (S::DROPOUT) mtt__forward_fates<S>(fates, f, place.head, row0, k0);
+        if (S::DROPOUT) mtt__forward_fates<S>(fates, f, block.head.head, row0, k0);
         float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
         mtt__product<E, D / 16>(
             s_rmem,
@@ -2074,7 +2082,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
                 mtt__load_transposed(b, mtt__further<D>(v_lane, n) + k * 16 * D * 2);
             });
     }
-    mtt__forward_store<S>(f, place, row0, o_rmem, row_max, row_sum);
+    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
 
 /* ---- backward ---- */
@@ -2191,7 +2199,7 @@ struct mtt__backward_block {
 /* Where a warp and a lane of it stand. */
 struct mtt__backward_place {
     const mtt__backward_block *block;
-    int k0, key_warp, query_warp, dq_row, dq_part;
+    int k0;
     /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and dV); for
        Q and dO as B of scores; for P^T and dS^T as A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
     uint32_t k_b, q_b, s_a, dq_a, s_store;
@@ -2203,10 +2211,36 @@ static __device__ __forceinline__ int mtt__uniform(int x)
     return __shfl_sync(0xffffffffu, x, 0);
 }
 
+/* What follows from the warp's number, found again at each use for the same reason. */
+static __device__ __forceinline__ int mtt__backward_warp(void)
+{
+    return mtt__uniform((int)mtt__pinned(threadIdx.x) / 32);
+}
+
+template <class S> static __device__ __forceinline__ int mtt__key_warp(void)
+{
+    return mtt__backward_warp() % S::KEY_WARPS;
+}
+
+template <class S> static __device__ __forceinline__ int mtt__query_warp(void)
+{
+    return mtt__backward_warp() / S::KEY_WARPS;
+}
+
+template <class S> static __device__ __forceinline__ int mtt__dq_row(void)
+{
+    return mtt__backward_warp() % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS;
+}
+
+template <class S> static __device__ __forceinline__ int mtt__dq_part(void)
+{
+    return mtt__backward_warp() / S::DQ_ROW_WARPS;
+}
+
 template <class S>
 static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
 {
-    const int T = (int)f.seq_len, lane = threadIdx.x & 31, warp = mtt__uniform(threadIdx.x / 32);
+    const int T = (int)f.seq_len, lane = threadIdx.x & 31;
     mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
     mtt__backward_place at;
     if (threadIdx.x == 0) {
@@ -2219,15 +2253,20 @@ static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const 
     }
     __syncthreads(); /* the block's work is known to all */
     at.block = block, at.k0 = mtt__uniform(block->k0);
-    at.key_warp = warp % S::KEY_WARPS, at.query_warp = warp / S::KEY_WARPS;
-    at.dq_row = warp % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS, at.dq_part = warp / S::DQ_ROW_WARPS;
-    const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = at.key_warp * S::KEYS;
-    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>(lane) + at.query_warp * S::QUERIES * S::D * 2;
+    const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = mtt__key_warp<S>() * S::KEYS;
+    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>(lane) + mtt__query_warp<S>() * S::QUERIES * S::D * 2;
     at.k_b = smem + mtt__straight<S::D>(lane);
     at.s_a = s_smem + mtt__straight<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
-    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), at.dq_row / 8);
+    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
     at.s_store = s_smem + mtt__chunk<S::BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4 + own_keys * S::BLOCK_Q * 2;
     return at;
+}
+
+/* In each round of the loop: what is worked out from these is then worked out again, and takes no registers from round to round. */
+static __device__ __forceinline__ void mtt__backward_pin(mtt__backward_place &at)
+{
+    at.k_b = mtt__pinned(at.k_b), at.q_b = mtt__pinned(at.q_b), at.s_a = mtt__pinned(at.s_a);
+    at.dq_a = mtt__pinned(at.dq_a), at.s_store = mtt__pinned(at.s_store), at.k0 = (int)mtt__pinned(at.k0);
 }
 
 /* Q, dO and stats of a tile of queries, to a stage. */
@@ -2338,7 +2377,7 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
-    const int column = at.query_warp * S::QUERIES + chunk * CHUNK, key = at.k0 + at.key_warp * S::KEYS, query = q0 + column;
+    const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK, key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
     uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2] = {}, ds_packed[S::KEY_ROWS][CHUNK / 8][2] = {};
     const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (seen) {
@@ -2356,8 +2395,7 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
         for (int m = 0; m < S::KEY_ROWS; m++)
             #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_store,
-                                                                       at.query_warp * (S::QUERIES / CHUNK) + chunk, n) +
+                const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_store, part, n) +
                                     (m * 16 + h * 8) * S::BLOCK_Q * 2;
                 mtt__store_smem(to, ds_packed[m][n][h]);
                 if (!S::P_IN_REGISTERS) mtt__store_smem(to + S::S_BYTES, p_packed[m][n][h]);
@@ -2388,7 +2426,8 @@ static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROW
 {
     typedef typename S::E E;
     constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
-    const int first = max(0, at.k0 + at.key_warp * S::KEYS - q0) / 16; /* queries before see none of the warp's keys */
+    const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16; /* queries before see none of the warp's keys */
+    const int part = mtt__query_warp<S>();
     const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_ds = [&](uint32_t *a, int k, int m) {
         mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
@@ -2397,13 +2436,21 @@ static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROW
         mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
     };
     const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, at.query_warp, n) + k * 16 * D * 2);
+        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2);
     };
     const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, at.query_warp, n) + k * 16 * D * 2 + S::Q_BYTES);
+        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 + S::Q_BYTES);
     };
     mtt__product_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
     mtt__product_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
+}
+
+/* Where the thread's sums of a tile of dQ pass from block to block. Pinned: the address is made where it is used. */
+template <class S>
+static __device__ __forceinline__ float4 *mtt__backward_sums(const mtt__flash &f, const mtt__backward_place &at, int tile)
+{
+    const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
+    return f.dq_partial + (int64_t)(at.block->slot * tiles + (int)mtt__pinned(tile)) * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
 }
 
 /* dQ += dS K over the block's keys. */
@@ -2412,11 +2459,12 @@ static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUER
                                                              const mtt__backward_place &at, int q0)
 {
     constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
+    const int part = mtt__dq_part<S>();
     const auto load_ds = [&](uint32_t *a, int k, int m) {
         mtt__load_transposed(a, mtt__further<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
     };
     const auto load_k = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.k_b, at.dq_part, n) + k * 16 * D * 2);
+        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
     };
     mtt__product_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
                                                        (q0 + BLOCK_Q - at.k0 + 15) / 16); /* keys beyond are the future */
@@ -2461,16 +2509,16 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
 {
     typedef typename S::E E;
     extern __shared__ __align__(128) unsigned char shared[];
-    const mtt__backward_place at = mtt__backward_begin<S>(f, shared);
+    mtt__backward_place at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
-    const int T = (int)f.seq_len, query_tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q;
+    const int T = (int)f.seq_len;
     const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim);
     mtt__backward_copy<S>(f, at, smem, at.k0 / S::BLOCK_Q, 0);
 
     float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
-    for (int tile = at.k0 / S::BLOCK_Q, last = mtt__uniform(at.block->last_tile), stage = 0; tile <= last; tile++, stage ^= S::STAGES - 1) {
+    for (int tile = at.k0 / S::BLOCK_Q, stage = 0; tile <= mtt__uniform(at.block->last_tile); tile++, stage ^= S::STAGES - 1) {
         const int q0 = tile * S::BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
         const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
         const int place = sharers - 1 - ((int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer);
@@ -2480,37 +2528,36 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
                        leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || mtt__uniform(at.block->local) + f.slots < f.head_count));
         const uint32_t stage_at = stage * S::STAGE;
+        mtt__backward_pin(at);
         mtt__copy_wait();
         __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
-        if (S::STAGES > 1 && tile < last) mtt__backward_copy<S>(f, at, smem, tile + 1, stage ^ 1);
+        if (S::STAGES > 1 && tile < mtt__uniform(at.block->last_tile)) mtt__backward_copy<S>(f, at, smem, tile + 1, stage ^ 1);
         #pragma unroll
         for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
-            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, mtt__pinned(at.k_b) + at.key_warp * S::KEYS * S::D * 2, stage_at,
+            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at,
                                    smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
         float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
-        float4 *sums_gmem = f.dq_partial + threadIdx.x +
-                            ((int64_t)at.block->slot * query_tiles + tile) * (S::BLOCK_Q * S::D / 4);
-        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, sums_gmem);
+        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
         if (follows) {
             while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
-                mtt__sums_load<S::SUMS, S::THREADS>(sums, sums_gmem);
+                mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
             mtt__sums_take<S::SUMS>(sums, place > 0);
         }
         mtt__backward_queries<S>(dq_rmem, at, q0);
         if (place == sharers - 1)
-            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + at.dq_row, at.dq_part * S::DQ_COLUMNS, 0,
+            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(), mtt__dq_part<S>() * S::DQ_COLUMNS, 0,
                                                                  f.scale);
-        if (leads) mtt__sums_store<S::SUMS, S::THREADS>(sums_gmem, sums, number + 1);
-        if (S::STAGES == 1 && tile < last) {
+        if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, number + 1);
+        if (S::STAGES == 1 && tile < mtt__uniform(at.block->last_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
             mtt__backward_copy<S>(f, at, smem, tile + 1, 0);
         }
     }
-    const int key = at.k0 + at.key_warp * S::KEYS, column = at.query_warp * S::COLUMNS;
+    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
     mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, 1, f.scale);
     mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
@@ -2618,7 +2665,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
    Determinism  one block makes a row of a gradient, in one order.
    Reference    mtt__flash_backward_keys, mtt__flash_backward_queries. */
 template <int WIDTH, int TILE, bool KEYS>
-static __global__ void __launch_bounds__(256) mtt_k_flash_backward_exact(const mtt__flash f)
+static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(const mtt__flash f)
 {
     constexpr int R = TILE / 16;
     extern __shared__ __align__(128) unsigned char shared[];
