@@ -1695,7 +1695,8 @@ template <int WIDTH> static constexpr int mtt__copy_lanes = WIDTH == 96 ? 16 : W
 
 template <int WIDTH, int THREADS> static __device__ __forceinline__ int64_t mtt__copy_place(int64_t stride)
 {
-    return threadIdx.x / mtt__copy_lanes<WIDTH> * stride + threadIdx.x % mtt__copy_lanes<WIDTH> * 8;
+    /* pinned, so that no 64-bit part of it is held from copy to copy */
+    return threadIdx.x / mtt__copy_lanes<WIDTH> * stride + mtt__pinned(threadIdx.x % mtt__copy_lanes<WIDTH> * 8);
 }
 
 template <int ROWS, int WIDTH, int THREADS, typename E>
