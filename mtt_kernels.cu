@@ -1992,7 +1992,8 @@ static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, c
             float sum = row_sum[m][h];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.keep_scale / sum, valid, f.head_dim);
+            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.keep_scale / sum, valid,
+                                                f.head_dim);
             if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
         }
 }
@@ -2034,13 +2035,14 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * f.width, T - q0, f.head_dim);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
+        const uint32_t q_lane = q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2;
         mtt__copy_wait();
         __syncthreads(); /* Q has arrived for all */
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
             #pragma unroll
             for (int m = 0; m < S::ROW_TILES; m++)
-                mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2, k * 2) + m * 16 * D * 2);
+                mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
     }
     for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t at = stage * 2 * S::KV_BYTES;
@@ -2050,7 +2052,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
             continue; /* nothing seen here */
 
-        /* where the lane points ldmatrix for Q, K and V; found again for each tile where Q takes no registers but O and scores many */
+        /* where the lane points ldmatrix for Q, K and V; found again for each tile where O and scores take most registers */
         const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__pinned(threadIdx.x);
         const uint32_t straight = mtt__straight<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
         const uint32_t k_lane = kv_smem + mtt__crossed<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
@@ -2169,8 +2171,8 @@ static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const fl
     }
 }
 
-/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time; dK and dV of
-   its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. */
+/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time; dK and dV
+   of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES, int QUERY_ROW_TILES,
           int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__backward_sizes {
@@ -2201,8 +2203,8 @@ struct mtt__backward_block {
 struct mtt__backward_place {
     const mtt__backward_block *block;
     int k0;
-    /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and dV); for
-       Q and dO as B of scores; for P^T and dS^T as A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
+    /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and
+       dV); for Q and dO as B of scores; for P^T and dS^T as A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
     uint32_t k_b, q_b, s_a, dq_a, s_store;
 };
 
@@ -2263,7 +2265,7 @@ static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const 
     return at;
 }
 
-/* In each round of the loop: what is worked out from these is then worked out again, and takes no registers from round to round. */
+/* In each round of the loop: what is worked out from these is then worked out again, and holds no registers between rounds. */
 static __device__ __forceinline__ void mtt__backward_pin(mtt__backward_place &at)
 {
     at.k_b = mtt__pinned(at.k_b), at.q_b = mtt__pinned(at.q_b), at.s_a = mtt__pinned(at.s_a);
@@ -2278,10 +2280,10 @@ static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, c
     typedef typename S::E E;
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row;
     const uint32_t to = smem + 2 * S::KV_BYTES + stage * S::STAGE;
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)f.qkv + mtt__flash_row(at.block->head, row, 3 * (int)f.width), 3 * f.width, left,
-                                                 f.head_dim);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width),
-                                                 f.width, left, f.head_dim);
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, row, 3 * (int)f.width);
+    const E *do_gmem = (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, q_gmem, 3 * f.width, left, f.head_dim);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, do_gmem, f.width, left, f.head_dim);
     if (threadIdx.x < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
         mtt__copy_async_pair(to + 2 * S::Q_BYTES + threadIdx.x * 8,
                              f.stats + at.block->local * f.seq_len + row + (int)threadIdx.x, (int)threadIdx.x < left);
@@ -2378,7 +2380,8 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
-    const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK, key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
+    const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
+    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
     uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2] = {}, ds_packed[S::KEY_ROWS][CHUNK / 8][2] = {};
     const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (seen) {
@@ -2490,7 +2493,7 @@ static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, 
         }
 }
 
-/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K one block after another.
+/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K, block after block.
    Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
    Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of a head from the
                 last keys to the first; each walks its queries upwards. Shared memory: K, V, STAGES of Q, dO and stats,
@@ -2519,15 +2522,9 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__backward_copy<S>(f, at, smem, at.k0 / S::BLOCK_Q, 0);
 
     float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
-    for (int tile = at.k0 / S::BLOCK_Q, stage = 0; tile <= mtt__uniform(at.block->last_tile); tile++, stage ^= S::STAGES - 1) {
-        const int q0 = tile * S::BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
-        const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
-        const int place = sharers - 1 - ((int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer);
-        const uint32_t number = (uint32_t)(mtt__uniform(at.block->round) * sharers + place); /* contributions to this tile of the ring so far */
-        /* After another block, even one of another head; before another. Pinned: the compiler would otherwise make a copy of
-           the rest of the loop for each case. */
-        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
-                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || mtt__uniform(at.block->local) + f.slots < f.head_count));
+    for (int tile = at.k0 / S::BLOCK_Q, stage = 0; tile <= mtt__uniform(at.block->last_tile);
+         tile++, stage ^= S::STAGES - 1) {
+        const int q0 = tile * S::BLOCK_Q;
         const uint32_t stage_at = stage * S::STAGE;
         mtt__backward_pin(at);
         mtt__copy_wait();
@@ -2539,6 +2536,16 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
                                    smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
+        const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
+        const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
+        const int place = sharers - 1 - ((int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer);
+        /* contributions to this tile of the ring so far */
+        const uint32_t number = (uint32_t)(mtt__uniform(at.block->round) * sharers + place);
+        const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
+        /* After another block, even one of another head; before another. Pinned: the compiler would otherwise make a copy of
+           the rest of the loop for each case. */
+        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
         float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
         if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
@@ -2550,8 +2557,8 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         }
         mtt__backward_queries<S>(dq_rmem, at, q0);
         if (place == sharers - 1)
-            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(), mtt__dq_part<S>() * S::DQ_COLUMNS, 0,
-                                                                 f.scale);
+            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
+                                                                 mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.scale);
         if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, number + 1);
         if (S::STAGES == 1 && tile < mtt__uniform(at.block->last_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
@@ -2781,8 +2788,8 @@ static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
     const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count, kv_bytes = f.seq_len * f.head_dim * 4;
     f.group = (int)((32 << 20) / kv_bytes);
     f.group = f.group < 1 ? 1 : f.group > f.head_count ? f.head_count : f.group;
-    return mtt__flash_launch(f.threshold ? mtt_k_flash_forward<DROPPING> : mtt_k_flash_forward<S>, blocks, S::THREADS, S::SHARED, f,
-                             stream);
+    return mtt__flash_launch(f.threshold ? mtt_k_flash_forward<DROPPING> : mtt_k_flash_forward<S>, blocks, S::THREADS,
+                             S::SHARED, f, stream);
 }
 
 template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
@@ -2879,10 +2886,10 @@ static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_g
     if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 96) return mtt__launch_backward<E, 96, 64, 64, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128 && room >= 164864)
+    if (f.head_dim <= 128 && room >= 164928)
         return mtt__launch_backward<E, 128, 64, 128, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 4, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
-    if (room >= 214016) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
+    if (room >= 214080) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
 }
 
