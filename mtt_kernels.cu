@@ -2281,8 +2281,8 @@ static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, c
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row;
     const uint32_t to = smem + 2 * S::KV_BYTES + stage * S::STAGE;
     const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, row, 3 * (int)f.width);
-    const E *do_gmem = (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width);
     mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, q_gmem, 3 * f.width, left, f.head_dim);
+    const E *do_gmem = (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width);
     mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, do_gmem, f.width, left, f.head_dim);
     if (threadIdx.x < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
         mtt__copy_async_pair(to + 2 * S::Q_BYTES + threadIdx.x * 8,
@@ -2914,7 +2914,8 @@ static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
 }
 
 /* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
-   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles) and 8 T of stats; cudaErrorMemoryAllocation if it is smaller. */
+   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles) and 8 T of stats; cudaErrorMemoryAllocation if it is
+   smaller. */
 static cudaError_t mtt_flash_backward(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
                                       cudaStream_t stream)
 {
