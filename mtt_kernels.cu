@@ -1608,8 +1608,8 @@ typedef struct mtt__flash {
     float *lse;
     const mtt_control *control;
     float2 *stats;        /* backward: {lse log2(e), delta} of each query, head by head from first_head on */
-    float4 *dq_partial;   /* backward: a ring of `slots` heads of dQ sums, in the order of the accumulators */
-    int *turns, *ticket;  /* backward: contributions so far to each tile of dQ in the ring; key tiles given out */
+    float4 *dq_partial;   /* backward: a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
+    int *ticket;          /* backward: key tiles given out */
     int64_t seq_len, width; /* T; C = heads * D */
     int heads, head_dim, window, head_count, first_head, group, slots;
     float scale, scale_log2, keep_scale;
@@ -1759,15 +1759,13 @@ static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
 /* Where this lane points ldmatrix for the first 16 x 16 elements of a tile; 8 rows further is 16 WIDTH bytes further, columns
    go by mtt__further. `Straight` suits A from rows of A and B from rows of k; `crossed` suits A from rows of k (transposed)
    and B from rows of B's columns: then r[0..1] and r[2..3] are two B's. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__straight(void)
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__straight(int lane)
 {
-    const int lane = threadIdx.x & 31;
     return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
 }
 
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__crossed(void)
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__crossed(int lane)
 {
-    const int lane = threadIdx.x & 31;
     return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
 }
 
@@ -1822,7 +1820,8 @@ template <int WIDTH> static constexpr int mtt__copy_lanes = WIDTH == 96 ? 16 : W
 
 template <int WIDTH, int THREADS> static __device__ __forceinline__ int64_t mtt__copy_place(int64_t stride)
 {
-    return threadIdx.x / mtt__copy_lanes<WIDTH> * stride + threadIdx.x % mtt__copy_lanes<WIDTH> * 8;
+    /* pinned, so that no 64-bit part of it is held from copy to copy */
+    return threadIdx.x / mtt__copy_lanes<WIDTH> * stride + mtt__pinned(threadIdx.x % mtt__copy_lanes<WIDTH> * 8);
 }
 
 template <int ROWS, int WIDTH, int THREADS, typename E>
@@ -1941,163 +1940,266 @@ static __device__ __forceinline__ int64_t mtt__head_offset(const mtt__flash &f, 
 
 /* ---- forward ---- */
 
+/* A head: its number, its first row of B T, its first column of C. It stands in shared memory, where accumulators take all
+   registers. */
+struct mtt__flash_head {
+    int head, first_row, column;
+};
+
+static __device__ __forceinline__ void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
+{
+    h.head = head, h.first_row = head / f.heads * (int)f.seq_len, h.column = head % f.heads * f.head_dim;
+}
+
+/* First element of row `row` of a head in a [B T, columns] matrix. */
+static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &h, int row, int columns)
+{
+    return (int64_t)(h.first_row + row) * columns + h.column;
+}
+
+/* -inf for scores that a mask takes. `apart` is how many places the query of the first score stands after its key; a further
+   row of accumulators adds `row_sign` (1: rows are queries, columns keys; -1: the reverse), a further column the opposite. */
+template <int M, int N>
+static __device__ __forceinline__ void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
+{
+    const int beyond = window ? apart - window : -(1 << 30);
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int n = 0; n < N; n++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int more = row_sign * (m * 16 + (e >> 1) * 8 - n * 8 - (e & 1));
+                if (apart < -more || beyond >= -more) s[m][n][e] = -CUDART_INF_F;
+            }
+}
+
+/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so softmax needs no other warp. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD, int BLOCKS_AT_LEAST,
+          bool WITH_DROPOUT>
+struct mtt__forward_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, ROW_TILES = QUERY_ROW_TILES;
+    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
+    static constexpr int KEY_TILES = BLOCK_KV / 8;
+    static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
+    /* shared memory: Q, two stages of K and V, mtt__forward_block */
+    static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
+    static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
+};
+
+/* What a block works on, in shared memory. */
+struct mtt__forward_block {
+    mtt__flash_head head;
+    int first_key; /* of the first tile of keys that one of the block's queries sees */
+};
+
+/* K and V of the keys from k0 on, to a stage. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0,
+                                                         uint32_t stage_smem)
+{
+    const int stride = 3 * (int)f.width;
+    const typename S::E *from = (const typename S::E *)f.qkv + f.width + mtt__flash_row(h, k0, stride);
+    const int left = (int)f.seq_len - k0;
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, from, stride, left, f.head_dim);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, from + f.width, stride, left, f.head_dim);
+    mtt__copy_commit();
+}
+
+/* A row's largest score so far, up to SLACK: it grows, and O and its sum shrink, only when a score passes it by 2^8. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_grow(float (&row_max)[S::ROW_TILES][2], float (&row_sum)[S::ROW_TILES][2],
+                                                         float (&o)[S::ROW_TILES][S::D / 8][4],
+                                                         const float (&s)[S::ROW_TILES][S::KEY_TILES][4], float scale_log2)
+{
+    constexpr float SLACK = 8.0f;
+    float most[S::ROW_TILES][2];
+    bool grows = false;
+    #pragma unroll
+    for (int m = 0; m < S::ROW_TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            most[m][h] = -CUDART_INF_F;
+            #pragma unroll
+            for (int n = 0; n < S::KEY_TILES; n++)
+                most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            grows |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
+        }
+    if (!__any_sync(0xffffffffu, grows)) return;
+    #pragma unroll
+    for (int m = 0; m < S::ROW_TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float most_now = most[m][h], rescale;
+            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
+            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
+            most_now = fmaxf(most_now, row_max[m][h]);
+            /* a row without a key so far keeps -inf, and its P and O stay 0 */
+            rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * scale_log2);
+            row_max[m][h] = most_now;
+            row_sum[m][h] *= rescale;
+            #pragma unroll
+            for (int n = 0; n < S::D / 8; n++) o[m][n][2 * h] *= rescale, o[m][n][2 * h + 1] *= rescale;
+        }
+}
+
+/* P in place of scores, and its sums. */
+template <int M, int N>
+static __device__ __forceinline__ void mtt__forward_weigh(float (&s)[M][N][4], float (&row_sum)[M][2],
+                                                          const float (&row_max)[M][2], float scale_log2)
+{
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * scale_log2;
+            #pragma unroll
+            for (int n = 0; n < N; n++)
+                #pragma unroll
+                for (int e = 2 * h; e < 2 * h + 2; e++) {
+                    s[m][n][e] = mtt__exp2(fmaf(s[m][n][e], scale_log2, -base));
+                    row_sum[m][h] += s[m][n][e];
+                }
+        }
+}
+
+/* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_fates(uint32_t (&fates)[S::KEY_TILES / 4], const mtt__flash &f, int head,
+                                                          int row0, int k0)
+{
+    const int lane = threadIdx.x & 31;
+    #pragma unroll
+    for (int n = 0; n < S::KEY_TILES / 4; n++) {
+        fates[n] = 0;
+        #pragma unroll
+        for (int r = 0; r < 2 * S::ROW_TILES; r++) {
+            const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
+            const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
+            fates[n] |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), element, f.threshold) << 8 * r;
+        }
+        fates[n] = mtt__pinned(fates[n]); /* drawn here, while no scores take registers */
+    }
+}
+
+template <int M, int N>
+static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&fates)[N / 4])
+{
+    const int lane = threadIdx.x & 31;
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        const uint32_t fate = __shfl_sync(0xffffffffu, fates[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
+        #pragma unroll
+        for (int m = 0; m < M; m++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (!(fate >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
+    }
+}
+
+/* O of the warp's rows from row0 on, and lse. */
+template <class S>
+static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &place, int row0,
+                                                          const float (&o)[S::ROW_TILES][S::D / 8][4],
+                                                          const float (&row_max)[S::ROW_TILES][2],
+                                                          const float (&row_sum)[S::ROW_TILES][2])
+{
+    const int own = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
+    typename S::E *o_gmem = (typename S::E *)f.attended + mtt__flash_row(place, own, width);
+    float *lse_gmem = f.lse + (int64_t)place.head * f.seq_len + own;
+    #pragma unroll
+    for (int m = 0; m < S::ROW_TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int further = m * 16 + h * 8;
+            const bool valid = own + further < (int)f.seq_len;
+            float sum = row_sum[m][h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.keep_scale / sum, valid,
+                                                f.head_dim);
+            if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
+        }
+}
+
 /* Math         O = softmax(scale Q K^T) V tile by tile, with a running row_max m and row_sum l (online softmax); lse.
    Shapes       qkv [B T, 3 C] and attended [B T, C] of 16-bit E, lse [B heads, T] FP32; D >= head_dim.
-   Launch       one block of BLOCK_Q / (16 ROW_TILES) warps a tile of queries and head, longest tiles first within a group
+   Launch       one block of BLOCK_Q / ROWS warps a tile of queries and head, longest tiles first within a group
                 of heads whose K and V stay in L2; shared memory: Q, and two stages of K and V.
    Requires     head_dim % 8 == 0, 16-byte aligned tensors.
    Traffic      reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a pair.
    Determinism  one block makes a row, in one order.
    Reference    mtt__flash_tile; FlashAttention-2, algorithm 1. m grows only when a score passes it by 2^8: P then stays
                 below 256 and O is rescaled seldom (FlashAttention-4's rule); the final division uses the same m, so the
-                result is exact.
-   A warp owns 16 ROW_TILES rows, so softmax needs no other warp. */
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS,
-          bool DROPOUT>
-static __global__ void __launch_bounds__(BLOCK_Q / ROW_TILES * 2, MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
+                result is exact. */
+template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
 {
-    constexpr int THREADS = BLOCK_Q / ROW_TILES * 2, ROWS = 16 * ROW_TILES, KEY_TILES = BLOCK_KV / 8,
-                  STAGE = BLOCK_KV * D * 2;
-    constexpr float SLACK = 8.0f;
+    typedef typename S::E E;
+    constexpr int D = S::D, ROWS = S::ROWS, BLOCK_KV = S::BLOCK_KV;
     extern __shared__ __align__(128) unsigned char shared[];
-    const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + BLOCK_Q * D * 2;
+    const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + S::Q_BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
-    const int tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
+    const int tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
     const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
-    const int group = min(f.group, f.head_count - first_head), head = first_head + in_group % group;
-    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, row0 = q0 + warp * ROWS;
-    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
-    const int64_t stride = 3 * f.width;
-    const E *q_gmem = (const E *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
-            *v_gmem = k_gmem + f.width;
-    uint64_t seed = 0, stream = 0;
-    if (DROPOUT) seed = f.control->seed, stream = mtt__flash_stream(f);
-
-    const uint32_t q_lane = q_smem + mtt__straight<D>() + warp * ROWS * D * 2;
-    const uint32_t k_lane = mtt__pinned(kv_smem + mtt__crossed<D>()),
-                   v_lane = mtt__pinned(kv_smem + STAGE + mtt__straight<D>());
-    float o_rmem[ROW_TILES][D / 8][4] = {}, row_max[ROW_TILES][2], row_sum[ROW_TILES][2] = {};
-    uint32_t q_rmem[D / 16][ROW_TILES][4];
+    const int group = min(f.group, f.head_count - first_head);
+    const int q0 = (tiles - 1 - in_group / group) * S::BLOCK_Q, row0 = q0 + warp * ROWS;
+    const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    mtt__forward_block &block = *(mtt__forward_block *)(shared + S::BLOCK_AT);
+    if (threadIdx.x == 0) {
+        mtt__flash_head_set(block.head, f, first_head + in_group % group);
+        block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    }
+    __syncthreads(); /* the block's work is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, 3 * (int)f.width);
+    float o_rmem[S::ROW_TILES][D / 8][4] = {}, row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2] = {};
+    uint32_t q_rmem[D / 16][S::ROW_TILES][4];
     #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
+    for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
 
-    mtt__copy_tile<BLOCK_Q, D, THREADS>(q_smem, q_gmem + q0 * stride, stride, T - (int)q0, f.head_dim);
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(kv_smem, k_gmem + last_key * stride, stride, T - last_key, f.head_dim);
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(kv_smem + STAGE, v_gmem + last_key * stride, stride, T - last_key, f.head_dim);
-    mtt__copy_commit();
-
-    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
-        const uint32_t at = stage * 2 * STAGE;
+    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * f.width, T - q0, f.head_dim);
+    mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
+    if (S::Q_IN_REGISTERS) {
+        const uint32_t q_lane = q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2;
+        mtt__copy_wait();
+        __syncthreads(); /* Q has arrived for all */
+        #pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            #pragma unroll
+            for (int m = 0; m < S::ROW_TILES; m++)
+                mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
+    }
+    for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
+        const uint32_t at = stage * 2 * S::KV_BYTES;
         mtt__copy_wait();
         __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > first_key) {
-            const uint32_t next_smem = kv_smem + (stage ^ 1) * 2 * STAGE;
-            const int64_t next = k0 - BLOCK_KV;
-            mtt__copy_tile<BLOCK_KV, D, THREADS>(next_smem, k_gmem + next * stride, stride, T - (int)next, f.head_dim);
-            mtt__copy_tile<BLOCK_KV, D, THREADS>(next_smem + STAGE, v_gmem + next * stride, stride, T - (int)next,
-                                                 f.head_dim);
-            mtt__copy_commit();
-        }
-        if (Q_IN_REGISTERS && k0 == last_key) {
-            #pragma unroll
-            for (int k = 0; k < D / 16; k++)
-                #pragma unroll
-                for (int m = 0; m < ROW_TILES; m++)
-                    mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
-        }
+        if (k0 > block.first_key) mtt__forward_copy<S>(f, block.head, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
         if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
             continue; /* nothing seen here */
 
-        float s_rmem[ROW_TILES][KEY_TILES][4] = {};
+        /* where the lane points ldmatrix for Q, K and V; found again for each tile where O and scores take most registers */
+        const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__pinned(threadIdx.x);
+        const uint32_t straight = mtt__straight<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
+        const uint32_t k_lane = kv_smem + mtt__crossed<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
+        uint32_t fates[S::KEY_TILES / 4];
+        if (S::DROPOUT) mtt__forward_fates<S>(fates, f, block.head.head, row0, k0);
+        float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
         mtt__product<E, D / 16>(
             s_rmem,
             [&](uint32_t *a, int k, int m) {
-                if (!Q_IN_REGISTERS)
+                if (!S::Q_IN_REGISTERS)
                     mtt__load_matrices(a, mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
                 else
                     for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
             },
             [&](uint32_t *b, int k, int n) {
-                mtt__load_matrices(b, mtt__further<D>(k_lane + at, k * 2) + n * 8 * D * 2);
+                mtt__load_matrices(b, mtt__further<D>(k_lane, k * 2) + n * 8 * D * 2);
             });
-        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window)) {
-            #pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-                #pragma unroll
-                for (int n = 0; n < KEY_TILES; n++)
-                    #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        int query = row0 + m * 16 + (e >> 1) * 8 + lane / 4,
-                            key = k0 + n * 8 + (lane & 3) * 2 + (e & 1);
-                        if (key > query || (f.window && key <= query - f.window)) s_rmem[m][n][e] = -CUDART_INF_F;
-                    }
-        }
-        float most[ROW_TILES][2];
-        bool grows = false;
-        #pragma unroll
-        for (int m = 0; m < ROW_TILES; m++)
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                most[m][h] = -CUDART_INF_F;
-                #pragma unroll
-                for (int n = 0; n < KEY_TILES; n++)
-                    most[m][h] = fmaxf(most[m][h], fmaxf(s_rmem[m][n][2 * h], s_rmem[m][n][2 * h + 1]));
-                grows |= (most[m][h] - row_max[m][h]) * f.scale_log2 > SLACK;
-            }
-        if (__any_sync(0xffffffffu, grows)) {
-            #pragma unroll
-            for (int m = 0; m < ROW_TILES; m++)
-                #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float most_now = most[m][h], rescale;
-                    most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
-                    most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
-                    most_now = fmaxf(most_now, row_max[m][h]);
-                    /* a row without a key so far keeps -inf, and its P and O stay 0 */
-                    rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * f.scale_log2);
-                    row_max[m][h] = most_now;
-                    row_sum[m][h] *= rescale;
-                    #pragma unroll
-                    for (int n = 0; n < D / 8; n++) o_rmem[m][n][2 * h] *= rescale, o_rmem[m][n][2 * h + 1] *= rescale;
-                }
-        }
-        #pragma unroll
-        for (int m = 0; m < ROW_TILES; m++)
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * f.scale_log2;
-                #pragma unroll
-                for (int n = 0; n < KEY_TILES; n++)
-                    #pragma unroll
-                    for (int e = 2 * h; e < 2 * h + 2; e++) {
-                        s_rmem[m][n][e] = mtt__exp2(fmaf(s_rmem[m][n][e], f.scale_log2, -base));
-                        row_sum[m][h] += s_rmem[m][n][e];
-                    }
-            }
-        if (DROPOUT) {
-            /* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
-            uint32_t fates[KEY_TILES / 4];
-            #pragma unroll
-            for (int n = 0; n < KEY_TILES / 4; n++) {
-                fates[n] = 0;
-                #pragma unroll
-                for (int r = 0; r < 2 * ROW_TILES; r++) {
-                    uint64_t row = (uint64_t)head * (uint64_t)T + (uint64_t)(row0 + r * 8 + lane / 4);
-                    uint64_t element = row * (uint64_t)T + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
-                    fates[n] |= mtt__keep_octet(seed, stream, element, f.threshold) << 8 * r;
-                }
-            }
-            #pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) {
-                uint32_t fate = __shfl_sync(0xffffffffu, fates[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
-                #pragma unroll
-                for (int m = 0; m < ROW_TILES; m++)
-                    #pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        if (!(fate >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) s_rmem[m][n][e] = 0.0f;
-            }
-        }
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
+            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
+        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
+        if (S::DROPOUT) mtt__forward_drop(s_rmem, fates);
         mtt__product<E, BLOCK_KV / 16>(
             o_rmem,
             [&](uint32_t *a, int k, int m) {
@@ -2105,22 +2207,10 @@ static __global__ void __launch_bounds__(BLOCK_Q / ROW_TILES * 2, MIN_BLOCKS) mt
                     a[r] = mtt__pack(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
             },
             [&](uint32_t *b, int k, int n) {
-                mtt__load_transposed(b, mtt__further<D>(v_lane + at, n) + k * 16 * D * 2);
+                mtt__load_transposed(b, mtt__further<D>(v_lane, n) + k * 16 * D * 2);
             });
     }
-    E *o_gmem = (E *)f.attended + mtt__head_offset(f, head, 1);
-    #pragma unroll
-    for (int m = 0; m < ROW_TILES; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int row = row0 + m * 16 + h * 8 + lane / 4;
-            float sum = row_sum[m][h];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            mtt__store_row<E, D>(o_gmem + (int64_t)row * f.width, o_rmem[m], h, f.keep_scale / sum, row < T,
-                                 f.head_dim);
-            if ((lane & 3) == 0 && row < T) f.lse[(int64_t)head * T + row] = row_max[m][h] * f.scale + logf(sum);
-        }
+    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
 
 /* ---- backward ---- */
@@ -2152,343 +2242,457 @@ template <typename E, int LANES> static __global__ void __launch_bounds__(256) m
         f.stats[index] = make_float2(f.lse_in[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
 }
 
-/* Turns: the blocks that add to one tile of dQ do so one after another, in an order fixed by the tile alone. */
-static __device__ __forceinline__ int mtt__turn_peek(const int *turn)
-{
-    int now;
-    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    return now;
-}
+/* Sums of dQ that pass from block to block. The blocks that add to one tile of dQ do so one after another, in an order fixed by
+   the tile alone; thread i of each takes over what thread i of the block before has left. 4 sums are one unit of 128 bits,
+   and every unit carries the number of the contribution that it is, 4 bits of it in place of the lowest 4 of each sum
+   (20 bits of significand remain, 2^-21 of relative error in a sum whose terms were rounded to 2^-9 or 2^-11).
 
-static __device__ __forceinline__ void mtt__turn_pass(int *turn, int next)
-{
-    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
-}
-
-/* This thread's share of a tile of dQ: the same thread of the block whose turn it was before wrote it. No fence orders a turn
-   after its sums (one cost 15 % of the kernel): the lowest bit of each sum says instead in which of two alternating
-   turns it was stored. A block sees its turn only after the block before has read what stood there, so an older sum
-   than that of two turns ago cannot be met. */
+   Why this is correct under PTX's memory model, without a fence (one per tile cost 15 % of the kernel): a unit is one scalar
+   access, `relaxed` at the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of
+   a launch never repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that carries number n
+   was written by contribution n and not by one that happens to look like it. Contribution n + 1 writes a unit
+   after it has read n in it, in the same thread, which orders the two in the coherence of that unit. No other memory is
+   handed over, so there is nothing else to order. Waiting is reading again until the number is there. */
 template <int COUNT, int THREADS>
 static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
 {
     #pragma unroll
-    for (int n = 0; n < COUNT; n++) {
-        const float4 x = __ldcg(from_gmem + n * THREADS);
-        sums[n][0] = x.x, sums[n][1] = x.y, sums[n][2] = x.z, sums[n][3] = x.w;
-    }
+    for (int n = 0; n < COUNT; n++)
+        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"
+                     " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+                     : "=f"(sums[n][0]), "=f"(sums[n][1]), "=f"(sums[n][2]), "=f"(sums[n][3])
+                     : "l"(from_gmem + n * THREADS) : "memory");
 }
 
-template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t parity)
+template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
 {
     uint32_t wrong = 0;
     #pragma unroll
-    for (int n = 0; n < COUNT * 4; n++) wrong |= __float_as_uint(sums[n / 4][n % 4]) ^ parity;
-    return !(mtt__pinned(wrong) & 1u); /* pinned: one bit at the end and not a comparison for each sum */
+    for (int n = 0; n < COUNT * 4; n++) wrong |= __float_as_uint(sums[n / 4][n % 4]) ^ number >> n % 4 * 4;
+    return !(mtt__pinned(wrong) & 15u); /* pinned: 4 bits at the end and not a comparison for each sum */
 }
 
-/* The lowest bit gives way to the parity of the turn; not-finite stays not-finite. */
-static __device__ __forceinline__ float mtt__marked(float x, uint32_t parity)
+/* The number leaves: the middle of what its 4 bits cut off stands in for them, so that no sum drifts. Not-finite stays
+   not-finite. Without `used`, zeros. */
+template <int COUNT> static __device__ __forceinline__ void mtt__sums_take(float (*sums)[4], bool used)
 {
-    return __uint_as_float((__float_as_uint(x) & ~1u) | parity);
+    const uint32_t kept = used ? ~15u : 0, middle = used ? 8u : 0;
+    #pragma unroll
+    for (int n = 0; n < COUNT * 4; n++)
+        sums[n / 4][n % 4] = __uint_as_float((__float_as_uint(sums[n / 4][n % 4]) & kept) | middle);
 }
 
-/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K in turns.
+template <int COUNT, int THREADS>
+static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
+{
+    #pragma unroll
+    for (int n = 0; n < COUNT; n++) {
+        uint32_t v[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) v[e] = (__float_as_uint(sums[n][e]) & ~15u) | (number >> 4 * e & 15u);
+        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
+                     " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
+                     ::"l"(to_gmem + n * THREADS), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+    }
+}
+
+/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time; dK and dV
+   of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES, int QUERY_ROW_TILES,
+          int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
+struct mtt__backward_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT, THREADS = WARPS * 32;
+    static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES, STAGES = STAGE_COUNT;
+    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
+    static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
+    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : 32, COLUMNS = D / QUERY_WARPS;
+    static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
+    static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
+    static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
+    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T */
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
+    static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
+    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64; /* mtt__backward_block */
+    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
+};
+
+/* What a block works on. It stands in shared memory: accumulators take all registers. */
+struct mtt__backward_block {
+    mtt__flash_head head;
+    int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
+    int k0, last_tile;      /* first key; last tile of queries that sees one of the keys */
+};
+
+/* Where a warp and a lane of it stand. */
+struct mtt__backward_place {
+    const mtt__backward_block *block;
+    int k0;
+    /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and
+       dV); for Q and dO as B of scores; for P^T and dS^T as A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
+    uint32_t k_b, q_b, s_a, dq_a, s_store;
+};
+
+/* A shuffle from lane 0 shows the compiler that a value is the same for the warp: branches on it do not split the warp. */
+static __device__ __forceinline__ int mtt__uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+/* What follows from the warp's number, found again at each use for the same reason. */
+static __device__ __forceinline__ int mtt__backward_warp(void)
+{
+    return mtt__uniform((int)mtt__pinned(threadIdx.x) / 32);
+}
+
+template <class S> static __device__ __forceinline__ int mtt__key_warp(void)
+{
+    return mtt__backward_warp() % S::KEY_WARPS;
+}
+
+template <class S> static __device__ __forceinline__ int mtt__query_warp(void)
+{
+    return mtt__backward_warp() / S::KEY_WARPS;
+}
+
+template <class S> static __device__ __forceinline__ int mtt__dq_row(void)
+{
+    return mtt__backward_warp() % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS;
+}
+
+template <class S> static __device__ __forceinline__ int mtt__dq_part(void)
+{
+    return mtt__backward_warp() / S::DQ_ROW_WARPS;
+}
+
+template <class S>
+static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
+{
+    const int T = (int)f.seq_len, lane = threadIdx.x & 31;
+    mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
+    mtt__backward_place at;
+    if (threadIdx.x == 0) {
+        const int ticket = atomicAdd(f.ticket, 1), key_tiles = (T + S::BLOCK_KV - 1) / S::BLOCK_KV;
+        const int local = ticket / key_tiles, key_tile = key_tiles - 1 - ticket % key_tiles;
+        const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : T;
+        mtt__flash_head_set(block->head, f, f.first_head + local);
+        block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
+        block->k0 = key_tile * S::BLOCK_KV, block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
+    }
+    __syncthreads(); /* the block's work is known to all */
+    at.block = block, at.k0 = mtt__uniform(block->k0);
+    const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = mtt__key_warp<S>() * S::KEYS;
+    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>(lane) + mtt__query_warp<S>() * S::QUERIES * S::D * 2;
+    at.k_b = smem + mtt__straight<S::D>(lane);
+    at.s_a = s_smem + mtt__straight<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
+    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
+    at.s_store = s_smem + mtt__chunk<S::BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4 + own_keys * S::BLOCK_Q * 2;
+    return at;
+}
+
+/* In each round of the loop: what is worked out from these is then worked out again, and holds no registers between rounds. */
+static __device__ __forceinline__ void mtt__backward_pin(mtt__backward_place &at)
+{
+    at.k_b = mtt__pinned(at.k_b), at.q_b = mtt__pinned(at.q_b), at.s_a = mtt__pinned(at.s_a);
+    at.dq_a = mtt__pinned(at.dq_a), at.s_store = mtt__pinned(at.s_store), at.k0 = (int)mtt__pinned(at.k0);
+}
+
+/* Q, dO and stats of a tile of queries, to a stage. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_place &at, uint32_t smem,
+                                                          int tile, int stage)
+{
+    typedef typename S::E E;
+    const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row;
+    const uint32_t to = smem + 2 * S::KV_BYTES + stage * S::STAGE;
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, row, 3 * (int)f.width);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, q_gmem, 3 * f.width, left, f.head_dim);
+    const E *do_gmem = (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, do_gmem, f.width, left, f.head_dim);
+    if (threadIdx.x < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
+        mtt__copy_async_pair(to + 2 * S::Q_BYTES + threadIdx.x * 8,
+                             f.stats + at.block->local * f.seq_len + row + (int)threadIdx.x, (int)threadIdx.x < left);
+    mtt__copy_commit();
+}
+
+/* S^T and dP^T of the warp's keys and of a chunk of queries. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                            float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4], uint32_t kv_a,
+                                                            uint32_t q_b, int chunk)
+{
+    constexpr int D = S::D;
+    const auto load_k = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2);
+    };
+    const auto load_v = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2 + S::KV_BYTES);
+    };
+    const auto load_q = [&](uint32_t *b, int k, int n) {
+        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2);
+    };
+    const auto load_do = [&](uint32_t *b, int k, int n) {
+        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
+    };
+    mtt__product<typename S::E, D / 16>(s, load_k, load_q);
+    mtt__product<typename S::E, D / 16>(dp, load_v, load_do);
+}
+
+/* Lane l draws for query l of a chunk: a byte for each octet of the warp's keys. */
+template <class S>
+static __device__ __forceinline__ uint32_t mtt__backward_fates(const mtt__flash &f, const mtt__backward_place &at, int key,
+                                                               int query)
+{
+    const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + threadIdx.x % S::CHUNK);
+    uint32_t fates = 0;
+    #pragma unroll
+    for (int r = 0; r < 2 * S::KEY_ROWS; r++)
+        fates |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8),
+                                 f.threshold)
+                 << 8 * r;
+    return fates;
+}
+
+/* P and dS of scores and dP, packed as A operands. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
+                                                           uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
+                                                           const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                           const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                           const mtt__flash &f, uint32_t stats_smem, uint32_t fates)
+{
+    typedef typename S::E E;
+    const int lane = threadIdx.x & 31;
+    #pragma unroll
+    for (int n = 0; n < S::CHUNK / 8; n++) {
+        float lse[2], delta[2];
+        uint32_t fate[2];
+        asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                     : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
+                     : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
+        if (S::DROPOUT) {
+            #pragma unroll
+            for (int e = 0; e < 2; e++)
+                fate[e] = __shfl_sync(0xffffffffu, fates, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
+        }
+        #pragma unroll
+        for (int m = 0; m < S::KEY_ROWS; m++) {
+            float p[4], ds[4];
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
+                if (S::DROPOUT) {
+                    const bool keep = fate[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
+                    ds[e] = p[e] * ((keep ? dp[m][n][e] * f.keep_scale : 0.0f) - delta[e & 1]);
+                    p[e] = keep ? p[e] : 0.0f;
+                } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
+            }
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                p_packed[m][n][h] = mtt__pack(p[2 * h], p[2 * h + 1], E());
+                ds_packed[m][n][h] = mtt__pack(ds[2 * h], ds[2 * h + 1], E());
+            }
+        }
+    }
+}
+
+/* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
+                                                           float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__flash &f,
+                                                           const mtt__backward_place &at, uint32_t kv_a, uint32_t stage_at,
+                                                           uint32_t stats_smem, int q0, int chunk)
+{
+    typedef typename S::E E;
+    constexpr int CHUNK = S::CHUNK, D = S::D;
+    const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
+    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
+    uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2] = {}, ds_packed[S::KEY_ROWS][CHUNK / 8][2] = {};
+    const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
+    if (seen) {
+        /* drawn while no scores take registers, and pinned there */
+        const uint32_t fates = S::DROPOUT ? mtt__pinned(mtt__backward_fates<S>(f, at, key, query)) : 0;
+        float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
+        mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
+        if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window))
+            mtt__flash_mask(s, query + (threadIdx.x & 3) * 2 - key - threadIdx.x % 32 / 4, -1, f.window);
+        mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem + column * 8, fates);
+    }
+    #pragma unroll
+    for (int n = 0; n < CHUNK / 8; n++)
+        #pragma unroll
+        for (int m = 0; m < S::KEY_ROWS; m++)
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_store, part, n) +
+                                    (m * 16 + h * 8) * S::BLOCK_Q * 2;
+                mtt__store_smem(to, ds_packed[m][n][h]);
+                if (!S::P_IN_REGISTERS) mtt__store_smem(to + S::S_BYTES, p_packed[m][n][h]);
+            }
+    if (!S::P_IN_REGISTERS || !seen) return;
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
+    const auto load_p = [&](uint32_t *a, int k, int m) {
+        for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
+    };
+    const auto load_ds = [&](uint32_t *a, int k, int m) {
+        for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
+    };
+    const auto load_q = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2);
+    };
+    const auto load_do = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
+    };
+    mtt__product<E, CHUNK / 16>(dv, load_p, load_do);
+    mtt__product<E, CHUNK / 16>(dk, load_ds, load_q);
+}
+
+/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
+                                                          float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4],
+                                                          const mtt__backward_place &at, uint32_t stage_at, int q0)
+{
+    typedef typename S::E E;
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
+    const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16; /* queries before see none of the warp's keys */
+    const int part = mtt__query_warp<S>();
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
+    const auto load_ds = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
+    };
+    const auto load_p = [&](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
+    };
+    const auto load_q = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2);
+    };
+    const auto load_do = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 + S::Q_BYTES);
+    };
+    mtt__product_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
+    mtt__product_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
+}
+
+/* Where the thread's sums of a tile of dQ pass from block to block. Pinned: the address is made where it is used. */
+template <class S>
+static __device__ __forceinline__ float4 *mtt__backward_sums(const mtt__flash &f, const mtt__backward_place &at, int tile)
+{
+    const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
+    return f.dq_partial + (int64_t)(at.block->slot * tiles + (int)mtt__pinned(tile)) * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
+}
+
+/* dQ += dS K over the block's keys. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
+                                                             const mtt__backward_place &at, int q0)
+{
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
+    const int part = mtt__dq_part<S>();
+    const auto load_ds = [&](uint32_t *a, int k, int m) {
+        mtt__load_transposed(a, mtt__further<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
+    };
+    const auto load_k = [&](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
+    };
+    mtt__product_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
+                                                       (q0 + BLOCK_Q - at.k0 + 15) / 16); /* keys beyond are the future */
+}
+
+/* 16 M rows of gradients of the warp, from `row` on, times `factor`, to columns from `column` on of part 0, 1, 2 of d_qkv. */
+template <class S, int M, int COLUMNS>
+static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, const mtt__backward_place &at,
+                                                           const float (&c)[M][COLUMNS / 8][4], int row, int column, int part,
+                                                           float factor)
+{
+    const int stride = 3 * (int)f.width;
+    row += (threadIdx.x & 31) / 4;
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride) + part * f.width + column;
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int further = m * 16 + h * 8;
+            mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
+                                                   row + further < (int)f.seq_len, f.head_dim - column);
+        }
+}
+
+/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K, block after block.
    Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
    Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of a head from the
                 last keys to the first; each walks its queries upwards. Shared memory: K, V, STAGES of Q, dO and stats,
                 dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS = 1).
-   Requires     turns and ticket zero at the start; at least one slot.
+   Requires     dq_partial and ticket zero at the start; at least one slot; fewer than 2^16 contributions to a tile of the ring.
    Traffic      reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q D bytes of dQ a tile pair through
                 L2; 10 D FLOP a pair of query and key.
-   Determinism  dQ of a tile is summed in the order of falling keys whatever the timing. A block waits only for blocks with
-                smaller tickets, which are running or done, so the grid cannot deadlock; started in this order, block
-                j + 1 is ahead of block j by BLOCK_KV rows and waits are rare.
+   Determinism  dQ of a tile is summed in the order of falling keys whatever the timing. The grid cannot deadlock: a block waits
+                only for the next tile of keys of its head, whose ticket is one smaller, or for the blocks of the head `slots`
+                before; a ticket is drawn by a running block, so all smaller ones are running or done, and the smallest of
+                those running waits for none. Started in this order, block j + 1 is ahead of block j by BLOCK_KV rows, and
+                waits are rare.
    Reference    mtt__flash_backward_keys, mtt__flash_backward_queries; FlashAttention-2, algorithm 2.
    The scores stand transposed, keys by queries: P^T and dS^T are then already A operands of dV and dK. The last
    contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
-          int MIN_BLOCKS, bool DROPOUT>
-static __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
+template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
 {
-    constexpr int THREADS = WARPS * 32, KEYS = 16 * KEY_ROWS, QUERY_WARPS = WARPS / (BLOCK_KV / KEYS);
-    constexpr int QUERIES = BLOCK_Q / QUERY_WARPS, CHUNK = QUERIES < 32 ? QUERIES : 32, COLUMNS = D / QUERY_WARPS;
-    constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
-    constexpr bool P_IN_REGISTERS = QUERY_WARPS == 1;
-    constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
-    constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8,
-                  S_BYTES = BLOCK_KV * BLOCK_Q * 2;
-    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
+    typedef typename S::E E;
     extern __shared__ __align__(128) unsigned char shared[];
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
-    if (threadIdx.x == 0) *(int *)shared = atomicAdd(f.ticket, 1);
-    __syncthreads(); /* the ticket is written before all read it */
-    const int ticket = *(const int *)shared;
-    __syncthreads(); /* all have read it before K lands on it */
-    const int key_tiles = (T + BLOCK_KV - 1) / BLOCK_KV, query_tiles = (T + BLOCK_Q - 1) / BLOCK_Q;
-    const int local = ticket / key_tiles, head = f.first_head + local, key_tile = key_tiles - 1 - ticket % key_tiles;
-    const int slot = local % f.slots, round = local / f.slots, k0 = key_tile * BLOCK_KV;
-    const int first_tile = k0 / BLOCK_Q,
-              last = f.window ? (int)min(f.seq_len, (int64_t)k0 + BLOCK_KV - 1 + f.window) : T;
-    const int last_tile = (last - 1) / BLOCK_Q, key_warp = warp % (BLOCK_KV / KEYS),
-              query_warp = warp / (BLOCK_KV / KEYS);
-    const int dq_row = warp % DQ_ROW_WARPS * 16 * QUERY_ROWS, dq_column = warp / DQ_ROW_WARPS * DQ_COLUMNS;
-    const uint32_t k_smem = mtt__smem(shared), v_smem = k_smem + KV_BYTES, stage_smem = v_smem + KV_BYTES;
-    const uint32_t ds_smem = stage_smem + STAGES * STAGE;
-    const int64_t stride = 3 * f.width;
-    const E *q_gmem = (const E *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
-            *v_gmem = k_gmem + f.width;
-    const E *do_gmem = (const E *)f.d_attended + mtt__head_offset(f, head, 1);
-    E *dq_gmem = (E *)f.d_qkv + mtt__head_offset(f, head, 3), *dk_gmem = dq_gmem + f.width,
-      *dv_gmem = dk_gmem + f.width;
-    uint64_t seed = 0, stream = 0;
-    if (DROPOUT) seed = f.control->seed, stream = mtt__flash_stream(f);
+    mtt__backward_place at = mtt__backward_begin<S>(f, shared);
+    const uint32_t smem = mtt__smem(shared);
+    const int T = (int)f.seq_len;
+    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim);
+    mtt__backward_copy<S>(f, at, smem, at.k0 / S::BLOCK_Q, 0);
 
-    const E *q_next = q_gmem + (int64_t)first_tile * BLOCK_Q * stride,
-            *do_next = do_gmem + (int64_t)first_tile * BLOCK_Q * f.width;
-    const float2 *stats_next = f.stats + (int64_t)local * T + first_tile * BLOCK_Q;
-    int queries_left = T - first_tile * BLOCK_Q;
-    q_next += mtt__copy_place<D, THREADS>(stride), do_next += mtt__copy_place<D, THREADS>(f.width);
-    auto copy_queries = [&](int stage) {
-        const uint32_t to = stage_smem + stage * STAGE;
-        mtt__copy_rows<BLOCK_Q, D, THREADS>(to, q_next, stride, queries_left, f.head_dim);
-        mtt__copy_rows<BLOCK_Q, D, THREADS>(to + Q_BYTES, do_next, f.width, queries_left, f.head_dim);
-        if (threadIdx.x < BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
-            mtt__copy_async_pair(to + 2 * Q_BYTES + threadIdx.x * 8, stats_next + threadIdx.x,
-                                 (int)threadIdx.x < queries_left);
-        mtt__copy_commit();
-        q_next += BLOCK_Q * stride, do_next += BLOCK_Q * f.width, stats_next += BLOCK_Q, queries_left -= BLOCK_Q;
-    };
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(k_smem, k_gmem + k0 * stride, stride, T - k0, f.head_dim);
-    mtt__copy_tile<BLOCK_KV, D, THREADS>(v_smem, v_gmem + k0 * stride, stride, T - k0, f.head_dim);
-    copy_queries(0);
-
-    const uint32_t straight = mtt__straight<D>(), crossed = mtt__crossed<D>();
-    const uint32_t s_straight = mtt__pinned(ds_smem + mtt__straight<BLOCK_Q>()),
-                   s_crossed = mtt__pinned(ds_smem + mtt__crossed<BLOCK_Q>());
-    const uint32_t s_place = mtt__pinned(ds_smem + mtt__chunk<BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4);
-    float dk_rmem[KEY_ROWS][COLUMNS / 8][4] = {}, dv_rmem[KEY_ROWS][COLUMNS / 8][4] = {};
-    int passed = 0; /* the turn after this block's at the last tile; 0 = it had no need of turns */
-    for (int tile = first_tile, stage = 0; tile <= last_tile; tile++, stage ^= STAGES - 1) {
-        const uint32_t tile_smem = stage_smem + stage * STAGE, stats_smem = tile_smem + 2 * Q_BYTES;
-        /* where the lane reads and writes: A of S^T and dP^T, their B, the B of dV and dK, that of dQ; P^T and dS^T as A of dV
-           and dK, dS^T as A of dQ, and where it is stored */
-        const uint32_t kv_lane = k_smem + straight + key_warp * KEYS * D * 2,
-                       q_lane = tile_smem + crossed + query_warp * QUERIES * D * 2;
-        const uint32_t qt_lane = tile_smem + straight, kt_lane = k_smem + straight,
-                       s_lane = s_straight + key_warp * KEYS * BLOCK_Q * 2;
-        const uint32_t st_lane = mtt__further<BLOCK_Q>(s_crossed, dq_row / 8),
-                       store_lane = s_place + key_warp * KEYS * BLOCK_Q * 2;
-        const int q0 = tile * BLOCK_Q, first_sharer = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV : 0;
-        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV - first_sharer + 1;
-        const int place = sharers - 1 - (key_tile - first_sharer), turn = round * sharers + place;
-        const bool masked = k0 + BLOCK_KV - 1 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window);
-        int *turn_gmem = f.turns + (int64_t)slot * query_tiles + tile;
-        int now = turn;
+    float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
+    for (int tile = at.k0 / S::BLOCK_Q, stage = 0; tile <= mtt__uniform(at.block->last_tile);
+         tile++, stage ^= S::STAGES - 1) {
+        const int q0 = tile * S::BLOCK_Q;
+        const uint32_t stage_at = stage * S::STAGE;
+        mtt__backward_pin(at);
         mtt__copy_wait();
         __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
-        if (STAGES > 1 && tile < last_tile) copy_queries(stage ^ 1);
-        if (sharers > 1) now = mtt__turn_peek(turn_gmem); /* long before it is needed */
-
+        if (S::STAGES > 1 && tile < mtt__uniform(at.block->last_tile)) mtt__backward_copy<S>(f, at, smem, tile + 1, stage ^ 1);
         #pragma unroll
-        for (int chunk = 0; chunk < QUERIES / CHUNK; chunk++) {
-            const int column = query_warp * QUERIES + chunk * CHUNK, row = key_warp * KEYS;
-            const bool seen =
-                k0 + row <= q0 + column + CHUNK - 1 && (!f.window || k0 + row + KEYS - 1 > q0 + column - f.window);
-            float s_rmem[KEY_ROWS][CHUNK / 8][4] = {}, dp_rmem[KEY_ROWS][CHUNK / 8][4] = {};
-            uint32_t p_packed[KEY_ROWS][CHUNK / 8][2], ds_packed[KEY_ROWS][CHUNK / 8][2];
-            if (seen) {
-                mtt__product<E, D / 16>(
-                    s_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        mtt__load_matrices(a, mtt__further<D>(kv_lane, k * 2) + m * 16 * D * 2);
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_matrices(b, mtt__further<D>(q_lane, k * 2) + (chunk * CHUNK + n * 8) * D * 2);
-                    });
-                mtt__product<E, D / 16>(
-                    dp_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        mtt__load_matrices(a, mtt__further<D>(kv_lane, k * 2) + m * 16 * D * 2 + KV_BYTES);
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_matrices(b,
-                                           mtt__further<D>(q_lane, k * 2) + (chunk * CHUNK + n * 8) * D * 2 + Q_BYTES);
-                    });
-                if (masked) {
-                    #pragma unroll
-                    for (int m = 0; m < KEY_ROWS; m++)
-                        #pragma unroll
-                        for (int n = 0; n < CHUNK / 8; n++)
-                            #pragma unroll
-                            for (int e = 0; e < 4; e++) {
-                                int key = k0 + row + m * 16 + (e >> 1) * 8 + lane / 4,
-                                    query = q0 + column + n * 8 + (lane & 3) * 2 + (e & 1);
-                                if (key > query || (f.window && key <= query - f.window))
-                                    s_rmem[m][n][e] = -CUDART_INF_F;
-                            }
-                }
-                uint32_t fates = 0;
-                if (DROPOUT) {
-                    /* Lane l draws for query l of the chunk: a byte for each octet of the warp's keys. */
-                    uint64_t query = (uint64_t)head * (uint64_t)T + (uint64_t)(q0 + column + lane % CHUNK);
-                    #pragma unroll
-                    for (int r = 0; r < 2 * KEY_ROWS; r++)
-                        fates |= mtt__keep_octet(seed, stream, query * (uint64_t)T + (uint64_t)(k0 + row + r * 8),
-                                                 f.threshold)
-                                 << 8 * r;
-                }
-                #pragma unroll
-                for (int n = 0; n < CHUNK / 8; n++) {
-                    float lse[2], delta[2];
-                    uint32_t fate[2];
-                    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                                 : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
-                                 : "r"(stats_smem + (column + n * 8 + (lane & 3) * 2) * 8)
-                                 : "memory");
-                    if (DROPOUT) {
-                        #pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            fate[e] = __shfl_sync(0xffffffffu, fates, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
-                    }
-                    #pragma unroll
-                    for (int m = 0; m < KEY_ROWS; m++) {
-                        float p[4], ds[4];
-                        #pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            float x = fmaf(s_rmem[m][n][e], f.scale_log2, -lse[e & 1]), dp = dp_rmem[m][n][e];
-                            p[e] = mtt__exp2(x);
-                            if (DROPOUT) {
-                                bool keep = fate[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
-                                ds[e] = p[e] * ((keep ? dp * f.keep_scale : 0.0f) - delta[e & 1]);
-                                p[e] = keep ? p[e] : 0.0f;
-                            } else ds[e] = p[e] * (dp - delta[e & 1]);
-                        }
-                        #pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            p_packed[m][n][h] = mtt__pack(p[2 * h], p[2 * h + 1], E());
-                            ds_packed[m][n][h] = mtt__pack(ds[2 * h], ds[2 * h + 1], E());
-                        }
-                    }
-                }
-            } else {
-                #pragma unroll
-                for (int n = 0; n < CHUNK / 8; n++)
-                    #pragma unroll
-                    for (int m = 0; m < KEY_ROWS; m++)
-                        p_packed[m][n][0] = p_packed[m][n][1] = ds_packed[m][n][0] = ds_packed[m][n][1] = 0;
-            }
-            #pragma unroll
-            for (int n = 0; n < CHUNK / 8; n++)
-                #pragma unroll
-                for (int m = 0; m < KEY_ROWS; m++)
-                    #pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        uint32_t to =
-                            mtt__column<BLOCK_Q, CHUNK / 8>(store_lane, query_warp * (QUERIES / CHUNK) + chunk, n) +
-                            (m * 16 + h * 8) * BLOCK_Q * 2;
-                        mtt__store_smem(to, ds_packed[m][n][h]);
-                        if (!P_IN_REGISTERS) mtt__store_smem(to + S_BYTES, p_packed[m][n][h]);
-                    }
-            if (P_IN_REGISTERS && seen) {
-                mtt__product<E, CHUNK / 16>(
-                    dv_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_transposed(b,
-                                             mtt__further<D>(qt_lane, n) + (chunk * CHUNK + k * 16) * D * 2 + Q_BYTES);
-                    });
-                mtt__product<E, CHUNK / 16>(
-                    dk_rmem,
-                    [&](uint32_t *a, int k, int m) {
-                        for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
-                    },
-                    [&](uint32_t *b, int k, int n) {
-                        mtt__load_transposed(b, mtt__further<D>(qt_lane, n) + (chunk * CHUNK + k * 16) * D * 2);
-                    });
-            }
-        }
-        if (threadIdx.x == 0 && passed)
-            mtt__turn_pass(turn_gmem - 1, passed); /* the barrier above followed all its loads */
-        while (now < turn) now = mtt__turn_peek(turn_gmem);
+        for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
+            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at,
+                                   smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
-        float dq_rmem[QUERY_ROWS][DQ_COLUMNS / 8][4] = {};
+        const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
+        const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
+        const int place = sharers - 1 - ((int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer);
+        /* contributions to this tile of the ring so far */
+        const uint32_t number = (uint32_t)(mtt__uniform(at.block->round) * sharers + place);
+        const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
+        /* After another block, even one of another head; before another. Pinned: the compiler would otherwise make a copy of
+           the rest of the loop for each case. */
+        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
+        float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
-        float4 *sums_gmem = f.dq_partial + ((int64_t)slot * query_tiles + tile) * (BLOCK_Q * D / 4) + threadIdx.x;
-        const uint32_t parity = (uint32_t)(round * (sharers - 1) + place) & 1u;
-        if (place > 0) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
-        if (!P_IN_REGISTERS) {
-            const int first = max(0, k0 + key_warp * KEYS - q0) / 16; /* queries before see none of the warp's keys */
-            mtt__product_part<E, BLOCK_Q / 16>(
-                dv_rmem,
-                [&](uint32_t *a, int k, int m) {
-                    mtt__load_matrices(a, mtt__further<BLOCK_Q>(s_lane, k * 2) + m * 16 * BLOCK_Q * 2 + S_BYTES);
-                },
-                [&](uint32_t *b, int k, int n) {
-                    mtt__load_transposed(b, mtt__column<D, COLUMNS / 8>(qt_lane, query_warp, n) + k * 16 * D * 2 +
-                                                Q_BYTES);
-                },
-                first, BLOCK_Q / 16);
-            mtt__product_part<E, BLOCK_Q / 16>(
-                dk_rmem,
-                [&](uint32_t *a, int k, int m) {
-                    mtt__load_matrices(a, mtt__further<BLOCK_Q>(s_lane, k * 2) + m * 16 * BLOCK_Q * 2);
-                },
-                [&](uint32_t *b, int k, int n) {
-                    mtt__load_transposed(b, mtt__column<D, COLUMNS / 8>(qt_lane, query_warp, n) + k * 16 * D * 2);
-                },
-                first, BLOCK_Q / 16);
+        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
+        if (follows) {
+            while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
+                mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+            mtt__sums_take<S::SUMS>(sums, place > 0);
         }
-        if (place > 0)
-            while (!mtt__sums_are_of<SUMS>(sums, parity ^ 1u)) mtt__sums_load<SUMS, THREADS>(sums, sums_gmem);
-        mtt__product_part<E, BLOCK_KV / 16>(
-            dq_rmem,
-            [&](uint32_t *a, int k, int m) {
-                mtt__load_transposed(a, mtt__further<BLOCK_Q>(st_lane, m * 2) + k * 16 * BLOCK_Q * 2);
-            },
-            [&](uint32_t *b, int k, int n) {
-                mtt__load_transposed(b,
-                                     mtt__column<D, DQ_COLUMNS / 8>(kt_lane, warp / DQ_ROW_WARPS, n) + k * 16 * D * 2);
-            },
-            0, (q0 + BLOCK_Q - k0 + 15) / 16); /* keys beyond are the future */
-        if (place == sharers - 1) {
-            #pragma unroll
-            for (int m = 0; m < QUERY_ROWS; m++)
-                #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    int row = q0 + dq_row + m * 16 + h * 8 + lane / 4;
-                    mtt__store_row<E, DQ_COLUMNS>(dq_gmem + row * stride + dq_column, dq_rmem[m], h, f.scale, row < T,
-                                                  f.head_dim - dq_column);
-                }
-        } else {
-            #pragma unroll
-            for (int m = 0; m < QUERY_ROWS; m++)
-                #pragma unroll
-                for (int n = 0; n < DQ_COLUMNS / 8; n++)
-                    __stcg(sums_gmem + (m * (DQ_COLUMNS / 8) + n) * THREADS,
-                           make_float4(mtt__marked(dq_rmem[m][n][0], parity), mtt__marked(dq_rmem[m][n][1], parity),
-                                       mtt__marked(dq_rmem[m][n][2], parity), mtt__marked(dq_rmem[m][n][3], parity)));
-        }
-        passed = sharers > 1 ? turn + 1 : 0;
-        if (STAGES == 1 && tile < last_tile) {
+        mtt__backward_queries<S>(dq_rmem, at, q0);
+        if (place == sharers - 1)
+            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
+                                                                 mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.scale);
+        if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, number + 1);
+        if (S::STAGES == 1 && tile < mtt__uniform(at.block->last_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
-            copy_queries(0);
+            mtt__backward_copy<S>(f, at, smem, tile + 1, 0);
         }
     }
-    __syncthreads(); /* all stores of the last tile of dQ come before its turn passes */
-    if (threadIdx.x == 0 && passed) mtt__turn_pass(f.turns + (int64_t)slot * query_tiles + last_tile, passed);
-    #pragma unroll
-    for (int m = 0; m < KEY_ROWS; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int key = k0 + key_warp * KEYS + m * 16 + h * 8 + lane / 4, column = query_warp * COLUMNS,
-                      left = f.head_dim - column;
-            mtt__store_row<E, COLUMNS>(dk_gmem + key * stride + column, dk_rmem[m], h, f.scale, key < T, left);
-            mtt__store_row<E, COLUMNS>(dv_gmem + key * stride + column, dv_rmem[m], h, f.keep_scale, key < T, left);
-        }
+    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
+    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, 1, f.scale);
+    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
 
 /* ---- FP32 ---- */
@@ -2594,7 +2798,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
    Determinism  one block makes a row of a gradient, in one order.
    Reference    mtt__flash_backward_keys, mtt__flash_backward_queries. */
 template <int WIDTH, int TILE, bool KEYS>
-static __global__ void __launch_bounds__(256) mtt_k_flash_backward_exact(const mtt__flash f)
+static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(const mtt__flash f)
 {
     constexpr int R = TILE / 16;
     extern __shared__ __align__(128) unsigned char shared[];
@@ -2673,7 +2877,7 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *contr
     mtt__flash f = {};
     f.control = (const mtt_control *)control->data;
     f.seq_len = d->seq_len, f.width = d->d_model;
-    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < d->seq_len ? d->window : 0;
+    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < 1 << 30 ? d->window : 1 << 30;
     f.head_count = d->batch * d->heads;
     f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
     f.threshold = d->dropout > 0 ? (uint32_t)(d->dropout * 65536.0f + 0.5f) : 0;
@@ -2704,16 +2908,13 @@ static cudaError_t mtt__flash_launch(Kernel *kernel, int64_t blocks, int threads
 template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS>
 static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
 {
-    constexpr int THREADS = BLOCK_Q / ROW_TILES * 2, SHARED = (BLOCK_Q + 4 * BLOCK_KV) * D * 2;
+    typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false> S;
+    typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2, true> DROPPING; /* 3 would spill */
     const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count, kv_bytes = f.seq_len * f.head_dim * 4;
     f.group = (int)((32 << 20) / kv_bytes);
     f.group = f.group < 1 ? 1 : f.group > f.head_count ? f.head_count : f.group;
-    return f.threshold ? mtt__flash_launch(mtt_k_flash_forward<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2,
-                                                               true>, /* 3 blocks would spill */
-                                           blocks, THREADS, SHARED, f, stream)
-                       : mtt__flash_launch(
-                             mtt_k_flash_forward<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false>,
-                             blocks, THREADS, SHARED, f, stream);
+    return mtt__flash_launch(f.threshold ? mtt_k_flash_forward<DROPPING> : mtt_k_flash_forward<S>, blocks, S::THREADS,
+                             S::SHARED, f, stream);
 }
 
 template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
@@ -2725,48 +2926,36 @@ template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, 
     return mtt__flash_launch(mtt_k_flash_stats<E, 32>, (rows + 7) / 8, 256, 0, f, stream);
 }
 
-static size_t mtt__up_256(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
-/* Workspace: ticket and turns, stats of a slice of heads, and the ring of dQ, of which as many slots as blocks in flight can
-   use. Heads that do not fit at once go slice by slice. */
+/* Workspace: the ticket, the ring of dQ, of which as many slots as blocks in flight can use, and stats of a slice of heads.
+   Heads that do not fit at once, or whose contributions would take more than 16 bits to number, go slice by slice. */
 template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
           int MIN_BLOCKS>
 static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
 {
-    constexpr int SCORES = WARPS * 16 * KEY_ROWS == BLOCK_KV ? 1 : 2;
-    constexpr int SHARED = BLOCK_KV * D * 4 + STAGES * BLOCK_Q * (D * 4 + 8) + SCORES * BLOCK_Q * BLOCK_KV * 2;
+    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
+    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
     const int64_t query_tiles = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q, key_tiles = (f.seq_len + BLOCK_KV - 1) / BLOCK_KV;
-    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), turn_bytes = (size_t)query_tiles * sizeof(int);
-    const size_t sum_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0,
-                 slot_bytes = sum_bytes + turn_bytes;
+    const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2),
+                 slot_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0;
     const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * MIN_BLOCKS;
     const int heads = f.head_count;
-    size_t slots = (size_t)(in_flight / key_tiles * 2 + 2), slice, header;
+    size_t slots = (size_t)mtt__least(in_flight / key_tiles * 2 + 2, heads), slice;
     char *at = (char *)workspace_gmem;
-    if (workspace_bytes < 1024 + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
-    workspace_bytes -= 1024; /* what rounding up to 256 takes */
-    if (slots > (size_t)heads) slots = (size_t)heads;
-    if (slots > (workspace_bytes - stats_bytes) / slot_bytes) slots = (workspace_bytes - stats_bytes) / slot_bytes;
-    slice = (workspace_bytes - slots * slot_bytes) / stats_bytes;
-    header = mtt__up_256(sizeof(int) + slots * turn_bytes);
+    if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
+    while (header + stats_bytes + slots * slot_bytes > workspace_bytes) slots--;
+    slice = (workspace_bytes - header - slots * slot_bytes) / stats_bytes;
+    slice = (size_t)mtt__least((int64_t)slice, (int64_t)slots * (65535 / key_tiles));
     f.slots = (int)slots;
-    f.ticket = (int *)at, f.turns = f.ticket + 1;
+    f.ticket = (int *)at;
     f.dq_partial = (float4 *)(at + header);
-    f.stats = (float2 *)(at + header + mtt__up_256(slots * sum_bytes));
+    f.stats = (float2 *)(at + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
     for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
-        cudaError_t status = cudaMemsetAsync(workspace_gmem, 0, header, stream);
+        cudaError_t status = cudaMemsetAsync(at, 0, header + slots * slot_bytes, stream);
         f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
         if (status == cudaSuccess) status = mtt__launch_stats<E>(f, stream);
         if (status == cudaSuccess)
-            status = f.threshold ? mtt__flash_launch(mtt_k_flash_backward<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS,
-                                                                          QUERY_ROWS, STAGES, MIN_BLOCKS, true>,
-                                                     f.head_count * key_tiles, WARPS * 32, SHARED, f, stream)
-                                 : mtt__flash_launch(mtt_k_flash_backward<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS,
-                                                                          QUERY_ROWS, STAGES, MIN_BLOCKS, false>,
-                                                     f.head_count * key_tiles, WARPS * 32, SHARED, f, stream);
+            status = mtt__flash_launch(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>,
+                                       f.head_count * key_tiles, S::THREADS, S::SHARED, f, stream);
         if (status != cudaSuccess) return status;
     }
     return cudaSuccess;
@@ -2822,19 +3011,21 @@ static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_g
     if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 96) return mtt__launch_backward<E, 96, 64, 64, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128 && room >= 164864)
+    if (f.head_dim <= 128 && room >= 164928)
         return mtt__launch_backward<E, 128, 64, 128, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 4, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
-    if (room >= 214016) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
+    if (room >= 214080) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
 }
 
 static bool mtt__flash_takes(const mtt_shape *d)
 {
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->seq_len >= 1 && d->batch >= 1;
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->seq_len >= 1 && d->batch >= 1 &&
+           d->rows < (int64_t)1 << 31;
 }
 
-/* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256. */
+/* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256, or the rows
+   are 2^31 or more. */
 static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
 {
     mtt__flash f = mtt__flash_arguments(op, op->in[1]);
@@ -2848,7 +3039,8 @@ static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
 }
 
 /* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
-   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles) and 8 T of stats; cudaErrorMemoryAllocation if it is smaller. */
+   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles) and 8 T of stats; cudaErrorMemoryAllocation if it is
+   smaller. */
 static cudaError_t mtt_flash_backward(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
                                       cudaStream_t stream)
 {
