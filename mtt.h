@@ -4053,6 +4053,7 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
     return status;
 }
 
+#ifndef MTT_SEPARATE_ALLOCS
 /* Says what takes most where the arena did not fit, and which batch would. */
 static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, size_t free_bytes)
 {
@@ -4080,6 +4081,7 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, s
     return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or seq_len, "
                      "recompute more, or use the chunked loss", reason, batch, p->shape.seq_len);
 }
+#endif
 
 /* Gives every tensor its place: in the arena, or under MTT_SEPARATE_ALLOCS in a block of its own, where a sanitizer sees
    what overruns it. State is shared by the programs. */
@@ -4104,6 +4106,7 @@ static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
             if (tensor->persistent && which > 0) tensor->data = s->programs[0].tensors[i].data;
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
             if (status != MTT_OK) return status;
+            (void)policy;
 #endif
         }
     return MTT_OK;
