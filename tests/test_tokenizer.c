@@ -1,5 +1,5 @@
-/* Tests of the tokenizer. Modes for the hand: test_tokenizer encode TOKENIZER [hex] < text, train FILE OUT, bench FILE.
- */
+/* Tests of the tokenizer. Modes for the hand: test_tokenizer encode TOKENIZER [text|hex [OPTIONS]] < text,
+   train FILE OUT [VOCAB [OPTIONS]], bench FILE; OPTIONS are for WordPiece, letters of "lacjw" (see word_options). */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 
@@ -111,6 +111,29 @@ static mtt_tokenizer *train(mtt_env *env, const char *text, size_t size, int voc
     check(!mtt_bpe_trainer_create(env, &trainer) && !mtt_bpe_trainer_add(trainer, text, size) &&
               !mtt_bpe_trainer_finish(trainer, vocab, &t),
           "training of %d ids on %zu bytes", vocab, size);
+    mtt_bpe_trainer_destroy(trainer);
+    return t;
+}
+
+/* l lowercase, a accents stripped, c controls kept, j Chinese characters joined, w nothing. */
+static mtt_wordpiece word_options(const char *letters)
+{
+    mtt_wordpiece o;
+    o.lowercase = strchr(letters, 'l') != NULL;
+    o.strip_accents = strchr(letters, 'a') != NULL;
+    o.keep_controls = strchr(letters, 'c') != NULL;
+    o.keep_cjk = strchr(letters, 'j') != NULL;
+    return o;
+}
+
+static mtt_tokenizer *train_words(mtt_env *env, const char *text, size_t size, int vocab, const char *letters)
+{
+    mtt_wordpiece options = word_options(letters);
+    mtt_bpe_trainer *trainer = NULL;
+    mtt_tokenizer *t = NULL;
+    check(!mtt_wordpiece_trainer_create(env, &options, &trainer) && !mtt_bpe_trainer_add(trainer, text, size) &&
+              !mtt_bpe_trainer_finish(trainer, vocab, &t),
+          "training of %d WordPieces on %zu bytes: %s", vocab, size, env ? env->error : "");
     mtt_bpe_trainer_destroy(trainer);
     return t;
 }
@@ -679,12 +702,15 @@ static void test_memory(void)
 
 /* ---- modes for the hand */
 
-static mtt_tokenizer *open_tokenizer(const char *path)
+static mtt_tokenizer *open_tokenizer(const char *path, const char *letters)
 {
     mtt_env *env = (mtt_env *)calloc(1, sizeof(*env));
     mtt_tokenizer *t = NULL;
     const char *dot = strrchr(path, '.');
-    if (dot && strcmp(dot, ".bpe") == 0 ? mtt_tokenizer_gpt2(env, path, &t) : mtt_tokenizer_load(env, path, &t)) {
+    mtt_wordpiece options = word_options(letters);
+    if (dot && strcmp(dot, ".bpe") == 0   ? mtt_tokenizer_gpt2(env, path, &t)
+        : dot && strcmp(dot, ".txt") == 0 ? mtt_tokenizer_wordpiece(env, path, &options, &t)
+                                          : mtt_tokenizer_load(env, path, &t)) {
         fprintf(stderr, "%s\n", env->error);
         exit(1);
     }
@@ -701,9 +727,9 @@ static void print_ids(mtt_tokenizer *t, const char *text, size_t size, const cha
     free(ids);
 }
 
-static int mode_encode(const char *path, int hex)
+static int mode_encode(const char *path, int hex, const char *letters)
 {
-    mtt_tokenizer *t = open_tokenizer(path);
+    mtt_tokenizer *t = open_tokenizer(path, letters);
     size_t size, i, n = 0;
     char *text = read_whole("-", &size);
     unsigned byte = 0;
@@ -743,7 +769,7 @@ static void bench_encode(mtt_tokenizer *t, const char *name, const char *text, s
 
 static int mode_bench(const char *path)
 {
-    const char *bpe = shared_data("vocab.bpe");
+    const char *bpe = shared_data("vocab.bpe"), *bert = shared_data("bert-base-uncased-vocab.txt");
     mtt_tokenizer *t;
     mtt_bpe_trainer *trainer;
     size_t size;
@@ -753,8 +779,12 @@ static int mode_bench(const char *path)
     counted = seconds() - start;
     if (mtt_bpe_trainer_finish(trainer, 10000, &t)) return 1;
     printf("training: %.2f s, of which counting %.2f s\n", seconds() - start, counted);
+    start = seconds();
+    mtt_tokenizer_destroy(train_words(NULL, text, size, 10000, ""));
+    printf("training, wordpiece: %.2f s\n", seconds() - start);
     bench_encode(t, "trained:", text, size);
-    if (bpe) bench_encode(open_tokenizer(bpe), "gpt2:", text, size);
+    if (bpe) bench_encode(open_tokenizer(bpe, ""), "gpt2:", text, size);
+    if (bert) bench_encode(open_tokenizer(bert, "la"), "bert:", text, size);
     word = (char *)malloc(1000000);
     memset(word, 'a', 1000000);
     bench_encode(t, "aaaa:", word, 1000000);
@@ -763,11 +793,12 @@ static int mode_bench(const char *path)
     return 0;
 }
 
-static int mode_train(const char *path, const char *out)
+static int mode_train(const char *path, const char *out, const char *vocab, const char *letters)
 {
     size_t size;
     char *text = read_whole(path, &size);
-    return !text || mtt_tokenizer_save(train(NULL, text, size, 10000), out) != MTT_OK;
+    mtt_tokenizer *t = !text ? NULL : letters ? train_words(NULL, text, size, atoi(vocab), letters) : train(NULL, text, size, atoi(vocab));
+    return !t || mtt_tokenizer_save(t, out) != MTT_OK;
 }
 
 int main(int argc, char **argv)
@@ -778,9 +809,11 @@ int main(int argc, char **argv)
     static const char sample[] = "It's the same; the quick brown fox's. Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 "
                                  "g\xc4\x99\xc5\x9bl\xc4\x85 \"ja\xc5\xba\xc5\x84\\\"\n";
     char command[96];
-    if (argc >= 3 && strcmp(argv[1], "encode") == 0) return mode_encode(argv[2], argc > 3);
+    if (argc >= 3 && strcmp(argv[1], "encode") == 0)
+        return mode_encode(argv[2], argc > 3 && strcmp(argv[3], "hex") == 0, argc > 4 ? argv[4] : "");
     if (argc == 3 && strcmp(argv[1], "bench") == 0) return mode_bench(argv[2]);
-    if (argc == 4 && strcmp(argv[1], "train") == 0) return mode_train(argv[2], argv[3]);
+    if (argc >= 4 && strcmp(argv[1], "train") == 0)
+        return mode_train(argv[2], argv[3], argc > 4 ? argv[4] : "10000", argc > 5 ? argv[5] : NULL);
     snprintf(folder, sizeof(folder), "/tmp/mtt_tokenizer.%ld", (long)getpid());
     check(mkdir(folder, 0700) == 0, "%s can be made", folder);
     bpe = shared_data("vocab.bpe");
