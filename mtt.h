@@ -4737,8 +4737,8 @@ static const char *const mtt__bert_runs[] = {
 "0mhBug3HoHx42HjqhB4Bz3Io73H2qiJ/+4I9p5Ik+hBsiiB0OwW8x4HsFt+3HgHsLoh5H6o9Fn24Hvk9FqCky9FoOr68F8v7Hqr7H7z6H3v6H6H6j7HU"
 "rv6H4bgK1FiSyZig8HsXpmhJ4Ck+hJh9lBnr7H48JgGm55Iuv9HttjJn6jJk3mBo5kJ7ymB4Iy1mB1o+H8B26+HyLlolJuEonnByJuFn/mBkzgIo0nB/"
 "u/H2ej3nB/goBypoBi+pJ9moBuDsxqJ4Yl1hI1zqJ8Dw6oBYiBiB4C0ujI",
-"ruCHZBJW/LHZBJWoCDmE2BHXBHZBLW/HRU/DHXBHZBLWwEFZBHbBJCopDB+CCB6CCB2CCByCCBuCEBmCuBDVBDXqg+BHZBJWwLFXCJB8HDVBDXj9uBNO"
-"BNMBBcBDcBFcBHcBJc3CDrFBDtFBD9EBD/EBH/EBHhF",
+"ruCHZAJW+LHZAJWnCDmE1BHXAHZALW+HRU+DHXAHZALWvEFZAHbAJCnpDB+CBB6CBB2CBByCBBuCDBmCtBDVADXpg+BHZAJWvLFXBJB7HDVADXi9uBNO"
+"ANMABcADcAFcAHcAJc2CDrFADtFAD9EAD/EAH/EAHhF",
 };
 /* to here */
 
@@ -5506,12 +5506,12 @@ MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mt
 /* What a tokenizer.json may say, value by value as it stands in the text, of BPE and of WordPiece: one of the alternatives
    between blanks, where { is an object, [ an array, * anything, and nothing, before a blank, that the key may be absent. Keys
    that change no ids are not listed, or NULL, and pass. */
-enum { MTT__HF_ID, MTT__HF_VOCAB, MTT__HF_MERGES, MTT__HF_TYPE, MTT__HF_CLEAN, MTT__HF_CJK, MTT__HF_STRIP, MTT__HF_LOWER };
+enum { MTT__HF_TYPE, MTT__HF_ID, MTT__HF_VOCAB, MTT__HF_MERGES, MTT__HF_CLEAN, MTT__HF_CJK, MTT__HF_STRIP, MTT__HF_LOWER };
 static const char *const mtt__hf_rules[][3] = {
+    {"model.type", " \"BPE\"", "\"WordPiece\""},
     {"added_tokens.id", "*", "*"},
     {"model.vocab", "{", "{"},
     {"model.merges", "[", NULL},
-    {"model.type", " \"BPE\"", "\"WordPiece\""},
     {"normalizer.clean_text", NULL, "true false"},
     {"normalizer.handle_chinese_chars", NULL, "true false"},
     {"normalizer.strip_accents", NULL, "null true false"},
@@ -5718,7 +5718,6 @@ static mtt_status mtt__hf_check(mtt__reader *r)
     }
     if (j->fault || mtt__json_peek(j)) return mtt__reader_fail(r, "something follows the end");
     r->wordpiece = r->value[MTT__HF_TYPE].at && mtt__slice_is(r->value[MTT__HF_TYPE], "\"WordPiece\"");
-    if (added && !r->wordpiece) return mtt__reader_fail(r, "a second token is added");
     for (i = 0; i < MTT__LENGTH(mtt__hf_rules); i++) {
         const char *at = r->value[i].at ? r->value[i].at : "missing", *allowed = mtt__hf_rules[i][1 + r->wordpiece];
         size_t left = r->value[i].at ? (size_t)(j->end - at) : 7;
@@ -5726,7 +5725,7 @@ static mtt_status mtt__hf_check(mtt__reader *r)
         return mtt__fail(r->env, MTT_E_FORMAT, "%s: %s is %.*s, and has to be %s: save a byte-level BPE or a WordPiece", r->path,
                          mtt__hf_rules[i][0], (int)(left < 40 ? left : 40), at, allowed);
     }
-    return MTT_OK;
+    return added && !r->wordpiece ? mtt__reader_fail(r, "a second token is added") : MTT_OK;
 }
 
 /* Appends the pieces, which have to stand in order of their ids; <|endoftext|> may be left to the added tokens. */

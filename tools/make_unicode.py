@@ -142,7 +142,7 @@ def bert_table():
     for c, t in pairs.items():
         head = ord(t[0]) if len(t) == 2 else whole[t[:-1]]
         kinds[10] += digits(c - last) + signed(head - c) + signed(ord(t[-1]) - c)
-        last = c
+        last = c + 1
     text = f"/* As Hugging Face's tokenizers {tokenizers.__version__} do it. */\nstatic const char *const mtt__bert_runs[] = {{\n"
     for kind in kinds:
         lines = [kind[i:i + 116] for i in range(0, len(kind), 116)]
