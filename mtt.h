@@ -4657,20 +4657,12 @@ static size_t mtt__pretoken(const unsigned char *classes, const unsigned char *t
 
 /* Runs of code points, a string for each kind. Numbers have digits of base 64, five bits each, the lowest first; a sixth bit
    tells that more follow; where they have a sign, it is the last bit. A run is the gap since the one before and a length. A
-   case adds the way to lower case, a base for each code point its letter without accents, less that of the last but one. A
-   pair is a gap and the two that a code point falls into, less itself. */
+   case (BY_TWO: of every second code point) adds the way to lower case, a base for each code point its letter without accents,
+   less that of the last but one. A pair is a gap and the two that a code point falls into, less itself. A control may also be
+   a blank, if it is not dropped; a mark is an accent by itself. */
 enum {
-    MTT__CONTROL = 1,   /* dropped */
-    MTT__CONTROL_BLANK, /* dropped, or a blank if controls are kept */
-    MTT__BLANK,
-    MTT__PUNCTUATION,
-    MTT__MARK, /* an accent by itself */
-    MTT__CJK,
-    MTT__CASE,
-    MTT__CASE_BY_TWO, /* of every second code point */
-    MTT__BASE,
-    MTT__BASE_OF_CJK,
-    MTT__PAIR
+    MTT__CONTROL = 1, MTT__CONTROL_BLANK, MTT__BLANK, MTT__PUNCTUATION, MTT__MARK, MTT__CJK,
+    MTT__CASE, MTT__CASE_BY_TWO, MTT__BASE, MTT__BASE_OF_CJK, MTT__PAIR
 };
 /* tools/make_unicode.py writes BERT's from here */
 /* As Hugging Face's tokenizers 0.23.3 do it. */
@@ -4755,7 +4747,7 @@ static uint32_t mtt__letter(const mtt__bert *b, uint32_t kind, uint32_t c, uint3
     return letter == MTT__NONE ? otherwise : letter;
 }
 
-static uint32_t mtt__run_number(const char **at)
+static uint32_t mtt__run_number(const char **at, int with_sign)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     uint32_t value = 0, digit = 32;
@@ -4764,39 +4756,31 @@ static uint32_t mtt__run_number(const char **at)
         digit = (uint32_t)(strchr(digits, *(*at)++) - digits);
         value |= (digit & 31) << shift;
     }
-    return value;
-}
-
-static uint32_t mtt__run_signed(const char **at)
-{
-    uint32_t value = mtt__run_number(at);
-    return value & 1 ? ~(value >> 1) : value >> 1;
+    return !with_sign ? value : value & 1 ? ~(value >> 1) : value >> 1;
 }
 
 static mtt_status mtt__bert_init(mtt_env *env, mtt__bert *b, const mtt_wordpiece *options)
 {
     mtt_status status = mtt__table_grow(env, &b->map);
-    uint32_t kind, c, n, way = 0, letter, before, step;
+    uint32_t kind, c, n, way = 0, letter, before, value, step;
     b->env = env;
     if (options) b->options = *options;
     b->kinds = (unsigned char *)mtt__alloc(env, 0x110000, 1);
     if (!b->kinds) return MTT_E_MEMORY;
     for (kind = MTT__CONTROL; kind <= MTT__PAIR; kind++) {
         const char *at = mtt__bert_runs[kind - 1];
+        const uint32_t cases = kind == MTT__CASE || kind == MTT__CASE_BY_TWO, bases = kind == MTT__BASE || kind == MTT__BASE_OF_CJK;
         for (c = letter = before = 0, step = kind == MTT__CASE_BY_TWO ? 2 : 1; *at && status == MTT_OK; c -= step - 1) {
-            c += mtt__run_number(&at);
-            n = kind == MTT__PAIR ? 1 : mtt__run_number(&at);
-            if (kind == MTT__CASE || kind == MTT__CASE_BY_TWO || kind == MTT__PAIR) way = mtt__run_signed(&at);
+            c += mtt__run_number(&at, 0);
+            n = kind == MTT__PAIR ? 1 : mtt__run_number(&at, 0);
+            if (cases || kind == MTT__PAIR) way = mtt__run_number(&at, 1);
             for (; n && status == MTT_OK; n--, c += step) {
-                uint32_t value = c + way, as = kind <= MTT__CASE_BY_TWO ? MTT__CASE : MTT__BASE;
-                if (kind == MTT__BASE || kind == MTT__BASE_OF_CJK) {
-                    value = before + mtt__run_signed(&at);
-                    before = letter;
-                    letter = value;
-                } else if (kind == MTT__PAIR)
-                    status = mtt__table_put(env, &b->map, mtt__pair_key(MTT__PAIR, c), c + mtt__run_signed(&at));
+                value = bases ? before + mtt__run_number(&at, 1) : c + way;
+                if (bases) before = letter, letter = value;
                 if (kind <= MTT__CJK) b->kinds[c] = (unsigned char)kind;
-                else if (status == MTT_OK) status = mtt__table_put(env, &b->map, mtt__pair_key(as, c), value);
+                else status = mtt__table_put(env, &b->map, mtt__pair_key(cases ? MTT__CASE : MTT__BASE, c), value);
+                if (kind == MTT__PAIR && status == MTT_OK)
+                    status = mtt__table_put(env, &b->map, mtt__pair_key(kind, c), c + mtt__run_number(&at, 1));
             }
         }
     }
