@@ -167,8 +167,8 @@ typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
 /* Byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): decode(encode(x)) == x for every byte string. Or BERT's
    WordPiece (Devlin et al. 2019), which is not lossless: line ends and other blanks become single spaces, punctuation stands
-   alone, a word that the pieces cannot spell is [UNK]. Both are here what Hugging Face's tokenizers make of them. One tokenizer
-   serves one thread at a time, since encoding keeps a cache of words. */
+   alone, a word that the pieces cannot spell or of over 100 characters is [UNK]. Both give the ids of Hugging Face's
+   tokenizers. One tokenizer serves one thread at a time, since encoding keeps a cache of words. */
 typedef struct mtt_tokenizer mtt_tokenizer;
 typedef struct mtt_bpe_trainer mtt_bpe_trainer;
 typedef enum mtt_tokenizer_kind { MTT_BPE, MTT_WORDPIECE } mtt_tokenizer_kind;
@@ -189,14 +189,16 @@ typedef struct mtt_wordpiece {
 MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out);
 MTTDEF mtt_status mtt_wordpiece_trainer_create(mtt_env *env, const mtt_wordpiece *options /* or NULL */, mtt_bpe_trainer **out);
 MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes);
-/* vocab: 257 and up (for WordPiece, what holds the characters), default 10,000 when 0; fewer result when the text has no more pairs. The trainer can be added to and finished again. */
+/* vocab: 257 and up (for WordPiece, what holds the characters), default 10,000 when 0; fewer result when the text has no more
+   pairs. The trainer can be added to and finished again. */
 MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out);
 MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer);
 
 /* GPT-2's tokenizer (50,257 ids) from its merge list `vocab.bpe` alone. */
 MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out);
 /* BERT's from its `vocab.txt`, a piece a line, [UNK] and [SEP] among them. */
-MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options /* or NULL */, mtt_tokenizer **out);
+MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options /* or NULL */,
+                                          mtt_tokenizer **out);
 /* Saves and loads Hugging Face's tokenizer.json, restricted to byte-level BPE and BERT's WordPiece; a load refuses anything
    else by name. [CLS] and [SEP] are not put around a text. */
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
@@ -206,7 +208,8 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
 MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents; [SEP] */
 /* The bytes that mtt_decode writes for an id: nothing for <|endoftext|>, [PAD], [CLS], [SEP] and [MASK]; a WordPiece that
-   begins a word brings a space with it. Bits per byte are of these bytes. Valid as long as the tokenizer; NULL for an id outside the vocabulary. */
+   begins a word brings a space with it. Bits per byte are of these bytes. Valid as long as the tokenizer; NULL for an id
+   outside the vocabulary. */
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
 
 /* Encodes text to at most `capacity` ids; *count is the number that the whole text needs, so capacity `bytes` is always
@@ -5389,7 +5392,8 @@ static mtt_status mtt__wordpiece_alphabet(mtt__bpe *b, mtt_tokenizer *t)
     for (i = 0; i < ENDS && status == MTT_OK; i++)
         if (counts[i]) status = mtt__heap_push(b->env, &heap, ~(counts[i] / ONE), i);
     for (i = 0; status == MTT_OK && i < LETTERS && mtt__heap_pop(&heap, &top); i++) counts[top.tie] |= CHOSEN;
-    for (i = 0; i < MTT__LENGTH(special) && status == MTT_OK; i++) status = mtt__wordpiece_add(t, special[i], strlen(special[i]), &id);
+    for (i = 0; i < MTT__LENGTH(special) && status == MTT_OK; i++)
+        status = mtt__wordpiece_add(t, special[i], strlen(special[i]), &id);
     for (i = 0; i < 2 * ENDS && status == MTT_OK; i++) {
         char text[8] = "##";
         size_t head = i < ENDS ? 0 : 2;
@@ -5632,7 +5636,8 @@ static const char *mtt__read_wordpiece(mtt__reader *r, mtt__slice piece, uint64_
         if (*at >= 0x80 && mtt__utf8_get(at, end, &size) == MTT__NONE) break;
     if (at < end || !piece.size) return "a piece is empty or not UTF-8";
     *status = mtt__wordpiece_add(r->t, piece.at, piece.size, &index);
-    return *status == MTT_OK && (id != index || id + 1 != r->t->pieces.count) ? "a piece is there twice, or its id is not the next" : NULL;
+    if (*status != MTT_OK || (id == index && id + 1 == r->t->pieces.count)) return NULL;
+    return "a piece is there twice, or its id is not the next";
 }
 
 /* A piece a line, whose number from 0 is its id. Blanks at the end of a line, a Windows line end among them, do not count. */

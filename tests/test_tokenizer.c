@@ -639,12 +639,14 @@ static void test_bad_gpt2(mtt_env *env)
 /* ---- WordPiece */
 
 /* A vocabulary in which a word's fate shows what was done to its text. */
-static const char small_vocab[] =
-    "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nz\n\xc5\xbc\nZ\n\xc5\xbb\n##a\n##b\n##ab\n##z\n##\xc5\xbc\nab\n,\n.\n[\n]\nSEP\n"
-    "\xe6\x97\xa5\n\xe6\x9c\xac\n##\xe6\x9c\xac\ni\n##i\n##\xcc\x87\n\xe1\x84\x80\n##\xe1\x85\xa1\n##\xe1\x86\xa8\n\xf0\x9d\x85\x9f\nc\n"
-    "##c\n\xe0\xa7\x87\n##\xe0\xa6\xbe\n;\nAb\ne\n##e\n\xe8\xb1\x88\n";
+static const char small_vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nz\n\xc5\xbc\nZ\n\xc5\xbb\n##a\n##b\n##"
+                                  "ab\n##z\n##\xc5\xbc\nab\n,\n.\n[\n]\nSEP\n"
+                                  "\xe6\x97\xa5\n\xe6\x9c\xac\n##\xe6\x9c\xac\ni\n##i\n##\xcc\x87\n\xe1\x84\x80\n##"
+                                  "\xe1\x85\xa1\n##\xe1\x86\xa8\n\xf0\x9d\x85\x9f\nc\n"
+                                  "##c\n\xe0\xa7\x87\n##\xe0\xa6\xbe\n;\nAb\ne\n##e\n\xe8\xb1\x88\n";
 
-/* Ids of Hugging Face's tokenizers 0.23.3 with the same vocabulary and options, by tests/oracle_tokenizer.py's bert(). */
+/* Ids of Hugging Face's tokenizers 0.23.3 with the same vocabulary and options, by tests/oracle_tokenizer.py's bert().
+ */
 static const struct word_case {
     const char *options, *text;
     size_t size;
@@ -714,7 +716,8 @@ static void test_words(mtt_env *env)
             check(!mtt_tokenizer_save(t, scratch("w.json")) && !mtt_tokenizer_load(env, scratch("w.json"), &again),
                   "WordPiece is saved and loaded: %s", env->error);
             same_tokenizer(t, again, "WordPiece");
-            check(memcmp(&t->bert.options, &again->bert.options, sizeof(mtt_wordpiece)) == 0, "options %s are kept", last);
+            check(memcmp(&t->bert.options, &again->bert.options, sizeof(mtt_wordpiece)) == 0, "options %s are kept",
+                  last);
         }
         check(!mtt_encode(t, c->text, c->size, ids, c->size, &n), "WordPiece case %zu: %s", i, env->error);
         for (k = 0; k < n && same; k++) same = k < 12 && ids[k] == c->ids[k];
@@ -723,21 +726,24 @@ static void test_words(mtt_env *env)
     }
     for (k = 100; k < 102; k++) { /* the longest word that is looked at */
         memset(text, 'a', sizeof(text));
-        check(!mtt_encode(t, text, k, ids, k, &n) && (k == 100 ? n == 100 && ids[99] == 11 : n == 1 && ids[0] == 1), "%zu characters", k);
+        check(!mtt_encode(t, text, k, ids, k, &n) && (k == 100 ? n == 100 && ids[99] == 11 : n == 1 && ids[0] == 1),
+              "%zu characters", k);
     }
     check(!mtt_encode(t, "ab ab,\nxyz Abab [SEP]", 21, ids, 21, &n), "encode");
     ids[n] = mtt_tokenizer_end_of_text(t);
     for (size = 0, k = 0; k <= n; k++) size += mtt_tokenizer_bytes(t, ids[k], &bytes) ? bytes : 1000;
-    check(!mtt_decode(t, ids, n + 1, back, sizeof(back), &bytes) && bytes == size &&
-              bytes == 27 && memcmp(back, " ab ab , [UNK] Abab [ SEP ]", 27) == 0,
+    check(!mtt_decode(t, ids, n + 1, back, sizeof(back), &bytes) && bytes == size && bytes == 27 &&
+              memcmp(back, " ab ab , [UNK] Abab [ SEP ]", 27) == 0,
           "decode: %.*s, %zu bytes of %zu", (int)bytes, back, bytes, size);
-    check(mtt_tokenizer_end_of_text(t) == 3 && mtt_tokenizer_bytes(t, 4, &bytes) && !bytes && !mtt_tokenizer_bytes(t, 41, &bytes),
+    check(mtt_tokenizer_end_of_text(t) == 3 && mtt_tokenizer_bytes(t, 4, &bytes) && !bytes &&
+              !mtt_tokenizer_bytes(t, 41, &bytes),
           "special pieces have no bytes");
     check(mtt_encode(t, "ab,ab", 5, ids, 2, &n) == MTT_E_ARGUMENT && n == 3, "small capacity, %zu needed", n);
     mtt_tokenizer_destroy(t);
     mtt_tokenizer_destroy(again);
     t = vocab_of(env, "[UNK]\r\n[SEP] \t\r\na\r\n##b", "");
-    check(mtt_tokenizer_vocab(t) == 4 && !mtt_encode(t, "ab", 2, ids, 2, &n) && n == 2 && ids[1] == 3, "Windows line ends");
+    check(mtt_tokenizer_vocab(t) == 4 && !mtt_encode(t, "ab", 2, ids, 2, &n) && n == 2 && ids[1] == 3,
+          "Windows line ends");
     mtt_tokenizer_destroy(t);
 }
 
@@ -767,13 +773,19 @@ static void test_word_bytes(mtt_env *env)
 
 static void test_word_training(mtt_env *env)
 {
-    static const char text[] = "roses are red, violets are blue; BERT is big and so is GPT-2 and so are the rosy reds. G\xc4\x99\xc5\x9b, "
-                               "g\xc4\x99si, g\xc4\x99\xc5\x9b i \xc5\xbc" "aba.";
-    static const char *const want[] = { /* Hugging Face's, given our order of the ##characters */
-        "", " [UNK]", "", "", "", " ,", " -", " .", " 2", " ;", " B", " E", " G", " P", " R", " T", " a", " b", " d", " e", " g", " h",
-        " i", " l", " n", " o", " r", " s", " t", " u", " v", " y", " \xc4\x99", " \xc5\x9b", " \xc5\xbc", "E", "P", "R", "T", "a",
-        "b", "d", "e", "g", "h", "i", "l", "n", "o", "r", "s", "t", "u", "y", "\xc4\x99", "\xc5\x9b", " ar", " are", " an",
-        " g\xc4\x99", " is", " re", " ro", " so", " and", " red", " ros"};
+    static const char text[] =
+        "roses are red, violets are blue; BERT is big and so is GPT-2 and so are the rosy reds. G\xc4\x99\xc5\x9b, "
+        "g\xc4\x99si, g\xc4\x99\xc5\x9b i \xc5\xbc"
+        "aba.";
+    static const char *const want[] = {
+        /* Hugging Face's, given our order of the ##characters */
+        "",    " [UNK]", "",          "",          "",          " ,",       " -",  " .",   " 2",  " ;",
+        " B",  " E",     " G",        " P",        " R",        " T",       " a",  " b",   " d",  " e",
+        " g",  " h",     " i",        " l",        " n",        " o",       " r",  " s",   " t",  " u",
+        " v",  " y",     " \xc4\x99", " \xc5\x9b", " \xc5\xbc", "E",        "P",   "R",    "T",   "a",
+        "b",   "d",      "e",         "g",         "h",         "i",        "l",   "n",    "o",   "r",
+        "s",   "t",      "u",         "y",         "\xc4\x99",  "\xc5\x9b", " ar", " are", " an", " g\xc4\x99",
+        " is", " re",    " ro",       " so",       " and",      " red",     " ros"};
     mtt_bpe_trainer *trainer = NULL;
     mtt_tokenizer *t = train_words(env, text, sizeof(text) - 1, 100, "");
     char hex[65], first[65], *whole;
@@ -784,17 +796,21 @@ static void test_word_training(mtt_env *env)
     for (i = 0; i < MTT__LENGTH(want); i++) check(is_piece(t, (int)i, want[i]), "WordPiece %zu is not %s", i, want[i]);
     check(mtt_tokenizer_end_of_text(t) == 3, "[SEP] ends a text");
     mtt_tokenizer_destroy(t);
-    check(!mtt_wordpiece_trainer_create(env, NULL, &trainer) && !mtt_bpe_trainer_add(trainer, text, sizeof(text) - 1), "trainer");
-    check(mtt_bpe_trainer_finish(trainer, 55, &t) == MTT_E_ARGUMENT && !t && strstr(env->error, "56"), "55 ids: %s", env->error);
+    check(!mtt_wordpiece_trainer_create(env, NULL, &trainer) && !mtt_bpe_trainer_add(trainer, text, sizeof(text) - 1),
+          "trainer");
+    check(mtt_bpe_trainer_finish(trainer, 55, &t) == MTT_E_ARGUMENT && !t && strstr(env->error, "56"), "55 ids: %s",
+          env->error);
     check(!mtt_bpe_trainer_finish(trainer, 56, &t) && mtt_tokenizer_vocab(t) == 56, "56 ids");
     mtt_tokenizer_destroy(t);
-    for (order = 0; order < 1200; order++) { /* 1,196 Chinese characters twice, and those of the text more often or not at all */
+    for (order = 0; order < 1200;
+         order++) { /* 1,196 Chinese characters twice, and those of the text more often or not at all */
         char letter[8];
         n = mtt__utf8_put(0x4e00 + (uint32_t)order, letter);
         for (i = 0; i < 2; i++) check(!mtt_bpe_trainer_add(trainer, letter, n), "letter");
     }
     check(!mtt_bpe_trainer_finish(trainer, 3000, &t), "many characters: %s", env->error);
-    for (n = 0, i = 5; i < (size_t)mtt_tokenizer_vocab(t); i++) n += *mtt_tokenizer_bytes(t, (int)i, &size) == ' ' && size == 4;
+    for (n = 0, i = 5; i < (size_t)mtt_tokenizer_vocab(t); i++)
+        n += *mtt_tokenizer_bytes(t, (int)i, &size) == ' ' && size == 4;
     check(is_piece(t, 5, " ,") && n > 950 && n < 1000, "rare characters go: %zu Chinese ones are left", n);
     mtt_tokenizer_destroy(t);
     mtt_bpe_trainer_destroy(trainer);
@@ -809,7 +825,8 @@ static void test_word_training(mtt_env *env)
             while (end < size && whole[end] != '\n') end++;
             check(!mtt_bpe_trainer_add(trainer, whole + at, end - at), "document");
         }
-        check(!mtt_bpe_trainer_finish(trainer, 2000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d", order);
+        check(!mtt_bpe_trainer_finish(trainer, 2000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d",
+              order);
         mtt_tokenizer_destroy(t);
         mtt_bpe_trainer_destroy(trainer);
         got = read_whole(scratch("order.json"), &n);
@@ -832,7 +849,8 @@ static void word_stream(mtt_env *env, const char *name, size_t tokens, const cha
     unsigned char *out;
     if (!path || !text) return free(text);
     ids = (int32_t *)malloc(size * sizeof(*ids));
-    check(!mtt_tokenizer_wordpiece(env, path, &uncased, &t) && !mtt_encode(t, text, size, ids, size, &n), "BERT: %s", env->error);
+    check(!mtt_tokenizer_wordpiece(env, path, &uncased, &t) && !mtt_encode(t, text, size, ids, size, &n), "BERT: %s",
+          env->error);
     out = (unsigned char *)malloc(2 * n);
     for (i = 0; i < n; i++) out[2 * i] = (unsigned char)ids[i], out[2 * i + 1] = (unsigned char)(ids[i] >> 8);
     sha256(out, 2 * n, hex);
@@ -845,28 +863,39 @@ static void word_stream(mtt_env *env, const char *name, size_t tokens, const cha
 
 static void test_bad_words(mtt_env *env)
 {
-    static const char *const lists[][2] = {
-        {"", "vocab.txt:0: [UNK] or [SEP]"}, {"[UNK]\na\n", "vocab.txt:2: [UNK] or [SEP]"}, {"[SEP]\n", "vocab.txt:1: [UNK]"},
-        {"[UNK]\n[SEP]\na\nb\na\n", "vocab.txt:5: a piece is there twice"}, {"[UNK]\n\n[SEP]\n", "vocab.txt:2: a piece is empty"},
-        {"[UNK]\n[SEP]\n  \r\n", "vocab.txt:3: a piece is empty"}, {"[UNK]\n\xff\n", "vocab.txt:2: a piece is empty or not UTF-8"},
-        {"[UNK]\n##[SEP]\n[SEP]\n", "vocab.txt:3: a piece is there twice"}};
-    static const char *const json[][3] = {
-        {"\"BertNormalizer\"", "\"NFC\"", "NFC"}, {"\"clean_text\":true,", "", "clean_text is missing"},
-        {"\"lowercase\":false", "\"lowercase\":1", "lowercase"}, {"\"BertPreTokenizer\"", "\"Whitespace\"", "Whitespace"},
-        {"\"type\":\"WordPiece\",\"prefix\"", "\"type\":\"Fuse\",\"prefix\"", "Fuse"},
-        {"\"unk_token\":\"[UNK]\"", "\"unk_token\":\"<unk>\"", "<unk>"}, 
-        {"prefix\":\"##\",\"max", "prefix\":\"\",\"max", "subword_prefix"}, {"word\":100", "word\":200", "200"},
-        {"\"type\":\"WordPiece\",\"unk", "\"type\":\"Unigram\",\"unk", "Unigram"}, {"\"ab\":16", "\"ab\":17", "not the next"},
-        {"\"ab\":16", "\"a\":16", "twice"}, {"\"ab\":16", "\"\":16", "empty"}, {"\"[UNK]\":1", "\"[unk]\":1", "[UNK]"},
-        {"\"special\":true}]", "\"special\":false}]", "special"}, {"\"special\":true},", "\"special\":true}", "comma"},
-        {"\"ab\":16", "\"\xff\":16", "UTF-8"}, {"}}}", "}}", "comma"}};
+    static const char *const lists[][2] = {{"", "vocab.txt:0: [UNK] or [SEP]"},
+                                           {"[UNK]\na\n", "vocab.txt:2: [UNK] or [SEP]"},
+                                           {"[SEP]\n", "vocab.txt:1: [UNK]"},
+                                           {"[UNK]\n[SEP]\na\nb\na\n", "vocab.txt:5: a piece is there twice"},
+                                           {"[UNK]\n\n[SEP]\n", "vocab.txt:2: a piece is empty"},
+                                           {"[UNK]\n[SEP]\n  \r\n", "vocab.txt:3: a piece is empty"},
+                                           {"[UNK]\n\xff\n", "vocab.txt:2: a piece is empty or not UTF-8"},
+                                           {"[UNK]\n##[SEP]\n[SEP]\n", "vocab.txt:3: a piece is there twice"}};
+    static const char *const json[][3] = {{"\"BertNormalizer\"", "\"NFC\"", "NFC"},
+                                          {"\"clean_text\":true,", "", "clean_text is missing"},
+                                          {"\"lowercase\":false", "\"lowercase\":1", "lowercase"},
+                                          {"\"BertPreTokenizer\"", "\"Whitespace\"", "Whitespace"},
+                                          {"\"type\":\"WordPiece\",\"prefix\"", "\"type\":\"Fuse\",\"prefix\"", "Fuse"},
+                                          {"\"unk_token\":\"[UNK]\"", "\"unk_token\":\"<unk>\"", "<unk>"},
+                                          {"prefix\":\"##\",\"max", "prefix\":\"\",\"max", "subword_prefix"},
+                                          {"word\":100", "word\":200", "200"},
+                                          {"\"type\":\"WordPiece\",\"unk", "\"type\":\"Unigram\",\"unk", "Unigram"},
+                                          {"\"ab\":16", "\"ab\":17", "not the next"},
+                                          {"\"ab\":16", "\"a\":16", "twice"},
+                                          {"\"ab\":16", "\"\":16", "empty"},
+                                          {"\"[UNK]\":1", "\"[unk]\":1", "[UNK]"},
+                                          {"\"special\":true}]", "\"special\":false}]", "special"},
+                                          {"\"special\":true},", "\"special\":true}", "comma"},
+                                          {"\"ab\":16", "\"\xff\":16", "UTF-8"},
+                                          {"}}}", "}}", "comma"}};
     mtt_tokenizer *t, *got;
     size_t i, size;
     char *text, *other;
     for (i = 0; i < MTT__LENGTH(lists); i++) {
         write_whole(scratch("vocab.txt"), lists[i][0], strlen(lists[i][0]));
         got = NULL;
-        check(mtt_tokenizer_wordpiece(env, scratch("vocab.txt"), NULL, &got) == MTT_E_FORMAT && !got && strstr(env->error, lists[i][1]),
+        check(mtt_tokenizer_wordpiece(env, scratch("vocab.txt"), NULL, &got) == MTT_E_FORMAT && !got &&
+                  strstr(env->error, lists[i][1]),
               "bad vocab.txt %zu: %s", i, env->error);
     }
     t = vocab_of(env, small_vocab, "");
@@ -881,7 +910,8 @@ static void test_bad_words(mtt_env *env)
         sprintf(other, "%.*s%s%s", (int)(at - text), text, json[i][1], at + strlen(json[i][0]));
         write_whole(scratch("bad.json"), other, strlen(other));
         got = NULL;
-        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_E_FORMAT && !got && strstr(env->error, json[i][2]),
+        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_E_FORMAT && !got &&
+                  strstr(env->error, json[i][2]),
               "bad WordPiece %zu (%s): %s", i, json[i][1], env->error);
         mtt_tokenizer_destroy(got);
     }
@@ -892,7 +922,8 @@ static void test_bad_words(mtt_env *env)
         if (i % 2) other[at] = (char)below(256);
         write_whole(scratch("bad.json"), other, i % 2 ? size : at);
         got = NULL;
-        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK) check(!mtt_encode(got, "ab, z\xc5\xbc", 8, ids, 8, &n), "byte %zu", at);
+        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK)
+            check(!mtt_encode(got, "ab, z\xc5\xbc", 8, ids, 8, &n), "byte %zu", at);
         mtt_tokenizer_destroy(got);
     }
     free(text);
@@ -1064,7 +1095,8 @@ static int mode_train(const char *path, const char *out, const char *vocab, cons
 {
     size_t size;
     char *text = read_whole(path, &size);
-    mtt_tokenizer *t = !text ? NULL : letters ? train_words(NULL, text, size, atoi(vocab), letters) : train(NULL, text, size, atoi(vocab));
+    mtt_tokenizer *t = NULL;
+    if (text) t = letters ? train_words(NULL, text, size, atoi(vocab), letters) : train(NULL, text, size, atoi(vocab));
     return !t || mtt_tokenizer_save(t, out) != MTT_OK;
 }
 

@@ -19,7 +19,7 @@ static int seed;
 static const option options[] = {
     {"input", TEXT, &desc.input, "text or JSONL, - for standard input", 0, 0},
     {"output", TEXT, &desc.output, "prefix of the files to write", 0, 0},
-    {"tokenizer", TEXT, &kind, "train bpe (the default) or wordpiece; gpt2; or the path of a tokenizer.json, vocab.bpe or vocab.txt", 0, 0},
+    {"tokenizer", TEXT, &kind, "bpe (the default) and wordpiece are trained; gpt2; or the path of a tokenizer", 0, 0},
     {"vocab-file", TEXT, &file, "vocab.bpe for gpt2, or a vocab.txt for wordpiece, which is then not trained", 0, 0},
     {"vocab-size", INT, &desc.vocab, "ids of a trained tokenizer (10000)", 0, 0},
     {"field", TEXT, &desc.field, "field of the JSONL documents (text)", 0, 0},
@@ -41,11 +41,12 @@ static int choose_tokenizer(void)
     desc.tokenizer = train || gpt2 ? file : kind;
     if (gpt2 && !file)
         return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (tools/get_data.sh vocab.bpe brings it)");
-    if (file && !gpt2 && !words) return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give a path to --tokenizer alone");
+    if (file && !gpt2 && !words)
+        return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give a path to --tokenizer alone");
     if (!desc.tokenizer) return 0;
     in = fopen(desc.tokenizer, "rb");
     if (!in)
-        return fprintf(stderr, "prepare: --tokenizer %s: cannot open it: expected bpe, gpt2, wordpiece or the path of a tokenizer\n",
+        return fprintf(stderr, "prepare: cannot open %s: expected bpe, gpt2, wordpiece or the path of a tokenizer\n",
                        desc.tokenizer), EXIT_DATA;
     first = fgetc(in);
     fclose(in);
@@ -70,7 +71,8 @@ int main(int argc, char **argv)
     uint64_t documents = 0, bytes = 0, tokens = 0;
     int k, code = option_parse(options, OPTIONS, argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
-    if (!desc.input || !desc.output) return option_fail("--input and --output are needed, for example --input text.txt --output data/text (--help lists all options)");
+    if (!desc.input || !desc.output)
+        return option_fail("--input and --output are needed: --input text.txt --output data/text (--help lists all options)");
     if ((code = choose_tokenizer())) return code;
     desc.seed = (uint64_t)seed;
     status = mtt_prepare(&env, &desc, &r);
