@@ -130,8 +130,33 @@ if command -v zstd > /dev/null; then
   else echo "skipped: $data/speakleash_sample.jsonl.zst is absent"; fi
 else echo "skipped: zstd is not here"; fi
 
-# get_data: a server; Python's own cannot go on where a file was cut, so the rest is by way of another start
+# get_data: servers; Python's own cannot go on where a file was cut, so that all is sent again, ours cuts its first answer
+cutting='
+import http.server, re
+class Handler(http.server.BaseHTTPRequestHandler):
+    cut = True
+    def do_GET(self):
+        data = open("site/" + self.path, "rb").read()
+        start = int((re.match("bytes=([0-9]+)", self.headers.get("Range", "")) or [0, 0])[1])
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        if start: self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[start:start + 7000 if Handler.cut else None])
+        print(start, flush=True)
+        Handler.cut = False
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print("port", server.server_port, "is open", flush=True)
+server.serve_forever()'
 if command -v python3 > /dev/null; then
+  python3 -c "$cutting" > log 2>&1 & server=$!
+  for _ in $(seq 100); do port=$(sed -n 's/^port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep 0.1; done
+  rm -rf got
+  get 1 'did not come, 7000 bytes are kept' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  check "a cut download goes on from there" grep -qx 7000 log
+  check "it is whole then" cmp text.txt got/text.txt
+  { kill $server && wait $server; } 2> /dev/null
   python3 -u -m http.server --bind 127.0.0.1 --directory site 0 > log 2>&1 & server=$!
   for _ in $(seq 100); do port=$(sed -n 's/.* port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep 0.1; done
   rm -rf got; mkdir got; head -c 5000 text.txt > got/text.txt.part
