@@ -26,7 +26,8 @@ bring() {
     case $? in 22 | 33 | 36) [ -s "$2" ] && curl -fL --retry 3 -sS -o "$2.new" "$1" && mv "$2.new" "$2" && return; rm -f "$2.new";; esac
   elif command -v wget > /dev/null && [ "${1#file:}" = "$1" ]; then wget -q -c -O "$2" "$1" && return
   else fail "neither curl nor wget is here: apt install curl"; fi
-  fail "$1 did not come, $(wc -c < "$2" 2> /dev/null || echo 0) bytes are kept in $2: try again, or give another address"
+  [ -s "$2" ] || { rm -f "$2"; fail "$1 did not come: try again, or give another address"; }
+  fail "$1 did not come, $(wc -c < "$2") bytes are kept in $2: try again, or give another address"
 }
 
 first_bytes() { head -c 4 "$1" | od -An -tx1 | tr -d ' \n'; }
