@@ -34,6 +34,10 @@ $(B)/%: tests/%.c tests/test.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ -lm
 
+$(B)/%: tools/%.c tools/options.h mtt.h
+	@mkdir -p $(B)
+	$(CC) $(CFLAGS) $< -o $@ -lm
+
 # The same tests with the products of matrices from a BLAS.
 $(B)/test_model_blas: tests/test_model.c tests/test.h mtt.h
 	@mkdir -p $(B)
@@ -49,7 +53,7 @@ $(B)/test_cuda: tests/test_cuda.c tests/test.h mtt.h $(B)/mtt_kernels.o
 test: deps
 	@$(MAKE) --no-print-directory test-programs
 
-test-programs: $(B)/train $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
+test-programs: $(B)/train $(B)/prepare $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
 	@tests/run.sh $(B) $(TESTS) $(CUDA) $(if $(BLAS),test_model_blas)
 
 demo: deps

@@ -28,7 +28,7 @@
 
    >>errors     texts, failures              >>cpu         every operation in plain C
    >>memory     sizes, blocks                >>trainer     arena, steps, evaluation, sampling
-   >>dtype      16-bit floats                >>tokenizer   Unicode classes, BPE
+   >>dtype      16-bit floats                >>tokenizer   Unicode classes, BPE, WordPiece
    >>rng        Philox                       >>data        corpora, splits, token files, batches
    >>json       a pull reader                >>checkpoint  safetensors, save and resume
    >>files      atomic writing               >>report      JSON and tables
@@ -165,35 +165,56 @@ typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------- tokenizer ---- */
 
-/* Byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): decode(encode(x)) == x for every byte string. One
-   tokenizer serves one thread at a time, since encoding keeps a cache of words. */
+/* Byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): decode(encode(x)) == x for every byte string. Or BERT's
+   WordPiece (Devlin et al. 2019), which is not lossless: line ends and other blanks become single spaces, punctuation stands
+   alone, a word that the pieces cannot spell or of over 100 characters is [UNK]. Both give the ids of Hugging Face's
+   tokenizers. One tokenizer serves one thread at a time, since encoding keeps a cache of words. */
 typedef struct mtt_tokenizer mtt_tokenizer;
 typedef struct mtt_bpe_trainer mtt_bpe_trainer;
+typedef enum mtt_tokenizer_kind { MTT_BPE, MTT_WORDPIECE } mtt_tokenizer_kind;
+
+/* What is done to a text before its words are cut. The defaults keep Polish as it is; BERT's uncased models want 1, 1, 0, 0. */
+typedef struct mtt_wordpiece {
+    int lowercase;     /* default 0 */
+    int strip_accents; /* e with an ogonek becomes e, l with a stroke stays: it has no accent; default 0 */
+    int keep_controls; /* control characters are text; default 0, they are dropped */
+    int keep_cjk;      /* default 0, each Chinese character is a word of its own */
+} mtt_wordpiece;
 
 /* Trains a tokenizer: create, add each document, finish, destroy. Pairs are counted in 64 bits, ties go to the pair
    with the smallest ids, and the result depends on neither the number of threads nor the order of the documents.
-   Ids: 0 is <|endoftext|>, 1..256 the bytes in GPT-2's alphabet order, then one merge each. */
+   Ids: 0 is <|endoftext|>, 1..256 the bytes in GPT-2's alphabet order, then one merge each. WordPiece is trained alike: 0..4
+   are [PAD] [UNK] [CLS] [SEP] [MASK], then the 1,000 most frequent characters by code point, ##characters by code point, and
+   merges of pairs that occur twice or more. */
 MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out);
+MTTDEF mtt_status mtt_wordpiece_trainer_create(mtt_env *env, const mtt_wordpiece *options /* or NULL */, mtt_bpe_trainer **out);
 MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes);
-/* vocab: 257 and up, default 10,000 when 0; fewer result when the text has no more pairs. The trainer can be added to and finished again. */
+/* vocab: 257 and up (for WordPiece, what holds the characters), default 10,000 when 0; fewer result when the text has no more
+   pairs. The trainer can be added to and finished again. */
 MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out);
 MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer);
 
 /* GPT-2's tokenizer (50,257 ids) from its merge list `vocab.bpe` alone. */
 MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out);
-/* Saves and loads Hugging Face's tokenizer.json, restricted to byte-level BPE; a load refuses anything else by name. */
+/* BERT's from its `vocab.txt`, a piece a line, [UNK] and [SEP] among them. */
+MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options /* or NULL */,
+                                          mtt_tokenizer **out);
+/* Saves and loads Hugging Face's tokenizer.json, restricted to byte-level BPE and BERT's WordPiece; a load refuses anything
+   else by name. [CLS] and [SEP] are not put around a text. */
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out);
 MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
 
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
-MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents */
-/* The bytes that an id stands for (nothing for <|endoftext|>), valid as long as the tokenizer; NULL for an id outside the vocabulary. */
+MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents; [SEP] */
+/* The bytes that mtt_decode writes for an id: nothing for <|endoftext|>, [PAD], [CLS], [SEP] and [MASK]; a WordPiece that
+   begins a word brings a space with it. Bits per byte are of these bytes. Valid as long as the tokenizer; NULL for an id
+   outside the vocabulary. */
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
 
 /* Encodes text to at most `capacity` ids; *count is the number that the whole text needs, so capacity `bytes` is always
    enough, and a smaller one is refused with *count set. Special tokens in the text are ordinary text. Bytes that are not
-   UTF-8 pass through unharmed. */
+   UTF-8 pass through BPE unharmed and are dropped by WordPiece. */
 MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count);
 /* Decodes ids to at most `capacity` bytes, not terminated; *bytes is what the whole needs. */
 MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes);
@@ -217,14 +238,16 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
 
 /* Text in, token files out: reads `input`, loads or trains a tokenizer, and writes {output}.tokenizer.json and
    {output}.train.tokens, .valid.tokens and .test.tokens, each by way of a temporary file. Documents are closed by
-   <|endoftext|>. The tokenizer is trained on the train split alone. */
+   <|endoftext|> or [SEP]. The tokenizer is trained on the train split alone. */
 typedef struct mtt_prepare_desc {
     const char *input;     /* required: a file, or "-" for standard input, which is spooled beside the output */
     const char *output;    /* required: the prefix of the files written */
     const char *field;     /* JSONL field, default "text" */
-    const char *tokenizer; /* tokenizer.json or GPT-2's vocab.bpe; default: train one */
+    const char *tokenizer; /* tokenizer.json, GPT-2's vocab.bpe or BERT's vocab.txt; default: train one */
     int vocab;             /* ids of the trained tokenizer, default 10,000 */
     uint64_t seed;         /* of the split, default 0 */
+    mtt_tokenizer_kind kind; /* what to train, default MTT_BPE */
+    mtt_wordpiece wordpiece; /* how, and how to read with a vocab.txt */
 } mtt_prepare_desc;
 
 typedef struct mtt_prepare_report {
@@ -1134,18 +1157,18 @@ static int mtt__slice_is(mtt__slice slice, const char *text)
     return slice.size == strlen(text) && memcmp(slice.at, text, slice.size) == 0;
 }
 
-/* Writes `bytes` of text as a JSON string with its quotes. Bytes from 0x80 up pass as they are. */
-static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
+/* Writes `bytes` of text as a JSON string, its quotes left out or not. Bytes from 0x80 up pass as they are. */
+static void mtt__print_json_string(mtt__text *out, const char *quote, const char *at, size_t bytes)
 {
     size_t i;
-    mtt__print(out, "\"");
+    mtt__print(out, "%s", quote);
     for (i = 0; i < bytes; i++) {
         int c = (unsigned char)at[i];
         if (c == '"' || c == '\\') mtt__print(out, "\\%c", c);
         else if (c < 0x20) mtt__print(out, "\\u%04x", c);
         else mtt__print(out, "%c", c);
     }
-    mtt__print(out, "\"");
+    mtt__print(out, "%s", quote);
 }
 /* ------------------------------------------------------------------------------------------------------------------
    >>files
@@ -4422,7 +4445,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
 /* The classes that GPT-2's pre-tokenizer tells apart, as runs over the code points from 0 up: length * 4 + class. */
 enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 
-/* tools/make_unicode.py writes from here */
+/* tools/make_unicode.py writes GPT-2's from here */
 /* Unicode 18.0.0 by Python's regex 2026.11.15: 158,172 of \p{L}, 2,247 of \p{N}, 25 of \s. */
 enum { MTT__UNICODE_END = 0x3fc40 }; /* code points from here up are of class other */
 static const uint16_t mtt__unicode_runs[] = {
@@ -4644,6 +4667,11 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
     return 1;
 }
 
+MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
+{
+    return (uint64_t)left << 32 | right;
+}
+
 /* ---- pre-tokens */
 
 /* Two bits for each code point below MTT__UNICODE_END. */
@@ -4707,6 +4735,223 @@ static size_t mtt__pretoken(const unsigned char *classes, const unsigned char *t
     return (size_t)((kind == MTT__SPACE && at < end && last > text ? last : at) - text);
 }
 
+/* ---- BERT's normaliser */
+
+/* Runs of code points, a string for each kind. Numbers have digits of base 64, five bits each, the lowest first; a sixth bit
+   tells that more follow; where they have a sign, it is the last bit. A run is the gap since the one before and a length. A
+   case (BY_TWO: of every second code point) adds the way to lower case, a base for each code point its letter without accents,
+   less that of the last but one. A pair is a gap and the two that a code point falls into, less itself. A control may also be
+   a blank, if it is not dropped; a mark is an accent by itself. */
+enum {
+    MTT__CONTROL = 1, MTT__CONTROL_BLANK, MTT__BLANK, MTT__PUNCTUATION, MTT__MARK, MTT__CJK,
+    MTT__CASE, MTT__CASE_BY_TWO, MTT__BASE, MTT__BASE_OF_CJK, MTT__PAIR
+};
+/* tools/make_unicode.py writes BERT's from here */
+/* As Hugging Face's tokenizers 0.23.3 do it. */
+static const char *const mtt__bert_runs[] = {
+"AJFS/CGBaNByqBGWBgGBxBB+nEB8/BFaFxBFBKw8vBgoG/vBB5HDBB/lEBi/qBEvmFIm0rYBegDg8/B+//BC+//B",
+"LC4DB",
+"JCCBSB/DB/uFB/rCLdCFBvBBg9DB",
+"hBPKHaGaEiBBFBDBKCDBDB+VBIByOGpBCzBBBBCBCBsBCUCBCNBCCqCEmDBrBOpHD2BPfBlICKB/LBjYB6CBKCoFPBBlBEnCBqCFECvDGrFBkTJ3EBsT"
+"CsBCuCDnCC9EDBDlBL5JC4GCgEHBGsFH7EE7BF+BCgCILB8ZYIUBNBMeCOC5TEdC9hBOvCCfKzMW/BEgBC7XEBCwDBvEvBBT+NDEKCMQBMBiDB6CBigd"
+"CtIDjDBKBzDG8LE2CCoBDBBxBCvBBhDNQC8DE+DCQC5HByqUCwGKWjBBOBBEBBC1EDBGBEKCDCaDBBbBBBBH6MD8UBwBB+MBnXBnGBfBwIJmBBwDHiCH"
+"5CEqlBHtDCBE+DEwBCvCFDBNBBD4CGrDB8QB6HXpDD4HDxpDF5vRClEBhCFIB6qUBnvHF",
+"gYwDzIFpItBBBBCBCBBoCLwBVQBlDHCGCCBEjBBeb7CL6BJiBEBJBDBFrBDnEgB3BBBBEIEBDHKCdB6BBEEIBUCdC5BBECECCDDBeCDBLC5BBEFBCEBU"
+"CdB6BBCBBEIBIBLCeB9BBMByBB9BDFDBEHCLCdB6BBCBGBFCUCdB/BEIBUCmDBHDBB6CBCHMIiDBCGBCLGqCCbBBBBB3BOBFBCFLBkBJBmDEBGBCCCZC"
+"EDQENBCCGBPB/VDydDdDdCeCgCCBHIBCLJBtBD7EB2DDECJBGD7GCCB6BBBHBBBBCIGKCBwBOiCEwBBBFBBFBoBJMCgBECCBD4BBBCDBBD6BICC4EDBN"
+"BHEBGBDCmG2BGEwWNEBDM+/CDtEBgDgBqRErDC0udBEKgBCwCCwIBDBEBZC9EBbS0BIZLuBDwBBCECBoBBjCGCCCCMBIBvBBzBBBDCCFCBBqBCIBuHBC"
+"BEBw5TBhXQQQteBiHB1EFm0BDBCFEoBDEBlFC6oBB2BP4BDxBECClCDkBFBI+BBMC0BJLDiDDCBBCnFBDIVC6BBDBlBHDF+JGBBECBCuHEGCBCbC1CIC"
+"BBCqDBBBCGBBlDDCEBFk+UF7BH4iBEqoTComFDRICHeE0ED79B3BEyBIBOBWFBPgxDHphmYwH",
+"ggNguGgCgwUgoWgQgohCg3pBgBgpEgIwsFwqKgR",
+"hCagClDWgCDGgCxCBtMnCBxHIBkNEB8MABCBC6MABCCB+EAB0MAB2MABCBB6MAB+MBBmNABiNABCDBmNABqNBBsNGB0NABCBB0NCBCBB0NABCBCyNEB2"
+"NABCDBCHBEABCBBEABCBBEmBBEEBhGABvDoBBjIZB2iVABCBBlKABwiVCBCBBlMABqEABuEwJBCIBoHGBsCBDqCBBgEBC+DBQgCDIgCjBBQkBB3DCBCB"
+"BNABCCDjIAQgFAgBgCwEBewDmBgDp6ClBgmOIBgmOyWwCg9rCAGQzkCBCGrB/7FCD/7F+OB97OpDIPIGPKIPIIPIGPaIPYIPIIPIIPICPACzEABRLErF"
+"ABRLCPACnGMCPAC/GABNLC/HAC7HABRpJB51ODB9rQABrkQGB4BtBQgBTBCyZa0Bw5BwBgDwBBCBBt/UABruHABt+UIB3hVAB5/UAB9hVAB7hVBBCCBC"
+"IC9jVyDBCq0eBnglCNBCBBvyyCcBn0yCAB90yCAB10yCABh0yCABn0yCBBjxyCABzyyCABpxyCABg6BQB/CABl0yCABvjlCEBt2yCQBhkzCYBCr5VagC"
+"lmBoBwCoEkBwC8EKuCDNuCDFuCDBuCq3BzBgE9EWgC65CgBgCgsVgBgCgCZ2BnyeiBkC",
+"2GCgCnBYCDDCCICCXCCDCECCbDCOCCVJCCJCDCCDUCDJCTFChJCCuBCgC0BMCxDRCJbCCHCCwBC28CCgmO4pDrCCLwBC6CEPnoDDCUyBCICCyqeXCTOC"
+"nEHCDfCKCCCFCJCCDKCLICECCCIC/sXCuCNCuCFCuC",
+"gGGiEiEAAAABJEIEAAIIAABGKMCAAACFMMAAICGYQAAAABJEIEAAIIAABGKMCAAACFMMAAIBRIvDvBAAAAEEAAAAAACCCUCCAAAAAAAAEEAAAAAACCCJ"
+"CCAAAAAAADE9BiCCCBGCCAAAAEGEEAAAADGCCAAAACSGGAAAACCAAAAAACCAACXCCAAAAAAAAAAEEEEA9BiCAAAAhBCVVNCMMcQnBnBQQMMMMAAAAAAA"
+"ABGnBnBAAqIqICL9H9HIIIIAAwWmiB5UDC1kBFCkBOOZZqIqIkBkBtJtJAAIIAAIIAAMMAAGGAAGGAADDCCCCXXGONNIIUUAAAAAAUUgKBgmBJB7DGGh"
+"hBs1BeIguBIBBQBDYUoBZHfnBwBgBMIcZFAAMAUECaSrBCmEmEBBDDBdEDOkBSKBAfBqBWC6BFBBDDBiCEDO7BSXC4DkDpCC7F9DNELLAACCKKCGmMoK"
+"jMlKCCCGCCAAMMCM0M2K1L3JTTAAAAIICCIIoJF4f4diCAE5EB8KBBuHQBF1SBumBHB8lBCBWjBI1B5BEMUMUa8DCsHmHBBczCBgJCByIiBD3BhCMCBo"
+"BpHB2STCsPpCiLBobGCmbCBBlBvIBmQoLBgoBJBmXEBeEBUEBUMBrB8FB0M04CBq/FBBgxFFBA8V6EnvNntNCCAAAACCCCAAAAAAAACCAAAAAAAACCCC"
+"CCAAAAAAAACCAAEEAAAACCAAAAAACCAAAACCAAAAAACCAAAAAACCAAEEAAAAAACCAAAAAAAACCAAAAAACCAAAAAAAACCAACCAAAAAAAACCAACCCCAAAA"
+"cLeKBBwQE6CvD7RAAAAAAAAAAAAAAAAAAAAAAIIAAAAAAAAAAAAAAIIAAMMAAAAAAAAAAAAAAAAAAAAAAMMAAAAAAAAAAAAIIAAAAAAGWw1BwzBAAAAA"
+"A/B/BAAAAAAoCoCAAAACG/B/BAAAACmBkCkCAAAAAA/B/BAAAAAAkCkCAAAAAA/B/BAAAAAAsCsCAAAACG/B/BAAAACIsCsCAAAAAABB/BBB/BBBABfA"
+"oCoCAAAAAA/B/BAAAAAAQQIIEEEEMMMMIIC1BvBvBAAAAAA/B/BAAAAAAsCsCAAAAAA/B/BAAAAAAkDkDAAAAAA/B/BAAAAAAQQAAABHAA/B/BAAABBw"
+"CCExuBD+wBABOAAjCjCEEAwiOwiOArgOrgOAACGAA/B/BAABTqmOqmOAxjOxjOAAHHII/B/BAAH5vBxvBvECDiyBy2BABIAAzCzCUUApvBCCylO+0PkJ"
+"BxlODCv7Pv2BuDCq0Qi1QSBIeD8DgEE0BB+CEBsDCBQXB2BBB0BaByBCB8BCBSBBKWBvgRBByBKFghRpiR9gRwiRuiRCCccCCIIGCIICCQQCCIIiBE4B"
+"iCOGwBE5C7CqBqBGEiCiCEE7BCo1Go1Gx9BB1yCvrBBkEBBg3CBBIBBIBBIBBIBBIBBIBBIBBIBBIBBICBKBBKBBIGCSOBCGGBCGGBCGGBCGGWBpDJBk"
+"CNBqGBBgBBBIBBIBBIBBIBBIBBIBBIBBIBBIBBICBKBBKBBIGCSOBCGGBCGGBCGGBCGGWBpDCEoB0EEEDBY+wyBBxxVBB1wVKNgBRAAxBxBACEEEEEBF"
+"GGEEEBBGBCIGBCGGBJGGEEEnBxBMmBrqFB8rlEBBurlEOBYvgBB8hC",
+"go+BuIwkmCovzBkoBo9Sx/Prpf3uN02oBu7lB1kjB18Gz8Bxoc+mGiyO+4Os9HqjEyrBqtErvPn3RutDmsDo2J44Oo7KvuhB3njBkoOsqPyyNmgW5tUl"
+"jX6nUy3MnwR34Ds1S7wRvwQgqHq+Fo2Rr3Rtxfw1B6wJq/L40GohGi/G+xH2lDy+DstIg4GwsDluR1nSoxC0kFo2KsrN7iE/5iBj9Vi4R03Q7/En7Dgm"
+"N6iPz+Zppd2zIw3I4vCq1HwyH4xMp2V/7KrP9rXgkUk/Vq9EurM+4Dr6Z73Q+iUx8NtxXy9Ig6L81K/mQ24Bv1Bj1MjbmyG22LslIp7InsS8zR2+Vy6J"
+"9oMswC8MjrW6lLkK/3GjvK3/R2xBwxL8xV8+M2+Gg2H59b54e8nD0qFklGkxIq2J+6Sg0Q0uEomC3/lBvgc4tM4pUlwGj9W44B0wBmyG+qGs2CioE22E"
+"qqDkzI+nC6P4lH3gftqgBsqBqiPqgak+Mx/UprVkrCy7FmsMu8Dz1W3nOmwGisDqjCw/K6kKw+F69F0pJgrLoxCkS57jBzmPyihB0wOltYjjkBtgIw2G"
+"q2F26Em8GqjGgkG8yJ0jNipNn/U91E9/JlrX02Ks8CyqDwsD6rDkmCu7Dm/Pl6V/ib2wiBlgJ91c+7OihZ9lHr+W4oEmkJ+mX71QtnhB4jFogJyuFqpB"
+"u5C81F6vEm3F6uJw2E6vEigH5ofviU8NsxB2nQ0iK2gR6lL4/D/rantYilNgwGvsDuc/lEx/FwpMx9QjiE03B9yY4mG4sIgjP70Dv7H+yF6hRw5QkxD+"
+"Tz3b1kclxECB0xDBBorICK3nDsrG4uSkhDopByCiDi/O+yBx5LBBo1EBB2zFCCsiFqgDDkCurE+/DyDwrCzkE5vD/ygB/8iB+ZkeuZwIyrBqrB2M0jBg"
+"kBoiCs8BgjC0vC0P0Ii8Bg/BkUmqBsuDq5C2ao1BywBorBsmD4xCwLUOcauDiDmLmPgYm3BykB6EyWoc2nBonB4I8dupD+zCifmakd+cmuBgzB6yDu8D"
+"wVz4bmr1Gm6QCqDvs6HlmYk0BpjBlCggBkY0XstB2lBH6IisBitB0OiK8RodgnCi7BuJoN+WiagDgEwFoGoNkdwe8I0TkiBicuK+D8lComCwciyB0YuE"
+"mV4kBy4DuMvvCqPkc4d0MuRoO6K4L0C+G4EkYi3BovB0c2ZyXmeihBohC0+BuiCk1C6gBqFyTkWYSmDnB2D6J+c86B02BimBogBmuC6mC0NwPyKgD4Du"
+"wBi2DwzmGwqkG24Ftq2H575H4pCijpIupuI0oW54+Gp0vHmp/D+QrwoBr1oBI0u5G+Rn34G2FoF+LuJ6GsDxkO226G+qOru6GuBmCw75G7rOp75GotOo"
+"+5GUt65G1sBQyuBmjgJgE39/IrxOwDu2OuDiD51OgFo7O6BiDiCYkBmE0DiBkCmCYEA6q7GivOjm7GhpOy57GYj37G2B6KkDrFgD0F8I8G6FmFiDiCqB"
+"uC0BuBmWoEC2ElKzkC0nBu8CzP+DxGqCsK0Hmr+GsE5+9GoBmC4BwEs4+Gw4+G3r+G9s+G2DlE+DzuRz2R0hSkkSsD0o/GqI/++GoC2Biz/GYjx/Go1B"
+"4Bj9T8D6uSgG+BoygHsLE2C1ngHcsHsGj7S2By/SgEiE19S0xhH0BlthHujTMuB4tiJoDhmgCmjiH/ywG9giH9tR1lTs5pHmx0Ir1pH9mhI9nT+C0uT6"
+"D4C0K9rTp2T01Tw72HmD34iHqIMA4CkEwDsBF0DmEwB8BqC6EsJuH+JwjkHlB/gkH2CuI4H8mkH8D3ikHxHt5UgMglVoDNhjVwNgwV2rlHuHjxkHsG99"
+"VwEhB56V0oLirL82KuwK66MlsRr5Mk0RUmEkDqmmHzgWx8lH4jWwFgQ2hmHS7kmHsIjoW8CsgXwKqQyrmHmD1o9HsE+o+HmDxl+H8Bi1XwE4BmtnHg14"
+"G6G5r4GkciH9+nHvFyEuNiGGbuD4Bs6nHhF9unH0T3vY6Fo5YsgoH7Ml2nHq2oHgioHv5nHp1nHwF7BvoZ+CuuZ6CgD8qqGwJ8zeuFwU4Ir3oHwCm9pH"
+"gDl3pHqrqH+3qH17pHxoqH7sa0BY5ua+4ao6a0CyCyFz2a0F2xmI0B4FkDlvVgKkgXw6sHmK37nI3joIwvb2uoI8/sHsCiE1/sHnhtHC2CrubiEapvbu"
+"9pIw7bh5tH8Hx6b01uHmncoH+2uH1wuHztuH/lcqF2xcekzvHwlwH2Sx7vHpqsI6rwHo8cj+vH95curwH2qd/9sIsBmkdwBmqxHmGpouIoGiwd8H7sdm"
+"+xHmxvI9svIkJiieqG2Bn0xHgHguyH8xyHznyHqIgBxkZ1pe5q5G8yetqe2D0qLymzHgwmInhaxhaj54Gv54G65Gx5e5wGgifYv9XoBggYYmD+n0HB9h"
+"0H8HgJ/DgBoM0JnJ5IyHkB0m0H+40H+J/j0In+zHw8fqCut3H8E7pCtggB180Iol1Ii31Irk1Ijo1HivgBuBakE+BqG0F2GsEb8Fn5gB2F0ihBv+gB+F"
+"0mhBug3HoHx42HjqhB4Bz3Io73H2qiJ/+4I9p5Ik+hBsiiB0OwW8x4HsFt+3HgHsLoh5H6o9Fn24Hvk9FqCky9FoOr68F8v7Hqr7H7z6H3v6H6H6j7HU"
+"rv6H4bgK1FiSyZig8HsXpmhJ4Ck+hJh9lBnr7H48JgGm55Iuv9HttjJn6jJk3mBo5kJ7ymB4Iy1mB1o+H8B26+HyLlolJuEonnByJuFn/mBkzgIo0nB/"
+"u/H2ej3nB/goBypoBi+pJ9moBuDsxqJ4Yl1hI1zqJ8Dw6oBYiBiB4C0ujI",
+"ruCHZAJW+LHZAJWnCDmE1BHXAHZALW+HRU+DHXAHZALWvEFZAHbAJCnpDB+CBB6CBB2CBByCBBuCDBmCtBDVADXpg+BHZAJWvLFXBJB7HDVADXi9uBNO"
+"ANMABcADcAFcAHcAJc2CDrFADtFAD9EAD/EAH/EAHhF",
+};
+/* to here */
+
+typedef struct mtt__bert {
+    mtt_env *env;
+    mtt_wordpiece options;
+    unsigned char *kinds; /* of all code points; NULL in byte-level BPE */
+    mtt__table map;       /* (MTT__CASE, letter) to lower case, (MTT__BASE, letter) to base, (MTT__PAIR, letter) to its second */
+} mtt__bert;
+
+static uint32_t mtt__letter(const mtt__bert *b, uint32_t kind, uint32_t c, uint32_t otherwise)
+{
+    uint32_t letter = mtt__table_find(&b->map, mtt__pair_key(kind, c))->value;
+    return letter == MTT__NONE ? otherwise : letter;
+}
+
+static uint32_t mtt__run_number(const char **at, int with_sign)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint32_t value = 0, digit = 32;
+    int shift;
+    for (shift = 0; digit & 32; shift += 5) {
+        digit = (uint32_t)(strchr(digits, *(*at)++) - digits);
+        value |= (digit & 31) << shift;
+    }
+    return !with_sign ? value : value & 1 ? ~(value >> 1) : value >> 1;
+}
+
+static mtt_status mtt__bert_init(mtt_env *env, mtt__bert *b, const mtt_wordpiece *options)
+{
+    mtt_status status = mtt__table_grow(env, &b->map);
+    uint32_t kind, c, n, way = 0, letter, before, value, step;
+    b->env = env;
+    if (options) b->options = *options;
+    b->kinds = (unsigned char *)mtt__alloc(env, 0x110000, 1);
+    if (!b->kinds) return MTT_E_MEMORY;
+    for (kind = MTT__CONTROL; kind <= MTT__PAIR; kind++) {
+        const char *at = mtt__bert_runs[kind - 1];
+        const uint32_t cases = kind == MTT__CASE || kind == MTT__CASE_BY_TWO, bases = kind == MTT__BASE || kind == MTT__BASE_OF_CJK;
+        for (c = letter = before = 0, step = kind == MTT__CASE_BY_TWO ? 2 : 1; *at && status == MTT_OK; c -= step - 1) {
+            c += mtt__run_number(&at, 0);
+            n = kind == MTT__PAIR ? 1 : mtt__run_number(&at, 0);
+            if (cases || kind == MTT__PAIR) way = mtt__run_number(&at, 1);
+            for (; n && status == MTT_OK; n--, c += step) {
+                value = bases ? before + mtt__run_number(&at, 1) : c + way;
+                if (bases) before = letter, letter = value;
+                if (kind <= MTT__CJK) b->kinds[c] = (unsigned char)kind;
+                else status = mtt__table_put(env, &b->map, mtt__pair_key(cases ? MTT__CASE : MTT__BASE, c), value);
+                if (kind == MTT__PAIR && status == MTT_OK)
+                    status = mtt__table_put(env, &b->map, mtt__pair_key(kind, c), c + mtt__run_number(&at, 1));
+            }
+        }
+    }
+    return status;
+}
+
+static void mtt__bert_free(mtt__bert *b)
+{
+    mtt__free(b->env, b->kinds);
+    mtt__free(b->env, b->map.cells);
+}
+
+/* A letter without accents, of up to four parts (Unicode's NFD without Mn; Hangul by its formula). */
+static int mtt__bert_strip(const mtt__bert *b, uint32_t c, uint32_t out[4])
+{
+    uint32_t parts[4], second, hangul = c - 0xac00;
+    int n = 0, count = 0;
+    if (b->kinds[c] == MTT__MARK) return 0;
+    if (c >= 0xac00 && c < 0xd7a4) {
+        out[0] = 0x1100 + hangul / 588;
+        out[1] = 0x1161 + hangul % 588 / 28;
+        out[2] = 0x11a7 + hangul % 28;
+        return 2 + (hangul % 28 > 0);
+    }
+    for (; (second = mtt__letter(b, MTT__PAIR, c, 0)) != 0; c = mtt__letter(b, MTT__BASE, c, c)) parts[n++] = second;
+    for (out[count++] = mtt__letter(b, MTT__BASE, c, c); n; n--) out[count++] = parts[n - 1];
+    return count;
+}
+
+/* A word on its way from a text: a space and its normalised characters. A longer one than 100 is not looked at. */
+enum { MTT__WORD_CHARACTERS = 100 };
+typedef struct mtt__spelling {
+    mtt_status (*use)(void *user, const char *word, size_t size); /* size 1 if it is too long */
+    void *user;
+    mtt_status status;
+    size_t size, count; /* bytes and characters */
+    char word[MTT__WORD_CHARACTERS * 4 + 1];
+} mtt__spelling;
+
+static void mtt__spell_end(mtt__spelling *s)
+{
+    if (s->count && s->status == MTT_OK) s->status = s->use(s->user, s->word, s->count > MTT__WORD_CHARACTERS ? 1 : s->size);
+    s->count = 0;
+    s->size = 1;
+}
+
+static void mtt__spell(const mtt__bert *b, mtt__spelling *s, uint32_t c)
+{
+    int kind = b->kinds[c], blank = kind == MTT__BLANK || kind == MTT__CONTROL_BLANK;
+    if (blank || kind == MTT__PUNCTUATION) mtt__spell_end(s);
+    if (!blank && s->count++ < MTT__WORD_CHARACTERS) s->size += mtt__utf8_put(c, s->word + s->size);
+    if (kind == MTT__PUNCTUATION) mtt__spell_end(s);
+}
+
+/* Cuts a text into words as BertNormalizer and BertPreTokenizer do, one after the other. */
+static mtt_status mtt__bert_words(const mtt__bert *b, const unsigned char *at, size_t bytes,
+                                  mtt_status (*use)(void *user, const char *word, size_t size), void *user)
+{
+    const unsigned char *end = at + bytes;
+    const mtt_wordpiece *o = &b->options;
+    mtt__spelling s;
+    int size, i, n;
+    s.use = use;
+    s.user = user;
+    s.status = MTT_OK;
+    s.count = 0;
+    s.word[0] = ' ';
+    for (s.size = 1; at < end && s.status == MTT_OK; at += size) {
+        uint32_t c = at[0], letters[4];
+        int kind, alone;
+        size = 1;
+        if (c >= 0x80) c = mtt__utf8_get(at, end, &size);
+        if (c == MTT__NONE) c = 0xfffd; /* which is a control, too */
+        kind = b->kinds[c];
+        alone = kind == MTT__CJK && !o->keep_cjk;
+        if (!o->keep_controls && (kind == MTT__CONTROL || kind == MTT__CONTROL_BLANK)) continue;
+        if (alone) mtt__spell_end(&s);
+        letters[0] = c;
+        n = o->strip_accents && c >= 0x80 ? mtt__bert_strip(b, c, letters) : 1;
+        for (i = 0; i < n; i++) {
+            mtt__spell(b, &s, o->lowercase ? mtt__letter(b, MTT__CASE, letters[i], letters[i]) : letters[i]);
+            if (o->lowercase && letters[i] == 0x130) mtt__spell(b, &s, 0x307); /* the only one that becomes two */
+        }
+        if (alone) mtt__spell_end(&s);
+    }
+    mtt__spell_end(&s);
+    return s.status;
+}
+
 /* ---- vocabulary */
 
 typedef struct mtt__merge {
@@ -4719,6 +4964,12 @@ typedef struct mtt__word {
     int32_t ids[MTT__WORD_IDS];
 } mtt__word;
 
+/* Where ids go: all are counted, those that fit are written. */
+typedef struct mtt__ids {
+    int32_t *at;
+    size_t count, capacity;
+} mtt__ids;
+
 struct mtt_tokenizer {
     mtt_env *env;
     unsigned char *classes;
@@ -4728,6 +4979,10 @@ struct mtt_tokenizer {
     size_t merge_count, merge_capacity;
     mtt__table ranks; /* of pairs */
     mtt__word *cache; /* each word has one place, where the latest stays */
+    mtt__bert bert;   /* of WordPiece, whose pieces stand as they decode: " the", "ing"; those that decode to nothing count 1 */
+    uint32_t unknown; /* MTT__NONE in BPE */
+    size_t longest;   /* bytes of a piece of WordPiece */
+    mtt__ids *found;  /* where mtt__match puts its ids */
 };
 
 static mtt_status mtt__tokenizer_new(mtt_env *env, mtt_tokenizer **out)
@@ -4735,6 +4990,7 @@ static mtt_status mtt__tokenizer_new(mtt_env *env, mtt_tokenizer **out)
     mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
     if (!t) return MTT_E_MEMORY;
     t->env = t->pieces.env = env;
+    t->unknown = MTT__NONE;
     t->classes = mtt__classes_create(env);
     t->cache = (mtt__word *)mtt__alloc(env, (size_t)1 << MTT__WORD_CACHE_BITS, sizeof(*t->cache));
     if (!t->classes || !t->cache || mtt__table_grow(env, &t->ranks) != MTT_OK) return MTT_E_MEMORY;
@@ -4749,6 +5005,7 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
     mtt__free(t->env, t->merges);
     mtt__free(t->env, t->ranks.cells);
     mtt__free(t->env, t->cache);
+    mtt__bert_free(&t->bert);
     mtt__free(t->env, t);
 }
 
@@ -4786,9 +5043,33 @@ static mtt_status mtt__tokenizer_add_bytes(mtt_tokenizer *t)
     return MTT_OK;
 }
 
-MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
+/* Appends a WordPiece as it stands in a vocabulary. */
+static mtt_status mtt__wordpiece_add(mtt_tokenizer *t, const char *at, size_t size, uint32_t *id)
 {
-    return (uint64_t)left << 32 | right;
+    static const char *const silent[] = {"[PAD]", "[CLS]", "[SEP]", "[MASK]"};
+    mtt__strings *s = &t->pieces;
+    size_t i, end = s->bytes_size, skip = size > 2 && memcmp(at, "##", 2) == 0 ? 3 : 0;
+    mtt_status status;
+    for (i = 0; i < MTT__LENGTH(silent); i++)
+        if (size == strlen(silent[i]) && memcmp(at, silent[i], size) == 0) skip = 1;
+    if (mtt__reserve(t->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(end, size + 1), 1) != MTT_OK) return MTT_E_MEMORY;
+    s->bytes[end] = ' ';
+    memcpy(s->bytes + end + 1, at, size);
+    status = mtt__strings_add(s, s->bytes + end + skip, size + 1 - skip, id);
+    if (status == MTT_OK && skip == 1) s->items[*id].count = 1;
+    return status;
+}
+
+/* NULL, or what a vocabulary of WordPieces lacks. */
+static const char *mtt__wordpiece_finish(mtt_tokenizer *t)
+{
+    uint64_t key;
+    size_t i;
+    for (i = 0; i < t->pieces.count; i++)
+        if (t->longest < t->pieces.items[i].size) t->longest = t->pieces.items[i].size;
+    t->unknown = mtt__strings_find(&t->pieces, " [UNK]", 6, &key);
+    t->end_of_text = mtt__strings_find(&t->pieces, "[SEP]", 5, &key);
+    return t->unknown != MTT__NONE && t->end_of_text != MTT__NONE ? NULL : "[UNK] or [SEP] is not in the vocabulary";
 }
 
 MTT__INLINE uint32_t mtt__rank(const mtt_tokenizer *t, int32_t left, int32_t right)
@@ -4831,17 +5112,11 @@ MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *t)
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *t, int id, size_t *bytes)
 {
     int known = id >= 0 && (size_t)id < t->pieces.count;
-    *bytes = known ? t->pieces.items[id].size : 0;
+    *bytes = known && !t->pieces.items[id].count ? t->pieces.items[id].size : 0;
     return known ? t->pieces.bytes + t->pieces.items[id].at : NULL;
 }
 
 /* ---- encoding */
-
-/* Where ids go: all are counted, those that fit are written. */
-typedef struct mtt__ids {
-    int32_t *at;
-    size_t count, capacity;
-} mtt__ids;
 
 static void mtt__ids_put(mtt__ids *out, const int32_t *ids, size_t count)
 {
@@ -4915,12 +5190,47 @@ static mtt_status mtt__merge_long(const mtt_tokenizer *t, const unsigned char *a
     return status;
 }
 
+/* The longest piece that fits from the left, again and again; [UNK] for a word of which a part fits none. */
+static mtt_status mtt__match(void *user, const char *word, size_t size)
+{
+    const mtt_tokenizer *t = (const mtt_tokenizer *)user;
+    int32_t ids[MTT__WORD_CHARACTERS];
+    size_t from = 0, end, count = 0;
+    uint32_t id = size > 1 ? 0 : MTT__NONE;
+    uint64_t key;
+    for (; from < size && id != MTT__NONE; from = end) {
+        end = t->longest < size - from ? from + t->longest : size;
+        for (id = MTT__NONE; end > from; end--)
+            if (end == size || (word[end] & 0xc0) != 0x80) {
+                id = mtt__strings_find(&t->pieces, word + from, end - from, &key);
+                if (id != MTT__NONE) break;
+            }
+        ids[count++] = (int32_t)id;
+    }
+    ids[0] = id == MTT__NONE ? (int32_t)t->unknown : ids[0];
+    mtt__ids_put(t->found, ids, id == MTT__NONE ? 1 : count);
+    return MTT_OK;
+}
+
+/* The length of a pre-token: in WordPiece, of what stands up to the next of the blanks that end a word under all options. */
+static size_t mtt__pretoken_of(const mtt_tokenizer *t, const unsigned char *at, size_t bytes)
+{
+    size_t n = 1;
+    if (!t->bert.kinds) return mtt__pretoken(t->classes, at, bytes);
+    while (n < bytes && !memchr(" \n\r\t", at[n], 4)) n++;
+    return n;
+}
+
 static void mtt__merge_cached(mtt_tokenizer *t, const unsigned char *at, size_t n, mtt__ids *out)
 {
     mtt__word *word = &t->cache[mtt__hash((const char *)at, n) >> (64 - MTT__WORD_CACHE_BITS)];
     if (word->size != n || memcmp(word->text, at, n) != 0) {
         int32_t ids[MTT__WORD_BYTES];
-        size_t count = mtt__merge_short(t, at, n, ids);
+        mtt__ids found = {ids, 0, MTT__WORD_BYTES};
+        size_t count;
+        t->found = &found;
+        if (t->bert.kinds) mtt__bert_words(&t->bert, at, n, mtt__match, t);
+        count = t->bert.kinds ? found.count : mtt__merge_short(t, at, n, ids);
         mtt__ids_put(out, ids, count);
         if (count > MTT__WORD_IDS) return;
         word->size = (uint8_t)n;
@@ -4940,8 +5250,10 @@ MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, i
     out.count = 0;
     out.capacity = capacity;
     for (; left && status == MTT_OK; at += n, left -= n) {
-        n = mtt__pretoken(t->classes, at, left);
+        n = mtt__pretoken_of(t, at, left);
+        t->found = &out;
         if (n <= MTT__WORD_BYTES) mtt__merge_cached(t, at, n, &out);
+        else if (t->bert.kinds) mtt__bert_words(&t->bert, at, n, mtt__match, t);
         else status = mtt__merge_long(t, at, n, &out);
     }
     *count = status == MTT_OK ? out.count : 0;
@@ -4971,6 +5283,7 @@ struct mtt_bpe_trainer {
     mtt_env *env;
     unsigned char *classes;
     mtt__strings words;
+    mtt__bert bert;
 };
 
 MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out)
@@ -4985,10 +5298,21 @@ MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out)
     return *out ? MTT_OK : MTT_E_MEMORY;
 }
 
+MTTDEF mtt_status mtt_wordpiece_trainer_create(mtt_env *env, const mtt_wordpiece *options, mtt_bpe_trainer **out)
+{
+    mtt_status status = mtt_bpe_trainer_create(env, out);
+    if (status == MTT_OK) status = mtt__bert_init(env, &(*out)->bert, options);
+    if (status == MTT_OK || !*out) return status;
+    mtt_bpe_trainer_destroy(*out);
+    *out = NULL;
+    return status;
+}
+
 MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer)
 {
     if (!trainer) return;
     mtt__strings_free(&trainer->words);
+    mtt__bert_free(&trainer->bert);
     mtt__free(trainer->env, trainer->classes);
     mtt__free(trainer->env, trainer);
 }
@@ -5001,10 +5325,17 @@ static mtt_status mtt__trainer_word(mtt_bpe_trainer *trainer, const char *at, si
     return MTT_OK;
 }
 
+static mtt_status mtt__trainer_count(void *user, const char *word, size_t size)
+{
+    return size > 1 ? mtt__trainer_word((mtt_bpe_trainer *)user, word, size, 1) : MTT_OK;
+}
+
 MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes)
 {
     size_t n;
     mtt_status status = MTT_OK;
+    if (trainer->bert.kinds)
+        return mtt__bert_words(&trainer->bert, (const unsigned char *)text, bytes, mtt__trainer_count, trainer);
     for (; bytes && status == MTT_OK; text += n, bytes -= n) {
         n = mtt__pretoken(trainer->classes, (const unsigned char *)text, bytes);
         status = mtt__trainer_word(trainer, text, n, 1);
@@ -5034,6 +5365,7 @@ typedef struct mtt__bpe {
     size_t pair_count, pair_capacity, place_count, place_capacity;
     size_t pushed; /* pairs that have been in the heap; the others wait until the merge in hand is through */
     mtt__heap heap;
+    uint64_t least; /* count of a pair that is merged */
 } mtt__bpe;
 
 static mtt_status mtt__bpe_push(mtt__bpe *b, const mtt__bpe_pair *pair)
@@ -5102,21 +5434,76 @@ static mtt_status mtt__bpe_replace(mtt__bpe *b, uint32_t word, uint32_t left, ui
     return status;
 }
 
+/* What training begins with: a byte, or a character of WordPiece, with the space before it; MTT__NONE if it is too rare. */
+static size_t mtt__bpe_symbol(const mtt_tokenizer *t, const char *at, size_t size, uint32_t *id)
+{
+    size_t n = 1u + (*at == ' ');
+    uint64_t key;
+    *id = t->byte_id[(unsigned char)*at];
+    if (!t->bert.kinds) return 1;
+    while (n < size && (at[n] & 0xc0) == 0x80) n++;
+    *id = mtt__strings_find(&t->pieces, at, n, &key);
+    return n;
+}
+
+/* Appends what WordPiece's vocabulary begins with. */
+static mtt_status mtt__wordpiece_alphabet(mtt__bpe *b, mtt_tokenizer *t)
+{
+    static const char *const special[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+    enum { LETTERS = 1000, ENDS = 0x110000, INNER = 1, CHOSEN = 2, ONE = 4 };
+    uint64_t *counts = (uint64_t *)mtt__alloc(b->env, ENDS, sizeof(*counts));
+    mtt_status status = counts ? MTT_OK : MTT_E_MEMORY;
+    mtt__heap heap = {NULL, 0, 0};
+    mtt__ranked top;
+    size_t i, word;
+    uint32_t id;
+    int inner, size = 1;
+    for (word = 0; word < b->words->count && counts; word++) {
+        const mtt__string *item = &b->words->items[word];
+        const unsigned char *at = (const unsigned char *)b->words->bytes + item->at, *end = at + item->size;
+        for (at++, inner = 0; at < end; at += size, inner = INNER) {
+            uint32_t c = *at;
+            size = 1;
+            if (c >= 0x80) c = mtt__utf8_get(at, end, &size);
+            counts[c] = (counts[c] | (uint64_t)inner) + ONE * item->count;
+        }
+    }
+    for (i = 0; i < ENDS && status == MTT_OK; i++)
+        if (counts[i]) status = mtt__heap_push(b->env, &heap, ~(counts[i] / ONE), i);
+    for (i = 0; status == MTT_OK && i < LETTERS && mtt__heap_pop(&heap, &top); i++) counts[top.tie] |= CHOSEN;
+    for (i = 0; i < MTT__LENGTH(special) && status == MTT_OK; i++)
+        status = mtt__wordpiece_add(t, special[i], strlen(special[i]), &id);
+    for (i = 0; i < 2 * ENDS && status == MTT_OK; i++) {
+        char text[8] = "##";
+        size_t head = i < ENDS ? 0 : 2;
+        uint64_t wanted = i < ENDS ? CHOSEN : CHOSEN | INNER;
+        if ((counts[i % ENDS] & wanted) != wanted) continue;
+        head += mtt__utf8_put((uint32_t)(i % ENDS), text + head);
+        status = mtt__wordpiece_add(t, text, head, &id);
+    }
+    mtt__free(b->env, counts);
+    mtt__free(b->env, heap.at);
+    return status;
+}
+
 static mtt_status mtt__bpe_start(mtt__bpe *b, const mtt_tokenizer *t)
 {
     uint32_t word;
-    size_t i;
+    size_t i, size;
     b->symbols = (uint32_t *)mtt__alloc(b->env, b->words->bytes_size, sizeof(*b->symbols));
     b->lengths = (size_t *)mtt__alloc(b->env, b->words->count, sizeof(*b->lengths));
     if (!b->symbols || !b->lengths || mtt__table_grow(b->env, &b->index) != MTT_OK) return MTT_E_MEMORY;
     for (word = 0; word < b->words->count; word++) {
         const mtt__string *item = &b->words->items[word];
-        uint32_t *s = b->symbols + item->at;
-        b->lengths[word] = item->size;
-        for (i = 0; i < item->size; i++) {
-            s[i] = t->byte_id[(unsigned char)b->words->bytes[item->at + i]];
-            if (i && mtt__bpe_rise(b, s[i - 1], s[i], word, item->count) != MTT_OK) return MTT_E_MEMORY;
+        uint32_t *s = b->symbols + item->at, id;
+        size_t n = 0;
+        for (i = 0; i < item->size; i += size) {
+            size = mtt__bpe_symbol(t, b->words->bytes + item->at + i, item->size - i, &id);
+            if (id == MTT__NONE) continue;
+            if (n && mtt__bpe_rise(b, s[n - 1], id, word, item->count) != MTT_OK) return MTT_E_MEMORY;
+            s[n++] = id;
         }
+        b->lengths[word] = n;
     }
     return mtt__bpe_push_new(b);
 }
@@ -5139,6 +5526,7 @@ static mtt_status mtt__bpe_train(mtt__bpe *b, mtt_tokenizer *t, size_t vocab)
     mtt__ranked top;
     while (status == MTT_OK && t->pieces.count < vocab && mtt__heap_pop(&b->heap, &top)) {
         uint32_t i = mtt__table_find(&b->index, top.tie)->value;
+        if (~top.key < b->least) break;
         status = b->pairs[i].count == ~top.key ? mtt__bpe_merge(b, t, i) : mtt__bpe_push(b, &b->pairs[i]);
     }
     return status;
@@ -5151,16 +5539,26 @@ MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mt
     mtt_status status;
     *out = NULL;
     if (!vocab) vocab = 10000;
-    if (vocab < 257)
+    if (vocab < 257 && !trainer->bert.kinds)
         return mtt__fail(trainer->env, MTT_E_ARGUMENT, "%d ids cannot hold <|endoftext|> and the 256 bytes: ask for 257 or more",
                          vocab);
     memset(&b, 0, sizeof(b));
     b.env = trainer->env;
     b.words = &trainer->words;
     status = mtt__tokenizer_new(trainer->env, &t);
-    if (status == MTT_OK) status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
-    if (status == MTT_OK) status = mtt__tokenizer_add_bytes(t);
+    if (status == MTT_OK && trainer->bert.kinds) {
+        b.least = 2;
+        status = mtt__bert_init(b.env, &t->bert, &trainer->bert.options);
+        if (status == MTT_OK) status = mtt__wordpiece_alphabet(&b, t);
+        if (status == MTT_OK && (size_t)vocab < t->pieces.count)
+            status = mtt__fail(b.env, MTT_E_ARGUMENT, "%d ids cannot hold the characters of the text and five special ones: ask for "
+                               "%zu or more", vocab, t->pieces.count);
+    } else if (status == MTT_OK) {
+        status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
+        if (status == MTT_OK) status = mtt__tokenizer_add_bytes(t);
+    }
     if (status == MTT_OK) status = mtt__bpe_train(&b, t, (size_t)vocab);
+    if (status == MTT_OK && trainer->bert.kinds) t->merge_count = 0, mtt__wordpiece_finish(t);
     mtt__free(b.env, b.symbols);
     mtt__free(b.env, b.lengths);
     mtt__free(b.env, b.index.cells);
@@ -5172,46 +5570,55 @@ MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mt
 
 /* ---- files */
 
-/* What a tokenizer.json may say, value by value as it stands in the text: one of the alternatives between blanks, where
-   { is an object, [ an array, * anything, and nothing, before a blank, that the key may be absent. Keys that change no ids
-   are not listed, and pass. */
-enum { MTT__HF_ID, MTT__HF_VOCAB, MTT__HF_MERGES };
-static const char *const mtt__hf_rules[][2] = {
-    {"added_tokens.id", "*"},
-    {"model.vocab", "{"},
-    {"model.merges", "["},
-    {"version", "\"1.0\""},
-    {"truncation", " null"},
-    {"padding", " null"},
-    {"normalizer", " null"},
-    {"added_tokens.content", "\"" MTT__END_OF_TEXT "\""},
-    {"added_tokens.special", "true"},
-    {"pre_tokenizer.type", "\"ByteLevel\""},
-    {"pre_tokenizer.add_prefix_space", "false"},
-    {"pre_tokenizer.use_regex", " true"},
-    {"post_processor", " null {"},
-    {"post_processor.type", " \"ByteLevel\""},
-    {"decoder.type", "\"ByteLevel\""},
-    {"model.type", " \"BPE\""},
-    {"model.dropout", " null"},
-    {"model.continuing_subword_prefix", " null \"\""},
-    {"model.end_of_word_suffix", " null \"\""},
-    {"model.byte_fallback", " false"},
-    {"model.ignore_merges", " false"},
+/* What a tokenizer.json may say, value by value as it stands in the text, of BPE and of WordPiece: one of the alternatives
+   between blanks, where { is an object, [ an array, * anything, and nothing, before a blank, that the key may be absent. Keys
+   that change no ids are not listed, or NULL, and pass. */
+enum { MTT__HF_TYPE, MTT__HF_ID, MTT__HF_VOCAB, MTT__HF_MERGES, MTT__HF_CLEAN, MTT__HF_CJK, MTT__HF_STRIP, MTT__HF_LOWER };
+static const char *const mtt__hf_rules[][3] = {
+    {"model.type", " \"BPE\"", "\"WordPiece\""},
+    {"added_tokens.id", "*", "*"},
+    {"model.vocab", "{", "{"},
+    {"model.merges", "[", NULL},
+    {"normalizer.clean_text", NULL, "true false"},
+    {"normalizer.handle_chinese_chars", NULL, "true false"},
+    {"normalizer.strip_accents", NULL, "null true false"},
+    {"normalizer.lowercase", NULL, "true false"},
+    {"version", "\"1.0\"", "\"1.0\""},
+    {"truncation", " null", " null"},
+    {"padding", " null", " null"},
+    {"normalizer", " null", "{"},
+    {"normalizer.type", NULL, "\"BertNormalizer\""},
+    {"added_tokens.content", "\"" MTT__END_OF_TEXT "\"", NULL},
+    {"added_tokens.special", "true", "true"},
+    {"pre_tokenizer.type", "\"ByteLevel\"", "\"BertPreTokenizer\""},
+    {"pre_tokenizer.add_prefix_space", "false", NULL},
+    {"pre_tokenizer.use_regex", " true", NULL},
+    {"post_processor", " null {", " null {"},
+    {"post_processor.type", " \"ByteLevel\"", " \"BertProcessing\" \"TemplateProcessing\""},
+    {"decoder.type", "\"ByteLevel\"", " \"WordPiece\""},
+    {"model.dropout", " null", NULL},
+    {"model.continuing_subword_prefix", " null \"\"", "\"##\""},
+    {"model.end_of_word_suffix", " null \"\"", NULL},
+    {"model.byte_fallback", " false", NULL},
+    {"model.ignore_merges", " false", NULL},
+    {"model.unk_token", NULL, "\"[UNK]\""},
+    {"model.max_input_chars_per_word", NULL, "100"},
 };
 
 /* A tokenizer under construction from a file, whose text is changed where it stands: pieces only become shorter. */
 typedef struct mtt__reader {
     mtt_env *env;
     const char *path;
+    const mtt_wordpiece *options; /* to read with a vocab.txt */
     mtt_tokenizer *t;
     mtt__json j;
     mtt__slice value[MTT__LENGTH(mtt__hf_rules)];
+    int wordpiece;
 } mtt__reader;
 
 static mtt_status mtt__reader_fail(mtt__reader *r, const char *what)
 {
-    return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s; get or save the tokenizer again, as byte-level BPE", r->path,
+    return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s; get or save the tokenizer again, as byte-level BPE or WordPiece", r->path,
                      (size_t)(r->j.at - r->j.begin), r->j.fault ? r->j.fault : what);
 }
 
@@ -5298,6 +5705,41 @@ static mtt_status mtt__gpt2_read(mtt__reader *r)
     return mtt__strings_add(&r->t->pieces, "", 0, &r->t->end_of_text);
 }
 
+/* Appends a WordPiece that has to be UTF-8 and new; returns NULL or its fault. */
+static const char *mtt__read_wordpiece(mtt__reader *r, mtt__slice piece, uint64_t id, mtt_status *status)
+{
+    const unsigned char *at = (const unsigned char *)piece.at, *end = at + piece.size;
+    uint32_t index;
+    int size = 1;
+    for (; at < end; at += size, size = 1)
+        if (*at >= 0x80 && mtt__utf8_get(at, end, &size) == MTT__NONE) break;
+    if (at < end || !piece.size) return "a piece is empty or not UTF-8";
+    *status = mtt__wordpiece_add(r->t, piece.at, piece.size, &index);
+    if (*status != MTT_OK || (id == index && id + 1 == r->t->pieces.count)) return NULL;
+    return "a piece is there twice, or its id is not the next";
+}
+
+/* A piece a line, whose number from 0 is its id. Blanks at the end of a line, a Windows line end among them, do not count. */
+static mtt_status mtt__vocab_read(mtt__reader *r)
+{
+    mtt__json *j = &r->j;
+    const char *fault = NULL;
+    mtt_status status = mtt__bert_init(r->env, &r->t->bert, r->options);
+    uint32_t line = 0;
+    while (status == MTT_OK && !fault && j->at < j->end) {
+        const char *stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
+        mtt__slice piece;
+        piece.at = j->at;
+        piece.size = (size_t)((stop ? stop : j->end) - j->at);
+        while (piece.size && memchr(" \t\r", piece.at[piece.size - 1], 3)) piece.size--;
+        j->at = stop ? stop + 1 : j->end;
+        fault = mtt__read_wordpiece(r, piece, line++, &status);
+    }
+    if (status == MTT_OK && !fault) fault = mtt__wordpiece_finish(r->t);
+    if (status != MTT_OK || !fault) return status;
+    return mtt__fail(r->env, MTT_E_FORMAT, "%s:%u: %s; get the vocab.txt of a BERT again", r->path, line, fault);
+}
+
 static int mtt__hf_allows(const char *allowed, mtt__slice value)
 {
     size_t size;
@@ -5314,15 +5756,17 @@ static mtt_status mtt__hf_check(mtt__reader *r)
 {
     mtt__json *j = &r->j;
     mtt__slice key, part = {NULL, 0}, value;
-    int first[2] = {1, 1}, depth = 0;
+    int first[2] = {1, 1}, depth = 0, added = 0;
     char path[80];
     mtt__text text;
     size_t i;
     for (mtt__json_begin(j, '{'); depth >= 0 && !j->fault;) {
         if (!mtt__json_key(j, &first[depth], &key)) {
-            if (depth && mtt__slice_is(part, "added_tokens") && !mtt__json_take(j, ']'))
-                mtt__json_fail(j, "a second token is added");
-            depth--;
+            if (depth && mtt__slice_is(part, "added_tokens") && !mtt__json_take(j, ']')) {
+                if (mtt__json_take(j, ',')) mtt__json_begin(j, '{');
+                else mtt__json_fail(j, "a comma or ] was expected");
+                first[1] = added = 1;
+            } else depth--;
             continue;
         }
         mtt__text_init(&text, path, sizeof(path));
@@ -5336,19 +5780,20 @@ static mtt_status mtt__hf_check(mtt__reader *r)
         value.size = (size_t)(j->at - value.at);
         for (i = 0; i < MTT__LENGTH(mtt__hf_rules); i++) {
             if (strcmp(mtt__hf_rules[i][0], path) != 0) continue;
-            if (r->value[i].at) mtt__json_fail(j, "a key is there twice");
-            r->value[i] = value;
+            if (r->value[i].at && !(depth && added && mtt__slice_is(part, "added_tokens"))) mtt__json_fail(j, "a key is there twice");
+            if (!added || !r->value[i].at || mtt__slice_is(r->value[i], "true")) r->value[i] = value; /* a false one stays */
         }
     }
     if (j->fault || mtt__json_peek(j)) return mtt__reader_fail(r, "something follows the end");
+    r->wordpiece = r->value[MTT__HF_TYPE].at && mtt__slice_is(r->value[MTT__HF_TYPE], "\"WordPiece\"");
     for (i = 0; i < MTT__LENGTH(mtt__hf_rules); i++) {
-        const char *at = r->value[i].at ? r->value[i].at : "missing";
+        const char *at = r->value[i].at ? r->value[i].at : "missing", *allowed = mtt__hf_rules[i][1 + r->wordpiece];
         size_t left = r->value[i].at ? (size_t)(j->end - at) : 7;
-        if (mtt__hf_allows(mtt__hf_rules[i][1], r->value[i])) continue;
-        return mtt__fail(r->env, MTT_E_FORMAT, "%s: %s is %.*s, and has to be %s: save a byte-level BPE", r->path,
-                         mtt__hf_rules[i][0], (int)(left < 40 ? left : 40), at, mtt__hf_rules[i][1]);
+        if (!allowed || mtt__hf_allows(allowed, r->value[i])) continue;
+        return mtt__fail(r->env, MTT_E_FORMAT, "%s: %s is %.*s, and has to be %s: save a byte-level BPE or a WordPiece", r->path,
+                         mtt__hf_rules[i][0], (int)(left < 40 ? left : 40), at, allowed);
     }
-    return MTT_OK;
+    return added && !r->wordpiece ? mtt__reader_fail(r, "a second token is added") : MTT_OK;
 }
 
 /* Appends the pieces, which have to stand in order of their ids; <|endoftext|> may be left to the added tokens. */
@@ -5365,6 +5810,11 @@ static mtt_status mtt__hf_vocab(mtt__reader *r)
     while (status == MTT_OK && mtt__json_key(j, &first, &piece) && mtt__json_u64(j, &id)) {
         int special;
         piece.size = mtt__json_unescape(piece, (char *)piece.at);
+        if (r->wordpiece) {
+            const char *fault = mtt__read_wordpiece(r, piece, id, &status);
+            if (fault) mtt__json_fail(j, fault);
+            continue;
+        }
         special = mtt__slice_is(piece, MTT__END_OF_TEXT);
         if (special) piece.size = 0;
         else if (!mtt__piece_bytes(&piece)) mtt__json_fail(j, "a piece is not of GPT-2's alphabet");
@@ -5372,6 +5822,11 @@ static mtt_status mtt__hf_vocab(mtt__reader *r)
         if (status == MTT_OK) status = mtt__strings_add(&t->pieces, piece.at, piece.size, &index);
         if (special && id != t->end_of_text) mtt__json_fail(j, MTT__END_OF_TEXT " has two ids");
         if (id != index || id + 1 != t->pieces.count) mtt__json_fail(j, "the ids are not 0, 1, 2 and so on, of different pieces");
+    }
+    if (r->wordpiece) {
+        const char *fault = mtt__wordpiece_finish(t);
+        if (fault) mtt__json_fail(j, fault);
+        return status == MTT_OK && j->fault ? mtt__reader_fail(r, NULL) : status;
     }
     if (status == MTT_OK && t->pieces.count == t->end_of_text) status = mtt__strings_add(&t->pieces, "", 0, &index);
     if (t->pieces.count <= t->end_of_text) mtt__json_fail(j, MTT__END_OF_TEXT " has an id above all others");
@@ -5391,6 +5846,17 @@ static mtt_status mtt__hf_read(mtt__reader *r)
     int first = 1;
     mtt_status status = mtt__hf_check(r);
     if (status != MTT_OK) return status;
+    if (r->wordpiece) {
+        mtt_wordpiece options;
+        options.lowercase = mtt__slice_is(r->value[MTT__HF_LOWER], "true");
+        options.keep_controls = mtt__slice_is(r->value[MTT__HF_CLEAN], "false");
+        options.keep_cjk = mtt__slice_is(r->value[MTT__HF_CJK], "false");
+        options.strip_accents = mtt__slice_is(r->value[MTT__HF_STRIP], options.lowercase ? "null" : "true") ||
+                                mtt__slice_is(r->value[MTT__HF_STRIP], "true");
+        j->at = r->value[MTT__HF_VOCAB].at;
+        status = mtt__bert_init(r->env, &r->t->bert, &options);
+        return status == MTT_OK ? mtt__hf_vocab(r) : status;
+    }
     j->at = r->value[MTT__HF_ID].at;
     if (!mtt__json_u64(j, &id) || id > INT32_MAX) return mtt__reader_fail(r, "no id below 2^31");
     r->t->end_of_text = (uint32_t)id;
@@ -5402,7 +5868,8 @@ static mtt_status mtt__hf_read(mtt__reader *r)
     return status == MTT_OK && j->fault ? mtt__reader_fail(r, NULL) : status;
 }
 
-static mtt_status mtt__tokenizer_read(mtt_env *env, const char *path, mtt_tokenizer **out, mtt_status (*read)(mtt__reader *))
+static mtt_status mtt__tokenizer_read(mtt_env *env, const char *path, const mtt_wordpiece *options, mtt_tokenizer **out,
+                                      mtt_status (*read)(mtt__reader *))
 {
     mtt__reader r;
     mtt__map map;
@@ -5410,6 +5877,7 @@ static mtt_status mtt__tokenizer_read(mtt_env *env, const char *path, mtt_tokeni
     memset(&r, 0, sizeof(r));
     r.env = env;
     r.path = path;
+    r.options = options;
     status = mtt__tokenizer_new(env, &r.t);
     if (status == MTT_OK) status = mtt__map_open(env, path, PROT_READ | PROT_WRITE, &map);
     if (status != MTT_OK) return mtt__tokenizer_done(status, r.t, out);
@@ -5421,22 +5889,33 @@ static mtt_status mtt__tokenizer_read(mtt_env *env, const char *path, mtt_tokeni
 
 MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out)
 {
-    return mtt__tokenizer_read(env, path, out, mtt__gpt2_read);
+    return mtt__tokenizer_read(env, path, NULL, out, mtt__gpt2_read);
+}
+
+MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options, mtt_tokenizer **out)
+{
+    return mtt__tokenizer_read(env, path, options, out, mtt__vocab_read);
 }
 
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out)
 {
-    return mtt__tokenizer_read(env, path, out, mtt__hf_read);
+    return mtt__tokenizer_read(env, path, NULL, out, mtt__hf_read);
 }
 
 static void mtt__print_piece(mtt__text *out, const mtt_tokenizer *t, uint32_t id)
 {
     const mtt__string *piece = &t->pieces.items[id];
-    size_t i;
+    const char *at = t->pieces.bytes + piece->at;
+    size_t i, skip = t->bert.kinds && *at == ' ';
+    if (t->bert.kinds) {
+        mtt__print(out, skip || piece->count ? "" : "##");
+        mtt__print_json_string(out, "", at + skip, piece->size - skip);
+        return;
+    }
     if (id == t->end_of_text) mtt__print(out, MTT__END_OF_TEXT);
     for (i = 0; i < piece->size; i++) {
         char symbol[5] = {'\\', 0, 0, 0, 0};
-        uint32_t c = mtt__byte_code((unsigned char)t->pieces.bytes[piece->at + i]);
+        uint32_t c = mtt__byte_code((unsigned char)at[i]);
         mtt__utf8_put(c, symbol + 1);
         mtt__print(out, "%s", symbol + (c != '"' && c != '\\'));
     }
@@ -5444,33 +5923,52 @@ static void mtt__print_piece(mtt__text *out, const mtt_tokenizer *t, uint32_t id
 
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
 {
-    static const char head[] =
-        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":%u,\"content\":\"%s\","
-        "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}],"
-        "\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,%s},"
+    static const char added[] =
+        "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}";
+    static const char bpe[] =
+        "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,%s},"
         "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,%s},"
         "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
         "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":{";
     static const char level[] = "\"trim_offsets\":true,\"use_regex\":true";
-    size_t capacity = 2048;
-    uint32_t i;
+    static const char wordpiece[] =
+        "],\"normalizer\":{\"type\":\"BertNormalizer\",\"clean_text\":%s,\"handle_chinese_chars\":%s,\"strip_accents\":%s,"
+        "\"lowercase\":%s},\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},\"post_processor\":null,"
+        "\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\",\"cleanup\":false},\"model\":{\"type\":\"WordPiece\","
+        "\"unk_token\":\"[UNK]\",\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":%d,\"vocab\":{";
+    static const char *const truth[] = {"false", "true"};
+    const mtt_wordpiece *o = &t->bert.options;
+    size_t capacity = 4096;
+    uint32_t i, specials = 0;
     mtt__text out;
     char *text;
     mtt_status status;
-    /* A byte takes two at most, and a piece of n bytes stands here once, and twice more for each merge at most. */
-    for (i = 0; i < t->pieces.count; i++) capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[i].size, 2), 24));
+    /* In BPE a byte takes two at most, and a piece of n bytes stands here once, and twice more for each merge at most; in
+       WordPiece a byte takes up to six. */
+    for (i = 0; i < t->pieces.count; i++)
+        capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[i].size, t->bert.kinds ? 6 : 2), 24));
     for (i = 0; i < t->merge_count; i++)
         capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[t->merges[i].id].size, 2), 4));
     text = (char *)mtt__alloc(t->env, capacity, 1);
     if (!text) return MTT_E_MEMORY;
     mtt__text_init(&out, text, capacity);
-    mtt__print(&out, head, t->end_of_text, MTT__END_OF_TEXT, level, level);
+    mtt__print(&out, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[");
+    for (i = 0; i < t->pieces.count; i++) {
+        if (i != t->end_of_text && i != t->unknown && !t->pieces.items[i].count) continue;
+        mtt__print(&out, "%s{\"id\":%u,\"content\":\"", specials++ ? "," : "", i);
+        mtt__print_piece(&out, t, i);
+        mtt__print(&out, "%s", added);
+    }
+    if (t->bert.kinds)
+        mtt__print(&out, wordpiece, truth[!o->keep_controls], truth[!o->keep_cjk], truth[!!o->strip_accents],
+                   truth[!!o->lowercase], MTT__WORD_CHARACTERS);
+    else mtt__print(&out, bpe, level, level);
     for (i = 0; i < t->pieces.count; i++) {
         mtt__print(&out, i ? ",\"" : "\"");
         mtt__print_piece(&out, t, i);
         mtt__print(&out, "\":%u", i);
     }
-    mtt__print(&out, "},\"merges\":[");
+    mtt__print(&out, t->bert.kinds ? "}" : "},\"merges\":[");
     for (i = 0; i < t->merge_count; i++) {
         mtt__print(&out, i ? ",\"" : "\"");
         mtt__print_piece(&out, t, t->merges[i].left);
@@ -5478,7 +5976,7 @@ MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
         mtt__print_piece(&out, t, t->merges[i].right);
         mtt__print(&out, "\"");
     }
-    mtt__print(&out, "]}}\n");
+    mtt__print(&out, t->bert.kinds ? "}}\n" : "]}}\n");
     status = mtt__file_replace(t->env, path, text, out.size);
     mtt__free(t->env, text);
     return status;
@@ -5748,17 +6246,20 @@ static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
     const char *path = p->desc->tokenizer;
     mtt__map map;
     mtt_status status;
-    int merges;
+    int first;
     if (!path) {
-        status = mtt_bpe_trainer_create(p->env, &p->trainer);
+        status = p->desc->kind == MTT_BPE ? mtt_bpe_trainer_create(p->env, &p->trainer)
+                                          : mtt_wordpiece_trainer_create(p->env, &p->desc->wordpiece, &p->trainer);
         if (!status) status = mtt__prepare_pass(p, mtt__prepare_train);
         return status ? status : mtt_bpe_trainer_finish(p->trainer, p->desc->vocab, &p->tokenizer);
     }
     status = mtt__map_open(p->env, path, PROT_READ, &map);
     if (status) return status;
-    merges = map.bytes && map.data[0] == '#';
+    first = map.bytes ? map.data[0] : 0;
     mtt__map_close(&map);
-    return merges ? mtt_tokenizer_gpt2(p->env, path, &p->tokenizer) : mtt_tokenizer_load(p->env, path, &p->tokenizer);
+    if (first == '#') return mtt_tokenizer_gpt2(p->env, path, &p->tokenizer);
+    if (first == '[') return mtt_tokenizer_wordpiece(p->env, path, &p->desc->wordpiece, &p->tokenizer);
+    return mtt_tokenizer_load(p->env, path, &p->tokenizer);
 }
 
 /* What is read once only is kept, as it comes, for the second pass. */
@@ -6322,15 +6823,15 @@ static void mtt__st_print_header(mtt__st_saving *s, size_t room)
     mtt__print(&text, "{\"__metadata__\":{\"format\":\"pt\"");
     for (i = 0; i < s->pairs; i++) {
         mtt__print(&text, ",");
-        mtt__print_json_string(&text, s->metadata[i].key, strlen(s->metadata[i].key));
+        mtt__print_json_string(&text, "\"", s->metadata[i].key, strlen(s->metadata[i].key));
         mtt__print(&text, ":");
-        mtt__print_json_string(&text, s->metadata[i].value, strlen(s->metadata[i].value));
+        mtt__print_json_string(&text, "\"", s->metadata[i].value, strlen(s->metadata[i].value));
     }
     for (i = 0; i < s->count; i++) {
         mtt__text_init(&key, name, sizeof(name));
         mtt__print(&key, "crc32.%s", s->tensors[i].name);
         mtt__print(&text, ",");
-        mtt__print_json_string(&text, name, key.size);
+        mtt__print_json_string(&text, "\"", name, key.size);
         mtt__print(&text, ":\"%08x\"", (unsigned)s->sums[i]);
     }
     mtt__print(&text, "}");
@@ -6338,7 +6839,7 @@ static void mtt__st_print_header(mtt__st_saving *s, size_t room)
         const mtt__st_tensor *t = &s->tensors[i];
         end = mtt__add(begin, mtt__st_tensor_bytes(t));
         mtt__print(&text, ",");
-        mtt__print_json_string(&text, t->name, strlen(t->name));
+        mtt__print_json_string(&text, "\"", t->name, strlen(t->name));
         mtt__print(&text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[t->dtype]);
         for (k = 0; k < t->rank; k++) mtt__print(&text, "%s%llu", k ? "," : "", (unsigned long long)t->shape[k]);
         mtt__print(&text, "],\"data_offsets\":[%zu,%zu]}", begin, end);

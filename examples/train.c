@@ -29,7 +29,7 @@ static struct {
 static const option options[] = {
     {"data", TEXT, &set.data, "text, JSONL, - for standard input, or the prefix of prepared token files", 0, 0},
     {"field", TEXT, &set.field, "field of the JSONL documents (text)", 0, 0},
-    {"tokenizer", TEXT, &set.tokenizer, "tokenizer.json or vocab.bpe to use (a BPE is trained on the text)", 0, 0},
+    {"tokenizer", TEXT, &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt to use (a BPE is trained)", 0, 0},
     {"vocab-size", INT, &set.model.vocab, "ids of the trained BPE (10000)", 0, 0},
     {"dataset", TEXT, &set.dataset, "name in the results (the data's file name)", 0, 0},
     {"technique", TEXT, &set.technique, "flags below, windowN and bsN joined by _: bf16_flash, bf16_window16_bs32", 0, 0},

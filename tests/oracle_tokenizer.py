@@ -5,6 +5,10 @@ usage: oracle_tokenizer.py PATH_TO_test_tokenizer [DATA_FOLDER]      default ../
 
 1. GPT-2's ids of 100,000 random strings: ours, tiktoken's and an encoder in a few lines on Python's `regex`.
 2. A tokenizer.json that we trained and one of GPT-2, read by Hugging Face: the ids of 1 MB of English and of Polish.
+3. WordPiece against Hugging Face with all options: 20,000 random strings and WikiText-2 with BERT's vocab.txt, and every code
+   point with a vocabulary that has all of them, so that nothing hides in [UNK].
+4. WordPiece trained by both: the vocabulary piece by piece. Hugging Face numbers the ##characters in the order of a hash table
+   and breaks ties by that number, so it is given our alphabet, in our order, as special tokens. What we save, it reads.
 tiktoken and Hugging Face may know an older Unicode, so code points that their classes put elsewhere are told and left out.
 """
 import base64
@@ -31,9 +35,9 @@ def gpt2(data):
     return ranks
 
 
-def ours(binary, tokenizer, texts):
+def ours(binary, tokenizer, texts, options=""):
     lines = "".join(t.encode().hex() + "\n" for t in texts)
-    out = subprocess.run([binary, "encode", tokenizer, "hex"], input=lines, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run([binary, "encode", tokenizer, "hex", options], input=lines, capture_output=True, text=True, check=True).stdout
     return [[int(n) for n in line.split()] for line in out.split("\n")[:-1]]
 
 
@@ -65,6 +69,66 @@ def report(name, texts, got, want):
     return bad
 
 
+def bert(vocab, options):
+    model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+    hf = tokenizers.Tokenizer(model)
+    hf.normalizer = tokenizers.normalizers.BertNormalizer(clean_text="c" not in options, handle_chinese_chars="j" not in options,
+                                                          strip_accents="a" in options, lowercase="l" in options)
+    hf.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return hf
+
+
+def wordpiece(binary, data, texts, folder):
+    path, wrong = f"{data}/bert-base-uncased-vocab.txt", []
+    vocab = {line.rstrip(): i for i, line in enumerate(open(path, encoding="utf-8"))}
+    known = [chr(c) for c in range(0x110000) if not 0xd800 <= c < 0xe000]
+    points = [f"x{c}y {c}" for c in known]
+    every = ["[UNK]", "[SEP]"] + [mark + c for mark in ("", "##") for c in known if c not in " \t\r\n"]
+    with open(f"{folder}/every.txt", "w", encoding="utf-8", newline="") as file:
+        file.write("\n".join(every))
+    every = {piece: i for i, piece in enumerate(every)}
+    with open(f"{data}/wt2_valid.txt", encoding="utf-8", newline="") as file:
+        whole = [file.read()]
+    for options in ("", "l", "a", "la", "c", "j", "lacj"):
+        for name, many, pieces, file in (("code points", points, every, f"{folder}/every.txt"), ("random characters", texts, every,
+                                         f"{folder}/every.txt"), ("random", texts, vocab, path), ("wt2_valid", whole, vocab, path)):
+            theirs = bert(pieces, options).encode_batch(many)
+            wrong += report(f"BERT {options} {name}", many, ours(binary, file, many, options), [e.ids for e in theirs])
+    return wrong
+
+
+def trained(binary, data, folder):
+    wrong, special = [], ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    for name, size, vocab, options in (("tinyshakespeare", -1, 2000, "w"), ("tinyshakespeare", -1, 8000, "la"),
+                                       ("polish_novels", 5_000_000, 30_000, "w"), ("english_novels", 5_000_000, 10_000, "l")):
+        path, out = f"{folder}/{name}", f"{folder}/{name}.json"
+        with open(f"{data}/{name}.txt", encoding="utf-8", newline="") as file:
+            text = file.read(size)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        subprocess.run([binary, "train", path, out, str(vocab), options], check=True)
+        hf = tokenizers.Tokenizer.from_file(out)
+        mine = sorted(hf.get_vocab(), key=hf.get_vocab().get)
+        alphabet = [p for i, p in enumerate(mine) if i < 5 or len(p) == 1 or (len(p) == 3 and p.startswith("##"))]
+        theirs = bert({}, options)
+        trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab, min_frequency=2, special_tokens=alphabet, show_progress=False)
+        theirs.train_from_iterator([text], trainer)
+        theirs = sorted(theirs.get_vocab(), key=theirs.get_vocab().get)
+        print(f"WordPiece trained on {name}: {sum(a == b for a, b in zip(mine, theirs))} of {len(mine)} and {len(theirs)} pieces are the "
+              f"same in order, {len(set(mine) & set(theirs))} in any")
+        wrong += [name] * (mine != theirs)
+        free = bert({}, options)
+        free.train_from_iterator([text], tokenizers.trainers.WordPieceTrainer(vocab_size=vocab, min_frequency=2, special_tokens=special,
+                                                                              show_progress=False))
+        print(f"  without its alphabet given: {len(set(mine) & set(free.get_vocab()))} in any")
+        sample = text[:1_000_000]
+        wrong += report(f"Hugging Face reads {name}", [sample], ours(binary, out, [sample]), [hf.encode(sample).ids])
+        again = f"{folder}/{name}.again.json"
+        hf.save(again)
+        wrong += report(f"read again {name}", [sample], ours(binary, again, [sample]), [hf.encode(sample).ids])
+    return wrong
+
+
 def main():
     binary, data = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "../shared/data"
     bpe, ranks, bad = f"{data}/vocab.bpe", gpt2(data), 0
@@ -85,6 +149,8 @@ def main():
         with open(f"{data}/{name}", encoding="utf-8", newline="") as file:
             samples.append(file.read(1_000_000))
     with tempfile.TemporaryDirectory() as folder:
+        wrong += wordpiece(binary, data, texts[:20_000], folder)
+        wrong += trained(binary, data, folder)
         for i, sample in enumerate(samples):
             path = f"{folder}/{i}"
             with open(path, "w", encoding="utf-8", newline="") as file:

@@ -775,6 +775,17 @@ static mtt_status prepare_from(mtt_env *e, const char *input, const char *output
 
 static mtt_status prepare_small(mtt_env *e) { return prepare_from(e, in("small.jsonl"), in("small"), NULL, NULL); }
 
+static mtt_status prepare_words(mtt_env *e)
+{
+    mtt_prepare_desc desc;
+    memset(&desc, 0, sizeof(desc));
+    desc.input = in("small.jsonl");
+    desc.output = in("words");
+    desc.vocab = 60;
+    desc.kind = MTT_WORDPIECE;
+    return mtt_prepare(e, &desc, NULL);
+}
+
 static int same_files(const char *a, const char *b)
 {
     char *data;
@@ -883,6 +894,10 @@ static void test_prepare(void)
     waitpid(child, NULL, 0);
     check(count_files("f.") == 0 && count_files(".") == 0, "a failed spool leaves files");
     every_allocation(prepare_small, "prepare");
+    every_allocation(prepare_words, "prepare, WordPiece");
+    put_file(in("vocab.txt"), "[PAD]\n[UNK]\n[SEP]\nthe\ncat\nsat\n", 30);
+    check(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &again) == MTT_OK && again.vocab == 6,
+          "a vocab.txt is known by its content: %s", env.error);
     free(text);
 }
 

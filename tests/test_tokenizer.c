@@ -1,5 +1,5 @@
-/* Tests of the tokenizer. Modes for the hand: test_tokenizer encode TOKENIZER [hex] < text, train FILE OUT, bench FILE.
- */
+/* Tests of the tokenizer. Modes for the hand: test_tokenizer encode TOKENIZER [text|hex [OPTIONS]] < text,
+   train FILE OUT [VOCAB [OPTIONS]], bench FILE; OPTIONS are for WordPiece, letters of "lacjw" (see word_options). */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 
@@ -111,6 +111,29 @@ static mtt_tokenizer *train(mtt_env *env, const char *text, size_t size, int voc
     check(!mtt_bpe_trainer_create(env, &trainer) && !mtt_bpe_trainer_add(trainer, text, size) &&
               !mtt_bpe_trainer_finish(trainer, vocab, &t),
           "training of %d ids on %zu bytes", vocab, size);
+    mtt_bpe_trainer_destroy(trainer);
+    return t;
+}
+
+/* l lowercase, a accents stripped, c controls kept, j Chinese characters joined, w nothing. */
+static mtt_wordpiece word_options(const char *letters)
+{
+    mtt_wordpiece o;
+    o.lowercase = strchr(letters, 'l') != NULL;
+    o.strip_accents = strchr(letters, 'a') != NULL;
+    o.keep_controls = strchr(letters, 'c') != NULL;
+    o.keep_cjk = strchr(letters, 'j') != NULL;
+    return o;
+}
+
+static mtt_tokenizer *train_words(mtt_env *env, const char *text, size_t size, int vocab, const char *letters)
+{
+    mtt_wordpiece options = word_options(letters);
+    mtt_bpe_trainer *trainer = NULL;
+    mtt_tokenizer *t = NULL;
+    check(!mtt_wordpiece_trainer_create(env, &options, &trainer) && !mtt_bpe_trainer_add(trainer, text, size) &&
+              !mtt_bpe_trainer_finish(trainer, vocab, &t),
+          "training of %d WordPieces on %zu bytes: %s", vocab, size, env ? env->error : "");
     mtt_bpe_trainer_destroy(trainer);
     return t;
 }
@@ -455,7 +478,7 @@ static void same_tokenizer(const mtt_tokenizer *a, const mtt_tokenizer *b, const
         const char *x = mtt_tokenizer_bytes(a, id, &n), *y = mtt_tokenizer_bytes(b, id, &m);
         same = n == m && memcmp(x, y, n) == 0;
     }
-    check(same && memcmp(a->merges, b->merges, a->merge_count * sizeof(*a->merges)) == 0,
+    check(same && (!a->merge_count || memcmp(a->merges, b->merges, a->merge_count * sizeof(*a->merges)) == 0),
           "%s: the same tokenizer is loaded", name);
 }
 
@@ -613,6 +636,300 @@ static void test_bad_gpt2(mtt_env *env)
     free(text);
 }
 
+/* ---- WordPiece */
+
+/* A vocabulary in which a word's fate shows what was done to its text. */
+static const char small_vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nz\n\xc5\xbc\nZ\n\xc5\xbb\n##a\n##b\n##"
+                                  "ab\n##z\n##\xc5\xbc\nab\n,\n.\n[\n]\nSEP\n"
+                                  "\xe6\x97\xa5\n\xe6\x9c\xac\n##\xe6\x9c\xac\ni\n##i\n##\xcc\x87\n\xe1\x84\x80\n##"
+                                  "\xe1\x85\xa1\n##\xe1\x86\xa8\n\xf0\x9d\x85\x9f\nc\n"
+                                  "##c\n\xe0\xa7\x87\n##\xe0\xa6\xbe\n;\nAb\ne\n##e\n\xe8\xb1\x88\n";
+
+/* Ids of Hugging Face's tokenizers 0.23.3 with the same vocabulary and options, by tests/oracle_tokenizer.py's bert().
+ */
+static const struct word_case {
+    const char *options, *text;
+    size_t size;
+    int32_t ids[12];
+} word_cases[] = {
+    {"", "ab,abab. aab", 12, {16, 17, 16, 13, 18, 5, 13, -1}},
+    {"", "Za\xc5\xbc\xc5\xbc \xc5\xbb" "A", 10, {9, 11, 15, 15, 1, -1}},
+    {"", "a\xcc\x81" "b e\xcc\xa8 \xc3\xa9" "b", 12, {1, 1, 1, -1}},
+    {"", "\xe6\x97\xa5\xe6\x9c\xac \xe6\x97\xa5" "a\xe6\x9c\xac", 14, {22, 23, 22, 5, 23, -1}},
+    {"", "[SEP]", 5, {19, 21, 20, -1}},
+    {"", "i\xc4\xb0 \xc4\xb0", 6, {1, 1, -1}},
+    {"", "\xea\xb0\x81" "a", 4, {1, -1}},
+    {"", "x ab", 4, {1, 16, -1}},
+    {"", "a\x00" "b a\x0b" "b a\xe2\x80\x8b" "b a\xef\xbf\xbd" "b", 19, {16, 16, 16, 16, -1}},
+    {"", "a\xc2\xa0" "b\xe3\x80\x80" "b\x0d\x0a\x09" "b", 12, {5, 6, 6, 6, -1}},
+    {"", "\xe0\xa7\x8b \xf0\x9d\x85\xa0", 8, {1, 1, -1}},
+    {"", "a\xcd\xbe" "b", 4, {5, 1, 6, -1}},
+    {"", "\xef\xa4\x80" "a", 4, {1, 5, -1}},
+    {"", "AB aB Ab", 8, {1, 1, 37, -1}},
+    {"", "", 0, {-1}},
+    {"", "  \x0a", 3, {-1}},
+    {"", "ab-ab \xe2\x80\x94", 9, {16, 1, 16, 1, -1}},
+    {"", "\xcc\x87 ,,", 5, {1, 17, 17, -1}},
+    {"", "a\xc2\x85" "b\x1c" "b", 6, {16, 12, -1}},
+    {"l", "Za\xc5\xbc\xc5\xbc \xc5\xbb" "A", 10, {7, 11, 15, 15, 8, 11, -1}},
+    {"l", "[SEP]", 5, {19, 1, 20, -1}},
+    {"l", "i\xc4\xb0 \xc4\xb0", 6, {25, 26, 27, 25, 27, -1}},
+    {"l", "AB aB Ab", 8, {16, 16, 16, -1}},
+    {"a", "Za\xc5\xbc\xc5\xbc \xc5\xbb" "A", 10, {9, 11, 14, 14, 1, -1}},
+    {"a", "a\xcc\x81" "b e\xcc\xa8 \xc3\xa9" "b", 12, {16, 38, 38, 12, -1}},
+    {"a", "\xea\xb0\x81" "a", 4, {28, 29, 30, 11, -1}},
+    {"a", "\xe0\xa7\x8b \xf0\x9d\x85\xa0", 8, {34, 35, 1, -1}},
+    {"a", "a\xcd\xbe" "b", 4, {5, 36, 6, -1}},
+    {"a", "\xef\xa4\x80" "a", 4, {40, 5, -1}},
+    {"a", "\xcc\x87 ,,", 5, {17, 17, -1}},
+    {"la", "Za\xc5\xbc\xc5\xbc \xc5\xbb" "A", 10, {7, 11, 14, 14, 7, 11, -1}},
+    {"la", "i\xc4\xb0 \xc4\xb0", 6, {25, 26, 25, -1}},
+    {"c", "a\x00" "b a\x0b" "b a\xe2\x80\x8b" "b a\xef\xbf\xbd" "b", 19, {1, 5, 6, 1, 1, -1}},
+    {"c", "a\xc2\x85" "b\x1c" "b", 6, {5, 1, -1}},
+    {"j", "\xe6\x97\xa5\xe6\x9c\xac \xe6\x97\xa5" "a\xe6\x9c\xac", 14, {22, 24, 22, 11, 24, -1}},
+    {"j", "\xef\xa4\x80" "a", 4, {1, -1}},
+};
+
+static mtt_tokenizer *vocab_of(mtt_env *env, const char *text, const char *letters)
+{
+    mtt_wordpiece options = word_options(letters);
+    mtt_tokenizer *t = NULL;
+    write_whole(scratch("vocab.txt"), text, strlen(text));
+    check(!mtt_tokenizer_wordpiece(env, scratch("vocab.txt"), &options, &t), "vocab.txt: %s", env->error);
+    return t;
+}
+
+static void test_words(mtt_env *env)
+{
+    mtt_tokenizer *t = NULL, *again = NULL;
+    const char *last = NULL;
+    char text[256], back[256];
+    int32_t ids[256];
+    size_t i, k, n, bytes, size;
+    for (i = 0; i < MTT__LENGTH(word_cases); i++) {
+        const struct word_case *c = &word_cases[i];
+        int same = 1;
+        if (!last || strcmp(last, c->options) != 0) {
+            mtt_tokenizer_destroy(t);
+            mtt_tokenizer_destroy(again);
+            t = vocab_of(env, small_vocab, last = c->options);
+            check(!mtt_tokenizer_save(t, scratch("w.json")) && !mtt_tokenizer_load(env, scratch("w.json"), &again),
+                  "WordPiece is saved and loaded: %s", env->error);
+            same_tokenizer(t, again, "WordPiece");
+            check(memcmp(&t->bert.options, &again->bert.options, sizeof(mtt_wordpiece)) == 0, "options %s are kept",
+                  last);
+        }
+        check(!mtt_encode(t, c->text, c->size, ids, c->size, &n), "WordPiece case %zu: %s", i, env->error);
+        for (k = 0; k < n && same; k++) same = k < 12 && ids[k] == c->ids[k];
+        check(same && n < 12 && c->ids[n] == -1, "WordPiece case %zu (%s): %zu ids", i, c->options, n);
+        check(!mtt_encode(again, c->text, c->size, ids, c->size, &k) && k == n, "loaded WordPiece case %zu", i);
+    }
+    for (k = 100; k < 102; k++) { /* the longest word that is looked at */
+        memset(text, 'a', sizeof(text));
+        check(!mtt_encode(t, text, k, ids, k, &n) && (k == 100 ? n == 100 && ids[99] == 11 : n == 1 && ids[0] == 1),
+              "%zu characters", k);
+    }
+    check(!mtt_encode(t, "ab ab,\nxyz Abab [SEP]", 21, ids, 21, &n), "encode");
+    ids[n] = mtt_tokenizer_end_of_text(t);
+    for (size = 0, k = 0; k <= n; k++) size += mtt_tokenizer_bytes(t, ids[k], &bytes) ? bytes : 1000;
+    check(!mtt_decode(t, ids, n + 1, back, sizeof(back), &bytes) && bytes == size && bytes == 27 &&
+              memcmp(back, " ab ab , [UNK] Abab [ SEP ]", 27) == 0,
+          "decode: %.*s, %zu bytes of %zu", (int)bytes, back, bytes, size);
+    check(mtt_tokenizer_end_of_text(t) == 3 && mtt_tokenizer_bytes(t, 4, &bytes) && !bytes &&
+              !mtt_tokenizer_bytes(t, 41, &bytes),
+          "special pieces have no bytes");
+    check(mtt_encode(t, "ab,ab", 5, ids, 2, &n) == MTT_E_ARGUMENT && n == 3, "small capacity, %zu needed", n);
+    mtt_tokenizer_destroy(t);
+    mtt_tokenizer_destroy(again);
+    t = vocab_of(env, "[UNK]\r\n[SEP] \t\r\na\r\n##b", "");
+    check(mtt_tokenizer_vocab(t) == 4 && !mtt_encode(t, "ab", 2, ids, 2, &n) && n == 2 && ids[1] == 3,
+          "Windows line ends");
+    mtt_tokenizer_destroy(t);
+}
+
+/* No text has more ids than bytes, whatever is in it, and none fails. */
+static void test_word_bytes(mtt_env *env)
+{
+    static const char *const options[] = {"", "la", "lacj"};
+    char text[64];
+    int32_t ids[64];
+    uint32_t c, i, k;
+    size_t n, size, bad = 0;
+    for (k = 0; k < MTT__LENGTH(options); k++) {
+        mtt_tokenizer *t = vocab_of(env, small_vocab, options[k]);
+        for (c = 0; c < 0x110000; c++) {
+            size = mtt__utf8_put(c, text);
+            bad += mtt_encode(t, text, size, ids, size, &n) != MTT_OK;
+        }
+        for (i = 0; i < 100000; i++) {
+            size = below(64);
+            for (n = 0; n < size; n++) text[n] = (char)(below(2) ? below(256) : 0xc2 + below(0x34));
+            bad += mtt_encode(t, text, size, ids, size, &n) != MTT_OK;
+        }
+        mtt_tokenizer_destroy(t);
+    }
+    check(!bad, "%zu texts have more ids than bytes", bad);
+}
+
+static void test_word_training(mtt_env *env)
+{
+    static const char text[] =
+        "roses are red, violets are blue; BERT is big and so is GPT-2 and so are the rosy reds. G\xc4\x99\xc5\x9b, "
+        "g\xc4\x99si, g\xc4\x99\xc5\x9b i \xc5\xbc"
+        "aba.";
+    static const char *const want[] = {
+        /* Hugging Face's, given our order of the ##characters */
+        "",    " [UNK]", "",          "",          "",          " ,",       " -",  " .",   " 2",  " ;",
+        " B",  " E",     " G",        " P",        " R",        " T",       " a",  " b",   " d",  " e",
+        " g",  " h",     " i",        " l",        " n",        " o",       " r",  " s",   " t",  " u",
+        " v",  " y",     " \xc4\x99", " \xc5\x9b", " \xc5\xbc", "E",        "P",   "R",    "T",   "a",
+        "b",   "d",      "e",         "g",         "h",         "i",        "l",   "n",    "o",   "r",
+        "s",   "t",      "u",         "y",         "\xc4\x99",  "\xc5\x9b", " ar", " are", " an", " g\xc4\x99",
+        " is", " re",    " ro",       " so",       " and",      " red",     " ros"};
+    mtt_bpe_trainer *trainer = NULL;
+    mtt_tokenizer *t = train_words(env, text, sizeof(text) - 1, 100, "");
+    char hex[65], first[65], *whole;
+    size_t size = 0, n;
+    int order;
+    size_t i;
+    check(mtt_tokenizer_vocab(t) == (int)MTT__LENGTH(want), "%d WordPieces", mtt_tokenizer_vocab(t));
+    for (i = 0; i < MTT__LENGTH(want); i++) check(is_piece(t, (int)i, want[i]), "WordPiece %zu is not %s", i, want[i]);
+    check(mtt_tokenizer_end_of_text(t) == 3, "[SEP] ends a text");
+    mtt_tokenizer_destroy(t);
+    check(!mtt_wordpiece_trainer_create(env, NULL, &trainer) && !mtt_bpe_trainer_add(trainer, text, sizeof(text) - 1),
+          "trainer");
+    check(mtt_bpe_trainer_finish(trainer, 55, &t) == MTT_E_ARGUMENT && !t && strstr(env->error, "56"), "55 ids: %s",
+          env->error);
+    check(!mtt_bpe_trainer_finish(trainer, 56, &t) && mtt_tokenizer_vocab(t) == 56, "56 ids");
+    mtt_tokenizer_destroy(t);
+    for (order = 0; order < 1200;
+         order++) { /* 1,196 Chinese characters twice, and those of the text more often or not at all */
+        char letter[8];
+        n = mtt__utf8_put(0x4e00 + (uint32_t)order, letter);
+        for (i = 0; i < 2; i++) check(!mtt_bpe_trainer_add(trainer, letter, n), "letter");
+    }
+    check(!mtt_bpe_trainer_finish(trainer, 3000, &t), "many characters: %s", env->error);
+    for (n = 0, i = 5; i < (size_t)mtt_tokenizer_vocab(t); i++)
+        n += *mtt_tokenizer_bytes(t, (int)i, &size) == ' ' && size == 4;
+    check(is_piece(t, 5, " ,") && n > 950 && n < 1000, "rare characters go: %zu Chinese ones are left", n);
+    mtt_tokenizer_destroy(t);
+    mtt_bpe_trainer_destroy(trainer);
+    whole = read_data("tinyshakespeare.txt", &size);
+    for (order = 0; order < 4 && whole; order++) {
+        enum { DOCUMENTS = 7 };
+        char *got;
+        check(!mtt_wordpiece_trainer_create(env, NULL, &trainer), "trainer");
+        for (i = 0; i < DOCUMENTS; i++) {
+            size_t k = (i * 3 + (size_t)order) % DOCUMENTS, at = size * k / DOCUMENTS, end = size * (k + 1) / DOCUMENTS;
+            while (at && whole[at] != '\n') at++;
+            while (end < size && whole[end] != '\n') end++;
+            check(!mtt_bpe_trainer_add(trainer, whole + at, end - at), "document");
+        }
+        check(!mtt_bpe_trainer_finish(trainer, 2000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d",
+              order);
+        mtt_tokenizer_destroy(t);
+        mtt_bpe_trainer_destroy(trainer);
+        got = read_whole(scratch("order.json"), &n);
+        sha256((const unsigned char *)got, n, hex);
+        if (!order) memcpy(first, hex, sizeof(hex));
+        check(strcmp(hex, first) == 0, "order %d gives another vocabulary", order);
+        free(got);
+    }
+    free(whole);
+}
+
+static void word_stream(mtt_env *env, const char *name, size_t tokens, const char *want)
+{
+    const char *path = shared_data("bert-base-uncased-vocab.txt");
+    size_t size, n, i;
+    char hex[65], *text = read_data(name, &size);
+    mtt_wordpiece uncased = word_options("la");
+    mtt_tokenizer *t = NULL;
+    int32_t *ids;
+    unsigned char *out;
+    if (!path || !text) return free(text);
+    ids = (int32_t *)malloc(size * sizeof(*ids));
+    check(!mtt_tokenizer_wordpiece(env, path, &uncased, &t) && !mtt_encode(t, text, size, ids, size, &n), "BERT: %s",
+          env->error);
+    out = (unsigned char *)malloc(2 * n);
+    for (i = 0; i < n; i++) out[2 * i] = (unsigned char)ids[i], out[2 * i + 1] = (unsigned char)(ids[i] >> 8);
+    sha256(out, 2 * n, hex);
+    check(n == tokens && strcmp(hex, want) == 0, "BERT on %s: %zu tokens, %s", name, n, hex);
+    mtt_tokenizer_destroy(t);
+    free(out);
+    free(ids);
+    free(text);
+}
+
+static void test_bad_words(mtt_env *env)
+{
+    static const char *const lists[][2] = {{"", "vocab.txt:0: [UNK] or [SEP]"},
+                                           {"[UNK]\na\n", "vocab.txt:2: [UNK] or [SEP]"},
+                                           {"[SEP]\n", "vocab.txt:1: [UNK]"},
+                                           {"[UNK]\n[SEP]\na\nb\na\n", "vocab.txt:5: a piece is there twice"},
+                                           {"[UNK]\n\n[SEP]\n", "vocab.txt:2: a piece is empty"},
+                                           {"[UNK]\n[SEP]\n  \r\n", "vocab.txt:3: a piece is empty"},
+                                           {"[UNK]\n\xff\n", "vocab.txt:2: a piece is empty or not UTF-8"},
+                                           {"[UNK]\n##[SEP]\n[SEP]\n", "vocab.txt:3: a piece is there twice"}};
+    static const char *const json[][3] = {{"\"BertNormalizer\"", "\"NFC\"", "NFC"},
+                                          {"\"clean_text\":true,", "", "clean_text is missing"},
+                                          {"\"lowercase\":false", "\"lowercase\":1", "lowercase"},
+                                          {"\"BertPreTokenizer\"", "\"Whitespace\"", "Whitespace"},
+                                          {"\"type\":\"WordPiece\",\"prefix\"", "\"type\":\"Fuse\",\"prefix\"", "Fuse"},
+                                          {"\"unk_token\":\"[UNK]\"", "\"unk_token\":\"<unk>\"", "<unk>"},
+                                          {"prefix\":\"##\",\"max", "prefix\":\"\",\"max", "subword_prefix"},
+                                          {"word\":100", "word\":200", "200"},
+                                          {"\"type\":\"WordPiece\",\"unk", "\"type\":\"Unigram\",\"unk", "Unigram"},
+                                          {"\"ab\":16", "\"ab\":17", "not the next"},
+                                          {"\"ab\":16", "\"a\":16", "twice"},
+                                          {"\"ab\":16", "\"\":16", "empty"},
+                                          {"\"[UNK]\":1", "\"[unk]\":1", "[UNK]"},
+                                          {"\"special\":true}]", "\"special\":false}]", "special"},
+                                          {"\"special\":true},", "\"special\":true}", "comma"},
+                                          {"\"ab\":16", "\"\xff\":16", "UTF-8"},
+                                          {"}}}", "}}", "comma"}};
+    mtt_tokenizer *t, *got;
+    size_t i, size;
+    char *text, *other;
+    for (i = 0; i < MTT__LENGTH(lists); i++) {
+        write_whole(scratch("vocab.txt"), lists[i][0], strlen(lists[i][0]));
+        got = NULL;
+        check(mtt_tokenizer_wordpiece(env, scratch("vocab.txt"), NULL, &got) == MTT_E_FORMAT && !got &&
+                  strstr(env->error, lists[i][1]),
+              "bad vocab.txt %zu: %s", i, env->error);
+    }
+    t = vocab_of(env, small_vocab, "");
+    check(!mtt_tokenizer_save(t, scratch("w.json")), "save");
+    mtt_tokenizer_destroy(t);
+    text = read_whole(scratch("w.json"), &size);
+    other = (char *)malloc(size + 200);
+    for (i = 0; i < MTT__LENGTH(json); i++) {
+        const char *at = strstr(text, json[i][0]);
+        check(at != NULL, "bad WordPiece %zu: %s is in the file", i, json[i][0]);
+        if (!at) continue;
+        sprintf(other, "%.*s%s%s", (int)(at - text), text, json[i][1], at + strlen(json[i][0]));
+        write_whole(scratch("bad.json"), other, strlen(other));
+        got = NULL;
+        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_E_FORMAT && !got &&
+                  strstr(env->error, json[i][2]),
+              "bad WordPiece %zu (%s): %s", i, json[i][1], env->error);
+        mtt_tokenizer_destroy(got);
+    }
+    for (i = 0; i < 1500; i++) {
+        size_t at = below((uint32_t)size), n;
+        int32_t ids[16];
+        memcpy(other, text, size);
+        if (i % 2) other[at] = (char)below(256);
+        write_whole(scratch("bad.json"), other, i % 2 ? size : at);
+        got = NULL;
+        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK)
+            check(!mtt_encode(got, "ab, z\xc5\xbc", 8, ids, 8, &n), "byte %zu", at);
+        mtt_tokenizer_destroy(got);
+    }
+    free(text);
+    free(other);
+}
+
 /* An allocator that fails once, at call `fail_at`, and counts the blocks that live. */
 typedef struct faulty {
     long calls, fail_at, live;
@@ -632,18 +949,21 @@ static void faulty_free(void *user, void *block)
     free(block);
 }
 
-static mtt_status whole_run(mtt_env *env, const char *text, size_t size)
+static mtt_status whole_run(mtt_env *env, const char *text, size_t size, int words)
 {
     mtt_bpe_trainer *trainer = NULL;
     mtt_tokenizer *t = NULL, *again = NULL;
     int32_t *ids = (int32_t *)malloc(size * sizeof(*ids));
     size_t n;
-    mtt_status status = mtt_bpe_trainer_create(env, &trainer);
+    mtt_status status = words ? mtt_wordpiece_trainer_create(env, NULL, &trainer) : mtt_bpe_trainer_create(env, &trainer);
     if (!status) status = mtt_bpe_trainer_add(trainer, text, size);
     if (!status) status = mtt_bpe_trainer_finish(trainer, 300, &t);
     if (!status) status = mtt_encode(t, text, size, ids, size, &n);
     if (!status) status = mtt_tokenizer_save(t, scratch("m.json"));
     if (!status) status = mtt_tokenizer_load(env, scratch("m.json"), &again);
+    mtt_tokenizer_destroy(again);
+    again = NULL;
+    if (!status && words) status = mtt_tokenizer_wordpiece(env, scratch("m.txt"), NULL, &again);
     mtt_tokenizer_destroy(again);
     mtt_tokenizer_destroy(t);
     mtt_bpe_trainer_destroy(trainer);
@@ -651,7 +971,7 @@ static mtt_status whole_run(mtt_env *env, const char *text, size_t size)
     return status;
 }
 
-static void test_memory(void)
+static void test_memory(int words)
 {
     char text[3000];
     faulty f;
@@ -661,6 +981,7 @@ static void test_memory(void)
     mtt_status status = MTT_E_MEMORY;
     for (i = 0; i < sizeof(text); i++)
         text[i] = (char)(i > 1500 && i < 1700 ? 'a' + below(3) : below(8) ? 'a' + below(26) : ' ');
+    write_whole(scratch("m.txt"), small_vocab, sizeof(small_vocab) - 1);
     memset(&env, 0, sizeof(env));
     env.alloc = faulty_alloc;
     env.free = faulty_free;
@@ -668,23 +989,26 @@ static void test_memory(void)
     for (k = 1; k < 10000 && status; k++) {
         memset(&f, 0, sizeof(f));
         f.fail_at = k;
-        status = whole_run(&env, text, sizeof(text));
+        status = whole_run(&env, text, sizeof(text), words);
         check((status == MTT_OK || status == MTT_E_MEMORY) && !f.live, "allocation %ld fails: %s, %ld blocks live", k,
               mtt_status_string(status), f.live);
         check(status == MTT_OK || strstr(env.error, "memory"), "allocation %ld: %s", k, env.error);
     }
     check(k > 50 && f.calls < f.fail_at, "%ld allocations failed in turn", k - 2);
-    check(whole_run(NULL, text, sizeof(text)) == MTT_OK, "no environment");
+    check(whole_run(NULL, text, sizeof(text), words) == MTT_OK, "no environment");
 }
 
 /* ---- modes for the hand */
 
-static mtt_tokenizer *open_tokenizer(const char *path)
+static mtt_tokenizer *open_tokenizer(const char *path, const char *letters)
 {
     mtt_env *env = (mtt_env *)calloc(1, sizeof(*env));
     mtt_tokenizer *t = NULL;
     const char *dot = strrchr(path, '.');
-    if (dot && strcmp(dot, ".bpe") == 0 ? mtt_tokenizer_gpt2(env, path, &t) : mtt_tokenizer_load(env, path, &t)) {
+    mtt_wordpiece options = word_options(letters);
+    if (dot && strcmp(dot, ".bpe") == 0   ? mtt_tokenizer_gpt2(env, path, &t)
+        : dot && strcmp(dot, ".txt") == 0 ? mtt_tokenizer_wordpiece(env, path, &options, &t)
+                                          : mtt_tokenizer_load(env, path, &t)) {
         fprintf(stderr, "%s\n", env->error);
         exit(1);
     }
@@ -701,9 +1025,9 @@ static void print_ids(mtt_tokenizer *t, const char *text, size_t size, const cha
     free(ids);
 }
 
-static int mode_encode(const char *path, int hex)
+static int mode_encode(const char *path, int hex, const char *letters)
 {
-    mtt_tokenizer *t = open_tokenizer(path);
+    mtt_tokenizer *t = open_tokenizer(path, letters);
     size_t size, i, n = 0;
     char *text = read_whole("-", &size);
     unsigned byte = 0;
@@ -743,7 +1067,7 @@ static void bench_encode(mtt_tokenizer *t, const char *name, const char *text, s
 
 static int mode_bench(const char *path)
 {
-    const char *bpe = shared_data("vocab.bpe");
+    const char *bpe = shared_data("vocab.bpe"), *bert = shared_data("bert-base-uncased-vocab.txt");
     mtt_tokenizer *t;
     mtt_bpe_trainer *trainer;
     size_t size;
@@ -753,8 +1077,12 @@ static int mode_bench(const char *path)
     counted = seconds() - start;
     if (mtt_bpe_trainer_finish(trainer, 10000, &t)) return 1;
     printf("training: %.2f s, of which counting %.2f s\n", seconds() - start, counted);
+    start = seconds();
+    mtt_tokenizer_destroy(train_words(NULL, text, size, 10000, ""));
+    printf("training, wordpiece: %.2f s\n", seconds() - start);
     bench_encode(t, "trained:", text, size);
-    if (bpe) bench_encode(open_tokenizer(bpe), "gpt2:", text, size);
+    if (bpe) bench_encode(open_tokenizer(bpe, ""), "gpt2:", text, size);
+    if (bert) bench_encode(open_tokenizer(bert, "la"), "bert:", text, size);
     word = (char *)malloc(1000000);
     memset(word, 'a', 1000000);
     bench_encode(t, "aaaa:", word, 1000000);
@@ -763,11 +1091,13 @@ static int mode_bench(const char *path)
     return 0;
 }
 
-static int mode_train(const char *path, const char *out)
+static int mode_train(const char *path, const char *out, const char *vocab, const char *letters)
 {
     size_t size;
     char *text = read_whole(path, &size);
-    return !text || mtt_tokenizer_save(train(NULL, text, size, 10000), out) != MTT_OK;
+    mtt_tokenizer *t = NULL;
+    if (text) t = letters ? train_words(NULL, text, size, atoi(vocab), letters) : train(NULL, text, size, atoi(vocab));
+    return !t || mtt_tokenizer_save(t, out) != MTT_OK;
 }
 
 int main(int argc, char **argv)
@@ -778,9 +1108,11 @@ int main(int argc, char **argv)
     static const char sample[] = "It's the same; the quick brown fox's. Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 "
                                  "g\xc4\x99\xc5\x9bl\xc4\x85 \"ja\xc5\xba\xc5\x84\\\"\n";
     char command[96];
-    if (argc >= 3 && strcmp(argv[1], "encode") == 0) return mode_encode(argv[2], argc > 3);
+    if (argc >= 3 && strcmp(argv[1], "encode") == 0)
+        return mode_encode(argv[2], argc > 3 && strcmp(argv[3], "hex") == 0, argc > 4 ? argv[4] : "");
     if (argc == 3 && strcmp(argv[1], "bench") == 0) return mode_bench(argv[2]);
-    if (argc == 4 && strcmp(argv[1], "train") == 0) return mode_train(argv[2], argv[3]);
+    if (argc >= 4 && strcmp(argv[1], "train") == 0)
+        return mode_train(argv[2], argv[3], argc > 4 ? argv[4] : "10000", argc > 5 ? argv[5] : NULL);
     snprintf(folder, sizeof(folder), "/tmp/mtt_tokenizer.%ld", (long)getpid());
     check(mkdir(folder, 0700) == 0, "%s can be made", folder);
     bpe = shared_data("vocab.bpe");
@@ -802,7 +1134,14 @@ int main(int argc, char **argv)
     test_training(&env);
     test_bad_json(&env);
     test_bad_gpt2(&env);
-    test_memory();
+    test_words(&env);
+    test_word_bytes(&env);
+    test_word_training(&env);
+    test_bad_words(&env);
+    word_stream(&env, "tinyshakespeare.txt", 288719, "10cdcaa00613634d883e1992e180c1c4e921e967b6d7c593eb67782418414384");
+    word_stream(&env, "wt2_valid.txt", 260172, "058efb7e7b7d77508724559db7b98aa3ddd6925235e3f62083f2b38e58319bd7");
+    test_memory(0);
+    test_memory(1);
     mtt_tokenizer_destroy(own);
     mtt_tokenizer_destroy(gpt2);
     snprintf(command, sizeof(command), "rm -rf %s", folder);

@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# test_tools_data.sh BUILD_DIR - what BUILD_DIR/prepare and tools/get_data.sh promise: files, reports, messages, exit codes.
+# Prints what fails, what is skipped, and the closing line. Runs in the repository root, without a network.
+set -u
+build=$(realpath "$1") tools=$(realpath tools) data=$(realpath -m ../shared/data) work=$(mktemp -d) server=
+trap '[ -n "$server" ] && kill $server 2> /dev/null; rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0
+
+check() { # check NAME COMMAND...: the command must succeed
+  local name=$1; shift
+  if "$@" > /dev/null 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; fi
+}
+expect() { # expect CODE PATTERN COMMAND...: its exit code, and what it must say
+  local want=$1 pattern=$2; shift 2
+  timeout 120 "$@" > out 2> err < "${input:-/dev/null}"; code=$?
+  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then passed=$((passed + 1)); return; fi
+  failed=$((failed + 1)); echo "FAILED: $*: exit $code, expected $want and /$pattern/; it said: $(cat err out | tail -n 2 | cut -c1-300)"
+}
+prepare() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$build/prepare" "$@"; }
+get() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/get_data.sh" -o got "$@"; }
+whole() { for part in train.tokens valid.tokens test.tokens tokenizer.json; do [ -s "$1.$part" ] || return 1; done; }
+same() { for part in train.tokens valid.tokens test.tokens tokenizer.json; do cmp "$1.$part" "$2.$part" || return 1; done; }
+
+awk 'BEGIN { srand(7); n = split("Al a be ta Gam ma żół ć del ta gęś ją kot", w, " "); for (d = 0; d < 60; d++) {
+  for (i = 0; i < 600; i++) { printf "%s%s", w[1 + int(rand() * n)], rand() < 0.5 ? " " : "" } print "\n" } }' > text.txt
+awk 'BEGIN { for (d = 0; d < 60; d++) printf "{\"text\": \"Za\\u017c\\u00f3\\u0142\\u0107 g\\u0119\\u015bl\\u0105 ja\\u017a\\u0144 %d\", \"body\": \"other %d\"}\n", d, d }' > text.jsonl
+
+# prepare: the command line
+prepare 2 'input and --output' --output o
+prepare 2 'did you mean --vocab-size' --input text.txt --output o --vocab-sise 3
+prepare 0 '--strip-accents' --help
+prepare 2 'vocab-file vocab.bpe .tools/get_data.sh' --input text.txt --output o --tokenizer gpt2
+prepare 2 'goes with --tokenizer gpt2 or wordpiece' --input text.txt --output o --vocab-file x
+prepare 3 'expected bpe, gpt2, wordpiece or the path' --input text.txt --output o --tokenizer wordpeace
+prepare 3 'text.txt is no vocab.bpe' --input text.txt --output o --tokenizer gpt2 --vocab-file text.txt
+prepare 3 'text.txt is no vocab.txt' --input text.txt --output o --tokenizer wordpiece --vocab-file text.txt
+prepare 3 'absent.txt.*No such file' --input absent.txt --output o
+prepare 2 '3 ids cannot hold' --input text.txt --output o --vocab-size 3
+prepare 2 '20 ids cannot hold the characters.*ask for [0-9]+ or more' --input text.txt --output o --tokenizer wordpiece --vocab-size 20
+prepare 3 'no field "missing"' --input text.jsonl --output o --field missing
+check "what fails leaves no files" [ -z "$(find . -name 'o.*')" ]
+
+# prepare: what it makes
+prepare 0 '^vocabulary 300,' --input text.txt --output bpe --vocab-size 300
+check "four files of a BPE" whole bpe
+check "bytes of the report are those of the text" [ "$(awk '$1 == "all" { print $3 }' out)" = "$(wc -c < text.txt)" ]
+check "the splits add up" awk '$1 ~ /train|valid|test/ { d += $2; t += $4 } $1 == "all" { exit !(d == $2 && t == $4 && d > 0) }' out
+check "tokens of the report are those of the file" [ "$(awk '$1 == "train" { print 64 + 2 * $4 }' out)" = "$(wc -c < bpe.train.tokens)" ]
+prepare 0 '^vocabulary 300,' --input text.txt --output word --vocab-size 300 --tokenizer wordpiece
+check "four files of a WordPiece" whole word
+check "it keeps capitals" grep -q '"A":' word.tokenizer.json
+prepare 0 '^vocabulary 300,' --input text.txt --output again --tokenizer word.tokenizer.json
+check "its own tokenizer.json makes the same files" same word again
+input=text.txt prepare 0 '^vocabulary 300,' --input - --output again --vocab-size 300 --tokenizer wordpiece
+check "standard input makes the same files" same word again
+prepare 0 '^vocabulary 300,' --input text.txt --output low --vocab-size 300 --tokenizer wordpiece --lowercase
+check "--lowercase has no capitals" [ "$(grep -c '"A":' low.tokenizer.json)" = 0 ]
+check "--lowercase is in the tokenizer" grep -q '"strip_accents":false,"lowercase":true' low.tokenizer.json
+check "Polish letters are kept" grep -q '"ż":' low.tokenizer.json
+prepare 0 vocabulary --input text.jsonl --output accents --tokenizer wordpiece --vocab-size 60 --strip-accents
+check "--strip-accents leaves l with a stroke alone" eval '! grep -q "\"ż\":" accents.tokenizer.json && grep -q "ł" accents.tokenizer.json'
+prepare 0 vocabulary --input text.jsonl --output body --field body --tokenizer wordpiece --vocab-size 40 --seed 4
+check "--field takes another text" grep -q '"other"' body.tokenizer.json
+printf '%s\n' '[PAD]' '[UNK]' '[CLS]' '[SEP]' '[MASK]' a '##l' '##a' > vocab.txt
+prepare 0 '^vocabulary 8,' --input text.txt --output list --tokenizer vocab.txt --lowercase
+prepare 0 '^vocabulary 8,' --input text.txt --output again --tokenizer wordpiece --vocab-file vocab.txt --lowercase
+check "a vocab.txt by either option" same list again
+printf '[PAD]\n[UNK]\n[UNK]\n' > twice.txt
+prepare 3 'twice.txt:3: ' --input text.txt --output o --tokenizer twice.txt
+model="--layers 1 --d-model 32 --heads 2 --seq-len 32 --batch-size 4 --steps 3"
+expect 0 '"bits_per_byte": [0-9.]*[1-9]' "$build/train" --data word $model --sample 5
+check "the trainer takes the vocabulary" grep -q '"parameters": ' out
+expect 0 '"dataset": "list"' "$build/train" --data list $model
+if [ -r "$data/vocab.bpe" ]; then
+  prepare 0 '^vocabulary 50257,' --input text.txt --output gpt2 --tokenizer gpt2 --vocab-file "$data/vocab.bpe"
+  prepare 0 '^vocabulary 50257,' --input text.txt --output again --tokenizer "$data/vocab.bpe"
+  check "gpt2 and its path are the same" same gpt2 again
+else echo "skipped: $data/vocab.bpe is absent"; fi
+
+# get_data: files by their address
+get 0 'tinyshakespeare.txt +public domain'
+expect 0 'vocab.bpe +GPT-2' "$tools/get_data.sh"
+get 1 'there is no nonsense' nonsense
+expect 1 'there is no option --all' "$tools/get_data.sh" --all
+mkdir site; here=file://$work/site
+cp text.txt text.jsonl site; sum=$(sha256sum < text.txt | cut -d ' ' -f 1)
+get 0 'got/text.txt, [0-9]+ bytes, checksum right' "$here/text.txt#sha256=$sum"
+check "the file has come whole" cmp text.txt got/text.txt
+get 0 'is there' "$here/text.txt"
+rm -r got
+get 1 "checksum $sum and not 1234.*removed" "$here/text.txt#sha256=1234"
+check "a wrong checksum leaves nothing" [ -z "$(ls got)" ]
+head -c 5000 text.txt > got/text.txt.part
+get 0 'checksum right' "$here/text.txt#sha256=$sum"
+check "a cut download goes on" cmp text.txt got/text.txt
+printf '\n<!DOCTYPE html>\r\n<title>Not found</title>\n' > site/page.jsonl
+get 1 'page.jsonl is a web page, not data: <!DOCTYPE html>' "$here/page.jsonl"
+echo 'Service unavailable' > site/words.jsonl
+get 1 'not JSON: Service unavailable' "$here/words.jsonl"
+: > site/empty.txt;             get 1 'empty.txt is empty' "$here/empty.txt"
+gzip -c text.txt > site/text2.txt.gz
+cp site/text2.txt.gz site/hidden.txt; get 1 'hidden.txt is gz' "$here/hidden.txt"
+printf 'a\0b' > site/nul.txt;   get 1 'nul.txt is binary' "$here/nul.txt"
+cp text.txt site/plain.gz;      get 1 'plain.gz is text' "$here/plain.gz"
+get 1 'did not come' "$here/absent.txt"
+check "what fails leaves no files" [ "$(ls got)" = text.txt ]
+get 0 'got/text2.txt, ' "$here/text2.txt.gz"
+check ".gz is unpacked" cmp text.txt got/text2.txt
+if command -v zstd > /dev/null; then
+  { head -n 20 text.jsonl | zstd -c; tail -n +21 text.jsonl | zstd -c; } > site/two.jsonl.zst
+  get 0 'got/two.jsonl, ' "$here/two.jsonl.zst"
+  check "both frames of a .zst are unpacked" cmp text.jsonl got/two.jsonl
+  check "the packed file is gone" [ ! -e got/two.jsonl.zst ]
+  head -c 100 site/two.jsonl.zst > site/cut.jsonl.zst
+  get 1 'cut.jsonl.zst is damaged' "$here/cut.jsonl.zst"
+  zstd -qc site/page.jsonl > site/packed.jsonl.zst
+  get 1 'web page' "$here/packed.jsonl.zst"
+  printf '{"file_size": %d}' "$(wc -c < site/two.jsonl.zst)" > site/two.manifest
+  rm got/two.jsonl
+  SPEAKLEASH=$here get 0 'got/two.jsonl, ' speakleash:two
+  rm got/two.jsonl; echo '{"file_size": 77}' > site/two.manifest
+  SPEAKLEASH=$here get 1 'bytes and not 77' speakleash:two
+  mkdir bin; for tool in bash env timeout curl head od tr sed wc grep cat mv rm mkdir sha256sum cut tail; do ln -s "$(command -v $tool)" bin/; done
+  PATH=$work/bin get 1 'needs zstd to be unpacked: apt install zstd' "$here/two.jsonl.zst"
+  if [ -r "$data/speakleash_sample.jsonl.zst" ]; then
+    get 0 'speakleash_sample.jsonl, ' "file://$data/speakleash_sample.jsonl.zst"
+    check "200 documents of two frames" [ "$(wc -l < got/speakleash_sample.jsonl)" = 200 ]
+    prepare 0 '^all +200 ' --input got/speakleash_sample.jsonl --output sl --vocab-size 400
+  else echo "skipped: $data/speakleash_sample.jsonl.zst is absent"; fi
+else echo "skipped: zstd is not here"; fi
+
+# get_data: servers; Python's own cannot go on where a file was cut, so that all is sent again, ours cuts its first answer
+cutting='
+import http.server, re
+class Handler(http.server.BaseHTTPRequestHandler):
+    cut = True
+    def do_GET(self):
+        data = open("site/" + self.path, "rb").read()
+        start = int((re.match("bytes=([0-9]+)", self.headers.get("Range", "")) or [0, 0])[1])
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        if start: self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[start:start + 7000 if Handler.cut else None])
+        print(start, flush=True)
+        Handler.cut = False
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print("port", server.server_port, "is open", flush=True)
+server.serve_forever()'
+if command -v python3 > /dev/null; then
+  python3 -c "$cutting" > log 2>&1 & server=$!
+  for _ in $(seq 100); do port=$(sed -n 's/^port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep 0.1; done
+  rm -rf got
+  get 1 'did not come, 7000 bytes are kept' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  check "a cut download goes on from there" grep -qx 7000 log
+  check "it is whole then" cmp text.txt got/text.txt
+  { kill $server && wait $server; } 2> /dev/null
+  python3 -u -m http.server --bind 127.0.0.1 --directory site 0 > log 2>&1 & server=$!
+  for _ in $(seq 100); do port=$(sed -n 's/.* port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep 0.1; done
+  rm -rf got; mkdir got; head -c 5000 text.txt > got/text.txt.part
+  get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  check "a server without ranges sends all again" cmp text.txt got/text.txt
+  get 1 'did not come' "http://127.0.0.1:$port/absent.jsonl"
+else echo "skipped: python3 is not here"; fi
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,91 @@
+/* prepare.c - makes a tokenizer and token files of a text, as train.c takes them by --data PREFIX.
+
+   cc -O3 -march=native -fopenmp tools/prepare.c -o prepare -lm                                      (or: make build/prepare)
+   ./prepare --input novel.txt --output data/novel --vocab-size 8000
+   ./prepare --input wiki.jsonl --output data/wiki --tokenizer wordpiece --lowercase
+   zstd -dc plwiki.jsonl.zst | ./prepare --input - --output data/plwiki --tokenizer gpt2 --vocab-file vocab.bpe
+
+   Writes PREFIX.tokenizer.json and PREFIX.train.tokens, .valid.tokens and .test.tokens. The report is on stdout. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include "options.h"
+
+enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
+
+static mtt_prepare_desc desc;
+static const char *kind = "bpe", *file;
+static int seed;
+
+static const option options[] = {
+    {"input", TEXT, &desc.input, "text or JSONL, - for standard input", 0, 0},
+    {"output", TEXT, &desc.output, "prefix of the files to write", 0, 0},
+    {"tokenizer", TEXT, &kind, "bpe (the default) and wordpiece are trained; gpt2; or the path of a tokenizer", 0, 0},
+    {"vocab-file", TEXT, &file, "vocab.bpe for gpt2, or a vocab.txt for wordpiece, which is then not trained", 0, 0},
+    {"vocab-size", INT, &desc.vocab, "ids of a trained tokenizer (10000)", 0, 0},
+    {"field", TEXT, &desc.field, "field of the JSONL documents (text)", 0, 0},
+    {"seed", INT, &seed, "of the split into train, valid and test (0)", 0, 0},
+    {"lowercase", FLAG, &desc.wordpiece.lowercase, "wordpiece: capitals become small", 0, 1},
+    {"strip-accents", FLAG, &desc.wordpiece.strip_accents, "wordpiece: letters lose their accents, which Polish needs", 0, 1},
+    {"keep-controls", FLAG, &desc.wordpiece.keep_controls, "wordpiece: control characters are text", 0, 1},
+    {"keep-cjk", FLAG, &desc.wordpiece.keep_cjk, "wordpiece: Chinese characters are not cut into single words", 0, 1},
+};
+enum { OPTIONS = sizeof(options) / sizeof(options[0]) };
+
+/* Says what to train or load; returns an exit code. */
+static int choose_tokenizer(void)
+{
+    int gpt2 = !strcmp(kind, "gpt2"), words = !strcmp(kind, "wordpiece"), train = words || !strcmp(kind, "bpe");
+    FILE *in;
+    int first;
+    desc.kind = words ? MTT_WORDPIECE : MTT_BPE;
+    desc.tokenizer = train || gpt2 ? file : kind;
+    if (gpt2 && !file)
+        return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (tools/get_data.sh vocab.bpe brings it)");
+    if (file && !gpt2 && !words)
+        return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give a path to --tokenizer alone");
+    if (!desc.tokenizer) return 0;
+    in = fopen(desc.tokenizer, "rb");
+    if (!in)
+        return fprintf(stderr, "prepare: cannot open %s: expected bpe, gpt2, wordpiece or the path of a tokenizer\n",
+                       desc.tokenizer), EXIT_DATA;
+    first = fgetc(in);
+    fclose(in);
+    if ((gpt2 && first != '#') || (words && first != '['))
+        return fprintf(stderr, "prepare: %s is no %s: tools/get_data.sh %s brings one\n", file, gpt2 ? "vocab.bpe" : "vocab.txt",
+                       gpt2 ? "vocab.bpe" : "bert-vocab.txt"), EXIT_DATA;
+    return 0;
+}
+
+static void row(const char *name, uint64_t documents, uint64_t bytes, uint64_t tokens)
+{
+    printf("%-6s %12llu %15llu %15llu %12.3f\n", name, (unsigned long long)documents, (unsigned long long)bytes,
+           (unsigned long long)tokens, tokens ? (double)bytes / (double)tokens : 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const names[] = {"train", "valid", "test"};
+    static mtt_env env;
+    mtt_prepare_report r;
+    mtt_status status;
+    uint64_t documents = 0, bytes = 0, tokens = 0;
+    int k, code = option_parse(options, OPTIONS, argc, argv);
+    if (code) return code == OPTION_HELP ? 0 : code;
+    if (!desc.input || !desc.output)
+        return option_fail("--input and --output are needed: --input text.txt --output data/text (--help lists all options)");
+    if ((code = choose_tokenizer())) return code;
+    desc.seed = (uint64_t)seed;
+    status = mtt_prepare(&env, &desc, &r);
+    if (status) {
+        fprintf(stderr, "prepare: %s\n", env.error[0] ? env.error : mtt_status_string(status));
+        return status == MTT_E_ARGUMENT ? EXIT_USAGE : status == MTT_E_MEMORY ? EXIT_MEMORY : EXIT_DATA;
+    }
+    printf("vocabulary %d, %s.tokenizer.json\n", r.vocab, desc.output);
+    printf("%-6s %12s %15s %15s %12s\n", "split", "documents", "bytes", "tokens", "bytes/token");
+    for (k = 0; k < MTT_SPLIT_COUNT; k++) {
+        row(names[k], r.documents[k], r.bytes[k], r.tokens[k]);
+        documents += r.documents[k], bytes += r.bytes[k], tokens += r.tokens[k];
+    }
+    row("all", documents, bytes, tokens);
+    return 0;
+}
