@@ -30,6 +30,10 @@ $(B)/train: examples/train.c tools/options.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
 
+$(B)/%: tools/%.c tools/options.h mtt.h
+	@mkdir -p $(B)
+	$(CC) $(CFLAGS) $< -o $@ -lm
+
 $(B)/%: tests/%.c tests/test.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ -lm

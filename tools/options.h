@@ -44,7 +44,7 @@ static size_t option_likeness(const char *a, const char *b)
 }
 
 /* 1 if the option is a flag and `word` one of the words of its name, which are joined by -. */
-static int option_is_flag(const option *o, const char *word)
+static inline int option_is_flag(const option *o, const char *word)
 {
     const char *at = strstr(o->name, word);
     return o->kind == FLAG && at && (at == o->name || at[-1] == '-') && strchr("-", at[strlen(word)]);
