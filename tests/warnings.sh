@@ -25,6 +25,7 @@ for cc in gcc clang; do
   globals=$(nm "$build/symbols.o" | awk '$2 ~ /^[bBdDcC]$/ {print $3}' | grep -vE '^(hexu?|stbsp__)|stbsp_') # those are stb_sprintf's
   [ -z "$globals" ]; tell $? "$cc, a writable global: $globals"
   $cc -std=gnu99 -Wall -Wextra -Werror -fsyntax-only examples/train.c; tell $? "$cc, train.c"
+  $cc -std=gnu99 -Wall -Wextra -Werror -fsyntax-only tools/report.c; tell $? "$cc, report.c"
 done
 [ -z "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' | grep -nE '\b(exit|abort|printf|puts|assert)\s*\(')" ]; tell $? "mtt.h prints or exits"
 for option in $(grep -oE '^#ifndef MTT(_[A-Z]+|DEF)+' mtt.h | awk '{print $2}' | sort -u) MTT_CBLAS MTT_CUDA MTT_STATIC MTT_SEPARATE_ALLOCS; do

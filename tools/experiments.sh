@@ -14,6 +14,7 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e a
   --batch-size N,..       batches in the place of the write-up's
   --memory-budget SIZE    refuse what takes more: a large GPU answers for a small one (24G; c: 25.26 GB, d: 40 GB)
   --steps N               optimizer steps of each experiment (a, b: one epoch; c, d: 200; e: 8000; sweeps at most 20)
+  --keep-checkpoints      in DIR/SUITE/checkpoints; else a checkpoint goes when its experiment is complete
   --small                 a model and batches for a CPU
   --dry-run               print experiments, planned memory and commands, and stop
 TEXT
@@ -23,12 +24,13 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin lose much
 root=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "experiments: $*" >&2; exit 2; }
 declare -A data old
-suites=() extra=() train=$root/build/train device=cpu results=results baseline= only= skip= batches= budget= steps= small= dry= tokenizer=
+suites=() extra=() train=$root/build/train device=cpu results=results baseline= only= skip= keep= batches= budget= steps= small= dry= tokenizer=
 while [ $# -gt 0 ]; do
   case $1 in
     a | b | c | d | e) suites+=("$1");;
     all) suites+=(a b c d e);;
     --small) small=1;;
+    --keep-checkpoints) keep=1;;
     --dry-run) dry=1;;
     --help | -h) usage; exit 0;;
     --) shift; extra=("$@"); break;;
@@ -48,6 +50,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ ${#suites[@]} -gt 0 ] || { usage; exit 2; }
+case $device in cpu | cuda) ;; *) fail "--device $device: expected cpu or cuda";; esac
+[[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps and --batch-size take numbers"
 [ -x "$train" ] || train=$(command -v "$train") || fail "there is no trainer: make train, or --train PATH"
 options=$("$train" --help)
 has() { [[ $options == *"  --$1 "* ]]; } # whether the trainer knows an option
@@ -58,7 +62,8 @@ text() { printf %s "$1" | tr -s '\n\t\r' ' ' | tr -d '\000-\037' | sed 's/\\/\\\
 . "$root/tools/suites.sh"
 
 named() { # LIST GROUP LABEL BATCH MOST NAME: whether a pattern of the list names this row
-  local pattern name
+  local - pattern name
+  set -f
   for pattern in ${1//,/ }; do
     for name in $2 $3 ${3}_bs$4 $6; do [[ $name != $pattern ]] || return 0; done
   done
@@ -66,22 +71,22 @@ named() { # LIST GROUP LABEL BATCH MOST NAME: whether a pattern of the list name
 }
 wanted() { { [ -z "$only" ] || named "$only" "$@"; } && ! named "$skip" "$@"; }
 prepare() { # PATH: sets dataset, prefix and vocab; makes token files of a text
-  dataset=$(basename "${1:-text}") prefix=$1 vocab=${vocabulary[$suite]}
+  local ids=${own_bpe[$suite]} made with=
+  dataset=$(basename "${1:-text}" | tr -c 'A-Za-z0-9.\n-' _) prefix=$1 vocab=${vocabulary[$suite]}
   if [ -n "$1" ] && [ ! -s "$1.train.tokens" ]; then
-    dataset=${dataset%.*} prefix=$dir/data/$(text "${dataset%.*}" | tr -c 'A-Za-z0-9._-' _)
     [ -f "$1" ] || fail "there is neither a text $1 nor $1.train.tokens"
-    local made=$prefix.tokenizer.json ids=${own_bpe[$suite]} bytes
-    bytes=$(($(wc -c < "$1") / 500))
-    [ -z "$small" ] || ids=$((bytes > 10000 ? 10000 : bytes < 512 ? 512 : bytes))
-    if [ -z "$dry" ] && ! { [ -s "$prefix.train.tokens" ] && [ -s "$prefix.valid.tokens" ] && [ "$made" -nt "$1" ]; }; then
-      set -- --data "$1" --vocab-size $ids ${tokenizer:+--tokenizer "$tokenizer"}
-      [ $suite != b ] || set -- "${@:1:4}"
-      mkdir -p "$dir/data" && "$train" "$@" --dataset "${prefix##*/}" --results-dir "$dir/data" --layers 1 --heads 1 \
-        --d-model 8 --seq-len 8 --batch-size 1 --steps 1 --eval-batches 1 > /dev/null 2> "$dir/err" || fail "$(tail -n 1 "$dir/err")"
+    [ -z "$small" ] || ids=$(($(wc -c < "$1") / 500 > ids ? ids : $(wc -c < "$1") / 500 < 512 ? 512 : $(wc -c < "$1") / 500))
+    [ $suite = b ] || with=$tokenizer
+    dataset=${dataset%.*} made=$ids
+    [ -z "$with" ] || made=$(basename "$with" | tr -c 'A-Za-z0-9\n-' _)
+    prefix=$results/data/${dataset}_$made
+    if [ -z "$dry" ] && ! { [ -s "$prefix.train.tokens" ] && [ -s "$prefix.valid.tokens" ] && [ "$prefix.tokenizer.json" -nt "$1" ]; }; then
+      mkdir -p "$results/data"
+      "$train" --data "$1" --vocab-size $ids ${with:+--tokenizer "$with"} --dataset "${prefix##*/}" --results-dir "$results/data" --layers 1 \
+        --heads 1 --d-model 8 --seq-len 8 --batch-size 1 --steps 1 --eval-batches 1 > /dev/null 2> "$dir/err" || fail "$(tail -n 1 "$dir/err")"
       rm -f "${prefix}_fp32"*
     fi
   fi
-  dataset=$(printf %s "$dataset" | tr -c 'A-Za-z0-9.-' _)
   [ ! -s "$prefix.train.tokens" ] || vocab=$(od -An -tu8 -j24 -N8 "$prefix.train.tokens" | tr -d ' ')
 }
 entry() { # INDEX STATUS EXIT MESSAGE: the row's line in experiment_summary.json
@@ -92,7 +97,7 @@ entry() { # INDEX STATUS EXIT MESSAGE: the row's line in experiment_summary.json
 }
 summary() {
   {
-    printf '{"suite": "%s", "dataset": "%s", "device": "%s", "baseline": "%s", "budget": "%s", "experiments": [\n' $suite "$dataset" $device $base $cap
+    printf '{"suite": "%s", "dataset": "%s", "device": "%s", "baseline": "%s", "budget": "%s", "experiments": [\n' "$suite${small:+, small}" "$dataset" $device $base $cap
     printf '%s\n' "${lines[@]}" | sed '$!s/$/,/'
     echo ']}'
   } > "$dir/summary.tmp" && mv "$dir/summary.tmp" "$dir/experiment_summary.json"

@@ -19,7 +19,7 @@ draw() { # NAME SIZE COMMANDS: once for each format
   for format in png svg; do
     case $format in png) set -- "$1" "$2" "$3" pngcairo;; svg) set -- "$1" "$2" "$3" "svg background 'white'";; esac
     printf '%s\n' "set terminal $4 size $2 font 'Sans,11' noenhanced; set output '$plots/$1.$format'" "$style" "$3" | gnuplot 2> "$work/err" ||
-      { echo "plots: $1.$format: $(tail -n 1 "$work/err")" >&2; failed=1; }
+      { echo "plots: $1.$format: $(grep . "$work/err" | tail -n 1)" >&2; failed=1; }
   done
 }
 rows() { awk -F '\t' -v OFS='\t' "$1" "$work/all"; } # those for which an awk condition holds
@@ -37,14 +37,14 @@ curves() { # NAME ROWS AXIS_COLUMN AXIS_TITLE COLUMN TITLE: a curve for each tec
     set xtics ($(distinct "$3" "$2" | sort -n | paste -sd, -)); plot $commands"
 }
 bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE FORMAT]...: panels side by side, a bar for each technique
-  local name=$1 data=$2 title=$3 commands='' left=0.2 labels=':ytic(2)' count high width from to axis
+  local name=$1 data=$2 title=$3 commands='' labels=':ytic(2)' count high width from to axis
   shift 3
-  count=$(wc -l < "$data") high=$((130 + 34 * count)) width=$((78 / ($# / 3)))
+  count=$(wc -l < "$data") high=$((130 + 34 * count)) width=$((72 / ($# / 3)))
   [ "$count" -gt 1 ] || return 0
-  for ((from = 20; $# > 0; from += width)); do
+  for ((from = 26; $# > 0; from += width)); do
     to=$((from + width * 9 / 10))
-    axis=$(awk -F '\t' -v c="$1" '$c > top { top = $c } END { if (!top) top = 1; p = 10 ^ int(log(top) / log(10) + (top < 1 ? -1 : 0)); n = top / p
-      printf "set xrange [0:%g]; set xtics %g", top * 1.3, n > 5 ? 3 * p : n > 2.5 ? 2 * p : n > 1.5 ? p : p / 2 }' "$data")
+    axis=$(awk -F '\t' -v c="$1" '$c + 0 > top { top = $c + 0 } END { if (!top) top = 1; step = top / 2.9; for (p = 1; p > step; p /= 10); while (p * 10 <= step) p *= 10
+      printf "set xrange [0:%g]; set xtics 0, %g", top * 1.4, p * (step > 5 * p ? 10 : step > 2 * p ? 5 : step > p ? 2 : 1) }' "$data")
     commands+="set lmargin at screen $from / 100.0; set rmargin at screen $to / 100.0; set xlabel '$2'; $axis
       plot '$data' using (\$$1 / 2):0:(\$$1 / 2):(0.36)$labels with boxxyerror fill pattern 4 lc rgb 'black' dt 1 notitle, \\
         '' using $1:0:(sprintf('$3', \$$1)) with labels left offset 0.6, 0 notitle
@@ -77,7 +77,7 @@ saved() { # ROWS: memory saved against the baseline of the same batch, a bar for
     n=$((n + 1))
   done < "$work/batches"
   draw memory_saved 1000,600 "set style data histogram; set style histogram clustered gap 1; set ylabel 'memory saved against the baseline, %'
-    set xtics rotate by -35 noenhanced; set xzeroaxis lt -1; set key top left inside; set offsets 0, 0, graph 0.18, 0; plot $commands"
+    set xtics rotate by -35 noenhanced; set rmargin 14; set xzeroaxis lt -1; set key top left inside; set yrange [*<0:0<*]; set offsets 0, 0, graph 0.18, 0; plot $commands"
 }
 timelines() { # bytes alive through a step, stacked by category, on the same scale for every technique
   local t k top commands
@@ -100,33 +100,31 @@ failed=
 for results in "$@"; do
   [ -s "$results/results.tsv" ] || { echo "plots: there is no $results/results.tsv; build/report --results-dir $results makes it" >&2; exit 3; }
   plots=$results/plots
-  mkdir -p "$plots"
+  mkdir -p "$plots" && rm -f "$plots"/*.png "$plots"/*.svg
   # group technique batch length layers MiB ms tokens/s saved-% perplexity pareto largest-batch
   awk -F '\t' -v OFS='\t' 'NR == 1 { for (i = 1; i <= NF; i++) c[$i] = i; next }
     { print $2, $3, $c["batch_size"], $c["seq_len"], $c["layers"], $c["device_bytes"] / 1048576, $c["ms_median"], $c["tokens_per_s"],
       ($c["memory"] > 0 ? 100 * (1 - $c["memory"]) : 0), $c["perplexity"], $c["pareto"], $c["largest_batch"] }' "$results/results.tsv" > "$work/all"
-  rows '$1 == "batch"' > "$work/batch"
-  if [ -s "$work/batch" ]; then
-    top=$(distinct 3 "$work/batch" | sort -n | tail -n 1)
-    rows "\$1 == \"batch\" && \$3 == $top" > "$work/top"
-    rows "\$1 == \"batch\" && \$3 == $top && \$2 ~ /^bf16_(flash|window[0-9]+)\$/" > "$work/windows"
-    curves memory_vs_batch "$work/batch" 3 'batch, sequences' 6 'memory, MiB'
-    curves speed_vs_batch "$work/batch" 3 'batch, sequences' 8 'tokens/s'
+  same=batch # the group in which techniques alone differ
+  [ -z "$(rows '$1 == "optimizations"')" ] || same=optimizations
+  top=$(rows "\$1 == \"$same\"" | cut -f 3 | sort -n | tail -n 1)
+  rows "\$1 == \"$same\" && \$3 == $top" > "$work/top"
+  rows "\$1 == \"$same\" && \$3 == $top && \$2 ~ /^bf16_(flash|window[0-9]+)\$/" > "$work/windows"
+  if [ -s "$work/top" ]; then
     tradeoff "$work/top" "$top"
     bars all_techniques "$work/top" "Batch $top" 6 'memory, MiB' %.0f 7 'time of a step, ms' %.1f
     bars windows "$work/windows" "Windows at batch $top" 6 'memory, MiB' %.0f 7 'time of a step, ms' %.1f 10 'validation perplexity' %.2f
-    saved "$work/batch"
   fi
-  for group in length:4:'sequence length, tokens' depth:5:'depth, layers'; do
+  for group in batch:3:'batch, sequences' length:4:'sequence length, tokens' depth:5:'depth, layers'; do
     IFS=: read -r name column title <<< "$group"
     rows "\$1 == \"$name\"" > "$work/$name"
     curves "memory_vs_$name" "$work/$name" "$column" "$title" 6 'memory, MiB'
     curves "speed_vs_$name" "$work/$name" "$column" "$title" 8 'tokens/s'
   done
-  for name in optimizations largest; do
-    rows "\$1 == \"$name\"" > "$work/$name"
-    bars $name "$work/$name" "${name^}" 3 'batch, sequences' %.0f 6 'memory, MiB' %.0f 8 'tokens/s' %.0f
-  done
+  rows "\$1 == \"$same\"" > "$work/same"
+  saved "$work/same"
+  rows '$1 == "largest"' > "$work/largest"
+  bars largest_batch "$work/largest" 'Each technique at its own largest batch' 3 'batch, sequences' %.0f 6 'memory, MiB' %.0f 8 'tokens/s' %.0f
   timelines "$results"
   echo "plots: $(find "$plots" -name '*.png' | wc -l) in $plots" >&2
 done

@@ -12,7 +12,7 @@
 
 /* What is known of a run: texts and numbers by their names in JSON; the last four numbers are computed here. */
 #define TEXTS(X)                                                                                                          \
-    X(name, 256) X(group, 32) X(technique, 128) X(status, 16) X(message, 600) X(phase, 16) X(suite, 8) X(device, 8) X(budget, 32) \
+    X(name, 256) X(group, 32) X(technique, 128) X(status, 16) X(message, 600) X(phase, 16) X(suite, 16) X(device, 8) X(budget, 32) \
     X(baseline, 16)
 #define NUMBERS(X)                                                                                                        \
     X(BATCH, batch_size) X(SEQ_LEN, seq_len) X(STEPS, steps) X(LARGEST, largest_batch) X(PERPLEXITY, perplexity)          \
@@ -260,7 +260,7 @@ enum { COLUMNS = sizeof(columns) / sizeof(columns[0]) };
 
 /* What the experiments of a group vary beside the technique; a sweep's few steps say nothing of quality. */
 typedef struct group { const char *name, *title; int axis; const char *axis_name; int sweep; } group;
-static group groups[] = {
+static group groups[] = { /* the first is a sweep too in suite e */
     {"batch", "Techniques at the same batch", BATCH, "batch", 0}, {"largest", "Each technique at its own largest batch", BATCH, "batch", 0},
     {"optimizations", "Optimizations at the same batch", BATCH, "batch", 1}, {"quality", "Quality of the precisions", BATCH, "batch", 0},
     {"length", "Over sequence length", SEQ_LEN, "length", 1}, {"depth", "Over depth", LAYERS, "layers", 1}};
@@ -486,20 +486,19 @@ static void print_report(void)
 static void write_tables(void)
 {
     FILE *table = fopen(path_of("results", ".tsv"), "w"), *lines = fopen(path_of("timeline", ".tsv"), "w");
+    const group *g = groups;
     int k;
     if (!table || !lines) return;
     fprintf(table, "name\tgroup\ttechnique");
     for (k = 0; k < NUMBER_COUNT; k++) fprintf(table, "\t%s", number_name[k]);
     fprintf(lines, "technique\tphase");
     for (k = 0; k < MTT_CATEGORY_COUNT; k++) fprintf(lines, "\t%s", mtt_category_name((mtt_category)k));
+    while (strcmp(g->name, head.suite[0] == 'e' ? "optimizations" : "batch")) g++;
     EACH(r) {
-        group *g = groups;
         if (!is_done(r)) continue;
         fprintf(table, "\n%s\t%s\t%s", r->name, r->group, r->technique);
         for (k = 0; k < NUMBER_COUNT; k++) fprintf(table, "\t%.10g", r->v[k]);
-        while (g < groups + GROUPS && strcmp(g->name, r->group)) g++;
-        if (g < groups + GROUPS && (g == groups || !strcmp(g->name, "optimizations")) && is_same(r, largest_of(g)))
-            read_file(path_of(r->name, "_memory.json"), r, on_operation, lines, 0);
+        if (is_in(r, g) && is_same(r, largest_of(g))) read_file(path_of(r->name, "_memory.json"), r, on_operation, lines, 0);
     }
     fputc('\n', table), fclose(table);
     fputc('\n', lines), fclose(lines);

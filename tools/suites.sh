@@ -19,20 +19,20 @@ largest() { # TECHNIQUE...: each at its own largest batch; one more is refused
 suite_a() {
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
   local b windows="bf16_window16 bf16_window32"
-  recipe=(--lr 1e-3 --save-every 500) keep=1 length=
+  recipe=(--lr 1e-3 --save-every 500) length=
   if [ $suite = b ]; then
     shape --layers 6 --heads 8 --d-model 512 --d-ff 2048 --seq-len 512
     windows="bf16_window64 bf16_window128"
   fi
-  [ -z "$small" ] || recipe+=(--warmup-steps 20)
-  for b in ${batches:-$(pick "32 64 128" "2 4 8")}; do
+  [ -z "$small" ] || recipe+=(--warmup-steps 10)
+  for b in ${batches:-$(pick "32 64 128" "4 8 16")}; do
     all batch $b $base bf16 bf16_flash $windows ${base}_checkpointing $ours budget
   done
 }
 suite_b() { suite_a; }
 suite_c() {
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --positions learned --dropout 0.1 $(has max-seq && echo --max-seq 512)
-  recipe=(--lr 3e-4 --warmup-steps 200 --clip 1 --save-every 100) keep= length=$(pick 200 20)
+  recipe=(--lr 3e-4 --warmup-steps 200 --clip 1 --save-every 100) length=$(pick 200 20)
   local b theirs="$base bf16 bf16_flash bf16_window64 bf16_checkpointing"
   for b in ${batches:-$(pick 64 4)}; do all batch $b $theirs $ours budget; done
   largest $theirs
@@ -41,7 +41,7 @@ suite_c() {
 suite_d() {
   shape --layers 12 --heads 12 --d-model 768 --d-ff 3072 --seq-len 1024 --dropout 0.1
   recipe=(--lr 5e-4 --warmup-steps 100 --weight-decay -1 --clip 1 --save-every 100)
-  keep= length=$(pick 200 20)
+  length=$(pick 200 20)
   local b theirs="$base bf16 bf16_flash bf16_window128 bf16_window256 ${base}_checkpointing bf16_flash_checkpointing"
   theirs+=" bf16_checkpointing bf16_window128_checkpointing" # combinations that its author left open
   for b in ${batches:-$(max_batch $base)}; do all batch $b $theirs $ours budget; done
@@ -50,7 +50,7 @@ suite_d() {
 }
 suite_e() {
   shape --layers 12 --heads 12 --d-model 768 --d-ff 3072 --seq-len 512
-  recipe=(--lr 5e-4 --warmup-steps 100) keep= length=$(pick 8000 40) ours="${ours//bf16/fp16}"
+  recipe=(--lr 5e-4 --warmup-steps 100) length=$(pick 8000 40) ours="${ours//bf16/fp16}"
   local t n few=$(pick 8 2)
   for t in $base fp16; do row quality $t $few '' --save-every 1000; done
   short=1
@@ -65,7 +65,7 @@ suite_e() {
 }
 
 ask() { # TECHNIQUE OPTION...: what the trainer's planner says
-  "$train" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" 2> /dev/null
+  "$train" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" "${extra[@]}" 2> /dev/null
 }
 max_batch() { ask "$@" --find-max-batch --memory-budget $cap || echo 0; }
 planned() { ask "$@" --dry-run --json | field arena_bytes /dev/stdin; }
