@@ -10,7 +10,8 @@ check() { # check NAME COMMAND...: the command must succeed
   local name=$1; shift
   if "$@" > /dev/null 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; fi
 }
-suite() { "$root/tools/experiments.sh" --train "$trainer" "$@" > out 2> err < /dev/null; code=$?; }
+mkdir stubs; ln -s "$(command -v true)" stubs/gnuplot # plots are drawn once, at the end
+suite() { PATH=$work/stubs:$PATH "$root/tools/experiments.sh" --train "$trainer" "$@" > out 2> err < /dev/null; code=$?; }
 counts() { # counts WANTED ARGUMENT...: experiments that a dry run lists
   local wanted=$1; shift
   suite "$@" --dry-run
@@ -26,7 +27,7 @@ check "a plans 28,941,393 parameters" eval '[ "$($(sed -n "1s/^[^:]*: [^:]*: //p
 counts 27 b; check "b's windows" [ "$(grep -cE '_window(64|128)_bs' out)" = 6 ]
 counts 24 c --device cuda; check "TF32 is c's baseline on cuda" says out '^text_tf32_bs64: '
 counts 36 d; counts 56 e
-counts 21 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 9 e --only optimizations; counts 24 a --skip bf16
+counts 21 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 24 a --skip bf16
 counts 9 a --batch-size 16; counts 3 a --only fp32 --baseline fp32 --device cuda
 check "a dry run leaves nothing" [ ! -e results ]
 suite a --dry-run --sizes; check "an unknown option ends with $code, not 2" [ $code = 2 ]
@@ -42,7 +43,7 @@ check "16 runs, each with metrics, memory and log" [ "$(ls whole/a/*_metrics.jso
 check "no checkpoint is left" [ -z "$(find whole -name '*.safetensors*')" ]
 check "the summary is JSON" is_json whole/a/experiment_summary.json
 check "progress with an eta" says err '^\[ 3/16\] text_bf16_flash_bs2: perplexity .*eta'
-setsid "$root/tools/experiments.sh" --train "$train" $some --results-dir cut -- $tiny > out 2> err < /dev/null & id=$!
+PATH=$work/stubs:$PATH setsid "$root/tools/experiments.sh" --train "$train" $some --results-dir cut -- $tiny > out 2> err < /dev/null & id=$!
 for _ in $(seq 500); do [ -s cut/a/text_bf16_window16_bs2.jsonl ] && [ "$(wc -l < cut/a/text_bf16_window16_bs2.jsonl)" -ge 30 ] && break; sleep 0.01; done
 { kill -9 -$id; wait $id; } 2> /dev/null
 check "the kill came in the middle" [ "$(ls cut/a/*_metrics.json | wc -l)" -lt 16 ]
@@ -85,7 +86,7 @@ metrics x_bf16_window4_bs8 bf16_window4_bs8 8 120.0 41943040 8
 "$report" --results-dir hand > out; check "the report of runs without a summary" [ $? = 0 ]
 check "a median, not a mean" says out '^\| fp32 .* 20\.2 \| +39506 \| +100 % \| +1\.00x \|$'
 check "memory and speed against the baseline" says out '^\| bf16 .* 50\.0 .* 10\.0 \| +80000 \| +50 % \| +2\.0[0-9]x \|$'
-check "the Pareto front" says out 'bigger|both smaller and faster: bf16_window4 \(40\.0 MiB, 8\.0 ms\)$'
+check "the Pareto front" says out 'both smaller and faster: bf16_window4 \(40\.0 MiB, 8\.0 ms\)$'
 check "exact techniques, the window left out" says out '1 of 2 runs within 0\.5 %.* farthest bf16_flash at batch 8, 1\.00 %'
 check "what was saved" says out 'bf16_flash: 60\.0 MiB or 60 % less memory, 1\.27 times the speed'
 check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.tsv ]
@@ -98,10 +99,10 @@ check "a damaged file does not end it" "$report" --results-dir hand
 PATH=nowhere "$BASH" "$root/tools/plots.sh" whole/a > out 2> err
 check "without gnuplot the package is named" says err 'gnuplot-nox'
 if command -v gnuplot > /dev/null; then
+  check "no plot fails" "$root/tools/plots.sh" whole/a
   for name in memory_vs_batch speed_vs_batch memory_speed_tradeoff all_techniques windows memory_saved timeline_fp32 timeline_bf16_flash_chunked_budget; do
     for format in png svg; do check "plot $name.$format" [ -s whole/a/plots/$name.$format ]; done
   done
-  check "no plot fails" "$root/tools/plots.sh" whole/a
 else echo "skipped: plots, gnuplot is absent"; fi
 
 echo "$passed passed, $failed failed"

@@ -23,7 +23,7 @@ set -u -o pipefail
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin lose much on a machine with other work
 root=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "experiments: $*" >&2; exit 2; }
-declare -A data old
+declare -A data old limits
 suites=() extra=() train=$root/build/train device=cpu results=results baseline= only= skip= keep= batches= budget= steps= small= dry= tokenizer=
 while [ $# -gt 0 ]; do
   case $1 in
@@ -57,7 +57,11 @@ options=$("$train" --help)
 has() { [[ $options == *"  --$1 "* ]]; } # whether the trainer knows an option
 pick() { if [ -n "$small" ]; then echo "$2"; else echo "$1"; fi; }
 field() { sed -n "s/.*\"$1\": \"*\([^,\"}]*\).*/\1/p" "$2" | head -n 1; }
-text() { printf %s "$1" | tr -s '\n\t\r' ' ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; } # fit for a JSON string
+text() { # fit for a JSON string
+  local t=${1//[[:cntrl:]]/ }
+  t=${t//\\/\\\\}
+  printf %s "${t//\"/\\\"}"
+}
 
 . "$root/tools/suites.sh"
 
@@ -122,7 +126,7 @@ time_of() { printf '%dm%02ds' $(($1 / 60)) $(($1 % 60)); }
 stopped= failures=0
 trap 'stopped=1; [ -z "${child:-}" ] || kill -TERM $child 2> /dev/null' INT TERM
 for suite in "${suites[@]}"; do
-  dir=$results/$suite enforce=$budget short= rows=() args=() lines=() old=() ours="bf16_flash_chunked bf16_flash_selective_chunked"
+  dir=$results/$suite enforce=$budget short= rows=() args=() lines=() old=() limits=() ours="bf16_flash_chunked bf16_flash_selective_chunked"
   case $suite in c | d) enforce=1;; esac
   cap=${budget:-$(pick ${memory[$suite]} ${small_memory[$suite]})}
   if [ $device = cuda ] && [ -z "$budget" ]; then # no more than this device has

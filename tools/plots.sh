@@ -14,13 +14,11 @@ array ink[12] = ["#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00
 do for [i = 1:12] { set linetype i lw 1.8 dt 1 + (i - 1) % 9 pt shape[i] ps 1.3 lc rgb ink[i] }
 set key outside right top vertical Left reverse samplen 4 spacing 1.15 noenhanced; set datafile separator "\t"; set title noenhanced'
 
-draw() { # NAME SIZE COMMANDS: once for each format
+draw() { # NAME SIZE COMMANDS: adds a plot to the script, in both formats
   local format
-  for format in png svg; do
-    case $format in png) set -- "$1" "$2" "$3" pngcairo;; svg) set -- "$1" "$2" "$3" "svg background 'white'";; esac
-    printf '%s\n' "set terminal $4 size $2 font 'Sans,11' noenhanced; set output '$plots/$1.$format'" "$style" "$3" | gnuplot 2> "$work/err" ||
-      { echo "plots: $1.$format: $(grep . "$work/err" | tail -n 1)" >&2; failed=1; }
-  done
+  for format in "pngcairo:png" "svg background 'white':svg"; do
+    printf '%s\n' "reset; set terminal ${format%:*} size $2 font 'Sans,11' noenhanced; set output '$plots/$1.${format##*:}'" "$style" "$3" "unset multiplot; unset output"
+  done >> "$work/script"
 }
 rows() { awk -F '\t' -v OFS='\t' "$1" "$work/all"; } # those for which an awk condition holds
 distinct() { awk -F '\t' -v c="$1" '!seen[$c]++ { print $c }' "$2"; }
@@ -84,14 +82,14 @@ timelines() { # bytes alive through a step, stacked by category, on the same sca
   top=$(awk -F '\t' 'NR > 1 { s = 0; for (k = 3; k <= NF; k++) s += $k; if (s > top) top = s } END { print top / 1048576 * 1.05 }' "$1/timeline.tsv")
   while read -r t; do
     awk -F '\t' -v OFS='\t' -v t="$t" '$1 == t { s = 0; line = n++; for (k = 3; k <= NF; k++) { s += $k / 1048576; line = line OFS s }; print line, $2 }' \
-      "$1/timeline.tsv" > "$work/line"
+      "$1/timeline.tsv" > "$work/line.$t"
     commands=
     for k in 8 7 6 5 4 3 2 1; do
-      commands+="${commands:+, }'$work/line' using 1:$((k + 1)) with filledcurves y1=0 fs pattern $((k - 1)) border lc rgb 'black' lw 0.5 lc rgb ink[$k] dt 1 title word(categories, $k)"
+      commands+="${commands:+, }'$work/line.$t' using 1:$((k + 1)) with filledcurves y1=0 fs pattern $((k - 1)) border lc rgb 'black' lw 0.5 lc rgb ink[$k] dt 1 title word(categories, $k)"
     done
     draw "timeline_$t" 1000,480 "categories = '$(head -n 1 "$1/timeline.tsv" | cut -f 3-)'; set title '$t'; set xlabel 'operation'; set ylabel 'memory alive, MiB'
-      set xrange [0:$(($(wc -l < "$work/line") - 1))]; set yrange [0:$top]; set grid front
-      half = $(awk -F '\t' '$10 != "forward" { print $1; exit }' "$work/line"); set arrow from half, 0 to half, $top nohead front lw 1.5 dt 2
+      set xrange [0:$(($(wc -l < "$work/line.$t") - 1))]; set yrange [0:$top]; set grid front
+      half = $(awk -F '\t' '$10 != "forward" { print $1; exit }' "$work/line.$t"); set arrow from half, 0 to half, $top nohead front lw 1.5 dt 2
       set label 'forward' at half, graph 1.02 right offset -1, 0; set label 'backward, step' at half, graph 1.02 left offset 1, 0; plot $commands"
   done < <(awk -F '\t' 'NR > 1 && !seen[$1]++ { print $1 }' "$1/timeline.tsv")
 }
@@ -105,6 +103,7 @@ for results in "$@"; do
   awk -F '\t' -v OFS='\t' 'NR == 1 { for (i = 1; i <= NF; i++) c[$i] = i; next }
     { print $2, $3, $c["batch_size"], $c["seq_len"], $c["layers"], $c["device_bytes"] / 1048576, $c["ms_median"], $c["tokens_per_s"],
       ($c["memory"] > 0 ? 100 * (1 - $c["memory"]) : 0), $c["perplexity"], $c["pareto"], $c["largest_batch"] }' "$results/results.tsv" > "$work/all"
+  : > "$work/script"
   same=batch # the group in which techniques alone differ
   [ -z "$(rows '$1 == "optimizations"')" ] || same=optimizations
   top=$(rows "\$1 == \"$same\"" | cut -f 3 | sort -n | tail -n 1)
@@ -126,6 +125,7 @@ for results in "$@"; do
   rows '$1 == "largest"' > "$work/largest"
   bars largest_batch "$work/largest" 'Each technique at its own largest batch' 3 'batch, sequences' %.0f 6 'memory, MiB' %.0f 8 'tokens/s' %.0f
   timelines "$results"
+  gnuplot "$work/script" 2> "$work/err" || { echo "plots: $(grep . "$work/err" | tail -n 1)" >&2; failed=1; }
   echo "plots: $(find "$plots" -name '*.png' | wc -l) in $plots" >&2
 done
 [ -z "$failed" ]

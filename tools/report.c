@@ -38,6 +38,7 @@ static const char *const number_name[] = {NUMBERS(NUMBER_NAME)};
 #define EACH(r) for (run *r = runs; r < runs + run_count; r++)
 static run *runs, head; /* `head`: what the summary says of the whole suite */
 static int run_count;
+static char budget[64] = "the budget"; /* in words */
 static const char *results = "results", *experiments;
 
 static const option options[] = {
@@ -181,34 +182,25 @@ static void read_run(run *r)
 /* Whether --experiments names a run: by its whole name, its technique, or that with the batch. */
 static int named(const run *r)
 {
-    char list[4096], *name, labelled[160];
-    int found = !experiments;
-    snprintf(list, sizeof(list), "%s", experiments ? experiments : "");
-    snprintf(labelled, sizeof(labelled), "%s_bs%.0f", r->technique, r->v[BATCH]);
-    for (name = strtok(list, ","); name && !found; name = strtok(NULL, ","))
-        found = !strcmp(name, r->name) || !strcmp(name, r->technique) || !strcmp(name, labelled);
-    return found;
-}
-
-static int compare_runs(const void *a, const void *b)
-{
-    return strcmp(((const run *)a)->name, ((const run *)b)->name);
+    char list[4096], names[3][300];
+    snprintf(list, sizeof(list), ",%s,", experiments ? experiments : "");
+    snprintf(names[0], sizeof(names[0]), ",%s,", r->name);
+    snprintf(names[1], sizeof(names[1]), ",%s,", r->technique);
+    snprintf(names[2], sizeof(names[2]), ",%s_bs%.0f,", r->technique, r->v[BATCH]);
+    return !experiments || strstr(list, names[0]) || strstr(list, names[1]) || strstr(list, names[2]);
 }
 
 static void read_results(void)
 {
-    DIR *folder = opendir(results);
-    struct dirent *entry;
-    int known, kept = 0;
+    struct dirent **files;
     char name[256], *end;
+    int i, kept = 0, count = scandir(results, &files, NULL, alphasort);
     read_file(path_of("experiment_summary", ".json"), &head, on_experiment, NULL, 0);
-    known = run_count;
-    while (folder && (entry = readdir(folder))) {
-        snprintf(name, sizeof(name), "%s", entry->d_name);
+    for (i = 0; i < count; free(files[i++])) {
+        snprintf(name, sizeof(name), "%s", files[i]->d_name);
         if ((end = strstr(name, "_metrics.json"))) *end = 0, snprintf(add_run(name)->name, sizeof(name), "%s", name);
     }
-    if (folder) closedir(folder);
-    if (run_count > known) qsort(runs + known, (size_t)(run_count - known), sizeof(*runs), compare_runs);
+    if (count >= 0) free(files);
     EACH(r) {
         read_run(r);
         if (named(r)) runs[kept++] = *r;
@@ -310,16 +302,6 @@ static void print_table(const group *g)
 
 /* ---- analysis: every sentence is made from the numbers ---- */
 
-static const char *budget_text(void)
-{
-    static char text[64];
-    char *end;
-    double bytes = strtod(head.budget, &end);
-    if (*end || !bytes) snprintf(text, sizeof(text), "%s", head.budget[0] ? head.budget : "the budget");
-    else snprintf(text, sizeof(text), "%.4g GB", bytes * 1e-9);
-    return text;
-}
-
 /* The best of the runs that do the same work as `like`, by a number; `sign` 1 looks for the largest. */
 static const run *best(const run *like, int number, int sign)
 {
@@ -335,7 +317,7 @@ static void print_best(const run *like, const group *g)
     if (!g->sweep && (r = best(like, PERPLEXITY, -1))) fprintf(out, "- lowest perplexity: %s, %.2f\n", r->technique, r->v[PERPLEXITY]);
     if ((r = best(like, DEVICE, -1))) fprintf(out, "- least memory: %s, %.1f MiB\n", r->technique, r->v[DEVICE] / MIB);
     if ((r = best(like, TOKENS, 1))) fprintf(out, "- fastest: %s, %.1f ms a step, %.0f tokens/s\n", r->technique, r->v[MS], r->v[TOKENS]);
-    if ((r = best(like, LARGEST, 1))) fprintf(out, "- largest batch in %s: %s, %.0f sequences\n", budget_text(), r->technique, r->v[LARGEST]);
+    if ((r = best(like, LARGEST, 1))) fprintf(out, "- largest batch in %s: %s, %.0f sequences\n", budget, r->technique, r->v[LARGEST]);
     fprintf(out, "- Pareto-optimal, nothing being both smaller and faster:");
     EACH(p)
         if (is_same(p, like) && p->v[PARETO]) fprintf(out, "%s %s (%.1f MiB, %.1f ms)", some++ ? "," : "", p->technique, p->v[DEVICE] / MIB, p->v[MS]);
@@ -478,7 +460,7 @@ static void print_report(void)
     }
     EACH(r) if (!is_done(r) && r->message[0]) fprintf(out, "%s- %s %s: %s\n", some++ ? "" : "## Not trained\n\n", r->name, r->status, r->message);
     fprintf(out, "%sAllocated: bytes alive at the peak. Reserved: the arena that holds them. Largest batch: in %s, by the plan. ms/step: the\nmedian. "
-            "Memory and speed are relative to the baseline of the same work, plain attention in FP32 or TF32.\n%s", some ? "\n" : "", budget_text(),
+            "Memory and speed are relative to the baseline of the same work, plain attention in FP32 or TF32.\n%s", some ? "\n" : "", budget,
             strcmp(head.device, "cuda") ? "On a CPU speed says little: it computes 16-bit products in FP32.\n" : "");
 }
 
@@ -506,14 +488,17 @@ static void write_tables(void)
 
 int main(int argc, char **argv)
 {
-    char *text = NULL;
+    char *text = NULL, *unit;
     size_t size = 0;
+    double bytes;
     FILE *report, *table;
     int done = 0, code = option_parse(options, MTT__LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     read_results();
     EACH(r) done += is_done(r);
     if (!done) return fprintf(stderr, "report: no run in %s is complete%s\n", results, experiments ? " and named by --experiments" : ""), 3;
+    bytes = strtod(head.budget, &unit);
+    if (head.budget[0]) snprintf(budget, sizeof(budget), *unit ? "%.0f%s" : "%.4g GB", *unit ? bytes : bytes * 1e-9, unit);
     groups[0].sweep = head.suite[0] == 'e';
     compare();
     if (!(out = open_memstream(&text, &size))) return 1;

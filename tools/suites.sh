@@ -78,7 +78,7 @@ row() {
     run="$technique $* --batch-size $batch"
     set -- "$@" --recompute budget --memory-budget $((($(planned $run) + $(planned $run --recompute layer)) / 2))
   elif [ -n "$enforce" ]; then set -- "$@" --memory-budget $cap; fi
-  most=$(max_batch $technique "$@")
+  most=${limits[$technique $*]:=$(max_batch $technique "$@")} # asked once for all batches
   case $batch in largest) batch=$((most > 0 ? most : 1));; more) batch=$((most + 1));; esac
   if [ -n "$short" ]; then
     count=$((${count:-20} < 20 ? ${count:-20} : 20))
