@@ -69,6 +69,9 @@ check "that is JSON" is_json broken_runs/a/experiment_summary.json
 check "and in the report" says broken_runs/a/comparison_report.txt 'text_bf16_bs2 failed: broken "on purpose"'
 trainer=$train
 suite $some --results-dir broken_runs --only fp32_bs2,bf16_bs2,bf16_flash_bs2 -- $tiny; check "the next time it runs" [ $code = 0 ]
+(ulimit -v 16000000; suite a --small --data text.txt --batch-size 1000000 --only fp32 --steps 4 --results-dir forced -- $tiny; echo "exit $code" >> err; cp err forced)
+check "a batch too large for the machine fails cleanly" says forced/a/experiment_summary.json '_bs1000000".*"failed", "exit": 4, "message": "out of host memory'
+check "and the suite ends with 1" says forced/err '^exit 1$'
 suite c --small --data text.txt --only refused,largest_fp32 --steps 2 --results-dir largest
 check "refusals are answers: $code" [ $code = 0 ]
 check "8 of them" [ "$(grep -c '"status": "refused", "exit": 4, "message": "a batch of [0-9]* does not fit' largest/c/experiment_summary.json)" = 8 ]

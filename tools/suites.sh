@@ -68,7 +68,11 @@ ask() { # TECHNIQUE OPTION...: what the trainer's planner says
   "$train" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" "${extra[@]}" 2> /dev/null
 }
 max_batch() { ask "$@" --find-max-batch --memory-budget $cap || echo 0; }
-planned() { ask "$@" --dry-run --json | field arena_bytes /dev/stdin; }
+planned() { # bytes, 0 where nothing can be planned
+  local bytes
+  bytes=$(ask "$@" --dry-run --json | field arena_bytes /dev/stdin)
+  echo ${bytes:-0}
+}
 row() {
   local group=$1 technique=$2 label=$2 batch=$3 variant=${4:-} count=${steps:-$length} most run
   shift $(($# < 4 ? $# : 4))
