@@ -116,6 +116,7 @@ experiment() { # NAME ARGUMENT...: trains, or goes on; sets code and message
     [ -z "$stopped" ] && [ -n "$resume" ] && { [ $code = 3 ] || { [ $code = 0 ] && ! complete "${files}_metrics.json"; }; } || break
     rm -f "$files.safetensors"; resume= # it cannot go on from there, or had ended before its metrics: from the start
   done
+  child=
   message=$(grep '^train: ' "$dir/err" | tail -n 1 | cut -c8-)
   [ -n "$message" ] || message=$(tail -n 1 "$dir/err")
   [ $code -le 128 ] || message="ended by signal $((code - 128))"
@@ -123,15 +124,15 @@ experiment() { # NAME ARGUMENT...: trains, or goes on; sets code and message
 }
 time_of() { printf '%dm%02ds' $(($1 / 60)) $(($1 % 60)); }
 
-stopped= failures=0
-trap 'stopped=1; [ -z "${child:-}" ] || kill -TERM $child 2> /dev/null' INT TERM
+stopped= child= failures=0
+trap 'stopped=1; [ -z "$child" ] || kill -TERM $child 2> /dev/null' INT TERM
 for suite in "${suites[@]}"; do
   dir=$results/$suite enforce=$budget short= rows=() args=() lines=() old=() limits=() ours="bf16_flash_chunked bf16_flash_selective_chunked"
   case $suite in c | d) enforce=1;; esac
   cap=${budget:-$(pick ${memory[$suite]} ${small_memory[$suite]})}
   if [ $device = cuda ] && [ -z "$budget" ]; then # no more than this device has
-    free=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits 2> /dev/null | head -n 1)
-    [ -z "$free" ] || cap=$((cap < free * 1000000 ? cap : free * 1000000))
+    has_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null | head -n 1)
+    [ -z "$has_mib" ] || cap=$((cap < has_mib * 1000000 ? cap : has_mib * 1000000)) # a MiB as 10^6: the rest is the driver's
   fi
   case $device$suite in cudaa | cudab | cudac) base=${baseline:-tf32};; *) base=${baseline:-fp32};; esac
   if [ -z "$dry" ]; then
@@ -168,6 +169,7 @@ for suite in "${suites[@]}"; do
   [ -z "$dry" ] || continue
   start=$SECONDS ran=0
   for i in "${queue[@]}"; do
+    [ -z "$stopped" ] || exit 130
     read -r group label batch most name <<< "${rows[i]}"
     printf '[%2d/%d] %s' $((ran + 1)) ${#queue[@]} "$name" >&2
     entry $i running 0 ""; summary
