@@ -106,6 +106,7 @@ if command -v gnuplot > /dev/null; then
   for name in memory_vs_batch speed_vs_batch memory_speed_tradeoff all_techniques windows memory_saved timeline_fp32 timeline_bf16_flash_chunked_budget; do
     for format in png svg; do check "plot $name.$format" [ -s whole/a/plots/$name.$format ]; done
   done
+  check "the page shows them" says whole/a/comparison.md '^!\[windows\]\(plots/windows.png\)$'
 else echo "skipped: plots, gnuplot is absent"; fi
 
 echo "$passed passed, $failed failed"

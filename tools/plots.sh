@@ -126,6 +126,10 @@ for results in "$@"; do
   bars largest_batch "$work/largest" 'Each technique at its own largest batch' 3 'batch, sequences' %.0f 6 'memory, MiB' %.0f 8 'tokens/s' %.0f
   timelines "$results"
   gnuplot "$work/script" 2> "$work/err" || { echo "plots: $(grep . "$work/err" | tail -n 1)" >&2; failed=1; }
+  if [ -s "$results/comparison.md" ]; then # the plots belong to the page
+    { grep -v '^!\[' "$results/comparison.md"; for name in "$plots"/*.png; do name=$(basename "$name" .png); echo "![$name](plots/$name.png)"; done; } > "$work/page"
+    cp "$work/page" "$results/comparison.md"
+  fi
   echo "plots: $(find "$plots" -name '*.png' | wc -l) in $plots" >&2
 done
 [ -z "$failed" ]

@@ -449,7 +449,7 @@ static void print_report(void)
         if (!top) continue;
         print_table(g);
         if (strcmp(g->name, "largest")) {
-            fprintf(out, "At batch %.0f, %.0f layers, sequences of %.0f:\n\n", top->v[BATCH], top->v[LAYERS], top->v[SEQ_LEN]);
+            fprintf(out, "At batch %.0f and sequences of %.0f:\n\n", top->v[BATCH], top->v[SEQ_LEN]);
             print_best(top, g);
             print_saved(top);
             print_exact(g);
