@@ -1,4 +1,4 @@
-# make demo  - trains the six techniques on real text and prints what each saves   (make demo TEXT=my_text.txt)
+# make demo  - suite A at a size for a CPU: what each technique saves, with plots   (make demo TEXT=my_text.txt)
 # make test  - everything that can be proven on this machine
 # make train - the trainer alone, build/train
 CC     ?= cc
@@ -30,6 +30,10 @@ $(B)/train: examples/train.c tools/options.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
 
+$(B)/%: tools/%.c tools/options.h mtt.h
+	@mkdir -p $(B)
+	$(CC) $(CFLAGS) $< -o $@ -lm
+
 $(B)/%: tests/%.c tests/test.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ -lm
@@ -53,11 +57,11 @@ $(B)/test_cuda: tests/test_cuda.c tests/test.h mtt.h $(B)/mtt_kernels.o
 test: deps
 	@$(MAKE) --no-print-directory test-programs
 
-test-programs: $(B)/train $(B)/prepare $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
+test-programs: $(B)/train $(B)/prepare $(B)/report $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
 	@tests/run.sh $(B) $(TESTS) $(CUDA) $(if $(BLAS),test_model_blas)
 
 demo: deps
-	@CC="$(CC)" tools/demo.sh "$(TEXT)"
+	@CC="$(CC)" tools/demo.sh "$(TEXT)" $(ARGS)
 
 clean:
 	rm -rf $(B) results

@@ -433,7 +433,7 @@ MTTDEF int mtt_schedule_op(const mtt_schedule *schedule, int index, mtt_op_info 
 /* One line an operation: what gradient checkpointing, flash attention or a chunked loss really do. */
 MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 /* The plan and the memory timeline as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer", "recomputed",
-   "live_bytes", "flops", "traffic_bytes"}, ...]}. */
+   "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
 MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 
 /* --------------------------------------------------------------------------------------------------- trainer ---- */
@@ -7210,6 +7210,13 @@ MTTDEF const char *mtt_category_name(mtt_category category)
     return (unsigned)category < MTT_CATEGORY_COUNT ? mtt__category_text[category] : "unknown";
 }
 
+static void mtt__print_categories(mtt__text *text, const size_t *bytes)
+{
+    int i;
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++) mtt__print(text, "%s\"%s\": %zu", i ? ", " : "{", mtt__category_text[i], bytes[i]);
+    mtt__print(text, "}");
+}
+
 MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
 {
     mtt__text text;
@@ -7218,9 +7225,9 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
     mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu", (long long)r->parameters, r->arena_bytes,
                r->peak_bytes);
     for (i = 0; i < MTT_PHASE_COUNT; i++) mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_name[i], r->phase_peak_bytes[i]);
-    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": {", r->state_bytes);
-    for (i = 0; i < MTT_CATEGORY_COUNT; i++) mtt__print(&text, "%s\"%s\": %zu", i ? ", " : "", mtt__category_text[i], r->bytes[i]);
-    mtt__print(&text, "}, \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d", r->ops, r->tensors,
+    mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
+    mtt__print_categories(&text, r->bytes);
+    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d", r->ops, r->tensors,
                r->recompute_layers, r->recompute_selective);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops, r->recompute_flops,
                r->traffic_bytes);
@@ -7260,7 +7267,9 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
         mtt__text_init(&text, text_at, sizeof(text_at));
         mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d, \"live_bytes\": %zu",
                    i ? "," : ",\n\"timeline\": [", op.name, mtt__phase_name[op.phase], op.layer, op.recomputed, op.live_bytes);
-        mtt__print(&text, ", \"flops\": %.0f, \"traffic_bytes\": %.0f}", op.flops, op.traffic_bytes);
+        mtt__print(&text, ", \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ", op.flops, op.traffic_bytes);
+        mtt__print_categories(&text, op.bytes);
+        mtt__print(&text, "}");
         write(user, text_at, text.size);
     }
     write(user, "\n]}\n", 4);

@@ -24,7 +24,7 @@ for cc in gcc clang; do
   [ -z "$(nm -g --defined-only "$build/symbols.o" | awk '$3 != "main" && $3 !~ /^mtt_[a-z]/')" ]; tell $? "$cc, an external symbol without mtt_"
   globals=$(nm "$build/symbols.o" | awk '$2 ~ /^[bBdDcC]$/ {print $3}' | grep -vE '^(hexu?|stbsp__)|stbsp_') # those are stb_sprintf's
   [ -z "$globals" ]; tell $? "$cc, a writable global: $globals"
-  for program in examples/train.c tools/*.c; do $cc -std=gnu99 -Wall -Wextra -Werror -fsyntax-only $program; tell $? "$cc, $program"; done
+  for program in examples/*.c tools/*.c; do $cc -std=gnu99 -Wall -Wextra -Werror -fsyntax-only $program; tell $? "$cc, $program"; done
 done
 [ -z "$(sed -n '/^#ifdef MTT_IMPLEMENTATION/,$p' mtt.h | sed 's/"[^"]*"//g; s,/\*.*\*/,,' | grep -nE '\b(exit|abort|printf|puts|assert)\s*\(')" ]; tell $? "mtt.h prints or exits"
 for option in $(grep -oE '^#ifndef MTT(_[A-Z]+|DEF)+' mtt.h | awk '{print $2}' | sort -u) MTT_CBLAS MTT_CUDA MTT_STATIC MTT_SEPARATE_ALLOCS; do

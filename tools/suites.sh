@@ -1,0 +1,97 @@
+# suites.sh - what the write-ups A to E trained, beside our own best settings. Read by experiments.sh, whose variables it uses.
+
+# of each suite: the write-up's vocabulary, ids of a BPE trained on a text, memory of its GPU in bytes, and on a CPU
+declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257) own_bpe=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000)
+declare -A memory=([a]=32000000000 [b]=32000000000 [c]=25260000000 [d]=40000000000 [e]=40000000000)
+declare -A small_memory=([a]=256M [b]=256M [c]=64M [d]=64M [e]=64M)
+
+# row GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]; BATCH may be `largest`, or `more` by one
+
+shape() { model=("$@"); [ -z "$small" ] || model+=(--layers 2 --heads 4 --d-model 128 --d-ff 512 --seq-len 128); }
+all() { # GROUP BATCH TECHNIQUE...
+  local group=$1 batch=$2 technique; shift 2
+  for technique in "$@"; do row $group $technique $batch; done
+}
+largest() { # TECHNIQUE...: each at its own largest batch; one more is refused
+  local technique
+  for technique in "$@"; do row largest $technique largest; row refused $technique more; done
+}
+suite_a() {
+  shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
+  local b windows="bf16_window16 bf16_window32"
+  recipe=(--lr 1e-3 --save-every 500) length=
+  if [ $suite = b ]; then
+    shape --layers 6 --heads 8 --d-model 512 --d-ff 2048 --seq-len 512
+    windows="bf16_window64 bf16_window128"
+  fi
+  [ -z "$small" ] || recipe+=(--warmup-steps 10)
+  for b in ${batches:-$(pick "32 64 128" "4 8 16")}; do
+    all batch $b $base bf16 bf16_flash $windows ${base}_checkpointing $ours budget
+  done
+}
+suite_b() { suite_a; }
+suite_c() {
+  shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --positions learned --dropout 0.1 $(has max-seq && echo --max-seq 512)
+  recipe=(--lr 3e-4 --warmup-steps 200 --clip 1 --save-every 100) length=$(pick 200 20)
+  local b theirs="$base bf16 bf16_flash bf16_window64 bf16_checkpointing"
+  for b in ${batches:-$(pick 64 4)}; do all batch $b $theirs $ours budget; done
+  largest $theirs
+  short=1; largest $ours bf16_flash_checkpointing_chunked
+}
+suite_d() {
+  shape --layers 12 --heads 12 --d-model 768 --d-ff 3072 --seq-len 1024 --dropout 0.1
+  recipe=(--lr 5e-4 --warmup-steps 100 --weight-decay -1 --clip 1 --save-every 100)
+  length=$(pick 200 20)
+  local b theirs="$base bf16 bf16_flash bf16_window128 bf16_window256 ${base}_checkpointing bf16_flash_checkpointing"
+  theirs+=" bf16_checkpointing bf16_window128_checkpointing" # combinations that its author left open
+  for b in ${batches:-$(max_batch $base)}; do all batch $b $theirs $ours budget; done
+  largest $theirs
+  short=1; largest $ours bf16_flash_checkpointing_chunked
+}
+suite_e() {
+  shape --layers 12 --heads 12 --d-model 768 --d-ff 3072 --seq-len 512
+  recipe=(--lr 5e-4 --warmup-steps 100) length=$(pick 8000 40) ours="${ours//bf16/fp16}"
+  local t n few=$(pick 8 2)
+  for t in $base fp16; do row quality $t $few '' --save-every 1000; done
+  short=1
+  for t in $base fp16 ${ours%% *}; do
+    for n in $(pick "128 256 512 1024" "32 64 128 256"); do row length $t $few len$n --seq-len $n; done
+    for n in ${batches:-$(pick "1 2 4 8 16 32" "1 2 4 8")}; do row batch $t $n sweep; done
+    for n in $(pick "2 4 8 12 16" "1 2 3 4"); do row depth $t $few depth$n --layers $n; done
+  done
+  for t in $base ${base}_checkpointing ${base}_flash fp16 fp16_checkpointing fp16_flash $ours budget; do
+    row optimizations $t $(pick 16 4) long --seq-len $(pick 1024 256)
+  done
+}
+
+ask() { # TECHNIQUE OPTION...: what the trainer's planner says
+  "$train" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" "${extra[@]}" 2> /dev/null
+}
+max_batch() { ask "$@" --find-max-batch --memory-budget $cap || echo 0; }
+planned() { # bytes, 0 where nothing can be planned
+  local bytes
+  bytes=$(ask "$@" --dry-run --json | field arena_bytes /dev/stdin)
+  echo ${bytes:-0}
+}
+row() {
+  local group=$1 technique=$2 label=$2 batch=$3 variant=${4:-} count=${steps:-$length} most run
+  shift $(($# < 4 ? $# : 4))
+  case $batch in largest | more) variant=$batch;; esac
+  if [ $technique = budget ]; then # the fastest mixture in half of what recomputing whole layers can save
+    technique=${ours%% *} label=${technique}_budget variant+=${variant:+_}budget
+    run="$technique $* --batch-size $batch"
+    set -- "$@" --recompute budget --memory-budget $((($(planned $run) + $(planned $run --recompute layer)) / 2))
+  elif [ -n "$enforce" ]; then set -- "$@" --memory-budget $cap; fi
+  most=${limits[$technique $*]:=$(max_batch $technique "$@")} # asked once for all batches
+  case $batch in largest) batch=$((most > 0 ? most : 1));; more) batch=$((most + 1));; esac
+  if [ -n "$short" ]; then
+    count=$((${count:-20} < 20 ? ${count:-20} : 20))
+    [ $group = largest ] || set -- "$@" --eval-batches 1 $(has no-checkpoint && echo --no-checkpoint)
+  fi
+  [ -z "$small" ] || set -- "$@" --eval-batches $((16384 / batch / 128 + 1))
+  [ -z "$small" ] || [ -n "$count" ] || count=$((40960 / batch / 128)) # as many tokens for each batch
+  [ $group != refused ] || set -- "$@" --dry-run --vocab-size $vocab
+  rows+=("$group $label $batch $most $dataset${variant:+_$variant}_${technique}_bs$batch")
+  args+=("$(printf '%q ' --data "$prefix" --dataset "$dataset${variant:+_$variant}" --results-dir "$dir" --technique ${technique}_bs$batch \
+    "${recipe[@]}" "${model[@]}" --device $device "$@" ${count:+--steps $count} "${extra[@]}")")
+}
