@@ -30,15 +30,15 @@ $(B)/train: examples/train.c tools/options.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
 
-$(B)/%: tools/%.c tools/options.h mtt.h
-	@mkdir -p $(B)
-	$(CC) $(CFLAGS) $< -o $@ -lm
-
 $(B)/%: tests/%.c tests/test.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ -lm
 
 $(B)/%: tools/%.c tools/options.h mtt.h
+	@mkdir -p $(B)
+	$(CC) $(CFLAGS) $< -o $@ -lm
+
+$(B)/%: examples/%.c tools/options.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ -lm
 

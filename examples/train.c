@@ -3,12 +3,10 @@
    cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (add -DMTT_CBLAS -lopenblas for speed)
    nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublasLt -o train        (then --device cuda)
    ./train --data my_text.txt --technique bf16_flash --steps 500 --sample 200
-
    Uses nothing but the public interface. Results on stdout, progress on stderr, files under --results-dir. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "../tools/options.h"
-
 #include <signal.h>
 
 enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4, EXIT_NUMBERS = 5, EXIT_DEVICE = 6, EXIT_INTERRUPTED = 130 };
@@ -52,9 +50,11 @@ static const option options[] = {
     {"d-model", INT, &set.model.d_model, "width (256)", 0, 0},
     {"d-ff", INT, &set.model.d_ff, "width of the MLP (4 * d-model)", 0, 0},
     {"seq-len", INT, &set.seq_len, "tokens in a sequence (256)", 0, 0},
+    {"max-seq", INT, &set.model.max_seq, "positions of the model (1024, or seq-len)", 0, 0},
     {"dropout", REAL, &set.model.dropout, "dropout probability (0)", 0, 0},
     {"positions", CHOICE, &set.model.positions, "position encoding", "sinusoidal|learned", 0},
     {"head", CHOICE, &set.model.tied_head, "output matrix: its own, or the embedding", "untied|tied", 0},
+    {"no-head-bias", FLAG, &set.model.no_head_bias, "logits without a bias", 0, 1},
     {"batch-size", INT, &set.batch, "sequences in a micro-batch (32)", 0, 0},
     {"accumulate", INT, &set.policy.accumulate, "micro-batches in a step (1)", 0, 0},
     {"steps", INT, &set.steps, "optimizer steps (one epoch)", 0, 0},
@@ -68,6 +68,7 @@ static const option options[] = {
     {"eval-every", INT, &set.eval_every, "steps between evaluations (0: at the end only)", 0, 0},
     {"eval-batches", INT, &set.eval_batches, "batches of an evaluation (0: the whole split)", 0, 0},
     {"save-every", INT, &set.save_every, "steps between checkpoints (0: at the end only)", 0, 0},
+    {"no-checkpoint", FLAG, &set.save_every, "do not save at all", 0, -1},
     {"resume", FLAG, &set.resume, "continue from the checkpoint of this dataset and technique", 0, 1},
     {"sample", INT, &set.sample, "tokens to write at the end (0)", 0, 0},
     {"prompt", TEXT, &set.prompt, "what they continue (a new line)", 0, 0},
@@ -171,10 +172,9 @@ static void write_metrics(FILE *f, mtt_trainer *t, const mtt_quality *q, double 
     fprintf(f, ", \"bits_per_byte\": %.5f, \"accuracy\": %.5f, \"training_time\": %.3f", q->bits_per_byte, q->accuracy, seconds);
     fprintf(f, ", \"ms_per_step\": %.3f, \"tokens_per_s\": %.1f", steps ? seconds * 1e3 / (double)steps : 0,
             seconds > 0 ? tokens / seconds : 0);
-    fprintf(f, ", \"arena_bytes\": %zu, \"device_bytes\": %zu, \"peak_bytes\": %zu", plan.arena_bytes,
-            mtt_trainer_device_bytes(t), plan.peak_bytes);
-    fprintf(f, ", \"peak_forward_bytes\": %zu, \"peak_backward_bytes\": %zu}\n", plan.phase_peak_bytes[MTT_FORWARD],
-            plan.phase_peak_bytes[MTT_BACKWARD]);
+    fprintf(f, ", \"arena_bytes\": %zu, \"device_bytes\": %zu", plan.arena_bytes, mtt_trainer_device_bytes(t));
+    fprintf(f, ", \"peak_bytes\": %zu, \"peak_forward_bytes\": %zu, \"peak_backward_bytes\": %zu}\n", plan.peak_bytes,
+            plan.phase_peak_bytes[MTT_FORWARD], plan.phase_peak_bytes[MTT_BACKWARD]);
 }
 
 /* Steps from where the trainer stands to the end, a signal or a failure. */
@@ -203,9 +203,9 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
             fprintf(log, "{\"step\": %lld, \"val_loss\": %.6f, \"bits_per_byte\": %.5f}\n", (long long)info.step, q.loss,
                     q.bits_per_byte);
         }
-        if (set.save_every && info.step % set.save_every == 0) status = mtt_save(t, result_path(".safetensors"), batches);
+        if (set.save_every > 0 && info.step % set.save_every == 0) status = mtt_save(t, result_path(".safetensors"), batches);
     }
-    if (!status) status = mtt_save(t, result_path(".safetensors"), batches);
+    if (!status && set.save_every >= 0) status = mtt_save(t, result_path(".safetensors"), batches);
     if (!status && !interrupted) status = mtt_evaluate_tokens(t, valid, tokenizer, set.eval_batches, &q);
     if (!status && !interrupted && steps > begun) {
         write_metrics(stdout, t, &q, info.loss, seconds, steps - begun);
@@ -276,7 +276,7 @@ int main(int argc, char **argv)
     if (!code) code = option_parse(options, OPTIONS, argc, argv); /* once more: single options go before the technique's */
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) set.policy.budget_bytes = (size_t)set.budget;
-    if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
+    if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
     if (set.find_max && !set.budget) return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (!set.dry_run && !set.find_max) {
         if (!set.data) return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");

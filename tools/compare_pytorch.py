@@ -14,7 +14,7 @@ every step; BF16 and TF32 (autocast over FP32 weights, where mtt also stores act
 Speed: whole steps (forward, backward, clipping, AdamW) on the same synthetic batches; of both sides the median of the
 second half of the steps. mtt's time is wall clock and counts the copy of the batch to the device and the wait for the
 loss; PyTorch's batch lies on the device and nothing waits between its steps. Memory: mtt's arena, which is all that it
-allocates, and torch.cuda.max_memory_allocated. PyTorch's head has a bias where the case says so, the trainer's always.
+allocates, and torch.cuda.max_memory_allocated.
 Exit status: 1 if curves differ or mtt failed where it was timed; 2 if something is missing or wrong, and the message says what.
 """
 import argparse, contextlib, gc, itertools, json, math, os, platform, re
@@ -57,7 +57,7 @@ def train(args, folder, name, model, technique, *options):
                "--lr", str(args.lr), "--seed", str(args.seed), "--eval-batches", "1", "--no-memory-profiling"]
     for key in ("layers", "d_model", "heads", "d_ff", "seq_len", "positions", "head"):
         command += ["--" + key.replace("_", "-"), str(model[key])]
-    command += ["--batch-size", str(model["batch"]), *map(str, options)]
+    command += ["--batch-size", str(model["batch"]), *map(str, options)] + ["--no-head-bias"] * (not model.get("bias", True))
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -317,10 +317,9 @@ def time_pytorch(args, m, feed, precision, mode):
 
 def time_mtt(args, m, folder, prefix, technique):
     try:
-        log = train(args, folder, "speed", m, technique, "--data", prefix, "--steps", args.speed_steps)
+        log = train(args, folder, "speed", m, technique, "--data", prefix, "--steps", args.speed_steps, "--no-checkpoint")
         with open(f"{folder}/speed_{technique}_metrics.json") as file:
             metrics = json.load(file)
-        os.remove(f"{folder}/speed_{technique}.safetensors")  # gigabytes with the large cases
         return dict(ms=statistics.median(row["ms"] for row in log[len(log) // 2:]), mib=metrics["arena_bytes"] / 2**20)
     except RuntimeError as error:
         return dict(note=str(error)[-100:], failed=True)

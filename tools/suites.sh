@@ -28,6 +28,7 @@ suite_a() {
   for b in ${batches:-$(pick "32 64 128" "4 8 16")}; do
     all batch $b $base bf16 bf16_flash $windows ${base}_checkpointing $ours budget
   done
+  [ -n "$small" ] || { short=1 enforce=1; largest $base bf16_flash bf16_flash_checkpointing_chunked; }
 }
 suite_b() { suite_a; }
 suite_c() {
@@ -62,6 +63,7 @@ suite_e() {
   for t in $base ${base}_checkpointing ${base}_flash fp16 fp16_checkpointing fp16_flash $ours budget; do
     row optimizations $t $(pick 16 4) long --seq-len $(pick 1024 256)
   done
+  enforce=1; largest $base fp16_flash fp16_flash_checkpointing_chunked
 }
 
 ask() { # TECHNIQUE OPTION...: what the trainer's planner says
