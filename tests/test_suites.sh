@@ -22,13 +22,13 @@ says() { grep -qE -- "$2" "$1"; }
 trainer=$train
 
 # which experiments there are
-counts 27 a; check "the write-up's 18" [ "$(grep -cE '^text_(fp32|bf16|bf16_flash|bf16_window16|bf16_window32|fp32_checkpointing)_bs(32|64|128): ' out)" = 18 ]
+counts 33 a; check "the write-up's 18" [ "$(grep -cE '^text_(fp32|bf16|bf16_flash|bf16_window16|bf16_window32|fp32_checkpointing)_bs(32|64|128): ' out)" = 18 ]
 check "a plans 28,941,393 parameters" eval '[ "$($(sed -n "1s/^[^:]*: [^:]*: //p" out) --dry-run --json --vocab-size 50257 | grep -c "\"parameters\": 28941393")" = 1 ]'
-counts 27 b; check "b's windows" [ "$(grep -cE '_window(64|128)_bs' out)" = 6 ]
+counts 33 b; check "b's windows" [ "$(grep -cE '_window(64|128)_bs' out)" = 6 ]
 counts 24 c --device cuda; check "TF32 is c's baseline on cuda" says out '^text_tf32_bs64: '
-counts 36 d; counts 56 e
-counts 21 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 24 a --skip bf16
-counts 9 a --batch-size 16; counts 3 a --only fp32 --baseline fp32 --device cuda
+counts 36 d; counts 62 e
+counts 25 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 30 a --skip bf16
+counts 15 a --batch-size 16; counts 5 a --only fp32 --baseline fp32 --device cuda
 check "a dry run leaves nothing" [ ! -e results ]
 suite a --dry-run --sizes; check "an unknown option ends with $code, not 2" [ $code = 2 ]
 suite a; check "no data ends with $code, not 2" [ $code = 2 ]

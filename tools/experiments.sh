@@ -4,7 +4,8 @@ usage() {
   cat << 'TEXT'
 experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e all
   --data [SUITE=]PATH     text, JSONL or the prefix of prepared token files; again with SUITE= for one suite alone
-  --tokenizer FILE        vocab.bpe or tokenizer.json for a text (suite b and without it: a BPE trained on the text)
+  --tokenizer FILE        vocab.bpe, vocab.txt or tokenizer.json for a text (suite b and without it: trained on the text, BPE,
+                          in suite d WordPiece)
   --train PATH            the trainer (build/train)
   --device cpu|cuda       who computes (cpu)
   --results-dir DIR       everything goes to DIR/SUITE (results)
@@ -75,20 +76,19 @@ named() { # LIST GROUP LABEL BATCH MOST NAME: whether a pattern of the list name
 }
 wanted() { { [ -z "$only" ] || named "$only" "$@"; } && ! named "$skip" "$@"; }
 prepare() { # PATH: sets dataset, prefix and vocab; makes token files of a text
-  local ids=${own_bpe[$suite]} made with=
+  local ids=${own_ids[$suite]} kind=${kind[$suite]:-bpe} made
   dataset=$(basename "${1:-text}" | tr -c 'A-Za-z0-9.\n-' _) prefix=$1 vocab=${vocabulary[$suite]}
   if [ -n "$1" ] && [ ! -s "$1.train.tokens" ]; then
     [ -f "$1" ] || fail "there is neither a text $1 nor $1.train.tokens"
     [ -z "$small" ] || ids=$(($(wc -c < "$1") / 500 > ids ? ids : $(wc -c < "$1") / 500 < 512 ? 512 : $(wc -c < "$1") / 500))
-    [ $suite = b ] || with=$tokenizer
-    dataset=${dataset%.*} made=$ids
-    [ -z "$with" ] || made=$(basename "$with" | tr -c 'A-Za-z0-9\n-' _)
+    [ $suite = b ] || kind=${tokenizer:-$kind}
+    dataset=${dataset%.*} made=$(basename "$kind" | tr -c 'A-Za-z0-9\n-' _)
+    case $kind in bpe | wordpiece) made+=_$ids;; esac
     prefix=$results/data/${dataset}_$made
     if [ -z "$dry" ] && ! { [ -s "$prefix.train.tokens" ] && [ -s "$prefix.valid.tokens" ] && [ "$prefix.tokenizer.json" -nt "$1" ]; }; then
       mkdir -p "$results/data"
-      "$train" --data "$1" --vocab-size $ids ${with:+--tokenizer "$with"} --dataset "${prefix##*/}" --results-dir "$results/data" --layers 1 \
-        --heads 1 --d-model 8 --seq-len 8 --batch-size 1 --steps 1 --eval-batches 1 > /dev/null 2> "$dir/err" || fail "$(tail -n 1 "$dir/err")"
-      rm -f "${prefix}_fp32"*
+      [ -x "$root/build/prepare" ] || make -s -C "$root" build/prepare || fail "cannot build build/prepare"
+      "$root/build/prepare" --input "$1" --output "$prefix" --tokenizer "$kind" --vocab-size $ids > "$dir/err" 2>&1 || fail "$(tail -n 1 "$dir/err")"
     fi
   fi
   [ ! -s "$prefix.train.tokens" ] || vocab=$(od -An -tu8 -j24 -N8 "$prefix.train.tokens" | tr -d ' ')

@@ -1,7 +1,9 @@
 # suites.sh - what the write-ups A to E trained, beside our own best settings. Read by experiments.sh, whose variables it uses.
 
-# of each suite: the write-up's vocabulary, ids of a BPE trained on a text, memory of its GPU in bytes, and on a CPU
-declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257) own_bpe=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000)
+# of each suite: the kind of a tokenizer trained on a text (bpe), the write-up's vocabulary, ids of a trained one, memory of its
+# GPU in bytes, and on a CPU
+declare -A kind=([d]=wordpiece)
+declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257) own_ids=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000)
 declare -A memory=([a]=32000000000 [b]=32000000000 [c]=25260000000 [d]=40000000000 [e]=40000000000)
 declare -A small_memory=([a]=256M [b]=256M [c]=64M [d]=64M [e]=64M)
 
@@ -19,12 +21,12 @@ largest() { # TECHNIQUE...: each at its own largest batch; one more is refused
 suite_a() {
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
   local b windows="bf16_window16 bf16_window32"
-  recipe=(--lr 1e-3 --save-every 500) length=
+  recipe=(--lr 1e-3 --warmup-steps 50 --save-every 500) length= # without warmup the loss leaps, and rounding with it
   if [ $suite = b ]; then
     shape --layers 6 --heads 8 --d-model 512 --d-ff 2048 --seq-len 512
     windows="bf16_window64 bf16_window128"
   fi
-  [ -z "$small" ] || recipe+=(--warmup-steps 10)
+  [ -z "$small" ] || recipe+=(--warmup-steps 10) # the later option counts
   for b in ${batches:-$(pick "32 64 128" "4 8 16")}; do
     all batch $b $base bf16 bf16_flash $windows ${base}_checkpointing $ours budget
   done
