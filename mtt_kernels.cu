@@ -941,13 +941,14 @@ template <class T> struct mtt__norm_forward {
 /* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
                 branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block
+   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
+                compiler would otherwise spill for the sake of an eighth
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)
+static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
     mtt_k_norm(const mtt__norm_forward<T> o)
 {
     const int width = o.width;
@@ -1112,7 +1113,7 @@ template <class T, int THREADS, int PACKS> struct mtt__norm_block {
     enum {
         ROWS = THREADS < 256 ? 256 / THREADS : 1,
         SIZE = THREADS * ROWS,
-        BLOCKS = PACKS > 1 ? 1 : sizeof(T) == 2 ? 3 : 2,
+        BLOCKS = PACKS > 1 ? 1 : sizeof(T) == 2 && THREADS > 32 ? 3 : 2,
         AHEAD = PACKS * sizeof(T) <= 8 && THREADS < 512,
         KEPT = THREADS < 512 ? PACKS : 1
     };
@@ -1516,8 +1517,9 @@ static __global__ void __launch_bounds__(128) mtt_k_softmax(const T *scores, T *
    Determinism: fixed tree
    Reference:   mtt__cpu_softmax_backward */
 template <class T, int THREADS, int WIDTH>
-static __global__ void __launch_bounds__(128) mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows,
-                                                                      int seq_len, int window, mtt__dropout dropout)
+static __global__ void __launch_bounds__(128, 10) /* registers enough for the remainder of 64 bits */
+    mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len, int window,
+                           mtt__dropout dropout)
 {
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = row * seq_len;
