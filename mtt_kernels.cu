@@ -941,13 +941,14 @@ template <class T> struct mtt__norm_forward {
 /* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
                 branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block
+   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
+                compiler would otherwise spill for the sake of an eighth
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)
+static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
     mtt_k_norm(const mtt__norm_forward<T> o)
 {
     const int width = o.width;
@@ -1112,7 +1113,7 @@ template <class T, int THREADS, int PACKS> struct mtt__norm_block {
     enum {
         ROWS = THREADS < 256 ? 256 / THREADS : 1,
         SIZE = THREADS * ROWS,
-        BLOCKS = PACKS > 1 ? 1 : sizeof(T) == 2 ? 3 : 2,
+        BLOCKS = PACKS > 1 ? 1 : sizeof(T) == 2 && THREADS > 32 ? 3 : 2,
         AHEAD = PACKS * sizeof(T) <= 8 && THREADS < 512,
         KEPT = THREADS < 512 ? PACKS : 1
     };
@@ -1516,8 +1517,9 @@ static __global__ void __launch_bounds__(128) mtt_k_softmax(const T *scores, T *
    Determinism: fixed tree
    Reference:   mtt__cpu_softmax_backward */
 template <class T, int THREADS, int WIDTH>
-static __global__ void __launch_bounds__(128) mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows,
-                                                                      int seq_len, int window, mtt__dropout dropout)
+static __global__ void __launch_bounds__(128, 10) /* registers enough for the remainder of 64 bits */
+    mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len, int window,
+                           mtt__dropout dropout)
 {
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = row * seq_len;
@@ -1815,41 +1817,26 @@ static __device__ __forceinline__ void mtt__product_part(float (&c)[M][N][4], Lo
 }
 
 /* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and head_dim. A thread
-   copies the chunk of its lane in every STEP-th row; mtt__copy_place is where it starts. */
-template <int WIDTH> static constexpr int mtt__copy_lanes = WIDTH == 96 ? 16 : WIDTH / 8;
-
-template <int WIDTH, int THREADS> static __device__ __forceinline__ int64_t mtt__copy_place(int64_t stride)
-{
-    /* pinned, so that no 64-bit part of it is held from copy to copy */
-    return threadIdx.x / mtt__copy_lanes<WIDTH> * stride + mtt__pinned(threadIdx.x % mtt__copy_lanes<WIDTH> * 8);
-}
-
-template <int ROWS, int WIDTH, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__copy_rows(uint32_t tile_smem, const E *place_gmem, int64_t stride,
-                                                      int rows_left, int head_dim)
-{
-    constexpr int LANES = mtt__copy_lanes<WIDTH>, STEP = THREADS / LANES;
-    static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
-    const int row = threadIdx.x / LANES, chunk = threadIdx.x % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
-    if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
-    #pragma unroll
-    for (int k = 0; k < ROWS; k += STEP, place_gmem += STEP * stride)
-        mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), place_gmem, k < left);
-}
-
+   copies the chunk of its lane in every STEP-th row. `thread` is its number, pinned where no part of the work shall be held
+   from copy to copy; no 64-bit part of it ever is. */
 template <int ROWS, int WIDTH, int THREADS, typename E>
 static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int64_t stride,
-                                                      int rows_left, int head_dim)
+                                                      int rows_left, int head_dim, uint32_t thread)
 {
-    mtt__copy_rows<ROWS, WIDTH, THREADS>(tile_smem, from_gmem + mtt__copy_place<WIDTH, THREADS>(stride), stride,
-                                         rows_left, head_dim);
+    constexpr int LANES = WIDTH == 96 ? 16 : WIDTH / 8, STEP = THREADS / LANES;
+    static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
+    const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
+    from_gmem += thread / LANES * stride + mtt__pinned(thread % LANES * 8);
+    if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
+    #pragma unroll
+    for (int k = 0; k < ROWS; k += STEP, from_gmem += STEP * stride)
+        mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), from_gmem, k < left);
 }
 
 /* 4 x 4 words across the 4 lanes of a quad, transposed: lane q ends with word q of each lane. */
-static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4])
+static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4], int q)
 {
-    int lane = threadIdx.x & 31;
-    bool odd = lane & 1, high = lane & 2;
+    const bool odd = q & 1, high = q & 2;
     #pragma unroll
     for (int k = 0; k < 4; k += 2) {
         uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[k] : v[k + 1], 1);
@@ -1865,12 +1852,12 @@ static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4])
 }
 
 /* One row of accumulators (of COLUMNS / 8 products side by side; `half` 0 = row l/4, 1 = row l/4 + 8) times `factor`, to
-   16-bit memory: 16 bytes a lane where 32 columns fill a quad. Every lane of the warp must call it. */
+   16-bit memory: 16 bytes a lane where 32 columns fill a quad; `quad` is the lane's place in its own. Every lane of the warp
+   must call it. */
 template <typename E, int COLUMNS>
 static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor,
-                                                      bool valid, int columns_left)
+                                                      bool valid, int columns_left, int quad)
 {
-    int quad = threadIdx.x & 3;
     #pragma unroll
     for (int n = 0; n < COLUMNS / 8; n += 4) {
         if (n + 4 <= COLUMNS / 8) {
@@ -1878,7 +1865,7 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
             #pragma unroll
             for (int k = 0; k < 4; k++)
                 v[k] = mtt__pack(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
-            mtt__transpose_quad(v);
+            mtt__transpose_quad(v, quad);
             if (valid && (n + quad) * 8 < columns_left)
                 *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
         } else {
@@ -2002,8 +1989,9 @@ static __device__ __forceinline__ void mtt__forward_copy(const mtt__flash &f, co
     const int stride = 3 * (int)f.width;
     const typename S::E *from = (const typename S::E *)f.qkv + f.width + mtt__flash_row(h, k0, stride);
     const int left = (int)f.seq_len - k0;
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, from, stride, left, f.head_dim);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, from + f.width, stride, left, f.head_dim);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, from, stride, left, f.head_dim, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, from + f.width, stride, left, f.head_dim,
+                                                  threadIdx.x);
     mtt__copy_commit();
 }
 
@@ -2069,11 +2057,11 @@ template <class S>
 static __device__ __forceinline__ void mtt__forward_fates(uint32_t (&fates)[S::KEY_TILES / 4], const mtt__flash &f, int head,
                                                           int row0, int k0)
 {
-    const int lane = threadIdx.x & 31;
+    const int lane = mtt__pinned(threadIdx.x) & 31; /* pinned: no register waits for the next tile */
     #pragma unroll
     for (int n = 0; n < S::KEY_TILES / 4; n++) {
         fates[n] = 0;
-        #pragma unroll
+        #pragma unroll 2 /* all at once take too many registers */
         for (int r = 0; r < 2 * S::ROW_TILES; r++) {
             const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
             const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
@@ -2118,7 +2106,7 @@ static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, c
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.keep_scale / sum, valid,
-                                                f.head_dim);
+                                                f.head_dim, threadIdx.x & 3);
             if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
         }
 }
@@ -2157,7 +2145,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
 
-    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * f.width, T - q0, f.head_dim);
+    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * f.width, T - q0, f.head_dim, threadIdx.x);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
         const uint32_t q_lane = q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2;
@@ -2306,10 +2294,12 @@ struct mtt__backward_sizes {
     static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES, STAGES = STAGE_COUNT;
     static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
     static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
-    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : 32, COLUMNS = D / QUERY_WARPS;
+    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : WITH_DROPOUT ? 16 : 32; /* masks take registers too */
+    static constexpr int COLUMNS = D / QUERY_WARPS;
     static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
     static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
     static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
+    static constexpr bool CRAMPED = D == 256; /* registers only suffice if places are found again at each use */
     /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
     static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
@@ -2365,6 +2355,19 @@ template <class S> static __device__ __forceinline__ int mtt__dq_part(void)
     return mtt__backward_warp() / S::DQ_ROW_WARPS;
 }
 
+/* The thread's number, for what is found again where registers are few. */
+template <class S> static __device__ __forceinline__ uint32_t mtt__backward_thread(void)
+{
+    return S::CRAMPED ? mtt__pinned(threadIdx.x) : threadIdx.x;
+}
+
+/* Where the thread stores the first of its P^T and dS^T. */
+template <class S> static __device__ __forceinline__ uint32_t mtt__backward_store_place(uint32_t smem, int thread)
+{
+    const int key = thread / 32 % S::KEY_WARPS * S::KEYS + thread % 32 / 4;
+    return smem + S::S_AT + mtt__chunk<S::BLOCK_Q>(key, 0) + (thread & 3) * 4;
+}
+
 template <class S>
 static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
 {
@@ -2386,7 +2389,7 @@ static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const 
     at.k_b = smem + mtt__straight<S::D>(lane);
     at.s_a = s_smem + mtt__straight<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
     at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
-    at.s_store = s_smem + mtt__chunk<S::BLOCK_Q>(lane / 4, 0) + (lane & 3) * 4 + own_keys * S::BLOCK_Q * 2;
+    at.s_store = mtt__backward_store_place<S>(smem, threadIdx.x);
     return at;
 }
 
@@ -2397,21 +2400,27 @@ static __device__ __forceinline__ void mtt__backward_pin(mtt__backward_place &at
     at.dq_a = mtt__pinned(at.dq_a), at.s_store = mtt__pinned(at.s_store), at.k0 = (int)mtt__pinned(at.k0);
 }
 
-/* Q, dO and stats of a tile of queries, to a stage. */
+/* The stage of a tile of queries: the stages take turns. */
+template <class S> static __device__ __forceinline__ uint32_t mtt__backward_stage(int tile)
+{
+    return (tile & (S::STAGES - 1)) * S::STAGE;
+}
+
+/* Q, dO and stats of a tile of queries, to its stage. */
 template <class S>
 static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_place &at, uint32_t smem,
-                                                          int tile, int stage)
+                                                          int tile)
 {
     typedef typename S::E E;
-    const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row;
-    const uint32_t to = smem + 2 * S::KV_BYTES + stage * S::STAGE;
+    const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
+    const uint32_t to = smem + 2 * S::KV_BYTES + mtt__backward_stage<S>(tile);
     const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, row, 3 * (int)f.width);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, q_gmem, 3 * f.width, left, f.head_dim);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, q_gmem, 3 * f.width, left, f.head_dim, thread);
     const E *do_gmem = (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, do_gmem, f.width, left, f.head_dim);
-    if (threadIdx.x < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
-        mtt__copy_async_pair(to + 2 * S::Q_BYTES + threadIdx.x * 8,
-                             f.stats + at.block->local * f.seq_len + row + (int)threadIdx.x, (int)threadIdx.x < left);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, do_gmem, f.width, left, f.head_dim, thread);
+    if (thread < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
+        mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8, f.stats + at.block->local * f.seq_len + row + thread,
+                             thread < left);
     mtt__copy_commit();
 }
 
@@ -2438,19 +2447,24 @@ static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_RO
     mtt__product<typename S::E, D / 16>(dp, load_v, load_do);
 }
 
-/* Lane l draws for query l of a chunk: a byte for each octet of the warp's keys. */
+/* Lane l has a byte for each octet of the warp's keys, for query l % CHUNK of a chunk: if two lanes have the same query, each
+   draws every other octet. */
 template <class S>
 static __device__ __forceinline__ uint32_t mtt__backward_fates(const mtt__flash &f, const mtt__backward_place &at, int key,
                                                                int query)
 {
-    const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + threadIdx.x % S::CHUNK);
+    constexpr int SHARERS = 32 / S::CHUNK;
+    const int lane = (int)(mtt__pinned(threadIdx.x) & 31);
+    const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
     uint32_t fates = 0;
     #pragma unroll
-    for (int r = 0; r < 2 * S::KEY_ROWS; r++)
+    for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
+        const int r = k + lane / S::CHUNK;
         fates |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8),
                                  f.threshold)
                  << 8 * r;
-    return fates;
+    }
+    return SHARERS == 1 ? fates : fates | __shfl_xor_sync(0xffffffffu, fates, 16);
 }
 
 /* P and dS of scores and dP, packed as A operands. */
@@ -2462,7 +2476,7 @@ static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[
                                                            const mtt__flash &f, uint32_t stats_smem, uint32_t fates)
 {
     typedef typename S::E E;
-    const int lane = threadIdx.x & 31;
+    const int lane = (int)(mtt__backward_thread<S>() & 31);
     #pragma unroll
     for (int n = 0; n < S::CHUNK / 8; n++) {
         float lse[2], delta[2];
@@ -2501,7 +2515,7 @@ template <class S>
 static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
                                                            float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__flash &f,
                                                            const mtt__backward_place &at, uint32_t kv_a, uint32_t stage_at,
-                                                           uint32_t stats_smem, int q0, int chunk)
+                                                           uint32_t smem, int q0, int chunk)
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
@@ -2514,17 +2528,21 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
         const uint32_t fates = S::DROPOUT ? mtt__pinned(mtt__backward_fates<S>(f, at, key, query)) : 0;
         float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
         mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
-        if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window))
-            mtt__flash_mask(s, query + (threadIdx.x & 3) * 2 - key - threadIdx.x % 32 / 4, -1, f.window);
-        mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem + column * 8, fates);
+        if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
+            const int lane = mtt__pinned(threadIdx.x) & 31; /* pinned: few tiles need a mask, and no register waits for them */
+            mtt__flash_mask(s, query - key - (lane / 4 - (lane & 3) * 2), -1, f.window);
+        }
+        const uint32_t stats_smem = smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES + column * 8;
+        mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem, fates);
     }
+    const uint32_t store = S::CRAMPED ? mtt__backward_store_place<S>(smem, mtt__backward_thread<S>()) : at.s_store;
     #pragma unroll
     for (int n = 0; n < CHUNK / 8; n++)
         #pragma unroll
         for (int m = 0; m < S::KEY_ROWS; m++)
             #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_store, part, n) +
+                const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(store, part, n) +
                                     (m * 16 + h * 8) * S::BLOCK_Q * 2;
                 mtt__store_smem(to, ds_packed[m][n][h]);
                 if (!S::P_IN_REGISTERS) mtt__store_smem(to + S::S_BYTES, p_packed[m][n][h]);
@@ -2605,8 +2623,8 @@ static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, 
                                                            const float (&c)[M][COLUMNS / 8][4], int row, int column, int part,
                                                            float factor)
 {
-    const int stride = 3 * (int)f.width;
-    row += (threadIdx.x & 31) / 4;
+    const int stride = 3 * (int)f.width, lane = mtt__pinned(threadIdx.x) & 31; /* pinned: not held through the loop */
+    row += lane / 4;
     typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride) + part * f.width + column;
     #pragma unroll
     for (int m = 0; m < M; m++)
@@ -2614,7 +2632,7 @@ static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, 
         for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
             mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
-                                                   row + further < (int)f.seq_len, f.head_dim - column);
+                                                   row + further < (int)f.seq_len, f.head_dim - column, lane & 3);
         }
 }
 
@@ -2642,23 +2660,23 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     const uint32_t smem = mtt__smem(shared);
     const int T = (int)f.seq_len;
     const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim);
-    mtt__backward_copy<S>(f, at, smem, at.k0 / S::BLOCK_Q, 0);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim,
+                                                   threadIdx.x);
+    mtt__backward_copy<S>(f, at, smem, at.k0 / S::BLOCK_Q);
 
     float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
-    for (int tile = at.k0 / S::BLOCK_Q, stage = 0; tile <= mtt__uniform(at.block->last_tile);
-         tile++, stage ^= S::STAGES - 1) {
+    for (int tile = at.k0 / S::BLOCK_Q; tile <= mtt__uniform(at.block->last_tile); tile++) {
         const int q0 = tile * S::BLOCK_Q;
-        const uint32_t stage_at = stage * S::STAGE;
+        const uint32_t stage_at = mtt__backward_stage<S>(tile);
         mtt__backward_pin(at);
         mtt__copy_wait();
         __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
-        if (S::STAGES > 1 && tile < mtt__uniform(at.block->last_tile)) mtt__backward_copy<S>(f, at, smem, tile + 1, stage ^ 1);
+        if (S::STAGES > 1 && tile < mtt__uniform(at.block->last_tile)) mtt__backward_copy<S>(f, at, smem, tile + 1);
         #pragma unroll
         for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
             mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at,
-                                   smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES, q0, chunk);
+                                   smem, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
         const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
@@ -2687,7 +2705,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, number + 1);
         if (S::STAGES == 1 && tile < mtt__uniform(at.block->last_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
-            mtt__backward_copy<S>(f, at, smem, tile + 1, 0);
+            mtt__backward_copy<S>(f, at, smem, tile + 1);
         }
     }
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
@@ -2909,7 +2927,8 @@ template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN
 static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
 {
     typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false> S;
-    typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2, true> DROPPING; /* 3 would spill */
+    /* masks take registers too: fewer blocks, fewer keys */
+    typedef mtt__forward_sizes<E, D, BLOCK_Q, D >= 96 ? 32 : BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2, true> DROPPING;
     const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count, kv_bytes = f.seq_len * f.head_dim * 4;
     f.group = (int)((32 << 20) / kv_bytes);
     f.group = f.group < 1 ? 1 : f.group > f.head_count ? f.head_count : f.group;
@@ -3013,7 +3032,7 @@ static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_g
     if (f.head_dim <= 96) return mtt__launch_backward<E, 96, 64, 64, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 128 && room >= 164928)
         return mtt__launch_backward<E, 128, 64, 128, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 4, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
+    if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 8, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
     if (room >= 214080) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
 }
