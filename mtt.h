@@ -74,7 +74,7 @@
       state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments
       activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone; statistics besides
       scores       L batch H seq_len^2 s, or 0 with flash attention
-      logits       R V s, or a chunk of 1024 rows
+      logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
    and gradients (4 bytes each) live from their making to the step. The plan has no formula of its own: it adds up the schedule.
 
    ATTENTION AND WINDOWS

@@ -212,10 +212,12 @@ static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what
 
 /* Launches a kernel with dynamic shared memory, of which more than 48 KiB has to be asked for. */
 template <class... P, class... A>
-static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, size_t bytes, A... args)
+static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, size_t bytes,
+                                     A... args)
 {
     if (bytes > 48 << 10) {
-        mtt_status status = mtt__checked(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
+        mtt_status status =
+            mtt__checked(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
         if (status != MTT_OK) return status;
     }
     kernel<<<grid, block, bytes, c->stream>>>(static_cast<P>(args)...);
@@ -1077,7 +1079,8 @@ static __device__ __forceinline__ void mtt__load_pack(const mtt__norm_operands<T
 }
 
 template <class T, int THREADS, int PACKS>
-static __device__ __forceinline__ void mtt__load_row(const mtt__norm_operands<T> &o, int64_t row, int lane, mtt__norm_row<T, PACKS> &r)
+static __device__ __forceinline__ void mtt__load_row(const mtt__norm_operands<T> &o, int64_t row, int lane,
+                                                     mtt__norm_row<T, PACKS> &r)
 {
     if (row >= o.rows) return;
     r.stat = o.stats[row];
@@ -3141,7 +3144,8 @@ static __global__ void __launch_bounds__(512)
             most = largest;
         }
         float all = mtt__reduce<mtt__max, 512>(most, shared);
-        sum = mtt__reduce<mtt__sum, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared); /* its barriers also part x[target] from stores */
+        /* The barriers of the sums also part the reading of x[target] from its being overwritten. */
+        sum = mtt__reduce<mtt__sum, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
         lse = all + logf(sum);
         if (threadIdx.x == 0) {
             out[0] = lse - at;
@@ -3518,7 +3522,8 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     if (status == MTT_OK)
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device), "its size");
     if (status == MTT_OK)
-        status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device), "its size");
+        status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device),
+                              "its shared memory");
     if (status == MTT_OK && !c->stream)
         status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
     if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");

@@ -14,6 +14,8 @@
 #include "../mtt.h"
 #include "test.h"
 
+#include <cuda_runtime_api.h>
+
 static mtt_env env;
 static mtt_backend cuda;
 static int flash_works;
@@ -1436,6 +1438,95 @@ static void repetition(void)
     }
 }
 
+static mtt_status (*run_list)(void *context, const mtt_op *ops, int count, int accumulate);
+
+/* As the backend runs a list, but without graphs and without two operations in one pass. */
+static mtt_status run_singly(void *context, const mtt_op *ops, int count, int accumulate)
+{
+    mtt_status status = MTT_OK;
+    int i;
+    for (i = 0; i < count && status == MTT_OK; i++) status = run_list(context, &ops[i], 1, accumulate);
+    return status;
+}
+
+static void *own_alloc(void *blocks, size_t bytes)
+{
+    void *block = NULL;
+    if (cudaMalloc(&block, bytes) == cudaSuccess) ++*(int *)blocks;
+    return block;
+}
+
+static void own_free(void *blocks, void *block)
+{
+    if (cudaFree(block) == cudaSuccess) --*(int *)blocks;
+}
+
+/* Weights after so many steps, of which only the last is waited for, or all of them. */
+static float *hurried(const setup *s, int steps, int wait, size_t *count)
+{
+    mtt_trainer *t = open_trainer(s, &cuda, s->policy.precision);
+    int all = s->policy.accumulate * s->batch * s->seq_len, step;
+    int32_t *tokens = malloc((size_t)all * sizeof(int32_t)), *targets = malloc((size_t)all * sizeof(int32_t));
+    float *weights;
+    mtt_step_info info;
+    random_state = 77;
+    for (step = 0; step < steps; step++) {
+        random_tokens(s, tokens, targets, all);
+        check(mtt_train_step(t, tokens, targets, wait || step + 1 == steps ? &info : NULL) == MTT_OK, "step: %s", env.error);
+    }
+    check(info.step == steps, "%d steps are counted as %d", steps, (int)info.step);
+    weights = read_all(t, mtt_parameter_get);
+    *count = parameter_count(t);
+    mtt_trainer_destroy(t);
+    free(tokens);
+    free(targets);
+    return weights;
+}
+
+/* The same bits from single operations, on a caller's stream and memory, and where nobody waits for a step: 600 of them send
+   more than the staging buffer holds. */
+static void ways_to_run(void)
+{
+    int precision, blocks = 0;
+    for (precision = 0; precision < 4; precision++) {
+        setup s = random_setup(2);
+        history first;
+        float *weights[2];
+        size_t count;
+        cudaStream_t stream = NULL;
+        s.model.layers = 3;
+        s.model.dropout = 0.1f;
+        s.batch = 8;
+        s.seq_len = 128;
+        s.model.max_seq = 128;
+        s.policy.precision = (mtt_precision)precision;
+        s.policy.attention = flash_works ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
+        s.policy.recompute = precision % 2 ? MTT_RECOMPUTE_LAYER : MTT_RECOMPUTE_NONE;
+        first = trained(&s, 4, 0);
+        run_list = cuda.run;
+        cuda.run = run_singly;
+        same_history(&first, trained(&s, 4, 0), "one operation at a time", &s);
+        cuda.run = run_list;
+        check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
+        cuda.stream = stream;
+        cuda.device_alloc = own_alloc;
+        cuda.device_free = own_free;
+        cuda.user = &blocks;
+        same_history(&first, trained(&s, 4, 0), "on a caller's stream and memory", &s);
+        check(blocks == 0, "%d blocks of the caller's are not given back", blocks);
+        cuda.stream = cuda.user = NULL;
+        cuda.device_alloc = NULL;
+        cuda.device_free = NULL;
+        check(cudaStreamDestroy(stream) == cudaSuccess, "the caller's stream does not close");
+        weights[0] = hurried(&s, 600, 1, &count);
+        weights[1] = hurried(&s, 600, 0, &count);
+        check(!memcmp(weights[0], weights[1], count * sizeof(float)), "other bits where nobody waits (%s)", describe(&s));
+        free(weights[0]);
+        free(weights[1]);
+        free(first.weights);
+    }
+}
+
 /* Recomputation changes no bit, in any precision, with either attention, with dropout. */
 static void recomputation(void)
 {
@@ -1716,6 +1807,8 @@ int main(int argc, char **argv)
     told("repetition and resume", start);
     recomputation();
     told("recomputation", start);
+    ways_to_run();
+    told("ways to run", start);
     overflow();
     planned_bytes();
     told("planned bytes", start);
