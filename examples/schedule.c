@@ -11,7 +11,7 @@
 
 static mtt_model_desc model = {.layers = 2, .heads = 4, .d_model = 128, .vocab = 1000};
 static mtt_policy policy;
-static int batch = 8, seq_len = 128;
+static int batch = 32, seq_len = 128;
 
 static const option options[] = {
     {"precision", CHOICE, &policy.precision, "precision", "fp32|tf32|bf16|fp16", 0},
@@ -22,7 +22,7 @@ static const option options[] = {
     {"layers", INT, &model.layers, "transformer blocks (2)", 0, 0},
     {"d-model", INT, &model.d_model, "width (128)", 0, 0},
     {"vocab-size", INT, &model.vocab, "ids (1000)", 0, 0},
-    {"batch-size", INT, &batch, "sequences (8)", 0, 0},
+    {"batch-size", INT, &batch, "sequences (32)", 0, 0},
     {"seq-len", INT, &seq_len, "tokens in a sequence (128)", 0, 0},
 };
 
