@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# sanitize_gpu.sh BUILD_DIR - one small step of each technique under the four tools of compute-sanitizer, on a GPU.
+# cuBLASLt's kernels are left out of racecheck and synccheck, which cannot follow their barriers; ours alone are watched there.
+build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0 # the program may have been built elsewhere
+if [ ! -x "$program" ]; then
+  mkdir -p "$build"
+  nvcc -O3 -lineinfo -arch=native -c mtt_kernels.cu -o "$build/sanitize_kernels.o" &&
+    nvcc -O2 tests/sanitize_cuda.c "$build/sanitize_kernels.o" -o "$program" -lcublasLt || exit 1
+fi
+for technique in $("$program"); do
+  for tool in memcheck initcheck synccheck racecheck; do
+    case $tool in synccheck | racecheck) only="--kernel-name kernel_substring=mtt_k";; *) only=;; esac
+    out=$(timeout 120 compute-sanitizer --tool $tool $only --print-limit 3 --error-exitcode 9 "$program" $technique 2>&1); status=$?
+    if [ $status = 0 ]; then passed=$((passed + 1)); continue; fi
+    failed=$((failed + 1))
+    echo "FAILED: $technique under $tool, status $status"
+    printf '%s\n' "$out" | grep -vE 'Host Frame|^=+ *$' | head -12 | cut -c1-240
+  done
+done
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
