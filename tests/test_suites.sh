@@ -29,6 +29,9 @@ counts 24 c --device cuda; check "TF32 is c's baseline on cuda" says out '^text_
 counts 36 d; counts 62 e
 counts 25 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 30 a --skip bf16
 counts 15 a --batch-size 16; counts 5 a --only fp32 --baseline fp32 --device cuda
+printf '#!/bin/sh\necho 1000\n' > "$work/stubs/nvidia-smi"; chmod +x "$work/stubs/nvidia-smi"
+counts 34 a --device cuda; check "a batch that a device of 1000 MiB cannot hold" says out '^text_forced_tf32_bs[0-9]+: 10[0-9][0-9] MiB'
+rm "$work/stubs/nvidia-smi"
 check "a dry run leaves nothing" [ ! -e results ]
 suite a --dry-run --sizes; check "an unknown option ends with $code, not 2" [ $code = 2 ]
 suite a; check "no data ends with $code, not 2" [ $code = 2 ]

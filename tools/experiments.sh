@@ -130,9 +130,10 @@ for suite in "${suites[@]}"; do
   dir=$results/$suite enforce=$budget short= rows=() args=() lines=() old=() limits=() ours="bf16_flash_chunked bf16_flash_selective_chunked"
   case $suite in c | d) enforce=1;; esac
   cap=${budget:-$(pick ${memory[$suite]} ${small_memory[$suite]})}
-  if [ $device = cuda ] && [ -z "$budget" ]; then # no more than this device has
-    has_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null | head -n 1)
-    [ -z "$has_mib" ] || cap=$((cap < has_mib * 1000000 ? cap : has_mib * 1000000)) # a MiB as 10^6: the rest is the driver's
+  device_mib=
+  [ $device = cpu ] || device_mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2> /dev/null | head -n 1)
+  if [ -n "$device_mib" ] && [ -z "$budget" ]; then # no more than this device has; a MiB as 10^6: the rest is the driver's
+    cap=$((cap < device_mib * 1000000 ? cap : device_mib * 1000000))
   fi
   case $device$suite in cudaa | cudab | cudac) base=${baseline:-tf32};; *) base=${baseline:-fp32};; esac
   if [ -z "$dry" ]; then

@@ -18,6 +18,12 @@ largest() { # TECHNIQUE...: each at its own largest batch; one more is refused
   local technique
   for technique in "$@"; do row largest $technique largest; row refused $technique more; done
 }
+forced() { # TECHNIQUE: a batch that the whole device cannot hold, without a budget: the device itself refuses it
+  local most
+  [ -n "$device_mib" ] || return 0
+  most=$(cap=$((device_mib << 20)) max_batch $1)
+  row forced $1 $((most + 1)) forced
+}
 suite_a() {
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
   local b windows="bf16_window16 bf16_window32"
@@ -30,7 +36,7 @@ suite_a() {
   for b in ${batches:-$(pick "32 64 128" "4 8 16")}; do
     all batch $b $base bf16 bf16_flash $windows ${base}_checkpointing $ours budget
   done
-  [ -n "$small" ] || { short=1 enforce=1; largest $base bf16_flash bf16_flash_checkpointing_chunked; }
+  [ -n "$small" ] || { short=1 enforce=1; largest $base bf16_flash bf16_flash_checkpointing_chunked; forced $base; }
 }
 suite_b() { suite_a; }
 suite_c() {
@@ -38,7 +44,7 @@ suite_c() {
   recipe=(--lr 3e-4 --warmup-steps 200 --clip 1 --save-every 100) length=$(pick 200 20)
   local b theirs="$base bf16 bf16_flash bf16_window64 bf16_checkpointing"
   for b in ${batches:-$(pick 64 4)}; do all batch $b $theirs $ours budget; done
-  largest $theirs
+  largest $theirs; forced $base
   short=1; largest $ours bf16_flash_checkpointing_chunked
 }
 suite_d() {
@@ -48,7 +54,7 @@ suite_d() {
   local b theirs="$base bf16 bf16_flash bf16_window128 bf16_window256 ${base}_checkpointing bf16_flash_checkpointing"
   theirs+=" bf16_checkpointing bf16_window128_checkpointing" # combinations that its author left open
   for b in ${batches:-$(max_batch $base)}; do all batch $b $theirs $ours budget; done
-  largest $theirs
+  largest $theirs; forced $base
   short=1; largest $ours bf16_flash_checkpointing_chunked
 }
 suite_e() {
@@ -65,7 +71,7 @@ suite_e() {
   for t in $base ${base}_checkpointing ${base}_flash fp16 fp16_checkpointing fp16_flash $ours budget; do
     row optimizations $t $(pick 16 4) long --seq-len $(pick 1024 256)
   done
-  enforce=1; largest $base fp16_flash fp16_flash_checkpointing_chunked
+  enforce=1; largest $base fp16_flash fp16_flash_checkpointing_chunked; forced $base
 }
 
 ask() { # TECHNIQUE OPTION...: what the trainer's planner says
@@ -85,7 +91,7 @@ row() {
     technique=${ours%% *} label=${technique}_budget variant+=${variant:+_}budget
     run="$technique $* --batch-size $batch"
     set -- "$@" --recompute budget --memory-budget $((($(planned $run) + $(planned $run --recompute layer)) / 2))
-  elif [ -n "$enforce" ]; then set -- "$@" --memory-budget $cap; fi
+  elif [ -n "$enforce" ] && [ $group != forced ]; then set -- "$@" --memory-budget $cap; fi
   most=${limits[$technique $*]:=$(max_batch $technique "$@")} # asked once for all batches
   case $batch in largest) batch=$((most > 0 ? most : 1));; more) batch=$((most + 1));; esac
   if [ -n "$short" ]; then
