@@ -16,7 +16,7 @@ static int batch = 32, seq_len = 128;
 static const option options[] = {
     {"precision", CHOICE, &policy.precision, "precision", "fp32|tf32|bf16|fp16", 0},
     {"attention", CHOICE, &policy.attention, "attention", "plain|flash", 0},
-    {"window-size", INT, &policy.window, "keys that a query sees (0: all)", 0, 0},
+    {"window-size", INT, &policy.window, "keys that a query sees (0: all), with --attention flash", 0, 0},
     {"recompute", CHOICE, &policy.recompute, "what the backward pass makes again", "none|selective|layer|segments", 0},
     {"loss", CHOICE, &policy.loss, "logits of all tokens or of a chunk in memory", "full|chunked", 0},
     {"layers", INT, &model.layers, "transformer blocks (2)", 0, 0},

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# sanitize_gpu.sh BUILD_DIR - one small step of each technique under the four tools of compute-sanitizer, on a GPU.
+# sanitize_gpu.sh BUILD_DIR [PROGRAM] - one small step of each technique under the four tools of compute-sanitizer, on a GPU.
 # cuBLASLt's kernels are left out of racecheck and synccheck, which cannot follow their barriers; ours alone are watched there.
-build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0 # the program may have been built elsewhere
-if [ ! -x "$program" ]; then
+build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0
+command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2; exit 3; }
+if [ $# -lt 2 ]; then # a program built elsewhere is taken as it is
   mkdir -p "$build"
   nvcc -O3 -lineinfo -arch=native -c mtt_kernels.cu -o "$build/sanitize_kernels.o" &&
     nvcc -O2 tests/sanitize_cuda.c "$build/sanitize_kernels.o" -o "$program" -lcublasLt || exit 1
@@ -18,4 +19,4 @@ for technique in $("$program"); do
   done
 done
 echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+[ $failed = 0 ] && [ $passed -gt 0 ]

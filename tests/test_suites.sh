@@ -26,7 +26,7 @@ counts 33 a; check "the write-up's 18" [ "$(grep -cE '^text_(fp32|bf16|bf16_flas
 check "a plans 28,941,393 parameters" eval '[ "$($(sed -n "1s/^[^:]*: [^:]*: //p" out) --dry-run --json --vocab-size 50257 | grep -c "\"parameters\": 28941393")" = 1 ]'
 counts 33 b; check "b's windows" [ "$(grep -cE '_window(64|128)_bs' out)" = 6 ]
 counts 24 c --device cuda; check "TF32 is c's baseline on cuda" says out '^text_tf32_bs64: '
-counts 36 d; counts 62 e
+counts 36 d; counts 62 e; counts 24 c --small; counts 36 d --small; counts 62 e --memory-budget 2G
 counts 25 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 30 a --skip bf16
 counts 15 a --batch-size 16; counts 5 a --only fp32 --baseline fp32 --device cuda
 printf '#!/bin/sh\necho 1000\n' > "$work/stubs/nvidia-smi"; chmod +x "$work/stubs/nvidia-smi"

@@ -52,7 +52,7 @@ while [ $# -gt 0 ]; do
 done
 [ ${#suites[@]} -gt 0 ] || { usage; exit 2; }
 case $device in cpu | cuda) ;; *) fail "--device $device: expected cpu or cuda";; esac
-[[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps and --batch-size take numbers"
+[[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps $steps, --batch-size $batches: expected numbers"
 [ -x "$train" ] || train=$(command -v "$train") || fail "there is no trainer: make train, or --train PATH"
 options=$("$train" --help)
 has() { [[ $options == *"  --$1 "* ]]; } # whether the trainer knows an option
@@ -83,7 +83,7 @@ prepare() { # PATH: sets dataset, prefix and vocab; makes token files of a text
     [ -z "$small" ] || ids=$(($(wc -c < "$1") / 500 > ids ? ids : $(wc -c < "$1") / 500 < 512 ? 512 : $(wc -c < "$1") / 500))
     [ $suite = b ] || kind=${tokenizer:-$kind}
     dataset=${dataset%.*} made=$(basename "$kind" | tr -c 'A-Za-z0-9\n-' _)
-    case $kind in bpe | wordpiece) made+=_$ids;; esac
+    case $kind in bpe | wordpiece) made+=_$ids vocab=$ids;; esac # as many as are asked for, until the token files tell
     prefix=$results/data/${dataset}_$made
     if [ -z "$dry" ] && ! { [ -s "$prefix.train.tokens" ] && [ -s "$prefix.valid.tokens" ] && [ "$prefix.tokenizer.json" -nt "$1" ]; }; then
       mkdir -p "$results/data"
@@ -158,7 +158,9 @@ for suite in "${suites[@]}"; do
     chosen=$((chosen + 1))
     if [ -n "$dry" ]; then
       eval "set -- ${args[i]}"
-      printf '%s: %d MiB planned: %s %s\n' "$name" $(($("$train" "$@" --dry-run --json --vocab-size $vocab 2> /dev/null | field arena_bytes /dev/stdin) >> 20)) "$train" "${args[i]}"
+      bytes=$("$train" "$@" --dry-run --json --vocab-size $vocab 2> /dev/null | field arena_bytes /dev/stdin)
+      if [ -n "$bytes" ]; then bytes="$((bytes >> 20)) MiB planned"; else bytes="refused by the plan"; fi
+      printf '%s: %s: %s %s\n' "$name" "$bytes" "$train" "${args[i]}"
     elif [ -n "$known" ] && [[ $known != *"\"command\": \"$(text "${args[i]}")\"}" ]]; then
       rm -f "$dir/$name"{_metrics.json,_memory.json,.jsonl,.safetensors} # settings have changed
     elif complete "$dir/${name}_metrics.json"; then entry $i done 0 ""; continue

@@ -83,7 +83,8 @@ get() {
     file=${address%%\?*} file=$folder/${file##*/}
   fi
   case $file in *.zst | *.gz) [ -s "${file%.*}" ] && { echo "${file%.*} is there"; return; };; esac
-  if [ -s "$file" ]; then echo "$file is there"
+  [ -n "${file##*/}" ] && [ ! -d "$file" ] || fail "$1 names no file"
+  if [ -s "$file" ]; then echo "$file is there"; sum= # not checked again
   else
     bring "$address" "$file.part"
     check_kind "$file.part" "$file"

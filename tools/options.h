@@ -72,6 +72,8 @@ static int option_set(const option *o, const char *value)
 /* 0, OPTION_ERROR after a message that names the nearest option or the values expected, or OPTION_HELP after the usage. */
 static int option_parse(const option *table, int count, int argc, char **argv)
 {
+    static const char *const expected[] = {[FLAG] = "", [INT] = "a whole number, 0 or more: ", [REAL] = "a number: ",
+                                           [SIZE] = "bytes, as in 24G or 512M: ", [TEXT] = "", [CHOICE] = ""};
     char text[512];
     int i, k;
     for (i = 1; i < argc; i++) {
@@ -88,7 +90,8 @@ static int option_parse(const option *table, int count, int argc, char **argv)
         if (o->kind == FLAG) *(int *)o->at = o->value;
         else if (value) value++;
         else if (i + 1 < argc) value = argv[++i];
-        snprintf(text, sizeof(text), "--%s %s: expected %s", o->name, value ? value : "", o->choices ? o->choices : o->help);
+        snprintf(text, sizeof(text), "--%s %s: expected %s%s", o->name, value ? value : "", expected[o->kind],
+                 o->choices ? o->choices : o->help);
         if (o->kind != FLAG && (!value || !option_set(o, value))) return option_fail(text);
     }
     return 0;

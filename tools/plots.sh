@@ -64,12 +64,11 @@ tradeoff() { # ROWS BATCH: memory against time; the front joins what nothing bea
     plot $commands'$work/front' using 7:6 with steps lw 1 dt 3 lc rgb '#606060' title 'Pareto front'"
 }
 saved() { # ROWS: memory saved against the baseline of the same batch, a bar for each batch
-  local b n=3 commands=
+  local b n=2 commands=
   distinct 3 "$1" > "$work/batches"
   awk -F '\t' -v OFS='\t' 'NR == FNR { batch[++n] = $1; next } { v[$2, $3] = $9; if (!seen[$2]++ && $9 != 0) name[++m] = $2 }
     END { for (i = 1; i <= m; i++) { line = name[i]; for (k = 1; k <= n; k++) line = line OFS v[name[i], batch[k]]; print line } }' "$work/batches" "$1" > "$work/saved"
   [ -s "$work/saved" ] || return 0
-  n=2
   while read -r b; do
     commands+="${commands:+, }'$work/saved' using $n:xtic(1) fs pattern $((n * 2 - 3)) lc rgb ink[$((n - 1))] dt 1 title 'batch $b'"
     n=$((n + 1))
@@ -127,7 +126,7 @@ for results in "$@"; do
   timelines "$results"
   gnuplot "$work/script" 2> "$work/err" || { echo "plots: $(grep . "$work/err" | tail -n 1)" >&2; failed=1; }
   if [ -s "$results/comparison.md" ]; then # the plots belong to the page
-    { grep -v '^!\[' "$results/comparison.md"; for name in "$plots"/*.png; do name=$(basename "$name" .png); echo "![$name](plots/$name.png)"; done; } > "$work/page"
+    { grep -v '^!\[' "$results/comparison.md"; echo; for name in "$plots"/*.png; do name=$(basename "$name" .png); echo "![$name](plots/$name.png)"; done; } | cat -s > "$work/page"
     cp "$work/page" "$results/comparison.md"
   fi
   echo "plots: $(find "$plots" -name '*.png' | wc -l) in $plots" >&2

@@ -43,11 +43,13 @@ static int choose_tokenizer(void)
         return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (tools/get_data.sh vocab.bpe brings it)");
     if (file && !gpt2 && !words)
         return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give a path to --tokenizer alone");
+    if ((gpt2 || (train && !words)) && memcmp(&desc.wordpiece, &(mtt_wordpiece){0}, sizeof(desc.wordpiece)))
+        return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk go with --tokenizer wordpiece or a vocab.txt");
     if (!desc.tokenizer) return 0;
     in = fopen(desc.tokenizer, "rb");
     if (!in)
-        return fprintf(stderr, "prepare: cannot open %s: expected bpe, gpt2, wordpiece or the path of a tokenizer\n",
-                       desc.tokenizer), EXIT_DATA;
+        return fprintf(stderr, "prepare: cannot open %s: expected %s\n", desc.tokenizer,
+                       file ? "the path of a vocabulary" : "bpe, gpt2, wordpiece or the path of a tokenizer"), EXIT_DATA;
     first = fgetc(in);
     fclose(in);
     if ((gpt2 && first != '#') || (words && first != '['))

@@ -34,7 +34,7 @@ static const option options[] = {
     {"precision", CHOICE, &set.policy.precision, "precision (bf16)", "fp32|tf32|bf16|fp16", 0},
     {"attention", CHOICE, &set.policy.attention, "attention", "plain|flash", 0},
     {"flash-attn", FLAG, &set.policy.attention, "the same as --attention flash", 0, MTT_ATTENTION_FLASH},
-    {"window-size", INT, &set.policy.window, "keys that a query sees (0: all)", 0, 0},
+    {"window-size", INT, &set.policy.window, "keys that a query sees (0: all), with --flash-attn", 0, 0},
     {"recompute", CHOICE, &set.policy.recompute, "what the backward pass makes again", "none|selective|layer|segments", 0},
     {"loss", CHOICE, &set.policy.loss, "logits of all tokens or of a chunk in memory", "full|chunked", 0},
     {"chunked", FLAG, &set.policy.loss, "the same as --loss chunked", 0, MTT_LOSS_CHUNKED},
@@ -109,7 +109,7 @@ int main(int argc, char **argv)
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
     tokens_count = set.batch * set.seq_len;
     tokens = malloc(2 * sizeof(*tokens) * (size_t)tokens_count);
-    if (!tokens) return 1;
+    if (!tokens) return fprintf(stderr, "profile: no memory for %d tokens\n", tokens_count), 1;
     fill_tokens(tokens, tokens + tokens_count, tokens_count);
     if (set.policy.device == MTT_DEVICE_CUDA && mtt_cuda_backend(&env, 0, &backend)) return fail(&env);
     if (mtt_trainer_create(&env, &set.model, &set.policy, &optim, &backend, set.batch, set.seq_len, &t)) return fail(&env);
@@ -125,7 +125,7 @@ int main(int argc, char **argv)
         for (k = 0; k < count; k++)
             if (!strcmp(lines[k].about.name, about.name) && lines[k].about.flops == about.flops &&
                 lines[k].about.traffic_bytes == about.traffic_bytes) break;
-        if (k == 256) break;
+        if (k == 256) return fprintf(stderr, "profile: more than 256 different operations\n"), 1;
         op = &t->schedule->programs[MTT__TRAIN].ops[i];
         if (k == count) {
             lines[count++].about = about;

@@ -18,7 +18,8 @@
     X(BATCH, batch_size) X(SEQ_LEN, seq_len) X(STEPS, steps) X(LARGEST, largest_batch) X(PERPLEXITY, perplexity)          \
     X(BITS, bits_per_byte) X(ACCURACY, accuracy) X(FORWARD, peak_forward_bytes) X(BACKWARD, peak_backward_bytes)          \
     X(PEAK, peak_bytes) X(ARENA, arena_bytes) X(DEVICE, device_bytes) X(MS, ms_median) X(MEAN_MS, ms_per_step)            \
-    X(TOKENS, tokens_per_s) X(LAYER, layer) X(STEP_MS, ms) X(LAYERS, layers) X(MEMORY, memory) X(SPEED, speed) X(PARETO, pareto)
+    X(TOKENS, tokens_per_s) X(LAYER, layer) X(STEP_MS, ms) X(PARAMETERS, parameters) X(LAYERS, layers) X(MEMORY, memory)  \
+    X(SPEED, speed) X(PARETO, pareto)
 #define TEXT_FIELD(name, room) char name[room];
 #define TEXT_ROW(name, room) {#name, offsetof(run, name), room},
 #define NUMBER_ID(id, name) id,
@@ -218,7 +219,7 @@ static const char *window_of(const run *r) { return strstr(r->technique, "_windo
 static int is_same(const run *a, const run *b)
 {
     return is_done(a) && is_done(b) && !strcmp(a->group, b->group) && a->v[BATCH] == b->v[BATCH] &&
-           a->v[SEQ_LEN] == b->v[SEQ_LEN] && a->v[LAYERS] == b->v[LAYERS];
+           a->v[SEQ_LEN] == b->v[SEQ_LEN] && a->v[PARAMETERS] == b->v[PARAMETERS];
 }
 
 /* The baseline is plain attention in FP32 or TF32 with nothing recomputed: of the same work, or else the group's first. */
@@ -228,7 +229,7 @@ static void compare(void)
         if (!is_done(r)) continue;
         r->v[PARETO] = 1;
         EACH(b) {
-            if (!is_done(b) || strcmp(b->group, r->group)) continue;
+            if (!is_done(b) || strcmp(b->group, r->group) || b->v[PARAMETERS] != r->v[PARAMETERS]) continue;
             if (is_plain(b) && (!r->base || (is_same(b, r) && !is_same(r->base, r)))) r->base = b;
             if (is_same(b, r) && b->v[DEVICE] <= r->v[DEVICE] && b->v[MS] <= r->v[MS] && (b->v[DEVICE] < r->v[DEVICE] || b->v[MS] < r->v[MS]))
                 r->v[PARETO] = 0;
@@ -459,8 +460,9 @@ static void print_report(void)
         fprintf(out, "\n");
     }
     EACH(r) if (!is_done(r) && r->message[0]) fprintf(out, "%s- %s %s: %s\n", some++ ? "" : "## Not trained\n\n", r->name, r->status, r->message);
-    fprintf(out, "%sAllocated: bytes alive at the peak. Reserved: the arena that holds them. Largest batch: in %s, by the plan. ms/step: the\nmedian. "
-            "Memory and speed are relative to the baseline of the same work, plain attention in FP32 or TF32.\n%s", some ? "\n" : "", budget,
+    fprintf(out, "%sAllocated: bytes alive at the peak. Reserved: the arena that holds them. ", some ? "\n" : "");
+    if (head.budget[0]) fprintf(out, "Largest batch: in %s, by the plan. ", budget);
+    fprintf(out, "ms/step: the\nmedian. Memory and speed are relative to the baseline of the same work, plain attention in FP32 or TF32.\n%s",
             strcmp(head.device, "cuda") ? "On a CPU speed says little: it computes 16-bit products in FP32.\n" : "");
 }
 

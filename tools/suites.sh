@@ -93,7 +93,7 @@ row() {
     set -- "$@" --recompute budget --memory-budget $((($(planned $run) + $(planned $run --recompute layer)) / 2))
   elif [ -n "$enforce" ] && [ $group != forced ]; then set -- "$@" --memory-budget $cap; fi
   most=${limits[$technique $*]:=$(max_batch $technique "$@")} # asked once for all batches
-  case $batch in largest) batch=$((most > 0 ? most : 1));; more) batch=$((most + 1));; esac
+  case $batch in largest) batch=$((most > 0 ? most : 1));; more) batch=$((most + 1));; 0) batch=1;; esac # none fits: one is refused
   if [ -n "$short" ]; then
     count=$((${count:-20} < 20 ? ${count:-20} : 20))
     [ $group = largest ] || set -- "$@" --eval-batches 1 $(has no-checkpoint && echo --no-checkpoint)
