@@ -54,8 +54,6 @@ done
 case $device in cpu | cuda) ;; *) fail "--device $device: expected cpu or cuda";; esac
 [[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps $steps, --batch-size $batches: expected numbers"
 [ -x "$train" ] || train=$(command -v "$train") || fail "there is no trainer: make train, or --train PATH"
-options=$("$train" --help)
-has() { [[ $options == *"  --$1 "* ]]; } # whether the trainer knows an option
 pick() { if [ -n "$small" ]; then echo "$2"; else echo "$1"; fi; }
 field() { sed -n "s/.*\"$1\": \"*\([^,\"}]*\).*/\1/p" "$2" | head -n 1; }
 text() { # fit for a JSON string

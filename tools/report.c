@@ -49,6 +49,12 @@ static const option options[] = {
 
 /* ---- reading ---- */
 
+static void out_of_memory(void)
+{
+    fprintf(stderr, "report: out of memory: compare fewer runs with --experiments\n");
+    exit(1);
+}
+
 static const char *path_of(const char *name, const char *ending)
 {
     static char path[1024];
@@ -98,7 +104,7 @@ static int read_file(const char *path, run *r, item_fn item, FILE *to, int lines
     char *text = f ? malloc(room) : NULL;
     mtt__json j;
     while (text && (got = fread(text + size, 1, room - 1 - size, f)) > 0)
-        if ((size += got) == room - 1 && !(text = realloc(text, room *= 2))) exit(1);
+        if ((size += got) == room - 1 && !(text = realloc(text, room *= 2))) out_of_memory();
     if (f) fclose(f);
     if (!text) return 0;
     text[size] = 0;
@@ -113,7 +119,7 @@ static int read_file(const char *path, run *r, item_fn item, FILE *to, int lines
 static run *add_run(const char *name)
 {
     EACH(r) if (name && !strcmp(r->name, name)) return r;
-    if (!(runs = realloc(runs, (size_t)(run_count + 1) * sizeof(*runs)))) exit(1);
+    if (!(runs = realloc(runs, (size_t)(run_count + 1) * sizeof(*runs)))) out_of_memory();
     memset(&runs[run_count], 0, sizeof(*runs));
     return &runs[run_count++];
 }
@@ -145,7 +151,7 @@ static void on_step(mtt__json *j, run *r, FILE *to)
     (void)r, (void)to;
     read_object(j, &step, NULL, NULL);
     if (step.v[STEP_MS] <= 0) return;
-    if (!(times = realloc(times, (size_t)(time_count + 1) * sizeof(*times)))) exit(1);
+    if (!(times = realloc(times, (size_t)(time_count + 1) * sizeof(*times)))) out_of_memory();
     times[time_count++] = step.v[STEP_MS];
 }
 
@@ -222,7 +228,7 @@ static int is_same(const run *a, const run *b)
            a->v[SEQ_LEN] == b->v[SEQ_LEN] && a->v[PARAMETERS] == b->v[PARAMETERS];
 }
 
-/* The baseline is plain attention in FP32 or TF32 with nothing recomputed: of the same work, or else the group's first. */
+/* The baseline is plain attention in FP32 or TF32 with nothing recomputed: of the same work, or else the group's first of that model. */
 static void compare(void)
 {
     EACH(r) {

@@ -40,7 +40,7 @@ suite_a() {
 }
 suite_b() { suite_a; }
 suite_c() {
-  shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --positions learned --dropout 0.1 $(has max-seq && echo --max-seq 512)
+  shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --positions learned --dropout 0.1 --max-seq 512
   recipe=(--lr 3e-4 --warmup-steps 200 --clip 1 --save-every 100) length=$(pick 200 20)
   local b theirs="$base bf16 bf16_flash bf16_window64 bf16_checkpointing"
   for b in ${batches:-$(pick 64 4)}; do all batch $b $theirs $ours budget; done
@@ -96,7 +96,7 @@ row() {
   case $batch in largest) batch=$((most > 0 ? most : 1));; more) batch=$((most + 1));; 0) batch=1;; esac # none fits: one is refused
   if [ -n "$short" ]; then
     count=$((${count:-20} < 20 ? ${count:-20} : 20))
-    [ $group = largest ] || set -- "$@" --eval-batches 1 $(has no-checkpoint && echo --no-checkpoint)
+    [ $group = largest ] || set -- "$@" --eval-batches 1 --no-checkpoint
   fi
   [ -z "$small" ] || set -- "$@" --eval-batches $((16384 / batch / 128 + 1))
   [ -z "$small" ] || [ -n "$count" ] || count=$((40960 / batch / 128)) # as many tokens for each batch
