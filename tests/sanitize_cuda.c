@@ -1,14 +1,18 @@
-/* sanitize_cuda.c - a small step and an evaluation of one technique, for compute-sanitizer: every tensor has a block of its own,
-   every operation is launched on its own. tests/sanitize_gpu.sh builds it and runs it under all four tools.
+/* sanitize_cuda.c [TECHNIQUE [host]] - a small step and an evaluation of one technique, for compute-sanitizer; every tensor has
+   a block of its own. tests/sanitize_gpu.sh builds it and runs it under all four tools.
 
-   initcheck does not see what cuBLASLt's kernels write by way of the tensor memory accelerator: what products are about to
-   write is cleared first, so that its readers can be checked. */
+   With `host` the host makes the products: on Hopper initcheck does not see what cuBLASLt's kernels write by way of the tensor
+   memory accelerator and takes it for unset, and racecheck ends with an internal error when one is launched, left out of the
+   check or not. */
+#define _GNU_SOURCE /* RTLD_NEXT */
 #define MTT_CUDA
 #define MTT_SEPARATE_ALLOCS
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 
+#include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 typedef struct technique {
     const char *name;
@@ -33,47 +37,108 @@ static const technique TECHNIQUES[] = {
 };
 enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]), BATCH = 2, SEQ_LEN = 40, VOCAB = 200 };
 
-static mtt_backend cuda;
+static int on_host;
 
-static int is_product(mtt_op_kind kind)
+typedef struct matrix { /* `count` of them, column by column, columns `ld` apart on the device, close on the host */
+    uint32_t type; /* cudaDataType */
+    uint64_t rows, columns;
+    int64_t ld, stride;
+    int32_t count;
+    size_t size;     /* of an element */
+    mtt_tensor host;
+} matrix;
+
+/* The matrix of a layout; 0 if all went well. */
+static int describe(matrix *m, cublasLtMatrixLayout_t layout)
 {
-    switch (kind) {
-    case MTT_OP_LINEAR:
-    case MTT_OP_ATTENTION_SCORES:
-    case MTT_OP_ATTENTION_VALUES:
-    case MTT_OP_CHUNKED_LOSS:
-    case MTT_OP_LINEAR_BACKWARD_WEIGHT:
-    case MTT_OP_LINEAR_BACKWARD_INPUT:
-    case MTT_OP_ATTENTION_VALUES_BACKWARD:
-    case MTT_OP_ATTENTION_SCORES_BACKWARD: return 1;
-    default: return 0;
-    }
+    int failed = 0;
+    memset(m, 0, sizeof(*m));
+#define READ(attribute, field) \
+    failed |= cublasLtMatrixLayoutGetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_##attribute, &m->field, sizeof(m->field), NULL)
+    READ(TYPE, type);
+    READ(ROWS, rows);
+    READ(COLS, columns);
+    READ(LD, ld);
+    READ(BATCH_COUNT, count);
+    READ(STRIDED_BATCH_OFFSET, stride);
+#undef READ
+    m->size = m->type == CUDA_R_32F ? 4 : 2;
+    m->host.dtype = m->type == CUDA_R_16BF ? MTT_BF16_BITS : m->type == CUDA_R_16F ? MTT_F16_BITS : MTT_F32;
+    m->host.data = malloc((size_t)m->count * m->rows * m->columns * m->size);
+    return failed || !m->host.data;
 }
 
-/* Clears what a product writes without having read it. */
-static void clear_results(const mtt_op *op, int accumulate)
+/* Between the device and the host; 0 if all went well. */
+static int copy(matrix *m, const void *device, enum cudaMemcpyKind kind)
 {
-    int o, i;
-    for (o = 0; o < op->outputs; o++) {
-        const mtt_tensor *t = op->out[o];
-        for (i = 0; t && i < op->inputs; i++)
-            if (op->in[i] == t) t = NULL;
-        if (t && !(t->category == MTT_GRADIENTS && (accumulate || op->accumulate))) cudaMemset(t->data, 0, t->bytes);
+    int failed = 0, i;
+    for (i = 0; i < m->count; i++) {
+        char *far = (char *)device + (size_t)(i * m->stride) * m->size;
+        char *near = (char *)m->host.data + (size_t)i * m->rows * m->columns * m->size;
+        if (kind == cudaMemcpyDeviceToHost)
+            failed |= cudaMemcpy2D(near, m->rows * m->size, far, (size_t)m->ld * m->size, m->rows * m->size, m->columns, kind);
+        else failed |= cudaMemcpy2D(far, (size_t)m->ld * m->size, near, m->rows * m->size, m->rows * m->size, m->columns, kind);
     }
-    if (op->workspace) cudaMemset(op->workspace->data, 0, op->workspace->bytes);
-    cudaDeviceSynchronize(); /* cudaMemset runs on another stream than the operations */
+    return failed;
 }
 
-static mtt_status run_singly(void *context, const mtt_op *ops, int count, int accumulate)
+static float element(const matrix *m, int index, int64_t row, int64_t column)
 {
-    mtt_status status = MTT_OK;
-    int i;
-    for (i = 0; i < count && status == MTT_OK; i++) {
-        if (is_product(ops[i].kind)) clear_results(&ops[i], accumulate);
-        status = cuda.run(context, &ops[i], 1, accumulate);
-        cudaDeviceSynchronize();
+    float x;
+    mtt__load(&m->host, (index * (int64_t)m->columns + column) * (int64_t)m->rows + row, 1, &x);
+    return x;
+}
+
+/* D = alpha op(A) op(B) + beta C + bias: cuBLASLt's own, which the kernels' file calls, or the host in its place. D is C. */
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
+                              cublasLtMatrixLayout_t a_layout, const void *B, cublasLtMatrixLayout_t b_layout, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c_layout, void *D, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream)
+{
+    typedef cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,
+                                  const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t,
+                                  void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
+    union { void *symbol; matmul *call; } real;
+    const float scale = *(const float *)alpha, kept = *(const float *)beta;
+    int32_t transpose_a = 0, transpose_b = 0;
+    uint32_t epilogue = 0;
+    const void *bias = NULL;
+    matrix a, b, c, biases;
+    int64_t i, j, l, depth;
+    int failed = 0, at;
+    if (!on_host) {
+        real.symbol = dlsym(RTLD_NEXT, "cublasLtMatmul");
+        return real.call(blas, desc, alpha, A, a_layout, B, b_layout, beta, C, c_layout, D, d_layout, algo, workspace, bytes, stream);
     }
-    return status;
+    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof(transpose_a), NULL);
+    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof(transpose_b), NULL);
+    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue), NULL);
+    if (epilogue == CUBLASLT_EPILOGUE_BIAS)
+        failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias), NULL);
+    else failed |= epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+    failed |= describe(&a, a_layout) | describe(&b, b_layout) | describe(&c, c_layout) | describe(&biases, c_layout);
+    biases.count = 1, biases.columns = 1; /* one for each row of the result, of its type */
+    failed |= cudaStreamSynchronize(stream);
+    if (!failed) failed |= copy(&a, A, cudaMemcpyDeviceToHost) | copy(&b, B, cudaMemcpyDeviceToHost);
+    if (!failed && kept != 0) failed |= copy(&c, C, cudaMemcpyDeviceToHost);
+    if (!failed && bias) failed |= copy(&biases, bias, cudaMemcpyDeviceToHost);
+    depth = (int64_t)(transpose_a ? a.rows : a.columns);
+    for (at = 0; at < c.count && !failed; at++)
+        for (j = 0; j < (int64_t)c.columns; j++)
+            for (i = 0; i < (int64_t)c.rows; i++) {
+                float sum = 0;
+                for (l = 0; l < depth; l++)
+                    sum += (transpose_a ? element(&a, at, l, i) : element(&a, at, i, l)) *
+                           (transpose_b ? element(&b, at, j, l) : element(&b, at, l, j));
+                sum = scale * sum + (kept != 0 ? kept * element(&c, at, i, j) : 0) + (bias ? element(&biases, 0, i, 0) : 0);
+                mtt__store(&c.host, (at * (int64_t)c.columns + j) * (int64_t)c.rows + i, 1, &sum);
+            }
+    if (!failed) failed |= copy(&c, D, cudaMemcpyHostToDevice);
+    free(a.host.data);
+    free(b.host.data);
+    free(c.host.data);
+    free(biases.host.data);
+    return failed ? CUBLAS_STATUS_INTERNAL_ERROR : CUBLAS_STATUS_SUCCESS;
 }
 
 static int step(const technique *k)
@@ -83,7 +148,7 @@ static int step(const technique *k)
     mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 64, .vocab = VOCAB, .max_seq = SEQ_LEN, .dropout = k->dropout};
     mtt_policy policy = k->policy;
     mtt_optim_desc optim = {0};
-    mtt_backend backend;
+    mtt_backend cuda;
     mtt_trainer *t = NULL;
     mtt_step_info info;
     int i;
@@ -93,9 +158,7 @@ static int step(const technique *k)
     }
     policy.workspace_bytes = 2 << 20; /* the less is there, the less a tool has to watch */
     if (mtt_cuda_backend(&env, 0, &cuda)) return printf("%s\n", env.error), 2;
-    backend = cuda;
-    backend.run = run_singly;
-    if (mtt_trainer_create(&env, &model, &policy, &optim, &backend, BATCH, SEQ_LEN, &t) ||
+    if (mtt_trainer_create(&env, &model, &policy, &optim, &cuda, BATCH, SEQ_LEN, &t) ||
         mtt_train_step(t, tokens, targets, &info) || mtt_evaluate(t, tokens, targets, &info))
         return printf("%s\n", env.error), 1;
     printf("%s: loss %.4f\n", k->name, info.loss);
@@ -106,6 +169,7 @@ static int step(const technique *k)
 int main(int argc, char **argv)
 {
     int i;
+    on_host = argc > 2 && !strcmp(argv[2], "host");
     for (i = 0; i < TECHNIQUE_COUNT; i++)
         if (argc > 1 && !strcmp(argv[1], TECHNIQUES[i].name)) return step(&TECHNIQUES[i]);
     for (i = 0; i < TECHNIQUE_COUNT; i++) printf("%s ", TECHNIQUES[i].name); /* without a name: which there are */
