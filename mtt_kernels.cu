@@ -152,6 +152,9 @@ template <int WIDTH> static __device__ __forceinline__ void mtt__drop(const mtt_
 
 enum { MTT__PLANS = 128 };                 /* distinct matrix products remembered */
 enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 }; /* lists of operations remembered; shorter lists are not worth it */
+/* The driver takes 2.4 KB of device memory a node, beside the plan: 5 MiB at most. A step of more launches (A's 4 layers have 350,
+   GPT-2's 12 have 900) takes so long that launching them is hidden. */
+enum { MTT__GRAPH_NODES = 2048 };
 static const size_t MTT__PINNED = 4 << 20; /* bytes of the staging buffer */
 
 /* All that distinguishes one matrix product from another, to be compared bytewise. */
@@ -1664,9 +1667,28 @@ static __device__ __forceinline__ void mtt__load_transposed(uint32_t r[4], uint3
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__store_smem(uint32_t to_smem, uint32_t value)
+/* A value in a register, which the compiler would otherwise work out from the thread's index again at each use: that cost
+   the backward kernel more instructions than its products. */
+static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
 {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_smem), "r"(value) : "memory");
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8 columns. Without the
+   instruction, before compute capability 9.0, a lane learns the place of its rows from the lanes that point to them. */
+static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], const uint32_t right[2])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to_smem), "r"(left[0]), "r"(left[1]),
+                 "r"(right[0]), "r"(right[1]) : "memory");
+#else
+    const uint32_t r[4] = {left[0], left[1], right[0], right[1]}, lane = mtt__pinned(threadIdx.x) & 31;
+    #pragma unroll
+    for (int k = 0; k < 4; k++)
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(__shfl_sync(0xffffffffu, to_smem, k * 8 + lane / 4) + (lane & 3) * 4), "r"(r[k])
+                     : "memory");
+#endif
 }
 
 static __device__ __forceinline__ float mtt__exp2(float x)
@@ -1751,14 +1773,6 @@ template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__further(uin
 {
     constexpr int TURNS = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
     return (smem ^ (uint32_t)((chunk & TURNS) << 4)) + (uint32_t)((chunk & ~TURNS) << 4);
-}
-
-/* A value in a register, which the compiler would otherwise work out from the thread's index again at each use: that cost
-   the backward kernel more instructions than its products. */
-static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
 }
 
 /* Where this lane points ldmatrix for the first 16 x 16 elements of a tile; 8 rows further is 16 WIDTH bytes further, columns
@@ -2235,8 +2249,9 @@ template <typename E, int LANES> static __global__ void __launch_bounds__(256) m
 
 /* Sums of dQ that pass from block to block. The blocks that add to one tile of dQ do so one after another, in an order fixed by
    the tile alone; thread i of each takes over what thread i of the block before has left. 4 sums are one unit of 128 bits,
-   and every unit carries the number of the contribution that it is, 4 bits of it in place of the lowest 4 of each sum
-   (20 bits of significand remain, 2^-21 of relative error in a sum whose terms were rounded to 2^-9 or 2^-11).
+   and every unit carries the number of the contribution that it is, 7 bits of it in place of the lowest 7 of each of its first
+   two sums: these keep 17 bits of significand, and their terms were rounded to 8 or 11. (4 bits in each of the 4 sums cost 5 %
+   of the kernel, in instructions alone.)
 
    Why this is correct under PTX's memory model, without a fence (one per tile cost 15 % of the kernel): a unit is one scalar
    access, `relaxed` at the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of
@@ -2257,22 +2272,13 @@ static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const fl
 
 template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
 {
-    uint32_t wrong = 0;
+    uint32_t wrong[2] = {};
     #pragma unroll
-    for (int n = 0; n < COUNT * 4; n++) wrong |= __float_as_uint(sums[n / 4][n % 4]) ^ number >> n % 4 * 4;
-    return !(mtt__pinned(wrong) & 15u); /* pinned: 4 bits at the end and not a comparison for each sum */
+    for (int n = 0; n < COUNT * 2; n++) wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
+    return !(mtt__pinned(wrong[0] | wrong[1]) & 127u); /* pinned: 7 bits at the end and not a comparison for each sum */
 }
 
-/* The number leaves: the middle of what its 4 bits cut off stands in for them, so that no sum drifts. Not-finite stays
-   not-finite. Without `used`, zeros. */
-template <int COUNT> static __device__ __forceinline__ void mtt__sums_take(float (*sums)[4], bool used)
-{
-    const uint32_t kept = used ? ~15u : 0, middle = used ? 8u : 0;
-    #pragma unroll
-    for (int n = 0; n < COUNT * 4; n++)
-        sums[n / 4][n % 4] = __uint_as_float((__float_as_uint(sums[n / 4][n % 4]) & kept) | middle);
-}
-
+/* The number replaces bits: where these are even, so are numbers, and no sum drifts. Not-finite stays not-finite. */
 template <int COUNT, int THREADS>
 static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
 {
@@ -2280,7 +2286,9 @@ static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const fl
     for (int n = 0; n < COUNT; n++) {
         uint32_t v[4];
         #pragma unroll
-        for (int e = 0; e < 4; e++) v[e] = (__float_as_uint(sums[n][e]) & ~15u) | (number >> 4 * e & 15u);
+        for (int e = 0; e < 4; e++) v[e] = __float_as_uint(sums[n][e]);
+        #pragma unroll
+        for (int e = 0; e < 2; e++) v[e] = (v[e] & ~127u) | (number >> 7 * e & 127u);
         asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
                      " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
                      ::"l"(to_gmem + n * THREADS), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
@@ -2314,7 +2322,7 @@ struct mtt__backward_sizes {
 struct mtt__backward_block {
     mtt__flash_head head;
     int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
-    int k0, last_tile;      /* first key; last tile of queries that sees one of the keys */
+    int k0, first_tile, last_tile; /* first key; tiles of queries that see one of the keys */
 };
 
 /* Where a warp and a lane of it stand. */
@@ -2322,8 +2330,8 @@ struct mtt__backward_place {
     const mtt__backward_block *block;
     int k0;
     /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and
-       dV); for Q and dO as B of scores; for P^T and dS^T as A of dV and dK, dS^T as A of dQ; where it stores P^T and dS^T */
-    uint32_t k_b, q_b, s_a, dq_a, s_store;
+       dV); for Q and dO as B of scores; for P^T and dS^T, as they are stored and as A of dV and dK; dS^T as A of dQ */
+    uint32_t k_b, q_b, s_a, dq_a;
 };
 
 /* A shuffle from lane 0 shows the compiler that a value is the same for the warp: branches on it do not split the warp. */
@@ -2364,13 +2372,6 @@ template <class S> static __device__ __forceinline__ uint32_t mtt__backward_thre
     return S::CRAMPED ? mtt__pinned(threadIdx.x) : threadIdx.x;
 }
 
-/* Where the thread stores the first of its P^T and dS^T. */
-template <class S> static __device__ __forceinline__ uint32_t mtt__backward_store_place(uint32_t smem, int thread)
-{
-    const int key = thread / 32 % S::KEY_WARPS * S::KEYS + thread % 32 / 4;
-    return smem + S::S_AT + mtt__chunk<S::BLOCK_Q>(key, 0) + (thread & 3) * 4;
-}
-
 template <class S>
 static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
 {
@@ -2379,11 +2380,13 @@ static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const 
     mtt__backward_place at;
     if (threadIdx.x == 0) {
         const int ticket = atomicAdd(f.ticket, 1), key_tiles = (T + S::BLOCK_KV - 1) / S::BLOCK_KV;
-        const int local = ticket / key_tiles, key_tile = key_tiles - 1 - ticket % key_tiles;
+        const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
+        const int local = first + ticket % (f.group * key_tiles) % group, key_tile = ticket % (f.group * key_tiles) / group;
         const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : T;
         mtt__flash_head_set(block->head, f, f.first_head + local);
         block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
-        block->k0 = key_tile * S::BLOCK_KV, block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
+        block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
+        block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
     }
     __syncthreads(); /* the block's work is known to all */
     at.block = block, at.k0 = mtt__uniform(block->k0);
@@ -2392,7 +2395,6 @@ static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const 
     at.k_b = smem + mtt__straight<S::D>(lane);
     at.s_a = s_smem + mtt__straight<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
     at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
-    at.s_store = mtt__backward_store_place<S>(smem, threadIdx.x);
     return at;
 }
 
@@ -2400,7 +2402,7 @@ static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const 
 static __device__ __forceinline__ void mtt__backward_pin(mtt__backward_place &at)
 {
     at.k_b = mtt__pinned(at.k_b), at.q_b = mtt__pinned(at.q_b), at.s_a = mtt__pinned(at.s_a);
-    at.dq_a = mtt__pinned(at.dq_a), at.s_store = mtt__pinned(at.s_store), at.k0 = (int)mtt__pinned(at.k0);
+    at.dq_a = mtt__pinned(at.dq_a), at.k0 = (int)mtt__pinned(at.k0);
 }
 
 /* The stage of a tile of queries: the stages take turns. */
@@ -2538,18 +2540,14 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
         const uint32_t stats_smem = smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES + column * 8;
         mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem, fates);
     }
-    const uint32_t store = S::CRAMPED ? mtt__backward_store_place<S>(smem, mtt__backward_thread<S>()) : at.s_store;
     #pragma unroll
-    for (int n = 0; n < CHUNK / 8; n++)
+    for (int n = 0; n < CHUNK / 8; n += 2)
         #pragma unroll
-        for (int m = 0; m < S::KEY_ROWS; m++)
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(store, part, n) +
-                                    (m * 16 + h * 8) * S::BLOCK_Q * 2;
-                mtt__store_smem(to, ds_packed[m][n][h]);
-                if (!S::P_IN_REGISTERS) mtt__store_smem(to + S::S_BYTES, p_packed[m][n][h]);
-            }
+        for (int m = 0; m < S::KEY_ROWS; m++) {
+            const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
+            mtt__store_matrices(to, ds_packed[m][n], ds_packed[m][n + 1]);
+            if (!S::P_IN_REGISTERS) mtt__store_matrices(to + S::S_BYTES, p_packed[m][n], p_packed[m][n + 1]);
+        }
     if (!S::P_IN_REGISTERS || !seen) return;
     const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_p = [&](uint32_t *a, int k, int m) {
@@ -2641,17 +2639,17 @@ static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, 
 
 /* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K, block after block.
    Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
-   Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of a head from the
-                last keys to the first; each walks its queries upwards. Shared memory: K, V, STAGES of Q, dO and stats,
-                dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS = 1).
-   Requires     dq_partial and ticket zero at the start; at least one slot; fewer than 2^16 contributions to a tile of the ring.
+   Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of `group` heads, the
+                first of each, then the second: so the longest go first; each walks its queries downwards. Shared memory:
+                K, V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS = 1).
+   Requires     dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a tile of the ring.
    Traffic      reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q D bytes of dQ a tile pair through
                 L2; 10 D FLOP a pair of query and key.
-   Determinism  dQ of a tile is summed in the order of falling keys whatever the timing. The grid cannot deadlock: a block waits
-                only for the next tile of keys of its head, whose ticket is one smaller, or for the blocks of the head `slots`
-                before; a ticket is drawn by a running block, so all smaller ones are running or done, and the smallest of
-                those running waits for none. Started in this order, block j + 1 is ahead of block j by BLOCK_KV rows, and
-                waits are rare.
+   Determinism  dQ of a tile is summed in the order of rising keys whatever the timing. The grid cannot deadlock: a block waits
+                only for the tile of keys before its own in its head, or for the blocks of the head `slots` before, all of
+                smaller tickets; a ticket is drawn by a running block, so all smaller ones are running or done, and the
+                smallest of those running waits for none. All blocks of a head start at its last queries, each a little
+                behind the one before; they end at its first, so that a next group's blocks do not start all at once.
    Reference    mtt__flash_backward_keys, mtt__flash_backward_queries; FlashAttention-2, algorithm 2.
    The scores stand transposed, keys by queries: P^T and dS^T are then already A operands of dV and dK. The last
    contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
@@ -2666,16 +2664,16 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim,
                                                    threadIdx.x);
-    mtt__backward_copy<S>(f, at, smem, at.k0 / S::BLOCK_Q);
+    mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
 
     float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
-    for (int tile = at.k0 / S::BLOCK_Q; tile <= mtt__uniform(at.block->last_tile); tile++) {
+    for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
         const int q0 = tile * S::BLOCK_Q;
         const uint32_t stage_at = mtt__backward_stage<S>(tile);
         mtt__backward_pin(at);
         mtt__copy_wait();
         __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
-        if (S::STAGES > 1 && tile < mtt__uniform(at.block->last_tile)) mtt__backward_copy<S>(f, at, smem, tile + 1);
+        if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile)) mtt__backward_copy<S>(f, at, smem, tile - 1);
         #pragma unroll
         for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
             mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at,
@@ -2684,7 +2682,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
 
         const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
         const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
-        const int place = sharers - 1 - ((int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer);
+        const int place = (int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer;
         /* contributions to this tile of the ring so far */
         const uint32_t number = (uint32_t)(mtt__uniform(at.block->round) * sharers + place);
         const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
@@ -2699,16 +2697,18 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         if (follows) {
             while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
                 mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-            mtt__sums_take<S::SUMS>(sums, place > 0);
+            if (place == 0)
+                #pragma unroll
+                for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = 0;
         }
         mtt__backward_queries<S>(dq_rmem, at, q0);
         if (place == sharers - 1)
             mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
                                                                  mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.scale);
         if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, number + 1);
-        if (S::STAGES == 1 && tile < mtt__uniform(at.block->last_tile)) {
+        if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
-            mtt__backward_copy<S>(f, at, smem, tile + 1);
+            mtt__backward_copy<S>(f, at, smem, tile - 1);
         }
     }
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
@@ -2948,8 +2948,9 @@ template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, 
     return mtt__flash_launch(mtt_k_flash_stats<E, 32>, (rows + 7) / 8, 256, 0, f, stream);
 }
 
-/* Workspace: the ticket, the ring of dQ, of which as many slots as blocks in flight can use, and stats of a slice of heads.
-   Heads that do not fit at once, or whose contributions would take more than 16 bits to number, go slice by slice. */
+/* Workspace: the ticket, the ring of dQ, and stats of a slice of heads. Blocks in flight are those of one group of heads: fewer
+   heads would wait for each other's dQ, more would compete for L2; a second group's slots let blocks go on to its heads. Heads
+   that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
 template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
           int MIN_BLOCKS>
 static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
@@ -2961,13 +2962,16 @@ static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size
                  slot_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0;
     const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * MIN_BLOCKS;
     const int heads = f.head_count;
-    size_t slots = (size_t)mtt__least(in_flight / key_tiles * 2 + 2, heads), slice;
+    const int64_t group = in_flight > key_tiles ? in_flight / key_tiles : 1;
+    size_t slots = (size_t)mtt__least(group * 2, heads), slice;
     char *at = (char *)workspace_gmem;
     if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
     while (header + stats_bytes + slots * slot_bytes > workspace_bytes) slots--;
     slice = (workspace_bytes - header - slots * slot_bytes) / stats_bytes;
-    slice = (size_t)mtt__least((int64_t)slice, (int64_t)slots * (65535 / key_tiles));
+    slice = (size_t)mtt__least((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
+    if (slice < 1) return cudaErrorInvalidValue;
     f.slots = (int)slots;
+    f.group = (int)mtt__least(group, f.slots);
     f.ticket = (int *)at;
     f.dq_partial = (float4 *)(at + header);
     f.stats = (float2 *)(at + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
@@ -3062,7 +3066,7 @@ static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
 
 /* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
    (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles) and 8 T of stats; cudaErrorMemoryAllocation if it is
-   smaller. */
+   smaller. cudaErrorInvalidValue also for more than 16,383 tiles of keys: T above 500,000 at the least. */
 static cudaError_t mtt_flash_backward(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
                                       cudaStream_t stream)
 {
@@ -3639,15 +3643,19 @@ static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
     return g;
 }
 
-/* Records the operations into a graph instead of running them. Where that fails, they go on being launched one by one. */
+/* Records the operations into a graph instead of running them. Where that fails or would be too large, they go on being
+   launched one by one. */
 static void mtt__capture(mtt__cuda *c, mtt__graph *g)
 {
     cudaGraph_t graph = NULL;
+    size_t nodes = 0;
     cudaError_t error = cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal);
     if (error == cudaSuccess) {
         mtt_status status = mtt__run_each(c, g->ops, g->count);
         error = cudaStreamEndCapture(c->stream, &graph);
-        if (error == cudaSuccess && status == MTT_OK) error = cudaGraphInstantiate(&g->exec, graph, 0);
+        if (error == cudaSuccess) error = cudaGraphGetNodes(graph, NULL, &nodes);
+        if (error == cudaSuccess && status == MTT_OK && nodes <= MTT__GRAPH_NODES)
+            error = cudaGraphInstantiate(&g->exec, graph, 0);
     }
     if (error != cudaSuccess) {
         g->exec = NULL;
