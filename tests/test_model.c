@@ -982,8 +982,8 @@ static void not_finite(void)
         mtt_status status = mtt_train_step(trainer, tokens, targets, NULL);
         check(status == MTT_OK, "a step that is not waited for returns %s", mtt_status_string(status));
         status = mtt_train_step(trainer, tokens, targets, &info);
-        check(mtt_trainer_step(trainer) == (s.policy.precision == MTT_FP16 ? 2 : 1), "%s: %d steps are counted after a failed one",
-              PRECISIONS[s.policy.precision], (int)mtt_trainer_step(trainer));
+        check(mtt_trainer_step(trainer) == (s.policy.precision == MTT_FP16 ? 2 : 1),
+              "%s: %d steps are counted after a failed one", PRECISIONS[s.policy.precision], (int)mtt_trainer_step(trainer));
         check(status == MTT_E_NUMBERS && env.error[0], "%s, %s in %s: a step returns %s, \"%s\"",
               PRECISIONS[s.policy.precision], kind & 16 ? "infinity" : "NaN", p->name, mtt_status_string(status),
               env.error);
