@@ -326,7 +326,8 @@ typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
 typedef struct mtt_policy {
     mtt_precision precision; /* default FP32 */
     mtt_attention attention; /* default plain */
-    int window;              /* W: query i attends keys max(0, i-W+1)..i, itself counted; default 0, all keys up to i */
+    int window;              /* W: query i attends keys max(0, i-W+1)..i, itself counted; default 0, all keys up to i. It saves
+                                memory and time with flash attention alone: plain attention masks and keeps T x T */
     mtt_recompute recompute; /* default none */
     int segment;             /* layers per segment, default the square root of layers, rounded up */
     mtt_loss loss;           /* default full */
@@ -497,7 +498,9 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
 
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done, or given to the device where no info was asked for */
 /* Bytes by which the device's free memory has shrunk since just before the arena was taken, whoever took them; the arena's on
-   the CPU, which does not count. The arena rounded up to pages, 2 MiB on CUDA, is what it should be. */
+   the CPU, which does not count. On CUDA it should be the arena rounded up to pages of 2 MiB and, in a process's first trainer
+   of its kind, up to 8 MiB that the driver takes for graphs and for the code of kernels at their first run; in the next nothing
+   (measured on an H200). */
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *trainer);
 MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
 

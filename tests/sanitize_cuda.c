@@ -9,33 +9,13 @@
 #define MTT_SEPARATE_ALLOCS
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
+#include "techniques.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-typedef struct technique {
-    const char *name;
-    mtt_policy policy;
-    float dropout;
-} technique;
-
-static const technique TECHNIQUES[] = {
-    {"fp32", {.precision = MTT_FP32}, 0},
-    {"tf32", {.precision = MTT_TF32}, 0},
-    {"bf16", {.precision = MTT_BF16}, 0},
-    {"fp16", {.precision = MTT_FP16}, 0},
-    {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0},
-    {"fp32_flash", {.precision = MTT_FP32, .attention = MTT_ATTENTION_FLASH}, 0},
-    {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, 0},
-    {"fp32_checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, 0},
-    {"bf16_selective", {.precision = MTT_BF16, .recompute = MTT_RECOMPUTE_SELECTIVE}, 0},
-    {"bf16_flash_chunked", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 50}, 0},
-    {"bf16_dropout", {.precision = MTT_BF16}, 0.1f},
-    {"bf16_flash_dropout", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0.1f},
-    {"bf16_accumulate", {.precision = MTT_BF16, .accumulate = 2}, 0},
-};
-enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]), BATCH = 2, SEQ_LEN = 40, VOCAB = 200 };
+enum { BATCH = 2, SEQ_LEN = 40, VOCAB = 200 };
 
 static int on_host;
 
@@ -108,7 +88,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, 
     int failed = 0, at;
     if (!on_host) {
         real.symbol = dlsym(RTLD_NEXT, "cublasLtMatmul");
-        return real.call(blas, desc, alpha, A, a_layout, B, b_layout, beta, C, c_layout, D, d_layout, algo, workspace, bytes, stream);
+        return real.call(blas, desc, alpha, A, a_layout, B, b_layout, beta, C, c_layout, D, d_layout, algo, workspace, bytes,
+                         stream);
     }
     failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof(transpose_a), NULL);
     failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof(transpose_b), NULL);

@@ -3,7 +3,6 @@
    usage: test_files | test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE
    FIELD */
 #define _POSIX_C_SOURCE 200809L
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -50,28 +49,8 @@ static int sys_rename(const char *from, const char *to) { return fault(ON_RENAME
 #include "../mtt.h"
 
 static mtt_env env;
-static char folder[] = "/tmp/mtt_files_XXXXXX";
 
-/* ---- helpers: a seeded generator, names in the scratch folder, files, a counting allocator ---- */
-
-static uint64_t random_state = 1;
-static uint64_t draw(uint64_t below) { return mtt__random_below(7, 77, random_state++, below); }
-
-static const char *in(const char *name)
-{
-    static char path[8][400];
-    static int turn;
-    char *at = path[turn++ % 8];
-    snprintf(at, sizeof(path[0]), "%s/%s", folder, name);
-    return at;
-}
-
-static void put_file(const char *path, const void *data, size_t bytes)
-{
-    FILE *f = fopen(path, "wb");
-    check(f && fwrite(data, 1, bytes, f) == bytes, "the test cannot write %s", path);
-    if (f) fclose(f);
-}
+/* ---- helpers: files, a counting allocator ---- */
 
 static mtt_status get_file(const char *path, char **data, size_t *bytes)
 {
@@ -92,19 +71,6 @@ static int file_is(const char *path, const void *data, size_t bytes)
         get_file(path, &got, &size) == MTT_OK && size == bytes && (!bytes || memcmp(got, data, bytes) == 0);
     free(got);
     return same;
-}
-
-/* Files in the scratch folder whose names begin so. */
-static int count_files(const char *begin)
-{
-    DIR *dir = opendir(folder);
-    struct dirent *entry;
-    int count = 0;
-    while (dir && (entry = readdir(dir)) != NULL)
-        count += strncmp(entry->d_name, begin, strlen(begin)) == 0 && strcmp(entry->d_name, ".") &&
-                 strcmp(entry->d_name, "..");
-    if (dir) closedir(dir);
-    return count;
 }
 
 static void refused(mtt_status got, mtt_status want, const char *word, const char *what)
@@ -304,7 +270,7 @@ static void test_files_plain(void)
     unsigned char bulk[300];
     mtt__crc_init(&table);
     check(mtt__crc32(&table, 0, "123456789", 9) == 0xcbf43926u, "crc of 123456789");
-    for (i = 0; i < sizeof(bulk); i++) bulk[i] = (unsigned char)draw(256);
+    for (i = 0; i < sizeof(bulk); i++) bulk[i] = (unsigned char)below(256);
     crc = mtt__crc32(&table, 0, bulk, sizeof(bulk));
     for (i = 0; i <= sizeof(bulk); i++)
         check(mtt__crc32(&table, mtt__crc32(&table, 0, bulk, i), bulk + i, sizeof(bulk) - i) == crc,
@@ -318,7 +284,7 @@ static void test_files_plain(void)
     refused(mtt__writer_open(&env, in("none/x"), &w), MTT_E_FILE, "No such file", "write into no folder");
     refused(mtt__writer_open(&env, in(""), &w), MTT_E_FILE, "regular file", "write to no name");
     unlink(in("pipe"));
-    put_file(in("empty"), "", 0);
+    write_file(in("empty"), "", 0);
     check(mtt__map_open(&env, in("empty"), PROT_READ, &map) == MTT_OK && !map.bytes, "empty map: %s", env.error);
     mtt__map_close(&map);
     check(file_is(in("empty"), "", 0), "empty file");
@@ -328,7 +294,7 @@ static void test_files_plain(void)
     if (chdir(folder) == 0)
         check(mtt__file_replace(&env, "plain", "x", 1) == MTT_OK && file_is(in("plain"), "x", 1),
               "name without folder");
-    put_file(in(".plain.tmp"), "left by the dead", 16);
+    write_file(in(".plain.tmp"), "left by the dead", 16);
     check(mtt__file_replace(&env, in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) && !count_files(".plain"),
           "a stale one in the way: %s", env.error);
     check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
@@ -365,14 +331,14 @@ static void test_write_faults(void)
     int kind, k;
     old_data = (unsigned char *)malloc(SAVED);
     new_data = (unsigned char *)malloc(SAVED);
-    for (i = 0; i < SAVED; i++) old_data[i] = (unsigned char)draw(256), new_data[i] = (unsigned char)draw(256);
+    for (i = 0; i < SAVED; i++) old_data[i] = (unsigned char)below(256), new_data[i] = (unsigned char)below(256);
     for (one_byte = 0; one_byte < 2; one_byte++)
         for (kind = 0; kind < ON_COUNT; kind++)
             for (e = 0; e < MTT__LENGTH(errors); e++)
                 for (k = 1;; k += one_byte && k > 2 ? 499 : 1, cases++) {
                     mtt_status status;
                     int fresh, stale;
-                    put_file(in("saved"), old_data, SAVED);
+                    write_file(in("saved"), old_data, SAVED);
                     fault_on = kind, fault_at = k, fault_errno = errors[e], fault_calls = 0;
                     status = save_in_pieces(&env);
                     fault_on = -1;
@@ -426,7 +392,7 @@ static documents docs;
 
 static mtt_status collect_text(const void *text, size_t bytes, const char *field)
 {
-    put_file(in("corpus"), text, bytes);
+    write_file(in("corpus"), text, bytes);
     return collect(&env, in("corpus"), field, &docs);
 }
 
@@ -528,10 +494,10 @@ static void test_plain(void)
     int state;
     pid_t child;
     memset(&piped, 0, sizeof(piped));
-    for (i = 0; i < n; i++) text[i] = draw(40) ? (char)('a' + draw(26)) : draw(4) ? '\n' : '\r';
+    for (i = 0; i < n; i++) text[i] = below(40) ? (char)('a' + below(26)) : below(4) ? '\n' : '\r';
     for (i = 0; i < 700; i++) {
-        k = draw(n - 3);
-        memcpy(text + k, draw(2) ? "\n\n" : "\n\r\n", 2);
+        k = below(n - 3);
+        memcpy(text + k, below(2) ? "\n\n" : "\n\r\n", 2);
     }
     check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && memcmp(docs.text, text, n) == 0,
           "plain text comes back whole");
@@ -608,7 +574,7 @@ static mtt_tokens *counting_tokens(const char *name, uint64_t count)
     uint32_t i;
     size_t size = token_file(file, 1, 32, count, 1000000, 4 * (size_t)count);
     for (i = 0; i < count; i++) memcpy(file + 64 + 4 * (size_t)i, &i, 4);
-    put_file(in(name), file, size);
+    write_file(in(name), file, size);
     free(file);
     check(mtt_tokens_open(&env, in(name), &t) == MTT_OK, "%s: %s", name, env.error);
     return t;
@@ -634,27 +600,27 @@ static void test_tokens(void)
     int32_t ids[8];
     size_t i, size;
     for (i = 0; i < MTT__LENGTH(bad); i++) {
-        put_file(in("t"), file,
+        write_file(in("t"), file,
                  token_file(file, bad[i].version, bad[i].bits, bad[i].count, bad[i].vocab, bad[i].payload));
         refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, bad[i].word, "token file");
     }
     for (i = 0; i < 64; i++) {
-        put_file(in("t"), file, token_file(file, 1, 16, 0, 100, 0) - 64 + i);
+        write_file(in("t"), file, token_file(file, 1, 16, 0, 100, 0) - 64 + i);
         refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "shorter", "short token file");
     }
     for (i = 36; i < 64; i++) {
         token_file(file, 1, 16, 0, 100, 0);
         file[i] = 1;
-        put_file(in("t"), file, 64);
+        write_file(in("t"), file, 64);
         refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "version", "reserved byte");
     }
     token_file(file, 1, 16, 0, 100, 0);
     file[3] = 'x';
-    put_file(in("t"), file, 64);
+    write_file(in("t"), file, 64);
     refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "mark", "token file of another kind");
     size = token_file(file, 1, 16, 4, 100, 8);
     memcpy(file + 64, "\x01\0\x63\0\x64\0\x05\0", 8);
-    put_file(in("t"), file, size);
+    write_file(in("t"), file, size);
     check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 4 && mtt_tokens_vocab(t) == 100,
           "token file: %s", env.error);
     check(mtt_tokens_read(t, 0, 2, ids) == MTT_OK && ids[0] == 1 && ids[1] == 99 &&
@@ -666,7 +632,7 @@ static void test_tokens(void)
     refused(mtt_tokens_read(t, UINT64_MAX, 2, ids), MTT_E_ARGUMENT, "4 tokens", "range that wraps");
     refused(mtt_tokens_read(t, 1, SIZE_MAX, ids), MTT_E_ARGUMENT, "4 tokens", "count that wraps");
     mtt_tokens_close(t);
-    put_file(in("t"), file, token_file(file, 1, 16, 0, 65536, 0));
+    write_file(in("t"), file, token_file(file, 1, 16, 0, 65536, 0));
     check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 0, "no tokens at all: %s", env.error);
     mtt_tokens_close(t);
 }
@@ -808,11 +774,11 @@ static void test_prepare(void)
     for (i = 0; i < 90; i++) {
         at += sprintf(at, "{\"text\": \"document %d\\n", (int)i);
         for (k = 0; k < 50 + i; k++)
-            at += sprintf(at, "%s ", draw(2) ? "the cat" : draw(2) ? "za\\u017c\\u00f3\\u0142\\u0107" : "sat");
+            at += sprintf(at, "%s ", below(2) ? "the cat" : below(2) ? "za\\u017c\\u00f3\\u0142\\u0107" : "sat");
         at += sprintf(at, "\"}\n");
-        if (i == 23) put_file(in("small.jsonl"), text, (size_t)(at - text));
+        if (i == 23) write_file(in("small.jsonl"), text, (size_t)(at - text));
     }
-    put_file(in("p.jsonl"), text, (size_t)(at - text));
+    write_file(in("p.jsonl"), text, (size_t)(at - text));
     check(prepare_from(&env, in("p.jsonl"), in("p"), NULL, &r) == MTT_OK, "prepare: %s", env.error);
     check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 && r.documents[1] >= 8 &&
               r.vocab > 257 && r.vocab <= 300,
@@ -870,7 +836,7 @@ static void test_prepare(void)
     if (gpt2)
         check(prepare_from(&env, in("p.jsonl"), in("r"), gpt2, &again) == MTT_OK && again.vocab == 50257, "GPT-2: %s",
               env.error);
-    put_file(in("one.txt"), "one", 3);
+    write_file(in("one.txt"), "one", 3);
     for (i = 0; i < 4; i++) { /* failures leave nothing */
         static const char *const word[] = {"No such file", "no text", "object", "another seed"};
         mtt_prepare_desc desc;
@@ -878,8 +844,8 @@ static void test_prepare(void)
         desc.input = i == 0 ? in("missing") : i == 1 ? in("none.txt") : i == 2 ? in("p.jsonl") : in("one.txt");
         desc.output = in("f");
         desc.tokenizer = i == 2 ? in("p.jsonl") : NULL;
-        if (i == 1) put_file(in("none.txt"), "", 0);
-        if (i == 2) put_file(in("bad.json"), "hello", 5), desc.tokenizer = in("bad.json");
+        if (i == 1) write_file(in("none.txt"), "", 0);
+        if (i == 2) write_file(in("bad.json"), "hello", 5), desc.tokenizer = in("bad.json");
         while (mtt_split_of(desc.seed, 0) == MTT_TRAIN) desc.seed++;
         refused(mtt_prepare(&env, &desc, &r),
                 i == 0   ? MTT_E_FILE
@@ -895,7 +861,7 @@ static void test_prepare(void)
     check(count_files("f.") == 0 && count_files(".") == 0, "a failed spool leaves files");
     every_allocation(prepare_small, "prepare");
     every_allocation(prepare_words, "prepare, WordPiece");
-    put_file(in("vocab.txt"), "[PAD]\n[UNK]\n[SEP]\nthe\ncat\nsat\n", 30);
+    write_file(in("vocab.txt"), "[PAD]\n[UNK]\n[SEP]\nthe\ncat\nsat\n", 30);
     check(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &again) == MTT_OK && again.vocab == 6,
           "a vocab.txt is known by its content: %s", env.error);
     free(text);
@@ -1019,7 +985,7 @@ static void st_refused(uint64_t n, const char *header, size_t size, size_t data,
     mtt__st st;
     memcpy(file, &n, 8);
     memcpy(file + 8, header, size);
-    put_file(in("bad.st"), file, 8 + size + data);
+    write_file(in("bad.st"), file, 8 + size + data);
     refused(mtt__st_open(&env, in("bad.st"), &st), MTT_E_FORMAT, word, size < 200 ? header : "long header");
     free(file);
 }
@@ -1074,7 +1040,7 @@ static void test_st_rejections(void)
     char *header, *at;
     size_t i;
     for (i = 0; i < 8; i++) {
-        put_file(in("bad.st"), "\0\0\0\0\0\0\0", i);
+        write_file(in("bad.st"), "\0\0\0\0\0\0\0", i);
         refused(mtt__st_open(&env, in("bad.st"), &st), MTT_E_FORMAT, "does not fit", "short file");
     }
     st_refused((16u << 20) + 1, "{}", 2, 0, "does not fit");
@@ -1088,7 +1054,7 @@ static void test_st_rejections(void)
         uint64_t n = strlen(good[i]);
         memcpy(file, &n, 8);
         memcpy(file + 8, good[i], (size_t)n);
-        put_file(in("good.st"), file, 8 + (size_t)n);
+        write_file(in("good.st"), file, 8 + (size_t)n);
         check(mtt__st_open(&env, in("good.st"), &st) == MTT_OK && mtt__st_verify(&env, &st) == MTT_OK, "%s: %s",
               good[i], env.error);
         mtt__st_close(&st);
@@ -1105,7 +1071,7 @@ static void test_st_rejections(void)
         memcpy(file, &n, 8);
         memcpy(file + 8, header, (size_t)n);
         file[8 + n] = 0;
-        put_file(in("good.st"), file, 9 + (size_t)n);
+        write_file(in("good.st"), file, 9 + (size_t)n);
         check(mtt__st_open(&env, in("good.st"), &st) == MTT_OK && st.entries[0].key.size == 512,
               "a name of 512 bytes: %s", env.error);
         mtt__st_close(&st);
@@ -1130,7 +1096,7 @@ static void test_st_damage(void)
     check(mtt__st_open(&env, in("three"), &st) == MTT_OK, "%s", env.error);
     data_at = (size_t)((const char *)st.data - st.map.data);
     mtt__st_close(&st);
-    put_file(in("damaged"), file, bytes);
+    write_file(in("damaged"), file, bytes);
     fd = open(in("damaged"), O_RDWR);
     for (i = bytes; i-- > 0;) {
         check(ftruncate(fd, (off_t)i) == 0 && mtt__st_open(&env, in("damaged"), &st) == MTT_E_FORMAT,
@@ -1153,8 +1119,8 @@ static void test_st_damage(void)
     }
     check(found == flips, "%zu of %zu data flips found", found, flips);
     for (i = 0; i < 20000; i++) {
-        size_t at = (size_t)draw(bytes);
-        char byte = (char)draw(256);
+        size_t at = (size_t)below((int)bytes);
+        char byte = (char)below(256);
         if (pwrite(fd, &byte, 1, (off_t)at) != 1) break;
         if (mtt__st_open(&env, in("damaged"), &st) == MTT_OK) {
             accepted += mtt__st_verify(&env, &st) == MTT_OK;
@@ -1217,7 +1183,7 @@ static void test_kills(void)
             _exit(1);
         }
         wait.tv_sec = 0;
-        wait.tv_nsec = (long)((double)draw(1000000) * 1e-6 * 2.5 * duration * 1e9);
+        wait.tv_nsec = (long)((double)below(1000000) * 1e-6 * 2.5 * duration * 1e9);
         nanosleep(&wait, NULL);
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
@@ -1282,14 +1248,12 @@ static int dump_corpus(const char *path, const char *field)
 
 int main(int argc, char **argv)
 {
-    DIR *dir;
-    struct dirent *entry;
     int home = open(".", O_RDONLY);
     if (argc == 3 && !strcmp(argv[1], "dump")) return dump(argv[2]);
     if (argc == 4 && !strcmp(argv[1], "corpus")) return dump_corpus(argv[2], argv[3]);
     if (argc == 3 && !strcmp(argv[1], "write"))
         return mtt__st_save(&env, argv[2], three, 5, byte_pattern, NULL, notes, 2) != MTT_OK;
-    if (!mkdtemp(folder)) return 1;
+    if (!open_folder()) return finish();
     test_json();
     test_files_plain();
     check(fchdir(home) == 0, "back");
@@ -1306,15 +1270,12 @@ int main(int argc, char **argv)
     test_st_rejections();
     test_st_damage();
     every_allocation(save_and_load, "safetensors");
-    put_file(in("corpus"), "{\"text\":\"a\"}\n", 13);
+    write_file(in("corpus"), "{\"text\":\"a\"}\n", 13);
     every_allocation(read_corpus, "corpus");
     every_allocation(open_tokens, "token file");
     test_kills();
     check(count_files(".") == 0, "temporaries are left at the end");
-    dir = opendir(folder);
-    while (dir && (entry = readdir(dir)) != NULL) unlink(in(entry->d_name));
-    if (dir) closedir(dir);
-    check(rmdir(folder) == 0, "the scratch folder is not empty");
+    close_folder();
     free(docs.text);
     close(home);
     return finish();

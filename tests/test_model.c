@@ -5,7 +5,6 @@
 #include "../mtt.h"
 #include "test.h"
 
-#include <dirent.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -25,16 +24,6 @@ static const uint64_t SEED = 0x123456789abcdefu;
 
 /* -------------------------------------------------------------------------------------------------- randomness ---- */
 
-static uint64_t random_state = 1;
-
-static uint64_t random_bits(void) /* splitmix64 (Steele et al. 2014) */
-{
-    uint64_t z = random_state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 static double uniform(void)
 {
     return (double)(random_bits() >> 11) * (1.0 / 9007199254740992.0);
@@ -44,11 +33,6 @@ static double normal(void)
 {
     double radius = sqrt(-2 * log(1 - uniform()));
     return radius * cos(6.283185307179586 * uniform());
-}
-
-static int below(int bound)
-{
-    return (int)(random_bits() % (uint64_t)bound);
 }
 
 /* Philox4x32-10, from the paper and not from the library. */
@@ -998,8 +982,8 @@ static void not_finite(void)
         mtt_status status = mtt_train_step(trainer, tokens, targets, NULL);
         check(status == MTT_OK, "a step that is not waited for returns %s", mtt_status_string(status));
         status = mtt_train_step(trainer, tokens, targets, &info);
-        check(mtt_trainer_step(trainer) == (s.policy.precision == MTT_FP16 ? 2 : 1), "%s: %d steps are counted after a failed one",
-              PRECISIONS[s.policy.precision], (int)mtt_trainer_step(trainer));
+        check(mtt_trainer_step(trainer) == (s.policy.precision == MTT_FP16 ? 2 : 1),
+              "%s: %d steps are counted after a failed one", PRECISIONS[s.policy.precision], (int)mtt_trainer_step(trainer));
         check(status == MTT_E_NUMBERS && env.error[0], "%s, %s in %s: a step returns %s, \"%s\"",
               PRECISIONS[s.policy.precision], kind & 16 ? "infinity" : "NaN", p->name, mtt_status_string(status),
               env.error);
@@ -1381,70 +1365,21 @@ static void sampling(void)
 
 /* ------------------------------------------------------------------------------------------------- checkpoints ---- */
 
-static char folder[64];
-
-static const char *in_folder(const char *name)
-{
-    static char path[4][400];
-    static int turn;
-    char *at = path[turn++ % 4];
-    snprintf(at, sizeof(path[0]), "%s/%s", folder, name);
-    return at;
-}
-
-static int files_in_folder(void)
-{
-    int count = 0;
-    DIR *directory = opendir(folder);
-    while (directory && readdir(directory)) count++;
-    if (directory) closedir(directory);
-    return count - 2;
-}
-
-static void remove_folder(void)
-{
-    DIR *directory = opendir(folder);
-    for (struct dirent *entry; directory && (entry = readdir(directory));)
-        if (entry->d_name[0] != '.') remove(in_folder(entry->d_name));
-    if (directory) closedir(directory);
-    check(rmdir(folder) == 0, "%s is not empty", folder);
-}
-
-static char *read_file(const char *path, size_t *bytes)
-{
-    FILE *file = fopen(path, "rb");
-    if (!file) return NULL;
-    fseek(file, 0, SEEK_END);
-    *bytes = (size_t)ftell(file);
-    rewind(file);
-    char *data = malloc(*bytes + 1);
-    *bytes = fread(data, 1, *bytes, file);
-    fclose(file);
-    return data;
-}
-
-static void write_file(const char *path, const char *data, size_t bytes)
-{
-    FILE *file = fopen(path, "wb");
-    check(file && fwrite(data, 1, bytes, file) == bytes, "%s cannot be written", path);
-    if (file) fclose(file);
-}
-
 /* A token file of a few thousand ids, made from invented text. */
 static mtt_tokens *make_tokens(void)
 {
     mtt_tokens *tokens = NULL;
     mtt_prepare_report report;
     char input[128], output[128];
-    snprintf(input, sizeof(input), "%s", in_folder("words.txt"));
-    snprintf(output, sizeof(output), "%s", in_folder("words"));
+    snprintf(input, sizeof(input), "%s", in("words.txt"));
+    snprintf(output, sizeof(output), "%s", in("words"));
     FILE *file = fopen(input, "wb");
     for (int i = 0; i < 20000 && file; i++)
         fprintf(file, "%c%c%c%s", 'a' + below(5), 'a' + below(4), 'k' + below(9), i % 40 ? " " : "\n\n");
     if (file) fclose(file);
     mtt_prepare_desc desc = {.input = input, .output = output, .vocab = 280};
     check(!mtt_prepare(&env, &desc, &report), "text could not be prepared: %s", env.error);
-    check(!mtt_tokens_open(&env, in_folder("words.train.tokens"), &tokens), "no token file: %s", env.error);
+    check(!mtt_tokens_open(&env, in("words.train.tokens"), &tokens), "no token file: %s", env.error);
     return tokens;
 }
 
@@ -1492,7 +1427,7 @@ static void resume_bits(const mtt_tokens *tokens)
             char name[20];
             snprintf(name, sizeof(name), "at%d", STOPS[i]);
             run_on(trainer, &batches, STOPS[i], whole);
-            check(!mtt_save(trainer, in_folder(name), &batches), "a checkpoint could not be saved: %s", env.error);
+            check(!mtt_save(trainer, in(name), &batches), "a checkpoint could not be saved: %s", env.error);
         }
         run_on(trainer, &batches, 10, whole);
         float *final = parameters_of(trainer, &r);
@@ -1506,7 +1441,7 @@ static void resume_bits(const mtt_tokens *tokens)
             mtt_batches_init(&env, &loader, tokens, 2, 8, 3, 0);
             if (i % 4 == 1)
                 memset(parts, 0, sizeof(parts)), run_on(trainer, &loader, 2, parts); /* into a used trainer */
-            check(!mtt_resume(trainer, in_folder(name), &loader), "%s: no resume at %d: %s", PRECISIONS[precision],
+            check(!mtt_resume(trainer, in(name), &loader), "%s: no resume at %d: %s", PRECISIONS[precision],
                   STOPS[i / 2], env.error);
             check(mtt_trainer_step(trainer) == STOPS[i / 2], "resumed at step %d, not %d",
                   (int)mtt_trainer_step(trainer), STOPS[i / 2]);
@@ -1536,14 +1471,14 @@ static void resume_elsewhere(const mtt_tokens *tokens)
         mtt_trainer *from = open_trainer(&s);
         mtt_batches_init(&env, &batches, tokens, 2, 8, 3, 0);
         run_on(from, &batches, 5, losses);
-        check(!mtt_save(from, in_folder("elsewhere"), &batches), "a checkpoint could not be saved: %s", env.error);
+        check(!mtt_save(from, in("elsewhere"), &batches), "a checkpoint could not be saved: %s", env.error);
         other.policy.attention = MTT_ATTENTION_FLASH;
         other.policy.loss = MTT_LOSS_CHUNKED;
         other.policy.accumulate = 1;
         other.batch = 4;
         mtt_trainer *to = open_trainer(&other);
         mtt_batches_init(&env, &batches, tokens, 4, 8, 3, 0);
-        check(!mtt_resume(to, in_folder("elsewhere"), &batches), "%s does not resume as %s: %s", PRECISIONS[kind / 4],
+        check(!mtt_resume(to, in("elsewhere"), &batches), "%s does not resume as %s: %s", PRECISIONS[kind / 4],
               PRECISIONS[kind % 4], env.error);
         float *a = parameters_of(from, &r), *b = parameters_of(to, &r);
         check(memcmp(a, b, r.weights * sizeof(float)) == 0 && batches.cursor == 20,
@@ -1584,7 +1519,7 @@ static void mismatches(void)
     double losses[10];
     train(&s, 2, losses, NULL);
     mtt_trainer *trainer = open_trainer(&s);
-    check(!mtt_save(trainer, in_folder("model"), NULL), "a checkpoint could not be saved: %s", env.error);
+    check(!mtt_save(trainer, in("model"), NULL), "a checkpoint could not be saved: %s", env.error);
     mtt_trainer_destroy(trainer);
     for (int field = 0; field < 9; field++) {
         static const char *const NAMES[] = {"layers",  "heads",     "d_model",   "d_ff",        "vocab",
@@ -1602,31 +1537,31 @@ static void mismatches(void)
             learned.model.positions = other.model.positions = MTT_POSITIONS_LEARNED;
             other.model.max_seq = 13;
             trainer = open_trainer(&learned);
-            check(!mtt_save(trainer, in_folder("learned"), NULL), "a checkpoint could not be saved: %s", env.error);
+            check(!mtt_save(trainer, in("learned"), NULL), "a checkpoint could not be saved: %s", env.error);
             mtt_trainer_destroy(trainer);
         }
-        expect_refusal(&other, in_folder(field == 5 ? "learned" : "model"), MTT_E_MISMATCH, NAMES[field], NAMES[field]);
+        expect_refusal(&other, in(field == 5 ? "learned" : "model"), MTT_E_MISMATCH, NAMES[field], NAMES[field]);
     }
     size_t bytes = 0;
-    char *data = read_file(in_folder("model"), &bytes);
+    char *data = read_file(in("model"), &bytes);
     for (int i = 0; i < 40; i++) { /* one byte flipped: half of them anywhere, the others near the ends */
         size_t at = i < 20 ? (size_t)random_bits() % bytes : i < 30 ? bytes - 1 - (size_t)i : (size_t)(i - 30) * 37;
         char *copy = malloc(bytes), what[60];
         memcpy(copy, data, bytes);
         copy[at] ^= (char)(1 << below(8));
-        write_file(in_folder("damaged"), copy, bytes);
+        write_file(in("damaged"), copy, bytes);
         snprintf(what, sizeof(what), "byte %zu of %zu flipped", at, bytes);
-        expect_refusal(&s, in_folder("damaged"), MTT_OK, "", what);
+        expect_refusal(&s, in("damaged"), MTT_OK, "", what);
         free(copy);
     }
     size_t cuts[] = {0, 7, 8, 100, bytes / 2, bytes - 1};
     for (int i = 0; i < 6; i++) {
         char what[60];
-        write_file(in_folder("damaged"), data, cuts[i]);
+        write_file(in("damaged"), data, cuts[i]);
         snprintf(what, sizeof(what), "cut to %zu of %zu bytes", cuts[i], bytes);
-        expect_refusal(&s, in_folder("damaged"), MTT_E_FORMAT, "", what);
+        expect_refusal(&s, in("damaged"), MTT_E_FORMAT, "", what);
     }
-    expect_refusal(&s, in_folder("absent"), MTT_E_FILE, "absent", "an absent file");
+    expect_refusal(&s, in("absent"), MTT_E_FILE, "absent", "an absent file");
     free(data);
 }
 
@@ -1671,8 +1606,8 @@ static mtt_status life_of_a_trainer(mtt_env *e, const setup *s, const int32_t *t
     if (!status) *stage = "step", status = mtt_train_step(trainer, tokens, targets, NULL);
     if (!status) *stage = "evaluate", status = mtt_evaluate(trainer, tokens, targets, &info);
     if (!status) *stage = "logits", status = mtt_next_logits(trainer, tokens, 3, logits);
-    if (!status) *stage = "save", status = mtt_save(trainer, in_folder("life"), NULL);
-    if (!status) *stage = "resume", status = mtt_resume(trainer, in_folder("life"), NULL);
+    if (!status) *stage = "save", status = mtt_save(trainer, in("life"), NULL);
+    if (!status) *stage = "resume", status = mtt_resume(trainer, in("life"), NULL);
     mtt_trainer_destroy(trainer);
     return status;
 }
@@ -1690,8 +1625,8 @@ static void failing_allocations(void)
     mtt_status status = life_of_a_trainer(&counted, &s, tokens, targets, &stage);
     check(!status && book.live == 0, "%s: %s, %ld blocks left", stage, counted.error, book.live);
     long total = book.calls;
-    char *old = read_file(in_folder("life"), &bytes);
-    int files = files_in_folder();
+    char *old = read_file(in("life"), &bytes);
+    int files = count_files("");
     for (int persistent = 0; persistent < 2; persistent++)
         for (long n = 1; n <= total; n++) {
             book = (ledger){0, 0, n, persistent, 0};
@@ -1701,10 +1636,10 @@ static void failing_allocations(void)
                   "allocation %ld of %ld failed (%s): %s, \"%s\"", n, total, stage, mtt_status_string(status),
                   counted.error);
             check(book.live == 0, "allocation %ld of %ld failed (%s): %ld blocks are left", n, total, stage, book.live);
-            char *kept = read_file(in_folder("life"), &now);
+            char *kept = read_file(in("life"), &now);
             check(kept && now == bytes && memcmp(kept, old, bytes) == 0,
                   "allocation %ld failed (%s): the old checkpoint is gone", n, stage);
-            check(files_in_folder() == files, "allocation %ld failed (%s): a file is left over", n, stage);
+            check(count_files("") == files, "allocation %ld failed (%s): a file is left over", n, stage);
             free(kept);
         }
     free(old);
@@ -1778,8 +1713,7 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "speed") == 0)
         return speed(argc > 2 ? atoi(argv[2]) : 4, argc > 3 ? atoi(argv[3]) : 256, argc > 4 ? atoi(argv[4]) : 5);
     use_threads(1);
-    strcpy(folder, "/tmp/mtt_model_XXXXXX");
-    if (!mkdtemp(folder)) return puts("no place for files in /tmp"), 1;
+    if (!open_folder()) return finish();
     timed("conversions", conversions);
     timed("gradients", gradients);
     timed("uneven targets", uneven_targets);
@@ -1800,6 +1734,6 @@ int main(int argc, char **argv)
     timed("sampling", sampling);
     timed("checkpoints", checkpoints);
     timed("allocations", failing_allocations);
-    remove_folder();
+    close_folder();
     return finish();
 }

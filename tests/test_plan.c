@@ -9,15 +9,6 @@
 #endif
 
 static mtt_env env;
-static uint64_t random_state = 1;
-
-static int below(int bound)
-{
-    uint64_t z = random_state += 0x9e3779b97f4a7c15u; /* splitmix64 (Steele et al. 2014) */
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (int)((z ^ z >> 31) % (uint64_t)bound);
-}
 
 typedef struct configuration {
     mtt_model_desc model;

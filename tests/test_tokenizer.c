@@ -55,53 +55,10 @@ static void sha256(const unsigned char *at, size_t size, char hex[65])
     free(text);
 }
 
-static char *read_whole(const char *path, size_t *size)
-{
-    FILE *file = strcmp(path, "-") ? fopen(path, "rb") : stdin;
-    size_t capacity = 1 << 16, n = 0, got;
-    char *text = (char *)malloc(capacity + 1);
-    *size = 0;
-    if (!file) return free(text), (char *)NULL;
-    while ((got = fread(text + n, 1, capacity - n, file)) > 0) {
-        n += got;
-        if (n == capacity) text = (char *)realloc(text, (capacity *= 2) + 1);
-    }
-    if (file != stdin) fclose(file);
-    text[n] = 0;
-    *size = n;
-    return text;
-}
-
-static void write_whole(const char *path, const char *text, size_t size)
-{
-    FILE *file = fopen(path, "wb");
-    check(file && fwrite(text, 1, size, file) == size && !fclose(file), "%s can be written", path);
-}
-
 static char *read_data(const char *name, size_t *size)
 {
     const char *path = shared_data(name);
-    return path ? read_whole(path, size) : NULL;
-}
-
-static uint64_t seed = 1;
-
-static uint32_t below(uint32_t bound)
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((seed >> 33) % bound);
-}
-
-/* The scratch folder of this run. */
-static char folder[64];
-
-static const char *scratch(const char *name)
-{
-    static char path[4][128];
-    static int turns;
-    char *at = path[turns++ % 4];
-    snprintf(at, sizeof(path[0]), "%s/%s", folder, name);
-    return at;
+    return path ? read_file(path, size) : NULL;
 }
 
 static mtt_tokenizer *train(mtt_env *env, const char *text, size_t size, int vocab)
@@ -357,7 +314,7 @@ static void test_refusals(mtt_tokenizer *t, mtt_env *env)
     mtt_bpe_trainer_destroy(trainer);
     mtt_bpe_trainer_destroy(NULL);
     mtt_tokenizer_destroy(NULL);
-    check(mtt_tokenizer_load(env, scratch("absent"), &none) == MTT_E_FILE && !none && strstr(env->error, "absent"),
+    check(mtt_tokenizer_load(env, in("absent"), &none) == MTT_E_FILE && !none && strstr(env->error, "absent"),
           "absent file");
 }
 
@@ -447,7 +404,7 @@ static void test_training(mtt_env *env)
         check(!mtt_bpe_trainer_create(env, &trainer), "trainer");
         for (i = 0; i < DOCUMENTS; i++) place[i] = i;
         for (i = DOCUMENTS; order && --i;) {
-            size_t k = below((uint32_t)i + 1), swap = place[i];
+            size_t k = below((int)i + 1), swap = place[i];
             place[i] = place[k];
             place[k] = swap;
         }
@@ -455,11 +412,11 @@ static void test_training(mtt_env *env)
             size_t at = size * place[i] / DOCUMENTS, end = size * (place[i] + 1) / DOCUMENTS;
             check(!mtt_bpe_trainer_add(trainer, text + at, end - at), "document");
         }
-        check(!mtt_bpe_trainer_finish(trainer, 3000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d",
+        check(!mtt_bpe_trainer_finish(trainer, 3000, &t) && !mtt_tokenizer_save(t, in("order.json")), "order %d",
               order);
         mtt_tokenizer_destroy(t);
         mtt_bpe_trainer_destroy(trainer);
-        got = read_whole(scratch("order.json"), &got_size);
+        got = read_file(in("order.json"), &got_size);
         if (!order) first = got, first_size = got_size;
         else
             check(got_size == first_size && memcmp(first, got, got_size) == 0, "order %d gives another file", order),
@@ -488,10 +445,10 @@ static void test_save(mtt_tokenizer *t, const char *name, mtt_env *env)
     size_t size, i, out = 0;
     char *text, *other;
     int open = 0;
-    check(!mtt_tokenizer_save(t, scratch("a.json")), "%s: save: %s", name, env->error);
-    check(!mtt_tokenizer_load(env, scratch("a.json"), &again), "%s: load: %s", name, env->error);
+    check(!mtt_tokenizer_save(t, in("a.json")), "%s: save: %s", name, env->error);
+    check(!mtt_tokenizer_load(env, in("a.json"), &again), "%s: load: %s", name, env->error);
     same_tokenizer(t, again, name);
-    text = read_whole(scratch("a.json"), &size);
+    text = read_file(in("a.json"), &size);
     other = (char *)malloc(2 * size);
     i = out = (size_t)(strstr(text, "\"merges\":[") - text) + 10;
     for (memcpy(other, text, i); i < size; i++) { /* "A B" becomes ["A", "B"] */
@@ -507,8 +464,8 @@ static void test_save(mtt_tokenizer *t, const char *name, mtt_env *env)
             if (text[i] == '\\') other[out++] = text[++i];
         }
     }
-    write_whole(scratch("b.json"), other, out);
-    check(!mtt_tokenizer_load(env, scratch("b.json"), &pairs), "%s: load of merges in pairs: %s", name, env->error);
+    write_file(in("b.json"), other, out);
+    check(!mtt_tokenizer_load(env, in("b.json"), &pairs), "%s: load of merges in pairs: %s", name, env->error);
     same_tokenizer(t, pairs, name);
     mtt_tokenizer_destroy(again);
     mtt_tokenizer_destroy(pairs);
@@ -559,9 +516,9 @@ static void test_bad_json(mtt_env *env)
     mtt_tokenizer *t = train(env, sample, sizeof(sample) - 1, 264), *got;
     size_t i, size, cut;
     char *text, *other;
-    check(!mtt_tokenizer_save(t, scratch("good.json")), "save");
+    check(!mtt_tokenizer_save(t, in("good.json")), "save");
     mtt_tokenizer_destroy(t);
-    text = read_whole(scratch("good.json"), &size);
+    text = read_file(in("good.json"), &size);
     other = (char *)malloc(size + 200);
     for (i = 0; i < MTT__LENGTH(cases); i++) {
         const char *at = strstr(text, cases[i].from);
@@ -569,27 +526,27 @@ static void test_bad_json(mtt_env *env)
         check(at != NULL, "bad json %zu: %s is in the file", i, cases[i].from);
         if (!at) continue;
         sprintf(other, "%.*s%s%s", (int)(at - text), text, cases[i].to, at + strlen(cases[i].from));
-        write_whole(scratch("bad.json"), other, strlen(other));
+        write_file(in("bad.json"), other, strlen(other));
         got = NULL;
-        status = mtt_tokenizer_load(env, scratch("bad.json"), &got);
+        status = mtt_tokenizer_load(env, in("bad.json"), &got);
         check(status == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word), "bad json %zu (%s): %s, %s", i,
               cases[i].to, mtt_status_string(status), env->error);
         mtt_tokenizer_destroy(got);
     }
     for (cut = 0; cut + 1 < size; cut += cut < size - 300 ? 37 : 1) {
-        write_whole(scratch("bad.json"), text, cut);
+        write_file(in("bad.json"), text, cut);
         got = NULL;
-        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) != MTT_OK && !got, "a file cut at byte %zu is refused",
+        check(mtt_tokenizer_load(env, in("bad.json"), &got) != MTT_OK && !got, "a file cut at byte %zu is refused",
               cut);
         mtt_tokenizer_destroy(got);
     }
     for (i = 0; i < 3000; i++) {
-        size_t at = below((uint32_t)size);
+        size_t at = below((int)size);
         memcpy(other, text, size);
         other[at] = (char)below(256);
-        write_whole(scratch("bad.json"), other, size);
+        write_file(in("bad.json"), other, size);
         got = NULL;
-        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK)
+        if (mtt_tokenizer_load(env, in("bad.json"), &got) == MTT_OK)
             check(round_trip(got, sample, 20, NULL, NULL), "byte %zu", at);
         mtt_tokenizer_destroy(got);
     }
@@ -617,9 +574,9 @@ static void test_bad_gpt2(mtt_env *env)
     size_t i, size;
     char *text;
     for (i = 0; i < MTT__LENGTH(cases); i++) {
-        write_whole(scratch("bad.bpe"), cases[i].text, strlen(cases[i].text));
+        write_file(in("bad.bpe"), cases[i].text, strlen(cases[i].text));
         got = NULL;
-        check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && !got &&
+        check(mtt_tokenizer_gpt2(env, in("bad.bpe"), &got) == MTT_E_FORMAT && !got &&
                   strstr(env->error, cases[i].word) && strstr(env->error, cases[i].place),
               "bad vocab.bpe %zu: %s", i, env->error);
     }
@@ -627,11 +584,11 @@ static void test_bad_gpt2(mtt_env *env)
     if (!text) return;
     text = (char *)realloc(text, size + 8);
     memcpy(text + size, "q z\n", 4);
-    write_whole(scratch("bad.bpe"), text, size + 4);
-    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "byte 456318:"),
+    write_file(in("bad.bpe"), text, size + 4);
+    check(mtt_tokenizer_gpt2(env, in("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "byte 456318:"),
           "a merge too many: %s", env->error);
-    write_whole(scratch("bad.bpe"), text, size - 8);
-    check(mtt_tokenizer_gpt2(env, scratch("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "byte 456309:"),
+    write_file(in("bad.bpe"), text, size - 8);
+    check(mtt_tokenizer_gpt2(env, in("bad.bpe"), &got) == MTT_E_FORMAT && strstr(env->error, "byte 456309:"),
           "a cut file: %s", env->error);
     free(text);
 }
@@ -694,8 +651,8 @@ static mtt_tokenizer *vocab_of(mtt_env *env, const char *text, const char *lette
 {
     mtt_wordpiece options = word_options(letters);
     mtt_tokenizer *t = NULL;
-    write_whole(scratch("vocab.txt"), text, strlen(text));
-    check(!mtt_tokenizer_wordpiece(env, scratch("vocab.txt"), &options, &t), "vocab.txt: %s", env->error);
+    write_file(in("vocab.txt"), text, strlen(text));
+    check(!mtt_tokenizer_wordpiece(env, in("vocab.txt"), &options, &t), "vocab.txt: %s", env->error);
     return t;
 }
 
@@ -713,7 +670,7 @@ static void test_words(mtt_env *env)
             mtt_tokenizer_destroy(t);
             mtt_tokenizer_destroy(again);
             t = vocab_of(env, small_vocab, last = c->options);
-            check(!mtt_tokenizer_save(t, scratch("w.json")) && !mtt_tokenizer_load(env, scratch("w.json"), &again),
+            check(!mtt_tokenizer_save(t, in("w.json")) && !mtt_tokenizer_load(env, in("w.json"), &again),
                   "WordPiece is saved and loaded: %s", env->error);
             same_tokenizer(t, again, "WordPiece");
             check(memcmp(&t->bert.options, &again->bert.options, sizeof(mtt_wordpiece)) == 0, "options %s are kept",
@@ -825,11 +782,11 @@ static void test_word_training(mtt_env *env)
             while (end < size && whole[end] != '\n') end++;
             check(!mtt_bpe_trainer_add(trainer, whole + at, end - at), "document");
         }
-        check(!mtt_bpe_trainer_finish(trainer, 2000, &t) && !mtt_tokenizer_save(t, scratch("order.json")), "order %d",
+        check(!mtt_bpe_trainer_finish(trainer, 2000, &t) && !mtt_tokenizer_save(t, in("order.json")), "order %d",
               order);
         mtt_tokenizer_destroy(t);
         mtt_bpe_trainer_destroy(trainer);
-        got = read_whole(scratch("order.json"), &n);
+        got = read_file(in("order.json"), &n);
         sha256((const unsigned char *)got, n, hex);
         if (!order) memcpy(first, hex, sizeof(hex));
         check(strcmp(hex, first) == 0, "order %d gives another vocabulary", order);
@@ -841,7 +798,7 @@ static void test_word_training(mtt_env *env)
 static void word_stream(mtt_env *env, const char *name, size_t tokens, const char *want)
 {
     const char *path = shared_data("bert-base-uncased-vocab.txt");
-    size_t size, n, i;
+    size_t size, n = 0, i;
     char hex[65], *text = read_data(name, &size);
     mtt_wordpiece uncased = word_options("la");
     mtt_tokenizer *t = NULL;
@@ -892,37 +849,37 @@ static void test_bad_words(mtt_env *env)
     size_t i, size;
     char *text, *other;
     for (i = 0; i < MTT__LENGTH(lists); i++) {
-        write_whole(scratch("vocab.txt"), lists[i][0], strlen(lists[i][0]));
+        write_file(in("vocab.txt"), lists[i][0], strlen(lists[i][0]));
         got = NULL;
-        check(mtt_tokenizer_wordpiece(env, scratch("vocab.txt"), NULL, &got) == MTT_E_FORMAT && !got &&
+        check(mtt_tokenizer_wordpiece(env, in("vocab.txt"), NULL, &got) == MTT_E_FORMAT && !got &&
                   strstr(env->error, lists[i][1]),
               "bad vocab.txt %zu: %s", i, env->error);
     }
     t = vocab_of(env, small_vocab, "");
-    check(!mtt_tokenizer_save(t, scratch("w.json")), "save");
+    check(!mtt_tokenizer_save(t, in("w.json")), "save");
     mtt_tokenizer_destroy(t);
-    text = read_whole(scratch("w.json"), &size);
+    text = read_file(in("w.json"), &size);
     other = (char *)malloc(size + 200);
     for (i = 0; i < MTT__LENGTH(json); i++) {
         const char *at = strstr(text, json[i][0]);
         check(at != NULL, "bad WordPiece %zu: %s is in the file", i, json[i][0]);
         if (!at) continue;
         sprintf(other, "%.*s%s%s", (int)(at - text), text, json[i][1], at + strlen(json[i][0]));
-        write_whole(scratch("bad.json"), other, strlen(other));
+        write_file(in("bad.json"), other, strlen(other));
         got = NULL;
-        check(mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_E_FORMAT && !got &&
+        check(mtt_tokenizer_load(env, in("bad.json"), &got) == MTT_E_FORMAT && !got &&
                   strstr(env->error, json[i][2]),
               "bad WordPiece %zu (%s): %s", i, json[i][1], env->error);
         mtt_tokenizer_destroy(got);
     }
     for (i = 0; i < 1500; i++) {
-        size_t at = below((uint32_t)size), n;
+        size_t at = below((int)size), n;
         int32_t ids[16];
         memcpy(other, text, size);
         if (i % 2) other[at] = (char)below(256);
-        write_whole(scratch("bad.json"), other, i % 2 ? size : at);
+        write_file(in("bad.json"), other, i % 2 ? size : at);
         got = NULL;
-        if (mtt_tokenizer_load(env, scratch("bad.json"), &got) == MTT_OK)
+        if (mtt_tokenizer_load(env, in("bad.json"), &got) == MTT_OK)
             check(!mtt_encode(got, "ab, z\xc5\xbc", 8, ids, 8, &n), "byte %zu", at);
         mtt_tokenizer_destroy(got);
     }
@@ -959,11 +916,11 @@ static mtt_status whole_run(mtt_env *env, const char *text, size_t size, int wor
     if (!status) status = mtt_bpe_trainer_add(trainer, text, size);
     if (!status) status = mtt_bpe_trainer_finish(trainer, 300, &t);
     if (!status) status = mtt_encode(t, text, size, ids, size, &n);
-    if (!status) status = mtt_tokenizer_save(t, scratch("m.json"));
-    if (!status) status = mtt_tokenizer_load(env, scratch("m.json"), &again);
+    if (!status) status = mtt_tokenizer_save(t, in("m.json"));
+    if (!status) status = mtt_tokenizer_load(env, in("m.json"), &again);
     mtt_tokenizer_destroy(again);
     again = NULL;
-    if (!status && words) status = mtt_tokenizer_wordpiece(env, scratch("m.txt"), NULL, &again);
+    if (!status && words) status = mtt_tokenizer_wordpiece(env, in("m.txt"), NULL, &again);
     mtt_tokenizer_destroy(again);
     mtt_tokenizer_destroy(t);
     mtt_bpe_trainer_destroy(trainer);
@@ -981,7 +938,7 @@ static void test_memory(int words)
     mtt_status status = MTT_E_MEMORY;
     for (i = 0; i < sizeof(text); i++)
         text[i] = (char)(i > 1500 && i < 1700 ? 'a' + below(3) : below(8) ? 'a' + below(26) : ' ');
-    write_whole(scratch("m.txt"), small_vocab, sizeof(small_vocab) - 1);
+    write_file(in("m.txt"), small_vocab, sizeof(small_vocab) - 1);
     memset(&env, 0, sizeof(env));
     env.alloc = faulty_alloc;
     env.free = faulty_free;
@@ -1029,7 +986,7 @@ static int mode_encode(const char *path, int hex, const char *letters)
 {
     mtt_tokenizer *t = open_tokenizer(path, letters);
     size_t size, i, n = 0;
-    char *text = read_whole("-", &size);
+    char *text = read_file("-", &size);
     unsigned byte = 0;
     if (!hex) print_ids(t, text, size, "\n");
     for (i = 0; hex && i < size; i++) {
@@ -1071,7 +1028,7 @@ static int mode_bench(const char *path)
     mtt_tokenizer *t;
     mtt_bpe_trainer *trainer;
     size_t size;
-    char *text = read_whole(path, &size), *word;
+    char *text = read_file(path, &size), *word;
     double start = seconds(), counted;
     if (!text || mtt_bpe_trainer_create(NULL, &trainer) || mtt_bpe_trainer_add(trainer, text, size)) return 1;
     counted = seconds() - start;
@@ -1094,7 +1051,7 @@ static int mode_bench(const char *path)
 static int mode_train(const char *path, const char *out, const char *vocab, const char *letters)
 {
     size_t size;
-    char *text = read_whole(path, &size);
+    char *text = read_file(path, &size);
     mtt_tokenizer *t = NULL;
     if (text) t = letters ? train_words(NULL, text, size, atoi(vocab), letters) : train(NULL, text, size, atoi(vocab));
     return !t || mtt_tokenizer_save(t, out) != MTT_OK;
@@ -1107,14 +1064,12 @@ int main(int argc, char **argv)
     const char *bpe;
     static const char sample[] = "It's the same; the quick brown fox's. Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 "
                                  "g\xc4\x99\xc5\x9bl\xc4\x85 \"ja\xc5\xba\xc5\x84\\\"\n";
-    char command[96];
     if (argc >= 3 && strcmp(argv[1], "encode") == 0)
         return mode_encode(argv[2], argc > 3 && strcmp(argv[3], "hex") == 0, argc > 4 ? argv[4] : "");
     if (argc == 3 && strcmp(argv[1], "bench") == 0) return mode_bench(argv[2]);
     if (argc >= 4 && strcmp(argv[1], "train") == 0)
         return mode_train(argv[2], argv[3], argc > 4 ? argv[4] : "10000", argc > 5 ? argv[5] : NULL);
-    snprintf(folder, sizeof(folder), "/tmp/mtt_tokenizer.%ld", (long)getpid());
-    check(mkdir(folder, 0700) == 0, "%s can be made", folder);
+    if (!open_folder()) return finish();
     bpe = shared_data("vocab.bpe");
     if (bpe) check(mtt_tokenizer_gpt2(&env, bpe, &gpt2) == MTT_OK, "GPT-2: %s", env.error);
     own = train(&env, sample, sizeof(sample) - 1, 290);
@@ -1144,7 +1099,6 @@ int main(int argc, char **argv)
     test_memory(1);
     mtt_tokenizer_destroy(own);
     mtt_tokenizer_destroy(gpt2);
-    snprintf(command, sizeof(command), "rm -rf %s", folder);
-    check(system(command) == 0, "%s is removed", folder);
+    close_folder();
     return finish();
 }

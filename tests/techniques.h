@@ -1,0 +1,24 @@
+/* techniques.h - the techniques that the tests on a GPU go through: test_cuda.c for bits, sanitize_cuda.c for memory. */
+typedef struct technique {
+    const char *name;
+    mtt_policy policy;
+    float dropout;
+} technique;
+
+static const technique TECHNIQUES[] = {
+    {"fp32", {.precision = MTT_FP32}, 0},
+    {"tf32", {.precision = MTT_TF32}, 0},
+    {"bf16", {.precision = MTT_BF16}, 0},
+    {"fp16", {.precision = MTT_FP16}, 0},
+    {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0},
+    {"fp32_flash", {.precision = MTT_FP32, .attention = MTT_ATTENTION_FLASH}, 0},
+    {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, 0},
+    {"fp32_checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, 0},
+    {"bf16_selective", {.precision = MTT_BF16, .recompute = MTT_RECOMPUTE_SELECTIVE}, 0},
+    {"bf16_flash_chunked",
+     {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 50}, 0},
+    {"bf16_dropout", {.precision = MTT_BF16}, 0.1f},
+    {"bf16_flash_dropout", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0.1f},
+    {"bf16_accumulate_dropout", {.precision = MTT_BF16, .accumulate = 2}, 0.1f},
+};
+enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]) };
