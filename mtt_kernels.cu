@@ -1837,17 +1837,18 @@ static __device__ __forceinline__ void mtt__product_part(float (&c)[M][N][4], Lo
    copies the chunk of its lane in every STEP-th row. `thread` is its number, pinned where no part of the work shall be held
    from copy to copy; no 64-bit part of it ever is. */
 template <int ROWS, int WIDTH, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int64_t stride,
+static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stride,
                                                       int rows_left, int head_dim, uint32_t thread)
 {
     constexpr int LANES = WIDTH == 96 ? 16 : WIDTH / 8, STEP = THREADS / LANES;
     static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
     const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
-    from_gmem += thread / LANES * stride + mtt__pinned(thread % LANES * 8);
+    const char *at_gmem = (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__pinned(thread % LANES * 16);
+    const uint32_t step = (uint32_t)(STEP * stride * 2);
     if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
     #pragma unroll
-    for (int k = 0; k < ROWS; k += STEP, from_gmem += STEP * stride)
-        mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), from_gmem, k < left);
+    for (int k = 0; k < ROWS; k += STEP, at_gmem += step)
+        mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), at_gmem, k < left);
 }
 
 /* 4 x 4 words across the 4 lanes of a quad, transposed: lane q ends with word q of each lane. */
@@ -2162,7 +2163,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
 
-    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * f.width, T - q0, f.head_dim, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * (int)f.width, T - q0, f.head_dim, threadIdx.x);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
         const uint32_t q_lane = q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2;
@@ -2323,6 +2324,7 @@ struct mtt__backward_block {
     mtt__flash_head head;
     int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
     int k0, first_tile, last_tile; /* first key; tiles of queries that see one of the keys */
+    const char *q_gmem, *do_gmem;  /* the head's first rows */
 };
 
 /* Where a warp and a lane of it stand. */
@@ -2385,6 +2387,8 @@ static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const 
         const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : T;
         mtt__flash_head_set(block->head, f, f.first_head + local);
         block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
+        block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, 3 * (int)f.width) * 2;
+        block->do_gmem = (const char *)f.d_attended + mtt__flash_row(block->head, 0, (int)f.width) * 2;
         block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
         block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
     }
@@ -2418,11 +2422,11 @@ static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, c
 {
     typedef typename S::E E;
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
-    const uint32_t to = smem + 2 * S::KV_BYTES + mtt__backward_stage<S>(tile);
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, row, 3 * (int)f.width);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, q_gmem, 3 * f.width, left, f.head_dim, thread);
-    const E *do_gmem = (const E *)f.d_attended + mtt__flash_row(at.block->head, row, (int)f.width);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, do_gmem, f.width, left, f.head_dim, thread);
+    const uint32_t to = smem + 2 * S::KV_BYTES + mtt__backward_stage<S>(tile), width = (uint32_t)f.width;
+    const char *q_gmem = at.block->q_gmem + (uint64_t)(uint32_t)row * (width * 6), /* bytes of a row of qkv */
+               *do_gmem = at.block->do_gmem + (uint64_t)(uint32_t)row * (width * 2);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, 3 * (int)width, left, f.head_dim, thread);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)width, left, f.head_dim, thread);
     if (thread < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
         mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8, f.stats + at.block->local * f.seq_len + row + thread,
                              thread < left);
@@ -2661,8 +2665,8 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     const uint32_t smem = mtt__smem(shared);
     const int T = (int)f.seq_len;
     const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * f.width, T - at.k0, f.head_dim, threadIdx.x);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * f.width, T - at.k0, f.head_dim,
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * (int)f.width, T - at.k0, f.head_dim, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * (int)f.width, T - at.k0, f.head_dim,
                                                    threadIdx.x);
     mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
 
@@ -2697,9 +2701,9 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         if (follows) {
             while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
                 mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-            if (place == 0)
+            if (place == 0) /* pinned: a rare branch, and not a selection for each sum */
                 #pragma unroll
-                for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = 0;
+                for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
         }
         mtt__backward_queries<S>(dq_rmem, at, q0);
         if (place == sharers - 1)
@@ -2962,7 +2966,7 @@ static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size
                  slot_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0;
     const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * MIN_BLOCKS;
     const int heads = f.head_count;
-    const int64_t group = in_flight > key_tiles ? in_flight / key_tiles : 1;
+    const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
     size_t slots = (size_t)mtt__least(group * 2, heads), slice;
     char *at = (char *)workspace_gmem;
     if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
