@@ -312,7 +312,8 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
 /* What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
    none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all
    but the input of every `segment`th layer; budget: layer for the first layers, selective for the next, none for the
-   rest, the cheapest such choice that fits `budget_bytes`. Never changes a bit of the result. */
+   rest, the cheapest such choice that fits `budget_bytes`. Layer and segments likewise turn to selective and to none in the
+   last layers, which the backward pass needs first, as far as that takes no more memory. Never changes a bit of the result. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
@@ -1677,7 +1678,7 @@ struct mtt_schedule {
     mtt_env *env;
     mtt_model_desc model;
     mtt_policy policy;
-    int recompute_layers, recompute_selective; /* what MTT_RECOMPUTE_BUDGET chose */
+    int recompute_layers, recompute_selective; /* how many of the first layers are recomputed whole, of the next in part */
     mtt__program programs[MTT__PROGRAMS];
 };
 
@@ -1835,16 +1836,9 @@ static mtt_op *mtt__emit_op(mtt__builder *b, mtt_op_kind kind, int layer, int in
 /* Recompute level of a layer: 0 keeps all, then as in the table of activations. */
 static int mtt__recompute_level(const mtt_schedule *s, int layer)
 {
-    if (layer >= s->model.layers) return 0;
-    switch (s->policy.recompute) {
-    case MTT_RECOMPUTE_SELECTIVE: return MTT__BY_SELECTIVE;
-    case MTT_RECOMPUTE_LAYER: return MTT__BY_LAYER;
-    case MTT_RECOMPUTE_SEGMENTS: return layer % s->policy.segment ? MTT__BY_SEGMENT : MTT__BY_LAYER;
-    case MTT_RECOMPUTE_BUDGET:
-        if (layer < s->recompute_layers) return MTT__BY_LAYER;
-        return layer < s->recompute_layers + s->recompute_selective ? MTT__BY_SELECTIVE : 0;
-    default: return 0;
-    }
+    if (layer >= s->recompute_layers + s->recompute_selective) return 0;
+    if (layer >= s->recompute_layers) return MTT__BY_SELECTIVE;
+    return s->policy.recompute == MTT_RECOMPUTE_SEGMENTS && layer % s->policy.segment ? MTT__BY_SEGMENT : MTT__BY_LAYER;
 }
 
 /* The tensor that holds an activation. Where the backward pass finds it dropped, the operation that made it is emitted
@@ -2360,12 +2354,18 @@ static size_t mtt__place_all(mtt__placed *order, int count, size_t state)
 }
 
 /* Offline best fit, greedily (Pisarchyk & Lee 2020): state stands first; the rest is placed largest first, or, where that
-   leaves gaps, by bytes times life, or by life: the best of the three. */
-static mtt_status mtt__pack(mtt_env *env, mtt__program *p)
+   leaves gaps, by bytes times life, or by life: the best of the three. What cannot do with `limit` bytes is not packed, which
+   takes most of a plan's time: its peak stands for the arena. */
+static mtt_status mtt__pack(mtt_env *env, mtt__program *p, size_t limit)
 {
-    mtt__placed *order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
+    mtt__placed *order;
     size_t state = 0, peak = 0, arena;
     int count = 0, rule, best = -1, i;
+    for (i = 0; i < p->op_count; i++)
+        if (p->ops[i].live_bytes > peak) peak = p->ops[i].live_bytes;
+    p->arena_bytes = peak;
+    if (peak > limit) return MTT_OK;
+    order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
     if (!order) return MTT_E_MEMORY;
     for (i = 0; i < p->tensor_count; i++) {
         mtt_tensor *t = &p->tensors[i];
@@ -2377,8 +2377,6 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *p)
             order[count++].bytes = mtt__slot_bytes(t);
         }
     }
-    for (i = 0; i < p->op_count; i++)
-        if (p->ops[i].live_bytes > peak) peak = p->ops[i].live_bytes;
     p->arena_bytes = SIZE_MAX;
     for (rule = 0; rule <= 3 && p->arena_bytes > peak; rule++) {
         int use = rule < 3 ? rule : best; /* the best one once more, to leave its offsets behind */
@@ -2418,15 +2416,18 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
     return most;
 }
 
-static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len)
+/* With that many layers recomputed whole and in part. */
+static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole, int partial, size_t limit)
 {
     int i;
     mtt__release_programs(s);
+    s->recompute_layers = whole;
+    s->recompute_selective = partial;
     for (i = 0; i < MTT__PROGRAMS; i++) {
         mtt_status status = mtt__build_program(s, i, batch, seq_len);
         if (status != MTT_OK) return status;
         mtt__measure(&s->programs[i]);
-        status = mtt__pack(s->env, &s->programs[i]);
+        status = mtt__pack(s->env, &s->programs[i], limit);
         if (status != MTT_OK) return status;
     }
     return MTT_OK;
@@ -2483,8 +2484,16 @@ static void mtt__split_bytes(const mtt__program *p, int op, size_t bytes[MTT_CAT
     }
 }
 
-/* One byte of traffic is worth this many FLOPs where policies are compared: about 400 TFLOP/s over 4 TB/s on the GPUs
-   this is for, 250 GFLOP/s over 10 GB/s on a CPU. Only the order of policies depends on it. */
+/* FLOPs that a product makes in the time that one byte takes: on an H200 500 TFLOP/s with 16 bits (it reaches 779 at 8192
+   x 8192 x 8192, less at a model's widths), 250 as TF32, 50 in FP32, over 4.2 TB/s; 250 GFLOP/s over 10 GB/s on a CPU. */
+static double mtt__flops_per_byte(const mtt_policy *policy)
+{
+    if (policy->device == MTT_DEVICE_CPU) return 25;
+    return mtt__is_16_bit(policy->precision) ? 120 : policy->precision == MTT_TF32 ? 60 : 12;
+}
+
+/* Time of a micro-batch and the step, in FLOPs, to compare policies by: an operation takes as long as its arithmetic or its
+   traffic, whichever is longer (the roofline, Williams et al. 2009). */
 static double mtt__plan_cost(const mtt_schedule *s)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
@@ -2492,53 +2501,55 @@ static double mtt__plan_cost(const mtt_schedule *s)
     int i;
     for (i = 0; i < p->op_count; i++) {
         mtt__op_cost(&p->ops[i], &flops, &traffic);
-        cost += flops + traffic * (s->policy.device == MTT_DEVICE_CUDA ? 100 : 25);
+        traffic *= mtt__flops_per_byte(&s->policy);
+        cost += flops > traffic ? flops : traffic;
     }
     return cost;
 }
 
-/* Builds with that many layers recomputed whole and in part; 1 if it fits the budget. */
-static mtt_status mtt__try_budget(mtt_schedule *s, int batch, int seq_len, int whole, int partial, int *fits)
-{
-    mtt_status status;
-    s->recompute_layers = whole;
-    s->recompute_selective = partial;
-    status = mtt__build(s, batch, seq_len);
-    *fits = status == MTT_OK && mtt__arena_bytes(s) <= s->policy.budget_bytes;
-    return status;
-}
-
-/* Chooses how many layers MTT_RECOMPUTE_BUDGET recomputes whole and in part: for each number of whole ones the fewest
-   partial ones that fit, found by bisection since more recomputation takes less memory; the cheapest of these. */
+/* Chooses how many layers are recomputed whole and in part: the cheapest choice that fits the budget, or where none is given
+   the bytes of recomputing all of them whole. Since more recomputation takes less memory, what just fits is a staircase, which
+   this goes down: a whole layer less, then as many more in part as that takes. Models of over 32 layers take larger steps. */
 static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
 {
-    int layers = s->model.layers, best_whole = -1, best_partial = 0, whole, fits;
-    double best_cost = 0;
-    size_t least = SIZE_MAX;
-    mtt_status status;
-    for (whole = 0; whole <= layers && !(best_whole == 0 && best_partial == 0); whole++) {
-        int low = 0, high = layers - whole; /* the fewest that fit are among these, if all of them do */
-        status = mtt__try_budget(s, batch, seq_len, whole, high, &fits);
+    int layers = s->model.layers, step = (layers + 31) / 32, whole = layers, partial = 0, down = 0, spare;
+    int best_whole = -1, best_partial = 0;
+    size_t budget = s->policy.budget_bytes, least = SIZE_MAX, arena;
+    double best = 0;
+    while (whole >= 0 && partial >= 0) {
+        mtt_status status = mtt__build(s, batch, seq_len, whole, partial, least > budget ? least : budget);
         if (status != MTT_OK) return status;
-        if (mtt__arena_bytes(s) < least) least = mtt__arena_bytes(s);
-        if (!fits) continue;
-        while (low < high) {
-            status = mtt__try_budget(s, batch, seq_len, whole, (low + high) / 2, &fits);
-            if (status != MTT_OK) return status;
-            if (fits) high = (low + high) / 2;
-            else low = (low + high) / 2 + 1;
+        arena = mtt__arena_bytes(s);
+        if (arena < least) least = arena;
+        if (s->policy.recompute != MTT_RECOMPUTE_BUDGET && whole == layers) budget = arena;
+        if (arena <= budget && (best_whole < 0 || mtt__plan_cost(s) < best)) {
+            best = mtt__plan_cost(s);
+            best_whole = whole;
+            best_partial = partial;
         }
-        status = mtt__try_budget(s, batch, seq_len, whole, high, &fits);
-        if (status != MTT_OK) return status;
-        if (!fits || (best_whole >= 0 && mtt__plan_cost(s) >= best_cost)) continue;
-        best_cost = mtt__plan_cost(s);
-        best_whole = whole;
-        best_partial = high;
+        spare = layers - whole - partial;
+        down |= arena <= budget && whole == 0; /* on the last stair: as few in part as fit */
+        if (down && arena > budget) break;
+        if (down) partial -= step;
+        else if (arena > budget && spare > 0) partial += spare < step ? spare : step;
+        else whole = whole > step ? whole - step : whole ? 0 : -1;
     }
-    if (best_whole >= 0) return mtt__try_budget(s, batch, seq_len, best_whole, best_partial, &fits);
+    if (best_whole >= 0) return mtt__build(s, batch, seq_len, best_whole, best_partial, SIZE_MAX);
     return mtt__fail(s->env, MTT_E_BUDGET,
                      "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the batch or seq_len, or take the "
-                     "chunked loss and flash attention", s->policy.budget_bytes, least, least - s->policy.budget_bytes);
+                     "chunked loss and flash attention", budget, least, least - budget);
+}
+
+/* With what the policy recomputes; a budget that has room for all needs no search. */
+static mtt_status mtt__build_policy(mtt_schedule *s, int batch, int seq_len)
+{
+    mtt_recompute how = s->policy.recompute;
+    int partial = how == MTT_RECOMPUTE_SELECTIVE ? s->model.layers : 0;
+    size_t limit = how == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : SIZE_MAX;
+    mtt_status status;
+    if (how == MTT_RECOMPUTE_LAYER || how == MTT_RECOMPUTE_SEGMENTS) return mtt__fit_budget(s, batch, seq_len);
+    status = mtt__build(s, batch, seq_len, 0, partial, limit);
+    return status != MTT_OK || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s, batch, seq_len);
 }
 
 static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
@@ -2550,7 +2561,7 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     status = mtt_model_resolve(env, model, &s->model);
     if (status == MTT_OK) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
     if (status != MTT_OK) return status;
-    status = s->policy.recompute == MTT_RECOMPUTE_BUDGET ? mtt__fit_budget(s, batch, seq_len) : mtt__build(s, batch, seq_len);
+    status = mtt__build_policy(s, batch, seq_len);
     if (status != MTT_OK) mtt__release_programs(s);
     return status;
 }

@@ -1570,7 +1570,7 @@ static int technique_step(const char *name)
         printf("\n");
         return 1;
     } else {
-        setup s = technique_setup(&TECHNIQUES[i], 1);
+        setup s = technique_setup(&TECHNIQUES[i], TECHNIQUES[i].recompute == MTT_RECOMPUTE_LAYER ? 2 : 1); /* the last may stay */
         int all = s.policy.accumulate * s.batch * s.seq_len;
         int32_t *tokens = malloc((size_t)all * sizeof(int32_t)), *targets = malloc((size_t)all * sizeof(int32_t));
         mtt_trainer *t = open_trainer(&s, &cuda, s.policy.precision);

@@ -711,6 +711,7 @@ static void recompute_bits(void)
 {
     enum { STEPS = 100 };
     double losses[WAYS][STEPS], last[2][2];
+    int again[WAYS] = {0};
     setup s = small_setup();
     s.model.layers = 4;
     s.model.dropout = 0.1f;
@@ -724,7 +725,12 @@ static void recompute_bits(void)
         s.policy.precision = kind / 2 ? MTT_BF16 : MTT_FP32;
         s.policy.loss = kind == 1 || kind == 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
         for (int way = 0; way < WAYS; way++) {
+            mtt_plan_report report;
             set_recompute(&s, way);
+            mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
+            check((report.recompute_flops > 0) == (way > 0), "recompute %s makes %g FLOPs again", RECOMPUTES[way],
+                  report.recompute_flops);
+            again[way] += report.recompute_layers;
             train(&s, STEPS, losses[way], way ? other : first);
             int same = memcmp(losses[0], losses[way], sizeof(losses[0])) == 0;
             check(same, "recompute %s, %s, %s: losses differ from none's", RECOMPUTES[way],
@@ -737,6 +743,8 @@ static void recompute_bits(void)
     }
     check(fabs(last[0][0] - last[0][1]) < 1e-4, "after 100 steps plain's loss is %.9g, flash's %.9g", last[0][0],
           last[0][1]);
+    check(again[2] && again[3] && again[4], "layers recomputed whole by layer and segments: %d, %d, %d", again[2],
+          again[3], again[4]);
     printf("recompute: after 100 steps flash's loss differs from plain's by %.1e\n", fabs(last[0][0] - last[0][1]));
     free(first);
     free(other);

@@ -229,7 +229,8 @@ static int overlap(const mtt_tensor *a, const mtt_tensor *b)
     return together && a->bytes && b->bytes && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
 }
 
-/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is used. */
+/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is used. What is
+   made again was gone, and is read. */
 static void check_program(const mtt__program *p, const char *text)
 {
     char *written = calloc((size_t)p->tensor_count, 1);
@@ -245,6 +246,9 @@ static void check_program(const mtt__program *p, const char *text)
     for (int i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
+        int gone = !op->recomputed, read = !op->recomputed;
+        for (int k = 0; k < op->outputs && op->recomputed; k++) gone |= op->out[k]->first == i, read |= op->out[k]->last > i;
+        check(gone && read, "%s: operation %d makes again what %s", text, i, gone ? "nothing reads" : "is there");
         for (int k = 0; k < op->inputs + op->outputs; k++) {
             const mtt_tensor *t = op->in[k];
             if (!t) continue;
@@ -359,6 +363,102 @@ static void flops(void)
 }
 
 /* ---------------------------------------------------------------------------------------------------- searches ---- */
+
+/* Time of a schedule in FLOPs, from its listing: by operation the longer of arithmetic and traffic. */
+static double roofline(const mtt_schedule *s)
+{
+    static const double CUDA[] = {12, 60, 120, 120};
+    double cost = 0, rate = s->policy.device == MTT_DEVICE_CUDA ? CUDA[s->policy.precision] : 25;
+    mtt_op_info info;
+    for (int i = 0; mtt_schedule_op(s, i, &info); i++) cost += fmax(info.flops, info.traffic_bytes * rate);
+    return cost;
+}
+
+/* What layer, segments and a budget choose is the cheapest of all mixtures that take no more than the budget, or than
+   recomputing all layers whole. */
+static void cheapest(const configuration *c)
+{
+    mtt_schedule *s = NULL;
+    mtt_plan_report chosen, report;
+    int layers = c->model.layers;
+    char text[100];
+    mtt_status status = mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s);
+    check(!status, "%s: no schedule: %s", c->text, env.error);
+    if (status) return;
+    mtt_schedule_report(s, &chosen);
+    double cost = roofline(s), best = cost;
+    size_t limit = c->policy.budget_bytes;
+    check(fabs(mtt__plan_cost(s) / cost - 1) < 1e-9, "%s: the plan costs %g, its operations %g", c->text,
+          mtt__plan_cost(s), cost);
+    snprintf(text, sizeof(text), "%d whole, %d in part, %zu bytes", chosen.recompute_layers, chosen.recompute_selective,
+             chosen.arena_bytes);
+    for (int whole = layers; whole >= 0; whole--)
+        for (int partial = 0; partial <= layers - whole; partial++) {
+            if (mtt__build(s, c->batch, c->seq_len, whole, partial, SIZE_MAX)) continue;
+            mtt_schedule_report(s, &report);
+            if (whole == layers && c->policy.recompute != MTT_RECOMPUTE_BUDGET) limit = report.arena_bytes;
+            if (report.arena_bytes <= limit) best = fmin(best, roofline(s));
+        }
+    check(chosen.arena_bytes <= limit, "%s: %s, more than %zu", c->text, text, limit);
+    check(cost <= 1.000001 * best, "%s: %s cost %g, another mixture %g", c->text, text, cost, best);
+    mtt_schedule_destroy(s);
+}
+
+/* What the last layer's activations cost and save, to the byte, in B at batch 128 under BF16 and flash: 64 MiB for each C of
+   width. Full logits stand beside all that is kept, so that nothing can stay; a chunk of them is smaller than what the layer's
+   backward pass takes beside the same activations. */
+static void last_layer(void)
+{
+    static const struct { char name; int batch, layers, whole, partial; } CHUNKED[] = {
+        {'B', 128, 6, 5, 1}, {'D', 32, 12, 11, 1}, {'D', 8, 24, 21, 2}, {'A', 128, 4, 4, 0}};
+    const size_t MIB = 1 << 20, whole = (15 * 64 + 3) * MIB, part = (9 * 64 + 3) * MIB; /* statistics: 3 */
+    configuration b = known('B', 128);
+    mtt_plan_report all, kept, partly, chosen;
+    mtt_schedule *s = NULL;
+    b.policy.precision = MTT_BF16;
+    b.policy.attention = MTT_ATTENTION_FLASH;
+    b.policy.recompute = MTT_RECOMPUTE_LAYER;
+    if (mtt_schedule_create(&env, &b.model, &b.policy, b.batch, b.seq_len, &s)) return check(0, "no schedule: %s", env.error);
+    mtt_schedule_report(s, &chosen);
+    mtt__build(s, b.batch, b.seq_len, 6, 0, SIZE_MAX);
+    mtt_schedule_report(s, &all);
+    mtt__build(s, b.batch, b.seq_len, 5, 0, SIZE_MAX);
+    mtt_schedule_report(s, &kept);
+    mtt__build(s, b.batch, b.seq_len, 5, 1, SIZE_MAX);
+    mtt_schedule_report(s, &partly);
+    mtt_schedule_destroy(s);
+    check(chosen.recompute_layers == 6 && chosen.arena_bytes == all.arena_bytes, "full logits: %d of 6 layers are recomputed",
+          chosen.recompute_layers);
+    check(kept.arena_bytes - all.arena_bytes == whole && partly.arena_bytes - all.arena_bytes == part,
+          "the last layer takes %zu bytes, in part %zu, instead of %zu and %zu", kept.arena_bytes - all.arena_bytes,
+          partly.arena_bytes - all.arena_bytes, whole, part);
+    check(fabs(kept.recompute_flops / all.recompute_flops - 5.0 / 6) < 1e-9, "the last of 6 layers was %g of the recomputation",
+          1 - kept.recompute_flops / all.recompute_flops);
+    for (size_t i = 0; i < MTT__LENGTH(CHUNKED); i++) {
+        configuration c = known(CHUNKED[i].name, CHUNKED[i].batch);
+        c.model.layers = CHUNKED[i].layers;
+        c.policy = b.policy;
+        c.policy.loss = MTT_LOSS_CHUNKED;
+        describe(&c);
+        if (plan(&c, &chosen))
+            check(chosen.recompute_layers == CHUNKED[i].whole && chosen.recompute_selective == CHUNKED[i].partial,
+                  "%s: %d whole, %d in part", c.text, chosen.recompute_layers, chosen.recompute_selective);
+    }
+}
+
+static void mixtures(void)
+{
+    random_state = 5150;
+    for (int i = 0; i < 300; i++) {
+        configuration c = random_configuration();
+        c.policy.recompute = (mtt_recompute)(MTT_RECOMPUTE_LAYER + below(3));
+        c.policy.device = (mtt_device)below(2);
+        c.policy.budget_bytes = 0;
+        if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
+        describe(&c);
+        cheapest(&c);
+    }
+}
 
 static size_t arena_at(const configuration *c, int batch)
 {
@@ -740,6 +840,8 @@ int main(void)
     nothing_overlaps();
     reports_add_up();
     flops();
+    mixtures();
+    last_layer();
     largest_batch();
     fitting_policy();
     validation();
