@@ -334,6 +334,8 @@ typedef struct mtt_policy {
     int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024, on CUDA 2048 */
     int accumulate;          /* micro-batches per step, default 1; more than one keeps gradients between them */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
+    int split;               /* 1 = such a budget may cut the batch into equal micro-batches, whose gradients are added up,
+                                where that is faster than recomputation: the same mean loss, other sums and dropout; default 0 */
     mtt_device device;       /* whom the plan is for, default the CPU; a trainer takes its backend's */
     size_t workspace_bytes;  /* scratch for matrix products, default 32 MiB on CUDA; always 2 MiB on the CPU */
 } mtt_policy;
@@ -394,6 +396,7 @@ typedef struct mtt_plan_report {
     int peak_op;                            /* where the peak stands in the schedule */
     int ops, tensors;
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
+    int micro_batches;                      /* that the batch was cut into: 1, or more where the policy has `split` */
     double flops, recompute_flops;          /* of one micro-batch and the step; the second is part of the first */
     double traffic_bytes;                   /* read and written by all operations */
 } mtt_plan_report;
@@ -401,11 +404,12 @@ typedef struct mtt_plan_report {
 /* The plan of a step: a batch of `batch` sequences of `seq_len` tokens per micro-batch. */
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
                            mtt_plan_report *report);
-/* The largest batch whose arena is at most `budget_bytes`, at most 2^20; MTT_E_BUDGET says what one sequence needs. */
+/* The largest batch, not split, whose arena is at most `budget_bytes`, at most 2^20; MTT_E_BUDGET says what one sequence needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int seq_len,
                                      size_t budget_bytes, int *batch);
 /* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. Varies what leaves the
-   result the same (recompute, loss, attention); precision and window stay. MTT_E_BUDGET says by how much the smallest misses. */
+   result the same (recompute, loss, attention, and micro-batches if the policy has `split`); precision and window stay.
+   MTT_E_BUDGET says by how much the smallest misses. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
                                  size_t budget_bytes, mtt_policy *fit);
 /* One JSON object; returns the text's length, cut at the capacity. */
@@ -1679,6 +1683,8 @@ struct mtt_schedule {
     mtt_model_desc model;
     mtt_policy policy;
     int recompute_layers, recompute_selective; /* how many of the first layers are recomputed whole, of the next in part */
+    int split;    /* micro-batches in a batch; the policy's `accumulate` counts them */
+    size_t least; /* bytes of the smallest plan that was tried for a budget */
     mtt__program programs[MTT__PROGRAMS];
 };
 
@@ -2484,25 +2490,20 @@ static void mtt__split_bytes(const mtt__program *p, int op, size_t bytes[MTT_CAT
     }
 }
 
-/* FLOPs that a product makes in the time that one byte takes: on an H200 500 TFLOP/s with 16 bits (it reaches 779 at 8192
-   x 8192 x 8192, less at a model's widths), 250 as TF32, 50 in FP32, over 4.2 TB/s; 250 GFLOP/s over 10 GB/s on a CPU. */
-static double mtt__flops_per_byte(const mtt_policy *policy)
-{
-    if (policy->device == MTT_DEVICE_CPU) return 25;
-    return mtt__is_16_bit(policy->precision) ? 120 : policy->precision == MTT_TF32 ? 60 : 12;
-}
-
-/* Time of a micro-batch and the step, in FLOPs, to compare policies by: an operation takes as long as its arithmetic or its
-   traffic, whichever is longer (the roofline, Williams et al. 2009). */
+/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or its traffic, whichever
+   is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200 makes 500 TFLOP/s with 16 bits (779 in a
+   product of 8192 x 8192 x 8192, less at a model's widths), 250 as TF32 and 50 in FP32, and moves 4.2 TB/s. */
 static double mtt__plan_cost(const mtt_schedule *s)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
+    int cuda = s->policy.device == MTT_DEVICE_CUDA, precision = (int)s->policy.precision, i;
+    double rate = !cuda ? 250e9 : precision == MTT_FP32 ? 50e12 : precision == MTT_TF32 ? 250e12 : 500e12;
     double cost = 0, flops = 0, traffic = 0;
-    int i;
     for (i = 0; i < p->op_count; i++) {
         mtt__op_cost(&p->ops[i], &flops, &traffic);
-        traffic *= mtt__flops_per_byte(&s->policy);
-        cost += flops > traffic ? flops : traffic;
+        flops /= rate;
+        traffic /= cuda ? 4.2e12 : 10e9;
+        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
     }
     return cost;
 }
@@ -2514,13 +2515,14 @@ static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
 {
     int layers = s->model.layers, step = (layers + 31) / 32, whole = layers, partial = 0, down = 0, spare;
     int best_whole = -1, best_partial = 0;
-    size_t budget = s->policy.budget_bytes, least = SIZE_MAX, arena;
+    size_t budget = s->policy.budget_bytes, arena;
     double best = 0;
+    s->least = SIZE_MAX;
     while (whole >= 0 && partial >= 0) {
-        mtt_status status = mtt__build(s, batch, seq_len, whole, partial, least > budget ? least : budget);
+        mtt_status status = mtt__build(s, batch, seq_len, whole, partial, s->least > budget ? s->least : budget);
         if (status != MTT_OK) return status;
         arena = mtt__arena_bytes(s);
-        if (arena < least) least = arena;
+        if (arena < s->least) s->least = arena;
         if (s->policy.recompute != MTT_RECOMPUTE_BUDGET && whole == layers) budget = arena;
         if (arena <= budget && (best_whole < 0 || mtt__plan_cost(s) < best)) {
             best = mtt__plan_cost(s);
@@ -2537,7 +2539,7 @@ static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
     if (best_whole >= 0) return mtt__build(s, batch, seq_len, best_whole, best_partial, SIZE_MAX);
     return mtt__fail(s->env, MTT_E_BUDGET,
                      "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the batch or seq_len, or take the "
-                     "chunked loss and flash attention", budget, least, least - budget);
+                     "chunked loss and flash attention", budget, s->least, s->least - budget);
 }
 
 /* With what the policy recomputes; a budget that has room for all needs no search. */
@@ -2552,6 +2554,30 @@ static mtt_status mtt__build_policy(mtt_schedule *s, int batch, int seq_len)
     return status != MTT_OK || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s, batch, seq_len);
 }
 
+/* Cuts the batch into as many micro-batches as are cheapest. Where nothing is recomputed any more, more of them only cost. */
+static mtt_status mtt__fit_split(mtt_schedule *s, int batch, int seq_len)
+{
+    int accumulate = s->policy.accumulate, best = 0, last = 0, split;
+    double best_cost = 0;
+    mtt_status status = MTT_OK;
+    for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
+        if (batch % split) continue;
+        s->split = split;
+        s->policy.accumulate = accumulate * split;
+        status = mtt__build_policy(s, batch / split, seq_len);
+        if (status == MTT_E_BUDGET) continue;
+        if (status != MTT_OK) return status;
+        last = s->recompute_layers + s->recompute_selective == 0;
+        if (best && mtt__plan_cost(s) >= best_cost) continue;
+        best = split;
+        best_cost = mtt__plan_cost(s);
+    }
+    if (!best || best == s->split) return status;
+    s->split = best;
+    s->policy.accumulate = accumulate * best;
+    return mtt__build_policy(s, batch / best, seq_len);
+}
+
 static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int batch, int seq_len)
 {
@@ -2561,7 +2587,9 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     status = mtt_model_resolve(env, model, &s->model);
     if (status == MTT_OK) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
     if (status != MTT_OK) return status;
-    status = mtt__build_policy(s, batch, seq_len);
+    s->split = 1;
+    if (s->policy.split && s->policy.recompute == MTT_RECOMPUTE_BUDGET) status = mtt__fit_split(s, batch, seq_len);
+    else status = mtt__build_policy(s, batch, seq_len);
     if (status != MTT_OK) mtt__release_programs(s);
     return status;
 }
@@ -2610,6 +2638,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     }
     mtt__split_bytes(p, r->peak_op, r->bytes);
     r->arena_bytes = mtt__arena_bytes(s);
+    r->micro_batches = s->split;
     r->ops = p->op_count;
     r->tensors = p->tensor_count;
     for (i = 0; i < s->model.layers; i++) {
@@ -2636,6 +2665,7 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     mtt_plan_report report;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
     p.budget_bytes = budget_bytes;
+    p.split = 0;
     *batch = 0;
     while (low < high) {
         mtt_status status = mtt_plan(env, model, &p, next, seq_len, &report);
@@ -2667,18 +2697,14 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         double cost;
         p.attention = choice & 1 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
         p.loss = choice & 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
-        p.recompute = MTT_RECOMPUTE_LAYER;
-        status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
-        if (status != MTT_OK) return status;
-        if (mtt__arena_bytes(&s) < least) least = mtt__arena_bytes(&s);
-        mtt__release_programs(&s);
         p.recompute = MTT_RECOMPUTE_BUDGET;
         p.budget_bytes = budget_bytes;
         status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
+        if (status == MTT_E_BUDGET && s.least < least) least = s.least;
         if (status == MTT_E_BUDGET) continue;
         if (status != MTT_OK) return status;
         cost = mtt__plan_cost(&s);
-        if (s.recompute_layers + s.recompute_selective == 0) p.recompute = MTT_RECOMPUTE_NONE;
+        if (s.recompute_layers + s.recompute_selective == 0 && s.split == 1) p.recompute = MTT_RECOMPUTE_NONE;
         mtt__release_programs(&s);
         if (found && cost >= best) continue;
         found = 1;
@@ -4304,12 +4330,16 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
 {
     const mtt__program *p = &t->schedule->programs[MTT__EVALUATE];
     double start = mtt__now_ms();
+    int64_t rows = p->shape.rows, all = rows * t->schedule->split;
     mtt_counters counters;
     mtt_step_info unread;
-    mtt_status status = mtt__check_ids(t, tokens, p->shape.rows, 0, "token");
-    if (status == MTT_OK) status = mtt__check_ids(t, targets, p->shape.rows, -1, "target");
-    if (status == MTT_OK) status = mtt__send(t, p, tokens, targets, mtt__count_targets(targets, p->shape.rows), 0, 0);
-    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
+    mtt_status status = mtt__check_ids(t, tokens, all, 0, "token");
+    int i;
+    if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
+    for (i = 0; i < t->schedule->split && status == MTT_OK; i++) {
+        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, mtt__count_targets(targets, all), i > 0, 0);
+        if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
+    }
     if (status != MTT_OK) return status;
     if (!info) info = &unread;
     memset(info, 0, sizeof(*info));
@@ -7238,8 +7268,8 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
     for (i = 0; i < MTT_PHASE_COUNT; i++) mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_name[i], r->phase_peak_bytes[i]);
     mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
     mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d", r->ops, r->tensors,
-               r->recompute_layers, r->recompute_selective);
+    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
+               r->ops, r->tensors, r->recompute_layers, r->recompute_selective, r->micro_batches);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops, r->recompute_flops,
                r->traffic_bytes);
     return text.size;
@@ -7298,10 +7328,10 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     mtt_batches order;
     mtt_step_info info;
     double loss = 0, hits = 0, bytes = 0;
-    int64_t i;
+    int64_t rows = d->rows * trainer->schedule->split, i;
     int done;
-    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)d->rows, sizeof(*x)), *y = x + d->rows;
-    mtt_status status = x ? mtt_batches_init(env, &order, tokens, d->batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
+    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x + rows;
+    mtt_status status = x ? mtt_batches_init(env, &order, tokens, (int)(rows / d->seq_len), d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
     for (done = 0; status == MTT_OK && (!batches || done < batches); done++) {
         status = mtt_batches_next(&order, x, y);
@@ -7310,7 +7340,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
         loss += info.loss * (double)info.targets;
         hits += (double)info.hits;
         q->targets += info.targets;
-        for (i = 0; tokenizer && i < d->rows; i++) {
+        for (i = 0; tokenizer && i < rows; i++) {
             size_t size = 0;
             if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) bytes += (double)size;
         }
