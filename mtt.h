@@ -2422,7 +2422,7 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
     return most;
 }
 
-/* With that many layers recomputed whole and in part. */
+/* With that many layers recomputed whole and in part. Ends at the first program that takes more than `limit` bytes. */
 static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole, int partial, size_t limit)
 {
     int i;
@@ -2434,7 +2434,7 @@ static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole,
         if (status != MTT_OK) return status;
         mtt__measure(&s->programs[i]);
         status = mtt__pack(s->env, &s->programs[i], limit);
-        if (status != MTT_OK) return status;
+        if (status != MTT_OK || s->programs[i].arena_bytes > limit) return status;
     }
     return MTT_OK;
 }
@@ -2510,15 +2510,15 @@ static double mtt__plan_cost(const mtt_schedule *s)
 
 /* Chooses how many layers are recomputed whole and in part: the cheapest choice that fits the budget, or where none is given
    the bytes of recomputing all of them whole. Since more recomputation takes less memory, what just fits is a staircase, which
-   this goes down: a whole layer less, then as many more in part as that takes. Models of over 32 layers take larger steps. */
+   this goes down: a whole layer less, then as many more in part as that takes. In models of over 32 layers the steps grow. */
 static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
 {
-    int layers = s->model.layers, step = (layers + 31) / 32, whole = layers, partial = 0, down = 0, spare;
-    int best_whole = -1, best_partial = 0;
+    int layers = s->model.layers, whole = layers, partial = 0, best_whole = -1, best_partial = 0, down = 0;
     size_t budget = s->policy.budget_bytes, arena;
     double best = 0;
     s->least = SIZE_MAX;
     while (whole >= 0 && partial >= 0) {
+        int step = 1 + (layers - whole) / 32, spare = layers - whole - partial;
         mtt_status status = mtt__build(s, batch, seq_len, whole, partial, s->least > budget ? s->least : budget);
         if (status != MTT_OK) return status;
         arena = mtt__arena_bytes(s);
@@ -2529,7 +2529,6 @@ static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
             best_whole = whole;
             best_partial = partial;
         }
-        spare = layers - whole - partial;
         down |= arena <= budget && whole == 0; /* on the last stair: as few in part as fit */
         if (down && arena > budget) break;
         if (down) partial -= step;
