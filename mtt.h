@@ -312,7 +312,8 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
 /* What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
    none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all
    but the input of every `segment`th layer; budget: layer for the first layers, selective for the next, none for the
-   rest, the cheapest such choice that fits `budget_bytes`. Never changes a bit of the result. */
+   rest, the cheapest such choice that fits `budget_bytes`. Layer and segments likewise turn to selective and to none in the
+   last layers, which the backward pass needs first, as far as that takes no more memory. Never changes a bit of the result. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
@@ -334,6 +335,8 @@ typedef struct mtt_policy {
     int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024, on CUDA 2048 */
     int accumulate;          /* micro-batches per step, default 1; more than one keeps gradients between them */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
+    int split;               /* 1 = such a budget may cut the batch into equal micro-batches, whose gradients are added up,
+                                where that is faster than recomputation: the same mean loss, other sums and dropout; default 0 */
     mtt_device device;       /* whom the plan is for, default the CPU; a trainer takes its backend's */
     size_t workspace_bytes;  /* scratch for matrix products, default 32 MiB on CUDA; always 2 MiB on the CPU */
 } mtt_policy;
@@ -394,6 +397,7 @@ typedef struct mtt_plan_report {
     int peak_op;                            /* where the peak stands in the schedule */
     int ops, tensors;
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
+    int micro_batches;                      /* that the batch was cut into: 1, or more where the policy has `split` */
     double flops, recompute_flops;          /* of one micro-batch and the step; the second is part of the first */
     double traffic_bytes;                   /* read and written by all operations */
 } mtt_plan_report;
@@ -401,11 +405,12 @@ typedef struct mtt_plan_report {
 /* The plan of a step: a batch of `batch` sequences of `seq_len` tokens per micro-batch. */
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
                            mtt_plan_report *report);
-/* The largest batch whose arena is at most `budget_bytes`, at most 2^20; MTT_E_BUDGET says what one sequence needs. */
+/* The largest batch, not split, whose arena is at most `budget_bytes`, at most 2^20; MTT_E_BUDGET says what one sequence needs. */
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int seq_len,
                                      size_t budget_bytes, int *batch);
 /* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. Varies what leaves the
-   result the same (recompute, loss, attention); precision and window stay. MTT_E_BUDGET says by how much the smallest misses. */
+   result the same (recompute, loss, attention, and micro-batches if the policy has `split`); precision and window stay.
+   MTT_E_BUDGET says by how much the smallest misses. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
                                  size_t budget_bytes, mtt_policy *fit);
 /* One JSON object; returns the text's length, cut at the capacity. */
@@ -1680,7 +1685,9 @@ struct mtt_schedule {
     mtt_env *env;
     mtt_model_desc model;
     mtt_policy policy;
-    int recompute_layers, recompute_selective; /* what MTT_RECOMPUTE_BUDGET chose */
+    int recompute_layers, recompute_selective; /* how many of the first layers are recomputed whole, of the next in part */
+    int split;    /* micro-batches in a batch; the policy's `accumulate` counts them */
+    size_t least; /* bytes of the smallest plan that was tried for a budget */
     mtt__program programs[MTT__PROGRAMS];
 };
 
@@ -1838,16 +1845,9 @@ static mtt_op *mtt__emit_op(mtt__builder *b, mtt_op_kind kind, int layer, int in
 /* Recompute level of a layer: 0 keeps all, then as in the table of activations. */
 static int mtt__recompute_level(const mtt_schedule *s, int layer)
 {
-    if (layer >= s->model.layers) return 0;
-    switch (s->policy.recompute) {
-    case MTT_RECOMPUTE_SELECTIVE: return MTT__BY_SELECTIVE;
-    case MTT_RECOMPUTE_LAYER: return MTT__BY_LAYER;
-    case MTT_RECOMPUTE_SEGMENTS: return layer % s->policy.segment ? MTT__BY_SEGMENT : MTT__BY_LAYER;
-    case MTT_RECOMPUTE_BUDGET:
-        if (layer < s->recompute_layers) return MTT__BY_LAYER;
-        return layer < s->recompute_layers + s->recompute_selective ? MTT__BY_SELECTIVE : 0;
-    default: return 0;
-    }
+    if (layer >= s->recompute_layers + s->recompute_selective) return 0;
+    if (layer >= s->recompute_layers) return MTT__BY_SELECTIVE;
+    return s->policy.recompute == MTT_RECOMPUTE_SEGMENTS && layer % s->policy.segment ? MTT__BY_SEGMENT : MTT__BY_LAYER;
 }
 
 /* The tensor that holds an activation. Where the backward pass finds it dropped, the operation that made it is emitted
@@ -2363,12 +2363,18 @@ static size_t mtt__place_all(mtt__placed *order, int count, size_t state)
 }
 
 /* Offline best fit, greedily (Pisarchyk & Lee 2020): state stands first; the rest is placed largest first, or, where that
-   leaves gaps, by bytes times life, or by life: the best of the three. */
-static mtt_status mtt__pack(mtt_env *env, mtt__program *p)
+   leaves gaps, by bytes times life, or by life: the best of the three. What cannot do with `limit` bytes is not packed, which
+   takes most of a plan's time: its peak stands for the arena. */
+static mtt_status mtt__pack(mtt_env *env, mtt__program *p, size_t limit)
 {
-    mtt__placed *order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
+    mtt__placed *order;
     size_t state = 0, peak = 0, arena;
     int count = 0, rule, best = -1, i;
+    for (i = 0; i < p->op_count; i++)
+        if (p->ops[i].live_bytes > peak) peak = p->ops[i].live_bytes;
+    p->arena_bytes = peak;
+    if (peak > limit) return MTT_OK;
+    order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
     if (!order) return MTT_E_MEMORY;
     for (i = 0; i < p->tensor_count; i++) {
         mtt_tensor *t = &p->tensors[i];
@@ -2380,8 +2386,6 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *p)
             order[count++].bytes = mtt__slot_bytes(t);
         }
     }
-    for (i = 0; i < p->op_count; i++)
-        if (p->ops[i].live_bytes > peak) peak = p->ops[i].live_bytes;
     p->arena_bytes = SIZE_MAX;
     for (rule = 0; rule <= 3 && p->arena_bytes > peak; rule++) {
         int use = rule < 3 ? rule : best; /* the best one once more, to leave its offsets behind */
@@ -2421,16 +2425,19 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
     return most;
 }
 
-static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len)
+/* With that many layers recomputed whole and in part. Ends at the first program that takes more than `limit` bytes. */
+static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole, int partial, size_t limit)
 {
     int i;
     mtt__release_programs(s);
+    s->recompute_layers = whole;
+    s->recompute_selective = partial;
     for (i = 0; i < MTT__PROGRAMS; i++) {
         mtt_status status = mtt__build_program(s, i, batch, seq_len);
         if (status != MTT_OK) return status;
         mtt__measure(&s->programs[i]);
-        status = mtt__pack(s->env, &s->programs[i]);
-        if (status != MTT_OK) return status;
+        status = mtt__pack(s->env, &s->programs[i], limit);
+        if (status != MTT_OK || s->programs[i].arena_bytes > limit) return status;
     }
     return MTT_OK;
 }
@@ -2486,62 +2493,91 @@ static void mtt__split_bytes(const mtt__program *p, int op, size_t bytes[MTT_CAT
     }
 }
 
-/* One byte of traffic is worth this many FLOPs where policies are compared: about 400 TFLOP/s over 4 TB/s on the GPUs
-   this is for, 250 GFLOP/s over 10 GB/s on a CPU. Only the order of policies depends on it. */
+/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or its traffic, whichever
+   is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200 makes 500 TFLOP/s with 16 bits (779 in a
+   product of 8192 x 8192 x 8192, less at a model's widths), 250 as TF32 and 50 in FP32, and moves 4.2 TB/s. */
 static double mtt__plan_cost(const mtt_schedule *s)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
+    int cuda = s->policy.device == MTT_DEVICE_CUDA, precision = (int)s->policy.precision, i;
+    double rate = !cuda ? 250e9 : precision == MTT_FP32 ? 50e12 : precision == MTT_TF32 ? 250e12 : 500e12;
     double cost = 0, flops = 0, traffic = 0;
-    int i;
     for (i = 0; i < p->op_count; i++) {
         mtt__op_cost(&p->ops[i], &flops, &traffic);
-        cost += flops + traffic * (s->policy.device == MTT_DEVICE_CUDA ? 100 : 25);
+        flops /= rate;
+        traffic /= cuda ? 4.2e12 : 10e9;
+        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
     }
     return cost;
 }
 
-/* Builds with that many layers recomputed whole and in part; 1 if it fits the budget. */
-static mtt_status mtt__try_budget(mtt_schedule *s, int batch, int seq_len, int whole, int partial, int *fits)
-{
-    mtt_status status;
-    s->recompute_layers = whole;
-    s->recompute_selective = partial;
-    status = mtt__build(s, batch, seq_len);
-    *fits = status == MTT_OK && mtt__arena_bytes(s) <= s->policy.budget_bytes;
-    return status;
-}
-
-/* Chooses how many layers MTT_RECOMPUTE_BUDGET recomputes whole and in part: for each number of whole ones the fewest
-   partial ones that fit, found by bisection since more recomputation takes less memory; the cheapest of these. */
+/* Chooses how many layers are recomputed whole and in part: the cheapest choice that fits the budget, or where none is given
+   the bytes of recomputing all of them whole. Since more recomputation takes less memory, what just fits is a staircase, which
+   this goes down: a whole layer less, then as many more in part as that takes. In models of over 32 layers the steps grow. */
 static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
 {
-    int layers = s->model.layers, best_whole = -1, best_partial = 0, whole, fits;
-    double best_cost = 0;
-    size_t least = SIZE_MAX;
-    mtt_status status;
-    for (whole = 0; whole <= layers && !(best_whole == 0 && best_partial == 0); whole++) {
-        int low = 0, high = layers - whole; /* the fewest that fit are among these, if all of them do */
-        status = mtt__try_budget(s, batch, seq_len, whole, high, &fits);
+    int layers = s->model.layers, whole = layers, partial = 0, best_whole = -1, best_partial = 0, down = 0;
+    size_t budget = s->policy.budget_bytes, arena;
+    double best = 0;
+    s->least = SIZE_MAX;
+    while (whole >= 0 && partial >= 0) {
+        int step = 1 + (layers - whole) / 32, spare = layers - whole - partial;
+        mtt_status status = mtt__build(s, batch, seq_len, whole, partial, s->least > budget ? s->least : budget);
         if (status != MTT_OK) return status;
-        if (mtt__arena_bytes(s) < least) least = mtt__arena_bytes(s);
-        if (!fits) continue;
-        while (low < high) {
-            status = mtt__try_budget(s, batch, seq_len, whole, (low + high) / 2, &fits);
-            if (status != MTT_OK) return status;
-            if (fits) high = (low + high) / 2;
-            else low = (low + high) / 2 + 1;
+        arena = mtt__arena_bytes(s);
+        if (arena < s->least) s->least = arena;
+        if (s->policy.recompute != MTT_RECOMPUTE_BUDGET && whole == layers) budget = arena;
+        if (arena <= budget && (best_whole < 0 || mtt__plan_cost(s) < best)) {
+            best = mtt__plan_cost(s);
+            best_whole = whole;
+            best_partial = partial;
         }
-        status = mtt__try_budget(s, batch, seq_len, whole, high, &fits);
-        if (status != MTT_OK) return status;
-        if (!fits || (best_whole >= 0 && mtt__plan_cost(s) >= best_cost)) continue;
-        best_cost = mtt__plan_cost(s);
-        best_whole = whole;
-        best_partial = high;
+        down |= arena <= budget && whole == 0; /* on the last stair: as few in part as fit */
+        if (down && arena > budget) break;
+        if (down) partial -= step;
+        else if (arena > budget && spare > 0) partial += spare < step ? spare : step;
+        else whole = whole > step ? whole - step : whole ? 0 : -1;
     }
-    if (best_whole >= 0) return mtt__try_budget(s, batch, seq_len, best_whole, best_partial, &fits);
+    if (best_whole >= 0) return mtt__build(s, batch, seq_len, best_whole, best_partial, SIZE_MAX);
     return mtt__fail(s->env, MTT_E_BUDGET,
                      "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the batch or seq_len, or take the "
-                     "chunked loss and flash attention", s->policy.budget_bytes, least, least - s->policy.budget_bytes);
+                     "chunked loss and flash attention", budget, s->least, s->least - budget);
+}
+
+/* With what the policy recomputes; a budget that has room for all needs no search. */
+static mtt_status mtt__build_policy(mtt_schedule *s, int batch, int seq_len)
+{
+    mtt_recompute how = s->policy.recompute;
+    int partial = how == MTT_RECOMPUTE_SELECTIVE ? s->model.layers : 0;
+    size_t limit = how == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : SIZE_MAX;
+    mtt_status status;
+    if (how == MTT_RECOMPUTE_LAYER || how == MTT_RECOMPUTE_SEGMENTS) return mtt__fit_budget(s, batch, seq_len);
+    status = mtt__build(s, batch, seq_len, 0, partial, limit);
+    return status != MTT_OK || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s, batch, seq_len);
+}
+
+/* Cuts the batch into as many micro-batches as are cheapest. Where nothing is recomputed any more, more of them only cost. */
+static mtt_status mtt__fit_split(mtt_schedule *s, int batch, int seq_len)
+{
+    int accumulate = s->policy.accumulate, best = 0, last = 0, split;
+    double best_cost = 0;
+    mtt_status status = MTT_OK;
+    for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
+        if (batch % split) continue;
+        s->split = split;
+        s->policy.accumulate = accumulate * split;
+        status = mtt__build_policy(s, batch / split, seq_len);
+        if (status == MTT_E_BUDGET) continue;
+        if (status != MTT_OK) return status;
+        last = s->recompute_layers + s->recompute_selective == 0;
+        if (best && mtt__plan_cost(s) >= best_cost) continue;
+        best = split;
+        best_cost = mtt__plan_cost(s);
+    }
+    if (!best || best == s->split) return status;
+    s->split = best;
+    s->policy.accumulate = accumulate * best;
+    return mtt__build_policy(s, batch / best, seq_len);
 }
 
 static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
@@ -2553,7 +2589,9 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     status = mtt_model_resolve(env, model, &s->model);
     if (status == MTT_OK) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
     if (status != MTT_OK) return status;
-    status = s->policy.recompute == MTT_RECOMPUTE_BUDGET ? mtt__fit_budget(s, batch, seq_len) : mtt__build(s, batch, seq_len);
+    s->split = 1;
+    if (s->policy.split && s->policy.recompute == MTT_RECOMPUTE_BUDGET) status = mtt__fit_split(s, batch, seq_len);
+    else status = mtt__build_policy(s, batch, seq_len);
     if (status != MTT_OK) mtt__release_programs(s);
     return status;
 }
@@ -2602,6 +2640,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     }
     mtt__split_bytes(p, r->peak_op, r->bytes);
     r->arena_bytes = mtt__arena_bytes(s);
+    r->micro_batches = s->split;
     r->ops = p->op_count;
     r->tensors = p->tensor_count;
     for (i = 0; i < s->model.layers; i++) {
@@ -2628,6 +2667,7 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     mtt_plan_report report;
     int low = 0, high = 1 << 20, next = 1; /* low fits, high + 1 does not */
     p.budget_bytes = budget_bytes;
+    p.split = 0;
     *batch = 0;
     while (low < high) {
         mtt_status status = mtt_plan(env, model, &p, next, seq_len, &report);
@@ -2659,18 +2699,14 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         double cost;
         p.attention = choice & 1 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
         p.loss = choice & 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
-        p.recompute = MTT_RECOMPUTE_LAYER;
-        status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
-        if (status != MTT_OK) return status;
-        if (mtt__arena_bytes(&s) < least) least = mtt__arena_bytes(&s);
-        mtt__release_programs(&s);
         p.recompute = MTT_RECOMPUTE_BUDGET;
         p.budget_bytes = budget_bytes;
         status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
+        if (status == MTT_E_BUDGET && s.least < least) least = s.least;
         if (status == MTT_E_BUDGET) continue;
         if (status != MTT_OK) return status;
         cost = mtt__plan_cost(&s);
-        if (s.recompute_layers + s.recompute_selective == 0) p.recompute = MTT_RECOMPUTE_NONE;
+        if (s.recompute_layers + s.recompute_selective == 0 && s.split == 1) p.recompute = MTT_RECOMPUTE_NONE;
         mtt__release_programs(&s);
         if (found && cost >= best) continue;
         found = 1;
@@ -4296,12 +4332,16 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
 {
     const mtt__program *p = &t->schedule->programs[MTT__EVALUATE];
     double start = mtt__now_ms();
+    int64_t rows = p->shape.rows, all = rows * t->schedule->split;
     mtt_counters counters;
     mtt_step_info unread;
-    mtt_status status = mtt__check_ids(t, tokens, p->shape.rows, 0, "token");
-    if (status == MTT_OK) status = mtt__check_ids(t, targets, p->shape.rows, -1, "target");
-    if (status == MTT_OK) status = mtt__send(t, p, tokens, targets, mtt__count_targets(targets, p->shape.rows), 0, 0);
-    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
+    mtt_status status = mtt__check_ids(t, tokens, all, 0, "token");
+    int i;
+    if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
+    for (i = 0; i < t->schedule->split && status == MTT_OK; i++) {
+        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, mtt__count_targets(targets, all), i > 0, 0);
+        if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
+    }
     if (status != MTT_OK) return status;
     if (!info) info = &unread;
     memset(info, 0, sizeof(*info));
@@ -7230,8 +7270,8 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
     for (i = 0; i < MTT_PHASE_COUNT; i++) mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_name[i], r->phase_peak_bytes[i]);
     mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
     mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d", r->ops, r->tensors,
-               r->recompute_layers, r->recompute_selective);
+    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
+               r->ops, r->tensors, r->recompute_layers, r->recompute_selective, r->micro_batches);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops, r->recompute_flops,
                r->traffic_bytes);
     return text.size;
@@ -7290,10 +7330,10 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     mtt_batches order;
     mtt_step_info info;
     double loss = 0, hits = 0, bytes = 0;
-    int64_t i;
+    int64_t rows = d->rows * trainer->schedule->split, i;
     int done;
-    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)d->rows, sizeof(*x)), *y = x + d->rows;
-    mtt_status status = x ? mtt_batches_init(env, &order, tokens, d->batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
+    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x + rows;
+    mtt_status status = x ? mtt_batches_init(env, &order, tokens, (int)(rows / d->seq_len), d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
     for (done = 0; status == MTT_OK && (!batches || done < batches); done++) {
         status = mtt_batches_next(&order, x, y);
@@ -7302,7 +7342,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
         loss += info.loss * (double)info.targets;
         hits += (double)info.hits;
         q->targets += info.targets;
-        for (i = 0; tokenizer && i < d->rows; i++) {
+        for (i = 0; tokenizer && i < rows; i++) {
             size_t size = 0;
             if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) bytes += (double)size;
         }

@@ -45,6 +45,7 @@ static const option options[] = {
     {"chunked", FLAG, &set.policy.loss, "the same as --loss chunked", 0, MTT_LOSS_CHUNKED},
     {"window-size", INT, &set.policy.window, "keys that a query sees, itself counted (0: all)", 0, 0},
     {"memory-budget", SIZE, &set.budget, "refuse what takes more, and with --recompute budget fit it; 24G, 512M (none)", 0, 0},
+    {"split", FLAG, &set.policy.split, "with --recompute budget: cut the batch into micro-batches where that is faster", 0, 1},
     {"layers", INT, &set.model.layers, "transformer blocks (4)", 0, 0},
     {"heads", INT, &set.model.heads, "attention heads (8)", 0, 0},
     {"d-model", INT, &set.model.d_model, "width (256)", 0, 0},
@@ -256,7 +257,7 @@ static int show_plan(const mtt_plan_report *plan, int max_batch)
     else if (max_batch) fprintf(out, "%s, \"max_batch\": %d}\n", json, max_batch);
     else fprintf(out, "%s}\n", json);
     if (max_batch && !set.json) fprintf(out, "largest batch under the budget: %d\n", max_batch);
-    if (!max_batch || set.batch <= max_batch) return 0;
+    if (!max_batch || (double)plan->arena_bytes <= set.budget) return 0;
     fprintf(stderr, "train: a batch of %d does not fit --memory-budget, %d does\n", set.batch, max_batch);
     return EXIT_MEMORY;
 }

@@ -126,7 +126,8 @@ static int step(const technique *k)
 {
     static int32_t tokens[2 * BATCH * SEQ_LEN], targets[2 * BATCH * SEQ_LEN];
     mtt_env env = {0};
-    mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 64, .vocab = VOCAB, .max_seq = SEQ_LEN, .dropout = k->dropout};
+    int layers = k->policy.recompute == MTT_RECOMPUTE_LAYER ? 2 : 1; /* the last may stay */
+    mtt_model_desc model = {.layers = layers, .heads = 2, .d_model = 64, .vocab = VOCAB, .max_seq = SEQ_LEN, .dropout = k->dropout};
     mtt_policy policy = k->policy;
     mtt_optim_desc optim = {0};
     mtt_backend cuda;

@@ -669,6 +669,59 @@ static void uneven_targets(void)
     free(b);
 }
 
+/* A batch that a budget splits is still one batch: the same loss, counts and gradient, in training and in evaluation. */
+static void split_batches(void)
+{
+    for (int way = 0; way < 8; way++) {
+        setup s = small_setup(), part;
+        int32_t tokens[8 * 32 * 2], targets[8 * 32 * 2];
+        mtt_step_info info[2], seen[2];
+        mtt_plan_report report;
+        float *g[2];
+        s.batch = 8;
+        s.seq_len = 32;
+        s.policy.accumulate = 1 + way % 2;
+        s.policy.loss = (mtt_loss)(way / 2 % 2);
+        s.policy.attention = (mtt_attention)(way / 4);
+        s.policy.loss_chunk_rows = 40;
+        part = s;
+        part.batch = 2;
+        part.policy.accumulate *= 4;
+        part.policy.budget_bytes = arena_of(&part);
+        part.batch = 8;
+        part.policy.accumulate = s.policy.accumulate;
+        part.policy.recompute = MTT_RECOMPUTE_BUDGET;
+        part.policy.split = 1;
+        memset(&report, 0, sizeof(report));
+        check(!mtt_plan(&env, &part.model, &part.policy, 8, 32, &report) && report.micro_batches > 1,
+              "%d micro-batches in %zu bytes", report.micro_batches, part.policy.budget_bytes);
+        reference r = reference_of(&s);
+        float *w = random_weights(&r);
+        random_tokens(&s, s.policy.accumulate, 0, tokens, targets);
+        for (int i = 0; i < 50; i++) targets[i] = -1; /* of the first micro-batch, most */
+        for (int k = 0; k < 2; k++) {
+            mtt_trainer *trainer = open_trainer(k ? &part : &s);
+            g[k] = calloc(r.weights, sizeof(float));
+            write_all(trainer, &r, w);
+            mtt_status status = mtt_evaluate(trainer, tokens, targets, &seen[k]);
+            if (!status) status = mtt_train_step(trainer, tokens, targets, &info[k]);
+            check(!status, "a step or evaluation of a split batch: %s", env.error);
+            if (s.policy.accumulate > 1) read_all(trainer, &r, mtt_gradient_get, g[k]);
+            mtt_trainer_destroy(trainer);
+        }
+        check(seen[0].targets == seen[1].targets && seen[0].hits == seen[1].hits && info[0].targets == info[1].targets &&
+                  seen[0].targets == 8 * 32 - 50,
+              "split: %d and %d targets", (int)seen[1].targets, (int)info[1].targets);
+        check(fabs(seen[1].loss / seen[0].loss - 1) < 1e-6 && fabs(info[1].loss / info[0].loss - 1) < 1e-6,
+              "split: losses %.9g and %.9g, whole %.9g and %.9g", seen[1].loss, info[1].loss, seen[0].loss, info[0].loss);
+        check(fabs(info[1].grad_norm / info[0].grad_norm - 1) < 1e-5 && relative_difference(g[1], g[0], r.weights) < 1e-5,
+              "split: the gradient differs by %g", relative_difference(g[1], g[0], r.weights));
+        free(g[0]);
+        free(g[1]);
+        free(w);
+    }
+}
+
 /* --------------------------------------------------------------------------------- policies against each other ---- */
 
 /* Trains on random tokens that depend on the step alone; writes a loss each, and the final parameters. */
@@ -695,6 +748,7 @@ static void recompute_bits(void)
 {
     enum { STEPS = 100 };
     double losses[WAYS][STEPS], last[2][2];
+    int again[WAYS] = {0};
     setup s = small_setup();
     s.model.layers = 4;
     s.model.dropout = 0.1f;
@@ -708,7 +762,12 @@ static void recompute_bits(void)
         s.policy.precision = kind / 2 ? MTT_BF16 : MTT_FP32;
         s.policy.loss = kind == 1 || kind == 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
         for (int way = 0; way < WAYS; way++) {
+            mtt_plan_report report;
             set_recompute(&s, way);
+            mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
+            check((report.recompute_flops > 0) == (way > 0), "recompute %s makes %g FLOPs again", RECOMPUTES[way],
+                  report.recompute_flops);
+            again[way] += report.recompute_layers;
             train(&s, STEPS, losses[way], way ? other : first);
             int same = memcmp(losses[0], losses[way], sizeof(losses[0])) == 0;
             check(same, "recompute %s, %s, %s: losses differ from none's", RECOMPUTES[way],
@@ -721,6 +780,8 @@ static void recompute_bits(void)
     }
     check(fabs(last[0][0] - last[0][1]) < 1e-4, "after 100 steps plain's loss is %.9g, flash's %.9g", last[0][0],
           last[0][1]);
+    check(again[2] && again[3] && again[4], "layers recomputed whole by layer and segments: %d, %d, %d", again[2],
+          again[3], again[4]);
     printf("recompute: after 100 steps flash's loss differs from plain's by %.1e\n", fabs(last[0][0] - last[0][1]));
     free(first);
     free(other);
@@ -1718,6 +1779,7 @@ int main(int argc, char **argv)
     timed("gradients", gradients);
     timed("uneven targets", uneven_targets);
     timed("attention", attention_kinds);
+    timed("split", split_batches);
     timed("recompute", recompute_bits);
     timed("peaks", recompute_peaks);
     timed("overfit", overfit);

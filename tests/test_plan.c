@@ -14,7 +14,7 @@ typedef struct configuration {
     mtt_model_desc model;
     mtt_policy policy;
     int batch, seq_len;
-    char text[200];
+    char text[220];
 } configuration;
 
 static const char *const RECOMPUTES[] = {"none", "selective", "layer", "segments", "budget"};
@@ -47,10 +47,10 @@ static void describe(configuration *c)
     const mtt_policy *p = &c->policy;
     snprintf(c->text, sizeof(c->text),
              "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
-             "precision %d attention %d window %d recompute %s loss %d chunk %d accumulate %d",
+             "precision %d attention %d window %d recompute %s loss %d chunk %d accumulate %d split %d",
              m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch, c->seq_len,
              (int)p->precision, (int)p->attention, p->window, RECOMPUTES[p->recompute], (int)p->loss,
-             p->loss_chunk_rows, p->accumulate);
+             p->loss_chunk_rows, p->accumulate, p->split);
 }
 
 static configuration random_configuration(void)
@@ -77,6 +77,7 @@ static configuration random_configuration(void)
     c.policy.loss = (mtt_loss)below(2);
     c.policy.loss_chunk_rows = below(2) ? 0 : 1 + below(50);
     c.policy.accumulate = 1 + below(3);
+    c.policy.split = below(2);
     describe(&c);
     if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
     return c;
@@ -220,7 +221,8 @@ static int overlap(const mtt_tensor *a, const mtt_tensor *b)
     return together && a->bytes && b->bytes && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
 }
 
-/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is used. */
+/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is used. What is
+   made again was gone, and is read. */
 static void check_program(const mtt__program *p, const char *text)
 {
     char *written = calloc((size_t)p->tensor_count, 1);
@@ -236,6 +238,9 @@ static void check_program(const mtt__program *p, const char *text)
     for (int i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
+        int gone = !op->recomputed, read = !op->recomputed;
+        for (int k = 0; k < op->outputs && op->recomputed; k++) gone |= op->out[k]->first == i, read |= op->out[k]->last > i;
+        check(gone && read, "%s: operation %d makes again what %s", text, i, gone ? "nothing reads" : "is there");
         for (int k = 0; k < op->inputs + op->outputs; k++) {
             const mtt_tensor *t = op->in[k];
             if (!t) continue;
@@ -350,6 +355,193 @@ static void flops(void)
 }
 
 /* ---------------------------------------------------------------------------------------------------- searches ---- */
+
+/* Seconds of a batch and the step, from the schedule's listing: by operation the longer of arithmetic and traffic. */
+static double roofline(const mtt_schedule *s)
+{
+    static const double CUDA[] = {50e12, 250e12, 500e12, 500e12};
+    int cuda = s->policy.device == MTT_DEVICE_CUDA;
+    double seconds = 0, flops = cuda ? CUDA[s->policy.precision] : 250e9, bytes = cuda ? 4.2e12 : 10e9;
+    mtt_op_info info;
+    mtt_plan_report report;
+    mtt_schedule_report(s, &report);
+    for (int i = 0; mtt_schedule_op(s, i, &info); i++)
+        seconds += (info.phase == MTT_STEP ? 1 : report.micro_batches) *
+                   (4e-6 + fmax(info.flops / flops, info.traffic_bytes / bytes));
+    return seconds;
+}
+
+/* What layer, segments and a budget choose is the cheapest of all mixtures that take no more than the budget, or than
+   recomputing all layers whole; 1 % aside, since packing lets a few bytes more or less decide. */
+static void cheapest(const configuration *c)
+{
+    mtt_schedule *s = NULL;
+    mtt_plan_report chosen, report;
+    int layers = c->model.layers;
+    char text[100];
+    mtt_status status = mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s);
+    check(!status, "%s: no schedule: %s", c->text, env.error);
+    if (status) return;
+    mtt_schedule_report(s, &chosen);
+    double cost = roofline(s), best = cost;
+    size_t limit = c->policy.budget_bytes;
+    check(fabs(mtt__plan_cost(s) / cost - 1) < 1e-9, "%s: the plan costs %g, its operations %g", c->text,
+          mtt__plan_cost(s), cost);
+    snprintf(text, sizeof(text), "%d whole, %d in part, %zu bytes", chosen.recompute_layers, chosen.recompute_selective,
+             chosen.arena_bytes);
+    for (int whole = layers; whole >= 0; whole--)
+        for (int partial = 0; partial <= layers - whole; partial++) {
+            if (mtt__build(s, c->batch, c->seq_len, whole, partial, SIZE_MAX)) continue;
+            mtt_schedule_report(s, &report);
+            if (whole == layers && c->policy.recompute != MTT_RECOMPUTE_BUDGET) limit = report.arena_bytes;
+            if (report.arena_bytes <= limit) best = fmin(best, roofline(s));
+        }
+    check(chosen.arena_bytes <= limit, "%s: %s, more than %zu", c->text, text, limit);
+    check(cost <= 1.01 * best, "%s: %s cost %g, another mixture %g", c->text, text, cost, best);
+    mtt_schedule_destroy(s);
+}
+
+/* What the last layer's activations cost and save, to the byte, in B at batch 128 under BF16 and flash: 64 MiB for each C of
+   width. Full logits stand beside all that is kept, so that nothing can stay; a chunk of them is smaller than what the layer's
+   backward pass takes beside the same activations. */
+static void last_layer(void)
+{
+    static const struct { char name; int batch, layers, whole, partial; } CHUNKED[] = {
+        {'B', 128, 6, 5, 1}, {'D', 32, 12, 11, 1}, {'D', 8, 24, 21, 2}, {'A', 128, 4, 4, 0}};
+    const size_t MIB = 1 << 20, whole = (15 * 64 + 3) * MIB, part = (9 * 64 + 3) * MIB; /* statistics: 3 */
+    configuration b = known('B', 128);
+    mtt_plan_report all, kept, partly, chosen;
+    mtt_schedule *s = NULL;
+    b.policy.precision = MTT_BF16;
+    b.policy.attention = MTT_ATTENTION_FLASH;
+    b.policy.recompute = MTT_RECOMPUTE_LAYER;
+    if (mtt_schedule_create(&env, &b.model, &b.policy, b.batch, b.seq_len, &s)) return check(0, "no schedule: %s", env.error);
+    mtt_schedule_report(s, &chosen);
+    mtt__build(s, b.batch, b.seq_len, 6, 0, SIZE_MAX);
+    mtt_schedule_report(s, &all);
+    mtt__build(s, b.batch, b.seq_len, 5, 0, SIZE_MAX);
+    mtt_schedule_report(s, &kept);
+    mtt__build(s, b.batch, b.seq_len, 5, 1, SIZE_MAX);
+    mtt_schedule_report(s, &partly);
+    mtt_schedule_destroy(s);
+    check(chosen.recompute_layers == 6 && chosen.arena_bytes == all.arena_bytes, "full logits: %d of 6 layers are recomputed",
+          chosen.recompute_layers);
+    check(kept.arena_bytes - all.arena_bytes == whole && partly.arena_bytes - all.arena_bytes == part,
+          "the last layer takes %zu bytes, in part %zu, instead of %zu and %zu", kept.arena_bytes - all.arena_bytes,
+          partly.arena_bytes - all.arena_bytes, whole, part);
+    check(fabs(kept.recompute_flops / all.recompute_flops - 5.0 / 6) < 1e-9, "the last of 6 layers was %g of the recomputation",
+          1 - kept.recompute_flops / all.recompute_flops);
+    for (size_t i = 0; i < MTT__LENGTH(CHUNKED); i++) {
+        configuration c = known(CHUNKED[i].name, CHUNKED[i].batch);
+        c.model.layers = CHUNKED[i].layers;
+        c.policy = b.policy;
+        c.policy.loss = MTT_LOSS_CHUNKED;
+        describe(&c);
+        if (plan(&c, &chosen))
+            check(chosen.recompute_layers == CHUNKED[i].whole && chosen.recompute_selective == CHUNKED[i].partial,
+                  "%s: %d whole, %d in part", c.text, chosen.recompute_layers, chosen.recompute_selective);
+    }
+}
+
+/* A batch that may be cut is cut into as many micro-batches as are cheapest; one that may not is left whole. */
+static void splits(void)
+{
+    int cut = 0;
+    random_state = 1606;
+    for (int i = 0; i < 100; i++) {
+        configuration c = random_configuration(), part;
+        mtt_plan_report report;
+        mtt_schedule *s = NULL;
+        double best = INFINITY, chosen;
+        int batch[2] = {0, 0};
+        c.batch = 1 + below(12);
+        c.seq_len *= 32;
+        c.model.max_seq *= 32;
+        c.model.d_model *= 8;
+        c.model.d_ff *= 16;
+        c.policy.recompute = MTT_RECOMPUTE_BUDGET;
+        c.policy.split = 0;
+        c.policy.device = (mtt_device)below(2);
+        set_budget(&c);
+        describe(&c);
+        for (int k = 1; k <= c.batch; k++) {
+            if (c.batch % k) continue;
+            part = c;
+            part.batch = c.batch / k;
+            part.policy.accumulate = c.policy.accumulate * k;
+            if (mtt_schedule_create(&env, &part.model, &part.policy, part.batch, part.seq_len, &s)) continue;
+            s->split = k;
+            best = fmin(best, roofline(s));
+            mtt_schedule_destroy(s);
+        }
+        check(plan(&c, &report) && report.micro_batches == 1, "%s: cut without leave", c.text);
+        for (int may = 0; may < 2; may++) {
+            c.policy.split = may;
+            mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, c.policy.budget_bytes, &batch[may]);
+        }
+        check(batch[0] == batch[1], "%s: the largest batch is %d, with leave to split %d", c.text, batch[0], batch[1]);
+        if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) {
+            check(0, "%s: no split fits: %s", c.text, env.error);
+            continue;
+        }
+        mtt_schedule_report(s, &report);
+        chosen = roofline(s);
+        cut += report.micro_batches > 1;
+        check(report.arena_bytes <= c.policy.budget_bytes && c.batch % report.micro_batches == 0,
+              "%s: %d micro-batches in %zu bytes", c.text, report.micro_batches, report.arena_bytes);
+        check(chosen <= best * 1.000001, "%s: %d micro-batches take %g s, another number %g", c.text, report.micro_batches,
+              chosen, best);
+        mtt_schedule_destroy(s);
+    }
+    check(cut > 10, "%d of 100 batches are split", cut);
+}
+
+/* In half of what batch 32 takes, D is trained in two halves, without recomputation; in less than one sequence takes, not at
+   all, and the text says what the smallest would. */
+static void known_splits(void)
+{
+    configuration d = known('D', 32), half = known('D', 16), one = known('D', 1);
+    mtt_plan_report report, whole;
+    mtt_policy fit;
+    d.policy.precision = MTT_BF16;
+    d.policy.attention = MTT_ATTENTION_FLASH;
+    d.policy.loss = MTT_LOSS_CHUNKED;
+    d.policy.device = MTT_DEVICE_CUDA;
+    half.policy = one.policy = d.policy;
+    half.policy.accumulate = 2;
+    plan(&half, &whole);
+    d.policy.recompute = MTT_RECOMPUTE_BUDGET;
+    d.policy.budget_bytes = whole.arena_bytes;
+    d.policy.split = 1;
+    if (plan(&d, &report))
+        check(report.micro_batches == 2 && report.arena_bytes == whole.arena_bytes && report.recompute_flops == 0,
+              "D in %zu bytes: %d micro-batches, %zu bytes", whole.arena_bytes, report.micro_batches, report.arena_bytes);
+    if (!mtt_policy_fit(&env, &d.model, &d.policy, d.batch, d.seq_len, whole.arena_bytes, &fit))
+        check(fit.recompute == MTT_RECOMPUTE_BUDGET && fit.split && fit.accumulate == 0, "the fit does not split");
+    one.policy.accumulate = 32;
+    one.policy.recompute = MTT_RECOMPUTE_LAYER;
+    plan(&one, &whole);
+    d.policy.budget_bytes = whole.arena_bytes / 2;
+    char needed[32];
+    snprintf(needed, sizeof(needed), "%zu", whole.arena_bytes);
+    check(mtt_plan(&env, &d.model, &d.policy, 32, 1024, &report) == MTT_E_BUDGET && strstr(env.error, needed),
+          "D in too few bytes, where %s would do: %s", needed, env.error);
+}
+
+static void mixtures(void)
+{
+    random_state = 5150;
+    for (int i = 0; i < 300; i++) {
+        configuration c = random_configuration();
+        c.policy.recompute = (mtt_recompute)(MTT_RECOMPUTE_LAYER + below(3));
+        c.policy.device = (mtt_device)below(2);
+        c.policy.budget_bytes = 0;
+        c.policy.split = 0;
+        if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
+        describe(&c);
+        cheapest(&c);
+    }
+}
 
 static size_t arena_at(const configuration *c, int batch)
 {
@@ -636,7 +828,7 @@ static void listing(void)
 
 static void json(void)
 {
-    static const char *const KEYS[] = {"parameters", "arena_bytes", "peak_forward_bytes", "peak_backward_bytes",
+    static const char *const KEYS[] = {"parameters", "micro_batches", "arena_bytes", "peak_forward_bytes", "peak_backward_bytes",
                                        "bytes"};
     configuration c = known('A', 32);
     mtt_plan_report report;
@@ -731,6 +923,10 @@ int main(void)
     nothing_overlaps();
     reports_add_up();
     flops();
+    mixtures();
+    last_layer();
+    splits();
+    known_splits();
     largest_batch();
     fitting_policy();
     validation();

@@ -92,6 +92,8 @@ expect 0 "largest batch under the budget: $largest" $a --memory-budget 24G --bat
 expect 4 "$largest does" $a --memory-budget 24G --batch-size $((largest + 1))
 expect 4 '10485760 bytes.*one sequence takes [0-9]+' $a --memory-budget 10M
 expect 4 'smallest plan takes [0-9]+' $a --memory-budget 300M --recompute budget
+run $a --json --memory-budget 900M --recompute budget --split
+check "900M hold batch 32 in $(field out micro_batches) micro-batches" [ $code = 0 -a "$(field out micro_batches)" = 8 ]
 expect 0 "arena $arena bytes" $a
 run $a --json --technique bf16_flash; check "bf16_flash takes less than fp32" [ "$(field out arena_bytes)" -lt "$arena" ]
 run $a --json --technique bf16 --precision fp32; check "single options go before the technique's" [ "$(field out arena_bytes)" = "$arena" ]
@@ -106,6 +108,11 @@ check "log has 20 lines" [ "$(wc -l < results/text.txt_fp32.jsonl)" = 20 ]
 check "stdout is the metrics file" cmp out $metrics
 check "stderr has no \\r and no escape" [ "$(tr -dc '\r\033' < err | wc -c)" = 0 ]
 check "stderr tells the progress" grep -q 'step 20/20 100%' err
+for split in "" "--recompute budget --split --memory-budget 4M"; do
+  run --data text.txt $model --batch-size 64 --steps 5 --dataset "split$split" $split; check "training with $split" [ $code = 0 ]
+  losses="${losses:-} $(field out val_loss)"
+done
+check "a batch in 8 micro-batches reaches the loss of one whole" near $losses
 check "perplexity is e to the loss" near "$(field $metrics perplexity)" "$(awk -v l="$(field $metrics val_loss)" 'BEGIN { print exp(l) }')"
 check "tokens/s is tokens by time" near "$(field $metrics tokens_per_s)" "$(awk -v ms="$(field $metrics ms_per_step)" 'BEGIN { print 128000 / ms }')"
 check "time is steps by ms" awk -v s="$(field $metrics training_time)" -v ms="$(field $metrics ms_per_step)" 'BEGIN { d = s - ms * 0.02; exit !(d * d < 1e-6) }'
