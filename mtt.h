@@ -320,6 +320,12 @@ typedef enum mtt_recompute {
 /* Full: the logits of all tokens stand in memory. Chunked: those of a few rows at a time, gradients made at once. */
 typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
+/* What a parameter leaves for the next step. Full: FP32 moments, and an FP32 master beside a 16-bit weight. Compact, after
+   FlashOptim (arXiv 2602.23349): a weight of 16 bits and 8 bits more of its mantissa, moments of 8 bits in groups of 32 under a
+   16-bit scale, 5.125 bytes a parameter instead of 14 (under FP32 and TF32 the weights stay as they are, 6.125 instead of 12).
+   Rounding is stochastic, a function of (seed, update, parameter, element). */
+typedef enum mtt_state { MTT_STATE_FULL, MTT_STATE_COMPACT } mtt_state;
+
 typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
 
 /* How the model is held in memory and computed. */
@@ -331,6 +337,7 @@ typedef struct mtt_policy {
     int segment;             /* layers per segment, default the square root of layers, rounded up */
     mtt_loss loss;           /* default full */
     int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024, on CUDA 2048 */
+    mtt_state state;         /* of the optimizer, default full */
     int accumulate;          /* micro-batches per step, default 1; more than one keeps gradients between them */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
     mtt_device device;       /* whom the plan is for, default the CPU; a trainer takes its backend's */
@@ -369,7 +376,7 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 /* What memory is spent on. */
 #define MTT_CATEGORIES(X)                                                                                            \
     X(MTT_WEIGHTS, "weights")         /* parameters in the precision of the computation */                           \
-    X(MTT_OPTIMIZER, "optimizer")     /* moments, and FP32 master weights under 16-bit precision */                  \
+    X(MTT_OPTIMIZER, "optimizer")     /* moments, and what a 16-bit weight lacks: FP32 masters or 8 bits more */     \
     X(MTT_GRADIENTS, "gradients")     /* of parameters, from their making to the step */                             \
     X(MTT_ACTIVATIONS, "activations") /* of the layers, and their gradients */                                       \
     X(MTT_SCORES, "scores")           /* plain attention's T x T matrices and their gradients */                     \
@@ -865,6 +872,97 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     uint32_t half = magnitude < 0x38800000u ? small : normal;
     if (magnitude >= 0x477ff000u) half = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
+}
+
+/* ---- compact state ---- */
+
+/* Stores take 16 random bits: what is cut off, as a share of the unit it is cut at, goes up where the bits as a share of 1 fill
+   it to a whole one. MTT__NEAREST in their place rounds to nearest. Values that were decoded encode to the same bits. */
+enum { MTT__GROUP = 32, MTT__NEAREST = 0x8000 };
+
+/* Weight and byte are 24 bits of a float from its sign on, times 2^-112 for FP16, which gives it a half's exponent. The weight
+   alone is the nearest of 16 bits, so that the byte, signed, is its distance in 256ths of the unit of the last place. */
+MTT__INLINE void mtt__split_weight(float x, int fp16, uint32_t random, uint16_t *weight, uint8_t *rest)
+{
+    uint32_t bits = mtt__float_bits(fp16 ? x * 1.925929944387236e-34f : x), most = fp16 ? 0x0f800000u : 0x7f800000u;
+    uint32_t magnitude = (bits & 0x7fffffffu) < most ? bits & 0x7fffffffu : most;
+    uint32_t code = fp16 ? (magnitude + (random >> 11)) >> 5 : (magnitude + (random >> 8)) >> 8;
+    *weight = (uint16_t)((code + 128) >> 8 | (bits >> 16 & 0x8000u));
+    *rest = (uint8_t)code;
+}
+
+MTT__INLINE float mtt__join_weight(uint16_t weight, uint8_t rest, int fp16)
+{
+    uint32_t code = ((weight & 0x7fffu) << 8) + rest - (uint32_t)(rest & 128u) * 2, sign = (uint32_t)(weight & 0x8000u) << 16;
+    return fp16 ? mtt__bits_float(code << 5 | sign) * 5.192296858534828e33f : mtt__bits_float(code << 8 | sign);
+}
+
+/* A group's scale: a float without a sign, 6 bits of exponent and 10 of mantissa, 2^-47 to 2^17. A half would end at 6e-8, where
+   moments of large models begin; fewer bits of mantissa would not see v decay by 0.1 % a step. */
+MTT__INLINE uint16_t mtt__to_scale(float x, uint32_t random)
+{
+    uint32_t code = (mtt__float_bits(x) + (random >> 3)) >> 13;
+    code = code > 80u << 10 ? code - (80u << 10) : 0;
+    return (uint16_t)(code < 65535 ? code : 65535);
+}
+
+MTT__INLINE float mtt__from_scale(uint16_t scale)
+{
+    return scale ? mtt__bits_float(((uint32_t)scale + (80u << 10)) << 13) : 0.0f;
+}
+
+/* A first moment over its scale, r in [-1, 1]: 127 * 2r / (1 + |r|), finer where r is small. A second moment by its root, r in
+   [0, 1]: 255 r, at least 1 where there is any, since m over a root of 0 would be a leap. Half a unit below the top is the top,
+   so that the largest always is and the scale stays what it was. */
+MTT__INLINE uint8_t mtt__to_moment(float r, int second, uint32_t random)
+{
+    float top = second ? 255.0f : 127.0f, y = second ? 255.0f * r : 254.0f * r / (1.0f + fabsf(r));
+    float up = (float)random * (1.0f / 65536.0f);
+    int code = (int)(y + up + 128.0f) - 128; /* rounds down */
+    if (fabsf(y) > top - 0.5f) code = y < 0 ? -(int)top : (int)top;
+    return (uint8_t)(second && r > 0 && code < 1 ? 1 : code);
+}
+
+MTT__INLINE float mtt__from_moment(uint8_t code, int second)
+{
+    float y = second ? (float)code * (1.0f / 255.0f) : (float)(code - (code & 128) * 2) * (1.0f / 127.0f);
+    return second ? y : y / (2.0f - fabsf(y));
+}
+
+/* Whole arrays of them; `random` NULL rounds to nearest. */
+static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random, uint16_t *weights, uint8_t *rest)
+{
+    int64_t i;
+    for (i = 0; i < count; i++) mtt__split_weight(x[i], fp16, random ? random[i] : MTT__NEAREST, weights + i, rest + i);
+}
+
+static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int64_t count, int fp16, float *x)
+{
+    int64_t i;
+    for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
+}
+
+static void mtt__encode(const float *x, int64_t count, int second, const uint16_t *random, uint8_t *codes, uint16_t *scales)
+{
+    int64_t i, k, n;
+    for (i = 0; i < count; i += n, scales++) {
+        float y[MTT__GROUP], largest = 0, scale;
+        n = count - i < MTT__GROUP ? count - i : MTT__GROUP;
+        for (k = 0; k < n; k++) y[k] = second ? sqrtf(x[i + k]) : x[i + k];
+        for (k = 0; k < n; k++) largest = fabsf(y[k]) > largest ? fabsf(y[k]) : largest;
+        *scales = mtt__to_scale(largest, random ? random[i] : MTT__NEAREST);
+        scale = *scales ? 1.0f / mtt__from_scale(*scales) : 0.0f;
+        for (k = 0; k < n; k++) codes[i + k] = mtt__to_moment(y[k] * scale, second, random ? random[i + k] : MTT__NEAREST);
+    }
+}
+
+static void mtt__decode(const uint8_t *codes, const uint16_t *scales, int64_t count, int second, float *x)
+{
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        x[i] = mtt__from_scale(scales[i / MTT__GROUP]) * mtt__from_moment(codes[i], second);
+        if (second) x[i] *= x[i];
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -1514,6 +1612,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__in_range(&faults, "attention", (int)p.attention, MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH);
     mtt__in_range(&faults, "recompute", (int)p.recompute, MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_BUDGET);
     mtt__in_range(&faults, "loss", (int)p.loss, MTT_LOSS_FULL, MTT_LOSS_CHUNKED);
+    mtt__in_range(&faults, "state", (int)p.state, MTT_STATE_FULL, MTT_STATE_COMPACT);
     mtt__in_range(&faults, "device", (int)p.device, MTT_DEVICE_CPU, MTT_DEVICE_CUDA);
     mtt__require(&faults, p.window >= 0, "window is %d, it must be 0 (all keys) or the number of keys seen", p.window);
     mtt__in_range(&faults, "segment", p.segment, 1, 1024);
@@ -1654,7 +1753,7 @@ static const int mtt__dropped_by[] = {MTT__ACTIVATION_TABLE(MTT__DROPPED_BY)};
 typedef struct mtt__parameter {
     int kind, layer;
     int64_t shape[2]; /* without padding; shape[1] is 0 for a vector */
-    int weight, master, m, v, gradient;
+    int weight, master, m, v, gradient; /* master: FP32, or the rest of a 16-bit weight in the compact state */
 } mtt__parameter;
 
 /* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena. State
@@ -2144,6 +2243,7 @@ static void mtt__emit_step(mtt__builder *b)
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer, size_t *capacity)
 {
     const mtt_policy *policy = &b->schedule->policy;
+    mtt_dtype kept = policy->state == MTT_STATE_COMPACT ? MTT_U8 : MTT_F32;
     mtt__program *p = b->program;
     mtt__parameter *q;
     int64_t shape[2], stored[2];
@@ -2161,10 +2261,14 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer, size_t *cap
     q->shape[0] = shape[0];
     q->shape[1] = shape[1];
     q->weight = mtt__add_state(b, mtt__compute_dtype(policy), MTT_WEIGHTS, name, stored[0], stored[1]);
-    q->master = mtt__is_16_bit(policy->precision) ? mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]) : -1;
-    q->m = mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]);
-    q->v = mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]);
-    q->gradient = -1;
+    q->master = q->gradient = -1;
+    if (mtt__is_16_bit(policy->precision)) q->master = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
+    if (kept == MTT_U8) { /* codes of all groups, then their scales */
+        stored[0] = (stored[0] * (stored[1] ? stored[1] : 1) + MTT__GROUP - 1) / MTT__GROUP;
+        stored[1] = MTT__GROUP + 2;
+    }
+    q->m = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
+    q->v = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
 }
 
 /* Parameters and what else lives from step to step, in one order for all programs. */
@@ -3814,37 +3918,90 @@ static void mtt__cpu_grad_norm(const mtt_op *op)
     }
 }
 
-/* AdamW for one tensor: m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2,
-   w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w), on the master where there is one. */
-static void mtt__adamw(const mtt_control *c, const mtt_counters *counters, const mtt_tensor *gradient, mtt_tensor *const *out)
+/* What AdamW computes once for a tensor. */
+typedef struct mtt__update {
+    float step, scale, correction, keep, b1, b2, eps;
+} mtt__update;
+
+/* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w) */
+static void mtt__adamw(mtt__update u, int64_t count, const float *g, float *m, float *v, float *w)
+{
+    int64_t k;
+    for (k = 0; k < count; k++) {
+        float d = g[k] * u.scale;
+        m[k] = u.b1 * m[k] + (1.0f - u.b1) * d;
+        v[k] = u.b2 * v[k] + (1.0f - u.b2) * d * d;
+        w[k] = u.keep * w[k] - u.step * m[k] / (sqrtf(v[k]) * u.correction + u.eps);
+    }
+}
+
+/* The scales of compact moments stand behind the codes. */
+static uint16_t *mtt__scales(const mtt_tensor *moments)
+{
+    return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]);
+}
+
+/* A block of the compact state: decoded, updated and encoded. 8 elements share a draw of 128 bits. */
+static void mtt__adamw_compact(mtt__update u, uint64_t seed, uint64_t stream, int64_t first, int64_t count, const float *g,
+                               mtt_tensor *const *out)
+{
+    float m[MTT__BLOCK], v[MTT__BLOCK], joined[MTT__BLOCK];
+    float *w = out[3] ? joined : (float *)out[0]->data + first;
+    uint8_t *codes[2] = {(uint8_t *)out[1]->data + first, (uint8_t *)out[2]->data + first};
+    uint16_t *scales[2] = {mtt__scales(out[1]) + first / MTT__GROUP, mtt__scales(out[2]) + first / MTT__GROUP};
+    uint16_t random[MTT__BLOCK], *weights = (uint16_t *)out[0]->data + first;
+    uint8_t *rest = out[3] ? (uint8_t *)out[3]->data + first : NULL;
+    int fp16 = out[0]->dtype == MTT_F16_BITS;
+    int64_t k;
+    for (k = 0; k < count; k += 8) {
+        uint32_t draw[4];
+        int i;
+        mtt__philox(seed, (uint64_t)(first + k) >> 3, stream, draw);
+        for (i = 0; i < 8; i++) random[k + i] = (uint16_t)(draw[i >> 1] >> (i & 1) * 16);
+    }
+    mtt__decode(codes[0], scales[0], count, 0, m);
+    mtt__decode(codes[1], scales[1], count, 1, v);
+    if (rest) mtt__join_weights(weights, rest, count, fp16, w);
+    mtt__adamw(u, count, g, m, v, w);
+    mtt__encode(m, count, 0, random, codes[0], scales[0]);
+    mtt__encode(v, count, 1, random, codes[1], scales[1]);
+    if (rest) mtt__split_weights(w, count, fp16, random, weights, rest);
+}
+
+/* Updates one tensor, on the master where there is one. */
+static void mtt__update_parameter(const mtt_control *c, const mtt_counters *counters, int parameter, const mtt_tensor *gradient,
+                                  mtt_tensor *const *out)
 {
     const float *g = (const float *)gradient->data;
     float *master = (float *)(out[3] ? out[3] : out[0])->data, *m = (float *)out[1]->data, *v = (float *)out[2]->data;
+    uint64_t stream = mtt__stream(MTT__SITE_ROUND, parameter, (uint64_t)counters->updates);
     double t = (double)counters->updates;
-    float step = (float)((double)c->lr / (1.0 - pow((double)c->beta1, t))), scale = counters->gradient_scale;
-    float correction = (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, t)));
-    float keep = gradient->rank > 1 ? 1.0f - c->lr * c->weight_decay : 1.0f;
-    float b1 = c->beta1, b2 = c->beta2, eps = c->eps;
     int64_t count = mtt__elements(gradient), i;
+    mtt__update u;
+    u.step = (float)((double)c->lr / (1.0 - pow((double)c->beta1, t)));
+    u.scale = counters->gradient_scale;
+    u.correction = (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, t)));
+    u.keep = gradient->rank > 1 ? 1.0f - c->lr * c->weight_decay : 1.0f;
+    u.b1 = c->beta1;
+    u.b2 = c->beta2;
+    u.eps = c->eps;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (i = 0; i < count; i += MTT__BLOCK) {
-        int64_t end = mtt__least(count, i + MTT__BLOCK), k;
-        for (k = i; k < end; k++) {
-            float d = g[k] * scale;
-            m[k] = b1 * m[k] + (1.0f - b1) * d;
-            v[k] = b2 * v[k] + (1.0f - b2) * d * d;
-            master[k] = keep * master[k] - step * m[k] / (sqrtf(v[k]) * correction + eps);
+        int64_t n = mtt__least(MTT__BLOCK, count - i);
+        if (out[1]->dtype == MTT_U8) mtt__adamw_compact(u, c->seed, stream, i, n, g + i, out);
+        else {
+            mtt__adamw(u, n, g + i, m + i, v + i, master + i);
+            if (out[3]) mtt__store(out[0], i, n, master + i);
         }
-        if (out[3]) mtt__store(out[0], i, end - i, master + i);
     }
 }
 
 static void mtt__cpu_adamw(const mtt_op *op)
 {
     const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
-    int i;
+    int i, count = op->inputs - 2;
     if (counters->skipped) return;
-    for (i = 2; i < op->inputs; i++) mtt__adamw(mtt__control(op->in[0]), counters, op->in[i], op->out + 4 * (i - 2));
+    for (i = 0; i < count; i++) mtt__update_parameter(mtt__control(op->in[0]), counters, i, op->in[i + 2], op->out + 4 * i);
 }
 
 /* ---- backend ---- */
@@ -4036,13 +4193,63 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
     return status;
 }
 
-static mtt_status mtt__set_parameter(mtt_trainer *t, int index, int64_t first, int64_t count, const float *values)
+enum { MTT__MASTER, MTT__FIRST, MTT__SECOND }; /* of a parameter: its weights as exactly as they are kept, its moments */
+
+static const mtt_tensor *mtt__kept(const mtt_trainer *t, const mtt__parameter *q, int what)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[index];
-    mtt_status status = mtt__put(t, &p->tensors[q->weight], first, count, values);
-    if (status == MTT_OK && q->master >= 0) status = mtt__put(t, &p->tensors[q->master], first, count, values);
+    const mtt_tensor *tensors = t->schedule->programs[MTT__TRAIN].tensors;
+    return &tensors[what == MTT__FIRST ? q->m : what == MTT__SECOND ? q->v : q->master >= 0 ? q->master : q->weight];
+}
+
+/* Decodes a part of the compact state into `to` or, where that is NULL, encodes `from`. Bytes and 16-bit numbers (of a weight
+   its rest and itself, of moments codes and scales) pass through the staging buffer; `first` is a multiple of MTT__GROUP. */
+static mtt_status mtt__move_compact(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, float *to,
+                                    const float *from)
+{
+    const mtt_tensor *kept = mtt__kept(t, q, what), *weight = &t->schedule->programs[MTT__TRAIN].tensors[q->weight];
+    int fp16 = weight->dtype == MTT_F16_BITS, second = what == MTT__SECOND;
+    uint16_t *halves = (uint16_t *)(void *)t->staging, *all_halves = what ? mtt__scales(kept) : (uint16_t *)weight->data;
+    uint8_t *bytes = (uint8_t *)(halves + MTT__STAGING);
+    mtt_status status = MTT_OK;
+    int64_t n, end = first + count;
+    for (; first < end && status == MTT_OK; first += n) {
+        uint8_t *bytes_at = (uint8_t *)kept->data + first;
+        uint16_t *halves_at = all_halves + (what ? first / MTT__GROUP : first);
+        size_t size;
+        n = mtt__least(MTT__STAGING, end - first);
+        size = sizeof(uint16_t) * (size_t)(what ? (n + MTT__GROUP - 1) / MTT__GROUP : n);
+        if (to) {
+            status = t->backend.download(t->context, bytes, bytes_at, (size_t)n);
+            if (status == MTT_OK) status = t->backend.download(t->context, halves, halves_at, size);
+            if (what) mtt__decode(bytes, halves, n, second, to);
+            else mtt__join_weights(halves, bytes, n, fp16, to);
+            to += n;
+        } else {
+            if (what) mtt__encode(from, n, second, NULL, bytes, halves);
+            else mtt__split_weights(from, n, fp16, NULL, halves, bytes);
+            status = t->backend.upload(t->context, bytes_at, bytes, (size_t)n);
+            if (status == MTT_OK) status = t->backend.upload(t->context, halves_at, halves, size);
+            from += n;
+        }
+    }
     return status;
+}
+
+static mtt_status mtt__get_kept(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, float *values)
+{
+    const mtt_tensor *kept = mtt__kept(t, q, what);
+    if (kept->dtype == MTT_U8) return mtt__move_compact(t, q, what, first, count, values, NULL);
+    return t->backend.download(t->context, values, (const float *)kept->data + first, (size_t)count * sizeof(float));
+}
+
+/* A weight in use is its master rounded. */
+static mtt_status mtt__put_kept(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, const float *values)
+{
+    const mtt_tensor *kept = mtt__kept(t, q, what), *weight = &t->schedule->programs[MTT__TRAIN].tensors[q->weight];
+    mtt_status status = kept->dtype == MTT_U8 ? mtt__move_compact(t, q, what, first, count, NULL, values)
+                                              : mtt__put(t, kept, first, count, values);
+    if (status != MTT_OK || what || kept->dtype == MTT_U8 || kept == weight) return status;
+    return mtt__put(t, weight, first, count, values);
 }
 
 static int64_t mtt__parameter_elements(const mtt__parameter *q)
@@ -4064,7 +4271,7 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
         for (at = 0; at < count && status == MTT_OK; at += n) {
             n = mtt__least(MTT__STAGING, count - at);
             mtt__initial_values(t, i, at, n, values);
-            status = mtt__set_parameter(t, i, at, n, values);
+            status = mtt__put_kept(t, &p->parameters[i], MTT__MASTER, at, n, values);
         }
     }
     mtt__free(t->env, values);
@@ -4410,14 +4617,13 @@ MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
     if (!q) return MTT_E_ARGUMENT;
-    return mtt__get(t, &t->schedule->programs[MTT__TRAIN].tensors[q->master >= 0 ? q->master : q->weight], 0,
-                    mtt__parameter_elements(q), values);
+    return mtt__get_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
 }
 
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
-    return q ? mtt__set_parameter(t, index, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
+    return q ? mtt__put_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
 }
 
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
@@ -6800,7 +7006,7 @@ typedef struct mtt__st_saving {
     uint32_t *sums; /* checksums of the tensors */
     mtt__crc_table crc;
     mtt__writer writer;
-    unsigned char chunk[1 << 20];
+    float chunk[1 << 18]; /* of any type, aligned for the widest */
 } mtt__st_saving;
 
 static size_t mtt__st_tensor_bytes(const mtt__st_tensor *t)
@@ -6937,18 +7143,13 @@ typedef struct mtt__checkpoint {
     size_t tensor_count, pair_count;
 } mtt__checkpoint;
 
-/* The tensor in memory behind a number in the file. */
-static const mtt_tensor *mtt__checkpoint_source(const mtt_trainer *t, size_t index)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[index / 3];
-    return &p->tensors[index % 3 == 1 ? q->m : index % 3 == 2 ? q->v : q->master >= 0 ? q->master : q->weight];
-}
-
+/* A piece of the file's tensor of that number. The file has FP32 of every state: what the compact one decodes to encodes to the
+   same bits, and any other can take it over. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt_trainer *t = ((mtt__checkpoint *)user)->t;
-    return t->backend.download(t->context, buffer, (const char *)mtt__checkpoint_source(t, index)->data + offset, bytes);
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / 3];
+    return mtt__get_kept(t, q, (int)(index % 3), (int64_t)(offset / sizeof(float)), (int64_t)(bytes / sizeof(float)), (float *)buffer);
 }
 
 MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const char *key, const char *format, ...)
@@ -7158,8 +7359,7 @@ static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, co
         const mtt__st_entry *e = mtt__st_find(st, c->tensors[i].name);
         const float *values = (const float *)(const void *)e->data;
         int64_t count = (int64_t)(e->bytes / sizeof(float));
-        if (i % 3 == 0) status = mtt__set_parameter(t, (int)(i / 3), 0, count, values);
-        else status = mtt__put(t, mtt__checkpoint_source(t, i), 0, count, values);
+        status = mtt__put_kept(t, &p->parameters[i / 3], (int)(i % 3), 0, count, values);
     }
     if (status != MTT_OK) return status;
     memset(&counters, 0, sizeof(counters));

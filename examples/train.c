@@ -43,6 +43,7 @@ static const option options[] = {
     {"gradient-checkpointing", FLAG, &set.policy.recompute, "the same as --recompute layer", 0, MTT_RECOMPUTE_LAYER},
     {"selective", FLAG, &set.policy.recompute, "the same as --recompute selective", 0, MTT_RECOMPUTE_SELECTIVE},
     {"chunked", FLAG, &set.policy.loss, "the same as --loss chunked", 0, MTT_LOSS_CHUNKED},
+    {"compact", FLAG, &set.policy.state, "optimizer state of 8-bit moments and 24-bit weights", 0, MTT_STATE_COMPACT},
     {"window-size", INT, &set.policy.window, "keys that a query sees, itself counted (0: all)", 0, 0},
     {"memory-budget", SIZE, &set.budget, "refuse what takes more, and with --recompute budget fit it; 24G, 512M (none)", 0, 0},
     {"layers", INT, &set.model.layers, "transformer blocks (4)", 0, 0},
