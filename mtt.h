@@ -588,7 +588,7 @@ typedef struct mtt_op {
     mtt_op_kind kind;
     mtt_phase phase;
     int layer;       /* -1 outside the layers */
-    int site;        /* of its dropout */
+    int site;        /* of its dropout or rounding */
     int recomputed;
     int accumulate;  /* 1 = adds to its first output; 0 = only after the first micro-batch, as mtt_control says */
     int transposed;  /* linear: the weight is [out, in], as the head's, and not [in, out] */
@@ -918,7 +918,7 @@ MTT__INLINE uint8_t mtt__to_moment(float r, int second, uint32_t random)
 {
     float top = second ? 255.0f : 127.0f, y = second ? 255.0f * r : 254.0f * r / (1.0f + fabsf(r));
     float up = (float)random * (1.0f / 65536.0f);
-    int code = (int)(y + up + 128.0f) - 128; /* rounds down */
+    int code = (int)floorf(y + up);
     if (fabsf(y) > top - 0.5f) code = y < 0 ? -(int)top : (int)top;
     return (uint8_t)(second && r > 0 && code < 1 ? 1 : code);
 }
@@ -2228,7 +2228,7 @@ static void mtt__emit_step(mtt__builder *b)
     mtt__operand(b, p->control, 0);
     for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
     mtt__operand(b, p->counters, 1);
-    mtt__add_op(b, MTT_OP_ADAMW, -1);
+    mtt__set_site(mtt__add_op(b, MTT_OP_ADAMW, -1), MTT__SITE_ROUND);
     mtt__operand(b, p->control, 0);
     mtt__operand(b, p->counters, 0);
     for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
@@ -3969,12 +3969,15 @@ static void mtt__adamw_compact(mtt__update u, uint64_t seed, uint64_t stream, in
 }
 
 /* Updates one tensor, on the master where there is one. */
-static void mtt__update_parameter(const mtt_control *c, const mtt_counters *counters, int parameter, const mtt_tensor *gradient,
-                                  mtt_tensor *const *out)
+static void mtt__update_parameter(const mtt_op *op, int parameter)
 {
+    const mtt_control *c = mtt__control(op->in[0]);
+    const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
+    const mtt_tensor *gradient = op->in[2 + parameter];
+    mtt_tensor *const *out = op->out + 4 * parameter;
     const float *g = (const float *)gradient->data;
     float *master = (float *)(out[3] ? out[3] : out[0])->data, *m = (float *)out[1]->data, *v = (float *)out[2]->data;
-    uint64_t stream = mtt__stream(MTT__SITE_ROUND, parameter, (uint64_t)counters->updates);
+    uint64_t stream = mtt__stream(op->site, parameter, (uint64_t)counters->updates);
     double t = (double)counters->updates;
     int64_t count = mtt__elements(gradient), i;
     mtt__update u;
@@ -3999,9 +4002,8 @@ static void mtt__update_parameter(const mtt_control *c, const mtt_counters *coun
 static void mtt__cpu_adamw(const mtt_op *op)
 {
     const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
-    int i, count = op->inputs - 2;
-    if (counters->skipped) return;
-    for (i = 0; i < count; i++) mtt__update_parameter(mtt__control(op->in[0]), counters, i, op->in[i + 2], op->out + 4 * i);
+    int i;
+    for (i = 0; i < op->inputs - 2 && !counters->skipped; i++) mtt__update_parameter(op, i);
 }
 
 /* ---- backend ---- */
