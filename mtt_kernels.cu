@@ -3409,7 +3409,22 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const __grid_constant_
     }
 }
 
-/* The compact state's numbers, for what they are see mtt.h. Divisions are good to 2 ulp, which 8 bits do not see. */
+/* The compact state's numbers; what they are, mtt.h says. Approximations are good to 2 ulp, of which 8 bits see nothing and a
+   weight little: its change is a small part of it. */
+static __device__ __forceinline__ float mtt__reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float mtt__root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static __device__ __forceinline__ uint32_t mtt__to_scale(float x, uint32_t random)
 {
     uint32_t code = (__float_as_uint(x) + (random >> 3)) >> 13, zero = 80u << 10;
@@ -3421,18 +3436,14 @@ static __device__ __forceinline__ float mtt__from_scale(uint32_t scale)
     return scale ? __uint_as_float((scale + (80u << 10)) << 13) : 0.0f;
 }
 
-template <bool SECOND> static __device__ __forceinline__ uint8_t mtt__to_moment(float r, uint32_t random)
+/* y is 65536 times the code before rounding; a second moment of 1e-60 and more gets at least one unit. */
+template <bool SECOND> static __device__ __forceinline__ uint8_t mtt__to_moment(float x, float scale, float inverse, uint32_t random)
 {
-    float top = SECOND ? 255.0f : 127.0f, y = SECOND ? 255.0f * r : __fdividef(254.0f * r, 1.0f + fabsf(r));
-    int code = __float2int_rd(__fadd_rn(y, (float)random * (1.0f / 65536.0f)));
-    if (fabsf(y) > top - 0.5f) code = y < 0 ? -(int)top : (int)top;
-    return (uint8_t)(SECOND && r > 0 ? max(code, 1) : code);
-}
-
-template <bool SECOND> static __device__ __forceinline__ float mtt__from_moment(uint8_t code)
-{
-    float y = SECOND ? (float)code * (1.0f / 255.0f) : (float)(int8_t)code * (1.0f / 127.0f);
-    return SECOND ? y : __fdividef(y, 2.0f - fabsf(y));
+    const float ONE = 65536.0f, TOP = (SECOND ? 255.0f : 127.0f) * ONE;
+    float y = SECOND ? x * (255.0f * ONE * inverse) : 254.0f * ONE * x * mtt__reciprocal(scale + fabsf(x));
+    if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x));
+    if (fabsf(y) > TOP - ONE / 2) y = copysignf(TOP, y);
+    return (uint8_t)(((uint32_t)__float2int_rz(y) + random) >> 16);
 }
 
 template <bool FP16> static __device__ __forceinline__ void mtt__split_weight(float x, uint32_t random, uint16_t *weight, uint8_t *rest)
@@ -3459,9 +3470,9 @@ template <bool SECOND> static __device__ __forceinline__ uint32_t mtt__encode(co
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     uint32_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
-    float inverse = scale ? 1.0f / mtt__from_scale(scale) : 0.0f;
+    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
 #pragma unroll
-    for (int k = 0; k < 8; k++) codes[k] = mtt__to_moment<SECOND>(x[k] * inverse, random[k / 2] >> k % 2 * 16 & 0xffffu);
+    for (int k = 0; k < 8; k++) codes[k] = mtt__to_moment<SECOND>(x[k], unit, inverse, random[k / 2] >> k % 2 * 16 & 0xffffu);
     return scale;
 }
 
@@ -3492,7 +3503,7 @@ template <int TYPE> static __global__ void __launch_bounds__(256) mtt_k_adamw_co
         mtt__vector<uint8_t> m_code, v_code, rest;
         mtt__vector<uint16_t> weight;
         if (inside) {
-            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]);
+            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
             mtt__read(u.gradient + at, g);
             m_code = mtt__load(m_codes + at);
             v_code = mtt__load(v_codes + at);
@@ -3503,11 +3514,11 @@ template <int TYPE> static __global__ void __launch_bounds__(256) mtt_k_adamw_co
             }
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                float d = g[k] * scale, root = v_scale * mtt__from_moment<true>(v_code.v[k]);
+                float d = g[k] * scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
                 if (TYPE != MTT_F32) w[k] = mtt__join_weight<FP16>(weight.v[k], rest.v[k]);
-                m[k] = b1 * (m_scale * mtt__from_moment<false>(m_code.v[k])) + (1.0f - b1) * d;
-                v[k] = sqrtf(b2 * (root * root) + (1.0f - b2) * d * d);
-                w[k] = keep * w[k] - __fdividef(step * m[k], v[k] * correction + eps);
+                m[k] = b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - b1) * d;
+                v[k] = mtt__root(b2 * (root * root) + (1.0f - b2) * d * d); /* what is stored of it */
+                w[k] = keep * w[k] - step * m[k] * mtt__reciprocal(v[k] * correction + eps);
             }
         }
         uint4 draw = mtt__philox(control->seed, (uint64_t)at >> 3, stream);

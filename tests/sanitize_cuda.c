@@ -34,6 +34,7 @@ static const technique TECHNIQUES[] = {
     {"bf16_dropout", {.precision = MTT_BF16}, 0.1f},
     {"bf16_flash_dropout", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0.1f},
     {"bf16_accumulate", {.precision = MTT_BF16, .accumulate = 2}, 0},
+    {"bf16_compact", {.precision = MTT_BF16, .state = MTT_STATE_COMPACT}, 0},
 };
 enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]), BATCH = 2, SEQ_LEN = 40, VOCAB = 200 };
 
