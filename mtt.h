@@ -933,10 +933,16 @@ MTT__INLINE float mtt__from_moment(uint8_t code, int second)
 }
 
 /* Whole arrays of them; `random` NULL rounds to nearest. */
+MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
+{
+    if (!random) return MTT__NEAREST;
+    return random[i];
+}
+
 static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random, uint16_t *weights, uint8_t *rest)
 {
     int64_t i;
-    for (i = 0; i < count; i++) mtt__split_weight(x[i], fp16, random ? random[i] : MTT__NEAREST, weights + i, rest + i);
+    for (i = 0; i < count; i++) mtt__split_weight(x[i], fp16, mtt__random_at(random, i), weights + i, rest + i);
 }
 
 static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int64_t count, int fp16, float *x)
@@ -950,12 +956,12 @@ static void mtt__encode(const float *x, int64_t count, int second, const uint16_
     int64_t i, k, n;
     for (i = 0; i < count; i += n, scales++) {
         float y[MTT__GROUP], largest = 0, scale;
-        n = count - i < MTT__GROUP ? count - i : MTT__GROUP;
+        n = count - i < MTT__GROUP ? count - i : (int64_t)MTT__GROUP;
         for (k = 0; k < n; k++) y[k] = second ? sqrtf(x[i + k]) : x[i + k];
         for (k = 0; k < n; k++) largest = fabsf(y[k]) > largest ? fabsf(y[k]) : largest;
-        *scales = mtt__to_scale(largest, random ? random[i] : MTT__NEAREST);
+        *scales = mtt__to_scale(largest, mtt__random_at(random, i));
         scale = *scales ? 1.0f / mtt__from_scale(*scales) : 0.0f;
-        for (k = 0; k < n; k++) codes[i + k] = mtt__to_moment(y[k] * scale, second, random ? random[i + k] : MTT__NEAREST);
+        for (k = 0; k < n; k++) codes[i + k] = mtt__to_moment(y[k] * scale, second, mtt__random_at(random, i + k));
     }
 }
 
