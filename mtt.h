@@ -75,7 +75,7 @@
       activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone; statistics besides
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
-   and gradients (4 bytes each) live from their making to the step. The plan has no formula of its own: it adds up the schedule.
+   and gradients (4 bytes each, 2 in the compact state) live from their making to the step. The plan has no formula of its own: it adds up the schedule.
 
    ATTENTION AND WINDOWS
    Query i sees keys max(0, i - W + 1) .. i: W counts the query itself, W = 1 sees nothing else, W >= seq_len or 0 is full causal
@@ -324,7 +324,8 @@ typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 /* What a parameter leaves for the next step. Full: FP32 moments, and an FP32 master beside a 16-bit weight. Compact, after
    FlashOptim (arXiv 2602.23349): 8 bits beside a 16-bit weight that continue it, and moments of 8 bits in groups of 32 under a
    16-bit scale: 5.125 bytes a parameter instead of 14; under FP32 and TF32, whose weights stay, 6.125 instead of 12. Rounds
-   stochastically, as a function of (seed, update, parameter, element). */
+   stochastically, as a function of (seed, update, parameter, element). Gradients of the layers' matrices, if nothing adds to them
+   (accumulate is 1), are as wide as the weights: 2 bytes instead of 4 under 16-bit precision. */
 typedef enum mtt_state { MTT_STATE_FULL, MTT_STATE_COMPACT } mtt_state;
 
 typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
@@ -2009,11 +2010,14 @@ static int mtt__gradient(mtt__builder *b, int kind, int layer)
     if (!p) return -1;
     if (p->gradient < 0 && b->status == MTT_OK) {
         const mtt_tensor *w = &b->program->tensors[p->weight];
+        const mtt_policy *policy = &b->schedule->policy;
+        int once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && layer >= 0 && w->rank > 1; /* written, and read */
         char name[sizeof(w->name)];
         mtt__text text;
         mtt__text_init(&text, name, sizeof(name));
         mtt__print(&text, "d_%s", w->name);
-        p->gradient = mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, name, w->shape[0], w->rank > 1 ? w->shape[1] : 0, 0);
+        p->gradient = mtt__add_tensor(b, once ? w->dtype : MTT_F32, MTT_GRADIENTS, -1, name, w->shape[0],
+                                      w->rank > 1 ? w->shape[1] : 0, 0);
     }
     return p->gradient;
 }
@@ -3885,15 +3889,17 @@ static void mtt__cpu_pick_row(const mtt_op *op)
 static double mtt__sum_squares(const mtt_tensor *t)
 {
     enum { PIECES = 64 };
-    const float *x = (const float *)t->data;
     int64_t count = mtt__elements(t), piece, size = (count + PIECES - 1) / PIECES;
     double sums[PIECES] = {0}, sum = 0;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (piece = 0; piece < PIECES; piece++) {
         int64_t at = mtt__least(piece * size, count), end = mtt__least(at + size, count), n;
         for (; at < end; at += n) {
+            float buffer[MTT__BLOCK];
+            const float *x;
             n = mtt__least(MTT__BLOCK, end - at);
-            sums[piece] += (double)mtt__dot(x + at, x + at, n);
+            x = mtt__read(t, at, n, buffer);
+            sums[piece] += (double)mtt__dot(x, x, n);
         }
     }
     for (piece = 0; piece < PIECES; piece++) sum += sums[piece];
@@ -3984,7 +3990,6 @@ static void mtt__update_parameter(const mtt_op *op, int parameter)
     const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
     const mtt_tensor *gradient = op->in[2 + parameter];
     mtt_tensor *const *out = op->out + 4 * parameter;
-    const float *g = (const float *)gradient->data;
     float *master = (float *)(out[3] ? out[3] : out[0])->data, *m = (float *)out[1]->data, *v = (float *)out[2]->data;
     uint64_t stream = mtt__stream(op->site, parameter, (uint64_t)counters->updates);
     double t = (double)counters->updates;
@@ -4000,9 +4005,11 @@ static void mtt__update_parameter(const mtt_op *op, int parameter)
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (i = 0; i < count; i += MTT__BLOCK) {
         int64_t n = mtt__least(MTT__BLOCK, count - i);
-        if (out[1]->dtype == MTT_U8) mtt__adamw_compact(u, c->seed, stream, i, n, g + i, out);
+        float buffer[MTT__BLOCK];
+        const float *g = mtt__read(gradient, i, n, buffer);
+        if (out[1]->dtype == MTT_U8) mtt__adamw_compact(u, c->seed, stream, i, n, g, out);
         else {
-            mtt__adamw(u, n, g + i, m + i, v + i, master + i);
+            mtt__adamw(u, n, g, m + i, v + i, master + i);
             if (out[3]) mtt__store(out[0], i, n, master + i);
         }
     }

@@ -3272,13 +3272,13 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 /* A parameter's tensors, passed to the kernel as an argument, so that one launch serves a whole model of up to 42 layers
    and no table stands in device memory. Kernel arguments end at 32,764 bytes. */
 struct mtt__update {
-    const float *gradient;
+    const void *gradient;
     float *m, *v, *master; /* in the compact state bytes: codes with their scales behind them, and the weight's rest */
     void *weight;          /* NULL where the master is the weight */
     int64_t count;
     int32_t first_block;
-    uint16_t parameter;
-    uint8_t dtype, decays;
+    int32_t parameter;
+    uint8_t dtype, decays, gradient_dtype; /* a gradient is FP32, or in the compact state as wide as the weight */
 };
 
 enum { MTT__UPDATES = 508, MTT__UPDATE_BLOCK = 8192 };
@@ -3301,8 +3301,15 @@ static __device__ __forceinline__ const mtt__update &mtt__find_update(const mtt_
     return all.at[low];
 }
 
+static __device__ __forceinline__ void mtt__read_gradient(const mtt__update &u, int64_t at, float *g)
+{
+    if (u.gradient_dtype == MTT_F32) mtt__read((const float *)u.gradient + at, g);
+    else if (u.gradient_dtype == MTT_BF16_BITS) mtt__read((const __nv_bfloat16 *)u.gradient + at, g);
+    else mtt__read((const __half *)u.gradient + at, g);
+}
+
 /* Math:        partial[block] = sum of squares of 8,192 elements
-   Shapes:      gradients of all parameters, float; partial [blocks] double
+   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks] double
    Launch:      256 threads a block, 4 packs of 8 elements each
    Requires:    counts multiples of 8
    Traffic:     gradients read once
@@ -3318,7 +3325,7 @@ static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const __grid_con
     for (int i = 0; i < MTT__UPDATE_BLOCK; i += 2048) {
         float g[8];
         if (begin + i >= u.count) break;
-        mtt__read(u.gradient + begin + i, g);
+        mtt__read_gradient(u, begin + i, g);
 #pragma unroll
         for (int k = 0; k < 8; k++) sum += g[k] * g[k];
     }
@@ -3390,7 +3397,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const __grid_constant_
     int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK + threadIdx.x * 4;
     for (int64_t at = begin; at < u.count && at < begin + MTT__UPDATE_BLOCK; at += 1024) {
         float g[4], m[4], v[4], w[4];
-        mtt__read<4>(u.gradient + at, g);
+        mtt__read<4>((const float *)u.gradient + at, g);
         mtt__read<4>(u.m + at, m);
         mtt__read<4>(u.v + at, v);
         mtt__read<4>(u.master + at, w);
@@ -3477,14 +3484,14 @@ template <bool SECOND> static __device__ __forceinline__ uint32_t mtt__encode(co
 }
 
 /* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
-   Shapes:      all parameters: gradient float; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
+   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
                 a byte of rest
    Launch:      256 threads a block of 8,192 elements, 8 at a time: a draw of Philox for each 8, a group for each 4 threads
    Requires:    counts multiples of 8; mtt_k_corrections before it
-   Traffic:     14.25 bytes a parameter, 16.25 with FP32 weights
+   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
    Determinism: elementwise; rounds by (seed, update, parameter, element)
    Reference:   mtt__adamw_compact */
-template <int TYPE> static __global__ void __launch_bounds__(256) mtt_k_adamw_compact(
+template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(
     const __grid_constant__ mtt__updates all, const mtt_control *control, const mtt_counters *counters, const float *corrections)
 {
     if (counters->skipped) return;
@@ -3504,7 +3511,7 @@ template <int TYPE> static __global__ void __launch_bounds__(256) mtt_k_adamw_co
         mtt__vector<uint16_t> weight;
         if (inside) {
             float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
-            mtt__read(u.gradient + at, g);
+            mtt__read_gradient(u, at, g);
             m_code = mtt__load(m_codes + at);
             v_code = mtt__load(v_codes + at);
             if (TYPE == MTT_F32) mtt__read(u.master + at, w);
@@ -3547,8 +3554,9 @@ static int mtt__list_updates(mtt_tensor *const *gradients, mtt_tensor *const *ou
     *blocks = 0;
     for (; all->count < MTT__UPDATES && first < count; first++) {
         mtt__update *u = &all->at[all->count++];
-        u->parameter = (uint16_t)first;
-        u->gradient = mtt__at<float>(gradients[first]);
+        u->parameter = first;
+        u->gradient = gradients[first]->data;
+        u->gradient_dtype = (uint8_t)gradients[first]->dtype;
         u->count = mtt__elements(gradients[first]);
         u->decays = gradients[first]->rank > 1;
         u->first_block = (int32_t)*blocks;

@@ -139,7 +139,7 @@ static void known_models(void)
 }
 
 /* What a parameter leaves for the next step, to the byte: 5 1/8 bytes an element under 16-bit precision, 6 1/8 otherwise, where
-   its last group of 32 is full. */
+   its last group of 32 is full; and its gradient. */
 static void compact_bytes(void)
 {
     for (int i = 0; i < 100; i++) {
@@ -156,6 +156,8 @@ static void compact_bytes(void)
                        p->tensors[q->v].bytes + (q->master < 0 ? 0 : p->tensors[q->master].bytes);
             int halves = c.policy.precision >= MTT_BF16;
             if (n % 32 == 0) check(8 * bytes == (halves ? 41 : 49) * n, "%s: %s takes %zu bytes", c.text, p->tensors[q->weight].name, bytes);
+            check(p->tensors[q->gradient].bytes == (halves && c.policy.accumulate == 1 && q->layer >= 0 && q->shape[1] ? 2 : 4) * n,
+                  "%s: the gradient of %s takes %zu bytes", c.text, p->tensors[q->weight].name, p->tensors[q->gradient].bytes);
             check(bytes == (halves ? 3 : 4) * n + 2 * 34 * ((n + 31) / 32), "%s: %s takes %zu bytes", c.text,
                   p->tensors[q->weight].name, bytes);
         }
