@@ -75,7 +75,8 @@
       activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone; statistics besides
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
-   and gradients (4 bytes each, 2 in the compact state) live from their making to the step. The plan has no formula of its own: it adds up the schedule.
+   and gradients (4 bytes each; MTT_STATE_COMPACT has less) live from their making to the step. The plan has no formula of its own:
+   it adds up the schedule.
 
    ATTENTION AND WINDOWS
    Query i sees keys max(0, i - W + 1) .. i: W counts the query itself, W = 1 sees nothing else, W >= seq_len or 0 is full causal
@@ -903,7 +904,7 @@ MTT__INLINE float mtt__join_weight(uint16_t weight, uint8_t rest, int fp16)
 }
 
 /* A group's scale: a float without a sign, 6 bits of exponent and 10 of mantissa, 2^-47 to 2^17. A half would end at 6e-8, where
-   moments of large models begin; fewer bits of mantissa would not see v decay by 0.1 % a step. */
+   moments of large models begin. */
 MTT__INLINE uint16_t mtt__to_scale(float x, uint32_t random)
 {
     uint32_t code = (mtt__float_bits(x) + (random >> 3)) >> 13;
@@ -2011,7 +2012,7 @@ static int mtt__gradient(mtt__builder *b, int kind, int layer)
     if (p->gradient < 0 && b->status == MTT_OK) {
         const mtt_tensor *w = &b->program->tensors[p->weight];
         const mtt_policy *policy = &b->schedule->policy;
-        int once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && layer >= 0 && w->rank > 1; /* written, and read */
+        int once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && layer >= 0 && w->rank > 1; /* written */
         char name[sizeof(w->name)];
         mtt__text text;
         mtt__text_init(&text, name, sizeof(name));
