@@ -39,9 +39,9 @@
 
    WHAT IT DOES
    Trains GPT-like decoders on your text, with the memory techniques of the field as settings: BF16 and FP16, FlashAttention,
-   windowed attention, gradient checkpointing, chunked loss, gradient accumulation. A model, a policy and a batch are compiled
-   into a schedule: one flat list of operations over named tensors, with forward, backward, recomputation, loss and optimizer
-   in it. All memory is arithmetic on that list, so that it is known to the byte before anything is allocated.
+   windowed attention, gradient checkpointing, chunked loss, compact optimizer state, gradient accumulation. A model, a policy
+   and a batch are compiled into a schedule: one flat list of operations over named tensors, with forward, backward, recomputation,
+   loss and optimizer in it. All memory is arithmetic on that list, known to the byte before anything is allocated.
 
    WHAT IT DOES NOT
    No automatic differentiation, no other architectures, no several GPUs, no fine-tuning of foreign models, no network access;
@@ -71,11 +71,12 @@
    MEMORY
    With P parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H heads, a vocabulary of V and
    s bytes an element (4, or 2 under BF16 and FP16), what stands in memory when the backward pass begins is
-      state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments
+      state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments; P (2 + 3.125) compact
       activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone; statistics besides
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
-   and gradients (4 bytes each) live from their making to the step. The plan has no formula of its own: it adds up the schedule.
+   and gradients (4 bytes each; MTT_STATE_COMPACT has less) live from their making to the step. The plan has no formula of its own:
+   it adds up the schedule.
 
    ATTENTION AND WINDOWS
    Query i sees keys max(0, i - W + 1) .. i: W counts the query itself, W = 1 sees nothing else, W >= seq_len or 0 is full causal
@@ -83,8 +84,9 @@
 
    NUMBERS
    Sums, softmax, norms' statistics, losses, weight gradients, moments and masters are FP32 (sums over whole tensors double).
-   16-bit stores round to nearest even. Recomputation never changes a bit; flash, windows of full length and the chunked loss change
-   the order of sums only. Dropout is a function of (seed, micro-batch, site, layer, element), so it replays under recomputation.
+   16-bit stores round to nearest even, the compact state's stochastically. Recomputation never changes a bit; flash, windows of
+   full length and the chunked loss change the order of sums only. Dropout is a function of (seed, micro-batch, site, layer,
+   element), so it replays under recomputation.
    The same seed, build, machine and number of threads give the same bits, on the CPU for any number of threads unless a BLAS
    is in use. FP16 scales the loss, skips a step that overflows, halves the scale, and doubles it after 2000 good steps.
 
@@ -321,6 +323,13 @@ typedef enum mtt_recompute {
 /* Full: the logits of all tokens stand in memory. Chunked: those of a few rows at a time, gradients made at once. */
 typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
+/* What a parameter leaves for the next step. Full: FP32 moments, and an FP32 master beside a 16-bit weight. Compact, after
+   FlashOptim (arXiv 2602.23349): 8 bits beside a 16-bit weight that continue it, and moments of 8 bits in groups of 32 under a
+   16-bit scale: 5.125 bytes a parameter instead of 14; under FP32 and TF32, whose weights stay, 6.125 instead of 12. Rounds
+   stochastically, as a function of (seed, update, parameter, element). Gradients of the layers' matrices, if nothing adds to them
+   (accumulate is 1), are as wide as the weights: 2 bytes instead of 4 under 16-bit precision. */
+typedef enum mtt_state { MTT_STATE_FULL, MTT_STATE_COMPACT } mtt_state;
+
 typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
 
 /* How the model is held in memory and computed. */
@@ -333,6 +342,7 @@ typedef struct mtt_policy {
     int segment;             /* layers per segment, default the square root of layers, rounded up */
     mtt_loss loss;           /* default full */
     int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024, on CUDA 2048 */
+    mtt_state state;         /* of the optimizer, default full */
     int accumulate;          /* micro-batches per step, default 1; more than one keeps gradients between them */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
     int split;               /* 1 = such a budget may cut the batch into equal micro-batches, whose gradients are added up,
@@ -373,7 +383,7 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 /* What memory is spent on. */
 #define MTT_CATEGORIES(X)                                                                                            \
     X(MTT_WEIGHTS, "weights")         /* parameters in the precision of the computation */                           \
-    X(MTT_OPTIMIZER, "optimizer")     /* moments, and FP32 master weights under 16-bit precision */                  \
+    X(MTT_OPTIMIZER, "optimizer")     /* moments, and what a 16-bit weight lacks: FP32 masters or 8 bits more */     \
     X(MTT_GRADIENTS, "gradients")     /* of parameters, from their making to the step */                             \
     X(MTT_ACTIVATIONS, "activations") /* of the layers, and their gradients */                                       \
     X(MTT_SCORES, "scores")           /* plain attention's T x T matrices and their gradients */                     \
@@ -409,7 +419,7 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int seq_len,
                                      size_t budget_bytes, int *batch);
 /* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. Varies what leaves the
-   result the same (recompute, loss, attention, and micro-batches if the policy has `split`); precision and window stay.
+   result the same (recompute, loss, attention, and micro-batches if the policy has `split`); precision, window and state stay.
    MTT_E_BUDGET says by how much the smallest misses. */
 MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
                                  size_t budget_bytes, mtt_policy *fit);
@@ -512,8 +522,8 @@ MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
 /* Parameters by number, 0 up, in Hugging Face's GPT-2 names: NULL past the last. shape[2] is rows and columns, or
    elements and 0. */
 MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
-/* Copies a parameter's FP32 values out or in (masters and 16-bit copies alike); gradients are those of the last step,
-   readable when the policy accumulates (accumulate > 1), where they stay in memory. */
+/* Copies a parameter's FP32 values out or in (masters and 16-bit copies alike; rounded in the compact state); gradients are those
+   of the last step, readable when the policy accumulates (accumulate > 1), where they stay in memory. */
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *trainer, int index, float *values);
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *trainer, int index, const float *values);
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *values);
@@ -523,7 +533,8 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
    or the new one. `batches` may be NULL. */
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
 /* Continues exactly where mtt_save stopped: the same model, or MTT_E_MISMATCH names the difference;
-   any policy, batch, backend and learning rate; the seed is the file's. Refuses a damaged file before it touches anything. */
+   any policy, batch, backend and learning rate; the seed is the file's. The file holds FP32 in either state, the compact one's
+   exactly; what comes from the full one is rounded. Refuses a damaged file before it touches anything. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* --------------------------------------------------------------------------------------------------- backend ---- */
@@ -589,7 +600,7 @@ typedef struct mtt_op {
     mtt_op_kind kind;
     mtt_phase phase;
     int layer;       /* -1 outside the layers */
-    int site;        /* of its dropout */
+    int site;        /* of its dropout or rounding */
     int recomputed;
     int accumulate;  /* 1 = adds to its first output; 0 = only after the first micro-batch, as mtt_control says */
     int transposed;  /* linear: the weight is [out, in], as the head's, and not [in, out] */
@@ -873,6 +884,104 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     uint32_t half = magnitude < 0x38800000u ? small : normal;
     if (magnitude >= 0x477ff000u) half = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
+}
+
+/* ---- compact state ---- */
+
+/* Each store takes 16 random bits, as a number in [0, 1) that is added to what it cuts off; MTT__NEAREST, a half, rounds to nearest.
+   What was decoded encodes to the same bits. To nearest, v would stand still: it changes by 0.1 % a step, its codes by 0.4 % and
+   more. Measured after 1,000 steps of a small model, against the full state: roots of the head's v 18 % off (standard deviation)
+   and weights 7e-3 (root of the mean square), where stochastically it is 4 % and 1e-3. */
+enum { MTT__GROUP = 32, MTT__NEAREST = 0x8000 };
+
+/* Weight and byte are 24 bits of a float from its sign on, times 2^-112 for FP16, which gives it a half's exponent. The weight
+   alone is the nearest of 16 bits, so that the byte, signed, is its distance in 256ths of the unit of the last place. */
+MTT__INLINE void mtt__split_weight(float x, int fp16, uint32_t random, uint16_t *weight, uint8_t *rest)
+{
+    uint32_t bits = mtt__float_bits(fp16 ? x * 1.925929944387236e-34f : x), most = fp16 ? 0x0f800000u : 0x7f800000u;
+    uint32_t magnitude = (bits & 0x7fffffffu) < most ? bits & 0x7fffffffu : most;
+    uint32_t code = fp16 ? (magnitude + (random >> 11)) >> 5 : (magnitude + (random >> 8)) >> 8;
+    *weight = (uint16_t)((code + 128) >> 8 | (bits >> 16 & 0x8000u));
+    *rest = (uint8_t)code;
+}
+
+MTT__INLINE float mtt__join_weight(uint16_t weight, uint8_t rest, int fp16)
+{
+    uint32_t code = ((weight & 0x7fffu) << 8) + rest - (uint32_t)(rest & 128u) * 2, sign = (uint32_t)(weight & 0x8000u) << 16;
+    return fp16 ? mtt__bits_float(code << 5 | sign) * 5.192296858534828e33f : mtt__bits_float(code << 8 | sign);
+}
+
+/* A group's scale: a float without a sign, 6 bits of exponent and 10 of mantissa, 2^-47 to 2^17. A half would end at 6e-8, where
+   moments of large models begin. */
+MTT__INLINE uint16_t mtt__to_scale(float x, uint32_t random)
+{
+    uint32_t code = (mtt__float_bits(x) + (random >> 3)) >> 13;
+    code = code > 80u << 10 ? code - (80u << 10) : 0;
+    return (uint16_t)(code < 65535 ? code : 65535);
+}
+
+MTT__INLINE float mtt__from_scale(uint16_t scale)
+{
+    return scale ? mtt__bits_float(((uint32_t)scale + (80u << 10)) << 13) : 0.0f;
+}
+
+/* A first moment over its scale, r in [-1, 1]: 127 * 2r / (1 + |r|), finer where r is small. A second moment by its root, r in
+   [0, 1]: 255 r, at least 1 where there is any, since m over a root of 0 would be a leap. Half a unit below the top is the top,
+   so that the largest always is and the scale stays what it was. */
+MTT__INLINE uint8_t mtt__to_moment(float r, int second, uint32_t random)
+{
+    float top = second ? 255.0f : 127.0f, y = second ? 255.0f * r : 254.0f * r / (1.0f + fabsf(r));
+    if (second && r > 0 && y < 1) y = 1;
+    if (fabsf(y) > top - 0.5f) y = y < 0 ? -top : top;
+    return (uint8_t)(((uint32_t)(int32_t)(y * 65536.0f) + random) >> 16);
+}
+
+MTT__INLINE float mtt__from_moment(uint8_t code, int second)
+{
+    float y = (float)(second ? code : code - (code & 128) * 2);
+    return second ? y * (1.0f / 255.0f) : y / (254.0f - fabsf(y));
+}
+
+/* Whole arrays of them; `random` NULL rounds to nearest. */
+MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
+{
+    if (!random) return MTT__NEAREST;
+    return random[i];
+}
+
+static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random, uint16_t *weights, uint8_t *rest)
+{
+    int64_t i;
+    for (i = 0; i < count; i++) mtt__split_weight(x[i], fp16, mtt__random_at(random, i), weights + i, rest + i);
+}
+
+static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int64_t count, int fp16, float *x)
+{
+    int64_t i;
+    for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
+}
+
+static void mtt__encode(const float *x, int64_t count, int second, const uint16_t *random, uint8_t *codes, uint16_t *scales)
+{
+    int64_t i, k, n;
+    for (i = 0; i < count; i += n, scales++) {
+        float y[MTT__GROUP], largest = 0, scale;
+        n = count - i < MTT__GROUP ? count - i : (int64_t)MTT__GROUP;
+        for (k = 0; k < n; k++) y[k] = second ? sqrtf(x[i + k]) : x[i + k];
+        for (k = 0; k < n; k++) largest = fabsf(y[k]) > largest ? fabsf(y[k]) : largest;
+        *scales = mtt__to_scale(largest, mtt__random_at(random, i));
+        scale = *scales ? 1.0f / mtt__from_scale(*scales) : 0.0f;
+        for (k = 0; k < n; k++) codes[i + k] = mtt__to_moment(y[k] * scale, second, mtt__random_at(random, i + k));
+    }
+}
+
+static void mtt__decode(const uint8_t *codes, const uint16_t *scales, int64_t count, int second, float *x)
+{
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        x[i] = mtt__from_scale(scales[i / MTT__GROUP]) * mtt__from_moment(codes[i], second);
+        if (second) x[i] *= x[i];
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -1522,6 +1631,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__in_range(&faults, "attention", (int)p.attention, MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH);
     mtt__in_range(&faults, "recompute", (int)p.recompute, MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_BUDGET);
     mtt__in_range(&faults, "loss", (int)p.loss, MTT_LOSS_FULL, MTT_LOSS_CHUNKED);
+    mtt__in_range(&faults, "state", (int)p.state, MTT_STATE_FULL, MTT_STATE_COMPACT);
     mtt__in_range(&faults, "device", (int)p.device, MTT_DEVICE_CPU, MTT_DEVICE_CUDA);
     mtt__require(&faults, p.window >= 0, "window is %d, it must be 0 (all keys) or the number of keys seen", p.window);
     mtt__in_range(&faults, "segment", p.segment, 1, 1024);
@@ -1662,7 +1772,7 @@ static const int mtt__dropped_by[] = {MTT__ACTIVATION_TABLE(MTT__DROPPED_BY)};
 typedef struct mtt__parameter {
     int kind, layer;
     int64_t shape[2]; /* without padding; shape[1] is 0 for a vector */
-    int weight, master, m, v, gradient;
+    int weight, master, m, v, gradient; /* master: FP32, or the rest of a 16-bit weight in the compact state */
 } mtt__parameter;
 
 /* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena. State
@@ -1904,11 +2014,14 @@ static int mtt__gradient(mtt__builder *b, int kind, int layer)
     if (!p) return -1;
     if (p->gradient < 0 && b->status == MTT_OK) {
         const mtt_tensor *w = &b->program->tensors[p->weight];
+        const mtt_policy *policy = &b->schedule->policy;
+        int once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && layer >= 0 && w->rank > 1; /* written */
         char name[sizeof(w->name)];
         mtt__text text;
         mtt__text_init(&text, name, sizeof(name));
         mtt__print(&text, "d_%s", w->name);
-        p->gradient = mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, name, w->shape[0], w->rank > 1 ? w->shape[1] : 0, 0);
+        p->gradient = mtt__add_tensor(b, once ? w->dtype : MTT_F32, MTT_GRADIENTS, -1, name, w->shape[0],
+                                      w->rank > 1 ? w->shape[1] : 0, 0);
     }
     return p->gradient;
 }
@@ -2132,7 +2245,7 @@ static void mtt__emit_step(mtt__builder *b)
     mtt__operand(b, p->control, 0);
     for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
     mtt__operand(b, p->counters, 1);
-    mtt__add_op(b, MTT_OP_ADAMW, -1);
+    mtt__set_site(mtt__add_op(b, MTT_OP_ADAMW, -1), MTT__SITE_ROUND);
     mtt__operand(b, p->control, 0);
     mtt__operand(b, p->counters, 0);
     for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
@@ -2147,6 +2260,7 @@ static void mtt__emit_step(mtt__builder *b)
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer, size_t *capacity)
 {
     const mtt_policy *policy = &b->schedule->policy;
+    mtt_dtype kept = policy->state == MTT_STATE_COMPACT ? MTT_U8 : MTT_F32;
     mtt__program *p = b->program;
     mtt__parameter *q;
     int64_t shape[2], stored[2];
@@ -2164,10 +2278,14 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer, size_t *cap
     q->shape[0] = shape[0];
     q->shape[1] = shape[1];
     q->weight = mtt__add_state(b, mtt__compute_dtype(policy), MTT_WEIGHTS, name, stored[0], stored[1]);
-    q->master = mtt__is_16_bit(policy->precision) ? mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]) : -1;
-    q->m = mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]);
-    q->v = mtt__add_state(b, MTT_F32, MTT_OPTIMIZER, name, stored[0], stored[1]);
-    q->gradient = -1;
+    q->master = q->gradient = -1;
+    if (mtt__is_16_bit(policy->precision)) q->master = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
+    if (kept == MTT_U8) { /* codes of all groups, then their scales */
+        stored[0] = (stored[0] * (stored[1] ? stored[1] : 1) + MTT__GROUP - 1) / MTT__GROUP;
+        stored[1] = MTT__GROUP + 2;
+    }
+    q->m = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
+    q->v = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
 }
 
 /* Parameters and what else lives from step to step, in one order for all programs. */
@@ -3811,15 +3929,17 @@ static void mtt__cpu_pick_row(const mtt_op *op)
 static double mtt__sum_squares(const mtt_tensor *t)
 {
     enum { PIECES = 64 };
-    const float *x = (const float *)t->data;
     int64_t count = mtt__elements(t), piece, size = (count + PIECES - 1) / PIECES;
     double sums[PIECES] = {0}, sum = 0;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (piece = 0; piece < PIECES; piece++) {
         int64_t at = mtt__least(piece * size, count), end = mtt__least(at + size, count), n;
         for (; at < end; at += n) {
+            float buffer[MTT__BLOCK];
+            const float *x;
             n = mtt__least(MTT__BLOCK, end - at);
-            sums[piece] += (double)mtt__dot(x + at, x + at, n);
+            x = mtt__read(t, at, n, buffer);
+            sums[piece] += (double)mtt__dot(x, x, n);
         }
     }
     for (piece = 0; piece < PIECES; piece++) sum += sums[piece];
@@ -3853,28 +3973,85 @@ static void mtt__cpu_grad_norm(const mtt_op *op)
     }
 }
 
-/* AdamW for one tensor: m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2,
-   w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w), on the master where there is one. */
-static void mtt__adamw(const mtt_control *c, const mtt_counters *counters, const mtt_tensor *gradient, mtt_tensor *const *out)
+/* What AdamW computes once for a tensor. */
+typedef struct mtt__update {
+    float step, scale, correction, keep, b1, b2, eps;
+} mtt__update;
+
+/* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w) */
+static void mtt__adamw(mtt__update u, int64_t count, const float *g, float *m, float *v, float *w)
 {
-    const float *g = (const float *)gradient->data;
+    int64_t k;
+    for (k = 0; k < count; k++) {
+        float d = g[k] * u.scale;
+        m[k] = u.b1 * m[k] + (1.0f - u.b1) * d;
+        v[k] = u.b2 * v[k] + (1.0f - u.b2) * d * d;
+        w[k] = u.keep * w[k] - u.step * m[k] / (sqrtf(v[k]) * u.correction + u.eps);
+    }
+}
+
+/* The scales of compact moments stand behind the codes. */
+static uint16_t *mtt__scales(const mtt_tensor *moments)
+{
+    return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]);
+}
+
+/* A block of the compact state: decoded, updated and encoded. 8 elements share a draw of 128 bits. */
+static void mtt__adamw_compact(mtt__update u, uint64_t seed, uint64_t stream, int64_t first, int64_t count, const float *g,
+                               mtt_tensor *const *out)
+{
+    float m[MTT__BLOCK], v[MTT__BLOCK], joined[MTT__BLOCK];
+    float *w = out[3] ? joined : (float *)out[0]->data + first;
+    uint8_t *codes[2] = {(uint8_t *)out[1]->data + first, (uint8_t *)out[2]->data + first};
+    uint16_t *scales[2] = {mtt__scales(out[1]) + first / MTT__GROUP, mtt__scales(out[2]) + first / MTT__GROUP};
+    uint16_t random[MTT__BLOCK], *weights = (uint16_t *)out[0]->data + first;
+    uint8_t *rest = out[3] ? (uint8_t *)out[3]->data + first : NULL;
+    int fp16 = out[0]->dtype == MTT_F16_BITS;
+    int64_t k;
+    for (k = 0; k < count; k += 8) {
+        uint32_t draw[4];
+        int i;
+        mtt__philox(seed, (uint64_t)(first + k) >> 3, stream, draw);
+        for (i = 0; i < 8; i++) random[k + i] = (uint16_t)(draw[i >> 1] >> (i & 1) * 16);
+    }
+    mtt__decode(codes[0], scales[0], count, 0, m);
+    mtt__decode(codes[1], scales[1], count, 1, v);
+    if (rest) mtt__join_weights(weights, rest, count, fp16, w);
+    mtt__adamw(u, count, g, m, v, w);
+    mtt__encode(m, count, 0, random, codes[0], scales[0]);
+    mtt__encode(v, count, 1, random, codes[1], scales[1]);
+    if (rest) mtt__split_weights(w, count, fp16, random, weights, rest);
+}
+
+/* Updates one tensor, on the master where there is one. */
+static void mtt__update_parameter(const mtt_op *op, int parameter)
+{
+    const mtt_control *c = mtt__control(op->in[0]);
+    const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
+    const mtt_tensor *gradient = op->in[2 + parameter];
+    mtt_tensor *const *out = op->out + 4 * parameter;
     float *master = (float *)(out[3] ? out[3] : out[0])->data, *m = (float *)out[1]->data, *v = (float *)out[2]->data;
+    uint64_t stream = mtt__stream(op->site, parameter, (uint64_t)counters->updates);
     double t = (double)counters->updates;
-    float step = (float)((double)c->lr / (1.0 - pow((double)c->beta1, t))), scale = counters->gradient_scale;
-    float correction = (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, t)));
-    float keep = gradient->rank > 1 ? 1.0f - c->lr * c->weight_decay : 1.0f;
-    float b1 = c->beta1, b2 = c->beta2, eps = c->eps;
     int64_t count = mtt__elements(gradient), i;
+    mtt__update u;
+    u.step = (float)((double)c->lr / (1.0 - pow((double)c->beta1, t)));
+    u.scale = counters->gradient_scale;
+    u.correction = (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, t)));
+    u.keep = gradient->rank > 1 ? 1.0f - c->lr * c->weight_decay : 1.0f;
+    u.b1 = c->beta1;
+    u.b2 = c->beta2;
+    u.eps = c->eps;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (i = 0; i < count; i += MTT__BLOCK) {
-        int64_t end = mtt__least(count, i + MTT__BLOCK), k;
-        for (k = i; k < end; k++) {
-            float d = g[k] * scale;
-            m[k] = b1 * m[k] + (1.0f - b1) * d;
-            v[k] = b2 * v[k] + (1.0f - b2) * d * d;
-            master[k] = keep * master[k] - step * m[k] / (sqrtf(v[k]) * correction + eps);
+        int64_t n = mtt__least(MTT__BLOCK, count - i);
+        float buffer[MTT__BLOCK];
+        const float *g = mtt__read(gradient, i, n, buffer);
+        if (out[1]->dtype == MTT_U8) mtt__adamw_compact(u, c->seed, stream, i, n, g, out);
+        else {
+            mtt__adamw(u, n, g, m + i, v + i, master + i);
+            if (out[3]) mtt__store(out[0], i, n, master + i);
         }
-        if (out[3]) mtt__store(out[0], i, end - i, master + i);
     }
 }
 
@@ -3882,8 +4059,7 @@ static void mtt__cpu_adamw(const mtt_op *op)
 {
     const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
     int i;
-    if (counters->skipped) return;
-    for (i = 2; i < op->inputs; i++) mtt__adamw(mtt__control(op->in[0]), counters, op->in[i], op->out + 4 * (i - 2));
+    for (i = 0; i < op->inputs - 2 && !counters->skipped; i++) mtt__update_parameter(op, i);
 }
 
 /* ---- backend ---- */
@@ -4075,13 +4251,63 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
     return status;
 }
 
-static mtt_status mtt__set_parameter(mtt_trainer *t, int index, int64_t first, int64_t count, const float *values)
+enum { MTT__MASTER, MTT__FIRST, MTT__SECOND }; /* of a parameter: its weights as exactly as they are kept, its moments */
+
+static const mtt_tensor *mtt__kept(const mtt_trainer *t, const mtt__parameter *q, int what)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[index];
-    mtt_status status = mtt__put(t, &p->tensors[q->weight], first, count, values);
-    if (status == MTT_OK && q->master >= 0) status = mtt__put(t, &p->tensors[q->master], first, count, values);
+    const mtt_tensor *tensors = t->schedule->programs[MTT__TRAIN].tensors;
+    return &tensors[what == MTT__FIRST ? q->m : what == MTT__SECOND ? q->v : q->master >= 0 ? q->master : q->weight];
+}
+
+/* Decodes a part of the compact state into `to` or, where that is NULL, encodes `from`. Bytes and 16-bit numbers (of a weight
+   its rest and itself, of moments codes and scales) pass through the staging buffer; `first` is a multiple of MTT__GROUP. */
+static mtt_status mtt__move_compact(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, float *to,
+                                    const float *from)
+{
+    const mtt_tensor *kept = mtt__kept(t, q, what), *weight = &t->schedule->programs[MTT__TRAIN].tensors[q->weight];
+    int fp16 = weight->dtype == MTT_F16_BITS, second = what == MTT__SECOND;
+    uint16_t *halves = (uint16_t *)(void *)t->staging, *all_halves = what ? mtt__scales(kept) : (uint16_t *)weight->data;
+    uint8_t *bytes = (uint8_t *)(halves + MTT__STAGING);
+    mtt_status status = MTT_OK;
+    int64_t n, end = first + count;
+    for (; first < end && status == MTT_OK; first += n) {
+        uint8_t *bytes_at = (uint8_t *)kept->data + first;
+        uint16_t *halves_at = all_halves + (what ? first / MTT__GROUP : first);
+        size_t size;
+        n = mtt__least(MTT__STAGING, end - first);
+        size = sizeof(uint16_t) * (size_t)(what ? (n + MTT__GROUP - 1) / MTT__GROUP : n);
+        if (to) {
+            status = t->backend.download(t->context, bytes, bytes_at, (size_t)n);
+            if (status == MTT_OK) status = t->backend.download(t->context, halves, halves_at, size);
+            if (what) mtt__decode(bytes, halves, n, second, to);
+            else mtt__join_weights(halves, bytes, n, fp16, to);
+            to += n;
+        } else {
+            if (what) mtt__encode(from, n, second, NULL, bytes, halves);
+            else mtt__split_weights(from, n, fp16, NULL, halves, bytes);
+            status = t->backend.upload(t->context, bytes_at, bytes, (size_t)n);
+            if (status == MTT_OK) status = t->backend.upload(t->context, halves_at, halves, size);
+            from += n;
+        }
+    }
     return status;
+}
+
+static mtt_status mtt__get_kept(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, float *values)
+{
+    const mtt_tensor *kept = mtt__kept(t, q, what);
+    if (kept->dtype == MTT_U8) return mtt__move_compact(t, q, what, first, count, values, NULL);
+    return t->backend.download(t->context, values, (const float *)kept->data + first, (size_t)count * sizeof(float));
+}
+
+/* A weight in use is its master rounded. */
+static mtt_status mtt__put_kept(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, const float *values)
+{
+    const mtt_tensor *kept = mtt__kept(t, q, what), *weight = &t->schedule->programs[MTT__TRAIN].tensors[q->weight];
+    mtt_status status = kept->dtype == MTT_U8 ? mtt__move_compact(t, q, what, first, count, NULL, values)
+                                              : mtt__put(t, kept, first, count, values);
+    if (status != MTT_OK || what || kept->dtype == MTT_U8 || kept == weight) return status;
+    return mtt__put(t, weight, first, count, values);
 }
 
 static int64_t mtt__parameter_elements(const mtt__parameter *q)
@@ -4103,7 +4329,7 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
         for (at = 0; at < count && status == MTT_OK; at += n) {
             n = mtt__least(MTT__STAGING, count - at);
             mtt__initial_values(t, i, at, n, values);
-            status = mtt__set_parameter(t, i, at, n, values);
+            status = mtt__put_kept(t, &p->parameters[i], MTT__MASTER, at, n, values);
         }
     }
     mtt__free(t->env, values);
@@ -4453,14 +4679,13 @@ MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
     if (!q) return MTT_E_ARGUMENT;
-    return mtt__get(t, &t->schedule->programs[MTT__TRAIN].tensors[q->master >= 0 ? q->master : q->weight], 0,
-                    mtt__parameter_elements(q), values);
+    return mtt__get_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
 }
 
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
-    return q ? mtt__set_parameter(t, index, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
+    return q ? mtt__put_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
 }
 
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
@@ -6843,7 +7068,7 @@ typedef struct mtt__st_saving {
     uint32_t *sums; /* checksums of the tensors */
     mtt__crc_table crc;
     mtt__writer writer;
-    unsigned char chunk[1 << 20];
+    float chunk[1 << 18]; /* of any type, aligned for the widest */
 } mtt__st_saving;
 
 static size_t mtt__st_tensor_bytes(const mtt__st_tensor *t)
@@ -6980,18 +7205,13 @@ typedef struct mtt__checkpoint {
     size_t tensor_count, pair_count;
 } mtt__checkpoint;
 
-/* The tensor in memory behind a number in the file. */
-static const mtt_tensor *mtt__checkpoint_source(const mtt_trainer *t, size_t index)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[index / 3];
-    return &p->tensors[index % 3 == 1 ? q->m : index % 3 == 2 ? q->v : q->master >= 0 ? q->master : q->weight];
-}
-
+/* A piece of the file's tensor of that number. The file has FP32 of every state: what the compact one decodes to encodes to the
+   same bits, and any other can take it over. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt_trainer *t = ((mtt__checkpoint *)user)->t;
-    return t->backend.download(t->context, buffer, (const char *)mtt__checkpoint_source(t, index)->data + offset, bytes);
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / 3];
+    return mtt__get_kept(t, q, (int)(index % 3), (int64_t)(offset / sizeof(float)), (int64_t)(bytes / sizeof(float)), (float *)buffer);
 }
 
 MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const char *key, const char *format, ...)
@@ -7201,8 +7421,7 @@ static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, co
         const mtt__st_entry *e = mtt__st_find(st, c->tensors[i].name);
         const float *values = (const float *)(const void *)e->data;
         int64_t count = (int64_t)(e->bytes / sizeof(float));
-        if (i % 3 == 0) status = mtt__set_parameter(t, (int)(i / 3), 0, count, values);
-        else status = mtt__put(t, mtt__checkpoint_source(t, i), 0, count, values);
+        status = mtt__put_kept(t, &p->parameters[i / 3], (int)(i % 3), 0, count, values);
     }
     if (status != MTT_OK) return status;
     memset(&counters, 0, sizeof(counters));

@@ -3280,17 +3280,19 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 /* A parameter's tensors, passed to the kernel as an argument, so that one launch serves a whole model of up to 42 layers
    and no table stands in device memory. Kernel arguments end at 32,764 bytes. */
 struct mtt__update {
-    const float *gradient;
-    float *m, *v, *master;
-    void *weight; /* NULL where the master is the weight */
+    const void *gradient;
+    float *m, *v, *master; /* in the compact state bytes: codes with their scales behind them, and the weight's rest */
+    void *weight;          /* NULL where the master is the weight */
     int64_t count;
     int32_t first_block;
-    int16_t dtype, decays;
+    int32_t parameter;
+    uint8_t dtype, decays, gradient_dtype; /* a gradient is FP32, or in the compact state as wide as the weight */
 };
 
 enum { MTT__UPDATES = 508, MTT__UPDATE_BLOCK = 8192 };
 
 struct mtt__updates {
+    uint64_t stream; /* the operation's random numbers */
     int count;
     mtt__update at[MTT__UPDATES];
 };
@@ -3307,8 +3309,15 @@ static __device__ __forceinline__ const mtt__update &mtt__find_update(const mtt_
     return all.at[low];
 }
 
+static __device__ __forceinline__ void mtt__read_gradient(const mtt__update &u, int64_t at, float *g)
+{
+    if (u.gradient_dtype == MTT_F32) mtt__read((const float *)u.gradient + at, g);
+    else if (u.gradient_dtype == MTT_BF16_BITS) mtt__read((const __nv_bfloat16 *)u.gradient + at, g);
+    else mtt__read((const __half *)u.gradient + at, g);
+}
+
 /* Math:        partial[block] = sum of squares of 8,192 elements
-   Shapes:      gradients of all parameters, float; partial [blocks] double
+   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks] double
    Launch:      256 threads a block, 4 packs of 8 elements each
    Requires:    counts multiples of 8
    Traffic:     gradients read once
@@ -3324,7 +3333,7 @@ static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const __grid_con
     for (int i = 0; i < MTT__UPDATE_BLOCK; i += 2048) {
         float g[8];
         if (begin + i >= u.count) break;
-        mtt__read(u.gradient + begin + i, g);
+        mtt__read_gradient(u, begin + i, g);
 #pragma unroll
         for (int k = 0; k < 8; k++) sum += g[k] * g[k];
     }
@@ -3396,7 +3405,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const __grid_constant_
     int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK + threadIdx.x * 4;
     for (int64_t at = begin; at < u.count && at < begin + MTT__UPDATE_BLOCK; at += 1024) {
         float g[4], m[4], v[4], w[4];
-        mtt__read<4>(u.gradient + at, g);
+        mtt__read<4>((const float *)u.gradient + at, g);
         mtt__read<4>(u.m + at, m);
         mtt__read<4>(u.v + at, v);
         mtt__read<4>(u.master + at, w);
@@ -3415,6 +3424,136 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const __grid_constant_
     }
 }
 
+/* The compact state's numbers; what they are, mtt.h says. Approximations are good to 2 ulp, of which 8 bits see nothing and a
+   weight little: its change is a small part of it. */
+static __device__ __forceinline__ float mtt__reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float mtt__root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ uint32_t mtt__to_scale(float x, uint32_t random)
+{
+    uint32_t code = (__float_as_uint(x) + (random >> 3)) >> 13, zero = 80u << 10;
+    return min(max(code, zero) - zero, 65535u);
+}
+
+static __device__ __forceinline__ float mtt__from_scale(uint32_t scale)
+{
+    return scale ? __uint_as_float((scale + (80u << 10)) << 13) : 0.0f;
+}
+
+/* y is 65536 times the code before rounding; a second moment of 1e-60 and more gets at least one unit. */
+template <bool SECOND> static __device__ __forceinline__ uint8_t mtt__to_moment(float x, float scale, float inverse, uint32_t random)
+{
+    const float ONE = 65536.0f, TOP = (SECOND ? 255.0f : 127.0f) * ONE;
+    float y = SECOND ? x * (255.0f * ONE * inverse) : 254.0f * ONE * x * mtt__reciprocal(scale + fabsf(x));
+    if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x));
+    if (fabsf(y) > TOP - ONE / 2) y = copysignf(TOP, y);
+    return (uint8_t)(((uint32_t)__float2int_rz(y) + random) >> 16);
+}
+
+template <bool FP16> static __device__ __forceinline__ void mtt__split_weight(float x, uint32_t random, uint16_t *weight, uint8_t *rest)
+{
+    uint32_t bits = __float_as_uint(FP16 ? x * 1.925929944387236e-34f : x);
+    uint32_t code = min(bits & 0x7fffffffu, FP16 ? 0x0f800000u : 0x7f800000u);
+    code = FP16 ? (code + (random >> 11)) >> 5 : (code + (random >> 8)) >> 8;
+    *weight = (uint16_t)((code + 128) >> 8 | (bits >> 16 & 0x8000u));
+    *rest = (uint8_t)code;
+}
+
+template <bool FP16> static __device__ __forceinline__ float mtt__join_weight(uint16_t weight, uint8_t rest)
+{
+    uint32_t code = ((weight & 0x7fffu) << 8) + (uint32_t)(int8_t)rest, sign = (weight & 0x8000u) << 16;
+    return FP16 ? __uint_as_float(code << 5 | sign) * 5.192296858534828e33f : __uint_as_float(code << 8 | sign);
+}
+
+/* A thread's 8 of the 32 moments of a group, whose other threads are its neighbours; of second moments their roots. */
+template <bool SECOND> static __device__ __forceinline__ uint32_t mtt__encode(const float *x, const uint32_t *random, uint8_t *codes)
+{
+    float largest = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    uint32_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
+    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < 8; k++) codes[k] = mtt__to_moment<SECOND>(x[k], unit, inverse, random[k / 2] >> k % 2 * 16 & 0xffffu);
+    return scale;
+}
+
+/* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
+   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
+                a byte of rest
+   Launch:      256 threads a block of 8,192 elements, 8 at a time: a draw of Philox for each 8, a group for each 4 threads
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
+   Determinism: elementwise; rounds by (seed, update, parameter, element)
+   Reference:   mtt__adamw_compact */
+template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(
+    const __grid_constant__ mtt__updates all, const mtt_control *control, const mtt_counters *counters, const float *corrections)
+{
+    if (counters->skipped) return;
+    const mtt__update &u = mtt__find_update(all);
+    const bool FP16 = TYPE == MTT_F16_BITS;
+    float step = corrections[0], correction = corrections[1], b1 = control->beta1, b2 = control->beta2, eps = control->eps;
+    float keep = u.decays ? 1.0f - control->lr * control->weight_decay : 1.0f, scale = counters->gradient_scale;
+    uint64_t stream = all.stream | (uint64_t)u.parameter << 40 | (counters->updates & 0xffffffffffu);
+    uint8_t *m_codes = (uint8_t *)u.m, *v_codes = (uint8_t *)u.v;
+    uint16_t *m_scales = (uint16_t *)(m_codes + (u.count + 31) / 32 * 32), *v_scales = (uint16_t *)(v_codes + (u.count + 31) / 32 * 32);
+    int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK;
+    for (int i = 0; i < MTT__UPDATE_BLOCK && begin + i < u.count; i += 2048) {
+        int64_t at = begin + i + threadIdx.x * 8;
+        bool inside = at < u.count; /* the others lend their hands to the groups' largest */
+        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
+        mtt__vector<uint8_t> m_code, v_code, rest;
+        mtt__vector<uint16_t> weight;
+        if (inside) {
+            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
+            mtt__read_gradient(u, at, g);
+            m_code = mtt__load(m_codes + at);
+            v_code = mtt__load(v_codes + at);
+            if (TYPE == MTT_F32) mtt__read(u.master + at, w);
+            else {
+                weight = mtt__load((const uint16_t *)u.weight + at);
+                rest = mtt__load((const uint8_t *)u.master + at);
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float d = g[k] * scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
+                if (TYPE != MTT_F32) w[k] = mtt__join_weight<FP16>(weight.v[k], rest.v[k]);
+                m[k] = b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - b1) * d;
+                v[k] = mtt__root(b2 * (root * root) + (1.0f - b2) * d * d); /* what is stored of it */
+                w[k] = keep * w[k] - step * m[k] * mtt__reciprocal(v[k] * correction + eps);
+            }
+        }
+        uint4 draw = mtt__philox(control->seed, (uint64_t)at >> 3, stream);
+        const uint32_t random[4] = {draw.x, draw.y, draw.z, draw.w};
+        uint32_t m_scale = mtt__encode<false>(m, random, m_code.v), v_scale = mtt__encode<true>(v, random, v_code.v);
+        if (!inside) continue;
+        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
+        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
+        if (at % 32 == 0) m_scales[at / 32] = (uint16_t)m_scale, v_scales[at / 32] = (uint16_t)v_scale;
+        if (TYPE == MTT_F32) mtt__store(u.master + at, w);
+        else {
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                mtt__split_weight<FP16>(w[k], random[k / 2] >> k % 2 * 16 & 0xffffu, &weight.v[k], &rest.v[k]);
+            *(mtt__vector<uint16_t> *)((uint16_t *)u.weight + at) = weight;
+            *(mtt__vector<uint8_t> *)((uint8_t *)u.master + at) = rest;
+        }
+    }
+}
+
 /* Lists parameters from `first` on, as many as a launch takes, and counts its blocks; out = weight, m, v, master of each. */
 static int mtt__list_updates(mtt_tensor *const *gradients, mtt_tensor *const *out, int first, int count, mtt__updates *all,
                              unsigned *blocks)
@@ -3423,7 +3562,9 @@ static int mtt__list_updates(mtt_tensor *const *gradients, mtt_tensor *const *ou
     *blocks = 0;
     for (; all->count < MTT__UPDATES && first < count; first++) {
         mtt__update *u = &all->at[all->count++];
-        u->gradient = mtt__at<float>(gradients[first]);
+        u->parameter = first;
+        u->gradient = gradients[first]->data;
+        u->gradient_dtype = (uint8_t)gradients[first]->dtype;
         u->count = mtt__elements(gradients[first]);
         u->decays = gradients[first]->rank > 1;
         u->first_block = (int32_t)*blocks;
@@ -3433,7 +3574,7 @@ static int mtt__list_updates(mtt_tensor *const *gradients, mtt_tensor *const *ou
         u->v = mtt__at<float>(out[4 * first + 2]);
         u->master = mtt__at<float>(out[4 * first + 3] ? out[4 * first + 3] : out[4 * first]);
         u->weight = out[4 * first + 3] ? out[4 * first]->data : NULL;
-        u->dtype = (int16_t)out[4 * first]->dtype;
+        u->dtype = (uint8_t)out[4 * first]->dtype;
     }
     return first;
 }
@@ -3463,6 +3604,12 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     int count = op->inputs - 2, first = 0;
     const mtt_control *control = mtt__at<mtt_control>(op->in[0]);
     const mtt_counters *counters = mtt__at<mtt_counters>(op->in[1]);
+    int compact = op->out[1]->dtype == MTT_U8, type = op->out[0]->dtype;
+    void (*kernel)(mtt__updates, const mtt_control *, const mtt_counters *, const float *) =
+        !compact                ? mtt_k_adamw
+        : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
+        : type == MTT_F16_BITS  ? mtt_k_adamw_compact<MTT_F16_BITS>
+                                : mtt_k_adamw_compact<MTT_F32>;
     mtt__updates all;
     void *scratch;
     mtt_status status = mtt__scratch(c, op, 2 * sizeof(float), &scratch);
@@ -3470,7 +3617,8 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     while (first < count && status == MTT_OK) {
         unsigned blocks;
         first = mtt__list_updates(op->in + 2, op->out, first, count, &all, &blocks);
-        status = mtt__launch(c, "adamw", mtt_k_adamw, blocks, 256, all, control, counters, (const float *)scratch);
+        all.stream = (uint64_t)op->site << 56;
+        status = mtt__launch(c, "adamw", kernel, blocks, 256, all, control, counters, (const float *)scratch);
     }
     return status;
 }

@@ -19,6 +19,7 @@ static const option options[] = {
     {"window-size", INT, &policy.window, "keys that a query sees (0: all), with --attention flash", 0, 0},
     {"recompute", CHOICE, &policy.recompute, "what the backward pass makes again", "none|selective|layer|segments", 0},
     {"loss", CHOICE, &policy.loss, "logits of all tokens or of a chunk in memory", "full|chunked", 0},
+    {"state", CHOICE, &policy.state, "optimizer state", "full|compact", 0},
     {"layers", INT, &model.layers, "transformer blocks (2)", 0, 0},
     {"d-model", INT, &model.d_model, "width (128)", 0, 0},
     {"vocab-size", INT, &model.vocab, "ids (1000)", 0, 0},

@@ -20,5 +20,8 @@ static const technique TECHNIQUES[] = {
     {"bf16_dropout", {.precision = MTT_BF16}, 0.1f},
     {"bf16_flash_dropout", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0.1f},
     {"bf16_accumulate_dropout", {.precision = MTT_BF16, .accumulate = 2}, 0.1f},
+    {"bf16_flash_compact_dropout", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .state = MTT_STATE_COMPACT}, 0.1f},
+    {"fp16_compact_checkpointing",
+     {.precision = MTT_FP16, .recompute = MTT_RECOMPUTE_LAYER, .state = MTT_STATE_COMPACT, .accumulate = 2}, 0},
 };
 enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]) };

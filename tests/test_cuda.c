@@ -61,6 +61,7 @@ static setup random_setup(int number)
     s.policy.loss_chunk_rows = 1 + below(s.batch * s.seq_len + 5);
     s.policy.attention = below(2) ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
     s.policy.window = below(2) ? 0 : 1 + below(s.seq_len + 2);
+    s.policy.state = (mtt_state)(number / 4 % 2);
     s.policy.accumulate = 2;
     s.optim.lr = 1e-3f;
     s.optim.seed = 12345;
@@ -71,8 +72,8 @@ static setup random_setup(int number)
 static const char *describe(const setup *s)
 {
     static char text[256];
-    snprintf(text, sizeof(text), "%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss",
-             PRECISIONS[s->policy.precision], s->model.d_model, s->model.heads, s->model.d_ff, s->model.vocab, s->batch,
+    snprintf(text, sizeof(text), "%s%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss",
+             PRECISIONS[s->policy.precision], s->policy.state ? " compact" : "", s->model.d_model, s->model.heads, s->model.d_ff, s->model.vocab, s->batch,
              s->seq_len, s->policy.window, (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
              s->policy.loss ? "chunked" : "full");
     return text;
@@ -731,6 +732,27 @@ static void fill_tensor(const mtt_tensor *t, float scale, float shift)
     }
 }
 
+/* Weights with their rests, first moments of the size of gradients and second ones of their squares, each group in two sizes. */
+static void fill_compact(const setup *s, const mtt__program *p)
+{
+    int i;
+    for (i = 0; i < p->parameter_count; i++) {
+        const mtt__parameter *q = &p->parameters[i];
+        const mtt_tensor *weight = &p->tensors[q->weight], *m = &p->tensors[q->m], *v = &p->tensors[q->v];
+        int64_t count = mtt__elements(weight), k;
+        float *values = malloc((size_t)count * sizeof(float));
+        for (k = 0; k < count; k++) values[k] = weight->rank > 1 ? 0.05f * noise() : 0.7f + 0.3f * noise();
+        if (q->master >= 0)
+            mtt__split_weights(values, count, s->policy.precision == MTT_FP16, NULL, (uint16_t *)weight->data,
+                               (uint8_t *)p->tensors[q->master].data);
+        for (k = 0; k < count; k++) values[k] = (below(3) ? 1e-3f : 1e-4f) * noise();
+        mtt__encode(values, count, 0, NULL, (uint8_t *)m->data, mtt__scales(m));
+        for (k = 0; k < count; k++) values[k] *= values[k];
+        mtt__encode(values, count, 1, NULL, (uint8_t *)v->data, mtt__scales(v));
+        free(values);
+    }
+}
+
 static void fill_state(const setup *s, const mtt__program *p, int accumulate)
 {
     mtt_control *control = (mtt_control *)p->tensors[p->control].data;
@@ -744,6 +766,7 @@ static void fill_state(const setup *s, const mtt__program *p, int accumulate)
         else memset(t->data, 0, t->bytes);
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
     }
+    if (s->policy.state == MTT_STATE_COMPACT) fill_compact(s, p);
     random_tokens(s, tokens, targets, (int)p->shape.rows);
     control->seed = random_bits();
     control->micro_batch = random_bits();
@@ -938,6 +961,61 @@ static void compare_counters(const setup *s, const mtt_op *op, const mtt_counter
           "gradient scale %.9g, on the CPU %.9g (%s)", (double)a->gradient_scale, (double)b->gradient_scale, describe(s));
 }
 
+static int64_t compact_numbers, compact_others; /* numbers of the compact state, and those that the device rounded otherwise */
+
+/* A parameter's compact state after the update, the device's against the CPU's, which test_model.c holds to AdamW in double.
+   Both round with the same random bits what FP32 arithmetic left a little different, so that few numbers are others, and those
+   are neighbours: a unit of the code apart, and what a scale's unit and the arithmetic add. */
+static void compare_compact(lock_step *l, const mtt_op *op, int parameter, mtt_tensor *const *device)
+{
+    mtt_tensor *const *host = op->out + 4 * parameter;
+    int64_t count = mtt__elements(host[0]), i;
+    int fp16 = host[0]->dtype == MTT_F16_BITS, o, wrong = 0;
+    char *copy[4] = {NULL, NULL, NULL, NULL};
+    float *ours = malloc((size_t)count * sizeof(float)), *cpus = malloc((size_t)count * sizeof(float));
+    for (o = 0; o < 4; o++) {
+        if (!host[o]) continue;
+        copy[o] = malloc(host[o]->bytes);
+        check(cuda.download(l->context, copy[o], device[o]->data, host[o]->bytes) == MTT_OK, "download: %s", env.error);
+    }
+    for (o = 1; o < 3; o++) {
+        uint16_t *scales = mtt__scales(host[o]), *device_scales = (uint16_t *)(void *)(copy[o] + 32 * host[o]->shape[0]);
+        const uint8_t *code = (const uint8_t *)host[o]->data, *device_code = (const uint8_t *)copy[o];
+        mtt__decode(code, scales, count, o == 2, cpus);
+        mtt__decode(device_code, device_scales, count, o == 2, ours);
+        for (i = 0; i < count; i++) {
+            double scale = (double)mtt__from_scale(scales[i / 32]), a = o == 2 ? sqrt(ours[i]) : ours[i], b = o == 2 ? sqrt(cpus[i]) : cpus[i];
+            double r = fabs(b) / scale, y = fmin(1, 2 * r / (1 + r) + 1.0 / 127);
+            double unit = o == 2 ? 1.0 / 255 : 2 / ((2 - y) * (2 - y)) / 127;
+            int scale_off = scales[i / 32] - device_scales[i / 32];
+            wrong += !(abs(scale_off) <= 1) || (scale > 0 && !(fabs(a - b) <= (unit + 0x1p-10) * 1.0001 * scale));
+            compact_others += code[i] != device_code[i];
+        }
+    }
+    if (host[3]) {
+        const uint16_t *weights = (const uint16_t *)host[0]->data;
+        const uint8_t *rests = (const uint8_t *)host[3]->data;
+        mtt__join_weights(weights, rests, count, fp16, cpus);
+        mtt__join_weights((const uint16_t *)(const void *)copy[0], (const uint8_t *)copy[3], count, fp16, ours);
+    } else {
+        memcpy(cpus, host[0]->data, host[0]->bytes);
+        memcpy(ours, copy[0], host[0]->bytes);
+    }
+    for (i = 0; i < count; i++) { /* lr is 0.01, and m over the root of v below 10 */
+        int exponent;
+        double unit;
+        frexp((double)cpus[i], &exponent);
+        unit = host[3] ? ldexp(1, (fp16 && exponent < -13 ? -13 : exponent) - (fp16 ? 19 : 16)) : 0;
+        wrong += !(fabs((double)ours[i] - (double)cpus[i]) <= unit + 0x1p-21 * (fabs((double)cpus[i]) + 0.1));
+        compact_others += host[3] && ours[i] != cpus[i];
+    }
+    compact_numbers += (host[3] ? 3 : 2) * count;
+    check(!wrong, "%d numbers of %s in the compact state are not the CPU's nor next to them (%s)", wrong, host[0]->name, describe(&l->s));
+    for (o = 0; o < 4; o++) free(copy[o]);
+    free(ours);
+    free(cpus);
+}
+
 static void compare_output(lock_step *l, const mtt_op *op, int o, const mtt_tensor *device, double **in, const double *exact,
                            const double *plain)
 {
@@ -981,7 +1059,7 @@ static void step_op(lock_step *l, int which, int i)
     mtt_op *host = &l->host->programs[which].ops[i], *device = &l->device->programs[which].ops[i];
     textbook exact = {host, NULL, NULL, l->s.policy.precision, 1}, plain = {host, NULL, NULL, l->s.policy.precision, 0};
     mtt_status status;
-    int o;
+    int o, compact = host->kind == MTT_OP_ADAMW && host->out[1]->dtype == MTT_U8;
     if (!is_new(host) && l->once) {
         mtt__cpu_functions[host->kind](host); /* for those that need its results */
         return;
@@ -998,13 +1076,14 @@ static void step_op(lock_step *l, int which, int i)
     status = cuda.run(l->context, device, 1,
                       mtt__control(&l->host->programs[which].tensors[l->host->programs[which].control])->accumulate);
     check(status == MTT_OK, "%s: %s (%s)", mtt__op_name[host->kind], env.error, describe(&l->s));
-    if (TEXTBOOK[host->kind]) {
+    if (TEXTBOOK[host->kind] && !compact) {
         TEXTBOOK[host->kind](&exact);
         TEXTBOOK[host->kind](&plain);
     }
     mtt__cpu_functions[host->kind](host);
     for (o = 0; o < host->outputs && status == MTT_OK; o++)
-        if (host->out[o]) compare_output(l, host, o, device->out[o], exact.in, exact.out[o], plain.out[o]);
+        if (compact && o % 4 == 0) compare_compact(l, host, o / 4, device->out + o);
+        else if (host->out[o] && !compact) compare_output(l, host, o, device->out[o], exact.in, exact.out[o], plain.out[o]);
     free_all(exact.in, host->inputs);
     free_all(exact.out, host->outputs);
     free_all(plain.out, host->outputs);
@@ -1076,6 +1155,9 @@ static void operations(int large, int small)
         check(distinct[i] >= TRIES || small < SMALL_SETUPS, "%s was tried over %d shapes, %d are wanted", mtt__op_name[i],
               distinct[i], TRIES);
     }
+    printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n", (long long)compact_others,
+           (long long)compact_numbers);
+    check(compact_others <= compact_numbers / 50, "too many numbers of the compact state are not the CPU's");
 }
 
 /* Which of two plain implementations of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded, 1 if cut off. */

@@ -747,7 +747,7 @@ static void train(const setup *s, int steps, double *losses, float *final)
 static void recompute_bits(void)
 {
     enum { STEPS = 100 };
-    double losses[WAYS][STEPS], last[2][2];
+    double losses[WAYS][STEPS], last[3][2];
     int again[WAYS] = {0};
     setup s = small_setup();
     s.model.layers = 4;
@@ -757,11 +757,12 @@ static void recompute_bits(void)
     s.policy.loss_chunk_rows = 8;
     reference r = reference_of(&s);
     float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 6; kind++) { /* the last two in the compact state */
         s.policy.attention = (mtt_attention)(kind % 2);
         s.policy.precision = kind / 2 ? MTT_BF16 : MTT_FP32;
         s.policy.loss = kind == 1 || kind == 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
-        for (int way = 0; way < WAYS; way++) {
+        s.policy.state = (mtt_state)(kind / 4);
+        for (int way = 0; way < WAYS; way += 1 + kind / 4) {
             mtt_plan_report report;
             set_recompute(&s, way);
             mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
@@ -939,6 +940,94 @@ static void conversions(void)
     check(!wrong_rounding[1], "%d floats round wrongly to FP16", wrong_rounding[1]);
 }
 
+/* Half a unit of the last of 16 (BF16) or 19 (FP16, fewer below 2^-14) significant bits of x. */
+static double half_unit(double x, int fp16)
+{
+    int exponent;
+    frexp(x, &exponent);
+    if (fp16 && exponent < -13) exponent = -13;
+    return ldexp(1, exponent - (fp16 ? 20 : 17));
+}
+
+/* By how much a moment of ratio r to its scale may be off when its code is off by `units`: r = y / (2 - y) grows by at most
+   2 / (2 - y)^2 of what y grows, and is the scale's at the top. */
+static double moment_error(double r, int second, double units)
+{
+    double y = second ? r : 2 * r / (1 + r), next = fmin(1, y + units / 127);
+    return second ? units / 255 : units / 127 * 2 / ((2 - next) * (2 - next));
+}
+
+/* What the compact state stores: as near as its bits allow, without bias where the rounding is random, and the same again
+   when what was read is stored. */
+static void compact_codes(void)
+{
+    int off[2] = {0, 0}, far[2] = {0, 0}, changed[2] = {0, 0}, wrong = 0, moved = 0, biased = 0;
+    for (int i = 0; i < 1000000; i++) {
+        int fp16 = i % 2, exponent = fp16 ? below(45) - 30 : below(250) - 124;
+        double sign = below(2) ? 1 : -1;
+        float x = (float)ldexp(sign * (1 + uniform()), exponent);
+        uint16_t weight, again;
+        uint8_t rest, rest_again;
+        mtt__split_weight(x, fp16, MTT__NEAREST, &weight, &rest);
+        float y = mtt__join_weight(weight, rest, fp16), w = fp16 ? mtt__from_fp16(weight) : mtt__from_bf16(weight);
+        float nearest = fp16 ? mtt__from_fp16(mtt__to_fp16(y)) : mtt__from_bf16(mtt__to_bf16(y));
+        off[fp16] += !(fabs((double)y - x) <= half_unit(x, fp16) * (fp16 && fabs(x) < 6.2e-5 ? 1.04 : 1)); /* 2^-112 x is rounded too */
+        far[fp16] += !(fabs((double)y - w) <= fabs((double)y - nearest));
+        mtt__split_weight(y, fp16, (uint32_t)below(65536), &again, &rest_again);
+        changed[fp16] += again != weight || rest_again != rest;
+    }
+    check(!off[0] && !off[1], "%d BF16 and %d FP16 weights are off by more than half a unit of their rests", off[0], off[1]);
+    check(!far[0] && !far[1], "%d BF16 and %d FP16 weights are not the nearest without their rests", far[0], far[1]);
+    check(!changed[0] && !changed[1], "%d BF16 and %d FP16 weights are other bits when split again", changed[0], changed[1]);
+    for (int i = 0; i < 20000; i++) { /* groups of 1 to 32, from 2^-46 to 2^14, of which some are far below the largest */
+        float x[32], y[32], largest = 0;
+        uint16_t scale, scale_again, random[32];
+        uint8_t codes[32], again[32];
+        int count = 1 + below(32), second = i % 2, size = below(60) - 46;
+        for (int k = 0; k < count; k++) {
+            x[k] = (float)ldexp((second || below(2) ? 1 : -1) * (k ? uniform() : 1), size - (k ? below(13) : 0));
+            random[k] = (uint16_t)below(65536);
+            largest = fmaxf(largest, fabsf(x[k]));
+            if (second) x[k] *= x[k];
+        }
+        for (int way = 0; way < 2; way++) { /* to nearest, and at random */
+            mtt__encode(x, count, second, way ? random : NULL, codes, &scale);
+            mtt__decode(codes, &scale, count, second, y);
+            double unit = largest * ldexp(1, way ? -10 : -11); /* of the scale */
+            check(fabs(mtt__from_scale(scale) - largest) <= unit, "a scale of %g is %g", (double)largest,
+                  (double)mtt__from_scale(scale));
+            for (int k = 0; k < count; k++) {
+                double a = second ? sqrt(x[k]) : x[k], b = second ? sqrt(y[k]) : y[k];
+                double limit = moment_error(fabs(a) / largest, second, way || second ? 1 : 0.5); /* 1 where at least 1 */
+                wrong += !(fabs(a - b) <= limit * largest * 1.00001 + unit) || (x[k] > 0 && second && !(y[k] > 0));
+            }
+            mtt__encode(y, count, second, NULL, again, &scale_again);
+            moved += scale_again != scale || memcmp(codes, again, (size_t)count);
+        }
+    }
+    check(!wrong, "%d moments are off by more than a unit", wrong);
+    check(!moved, "%d groups are other bits when encoded again", moved);
+    for (int i = 0; i < 200; i++) { /* over all random numbers the mean is the number itself, moments' between 1 and the top */
+        float x = (float)(0.01 + 0.98 * uniform());
+        double mean[4] = {0, 0, 0, 0};
+        for (uint32_t random = 0; random < 65536; random++) {
+            uint16_t weight;
+            uint8_t rest;
+            for (int fp16 = 0; fp16 < 2; fp16++) {
+                mtt__split_weight(x, fp16, random, &weight, &rest);
+                mean[fp16] += mtt__join_weight(weight, rest, fp16) / 65536.0;
+            }
+            mean[2] += mtt__to_moment(x, 0, random) / 65536.0;
+            mean[3] += mtt__to_moment(x, 1, random) / 65536.0;
+        }
+        biased += fabs(mean[0] - x) > 1e-12 || fabs(mean[1] - x) > 1e-12;
+        biased += fabs(mean[2] - 127 * 2 * x / (1 + x)) > 0.5 * (2 * x / (1 + x) > 126.5 / 127) + 1e-4;
+        biased += fabs(mean[3] - 255 * x) > 1e-4;
+    }
+    check(!biased, "%d of 800 means of randomly rounded numbers are not the numbers", biased);
+    check(mtt__to_scale(0, 65535) == 0 && mtt__from_scale(0) == 0 && mtt__to_scale(1e30f, 0) == 65535, "the ends of the scales");
+}
+
 /* ---------------------------------------------------------------------------------------------------- training ---- */
 
 static void overfit(void)
@@ -974,11 +1063,12 @@ static void overfit(void)
     printf("\n");
 }
 
-static void overflow(void)
+static void overflow_in(mtt_state state)
 {
     int32_t tokens[32], targets[32];
     setup s = small_setup();
     s.policy.precision = MTT_FP16;
+    s.policy.state = state;
     s.policy.accumulate = 1;
     s.optim.loss_scale = 1e30f;
     reference r = reference_of(&s);
@@ -1015,6 +1105,12 @@ static void overflow(void)
     check(last < first, "training does not go on after overflows: loss %g, then %g", first, last);
     mtt_trainer_destroy(trainer);
     free(before);
+}
+
+static void overflow(void)
+{
+    overflow_in(MTT_STATE_FULL);
+    overflow_in(MTT_STATE_COMPACT);
 }
 
 /* A number that is not finite stops the step, changes nothing, and once it is mended all is as if it never was. */
@@ -1173,6 +1269,108 @@ static void optimizer(void)
     printf("optimizer: largest difference from AdamW in double %.1e\n", worst);
 }
 
+/* All of a parameter's weights, first or second moments in FP32. */
+static void read_kept(mtt_trainer *trainer, const reference *r, int what, float *values)
+{
+    for (int i = 0; i < r->parameters; i++) {
+        const mtt__parameter *q = mtt__parameter_at(trainer, find_parameter(trainer, r->parameter[i].name));
+        check(!mtt__get_kept(trainer, q, what, 0, (int64_t)r->parameter[i].count, values + r->parameter[i].first), "no state");
+    }
+}
+
+/* A step in the compact state against AdamW in double from the state before it: off by at most a unit of what is stored, and
+   what FP32 arithmetic adds. */
+static void compact_update(void)
+{
+    int32_t tokens[32], targets[32];
+    for (int precision = 0; precision < 4; precision++) {
+        setup s = small_setup();
+        double worst[3] = {0, 0, 0}, beta1 = 1, beta2 = 1;
+        s.policy.precision = (mtt_precision)precision;
+        s.policy.state = MTT_STATE_COMPACT;
+        s.optim = (mtt_optim_desc){.lr = 0.02f, .beta1 = 0.8f, .beta2 = 0.95f, .eps = 1e-3f, .weight_decay = 0.3f, .clip = -1,
+                                   .seed = SEED};
+        reference r = reference_of(&s);
+        mtt_trainer *trainer = open_trainer(&s);
+        float *w = random_weights(&r), *g = malloc(7 * r.weights * sizeof(float)), *before = g + r.weights,
+              *after = before + 3 * r.weights;
+        write_all(trainer, &r, w);
+        for (int step = 0; step < 8; step++) {
+            random_tokens(&s, 2, 0, tokens, targets);
+            for (int what = 0; what < 3; what++) read_kept(trainer, &r, what, before + (size_t)what * r.weights);
+            check(!mtt_train_step(trainer, tokens, targets, NULL), "a step failed: %s", env.error);
+            for (int what = 0; what < 3; what++) read_kept(trainer, &r, what, after + (size_t)what * r.weights);
+            read_all(trainer, &r, mtt_gradient_get, g);
+            beta1 *= 0.8f;
+            beta2 *= 0.95f;
+            for (int p = 0; p < r.parameters; p++)
+                for (size_t i = 0; i < r.parameter[p].count; i += 32) {
+                    double exact[3][32], scale[3] = {0, 0, 0};
+                    size_t n = r.parameter[p].count - i < 32 ? r.parameter[p].count - i : 32, at = r.parameter[p].first + i;
+                    for (size_t k = 0; k < n; k++) {
+                        double gradient = g[at + k], decay = r.parameter[p].cols ? 0.3f : 0, old = before[at + k];
+                        double m = 0.8f * before[r.weights + at + k] + (1 - 0.8f) * gradient;
+                        double v = 0.95f * before[2 * r.weights + at + k] + (1 - 0.95f) * gradient * gradient;
+                        double rate = 0.02f / (1 - beta1) / (sqrt(v / (1 - beta2)) + 1e-3f), exactly = old - rate * m - 0.02f * decay * old;
+                        double terms = fabs(old) + rate * (fabs(before[r.weights + at + k]) + fabs(gradient));
+                        double limit = (precision >= MTT_BF16 ? 2 * half_unit(exactly, precision == MTT_FP16) : 0) + 1e-6 * terms;
+                        worst[0] = fmax(worst[0], fabs(after[at + k] - exactly) / limit);
+                        exact[1][k] = m;
+                        exact[2][k] = sqrt(v);
+                        for (int what = 1; what < 3; what++) scale[what] = fmax(scale[what], fabs(exact[what][k]));
+                    }
+                    for (size_t k = 0; k < n; k++)
+                        for (int what = 1; what < 3; what++) {
+                            double now = after[(size_t)what * r.weights + at + k], was = exact[what][k];
+                            double limit = (moment_error(fabs(was) / scale[what], what == 2, 1) + ldexp(1, -10) + 1e-5) * scale[what];
+                            if (scale[what] > 0)
+                                worst[what] = fmax(worst[what], fabs((what == 2 ? sqrt(now) : now) - was) / limit);
+                        }
+                }
+        }
+        check(worst[0] <= 1 && worst[1] <= 1 && worst[2] <= 1, "%s, compact: weights, m, v are off by %g, %g, %g of what they may",
+              PRECISIONS[precision], worst[0], worst[1], worst[2]);
+        mtt_trainer_destroy(trainer);
+        free(w);
+        free(g);
+    }
+}
+
+/* Successors under a rule are learnt as fast as in the full state: a step's loss is off by no more than four times what BF16's
+   is off FP32's, and the mean of a hundred by no more than once. */
+static void compact_loss(void)
+{
+    enum { STEPS = 300, LAST = 100, KINDS = 5 };
+    static const mtt_precision PRECISION[KINDS] = {MTT_FP32, MTT_BF16, MTT_FP32, MTT_BF16, MTT_FP16};
+    double losses[KINDS][STEPS], gap[KINDS] = {0}, mean[KINDS] = {0};
+    for (int kind = 0; kind < KINDS; kind++) {
+        setup s = small_setup();
+        s.model.d_model = 32;
+        s.seq_len = 11;
+        s.policy.accumulate = 1;
+        s.policy.precision = PRECISION[kind];
+        s.policy.state = kind < 2 ? MTT_STATE_FULL : MTT_STATE_COMPACT;
+        mtt_trainer *trainer = open_trainer(&s);
+        random_state = 5;
+        for (int step = 0; step < STEPS; step++) {
+            int32_t tokens[22], targets[22];
+            mtt_step_info info = {.loss = NAN};
+            for (int i = 0; i < 22; i++) tokens[i] = below(32), targets[i] = below(4) ? (3 * tokens[i] + 1) % 32 : below(32);
+            check(!mtt_train_step(trainer, tokens, targets, &info), "step %d failed: %s", step, env.error);
+            losses[kind][step] = info.loss;
+            if (step >= STEPS - LAST) mean[kind] += info.loss / LAST;
+            if (step >= STEPS - LAST) gap[kind] += fabs(info.loss - losses[kind < 2 ? 0 : kind == 2 ? 0 : 1][step]) / LAST;
+        }
+        mtt_trainer_destroy(trainer);
+    }
+    printf("compact state: mean losses %.5f, %.5f, %.5f, full %.5f, %.5f; mean gaps %.1e, %.1e, %.1e, BF16's to FP32 %.1e\n", mean[2],
+           mean[3], mean[4], mean[0], mean[1], gap[2], gap[3], gap[4], gap[1]);
+    for (int kind = 2; kind < KINDS; kind++)
+        check(gap[kind] <= 4 * gap[1] && fabs(mean[kind] - mean[kind == 2 ? 0 : 1]) <= gap[1],
+              "%s, compact: mean loss %.6f, full %.6f, mean gap %g, BF16's to FP32 %g", PRECISIONS[PRECISION[kind]], mean[kind],
+              mean[kind == 2 ? 0 : 1], gap[kind], gap[1]);
+}
+
 static void learning_rates(void)
 {
     for (int kind = 0; kind < 3; kind++) {
@@ -1230,8 +1428,10 @@ static void repeatable(void)
     s.model.vocab = 300;
     s.seq_len = 33;
     s.policy.accumulate = 1;
-    for (int kind = 0; kind < 4; kind++) {
+    for (int kind = 0; kind < 6; kind++) { /* the last two in the compact state, with tensors that threads share out */
         double losses[4][3];
+        if (kind >= 4) s.model.vocab = 3000;
+        s.policy.state = (mtt_state)(kind / 4);
         reference r = reference_of(&s);
         float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
         s.policy.attention = (mtt_attention)(kind % 2);
@@ -1477,8 +1677,10 @@ static void run_on(mtt_trainer *trainer, mtt_batches *batches, int end, double *
 static void resume_bits(const mtt_tokens *tokens)
 {
     static const int STOPS[] = {0, 1, 5};
-    for (int precision = 0; precision < 4; precision++) {
+    for (int kind = 0; kind < 8; kind++) {
+        int precision = kind % 4;
         setup s = checkpoint_setup(precision);
+        s.policy.state = (mtt_state)(kind / 4);
         reference r = reference_of(&s);
         double whole[10], parts[10];
         mtt_batches batches, loader;
@@ -1521,11 +1723,14 @@ static void resume_bits(const mtt_tokens *tokens)
     }
 }
 
-/* A checkpoint serves any precision and batch: its master weights arrive as they were, and the run goes on. */
+/* A checkpoint serves any precision, state and batch: its master weights arrive as they were, or rounded where fewer bits
+   are kept, and the run goes on. */
 static void resume_elsewhere(const mtt_tokens *tokens)
 {
-    for (int kind = 0; kind < 16; kind++) {
-        setup s = checkpoint_setup(kind / 4), other = checkpoint_setup(kind % 4);
+    for (int kind = 0; kind < 48; kind++) {
+        setup s = checkpoint_setup(kind / 4 % 4), other = checkpoint_setup(kind % 4);
+        s.policy.state = kind / 16 == 1 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
+        other.policy.state = kind / 16 == 2 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
         reference r = reference_of(&s);
         double losses[10];
         mtt_batches batches;
@@ -1539,17 +1744,23 @@ static void resume_elsewhere(const mtt_tokens *tokens)
         other.batch = 4;
         mtt_trainer *to = open_trainer(&other);
         mtt_batches_init(&env, &batches, tokens, 4, 8, 3, 0);
-        check(!mtt_resume(to, in("elsewhere"), &batches), "%s does not resume as %s: %s", PRECISIONS[kind / 4],
+        check(!mtt_resume(to, in("elsewhere"), &batches), "%s does not resume as %s: %s", PRECISIONS[kind / 4 % 4],
               PRECISIONS[kind % 4], env.error);
         float *a = parameters_of(from, &r), *b = parameters_of(to, &r);
+        for (size_t i = 0; kind / 16 == 2 && kind % 4 >= MTT_BF16 && i < r.weights; i++) {
+            uint16_t weight;
+            uint8_t rest;
+            mtt__split_weight(a[i], kind % 4 == MTT_FP16, MTT__NEAREST, &weight, &rest);
+            a[i] = mtt__join_weight(weight, rest, kind % 4 == MTT_FP16);
+        }
         check(memcmp(a, b, r.weights * sizeof(float)) == 0 && batches.cursor == 20,
-              "%s resumed as %s has other weights", PRECISIONS[kind / 4], PRECISIONS[kind % 4]);
+              "%s resumed as %s has other weights", PRECISIONS[kind / 4 % 4], PRECISIONS[kind % 4]);
         int32_t ids[32], targets[32];
         mtt_step_info info = {.loss = 0};
         check(!mtt_batches_next(&batches, ids, targets) && !mtt_train_step(to, ids, targets, &info) && info.step == 6 &&
                   fabs(info.loss / losses[4] - 1) < 0.2,
               "%s resumed as %s goes on at a loss of %g after %g: %s",
-              PRECISIONS[kind / 4], PRECISIONS[kind % 4], info.loss, losses[4], env.error);
+              PRECISIONS[kind / 4 % 4], PRECISIONS[kind % 4], info.loss, losses[4], env.error);
         free(a);
         free(b);
         mtt_trainer_destroy(from);
@@ -1776,6 +1987,7 @@ int main(int argc, char **argv)
     use_threads(1);
     if (!open_folder()) return finish();
     timed("conversions", conversions);
+    timed("compact codes", compact_codes);
     timed("gradients", gradients);
     timed("uneven targets", uneven_targets);
     timed("attention", attention_kinds);
@@ -1787,6 +1999,8 @@ int main(int argc, char **argv)
     timed("not finite", not_finite);
     timed("full device", full_device);
     timed("optimizer", optimizer);
+    timed("compact update", compact_update);
+    timed("compact loss", compact_loss);
     timed("learning rates", learning_rates);
     timed("accumulation", accumulation);
     timed("repeatable", repeatable);

@@ -39,6 +39,7 @@ static const option options[] = {
     {"loss", CHOICE, &set.policy.loss, "logits of all tokens or of a chunk in memory", "full|chunked", 0},
     {"chunked", FLAG, &set.policy.loss, "the same as --loss chunked", 0, MTT_LOSS_CHUNKED},
     {"chunk-rows", INT, &set.policy.loss_chunk_rows, "tokens of a chunk (the library's default)", 0, 0},
+    {"compact", FLAG, &set.policy.state, "the compact optimizer state", 0, MTT_STATE_COMPACT},
     {"device", CHOICE, &set.policy.device, "who computes (cuda)", "cpu|cuda", 0},
     {"peak-tflops", REAL, &set.tflops, "rate of large products (779: BF16 on an H200)", 0, 0},
     {"peak-gbs", REAL, &set.gbs, "rate of large copies, read and written (4220: an H200)", 0, 0},
