@@ -2530,7 +2530,7 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
     constexpr int CHUNK = S::CHUNK, D = S::D;
     const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
-    uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2] = {}, ds_packed[S::KEY_ROWS][CHUNK / 8][2] = {};
+    uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2], ds_packed[S::KEY_ROWS][CHUNK / 8][2];
     const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (seen) {
         /* drawn while no scores take registers, and pinned there */
@@ -2543,6 +2543,11 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
         }
         const uint32_t stats_smem = smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES + column * 8;
         mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem, fates);
+    } else {
+        const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__pinned(0); /* pinned: zeros are made here, not before each chunk */
+        #pragma unroll
+        for (int n = 0; n < CHUNK / 8; n++)
+            for (int r = 0; r < 2 * S::KEY_ROWS; r++) p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
     }
     #pragma unroll
     for (int n = 0; n < CHUNK / 8; n += 2)
