@@ -61,7 +61,7 @@ tradeoff() { # ROWS BATCH: memory against time; the front joins what nothing bea
   while read -r t; do commands+="'< awk -F \"\\t\" \"\\\$2 == \\\"$t\\\"\" $1' using 7:6 with points title '$t', "; done < <(distinct 2 "$1")
   draw memory_speed_tradeoff 1000,560 "set title 'Batch $2: lower left is better'; set xlabel 'time of a step, ms'; set ylabel 'memory, MiB'
     set xrange [0:*]; set yrange [0:*]; set offsets 0, graph 0.05, graph 0.05, 0
-    plot $commands'$work/front' using 7:6 with steps lw 1 dt 3 lc rgb '#606060' title 'Pareto front'"
+    plot $commands'$work/front' using 7:6 with steps lw 2 dt 3 lc rgb '#404040' title 'Pareto front'"
 }
 saved() { # ROWS: memory saved against the baseline of the same batch, a bar for each batch
   local b n=2 commands=
@@ -84,8 +84,9 @@ timelines() { # bytes alive through a step, stacked by category, on the same sca
       "$1/timeline.tsv" > "$work/line.$t"
     commands=
     for k in 8 7 6 5 4 3 2 1; do
-      commands+="${commands:+, }'$work/line.$t' using 1:$((k + 1)) with filledcurves y1=0 fs pattern $((k - 1)) border lc rgb 'black' lw 0.5 lc rgb ink[$k] dt 1 title word(categories, $k)"
+      commands+="${commands:+, }'$work/line.$t' using 1:$((k + 1)) with filledcurves y1=0 fs pattern $((k - 1)) lc rgb ink[$k] dt 1 title word(categories, $k)"
     done
+    commands+=", for [k=2:9] '$work/line.$t' using 1:k with lines lw 0.8 lc rgb 'black' dt 1 notitle" # outlines, over all areas
     draw "timeline_$t" 1000,480 "categories = '$(head -n 1 "$1/timeline.tsv" | cut -f 3-)'; set title '$t'; set xlabel 'operation'; set ylabel 'memory alive, MiB'
       set xrange [0:$(($(wc -l < "$work/line.$t") - 1))]; set yrange [0:$top]; set grid front
       half = $(awk -F '\t' '$10 != "forward" { print $1; exit }' "$work/line.$t"); set arrow from half, 0 to half, $top nohead front lw 1.5 dt 2
@@ -98,9 +99,9 @@ for results in "$@"; do
   [ -s "$results/results.tsv" ] || { echo "plots: there is no $results/results.tsv; build/report --results-dir $results makes it" >&2; exit 3; }
   plots=$results/plots
   mkdir -p "$plots" && rm -f "$plots"/*.png "$plots"/*.svg
-  # group technique batch length layers MiB ms tokens/s saved-% perplexity pareto largest-batch
+  # group technique batch length layers MiB ms thousand-tokens/s saved-% perplexity pareto largest-batch
   awk -F '\t' -v OFS='\t' 'NR == 1 { for (i = 1; i <= NF; i++) c[$i] = i; next }
-    { print $2, $3, $c["batch_size"], $c["seq_len"], $c["layers"], $c["device_bytes"] / 1048576, $c["ms_median"], $c["tokens_per_s"],
+    { print $2, $3, $c["batch_size"], $c["seq_len"], $c["layers"], $c["device_bytes"] / 1048576, $c["ms_median"], $c["tokens_per_s"] / 1000,
       ($c["memory"] > 0 ? 100 * (1 - $c["memory"]) : 0), $c["perplexity"], $c["pareto"], $c["largest_batch"] }' "$results/results.tsv" > "$work/all"
   : > "$work/script"
   same=batch # the group in which techniques alone differ
@@ -117,12 +118,12 @@ for results in "$@"; do
     IFS=: read -r name column title <<< "$group"
     rows "\$1 == \"$name\"" > "$work/$name"
     curves "memory_vs_$name" "$work/$name" "$column" "$title" 6 'memory, MiB'
-    curves "speed_vs_$name" "$work/$name" "$column" "$title" 8 'tokens/s'
+    curves "speed_vs_$name" "$work/$name" "$column" "$title" 8 'thousand tokens/s'
   done
   rows "\$1 == \"$same\"" > "$work/same"
   saved "$work/same"
   rows '$1 == "largest"' > "$work/largest"
-  bars largest_batch "$work/largest" 'Each technique at its own largest batch' 3 'batch, sequences' %.0f 6 'memory, MiB' %.0f 8 'tokens/s' %.0f
+  bars largest_batch "$work/largest" 'Each technique at its own largest batch' 3 'batch, sequences' %.0f 6 'memory, MiB' %.0f 8 'thousand tokens/s' %.4g
   timelines "$results"
   gnuplot "$work/script" 2> "$work/err" || { echo "plots: $(grep . "$work/err" | tail -n 1)" >&2; failed=1; }
   if [ -s "$results/comparison.md" ]; then # the plots belong to the page
