@@ -298,8 +298,7 @@ int main(int argc, char **argv)
     if (code || set.dry_run) return code;
     if (!set.policy.accumulate) set.policy.accumulate = 1;
     if (!set.steps) set.steps = (int)(batches.sequences * (uint64_t)set.epochs / (uint64_t)(set.batch * set.policy.accumulate));
-    set.optim.seed = (uint64_t)set.seed;
-    set.optim.warmup_steps = set.warmup, set.optim.total_steps = set.steps;
+    set.optim.seed = (uint64_t)set.seed, set.optim.warmup_steps = set.warmup, set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len, &t);
     if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
     if (status == MTT_E_FILE && set.resume) fprintf(stderr, "train: nothing to resume: start without --resume\n");
