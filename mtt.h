@@ -514,7 +514,7 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done, or given to the device where no info was asked for */
 /* Bytes by which the device's free memory has shrunk since just before the arena was taken, whoever took them; the arena's on
    the CPU, which does not count. On CUDA it should be the arena rounded up to pages of 2 MiB and, in a process's first trainer
-   of its kind, up to 8 MiB that the driver takes for graphs and for the code of kernels at their first run; in the next nothing
+   of its kind, what the driver takes for graphs and for the code of kernels at their first run, 2 to 14 MiB; in the next nothing
    (measured on an H200). */
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *trainer);
 MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
@@ -2613,7 +2613,8 @@ static void mtt__split_bytes(const mtt__program *p, int op, size_t bytes[MTT_CAT
 
 /* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or its traffic, whichever
    is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200 makes 500 TFLOP/s with 16 bits (779 in a
-   product of 8192 x 8192 x 8192, less at a model's widths), 250 as TF32 and 50 in FP32, and moves 4.2 TB/s. */
+   product of 8192 x 8192 x 8192, less at a model's widths) and moves 4.2 TB/s, both measured; the rates of TF32, FP32 and of a CPU
+   are estimates. */
 static double mtt__plan_cost(const mtt_schedule *s)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];

@@ -152,8 +152,8 @@ template <int WIDTH> static __device__ __forceinline__ void mtt__drop(const mtt_
 
 enum { MTT__PLANS = 128 };                 /* distinct matrix products remembered */
 enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 }; /* lists of operations remembered; shorter lists are not worth it */
-/* The driver takes 2.4 KB of device memory a node, beside the plan: 5 MiB at most. A step of more launches (A's 4 layers have 350,
-   GPT-2's 12 have 900) takes so long that launching them is hidden. */
+/* The driver takes 2.4 KB of device memory a node, beside the plan: 5 MiB at most. A model of 4 layers has 350 in a step; more come
+   of many chunks of a loss, 7 for A's 2,048 rows, which take 470 us: launched one by one they keep up. */
 enum { MTT__GRAPH_NODES = 2048 };
 static const size_t MTT__PINNED = 4 << 20; /* bytes of the staging buffer */
 
@@ -1619,7 +1619,7 @@ typedef struct mtt__flash {
     float4 *dq_partial;   /* backward: a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
     int *ticket;          /* backward: key tiles given out */
     int64_t seq_len, width; /* T; C = heads * D */
-    int heads, head_dim, window, head_count, first_head, group, slots;
+    int heads, head_dim, window, head_count, first_head, group, slots; /* group: heads whose tiles are given out in turns */
     float scale, scale_log2, keep_scale;
     uint32_t threshold;   /* of 65536; below it an element is dropped */
     uint64_t site_stream; /* the stream's part that is known at launch */
@@ -2251,8 +2251,8 @@ template <typename E, int LANES> static __global__ void __launch_bounds__(256) m
 /* Sums of dQ that pass from block to block. The blocks that add to one tile of dQ do so one after another, in an order fixed by
    the tile alone; thread i of each takes over what thread i of the block before has left. 4 sums are one unit of 128 bits,
    and every unit carries the number of the contribution that it is, 7 bits of it in place of the lowest 7 of each of its first
-   two sums: these keep 17 bits of significand, and their terms were rounded to 8 or 11. (4 bits in each of the 4 sums cost 5 %
-   of the kernel, in instructions alone.)
+   two sums: these keep 17 bits of significand, and their terms were rounded to 8 or 11. (4 bits in each of the 4 sums took
+   64 instructions more, of 1,100 that a warp has for a pair of tiles with D = 128.)
 
    Why this is correct under PTX's memory model, without a fence (one per tile cost 15 % of the kernel): a unit is one scalar
    access, `relaxed` at the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of
@@ -2957,9 +2957,9 @@ template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, 
     return mtt__flash_launch(mtt_k_flash_stats<E, 32>, (rows + 7) / 8, 256, 0, f, stream);
 }
 
-/* Workspace: the ticket, the ring of dQ, and stats of a slice of heads. Blocks in flight are those of one group of heads: fewer
-   heads would wait for each other's dQ, more would compete for L2; a second group's slots let blocks go on to its heads. Heads
-   that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
+/* Workspace: the ticket, the ring of dQ, and stats of a slice of heads. A group is the heads whose blocks fill the device, two
+   at least: with fewer, blocks wait for each other's dQ; with more, L2 holds less of each. A second group's slots let blocks go
+   on to its heads. Heads that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
 template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
           int MIN_BLOCKS>
 static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)

@@ -863,12 +863,12 @@ static int64_t terms_of(const mtt_op *op)
 
 /* What is allowed beyond twice the plain error, relative to the output's size. 4 units of the last place of FP32 (2^-23),
    since another formula of the same accuracy (fused multiply-adds, expf of 2 ulp) is off by that much where the plain one
-   happens to round well. Tensor cores cut off what does not fit when they add 8 or 16 products to a sum (Fasi et al. 2021; TF32
-   and some of cuBLASLt's kernels for 16 bits take 8), a bias of up to a unit each time, where FP32 rounds without one: 1 unit
-   more for each 8 terms. 4.8e-7 for a norm, 1.6e-5 for 1,025 terms. */
+   happens to round well. Tensor cores cut off what does not fit when they add 16 products (TF32: 8) to a sum (Fasi et al.
+   2021), a bias of up to a unit each time, where FP32 rounds without one: 1 unit more for each 16 terms. 4.8e-7 for a norm,
+   8e-6 for 1,025 terms. */
 static double slack(const mtt_op *op)
 {
-    return (4 + (double)terms_of(op) / 8) * 0x1p-23;
+    return (4 + (double)terms_of(op) / 16) * 0x1p-23;
 }
 
 /* Luck decides the error of a few elements: where an output has fewer than 4,096, the plain error counts as no less than
