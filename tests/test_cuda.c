@@ -3,7 +3,7 @@
 
    Every operation of random schedules runs on the device, on the CPU, and twice as the textbook has it: all in double, which
    is the truth, and as a plain implementation in the policy's precision. Device and CPU may each be off by twice what the plain
-   one is off, in the mean and at worst, and by a few units of the last place of FP32 (slack()). Operations that only move or
+   one is off, in the mean and at worst, and by 4 units of the last place of FP32 (slack()). Operations that only move or
    drop elements have to give the CPU's bits. Each kind is tried over at least 500 shapes, counted and asserted.
 
    test_cuda [SCALE]                        all of it, with SCALE times the random schedules and models
@@ -108,7 +108,8 @@ static double relative_error(const float *a, const float *b, size_t count)
 
 /* Each operation once more, straight from its formula, on copies of its operands in double. `exact`: all of it in double, the
    truth. Otherwise as a plain implementation in the policy's precision computes it: every sum in one FP32 accumulator from the
-   first term to the last, every result FP32, what stands in memory or enters a second product rounded to the precision. */
+   first term to the last, products under TF32, BF16 and FP16 as tensor cores add them, every result FP32, what stands in memory
+   or enters a second product rounded to the precision. */
 typedef struct textbook {
     const mtt_op *op;
     double **in, **out; /* as the operation's; NULL for what is absent or no numbers */
@@ -205,12 +206,75 @@ static matrix turned(matrix m)
     }
 TEXTBOOK_PRODUCT(product_exact, double, (double))
 TEXTBOOK_PRODUCT(product_fp32, float, (float))
-TEXTBOOK_PRODUCT(product_tf32, float, to_tf32)
+
+/* Tensor cores' sums of `terms` products and what was summed before, for 16 columns: all are aligned to the largest, cut off
+   (not rounded) 2 bits below FP32's last place of it, added, and the sum is cut off to FP32 (Fasi et al. 2021: 8 terms of 16
+   bits or 4 of TF32 at a time on an A100; an H100 takes more at once, and so cuts off less often). FP32 holds the product of
+   two operands of up to 11 bits; 2^-100 and below count as nothing. */
+static void add_as_tensor_cores(float *sum, int64_t terms, const float *left, const float *right, int64_t ld)
+{
+    float largest[16], per_unit[16]; /* a unit: the last bit that is kept */
+    int32_t total[16];
+    int64_t q;
+    int j;
+    for (j = 0; j < 16; j++) largest[j] = fabsf(sum[j]) > 0x1p-100f ? fabsf(sum[j]) : 0x1p-100f;
+    for (q = 0; q < terms; q++)
+        for (j = 0; j < 16; j++) {
+            float x = fabsf(left[q] * right[q * ld + j]);
+            largest[j] = x > largest[j] ? x : largest[j];
+        }
+    for (j = 0; j < 16; j++) {
+        per_unit[j] = mtt__bits_float((2 * 127 + 25 - (mtt__float_bits(largest[j]) >> 23)) << 23); /* 2^25 / 2^exponent */
+        total[j] = (int32_t)(sum[j] * per_unit[j]);
+    }
+    for (q = 0; q < terms; q++)
+        for (j = 0; j < 16; j++) total[j] += (int32_t)(left[q] * right[q * ld + j] * per_unit[j]);
+    for (j = 0; j < 16; j++) {
+        double x = (double)total[j] / (double)per_unit[j];
+        uint64_t bits;
+        memcpy(&bits, &x, sizeof(bits));
+        bits &= ~(uint64_t)0x1fffffff; /* FP32's bits alone */
+        memcpy(&x, &bits, sizeof(bits));
+        sum[j] = (float)x;
+    }
+}
+
+static void product_tensor(int64_t m, int64_t n, int64_t k, matrix a, matrix b, double *c, int64_t ldc, int tf32)
+{
+    int64_t ld = (n + 15) / 16 * 16, terms = tf32 ? 4 : 8, i, p;
+    float *right = calloc((size_t)(k * ld), sizeof(float));
+    MTT__OMP(omp parallel for if (n * k > 10000))
+    for (p = 0; p < k; p++) {
+        int64_t j;
+        for (j = 0; j < n; j++) {
+            double x = b.at[p * b.row + j * b.column];
+            right[p * ld + j] = tf32 ? to_tf32(x) : (float)x;
+        }
+    }
+    MTT__OMP(omp parallel for if (m * n * k > 20000))
+    for (i = 0; i < m; i++) {
+        float *sum = calloc((size_t)ld, sizeof(float)), left[8];
+        int64_t q, r, j;
+        for (q = 0; q < k; q += terms) {
+            int64_t count = k - q < terms ? k - q : terms;
+            for (r = 0; r < count; r++) {
+                double x = a.at[i * a.row + (q + r) * a.column];
+                left[r] = tf32 ? to_tf32(x) : (float)x;
+            }
+            for (j = 0; j < n; j += 16) add_as_tensor_cores(sum + j, count, left, right + q * ld + j, ld);
+        }
+        for (j = 0; j < n; j++) c[i * ldc + j] = (double)sum[j];
+        free(sum);
+    }
+    free(right);
+}
 
 static void product(const textbook *t, int64_t m, int64_t n, int64_t k, matrix a, matrix b, double *c, int64_t ldc)
 {
     int flash = t->op->kind == MTT_OP_FLASH || t->op->kind == MTT_OP_FLASH_BACKWARD; /* FP32 under TF32 too */
-    (t->exact ? product_exact : t->precision == MTT_TF32 && !flash ? product_tf32 : product_fp32)(m, n, k, a, b, c, ldc);
+    if (t->exact) product_exact(m, n, k, a, b, c, ldc);
+    else if (t->precision == MTT_FP32 || (t->precision == MTT_TF32 && flash)) product_fp32(m, n, k, a, b, c, ldc);
+    else product_tensor(m, n, k, a, b, c, ldc, t->precision == MTT_TF32);
 }
 
 /* C = alpha A B */
@@ -842,33 +906,32 @@ static int is_16_bit(const mtt_tensor *t)
     return t->dtype == MTT_BF16_BITS || t->dtype == MTT_F16_BITS;
 }
 
-/* Terms of the longest sum behind an output of tensor cores' or cuBLAS's making; 0 where neither is at work. */
-static int64_t terms_of(const mtt_op *op)
+/* Whether tensor cores or cuBLAS have a part in it. */
+static int is_product(const mtt_op *op)
 {
-    const mtt_shape *d = op->shape;
     switch (op->kind) {
     case MTT_OP_LINEAR:
-    case MTT_OP_LINEAR_BACKWARD_INPUT: return mtt__width(op->in[0]);
-    case MTT_OP_LINEAR_BACKWARD_WEIGHT: return d->rows;
-    case MTT_OP_CHUNKED_LOSS: return d->rows > d->vocab_padded ? d->rows : d->vocab_padded;
+    case MTT_OP_LINEAR_BACKWARD_INPUT:
+    case MTT_OP_LINEAR_BACKWARD_WEIGHT:
+    case MTT_OP_CHUNKED_LOSS:
     case MTT_OP_ATTENTION_SCORES:
     case MTT_OP_ATTENTION_VALUES:
     case MTT_OP_ATTENTION_VALUES_BACKWARD:
     case MTT_OP_ATTENTION_SCORES_BACKWARD:
     case MTT_OP_FLASH:
-    case MTT_OP_FLASH_BACKWARD: return d->seq_len > d->head_dim ? d->seq_len : d->head_dim;
+    case MTT_OP_FLASH_BACKWARD: return 1;
     default: return 0;
     }
 }
 
 /* What is allowed beyond twice the plain error, relative to the output's size. 4 units of the last place of FP32 (2^-23),
-   since another formula of the same accuracy (fused multiply-adds, expf of 2 ulp) is off by that much where the plain one
-   happens to round well. Tensor cores cut off what does not fit when they add 16 products (TF32: 8) to a sum (Fasi et al.
-   2021), a bias of up to a unit each time, where FP32 rounds without one: 1 unit more for each 16 terms. 4.8e-7 for a norm,
-   8e-6 for 1,025 terms. */
+   4.8e-7, since another formula of the same accuracy (fused multiply-adds, expf of 2 ulp) is off by that much where the plain
+   one happens to round well. Flash attention's backward takes the difference of two sums of head_dim terms, dO V^T and dO O,
+   which cancel where a query sees few keys: where both are summed in one order nothing is left of their errors, else about
+   sqrt(head_dim) units. */
 static double slack(const mtt_op *op)
 {
-    return (4 + (double)terms_of(op) / 16) * 0x1p-23;
+    return (4 + (op->kind == MTT_OP_FLASH_BACKWARD ? sqrt((double)op->shape->head_dim) : 0)) * 0x1p-23;
 }
 
 /* Luck decides the error of a few elements: where an output has fewer than 4,096, the plain error counts as no less than
@@ -878,7 +941,7 @@ static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t
 {
     static const double UNIT[] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12};
     int rounded = is_16_bit(out) || (op->kind == MTT_OP_CHUNKED_LOSS && precision != MTT_FP32) ||
-                  (precision == MTT_TF32 && terms_of(op));
+                  (precision == MTT_TF32 && is_product(op));
     return elements < 4096 ? UNIT[rounded ? precision : MTT_FP32] : 0;
 }
 
