@@ -1525,6 +1525,22 @@ static void repetition(void)
         same_history(&first, trained(&s, STEPS, STOP), "after a resume", &s);
         free(first.weights);
     }
+    for (i = 0; i < 4; i++) { /* products so large that the backend times its algorithms: no matter which of them wins */
+        setup s = random_setup(2);
+        history first;
+        s.model.d_model = 768;
+        s.model.heads = 12;
+        s.model.d_ff = 3072;
+        s.model.vocab = 5003;
+        s.model.layers = 1;
+        s.batch = 4;
+        s.seq_len = s.model.max_seq = 512;
+        s.policy.precision = (mtt_precision)i;
+        s.policy.accumulate = 1;
+        first = trained(&s, 2, 0);
+        for (run = 1; run < 8; run++) same_history(&first, trained(&s, 2, 0), "from the same seed, with large products", &s);
+        free(first.weights);
+    }
 }
 
 static mtt_status (*run_list)(void *context, const mtt_op *ops, int count, int accumulate);
