@@ -1,6 +1,8 @@
 # make demo  - suite A at a size for a CPU: what each technique saves, with plots   (make demo TEXT=my_text.txt)
 # make test  - everything that can be proven on this machine
 # make train - the trainer alone, build/train
+# make bench - a step's time and memory on a GPU, PyTorch's beside ours, into README.md   (make bench BENCH='a128 gpt2_16')
+# make profile - what each operation of a step takes   (make profile ARGS="--flash-attn --chunked")
 CC     ?= cc
 CFLAGS ?= -O3 -march=native
 CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
@@ -20,7 +22,7 @@ endif
 
 TESTS := test_tokenizer test_files test_plan test_model
 
-.PHONY: train test test-programs demo deps clean
+.PHONY: train test test-programs demo bench profile deps clean
 train: deps $(B)/train
 
 deps:
@@ -54,14 +56,25 @@ $(B)/mtt_kernels.o: mtt_kernels.cu mtt.h
 $(B)/test_cuda: tests/test_cuda.c tests/test.h tests/techniques.h mtt.h $(B)/mtt_kernels.o
 	nvcc -O3 -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 
+ifneq ($(CUDA),)
+$(B)/profile: tools/profile.c tools/options.h mtt.h $(B)/mtt_kernels.o
+	nvcc -O3 -DMTT_CUDA $< $(B)/mtt_kernels.o -o $@ -lcublasLt
+endif
+
 test: deps
 	@$(MAKE) --no-print-directory test-programs
 
-test-programs: $(B)/train $(B)/prepare $(B)/report $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
+test-programs: $(B)/train $(B)/prepare $(B)/report $(B)/profile $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
 	@tests/run.sh $(B) $(TESTS) $(CUDA) $(if $(BLAS),test_model_blas)
 
 demo: deps
 	@CC="$(CC)" tools/demo.sh "$(TEXT)" $(ARGS)
+
+bench: deps
+	@tools/bench.sh $(BENCH)
+
+profile: deps $(B)/profile
+	@$(B)/profile $(ARGS)
 
 clean:
 	rm -rf $(B) results

@@ -409,7 +409,7 @@ typedef struct mtt_plan_report {
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
     int micro_batches;                      /* that the batch was cut into: 1, or more where the policy has `split` */
     double flops, recompute_flops;          /* of one micro-batch and the step; the second is part of the first */
-    double traffic_bytes;                   /* read and written by all operations */
+    double traffic_bytes;                   /* read and written by all operations; what is changed in place counts twice */
 } mtt_plan_report;
 
 /* The plan of a step: a batch of `batch` sequences of `seq_len` tokens per micro-batch. */
@@ -2567,12 +2567,25 @@ static double mtt__count(const mtt_tensor *t)
     return (double)t->bytes / (double)mtt__dtype_bytes[t->dtype];
 }
 
+/* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does so with all its state,
+   but only writes 16-bit copies of FP32 masters; a gradient is read too by all that adds to it, chunk after chunk or, after the
+   step's first micro-batch, where it stays. A chunked loss with gradients has two products that read the weights of the head, and
+   passes the logits five times: made, turned into gradients in place, read by two products. */
 static double mtt__op_bytes(const mtt_op *op)
 {
-    double bytes = 0;
-    int i;
-    for (i = 0; i < op->inputs + op->outputs; i++)
-        if (op->in[i]) bytes += (double)op->in[i]->bytes;
+    int chunked = op->kind == MTT_OP_CHUNKED_LOSS, copies = op->kind == MTT_OP_ADAMW && op->out[3] && op->out[3]->dtype == MTT_F32, i;
+    double rows = (double)op->shape->rows, chunks = chunked ? ceil(rows / (double)op->out[1]->shape[0]) : 1, bytes = 0;
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        const mtt_tensor *t = op->in[i];
+        int written = i >= op->inputs;
+        double times = 1;
+        if (!t) continue;
+        if (t->category == MTT_OPTIMIZER) times = 2;
+        else if (t->category == MTT_WEIGHTS) times = written ? (copies ? 1 : 2) : chunked && op->outputs > 2 ? 2 * chunks : chunks;
+        else if (t->category == MTT_GRADIENTS && written) times = 2 * chunks - 1 + t->persistent;
+        else if (t->category == MTT_LOGITS && chunked) times = (op->outputs > 2 ? 5 : 2) * rows / (double)t->shape[0];
+        bytes += times * (double)t->bytes;
+    }
     return bytes;
 }
 

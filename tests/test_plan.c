@@ -384,6 +384,53 @@ static void flops(void)
           "selective recomputation costs %g FLOPs", selective.recompute_flops);
 }
 
+/* Bytes that operations of this name move. */
+static double traffic(const configuration *c, const char *name)
+{
+    mtt_schedule *s = NULL;
+    mtt_op_info info;
+    double bytes = 0;
+    check(!mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s), "%s: %s", c->text, env.error);
+    for (int i = 0; s && mtt_schedule_op(s, i, &info); i++)
+        if (strcmp(info.name, name) == 0) bytes += info.traffic_bytes;
+    mtt_schedule_destroy(s);
+    return bytes;
+}
+
+/* AdamW reads a gradient, reads and writes moments and masters, and writes 16-bit copies; the compact state is all read and
+   written, 16-bit weights too. */
+static void traffic_in_place(void)
+{
+    static const struct {
+        mtt_precision precision;
+        mtt_state state;
+        int accumulate;
+        double bytes; /* a parameter */
+    } CASES[] = {{MTT_FP32, MTT_STATE_FULL, 1, 4 + 3 * 8}, {MTT_BF16, MTT_STATE_FULL, 1, 4 + 3 * 8 + 2},
+                 {MTT_FP16, MTT_STATE_FULL, 2, 4 + 3 * 8 + 2}, {MTT_BF16, MTT_STATE_COMPACT, 2, 4 + 2 * 5.125},
+                 {MTT_FP32, MTT_STATE_COMPACT, 2, 4 + 2 * 6.125}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        configuration c = known('A', 8);
+        c.policy.precision = CASES[i].precision;
+        c.policy.state = CASES[i].state;
+        c.policy.accumulate = CASES[i].accumulate;
+        double bytes = traffic(&c, "adamw") / (28941393 + 47 * 513); /* the vocabulary is padded by 47 */
+        check(fabs(bytes / CASES[i].bytes - 1) < 1e-4, "AdamW moves %g bytes a parameter, state %d of precision %d has %g", bytes,
+              (int)c.policy.state, (int)c.policy.precision, CASES[i].bytes);
+    }
+    /* Gradients that stay for the next micro-batch are read by what adds to them, and so is that of a chunked loss by each
+       chunk but the first, which also reads the head for two products and passes its logits five times. */
+    configuration a = known('A', 8), twice = a;
+    double rows = 8 * 256, head = 50304 * 256, gradients = 4 * (4 * 12 * 256 * 256 + 9 * 4 * 256 + head + 50304);
+    twice.policy.accumulate = 2;
+    double more = traffic(&twice, "linear_backward_weight") - traffic(&a, "linear_backward_weight");
+    check(more == gradients, "added to, gradients move %g bytes more, they have %g", more, gradients);
+    a.policy.loss = MTT_LOSS_CHUNKED;
+    a.policy.loss_chunk_rows = 512;
+    double loss = traffic(&a, "chunked_loss"), sure = 4 * (2 * 4 + 7) * (head + 50304) + 4 * 5 * rows * 50304 + 4 * rows * (2 * 256 + 4);
+    check(fabs(loss / sure - 1) < 1e-4, "the chunked loss moves %g bytes, not %g", loss, sure);
+}
+
 /* ---------------------------------------------------------------------------------------------------- searches ---- */
 
 /* Seconds of a batch and the step, from the schedule's listing: by operation the longer of arithmetic and traffic. */
@@ -955,6 +1002,7 @@ int main(void)
     nothing_overlaps();
     reports_add_up();
     flops();
+    traffic_in_place();
     mixtures();
     last_layer();
     splits();

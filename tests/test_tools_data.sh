@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_tools_data.sh BUILD_DIR - what BUILD_DIR/prepare and tools/get_data.sh promise: files, reports, messages, exit codes.
+# test_tools_data.sh BUILD_DIR - what BUILD_DIR/prepare, BUILD_DIR/profile, tools/get_data.sh and tools/bench.sh promise: files, reports, messages, exit codes.
 # Prints what fails, what is skipped, and the closing line. Runs in the repository root, without a network.
 set -u
 build=$(realpath "$1") tools=$(realpath tools) data=$(realpath -m ../shared/data) work=$(mktemp -d) server=
@@ -164,6 +164,67 @@ if command -v python3 > /dev/null; then
   check "a server without ranges sends all again" cmp text.txt got/text.txt
   get 1 'did not come' "http://127.0.0.1:$port/absent.jsonl"
 else echo "skipped: python3 is not here"; fi
+
+# profile and bench: on the CPU, at a size of seconds, and with a Python that says what PyTorch would
+export OMP_WAIT_POLICY=passive
+export PROFILE=$build/profile TRAIN=$build/train PYTHON=$work/python FIGURES=$work/figures.tsv README=$work/page.md STEPS=4
+bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/bench.sh" "$@"; }
+tiny="--device cpu --layers 1 --heads 2 --d-model 32 --vocab-size 300 --seq-len 32 --batch-size 2"
+expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' "$build/profile" $tiny --only-step --steps 3
+expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
+expect 2 'steps must be 2' "$build/profile" $tiny --steps 1
+printf '%s\n' before '<!-- bench:begin -->' old '<!-- bench:end -->' after > page.md; cp page.md page.old
+mkdir none; printf "#!/bin/sh\nexit 9\n" > none/nvidia-smi; chmod +x none/nvidia-smi
+PATH=$work/none:$PATH bench 3 'missing: a GPU'
+bench 2 'no case a129' a129
+printf '#!/bin/sh\nexit 1\n' > python; chmod +x python
+DEVICE=cpu bench 0 '^\| tiny, 4 x 64 \| flash \| [0-9.]+ \| 7 \|$' tiny
+check "it says that PyTorch is absent" grep -q 'no PyTorch' err
+cat > python << 'PYTHON'
+#!/usr/bin/env bash
+[ "$1" != -c ] || exit 0
+cat > "${!#}" << 'JSON'
+{
+ "device": "it",
+ "pytorch": "9.8+cu7",
+ "cuda": "7.6",
+ "speed": [
+  {
+   "program": "PyTorch bf16, compiled",
+   "note": "out of memory",
+   "case": "tiny",
+   "batch": 4,
+   "seq_len": 64
+  },
+  {
+   "program": "PyTorch bf16, compiled, graphs",
+   "ms": 2000.5,
+   "mib": 1000,
+   "case": "tiny",
+   "batch": 4,
+   "seq_len": 64
+  }
+ ]
+}
+JSON
+PYTHON
+DEVICE=cpu bench 0 '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 7 \| [0-9.]+x \| 1 % \|$' tiny
+check "it tells the versions" grep -q 'PyTorch 9.8+cu7 of CUDA 7.6: `make bench`, medians of the second half of 4 steps' out
+check "chosen cases leave the README alone" cmp page.md page.old
+bench 0 "^Largest batches .*C's model [0-9,]+ sequences in 25.26 GB, D's" largest
+printf 'a128\tmtt flash\t10.234\t4902000000\na128\tPyTorch bf16, compiled\t20.36\t8322547712\nlong\tmtt flash\t-\tno | room\n' >> figures.tsv
+bench 0 "table is in $README" --table
+check "the table is in the README" grep -q "^| A's model, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
+check "and what failed" grep -q "^| GPT-2 124M, 1 x 32768 | – | | flash | no / room | | | |\$" page.md
+check "in the place of the old one, between the markers" \
+  [ "$(sed '/bench:begin/,/bench:end/{//!d}' page.md)" = "$(grep -v old page.old)" -a "$(grep -c '^old$' page.md)" = 0 ]
+cp page.md page.old
+bench 0 "table is in $README" --table
+check "twice is once" cmp page.md page.old
+check "README.md has the markers" [ "$(grep -cE '^<!-- bench:(begin|end) -->$' "$tools/../README.md")" = 2 ]
+echo bare > page.md
+bench 2 'no pair of lines' --table
+check "a page without markers stays" [ "$(cat page.md)" = bare ]
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

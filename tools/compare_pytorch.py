@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Compares mtt with PyTorch: the same weights and batches give the same losses; then time and memory of a step.
 
-    tools/compare_pytorch.py --device cuda                       both parts: 100 steps of losses, the cases a32 a128 gpt2
+    tools/compare_pytorch.py --device cuda                       both parts: 100 steps of losses, the cases a32 a128 gpt2_16
     tools/compare_pytorch.py --curves --data my_text.txt --steps 100 --techniques fp32 bf16_flash
-    tools/compare_pytorch.py --device cuda --speed gpt2 long --json figures.json
+    tools/compare_pytorch.py --device cuda --speed gpt2_16 long --json figures.json
+    tools/compare_pytorch.py --device cuda --speed a128 --pytorch bf16 --modes compile graphs       PyTorch alone, without the trainer
 
 Needs Python 3, PyTorch, NumPy and the trainer (`make train`, or the nvcc line of examples/train.c for --device cuda).
 
@@ -37,14 +38,15 @@ CASES = {
     "a128": dict(A, batch=128),
     "b64": dict(A, layers=6, d_model=512, d_ff=2048, vocab=10000, seq_len=512, batch=64),
     "d32": dict(A, layers=12, d_model=768, heads=12, d_ff=3072, vocab=30000, seq_len=1024, batch=32),
-    "gpt2": dict(GPT2, batch=16),
+    "gpt2_16": dict(GPT2, batch=16),
     "gpt2_64": dict(GPT2, batch=64),
-    "gpt2m": dict(GPT2, layers=24, d_model=1024, heads=16, d_ff=4096, batch=16),
+    "gpt2m_16": dict(GPT2, layers=24, d_model=1024, heads=16, d_ff=4096, batch=16),
     "long": dict(GPT2, seq_len=32768, batch=1),
     "tiny": dict(A, layers=2, d_model=64, heads=4, d_ff=256, vocab=1000, seq_len=64, batch=4),  # for a CPU
 }
 CURVE_TECHNIQUES = ["fp32", "tf32", "bf16", "bf16_flash"]
 SPEED_TECHNIQUES = ["bf16_flash" + rest for rest in ("", "_chunked", "_selective_chunked", "_checkpointing_chunked")]
+MODES = {"eager": "eager", "compile": "compiled", "graphs": "compiled, graphs"}
 ATTENTION = getattr(F, "scaled_dot_product_attention", None)  # PyTorch 1 has none
 ALLOWED = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 1e-2}  # relative difference of losses
 
@@ -95,17 +97,23 @@ def write_tokens(path, ids, vocab):
         file.write(ids.tobytes())
 
 
+def phrases(seed, vocab):
+    """Makes ids, as many as it is asked for: phrases, which a model can learn, of words as frequent as words are."""
+    rng = np.random.default_rng(seed)
+    words = np.minimum(vocab ** rng.random((4096, 16)), vocab - 1).astype(np.int64)  # log-uniform, nearly Zipf's law
+    return lambda count: words[rng.integers(0, 4096, count // 16 + 1)].ravel()[:count]
+
+
 def synthetic_data(args, folder, model):
-    """Token files of phrases, which a model can learn, over words as frequent as words are; returns their prefix."""
-    rng, V, T = np.random.default_rng(args.seed), model["vocab"], model["seq_len"]
+    """Token files of phrases; returns their prefix."""
+    V, T, ids = model["vocab"], model["seq_len"], phrases(args.seed, model["vocab"])
     prefix, any_model = f"{folder}/synthetic", dict(CASES["tiny"], seq_len=8)
     if not os.path.exists(prefix + ".tokenizer.json"):  # the trainer wants one beside token files: any will do, so the smallest
         with open(prefix, "w") as file:
             file.writelines(f"{i}\n\n" for i in range(1 << 16))
         train(args, folder, "synthetic", any_model, "fp32", "--data", prefix, "--vocab-size", 257, "--steps", 1)
-    words = np.minimum(V ** rng.random((4096, 16)), V - 1).astype(np.int64)  # log-uniform, nearly Zipf's law
     for split, count in ("train", max(1 << 20, 2 * T * model["batch"])), ("valid", T + 1):
-        write_tokens(f"{prefix}.{split}.tokens", words[rng.integers(0, 4096, count // 16 + 1)].ravel()[:count], V)
+        write_tokens(f"{prefix}.{split}.tokens", ids(count), V)
     return prefix
 
 
@@ -279,7 +287,7 @@ def run_pytorch(args, m, feed, precision, mode):
     cuda, half, marks = args.device == "cuda", args.speed_steps // 2, []
     model = forward = Gpt(m).to(args.device)
     if mode != "eager":
-        forward = torch.compile(model, mode="reduce-overhead" if "graphs" in mode else "default")
+        forward = torch.compile(model, mode="reduce-overhead" if mode == "graphs" else "default")
     step = make_step(model, forward, precision, args)
     for k in range(args.speed_steps + 1):
         if cuda and k == 1:  # the first step also compiles, and tries variants that take memory of their own
@@ -327,14 +335,16 @@ def time_mtt(args, m, folder, prefix, technique):
 
 def compare_speed(args, folder, result):
     result["speed"] = []
-    techniques = args.techniques or SPEED_TECHNIQUES
-    modes = ["eager"] + ["compile"] * hasattr(torch, "compile") + ["compile, graphs"] * (args.device == "cuda")
-    for case in args.speed or (["a32", "a128", "gpt2"] if args.device == "cuda" else ["tiny"]):
+    techniques = [] if args.pytorch else args.techniques or SPEED_TECHNIQUES
+    modes = ["eager"] + ["compile"] * hasattr(torch, "compile") + ["graphs"] * (args.device == "cuda")
+    modes = [mode for mode in modes if mode in args.modes]
+    for case in args.speed or (["a32", "a128", "gpt2_16"] if args.device == "cuda" else ["tiny"]):
         m, rows = CASES[case], []
-        prefix = synthetic_data(args, folder, m)
-        feed = next(batches(open_tokens(prefix + ".train.tokens")[1], m, args.seed, args.device))
-        for precision in dict.fromkeys(map(precision_of, techniques)):
-            rows += [dict(program=f"PyTorch {precision}, {mode}", **time_pytorch(args, m, feed, precision, mode))
+        prefix = None if args.pytorch else synthetic_data(args, folder, m)
+        ids = open_tokens(prefix + ".train.tokens")[1] if prefix else phrases(args.seed, m["vocab"])(m["seq_len"] * m["batch"] + 1)
+        feed = next(batches(ids, m, args.seed, args.device))
+        for precision in args.pytorch or dict.fromkeys(map(precision_of, techniques)):
+            rows += [dict(program=f"PyTorch {precision}, {MODES[mode]}", **time_pytorch(args, m, feed, precision, mode))
                      for mode in modes]
         best = min((row for row in rows if "ms" in row), key=lambda row: row["ms"], default={})
         rows += [dict(program=f"mtt {technique}", **time_mtt(args, m, folder, prefix, technique)) for technique in techniques]
@@ -346,8 +356,15 @@ def compare_speed(args, folder, result):
                 f"{100 * r['mib'] / best['mib']:.0f} %" if r["mib"] and best.get("mib") else "-"]
                if "ms" in r else [r["program"], r["note"].replace("|", "/"), "", "", "", ""] for r in rows])
         result["speed"] += rows
+        write_json(args, result)  # for whoever is interrupted
     print("Speed and memory are relative to PyTorch's fastest. PyTorch counts no memory on a CPU.")
     return any("failed" in row for row in result["speed"])
+
+
+def write_json(args, result):
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(result, file, indent=1)
 
 
 def table(titles, rows):
@@ -364,6 +381,8 @@ def parse():
     p.add_argument("--curves", action="store_true", help="only the losses (both parts if neither is named)")
     p.add_argument("--speed", nargs="*", choices=CASES, metavar="CASE", help="only time and memory: " + " ".join(CASES))
     p.add_argument("--techniques", nargs="+", metavar="NAME", help="of mtt, for both parts")
+    p.add_argument("--pytorch", nargs="+", choices=ALLOWED, metavar="PRECISION", help="speed: PyTorch alone, in " + ", ".join(ALLOWED))
+    p.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="speed: how PyTorch runs (all of them)")
     p.add_argument("--json", metavar="FILE", help="the figures as JSON too")
     p.add_argument("--data", help="curves: text, or the prefix of prepared token files (phrases made up)")
     p.add_argument("--vocab-size", type=int, default=10000, help="curves: ids of the tokenizer made of a text (10000)")
@@ -381,6 +400,8 @@ def parse():
         p.error("PyTorch sees no CUDA device: install its CUDA build, or take --device cpu")
     if min(args.steps, args.speed_steps // 2) < 1:
         p.error("--steps must be 1 or more, --speed-steps 2 or more")
+    if args.pytorch and args.speed is None:
+        args.speed = []
     return args
 
 
@@ -402,9 +423,7 @@ def main():
             print(f"compare: {error}", file=sys.stderr)
             return 2
         finally:
-            if args.json:
-                with open(args.json, "w") as file:
-                    json.dump(result, file, indent=1)
+            write_json(args, result)
     return int(failed)
 
 

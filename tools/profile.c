@@ -1,24 +1,25 @@
 /* profile.c - what each operation of a training step takes: ms, TFLOP/s, GB/s, and its share of what the device could do.
 
-   nvcc -O3 -arch=native -DMTT_CUDA tools/profile.c mtt_kernels.cu -lcublasLt -o profile
-   ./profile --layers 12 --heads 12 --d-model 768 --batch-size 16 --seq-len 1024 --flash-attn --chunked
+   make profile ARGS="--layers 12 --heads 12 --d-model 768 --batch-size 16 --seq-len 1024 --flash-attn --chunked"
+   nvcc -O3 -arch=native -DMTT_CUDA tools/profile.c mtt_kernels.cu -lcublasLt -o profile                  (the same program)
 
    Operations with the same FLOPs and bytes are one line. Each is run alone, several times in a row: what fits the cache is
    faster here than in a step, launches that hide behind others are slower. The floor of an operation is the larger of its
-   FLOPs at the peak rate of products and its bytes at the peak rate of copies. */
+   FLOPs at the peak rate of products and its bytes at the peak rate of copies. The time of a step is the median of the second half
+   of the steps; it counts the copy of the batch to the device and the wait for the loss. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "options.h"
 
-enum { REPEATS = 10, STEPS = 20 };
+enum { REPEATS = 10, MOST_STEPS = 1000 };
 
 static struct {
     mtt_model_desc model;
     mtt_policy policy;
-    int batch, seq_len;
+    int batch, seq_len, steps, only_step;
     float tflops, gbs;
 } set = {.model = {.layers = 4, .heads = 8, .d_model = 256, .vocab = 50257}, .policy = {.precision = MTT_BF16, .device = MTT_DEVICE_CUDA},
-         .batch = 128, .seq_len = 256, .tflops = 779, .gbs = 4220};
+         .batch = 128, .seq_len = 256, .steps = 40, .tflops = 779, .gbs = 4220};
 
 static const option options[] = {
     {"layers", INT, &set.model.layers, "transformer blocks (4)", 0, 0},
@@ -28,6 +29,7 @@ static const option options[] = {
     {"vocab-size", INT, &set.model.vocab, "ids (50257)", 0, 0},
     {"positions", CHOICE, &set.model.positions, "position encoding", "sinusoidal|learned", 0},
     {"head", CHOICE, &set.model.tied_head, "output matrix: its own, or the embedding", "untied|tied", 0},
+    {"no-head-bias", FLAG, &set.model.no_head_bias, "logits without a bias", 0, 1},
     {"dropout", REAL, &set.model.dropout, "dropout probability (0)", 0, 0},
     {"batch-size", INT, &set.batch, "sequences in a micro-batch (128)", 0, 0},
     {"seq-len", INT, &set.seq_len, "tokens in a sequence (256)", 0, 0},
@@ -41,6 +43,8 @@ static const option options[] = {
     {"chunk-rows", INT, &set.policy.loss_chunk_rows, "tokens of a chunk (the library's default)", 0, 0},
     {"compact", FLAG, &set.policy.state, "the compact optimizer state", 0, MTT_STATE_COMPACT},
     {"device", CHOICE, &set.policy.device, "who computes (cuda)", "cpu|cuda", 0},
+    {"steps", INT, &set.steps, "steps, of which the first half warms up; 2 to 1000 (40)", 0, 0},
+    {"only-step", FLAG, &set.only_step, "no operations: a step's time and memory as one line of JSON", 0, 1},
     {"peak-tflops", REAL, &set.tflops, "rate of large products (779: BF16 on an H200)", 0, 0},
     {"peak-gbs", REAL, &set.gbs, "rate of large copies, read and written (4220: an H200)", 0, 0},
 };
@@ -76,6 +80,18 @@ static double measure(mtt_trainer *t, const mtt_op *op)
     return (mtt__now_ms() - start) / REPEATS;
 }
 
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_of(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof(*values), by_size);
+    return (values[(count - 1) / 2] + values[count / 2]) / 2;
+}
+
 static int by_time(const void *a, const void *b)
 {
     double x = ((const line *)a)->ms, y = ((const line *)b)->ms;
@@ -96,6 +112,7 @@ static void fill_tokens(int32_t *tokens, int32_t *targets, int count)
 int main(int argc, char **argv)
 {
     static line lines[256];
+    static double ms[MOST_STEPS];
     mtt_env env = {0};
     mtt_optim_desc optim = {0};
     mtt_backend backend = *mtt_cpu_backend();
@@ -105,8 +122,9 @@ int main(int argc, char **argv)
     const mtt_op *op;
     int code = option_parse(options, sizeof(options) / sizeof(options[0]), argc, argv), count = 0, i, k, tokens_count;
     int32_t *tokens;
-    double total = 0, floor_total = 0, best = 1e30, start, waited;
+    double total = 0, floor_total = 0, median, start, waited;
     if (code) return code == OPTION_HELP ? 0 : code;
+    if (set.steps < 2 || set.steps > MOST_STEPS) return option_fail("profile: --steps must be 2 to 1000");
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
     tokens_count = set.batch * set.seq_len;
     tokens = malloc(2 * sizeof(*tokens) * (size_t)tokens_count);
@@ -114,14 +132,20 @@ int main(int argc, char **argv)
     fill_tokens(tokens, tokens + tokens_count, tokens_count);
     if (set.policy.device == MTT_DEVICE_CUDA && mtt_cuda_backend(&env, 0, &backend)) return fail(&env);
     if (mtt_trainer_create(&env, &set.model, &set.policy, &optim, &backend, set.batch, set.seq_len, &t)) return fail(&env);
-    for (i = 0; i < STEPS; i++) {
+    for (i = 0; i < set.steps; i++) {
         if (mtt_train_step(t, tokens, tokens + tokens_count, &info)) return fail(&env);
-        if (info.ms < best) best = info.ms;
+        ms[i] = info.ms;
+    }
+    median = median_of(ms + set.steps / 2, set.steps - set.steps / 2);
+    if (set.only_step) {
+        printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu, \"loss\": %.5f}\n", median, tokens_count / median * 1e3,
+               info.arena_bytes, info.loss);
+        return mtt_trainer_destroy(t), free(tokens), 0;
     }
     start = mtt__now_ms();
-    for (i = 0; i < STEPS; i++)
-        if (mtt_train_step(t, tokens, tokens + tokens_count, i + 1 < STEPS ? NULL : &info)) return fail(&env);
-    waited = (mtt__now_ms() - start) / STEPS;
+    for (i = 0; i < set.steps; i++)
+        if (mtt_train_step(t, tokens, tokens + tokens_count, i + 1 < set.steps ? NULL : &info)) return fail(&env);
+    waited = (mtt__now_ms() - start) / set.steps;
     for (i = 0; mtt_schedule_op(t->schedule, i, &about); i++) {
         for (k = 0; k < count; k++)
             if (!strcmp(lines[k].about.name, about.name) && lines[k].about.flops == about.flops &&
@@ -147,7 +171,7 @@ int main(int argc, char **argv)
                lines[k].count, lines[k].ms, flops / lines[k].ms * 1e-9, bytes / lines[k].ms * 1e-6, 100 * floor_ms / lines[k].ms);
     }
     printf("\noperations %.3f ms, their floors %.3f ms; a step %.3f ms, %.3f ms where nobody waits for its loss; %.0f tokens/s; arena %.1f MiB\n",
-           total, floor_total, best, waited, tokens_count / waited * 1e3, (double)info.arena_bytes / 1048576);
+           total, floor_total, median, waited, tokens_count / waited * 1e3, (double)info.arena_bytes / 1048576);
     mtt_trainer_destroy(t);
     free(tokens);
     return 0;
