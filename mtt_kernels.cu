@@ -72,6 +72,35 @@ static __device__ __forceinline__ void mtt__prefetch(const void *at)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
+static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* 16 bytes to shared memory, or zeros. Copies come in groups; their thread may read them after it has waited. */
+static __device__ __forceinline__ void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem, bool valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void mtt__copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until at most PENDING of the thread's groups of copies are under way. */
+template <int PENDING = 0> static __device__ __forceinline__ void mtt__copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
 /* e^x: 2 ulp for floats; for 16-bit data the special function unit's, whose 1e-6 is lost in the rounding of the store. */
 template <class T> static __device__ __forceinline__ float mtt__exp(float x)
 {
@@ -1146,12 +1175,6 @@ static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *residual, 
     MTT__BY_TYPE(norm->out[0], mtt__norm<T>(c, norm, residual))
 }
 
-/* A thread's part of a row on its way through norm_backward. */
-template <class T, int PACKS> struct mtt__norm_row {
-    mtt__vector<T> x[PACKS], dy[PACKS], joined[PACKS];
-    float2 stat; /* mean, rstd */
-};
-
 template <class T> struct mtt__norm_operands {
     const T *dy, *x, *w, *joined;
     const float2 *stats;
@@ -1160,25 +1183,6 @@ template <class T> struct mtt__norm_operands {
     int64_t rows;
     int width;
 };
-
-template <class T, class R>
-static __device__ __forceinline__ void mtt__load_pack(const mtt__norm_operands<T> &o, int64_t row, int column, R &r, int p)
-{
-    if (column >= o.width) return;
-    r.x[p] = mtt__load(o.x + row * o.width + column);
-    r.dy[p] = mtt__load(o.dy + row * o.width + column);
-    if (o.joined) r.joined[p] = mtt__load(o.joined + row * o.width + column);
-}
-
-template <class T, int THREADS, int PACKS>
-static __device__ __forceinline__ void mtt__load_row(const mtt__norm_operands<T> &o, int64_t row, int lane,
-                                                     mtt__norm_row<T, PACKS> &r)
-{
-    if (row >= o.rows) return;
-    r.stat = o.stats[row];
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) mtt__load_pack(o, row, (p * THREADS + lane) * 8, r, p);
-}
 
 /* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
    writes to a set again before all have passed the barrier of the other. */
@@ -1202,103 +1206,134 @@ template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(fl
     return v;
 }
 
-/* Rows that a block works on at once, its threads, the blocks of a processor, and what registers hold: the next row too, this
-   row, or in blocks of 512 threads a pack of it, read again in the second pass. */
-template <class T, int THREADS, int PACKS> struct mtt__norm_block {
+/* A block of norm_backward: SIZE threads, BLOCKS of them on a processor, work on ROWS rows at once; THREADS share a row of at
+   most THREADS COLUMNS elements in packs of 16 bytes. STAGES of ROWS rows are in shared memory or on their way there: what fits
+   96 KB, which every device has. Where one does not fit (FP32, more than 8,192 columns), rows are read in place, twice. */
+template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
+    typedef TYPE T;
     enum {
-        ROWS = THREADS < 256 ? 256 / THREADS : 1,
-        SIZE = THREADS * ROWS,
-        BLOCKS = PACKS > 1 ? 1 : sizeof(T) == 2 && THREADS > 32 ? 3 : 2,
-        AHEAD = PACKS * sizeof(T) <= 8 && THREADS < 512,
-        KEPT = THREADS < 512 ? PACKS : 1
+        THREADS = ROW_THREADS,
+        COLUMNS = ROW_COLUMNS,
+        PACK = 16 / sizeof(T),
+        USUAL = 512 / sizeof(T),
+        SIZE = THREADS < USUAL ? USUAL : THREADS,
+        ROWS = SIZE / THREADS,
+        BLOCKS = SIZE < 512 ? 2 : 1,
+        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
     };
 };
+
+/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Past the end the group is empty. */
+template <class S, class T>
+static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane, T *to, int step)
+{
+    const T *const from[3] = {o.dy, o.x, o.joined};
+#pragma unroll
+    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
+        int column = (p * S::THREADS + lane) * S::PACK;
+        if (column >= o.width || row >= o.rows) break;
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (i < 2 || o.joined)
+                mtt__copy_async(mtt__smem(to + i * step + column), from[i] + row * o.width + column, true);
+    }
+    mtt__copy_commit();
+}
 
 /* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
                 partial[block] = (sum of dy xhat, sum of dy) over the block's rows
    Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
-   Launch:      THREADS threads a row, blocks of about 256 pass over the rows in strides; while a row is worked on the next one is
-                under way, where registers allow
-   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined may be dx
-   Traffic:     dy, x, joined read once, dx written once
+   Launch:      S = mtt__norm_block: THREADS threads a row; blocks pass over the rows in strides of ROWS a block, and while rows
+                are worked on the copies of the next STAGES - 1 are under way. A thread reads what it has copied itself, which
+                takes no barrier; the sums of a row that warps share take one
+   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and joined, which holds
+                the rows' sums in the end; joined, dy or x may be dx
+   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages dy and x are read again, from L2
    Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
-template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(mtt__norm_block<T, THREADS, PACKS>::SIZE, mtt__norm_block<T, THREADS, PACKS>::BLOCKS)
-    mtt_k_norm_backward(const mtt__norm_operands<T> o)
+template <class S>
+static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
 {
-    typedef mtt__norm_block<T, THREADS, PACKS> shape;
-    enum { ROWS = shape::ROWS, AHEAD = shape::AHEAD, KEPT = shape::KEPT };
-    __shared__ float2 slots[2][THREADS * ROWS / 32];
-    __shared__ float sums[ROWS > 1 ? ROWS * THREADS * 8 : 1];
-    int lane = threadIdx.x % THREADS, turn = 0;
-    int64_t stride = (int64_t)gridDim.x * ROWS, row = blockIdx.x * ROWS + threadIdx.x / THREADS;
-    float dw[PACKS][8] = {}, db[PACKS][8] = {};
-    mtt__norm_row<T, KEPT> r, next;
-    if (AHEAD) mtt__load_row<T, THREADS>(o, row, lane, next);
-    for (int64_t first = blockIdx.x * ROWS; first < o.rows; first += stride, row += stride, turn ^= 1) {
-        float2 sum = make_float2(0, 0);
-        if (AHEAD) r = next;
-        else mtt__load_row<T, THREADS>(o, row, lane, r);
-        if (AHEAD) mtt__load_row<T, THREADS>(o, row + stride, lane, next);
+    typedef typename S::T T;
+    enum { THREADS = S::THREADS, ROWS = S::ROWS, PACK = S::PACK, PACKS = S::COLUMNS / S::PACK, STAGES = S::STAGES };
+    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float), "sums of dw and db fit where rows were");
+    extern __shared__ uint4 ring[];
+    __shared__ float2 slots[2][S::SIZE / 32];
+    const int width = o.width, group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS, step = ROWS * width;
+    const int64_t stride = (int64_t)gridDim.x * ROWS;
+    int64_t row = (int64_t)blockIdx.x * ROWS + group;
+    T *const staged = reinterpret_cast<T *>(ring) + group * width;
+    const float share = 1.0f / (float)width;
+    float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
+    float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
+    for (int stage = 0, turn = 0; row - group < o.rows; row += stride, turn ^= 1) {
+        T *const copy = staged + stage * 3 * step;
+        const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
+        const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
+        float2 stat = next, sum = make_float2(0, 0);
+        if (row + stride < o.rows) next = o.stats[row + stride];
+        if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * 8, q = p % KEPT;
-            float gain[8];
-            if (column >= o.width || row >= o.rows) break;
-            if (p >= KEPT) mtt__load_pack(o, row, column, r, q);
-            mtt__read(o.w + column, gain);
+            int column = (p * THREADS + lane) * PACK;
+            float dys[PACK], xs[PACK], gain[PACK];
+            if (column >= width || row >= o.rows) break;
+            mtt__read<PACK>(dy + column, dys);
+            mtt__read<PACK>(x + column, xs);
+            mtt__read<PACK>(o.w + column, gain);
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float g = mtt__to_float(r.dy[q].v[k]), xhat = (mtt__to_float(r.x[q].v[k]) - r.stat.x) * r.stat.y;
-                dw[p][k] += g * xhat;
-                db[p][k] += g;
-                sum.x += g * gain[k];
-                sum.y += g * gain[k] * xhat;
+            for (int k = 0; k < PACK; k++) {
+                float xhat = (xs[k] - stat.x) * stat.y;
+                dw[p][k] += dys[k] * xhat;
+                db[p][k] += dys[k];
+                sum.x += dys[k] * gain[k];
+                sum.y += dys[k] * gain[k] * xhat;
             }
         }
         sum = mtt__row_sums<THREADS>(sum, slots[turn]);
-        sum.x /= (float)o.width;
-        sum.y /= (float)o.width;
+        sum.x *= share;
+        sum.y *= share;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * 8, q = p % KEPT;
-            float gain[8], out[8];
-            if (column >= o.width || row >= o.rows) break;
-            if (KEPT < PACKS) mtt__load_pack(o, row, column, r, q);
-            mtt__read(o.w + column, gain);
+            int column = (p * THREADS + lane) * PACK;
+            float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
+            if (column >= width || row >= o.rows) break;
+            mtt__read<PACK>(dy + column, dys);
+            mtt__read<PACK>(x + column, xs);
+            mtt__read<PACK>(o.w + column, gain);
+            if (o.joined) mtt__read<PACK>(joined + column, others);
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float xhat = (mtt__to_float(r.x[q].v[k]) - r.stat.x) * r.stat.y;
-                out[k] = r.stat.y * (mtt__to_float(r.dy[q].v[k]) * gain[k] - sum.x - xhat * sum.y);
-                if (o.joined) out[k] += mtt__to_float(r.joined[q].v[k]);
-            }
-            mtt__store(o.dx + row * o.width + column, out);
+            for (int k = 0; k < PACK; k++)
+                out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
+            mtt__store<PACK>(o.dx + row * width + column, out);
         }
+        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
-    float *out = o.partial + (int64_t)blockIdx.x * 2 * o.width;
+    float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
+    if (ROWS > 1) __syncthreads(); /* nobody reads rows any more when sums take their place */
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * PACK;
+        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
+        if (column >= width) break;
+        mtt__store<PACK>(to, dw[p]);
+        mtt__store<PACK>(to + width, db[p]);
+    }
+    if (ROWS == 1) return;
+    __syncthreads(); /* all rows' sums are there before they are added up */
+    for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
+        float total = 0;
 #pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * 8;
-            float *to = ROWS > 1 ? sums + threadIdx.x * 8 : out + part * o.width + column;
-            if (ROWS > 1 || column < o.width) mtt__store(to, part ? db[p] : dw[p]);
-        }
-        if (ROWS == 1) continue;
-        __syncthreads(); /* all rows' sums are there before they are added up */
-        for (int j = threadIdx.x; j < o.width; j += ROWS * THREADS) {
-            float total = 0;
-#pragma unroll
-            for (int group = 0; group < ROWS; group++) total += sums[group * THREADS * 8 + j];
-            out[part * o.width + j] = total;
-        }
-        __syncthreads(); /* and have been read before the other part overwrites them */
+        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
+        partial[j] = total;
     }
 }
 
-/* Threads a row and packs of 8 elements a thread: a sum of two numbers costs less than registers that hold a whole row. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 1) X(64, 1) X(96, 1) X(128, 1) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+/* Threads a row and columns a thread. */
+#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 8) X(32, 16) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
 
 template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
 {
@@ -1309,12 +1344,13 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
     mtt__norm_operands<T> o = {mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->in[3]), mtt__at<T>(op->in[5]),
                                mtt__at<float2>(op->in[2]), mtt__at<T>(op->out[0]), (float *)scratch, rows, (int)width};
     if (status != MTT_OK) return status;
-#define MTT__NORM(threads, packs)                                                                                    \
-    if (!blocks && width <= threads * packs * 8) {                                                                   \
-        typedef mtt__norm_block<T, threads, packs> shape;                                                            \
-        blocks = mtt__least(mtt__blocks(rows, shape::ROWS), shape::BLOCKS * c->processors);                          \
+#define MTT__NORM(threads, columns)                                                                                  \
+    if (!blocks && width <= threads * columns) {                                                                     \
+        typedef mtt__norm_block<T, threads, columns> S;                                                              \
+        blocks = mtt__least(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
         blocks = mtt__least(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
-        status = mtt__launch(c, "norm_backward", mtt_k_norm_backward<T, threads, packs>, (unsigned)blocks, shape::SIZE, o); \
+        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
+                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
     }
     MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
 #undef MTT__NORM
@@ -1745,34 +1781,6 @@ typedef struct mtt__flash {
 } mtt__flash;
 
 /* ---- one instruction each ---- */
-
-static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* 16 bytes to shared memory, or zeros. */
-static __device__ __forceinline__ void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void mtt__copy_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-static __device__ __forceinline__ void mtt__copy_wait(void)
-{
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-}
 
 static __device__ __forceinline__ void mtt__load_matrices(uint32_t r[4], uint32_t from_smem)
 {
