@@ -58,16 +58,11 @@ template <int N = 8, class T> static __device__ __forceinline__ void mtt__read(c
     for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
-template <int N, class T> static __device__ __forceinline__ void mtt__round(mtt__vector<T, N> &vector, const float *values)
-{
-#pragma unroll
-    for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
-}
-
 template <int N = 8, class T> static __device__ __forceinline__ void mtt__store(T *at, const float *values)
 {
     mtt__vector<T, N> vector;
-    mtt__round(vector, values);
+#pragma unroll
+    for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
     *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
 }
 
@@ -602,102 +597,74 @@ static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_
     MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
 }
 
-/* Math:        out[j] (+)= sum over rows r of x[r][j]
-   Shapes:      x [rows, width]; column j < first goes to out[j], the others to more[j - first]
-   Launch:      a block of 8 x 32 threads for 64 columns: a thread sums every 32nd row of 8 columns
-   Requires:    width and first multiples of 8
-   Traffic:     x read once; for few rows, such as the sums of slices
-   Determinism: rows in a fixed order within a thread, then 32 partial sums in a fixed order
-   Reference:   mtt__column_sums */
-static __global__ void __launch_bounds__(256) mtt_k_column_sums(const float *x, float *out, float *more, int64_t first, int64_t rows,
-                                                                int64_t width, int add)
+/* The sums that 8 x 32 threads hold of 64 columns become out's; see mtt_k_column_sums. */
+static __device__ __forceinline__ void mtt__join_columns(const float *sum, float *out, float *more, int64_t first, int64_t width,
+                                                         int add)
 {
     __shared__ float partial[32][65];
-    int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8;
+#pragma unroll
+    for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
+    __syncthreads(); /* all partial sums are there before 64 threads add them up */
+    int j = threadIdx.y * 8 + threadIdx.x;
+    int64_t column = (int64_t)blockIdx.x * 64 + j;
+    if (j >= 64 || column >= width) return;
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < 32; r++) total += partial[r][j];
+    float *at = (column < first ? out + column : more + column - first) + blockIdx.y * width;
+    *at = total + (add ? *at : 0.0f);
+}
+
+/* Math:        out[j] (+)= sum over rows r of x[r][j], in slices of rows when there are several
+   Shapes:      x [rows, width] T; column j < first goes to out[j], the others to more[j - first]; slice s adds s * width
+   Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
+   Requires:    width and first multiples of 8
+   Traffic:     x read once
+   Determinism: rows in a fixed order within a thread, then 32 partial sums in a fixed order
+   Reference:   mtt__column_sums */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows,
+                                                                 int64_t width, int64_t slice, int add)
+{
+    int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
+    int64_t end = rows < begin + slice ? rows : begin + slice;
     float sum[8] = {0};
     if (column < width)
 #pragma unroll 4
-        for (int64_t r = threadIdx.y; r < rows; r += 32) {
+        for (int64_t r = begin + threadIdx.y; r < end; r += 32) {
             float v[8];
             mtt__read(x + r * width + column, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-#pragma unroll
-    for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
-    __syncthreads(); /* all partial sums are there before 64 threads add them up */
-    int j = threadIdx.y * 8 + threadIdx.x;
-    column = (int64_t)blockIdx.x * 64 + j;
-    if (j >= 64 || column >= width) return;
-    float total = 0;
-#pragma unroll
-    for (int r = 0; r < 32; r++) total += partial[r][j];
-    float *at = column < first ? out + column : more + column - first;
-    *at = total + (add ? *at : 0.0f);
+    mtt__join_columns(sum, out, more, first, width, add);
 }
 
-/* Math:        out[s][j] = sum over the rows r of slice s of x[r][j]
-   Shapes:      x [rows, width] T, out [slices, width]
-   Launch:      grid (columns, slices) of mtt__slices: a thread walks down the rows of 8 columns, a block reads rows as they lie
-   Requires:    width a multiple of 8
-   Traffic:     x read once
-   Determinism: rows in order
-   Reference:   mtt__column_sums */
+/* One stage: `slices` of `slice` rows each. */
 template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_slice_sums(const T *x, float *out, int64_t rows, int64_t width, int64_t slice)
+static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int64_t width, int64_t slices, int64_t slice,
+                                  float *out, int add)
 {
-    int64_t column = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8, begin = blockIdx.y * slice;
-    int64_t end = rows < begin + slice ? rows : begin + slice;
-    float sum[8] = {0};
-    if (column >= width) return;
-#pragma unroll 8
-    for (int64_t r = begin; r < end; r++) {
-        float v[8];
-        mtt__read(x + r * width + column, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[k] += v[k];
-    }
-    mtt__store(out + blockIdx.y * width + column, sum);
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<T>, dim3(mtt__blocks(width, 64), (unsigned)slices), dim3(8, 32),
+                       (const T *)x, out, out, width, rows, width, slice, add);
 }
 
-/* Slices of rows whose sums fill the device and fit the workspace, in blocks of all or up to 2,048 columns. */
-struct mtt__slices {
-    dim3 grid;
-    unsigned threads;
-    int64_t rows;
-    float *sums;
-};
-
-static mtt_status mtt__plan_slices(mtt__cuda *c, const mtt_op *op, int64_t rows, int64_t width, mtt__slices *s)
+/* How many slices fill the device and fit the workspace; their sums there are one more stage, which 1 does without. */
+static int64_t mtt__slices(mtt__cuda *c, const mtt_op *op, int64_t rows, int64_t width)
 {
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, (size_t)width * sizeof(float), &scratch);
-    int64_t threads = width >= 2048 ? 256 : (width + 255) / 256 * 32, columns = mtt__blocks(width, threads * 8);
-    int64_t slices = mtt__least((1024 * c->processors + columns * threads - 1) / (columns * threads), (rows + 31) / 32);
-    if (status != MTT_OK) return status;
+    int64_t columns = mtt__blocks(width, 64), slices = mtt__least((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
     slices = mtt__least(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
-    s->rows = (rows + slices - 1) / slices;
-    s->grid = dim3((unsigned)columns, mtt__blocks(rows, s->rows));
-    s->threads = (unsigned)threads;
-    s->sums = (float *)scratch;
-    return MTT_OK;
-}
-
-/* The sums of the slices become one. */
-static mtt_status mtt__join_slices(mtt__cuda *c, const mtt__slices *s, int64_t width, float *out, int add)
-{
-    return mtt__launch(c, "column_sums", mtt_k_column_sums, mtt__blocks(width, 64), dim3(8, 32), s->sums, out, out, width,
-                       (int64_t)s->grid.y, width, add);
+    return slices < 1 ? 1 : slices;
 }
 
 template <class T>
 static mtt_status mtt__column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows, int64_t width, float *out, int add)
 {
-    mtt__slices s;
-    mtt_status status = mtt__plan_slices(c, op, rows, width, &s);
-    if (status == MTT_OK)
-        status = mtt__launch(c, "slice_sums", mtt_k_slice_sums<T>, s.grid, s.threads, (const T *)x, s.sums, rows, width, s.rows);
-    return status != MTT_OK ? status : mtt__join_slices(c, &s, width, out, add);
+    int64_t slices = mtt__slices(c, op, rows, width);
+    float *scratch = mtt__at<float>(op->workspace);
+    if (slices == 1) return mtt__sum_slices<T>(c, x, rows, width, 1, rows, out, add);
+    mtt_status status = mtt__sum_slices<T>(c, x, rows, width, slices, (rows + slices - 1) / slices, scratch, 0);
+    return status != MTT_OK ? status : mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
 }
 
 static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows, const mtt_tensor *db,
@@ -1366,7 +1333,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward
 }
 
 /* Threads a row and columns a thread. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
+#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 8) X(32, 16) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
 
 template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
 {
@@ -1389,8 +1356,8 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
 #undef MTT__NORM
     if (!blocks) return mtt__fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
-                       mtt__at<float>(op->out[1]), mtt__at<float>(op->out[2]), width, blocks, 2 * width, add);
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
+                       mtt__at<float>(op->out[1]), mtt__at<float>(op->out[2]), width, blocks, 2 * width, blocks, add);
 }
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
@@ -1427,48 +1394,45 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
     mtt__store(y + at, v);
 }
 
-/* Math:        dx = dy (s + x s (1 - s) 2u'); out[s][j] = sum over the rows r of slice s of dx[r][j] as stored
-   Shapes:      dy, x, dx [rows, width] T, out [slices, width]
-   Launch:      as mtt_k_slice_sums
+/* Math:        dx = dy (s + x s (1 - s) 2u'); sums[j] (+)= sum over rows of dx[r][j] as stored, in slices of rows when there
+                are several
+   Shapes:      dy, x, dx [rows, width] T; slice s adds s * width
+   Launch:      grid (width / 64, slices), 8 x 32 threads: a thread takes every 32nd row of 8 columns
    Requires:    width a multiple of 8; dx may be dy
    Traffic:     dy and x read, dx written: the bias's gradient costs no pass of its own
-   Determinism: rows in order
+   Determinism: as mtt_k_column_sums
    Reference:   mtt__cpu_gelu_backward */
 template <class T>
-static __global__ void __launch_bounds__(256, 4) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, float *out, int64_t rows,
-                                                                  int64_t width, int64_t slice)
+static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, float *sums, int64_t rows,
+                                                                  int64_t width, int64_t slice, int add)
 {
-    enum { ROWS = 2 }; /* the next ones are under way while these are worked on: for all the compiler knows, dx overlaps x */
-    int64_t column = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8, begin = blockIdx.y * slice;
+    enum { ROWS = 4 }; /* loaded before any of them is stored: the compiler has to take dx for dy */
+    int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
     int64_t end = rows < begin + slice ? rows : begin + slice;
-    mtt__vector<T> gradient[ROWS], value[ROWS], next_gradient[ROWS], next_value[ROWS];
     float sum[8] = {0};
-    if (column >= width) return;
-    for (int64_t first = begin - ROWS; first < end; first += ROWS) {
+    for (int64_t first = begin + threadIdx.y; first < end && column < width; first += 32 * ROWS) {
+        mtt__vector<T> gradient[ROWS], value[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            int64_t next = first + ROWS + i;
-            gradient[i] = next_gradient[i], value[i] = next_value[i];
-            if (next >= end) continue;
-            next_gradient[i] = mtt__load(dy + next * width + column);
-            next_value[i] = mtt__load(x + next * width + column);
+            int64_t r = first + 32 * i;
+            if (r < end) gradient[i] = mtt__load(dy + r * width + column), value[i] = mtt__load(x + r * width + column);
         }
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
+            int64_t r = first + 32 * i;
             float g[8];
-            if (first < begin || first + i >= end) break;
+            if (r >= end) break;
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 float v = mtt__to_float(value[i].v[k]), s = mtt__gelu_sigmoid<T>(v);
-                g[k] = mtt__to_float(gradient[i].v[k]) * (s + v * s * (1.0f - s) * 1.5957691216f * (1.0f + 0.134145f * v * v));
+                float slope = 1.5957691216f * (1.0f + 0.134145f * v * v);
+                g[k] = mtt__to_float(mtt__from_float<T>(mtt__to_float(gradient[i].v[k]) * (s + v * s * (1.0f - s) * slope)));
+                sum[k] += g[k];
             }
-            mtt__round(gradient[i], g);
-            *reinterpret_cast<mtt__vector<T> *>(dx + (first + i) * width + column) = gradient[i];
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] += mtt__to_float(gradient[i].v[k]);
+            mtt__store(dx + r * width + column, g);
         }
     }
-    mtt__store(out + blockIdx.y * width + column, sum);
+    mtt__join_columns(sum, sums, sums, width, width, add);
 }
 
 /* Math:        y = a + mask * b; without an a: y = mask * b
@@ -1531,13 +1495,15 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
 
 template <class T> static mtt_status mtt__gelu_backward(mtt__cuda *c, const mtt_op *op)
 {
-    int64_t width = mtt__width(op->out[0]), rows = op->shape->rows;
-    mtt__slices s;
-    mtt_status status = mtt__plan_slices(c, op, rows, width, &s);
-    if (status == MTT_OK)
-        status = mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, s.grid, s.threads, mtt__at<T>(op->in[0]),
-                             mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), s.sums, rows, width, s.rows);
-    return status != MTT_OK ? status : mtt__join_slices(c, &s, width, mtt__at<float>(op->out[1]), mtt__accumulates(c, op));
+    int64_t width = mtt__width(op->out[0]), rows = op->shape->rows, slices = mtt__slices(c, op, rows, width);
+    float *out = mtt__at<float>(op->out[1]), *scratch = mtt__at<float>(op->workspace);
+    int add = mtt__accumulates(c, op);
+    mtt_status status =
+        mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, dim3(mtt__blocks(width, 64), (unsigned)slices), dim3(8, 32),
+                    mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), slices > 1 ? scratch : out, rows, width,
+                    (rows + slices - 1) / slices, slices == 1 && add);
+    if (status != MTT_OK || slices == 1) return status;
+    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
 }
 
 static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
