@@ -2148,7 +2148,7 @@ static int mtt__emit_loss(mtt__builder *b, int normed, int gradients)
     return d_normed;
 }
 
-/* Gradients of y = x W + b: the weight's first, after which x may die, then the input's. bias -1: somebody else makes it. */
+/* Gradients of y = x W + b: the weight's first, after which x may die, then the input's. */
 static int mtt__linear_backward(mtt__builder *b, int layer, int x, int dy, int weight, int bias, const char *name, int64_t width)
 {
     int dx;
@@ -2217,9 +2217,8 @@ static void mtt__emit_backward(mtt__builder *b, int d_normed)
     for (layer = d->layers; layer-- > 0 && b->status == MTT_OK;) {
         int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_GELU, layer), dy, MTT__MLP_WEIGHT, MTT__MLP_BIAS, "d_fc", d->d_ff);
-        mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 3, 2, dy, mtt__need(b, MTT__A_FC, layer), p->control, dy,
-                     mtt__gradient(b, MTT__FC_BIAS, layer));
-        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, -1, "d_ln_2", d->d_model);
+        mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 2, 1, dy, mtt__need(b, MTT__A_FC, layer), dy);
+        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, MTT__FC_BIAS, "d_ln_2", d->d_model);
         mtt__norm_backward(b, layer, dy, MTT__A_MIDDLE, MTT__A_LN_2_STATS, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS);
         dy = mtt__branch_gradient(b, layer, MTT__SITE_PROJ);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_ATTENDED, layer), dy, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, "d_attn",
@@ -3332,24 +3331,7 @@ static void mtt__cpu_gelu(const mtt_op *op)
     }
 }
 
-/* Sums of columns, each in the order of the rows. */
-static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int add)
-{
-    enum { STRIPE = 64 };
-    int64_t n = mtt__width(x), stripe;
-    MTT__OMP(omp parallel for schedule(static) if (rows * n > MTT__ALONE))
-    for (stripe = 0; stripe < n; stripe += STRIPE) {
-        float buffer[STRIPE], sum[STRIPE] = {0};
-        int64_t width = mtt__least(STRIPE, n - stripe), r, k;
-        for (r = 0; r < rows; r++) {
-            const float *values = mtt__read(x, r * n + stripe, width, buffer);
-            for (k = 0; k < width; k++) sum[k] += values[k];
-        }
-        for (k = 0; k < width; k++) sums[stripe + k] = sum[k] + (add ? sums[stripe + k] : 0.0f);
-    }
-}
-
-/* dx = dy (s + x s (1 - s) 2u'), in place; db (+)= sum over rows of dx, for the bias that x has in it. */
+/* dx = dy (s + x s (1 - s) 2u'), in place. */
 static void mtt__cpu_gelu_backward(const mtt_op *op)
 {
     int64_t count = mtt__elements(op->out[0]), i;
@@ -3365,7 +3347,6 @@ static void mtt__cpu_gelu_backward(const mtt_op *op)
         }
         mtt__store(op->out[0], i, n, gs);
     }
-    mtt__column_sums(op->out[0], op->shape->rows, (float *)op->out[1]->data, op->accumulate || mtt__control(op->in[2])->accumulate);
 }
 
 /* y = a + dropout(b); without an `a`, y = dropout(b), which is dropout's own gradient. */
@@ -3420,6 +3401,23 @@ static void mtt__cpu_linear_backward_input(const mtt_op *op)
     int64_t n = mtt__width(op->out[0]), m = mtt__elements(op->out[0]) / n;
     mtt__gemm(op, m, n, mtt__width(op->in[0]), mtt__matrix(op->in[0], 0), mtt__matrix(op->in[1], !op->transposed),
               mtt__matrix(op->out[0], 0), NULL, 0);
+}
+
+/* Sums of columns, each in the order of the rows. */
+static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int add)
+{
+    enum { STRIPE = 64 };
+    int64_t n = mtt__width(x), stripe;
+    MTT__OMP(omp parallel for schedule(static) if (rows * n > MTT__ALONE))
+    for (stripe = 0; stripe < n; stripe += STRIPE) {
+        float buffer[STRIPE], sum[STRIPE] = {0};
+        int64_t width = mtt__least(STRIPE, n - stripe), r, k;
+        for (r = 0; r < rows; r++) {
+            const float *values = mtt__read(x, r * n + stripe, width, buffer);
+            for (k = 0; k < width; k++) sum[k] += values[k];
+        }
+        for (k = 0; k < width; k++) sums[stripe + k] = sum[k] + (add ? sums[stripe + k] : 0.0f);
+    }
 }
 
 /* dW (+)= x^T dy, or dy^T x for a transposed weight; db (+)= sum over rows of dy. x begins at row `first`. */

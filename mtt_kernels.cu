@@ -597,24 +597,6 @@ static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_
     MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
 }
 
-/* The sums that 8 x 32 threads hold of 64 columns become out's; see mtt_k_column_sums. */
-static __device__ __forceinline__ void mtt__join_columns(const float *sum, float *out, float *more, int64_t first, int64_t width,
-                                                         int add)
-{
-    __shared__ float partial[32][65];
-#pragma unroll
-    for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
-    __syncthreads(); /* all partial sums are there before 64 threads add them up */
-    int j = threadIdx.y * 8 + threadIdx.x;
-    int64_t column = (int64_t)blockIdx.x * 64 + j;
-    if (j >= 64 || column >= width) return;
-    float total = 0;
-#pragma unroll
-    for (int r = 0; r < 32; r++) total += partial[r][j];
-    float *at = (column < first ? out + column : more + column - first) + blockIdx.y * width;
-    *at = total + (add ? *at : 0.0f);
-}
-
 /* Math:        out[j] (+)= sum over rows r of x[r][j], in slices of rows when there are several
    Shapes:      x [rows, width] T; column j < first goes to out[j], the others to more[j - first]; slice s adds s * width
    Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
@@ -626,6 +608,7 @@ template <class T>
 static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows,
                                                                  int64_t width, int64_t slice, int add)
 {
+    __shared__ float partial[32][65];
     int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
     int64_t end = rows < begin + slice ? rows : begin + slice;
     float sum[8] = {0};
@@ -637,7 +620,17 @@ static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, floa
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-    mtt__join_columns(sum, out, more, first, width, add);
+#pragma unroll
+    for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
+    __syncthreads(); /* all partial sums are there before 64 threads add them up */
+    int j = threadIdx.y * 8 + threadIdx.x;
+    column = (int64_t)blockIdx.x * 64 + j;
+    if (j >= 64 || column >= width) return;
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < 32; r++) total += partial[r][j];
+    float *at = (column < first ? out + column : more + column - first) + blockIdx.y * width;
+    *at = total + (add ? *at : 0.0f);
 }
 
 /* One stage: `slices` of `slice` rows each. */
@@ -649,22 +642,18 @@ static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int
                        (const T *)x, out, out, width, rows, width, slice, add);
 }
 
-/* How many slices fill the device and fit the workspace; their sums there are one more stage, which 1 does without. */
-static int64_t mtt__slices(mtt__cuda *c, const mtt_op *op, int64_t rows, int64_t width)
-{
-    int64_t columns = mtt__blocks(width, 64), slices = mtt__least((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
-    slices = mtt__least(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
-    return slices < 1 ? 1 : slices;
-}
-
+/* Sums of columns in two stages: slices of rows into the workspace, then the slices; enough of them to fill the device. */
 template <class T>
 static mtt_status mtt__column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows, int64_t width, float *out, int add)
 {
-    int64_t slices = mtt__slices(c, op, rows, width);
+    int64_t columns = mtt__blocks(width, 64), slices = mtt__least((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
     float *scratch = mtt__at<float>(op->workspace);
-    if (slices == 1) return mtt__sum_slices<T>(c, x, rows, width, 1, rows, out, add);
-    mtt_status status = mtt__sum_slices<T>(c, x, rows, width, slices, (rows + slices - 1) / slices, scratch, 0);
-    return status != MTT_OK ? status : mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
+    mtt_status status;
+    slices = mtt__least(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    if (slices < 2) return mtt__sum_slices<T>(c, x, rows, width, 1, rows, out, add);
+    status = mtt__sum_slices<T>(c, x, rows, width, slices, (rows + slices - 1) / slices, scratch, 0);
+    if (status != MTT_OK) return status;
+    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
 }
 
 static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows, const mtt_tensor *db,
@@ -1394,45 +1383,26 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
     mtt__store(y + at, v);
 }
 
-/* Math:        dx = dy (s + x s (1 - s) 2u'); sums[j] (+)= sum over rows of dx[r][j] as stored, in slices of rows when there
-                are several
-   Shapes:      dy, x, dx [rows, width] T; slice s adds s * width
-   Launch:      grid (width / 64, slices), 8 x 32 threads: a thread takes every 32nd row of 8 columns
-   Requires:    width a multiple of 8; dx may be dy
-   Traffic:     dy and x read, dx written: the bias's gradient costs no pass of its own
-   Determinism: as mtt_k_column_sums
+/* Math:        dx = dy (s + x s (1 - s) 2u')
+   Shapes:      dy, x, dx [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8; dx may be dy
+   Traffic:     dy and x read, dx written
+   Determinism: elementwise
    Reference:   mtt__cpu_gelu_backward */
-template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, float *sums, int64_t rows,
-                                                                  int64_t width, int64_t slice, int add)
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
 {
-    enum { ROWS = 4 }; /* loaded before any of them is stored: the compiler has to take dx for dy */
-    int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
-    int64_t end = rows < begin + slice ? rows : begin + slice;
-    float sum[8] = {0};
-    for (int64_t first = begin + threadIdx.y; first < end && column < width; first += 32 * ROWS) {
-        mtt__vector<T> gradient[ROWS], value[ROWS];
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float g[8], v[8];
+    if (at >= count) return;
+    mtt__read(dy + at, g);
+    mtt__read(x + at, v);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            int64_t r = first + 32 * i;
-            if (r < end) gradient[i] = mtt__load(dy + r * width + column), value[i] = mtt__load(x + r * width + column);
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            int64_t r = first + 32 * i;
-            float g[8];
-            if (r >= end) break;
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float v = mtt__to_float(value[i].v[k]), s = mtt__gelu_sigmoid<T>(v);
-                float slope = 1.5957691216f * (1.0f + 0.134145f * v * v);
-                g[k] = mtt__to_float(mtt__from_float<T>(mtt__to_float(gradient[i].v[k]) * (s + v * s * (1.0f - s) * slope)));
-                sum[k] += g[k];
-            }
-            mtt__store(dx + r * width + column, g);
-        }
+    for (int k = 0; k < 8; k++) {
+        float s = mtt__gelu_sigmoid<T>(v[k]), slope = 1.5957691216f * (1.0f + 0.134145f * v[k] * v[k]);
+        g[k] *= s + v[k] * s * (1.0f - s) * slope;
     }
-    mtt__join_columns(sum, sums, sums, width, width, add);
+    mtt__store(dx + at, g);
 }
 
 /* Math:        y = a + mask * b; without an a: y = mask * b
@@ -1493,22 +1463,11 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
                                          mtt__at<T>(op->out[0]), count))
 }
 
-template <class T> static mtt_status mtt__gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    int64_t width = mtt__width(op->out[0]), rows = op->shape->rows, slices = mtt__slices(c, op, rows, width);
-    float *out = mtt__at<float>(op->out[1]), *scratch = mtt__at<float>(op->workspace);
-    int add = mtt__accumulates(c, op);
-    mtt_status status =
-        mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, dim3(mtt__blocks(width, 64), (unsigned)slices), dim3(8, 32),
-                    mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), slices > 1 ? scratch : out, rows, width,
-                    (rows + slices - 1) / slices, slices == 1 && add);
-    if (status != MTT_OK || slices == 1) return status;
-    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
-}
-
 static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(op->out[0], mtt__gelu_backward<T>(c, op))
+    int64_t count = mtt__elements(op->out[0]);
+    MTT__BY_TYPE(op->out[0], mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
+                                         mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), count))
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

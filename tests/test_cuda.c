@@ -408,20 +408,13 @@ static void textbook_gelu(const textbook *t)
 
 static void textbook_gelu_backward(const textbook *t)
 {
-    int64_t count = mtt__elements(t->op->out[0]), width = mtt__width(t->op->out[0]), i;
-    int add = adds(t->op);
+    int64_t count = mtt__elements(t->op->out[0]), i;
     MTT__OMP(omp parallel for if (count > 10000))
     for (i = 0; i < count; i++) {
         double x = t->in[1][i], s = gelu_sigmoid(t, x);
         double slope = fp32(t, 1.5957691216057308 * fp32(t, 1 + fp32(t, fp32(t, 0.134145 * x) * x)));
         double inner = fp32(t, fp32(t, fp32(t, x * s) * fp32(t, 1 - s)) * slope);
         t->out[0][i] = fp32(t, t->in[0][i] * fp32(t, s + inner));
-    }
-    for (i = 0; i < width; i++) {
-        double sum = 0;
-        int64_t at;
-        for (at = i; at < count; at += width) sum = fp32(t, sum + stored(t, t->out[0][at]));
-        t->out[1][i] = fp32(t, sum + (add ? t->out[1][i] : 0));
     }
 }
 
