@@ -1322,7 +1322,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward
 }
 
 /* Threads a row and columns a thread. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 8) X(32, 16) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
+#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
 
 template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
 {
