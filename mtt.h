@@ -312,10 +312,11 @@ typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16 } mtt_precis
 typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_attention;
 
 /* What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
-   none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all
-   but the input of every `segment`th layer; budget: layer for the first layers, selective for the next, none for the
-   rest, the cheapest such choice that fits `budget_bytes`. Layer and segments likewise turn to selective and to none in the
-   last layers, which the backward pass needs first, as far as that takes no more memory. Never changes a bit of the result. */
+   none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all but the
+   input of every `segment`th layer, and half a layer at a time, much of it more than once: the smallest; budget: layer for the
+   first layers, selective for the next, none for the rest, the cheapest such choice that fits `budget_bytes`. Layer and segments
+   likewise turn to selective and to none in the last layers, which the backward pass needs first, as far as that takes no more
+   memory. Never changes a bit of the result. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
@@ -2204,6 +2205,16 @@ static int mtt__attention_backward(mtt__builder *b, int layer, int d_attended)
     return d_qkv;
 }
 
+/* Segments go farther than layers: what the backward pass has made again does not wait for its next use, which makes it once
+   more, so that half a layer stands at a time, the attention or the MLP. Layers' inputs stay. */
+static void mtt__forget(mtt__builder *b, int layer, int first, int last)
+{
+    int role;
+    if (b->schedule->policy.recompute != MTT_RECOMPUTE_SEGMENTS || mtt__recompute_level(b->schedule, layer) < MTT__BY_LAYER) return;
+    for (role = first; role <= last; role++)
+        if (role != MTT__A_RESIDUAL) *mtt__slot(b->current, b, role, layer) = -1;
+}
+
 static void mtt__emit_backward(mtt__builder *b, int d_normed)
 {
     mtt__program *p = b->program;
@@ -2215,15 +2226,20 @@ static void mtt__emit_backward(mtt__builder *b, int d_normed)
             if (mtt__dropped_by[role] <= mtt__recompute_level(b->schedule, layer)) *mtt__slot(b->current, b, role, layer) = -1;
     mtt__norm_backward(b, d->layers, d_normed, MTT__A_RESIDUAL, MTT__A_LN_F_STATS, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS);
     for (layer = d->layers; layer-- > 0 && b->status == MTT_OK;) {
-        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP);
+        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP), below;
+        mtt__need(b, MTT__A_RESIDUAL, layer);
+        for (below = layer; below-- > 0;) mtt__forget(b, below, 0, MTT__ROLES - 1);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_GELU, layer), dy, MTT__MLP_WEIGHT, MTT__MLP_BIAS, "d_fc", d->d_ff);
+        mtt__forget(b, layer, 0, MTT__A_LN_2_STATS);
         mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 3, 2, dy, mtt__need(b, MTT__A_FC, layer), p->control, dy,
                      mtt__gradient(b, MTT__FC_BIAS, layer));
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, -1, "d_ln_2", d->d_model);
         mtt__norm_backward(b, layer, dy, MTT__A_MIDDLE, MTT__A_LN_2_STATS, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS);
+        mtt__forget(b, layer, 0, MTT__ROLES - 1);
         dy = mtt__branch_gradient(b, layer, MTT__SITE_PROJ);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_ATTENDED, layer), dy, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, "d_attn",
                                   d->d_model);
+        mtt__forget(b, layer, MTT__A_LN_1, MTT__A_LN_1_STATS);
         dy = mtt__attention_backward(b, layer, dy);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_1, layer), dy, MTT__QKV_WEIGHT, MTT__QKV_BIAS, "d_ln_1", d->d_model);
         mtt__norm_backward(b, layer, dy, MTT__A_RESIDUAL, MTT__A_LN_1_STATS, MTT__LN_1_WEIGHT, MTT__LN_1_BIAS);
