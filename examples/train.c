@@ -42,6 +42,7 @@ static const option options[] = {
     {"flash-attn", FLAG, &set.policy.attention, "the same as --attention flash", 0, MTT_ATTENTION_FLASH},
     {"gradient-checkpointing", FLAG, &set.policy.recompute, "the same as --recompute layer", 0, MTT_RECOMPUTE_LAYER},
     {"selective", FLAG, &set.policy.recompute, "the same as --recompute selective", 0, MTT_RECOMPUTE_SELECTIVE},
+    {"segments", FLAG, &set.policy.recompute, "the same as --recompute segments", 0, MTT_RECOMPUTE_SEGMENTS},
     {"chunked", FLAG, &set.policy.loss, "the same as --loss chunked", 0, MTT_LOSS_CHUNKED},
     {"compact", FLAG, &set.policy.state, "moments of 8 bits, weights of 24: 5 bytes a parameter for 14", 0, MTT_STATE_COMPACT},
     {"window-size", INT, &set.policy.window, "keys that a query sees, itself counted (0: all)", 0, 0},
@@ -108,7 +109,7 @@ static int report(mtt_status status)
 static int apply_technique(void)
 {
     char words[128], *word, end, *policy = (char *)&set.policy;
-    int k, number;
+    int k, n;
     snprintf(words, sizeof(words), "%s", set.technique);
     for (word = strtok(words, "_"); word; word = strtok(NULL, "_")) {
         for (k = 0; k < OPTIONS; k++) {
@@ -116,9 +117,8 @@ static int apply_technique(void)
             if (option_is_flag(&options[k], word) && at >= policy && at < policy + sizeof(set.policy)) break;
         }
         if (k < OPTIONS) *(int *)options[k].at = options[k].value;
-        else if (sscanf(word, "window%d%c", &number, &end) == 1)
-            set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = number;
-        else if (sscanf(word, "bs%d%c", &number, &end) == 1) set.batch = number;
+        else if (sscanf(word, "window%d%c", &n, &end) == 1) set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = n;
+        else if (sscanf(word, "bs%d%c", &n, &end) == 1) set.batch = n;
         else return option_fail("--technique has a word that is no flag of --help, nor windowN, nor bsN");
     }
     return 0;

@@ -131,7 +131,7 @@ expect 0 . --data results/text.txt --dataset bare $model --steps 2 --no-memory-p
 check "--no-memory-profiling writes no memory file" [ ! -e results/bare_fp32_memory.json ]
 expect 0 '"batch_size": 8' --data results/text.txt --dataset many ${model/--batch-size 4/} --steps 2 --technique bf16_window16_bs8
 expect 0 '"batch_size": 4' --data results/text.txt --dataset many $model --steps 2 --technique bf16_window16_bs8
-for technique in tf32 bf16 fp16 bf16_flash bf16_window16 bf16_window32 fp32_checkpointing fp16_flash_selective_chunked bf16_flash_compact; do
+for technique in tf32 bf16 fp16 bf16_flash bf16_window16 bf16_window32 fp32_checkpointing bf16_flash_segments fp16_flash_selective_chunked bf16_flash_compact; do
   expect 0 "\"technique\": \"$technique\"" --data results/text.txt --dataset many $model --steps 20 --technique $technique
   case $technique in *window*) continue;; esac
   check "$technique reaches the loss of fp32" awk -v a="$(field out val_loss)" -v b="$(field $metrics val_loss)" 'BEGIN { exit !(a > 0 && a / b < 1.01 && b / a < 1.01) }'

@@ -28,7 +28,7 @@ benchmark() {
 a="--layers 4 --heads 8 --d-model 256 --vocab-size 50257 --seq-len 256"
 gpt2="--layers 12 --heads 12 --d-model 768 --vocab-size 50304 --positions learned --head tied --no-head-bias"
 best=flash+selective+chunked+compact
-benchmark a128 "compile graphs" "A's model, 128 x 256" flash,$best,flash+checkpointing+chunked+512-rows+compact $a --batch-size 128
+benchmark a128 "compile graphs" "A's model, 128 x 256" flash,$best,flash+segments+chunked+1536-rows+compact $a --batch-size 128
 benchmark a128_tf32 compile "the same, TF32" tf32+plain $a --batch-size 128
 benchmark a32 "compile graphs" "A's model, 32 x 256" flash,$best $a --batch-size 32
 benchmark b64 compile "B's model, 64 x 512" flash,flash+selective+chunked \
@@ -55,6 +55,7 @@ ours() { # CASE: each technique, in a process of its own
         plain) ;;
         tf32) options+=" --precision tf32";;
         checkpointing) options+=" --recompute layer";;
+        segments) options+=" --recompute segments";;
         selective) options+=" --recompute selective";;
         *-rows) options+=" --chunk-rows ${word%-rows}";;
         *) options+=" --$word";;
@@ -70,9 +71,9 @@ ours() { # CASE: each technique, in a process of its own
   done
 }
 planned() { # the largest batches that the planner finds
-  local policy="--device cuda --technique bf16_flash_checkpointing_chunked_compact --find-max-batch" c d
-  c=$("$TRAIN" $policy $a --positions learned --max-seq 512 --dropout 0.1 --memory-budget 25260000000) &&
-    d=$("$TRAIN" $policy ${model[d32]} --dropout 0.1 --memory-budget 40000000000) || { failed=1; return; }
+  local policy="--device cuda --technique bf16_flash_segments_chunked_compact --find-max-batch" c d
+  c=$("$TRAIN" $policy $a --positions learned --max-seq 512 --memory-budget 25260000000) &&
+    d=$("$TRAIN" $policy ${model[d32]} --memory-budget 40000000000) || { failed=1; return; }
   record largest "C's model" "$c" 25.26
   record largest "D's model" "$d" 40
 }
