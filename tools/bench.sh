@@ -114,7 +114,7 @@ table() { # CASE...: Markdown of their figures
         print "| model, batch x T |" (theirs ? " PyTorch: ms | MB |" : "") " mtt | ms | MB |" (theirs ? " speed | memory |" : "")
         print "|---|" (theirs ? "---:|---:|" : "") "---|---:|---:|" (theirs ? "---:|---:|" : "")
         for (c = 1; c <= cases; c++) for (k = 1; k <= rows[n = name[c]]; k++) {
-          label = substr(row[n, k], 5); gsub(/\+/, ", ", label); sub(/512-rows/, "512 rows a chunk", label); sub(/tf32/, "TF32", label)
+          label = substr(row[n, k], 5); gsub(/\+/, ", ", label); sub(/-rows/, " rows a chunk", label); sub(/tf32/, "TF32", label)
           line = "| " (k == 1 ? title[n] : "") " | "
           if (theirs) line = line (k > 1 ? "|" : n in ms ? sprintf("%.2f%s | %s", ms[n], how[n], mb(bytes[n])) : (n in why ? why[n] : "–") " |") " | "
           line = line label " | "
@@ -130,7 +130,7 @@ table() { # CASE...: Markdown of their figures
         printf "\n%s, %s%s: `make bench`, medians of the second half of %d steps, MB of 10^6 bytes, BF16 where TF32 is not named.\n",
           about["device"], about["date"], versions, about["steps"]
       }
-      if (batches) printf "%sLargest batches of flash, checkpointing, chunked, compact, as planned: %s.\n", any ? "\n" : "", batches
+      if (batches) printf "%sLargest batches of flash, segments, chunked, compact, as planned: %s.\n", any ? "\n" : "", batches
     }' - "$figures"
 }
 into_readme() { # the text of stdin goes between the markers

@@ -31,7 +31,7 @@ suite_a() {
   if [ $suite = b ]; then
     shape --layers 6 --heads 8 --d-model 512 --d-ff 2048 --seq-len 512
     windows="bf16_window64 bf16_window128"
-    recipe+=(--lr 3e-4 --warmup-steps 200) # at 1e-3 after 50 two roundings of one run end up to 5 % apart in perplexity, at 3e-4 2 %
+    recipe+=(--lr 1e-4 --warmup-steps 100) # at 1e-3 after 50 two roundings of one run end up to 5 % apart in perplexity, at 3e-4 2 %
   fi
   [ -z "$small" ] || recipe+=(--warmup-steps 10) # the later option counts
   for b in ${batches:-$(pick "32 64 128" "4 8 16")}; do
