@@ -479,21 +479,26 @@ template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const 
     return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count, width);
 }
 
-/* Math:        sum += the bits of x, each word mixed with its place
+/* Math:        sums[0] += the bits of x, each word mixed with its place; sums[1] += the words that tell results apart: neither 0
+                nor NaN nor infinite, as `exponent` (of one number, or of two of 16 bits) finds them
    Shapes:      x [words] uint32
    Launch:      256 threads a block, in strides
-   Requires:    sum begins at 0
+   Requires:    sums begin at 0
    Traffic:     x read once
    Determinism: sums of integers
    Reference:   - */
-static __global__ void mtt_k_checksum(const uint32_t *x, int64_t words, unsigned long long *sum)
+static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent,
+                                                             unsigned long long *sums)
 {
-    unsigned long long own = 0;
+    const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
+    unsigned long long sum = 0, telling = 0;
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < words; i += (int64_t)gridDim.x * 256) {
         unsigned long long word = (x[i] ^ (unsigned long long)i << 32) * 0x9e3779b97f4a7c15ull;
-        own += word ^ word >> 29;
+        sum += word ^ word >> 29;
+        telling += (x[i] & 0x7fffffffu) && (x[i] & high) != high && (!low || (x[i] & low) != low);
     }
-    atomicAdd(sum, own);
+    atomicAdd(&sums[0], sum);
+    atomicAdd(&sums[1], telling);
 }
 
 static cublasStatus_t mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
@@ -505,20 +510,24 @@ static cublasStatus_t mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__p
 
 static mtt_status mtt__cuda_download(void *context, void *to, const void *from, size_t bytes);
 
-/* ms of a product, or -1 where its bits are not those of *sum; the first one sets *sum. */
+/* ms of a product, or -1 where its bits are not those of *sum. The first algorithm sets *sum, and fails where most of its results
+   are alike: all algorithms give the same zeros, or the same NaN when FP16 overflows. */
 static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, const void *a, const void *b,
                       void *out, cudaEvent_t *marks, unsigned long long *sum)
 {
     enum { TIMES = 4 };
-    unsigned long long *sum_at = (unsigned long long *)op->workspace->data, own = 0;
-    int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
+    unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
+    const uint32_t exponent = p->key.out == MTT_F32 ? 0x7f800000u : p->key.out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
+    const int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
     float ms = -1;
     if (mtt__multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaMemsetAsync(sum_at, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
-    mtt_k_checksum<<<(unsigned)(4 * c->processors), 256, 0, c->stream>>>((const uint32_t *)out, words, sum_at);
-    if (cudaGetLastError() || mtt__cuda_download(c, &own, sum_at, sizeof(own)) != MTT_OK) return -1;
-    if (algorithm == 0) *sum = own;
-    if (own != *sum) return -1;
+    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
+    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
+        return -1;
+    if (mtt__cuda_download(c, own, sums, sizeof(own)) != MTT_OK) return -1;
+    if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
+    if (algorithm == 0) *sum = own[0];
+    if (own[0] != *sum) return -1;
     cudaEventRecord(marks[0], c->stream);
     for (int i = 0; i < TIMES; i++)
         if (mtt__multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
@@ -556,7 +565,7 @@ static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_pla
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
     bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* from some 3 us on */
     bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
-    if (p->candidates < 2 || add || !large || !whole || op->workspace->bytes < 8) return false;
+    if (p->candidates < 2 || add || !large || !whole || op->workspace->bytes < 16) return false;
     return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
 }
 

@@ -1838,6 +1838,41 @@ static void too_large(void)
     printf("%s\n", env.error);
 }
 
+/* A's model under 24 GB: the largest batch takes a step, and one sequence more would need more. */
+static void largest_batch(void)
+{
+    static const technique CASES[] = {
+        {"tf32", {.precision = MTT_TF32}, 0},
+        {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0},
+        {"bf16_flash_checkpointing_chunked",
+         {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER, .loss = MTT_LOSS_CHUNKED}, 0}};
+    const size_t budget = (size_t)24 * 1000 * 1000 * 1000;
+    int i, batch = 0;
+    for (i = 0; i < (int)MTT__LENGTH(CASES); i++) {
+        setup s = suite_setup(&CASES[i], 1);
+        mtt_policy policy = on_cuda(s.policy);
+        mtt_plan_report plan = {0}, more = {0};
+        mtt_step_info info = {0};
+        mtt_trainer *t;
+        int32_t *tokens;
+        int count;
+        check(mtt_plan_max_batch(&env, &s.model, &policy, s.seq_len, budget, &batch) == MTT_OK, "largest batch: %s", env.error);
+        s.batch = batch;
+        check(mtt_plan(&env, &s.model, &policy, batch, s.seq_len, &plan) == MTT_OK && plan.arena_bytes <= budget &&
+                  mtt_plan(&env, &s.model, &policy, batch + 1, s.seq_len, &more) == MTT_OK && more.arena_bytes > budget,
+              "%d sequences take %zu bytes, one more takes %zu", batch, plan.arena_bytes, more.arena_bytes);
+        count = batch * s.seq_len;
+        tokens = malloc(2 * (size_t)count * sizeof(int32_t));
+        random_tokens(&s, tokens, tokens + count, count);
+        t = open_trainer(&s, &cuda, s.policy.precision);
+        check(t && mtt_train_step(t, tokens, tokens + count, &info) == MTT_OK && isfinite(info.loss) && info.arena_bytes == plan.arena_bytes,
+              "a step of %d sequences: %s", batch, env.error);
+        printf("under 24 GB, %s: %d sequences, %zu bytes; one more takes %zu\n", CASES[i].name, batch, plan.arena_bytes, more.arena_bytes);
+        mtt_trainer_destroy(t);
+        free(tokens);
+    }
+}
+
 static void told(const char *what, double start)
 {
     printf("%s: at %.1f s\n", what, (mtt__now_ms() - start) * 1e-3);
@@ -1875,6 +1910,7 @@ int main(int argc, char **argv)
     overflow();
     out_of_memory();
     too_large();
+    largest_batch();
     whole_models(40 * scale);
     told("all", start);
     return finish();
