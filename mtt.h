@@ -515,7 +515,7 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done, or given to the device where no info was asked for */
 /* Bytes by which the device's free memory has shrunk since just before the arena was taken, whoever took them; the arena's on
    the CPU, which does not count. On CUDA it should be the arena rounded up to pages of 2 MiB and, in a process's first trainer
-   of its kind, what the driver takes for graphs and for the code of kernels at their first run, 2 to 14 MiB; in the next nothing
+   of its kind, what the driver takes for graphs and for the code of kernels at their first run, 2 to 18 MiB; in the next nothing
    (measured on an H200). */
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *trainer);
 MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
@@ -572,7 +572,7 @@ typedef struct mtt_tensor {
     X(MTT_OP_FLASH, flash, 4 * PAIRS * HEAD, MOVED)                                                                \
     X(MTT_OP_PICK_ROW, pick_row, OUT, 2 * OUT_BYTES)                                                               \
     X(MTT_OP_CROSS_ENTROPY, cross_entropy, 4 * IN, MOVED)                                                          \
-    X(MTT_OP_CHUNKED_LOSS, chunked_loss, (GRAD ? 6 : 2) * IN * CLASSES, MOVED)                                     \
+    X(MTT_OP_CHUNKED_LOSS, chunked_loss, (GRAD ? 6 : 2) * IN * CLASSES, mtt__chunked_bytes(op))                    \
     X(MTT_OP_CROSS_ENTROPY_BACKWARD, cross_entropy_backward, 4 * OUT, MOVED)                                       \
     X(MTT_OP_LINEAR_BACKWARD_WEIGHT, linear_backward_weight, 2 * OUT * ROWS, MOVED)                                \
     X(MTT_OP_LINEAR_BACKWARD_INPUT, linear_backward_input, 2 * OUT * IN_WIDTH, MOVED)                              \
@@ -2593,24 +2593,34 @@ static double mtt__count(const mtt_tensor *t)
 }
 
 /* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does so with all its state,
-   but only writes 16-bit copies of FP32 masters; a gradient is read too by all that adds to it, chunk after chunk or, after the
-   step's first micro-batch, where it stays. A chunked loss with gradients has two products that read the weights of the head, and
-   passes the logits five times: made, turned into gradients in place, read by two products. */
+   but only writes 16-bit copies of FP32 masters; a gradient that stays for the next micro-batch is read by what adds to it. */
 static double mtt__op_bytes(const mtt_op *op)
 {
-    int chunked = op->kind == MTT_OP_CHUNKED_LOSS, copies = op->kind == MTT_OP_ADAMW && op->out[3] && op->out[3]->dtype == MTT_F32, i;
-    double rows = (double)op->shape->rows, chunks = chunked ? ceil(rows / (double)op->out[1]->shape[0]) : 1, bytes = 0;
+    int copies = op->kind == MTT_OP_ADAMW && op->out[3] && op->out[3]->dtype == MTT_F32, i;
+    double bytes = 0;
     for (i = 0; i < op->inputs + op->outputs; i++) {
         const mtt_tensor *t = op->in[i];
-        int written = i >= op->inputs;
-        double times = 1;
+        int written = i >= op->inputs, twice;
         if (!t) continue;
-        if (t->category == MTT_OPTIMIZER) times = 2;
-        else if (t->category == MTT_WEIGHTS) times = written ? (copies ? 1 : 2) : chunked && op->outputs > 2 ? 2 * chunks : chunks;
-        else if (t->category == MTT_GRADIENTS && written) times = 2 * chunks - 1 + t->persistent;
-        else if (t->category == MTT_LOGITS && chunked) times = (op->outputs > 2 ? 5 : 2) * rows / (double)t->shape[0];
-        bytes += times * (double)t->bytes;
+        twice = t->category == MTT_OPTIMIZER || (written && t->category == MTT_WEIGHTS && !copies) ||
+                (written && t->category == MTT_GRADIENTS && t->persistent);
+        bytes += (double)t->bytes * (1 + twice);
     }
+    return bytes;
+}
+
+/* A chunked loss reads the head's weights once a chunk, with gradients for two products, and its gradients are added to by each
+   chunk but the first; it passes the logits of all chunks five times, without gradients twice: made, turned into gradients in
+   place, read by two products. */
+static double mtt__chunked_bytes(const mtt_op *op)
+{
+    double share = (double)op->shape->rows / (double)op->out[1]->shape[0], chunks = ceil(share), bytes = mtt__op_bytes(op);
+    int gradients = op->outputs > 2, i;
+    bytes += ((gradients ? 5 : 2) * share - 1) * (double)op->out[1]->bytes;
+    for (i = 1; i < 3; i++)
+        if (op->in[i]) bytes += (gradients ? 2 * chunks - 1 : chunks - 1) * (double)op->in[i]->bytes;
+    for (i = 3; i < op->outputs; i++)
+        if (op->out[i]) bytes += 2 * (chunks - 1) * (double)op->out[i]->bytes;
     return bytes;
 }
 

@@ -508,8 +508,6 @@ static cublasStatus_t mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__p
                           op->workspace->data, op->workspace->bytes, c->stream);
 }
 
-static mtt_status mtt__cuda_download(void *context, void *to, const void *from, size_t bytes);
-
 /* ms of a product, or -1 where its bits are not those of *sum. The first algorithm sets *sum, and fails where most of its results
    are alike: all algorithms give the same zeros, or the same NaN when FP16 overflows. */
 static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, const void *a, const void *b,
@@ -524,15 +522,16 @@ static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p
     if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
     if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
         return -1;
-    if (mtt__cuda_download(c, own, sums, sizeof(own)) != MTT_OK) return -1;
+    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream) || cudaStreamSynchronize(c->stream)) return -1;
     if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
     if (algorithm == 0) *sum = own[0];
     if (own[0] != *sum) return -1;
-    cudaEventRecord(marks[0], c->stream);
+    if (cudaEventRecord(marks[0], c->stream)) return -1;
     for (int i = 0; i < TIMES; i++)
         if (mtt__multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    cudaEventRecord(marks[1], c->stream);
-    if (cudaEventSynchronize(marks[1]) || cudaEventElapsedTime(&ms, marks[0], marks[1])) return -1;
+    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1]) ||
+        cudaEventElapsedTime(&ms, marks[0], marks[1]))
+        return -1;
     return ms / TIMES;
 }
 

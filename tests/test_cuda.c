@@ -927,11 +927,11 @@ static int is_product(const mtt_op *op)
 /* What is allowed beyond twice the plain error, relative to the output's size. 4 units of the last place of FP32 (2^-23),
    4.8e-7, since another formula of the same accuracy (fused multiply-adds, expf of 2 ulp) is off by that much where the plain
    one happens to round well. Flash attention's backward takes the difference of two sums of head_dim terms, dO V^T and dO O,
-   which cancel where a query sees few keys: where both are summed in one order nothing is left of their errors, else about
-   sqrt(head_dim) units. */
+   which cancel where a query sees few keys: where both are summed in one order nothing is left of their errors, as in the plain
+   one; a unit for each 64 terms is allowed for another order (2 beyond the 4 were seen, at a head width of 232). */
 static double slack(const mtt_op *op)
 {
-    return (4 + (op->kind == MTT_OP_FLASH_BACKWARD ? sqrt((double)op->shape->head_dim) : 0)) * 0x1p-23;
+    return (4 + (op->kind == MTT_OP_FLASH_BACKWARD ? (double)op->shape->head_dim / 64 : 0)) * 0x1p-23;
 }
 
 /* Luck decides the error of a few elements: where an output has fewer than 4,096, the plain error counts as no less than
@@ -1865,9 +1865,11 @@ static void largest_batch(void)
         tokens = malloc(2 * (size_t)count * sizeof(int32_t));
         random_tokens(&s, tokens, tokens + count, count);
         t = open_trainer(&s, &cuda, s.policy.precision);
-        check(t && mtt_train_step(t, tokens, tokens + count, &info) == MTT_OK && isfinite(info.loss) && info.arena_bytes == plan.arena_bytes,
+        check(t && mtt_train_step(t, tokens, tokens + count, &info) == MTT_OK && isfinite(info.loss) &&
+                  info.arena_bytes == plan.arena_bytes,
               "a step of %d sequences: %s", batch, env.error);
-        printf("under 24 GB, %s: %d sequences, %zu bytes; one more takes %zu\n", CASES[i].name, batch, plan.arena_bytes, more.arena_bytes);
+        printf("under 24 GB, %s: %d sequences, %zu bytes; one more takes %zu\n", CASES[i].name, batch, plan.arena_bytes,
+               more.arena_bytes);
         mtt_trainer_destroy(t);
         free(tokens);
     }
