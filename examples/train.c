@@ -191,6 +191,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     mtt_quality q;
     mtt_step_info info = {0};
     double seconds = 0;
+    if (!log) snprintf(env.error, sizeof(env.error), "%s cannot be written: is --results-dir a folder of yours?", result_path(".jsonl"));
     while (!status && mtt_trainer_step(t) < steps && !interrupted) {
         for (i = 0; i < micro && !status; i++) status = mtt_batches_next(batches, x + i * rows, y + i * rows);
         if (!status) status = mtt_train_step(t, x, y, &info);
@@ -303,8 +304,7 @@ int main(int argc, char **argv)
     if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
     if (status == MTT_E_FILE && set.resume) fprintf(stderr, "train: nothing to resume: start without --resume\n");
     if (!status && mtt_trainer_step(t) >= set.steps) fprintf(stderr, "train: all steps are done: raise --steps to go on\n");
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
     if (!status) status = train(t, &batches, valid, tokenizer, set.steps);
     if (!status && set.sample && !interrupted) {
         fputs(set.prompt, stdout);

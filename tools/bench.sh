@@ -28,9 +28,9 @@ benchmark() {
 a="--layers 4 --heads 8 --d-model 256 --vocab-size 50257 --seq-len 256"
 gpt2="--layers 12 --heads 12 --d-model 768 --vocab-size 50304 --positions learned --head tied --no-head-bias"
 best=flash+selective+chunked+compact
-benchmark a128 "compile graphs" "A's model, 128 x 256" flash,$best,flash+segments+chunked+1536-rows+compact $a --batch-size 128
+benchmark a128 "compile graphs" "A's model, 128 x 256" flash,$best+3072-rows,flash+segments+chunked+1536-rows+compact $a --batch-size 128
 benchmark a128_tf32 compile "the same, TF32" tf32+plain $a --batch-size 128
-benchmark a32 "compile graphs" "A's model, 32 x 256" flash,$best $a --batch-size 32
+benchmark a32 "compile graphs" "A's model, 32 x 256" flash,flash+chunked+8192-rows,$best $a --batch-size 32
 benchmark b64 compile "B's model, 64 x 512" flash,flash+selective+chunked \
   --layers 6 --heads 8 --d-model 512 --vocab-size 10000 --seq-len 512 --batch-size 64
 benchmark d32 compile "D's model, 32 x 1024" flash,flash+selective+chunked,flash+checkpointing+chunked \
@@ -72,8 +72,8 @@ ours() { # CASE: each technique, in a process of its own
 }
 planned() { # the largest batches that the planner finds
   local policy="--device cuda --technique bf16_flash_segments_chunked_compact --find-max-batch" c d
-  c=$("$TRAIN" $policy $a --positions learned --max-seq 512 --memory-budget 25260000000) &&
-    d=$("$TRAIN" $policy ${model[d32]} --memory-budget 40000000000) || { failed=1; return; }
+  c=$("$TRAIN" $policy $a --positions learned --max-seq 512 --dropout 0.1 --memory-budget 25260000000) &&
+    d=$("$TRAIN" $policy ${model[d32]} --dropout 0.1 --memory-budget 40000000000) || { failed=1; return; }
   record largest "C's model" "$c" 25.26
   record largest "D's model" "$d" 40
 }
@@ -127,10 +127,10 @@ table() { # CASE...: Markdown of their figures
           print line
         }
         versions = theirs ? sprintf(", PyTorch %s of CUDA %s", about["pytorch"], about["cuda"]) : ""
-        printf "\n%s, %s%s: `make bench`, medians of the second half of %d steps, MB of 10^6 bytes, BF16 where TF32 is not named.\n",
+        printf "\n%s, %s%s: `make bench`, the second half of %d steps, none waited for, MB of 10^6 bytes, BF16 where TF32 is not named.\n",
           about["device"], about["date"], versions, about["steps"]
       }
-      if (batches) printf "%sLargest batches of flash, segments, chunked, compact, as planned: %s.\n", any ? "\n" : "", batches
+      if (batches) printf "%sLargest batches of flash, segments, chunked, compact, with dropout, as planned: %s.\n", any ? "\n" : "", batches
     }' - "$figures"
 }
 into_readme() { # the text of stdin goes between the markers
