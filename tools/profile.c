@@ -64,35 +64,37 @@ static int fail(const mtt_env *env)
 }
 
 /* ms of one operation, alone, on the operands that it has in a step: those before it have just run, and what it works on in place
-   is put back for it to run once more. The speed of a product depends on its numbers: on the rest of a step, which shares their
-   memory, the backward pass's were a third slower. Negative where there is no memory. */
+   is put back for it to run once more. The speed of a product depends on its numbers: on what a whole step leaves in their memory,
+   the backward pass's took more than a third longer. Negative where something failed, which the environment's error names. */
 static double measure(mtt_trainer *t, const mtt_op *op)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt_tensor *both = NULL;
     mtt_counters counters;
+    mtt_status status = MTT_OK;
     void *before = NULL;
     double start = 0, ms;
     int i, k;
     for (i = 0; i < op->inputs; i++)
         for (k = 0; k < op->outputs; k++)
-            if (op->in[i] && op->in[i] == op->out[k] && op->in[i] != &p->tensors[p->counters]) both = op->in[i];
-    if (both && !(before = malloc(both->bytes))) return -1;
-    if (both) t->backend.download(t->context, before, both->data, both->bytes);
-    for (i = -1; i < REPEATS; i++) {
-        t->backend.run(t->context, op, 1, 0);
-        if (i >= 0) continue;
-        t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
+            if (op->in[i] && op->in[i] == op->out[k]) both = op->in[i];
+    if (both && !(before = malloc(both->bytes))) {
+        snprintf(t->env->error, sizeof(t->env->error), "no memory for a copy of %s, %zu bytes", both->name, both->bytes);
+        return -1;
+    }
+    if (both) status = t->backend.download(t->context, before, both->data, both->bytes);
+    for (i = -1; i < REPEATS && !status; i++) {
+        status = t->backend.run(t->context, op, 1, 0);
+        if (i >= 0 || status) continue;
+        status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
         start = mtt__now_ms();
     }
-    t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
+    if (!status) status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
     ms = (mtt__now_ms() - start) / REPEATS;
-    if (both) {
-        t->backend.upload(t->context, both->data, before, both->bytes);
-        t->backend.run(t->context, op, 1, 0);
-    }
+    if (!status && both) status = t->backend.upload(t->context, both->data, before, both->bytes);
+    if (!status && both) status = t->backend.run(t->context, op, 1, 0);
     free(before);
-    return ms;
+    return status ? -1 : ms;
 }
 
 static int by_time(const void *a, const void *b)
@@ -122,7 +124,8 @@ int main(int argc, char **argv)
     mtt_step_info info;
     mtt_op_info about;
     const mtt_op *op;
-    int code = option_parse(options, sizeof(options) / sizeof(options[0]), argc, argv), count = 0, half = set.steps / 2, i, k, tokens_count;
+    int code = option_parse(options, sizeof(options) / sizeof(options[0]), argc, argv), half = set.steps / 2, count = 0;
+    int tokens_count, i, k;
     int32_t *tokens;
     double total = 0, floor_total = 0, start = 0, step_ms, ms;
     if (code) return code == OPTION_HELP ? 0 : code;
@@ -157,7 +160,7 @@ int main(int argc, char **argv)
         }
         lines[k].count++;
         ms = measure(t, op);
-        if (ms < 0) return fprintf(stderr, "profile: no memory for a copy of %s\n", op->out[0]->name), 1;
+        if (ms < 0) return fail(&env);
         lines[k].ms += ms;
     }
     qsort(lines, (size_t)count, sizeof(*lines), by_time);
