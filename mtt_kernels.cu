@@ -58,18 +58,17 @@ template <int N = 8, class T> static __device__ __forceinline__ void mtt__read(c
     for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__store(T *at, const float *values)
+template <class T, int N = 8> static __device__ __forceinline__ mtt__vector<T, N> mtt__round(const float *values)
 {
     mtt__vector<T, N> vector;
 #pragma unroll
     for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
-    *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
+    return vector;
 }
 
-/* Brings the 128 bytes around an address to L2. */
-static __device__ __forceinline__ void mtt__prefetch(const void *at)
+template <int N = 8, class T> static __device__ __forceinline__ void mtt__store(T *at, const float *values)
 {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    *reinterpret_cast<mtt__vector<T, N> *>(at) = mtt__round<T, N>(values);
 }
 
 static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
@@ -100,6 +99,71 @@ template <int PENDING = 0> static __device__ __forceinline__ void mtt__copy_wait
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+
+/* The largest of eight. */
+static __device__ __forceinline__ float mtt__largest(const mtt__vector<float> &x)
+{
+    float most = x.v[0];
+#pragma unroll
+    for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
+    return most;
+}
+
+static __device__ __forceinline__ float mtt__largest(const mtt__vector<__nv_bfloat16> &x)
+{
+    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
+    float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
+
+static __device__ __forceinline__ float mtt__largest(const mtt__vector<__half> &x)
+{
+    const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
+    float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
+
+/* Clusters of blocks, which read and write each other's shared memory; before sm_90 a block is alone. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ int mtt__cluster_blocks(void)
+{
+    int blocks;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+static __device__ __forceinline__ int mtt__cluster_rank(void)
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Stores into block `rank`, where `at` lies here. */
+static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, float2 value)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
+}
+
+/* A barrier of all threads of a cluster in two halves: what they stored before they arrived, all see who have waited. */
+static __device__ __forceinline__ void mtt__cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void mtt__cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+static __device__ __forceinline__ int mtt__cluster_blocks(void) { return 1; }
+static __device__ __forceinline__ int mtt__cluster_rank(void) { return 0; }
+static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
+static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
+static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
+#endif
 
 /* e^x: 2 ulp for floats; for 16-bit data the special function unit's, whose 1e-6 is lost in the rounding of the store. */
 template <class T> static __device__ __forceinline__ float mtt__exp(float x)
@@ -213,7 +277,7 @@ struct mtt__graph {
 struct mtt__cuda {
     mtt_env *env;
     mtt_backend backend; /* the caller's stream and allocator among it */
-    int device, processors, shared_bytes; /* of a block, at most */
+    int device, processors, shared_bytes, cluster; /* bytes of a block and blocks of a cluster, at most */
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
@@ -3212,40 +3276,48 @@ template <class T> static __device__ __forceinline__ float mtt__exp_from(float x
     return y;
 }
 
+/* 8 logits from column j on; columns that are no class count for nothing. */
+template <class T> static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
+{
+    mtt__read(at, v);
+    if (j + 8 > classes)
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
+}
+
+/* What every gradient of a step is multiplied by. */
+static __device__ __forceinline__ float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
+{
+    return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
+}
+
 /* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
                 GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
                 0 in the padding and where the target does not count
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
-   Launch:      a block of 512 threads a row; STAGED with shared memory for the row. Two such blocks fit a processor and are seldom
-                in the same phase, so what a later block reads, `ahead` rows on, is fetched to L2 while this one writes
+   Launch:      a block of 512 threads a row
    Requires:    Vp a multiple of 8
-   Traffic:     x read once a pass, or once in all by STAGED; written once by GRADIENT
+   Traffic:     x read, and written by GRADIENT
    Determinism: fixed tree; the target's element is computed anew in FP32 and stored behind the others by the same thread
    Reference:   mtt__row_loss, mtt__row_gradient */
-template <class T, bool LOSS, bool GRADIENT, bool STAGED>
+template <class T, bool GRADIENT>
 static __global__ void __launch_bounds__(512)
     mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control, const mtt_counters *counters,
-                        int classes, int64_t width, int ahead)
+                        int classes, int64_t width)
 {
-    extern __shared__ uint4 row[];
     __shared__ float shared[32];
-    T *x = logits + blockIdx.x * width, *staged = reinterpret_cast<T *>(row);
+    T *x = logits + blockIdx.x * width;
     int target = targets[blockIdx.x];
-    float v[8], lse = 0, at = target < 0 ? 0 : mtt__to_float(x[target]);
+    float v[8], at = target < 0 ? 0 : mtt__to_float(x[target]);
     out += 3 * (int64_t)blockIdx.x;
-    if (LOSS && target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
-    if (LOSS && target >= 0) {
+    if (!GRADIENT) {
         float most = -3.4e38f, sum = 0;
+        if (target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
+        if (target < 0) return;
 #pragma unroll 4
         for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
             float largest = most, added = 0;
-            mtt__vector<T> pack = mtt__load(x + j);
-            if (STAGED) *reinterpret_cast<mtt__vector<T> *>(staged + j) = pack;
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = mtt__to_float(pack.v[k]);
-            if (j + 8 > classes)
-#pragma unroll
-                for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
+            mtt__read_classes(x + j, j, classes, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
 #pragma unroll
@@ -3254,31 +3326,129 @@ static __global__ void __launch_bounds__(512)
             most = largest;
         }
         float all = mtt__reduce<mtt__max, 512>(most, shared);
-        /* The barriers of the sums also part the reading of x[target] from its being overwritten. */
         sum = mtt__reduce<mtt__sum, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
-        lse = all + logf(sum);
-        if (threadIdx.x == 0) {
-            out[0] = lse - at;
-            out[1] = at >= all ? 1.0f : 0.0f;
-            out[2] = lse;
-        }
+        if (threadIdx.x) return;
+        out[2] = all + logf(sum);
+        out[1] = at >= all ? 1.0f : 0.0f;
+        out[0] = out[2] - at;
+        return;
     }
-    if (!GRADIENT) return;
-    if (!LOSS) lse = out[2];
-    if (!LOSS) __syncthreads(); /* all have x[target] before it is overwritten */
-    float factor = (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
+    float lse = out[2], factor = mtt__loss_factor(control, counters);
+    __syncthreads(); /* all have x[target] before it is overwritten */
 #pragma unroll 4
     for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
-        if (STAGED && blockIdx.x + ahead < gridDim.x && threadIdx.x % 8 == 0) mtt__prefetch(x + ahead * width + j);
-        if (target >= 0) mtt__read(STAGED ? staged + j : x + j, v);
+        mtt__read_classes(x + j, j, classes, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
-        if (j + 8 > classes)
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : 0.0f;
         mtt__store(x + j, v);
     }
     if (target >= 0 && target / 8 % 512 == (int)threadIdx.x) x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
+}
+
+/* Who shares a row of logits, how many of its octets a thread has at most, and how many rows are under way. */
+enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
+
+/* Math:        as mtt_k_cross_entropy, both in one pass; sums[c][j] = sum of cluster c's gradients of column j, where sums are
+                wanted
+   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
+   Launch:      a cluster of 1 to 8 blocks of 640 threads shares rows c, c + clusters, ... by columns: a block's share of a row fits
+                3 times into shared memory and its columns' sums into registers. A row is fetched while the two before it are
+                worked on; its largest logit and sum of powers travel between the blocks while the gradients of the row before are
+                written
+   Requires:    Vp a multiple of 8 and at most 25,600 times the cluster's size; clusters of more than one block from sm_90 on
+   Traffic:     x read and written once
+   Determinism: the rows of a cluster in their order; (largest, sum) of all warps joined in a fixed order
+   Reference:   mtt__row_loss, mtt__row_gradient */
+template <class T>
+static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
+    mtt_k_loss_rows(T *logits, const int32_t *targets, float *out, float *sums, const mtt_control *control,
+                    const mtt_counters *counters, int classes, int width, int rows)
+{
+    enum { WARPS = MTT__LOSS_THREADS / 32 };
+    extern __shared__ uint4 staged[];
+    __shared__ float2 parts[2][MTT__CLUSTER * WARPS]; /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
+    const int share = (width / 8 + blocks - 1) / blocks, begin = rank * share;
+    const int mine = begin + share < width / 8 ? share : width / 8 - begin; /* octets of a row; none or less in a last block */
+    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+    const int count = (rows - cluster + clusters - 1) / clusters;
+    const float factor = mtt__loss_factor(control, counters);
+    const int64_t next = (int64_t)clusters * width;
+    float column[MTT__LOSS_PACKS][8] = {};
+    T *x = logits + (int64_t)cluster * width + begin * 8, *smem = reinterpret_cast<T *>(staged);
+    int target = targets[cluster], target_ahead = target, ragged = -1;
+#define MTT__EACH_PACK                                                                                               \
+    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < mine; p++, pack += MTT__LOSS_THREADS)
+    MTT__EACH_PACK
+        if ((begin + pack) * 8 + 8 > classes) ragged = pack; /* the padding is shorter than a row of threads: one each at most */
+    /* Each thread reads only what it has copied itself, so no barrier parts the stages. */
+    auto copy = [&](int i) {
+        if (i < count) MTT__EACH_PACK
+            for (int part = 0; part < 8; part += 16 / sizeof(T))
+                mtt__copy_async(mtt__smem(smem + (i % MTT__LOSS_STAGES * share + pack) * 8 + part), x + i * next + pack * 8 + part, true);
+        mtt__copy_commit();
+    };
+    auto measure = [&](int i) { /* row i: what this warp tells all blocks */
+        T *row = smem + i % MTT__LOSS_STAGES * share * 8;
+        float v[8], most = -3.4e38f, sum = 0;
+        for (int j = ragged * 8; ragged >= 0 && j < ragged * 8 + 8; j++)
+            if (begin * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* no class: its power is 0 */
+        MTT__EACH_PACK most = fmaxf(most, mtt__largest(mtt__load(row + pack * 8)));
+        most = mtt__reduce<mtt__max, 32>(most, (float *)NULL);
+        MTT__EACH_PACK {
+            mtt__read(row + pack * 8, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
+        }
+        sum = mtt__reduce<mtt__sum, 32>(sum, (float *)NULL);
+        if (lane < blocks) /* a warp without a class has no sum */
+            mtt__cluster_store(&parts[i % 2][rank * WARPS + threadIdx.x / 32], lane, make_float2(most, most > -3.4e38f ? sum : 0.0f));
+        mtt__cluster_arrive();
+    };
+    mtt__cluster_arrive();
+    copy(0);
+    copy(1);
+    mtt__cluster_wait(); /* all blocks are there before one stores into another */
+    mtt__copy_wait<1>();
+    measure(0);
+    for (int i = 0; i < count; i++, target = target_ahead) {
+        const T *from = smem + i % MTT__LOSS_STAGES * share * 8;
+        T *to = x + i * next;
+        float most = -3.4e38f, sum = 0, lse, v[8], *told = out + 3 * (cluster + (int64_t)i * clusters);
+        if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
+        copy(i + 2);
+        mtt__cluster_wait(); /* the warps' parts of row i are there; those of row i - 1 have been read by all */
+        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[i % 2][q].x);
+        most = mtt__reduce<mtt__max, 32>(most, (float *)NULL);
+        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[i % 2][q].y * expf(parts[i % 2][q].x - most);
+        lse = most + logf(mtt__reduce<mtt__sum, 32>(sum, (float *)NULL));
+        mtt__copy_wait<1>();
+        if (i + 1 < count) measure(i + 1);
+        if (target < 0) {
+            for (int k = 0; k < 8; k++) v[k] = 0;
+            MTT__EACH_PACK mtt__store(to + pack * 8, v);
+            if (rank == 0 && threadIdx.x < 3) told[threadIdx.x] = 0;
+            continue;
+        }
+        MTT__EACH_PACK {
+            mtt__read(from + pack * 8, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
+            if (target / 8 == begin + pack) {
+                const float at = mtt__to_float(from[target - begin * 8]), gradient = (expf(at - lse) - 1.0f) * factor;
+#pragma unroll
+                for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
+                told[0] = lse - at;
+                told[1] = at >= most ? 1.0f : 0.0f;
+                told[2] = lse;
+            }
+            mtt__store(to + pack * 8, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) column[p][k] += v[k];
+        }
+    }
+    if (sums) MTT__EACH_PACK mtt__store(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
+#undef MTT__EACH_PACK
 }
 
 /* Rows of logits with their targets and losses. */
@@ -3289,35 +3459,82 @@ struct mtt__loss_rows {
     int64_t rows;
 };
 
-template <class T, bool LOSS, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+template <class T, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
 {
-    size_t bytes = (size_t)mtt__width(r.logits) * sizeof(T);
-    int staged = LOSS && GRADIENT && bytes + 1024 <= (size_t)c->shared_bytes; /* the kernel's own variables, and the system's */
-    return mtt__launch_shared(c, "cross_entropy", staged ? mtt_k_cross_entropy<T, LOSS, GRADIENT, LOSS && GRADIENT>
-                                                         : mtt_k_cross_entropy<T, LOSS, GRADIENT, false>,
-                              (unsigned)r.rows, 512, staged ? bytes : 0, mtt__at<T>(r.logits), r.targets, r.losses,
-                              mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab, mtt__width(r.logits),
-                              2 * c->processors);
+    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512, mtt__at<T>(r.logits), r.targets,
+                       r.losses, mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab,
+                       mtt__width(r.logits));
 }
 
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
 {
     mtt__loss_rows r = {op->in[0], NULL, NULL, mtt__at<int32_t>(op->in[1]), mtt__at<float>(op->out[0]), op->shape->rows};
-    MTT__BY_TYPE(op->in[0], (mtt__rows_loss<T, true, false>(c, op, r)))
+    MTT__BY_TYPE(op->in[0], (mtt__rows_loss<T, false>(c, op, r)))
 }
 
 static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
 {
     mtt__loss_rows r = {op->in[0], op->in[3], op->in[4], mtt__at<int32_t>(op->in[2]), mtt__at<float>(op->in[1]), op->shape->rows};
-    MTT__BY_TYPE(op->out[0], (mtt__rows_loss<T, false, true>(c, op, r)))
+    MTT__BY_TYPE(op->out[0], (mtt__rows_loss<T, true>(c, op, r)))
 }
 
-static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows)
+/* Blocks that share a row in mtt_k_loss_rows, as few as can; 0 where it is too long. */
+static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
+{
+    for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
+        int64_t share = (width / 8 + blocks - 1) / blocks;
+        *bytes = MTT__LOSS_STAGES * (size_t)share * 8 * (c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4);
+        if (share <= MTT__LOSS_THREADS * MTT__LOSS_PACKS && *bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
+    }
+    return 0;
+}
+
+/* Losses and gradients of rows, and the head bias's gradient: in one pass over the logits where a cluster can hold a row and the
+   workspace its sums. */
+template <class T>
+static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+{
+    const int64_t width = mtt__width(r.logits);
+    float *sums = db ? mtt__at<float>(op->workspace) : NULL;
+    size_t bytes = 0;
+    int blocks = mtt__loss_cluster(c, width, &bytes), clusters = 0;
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t launch = {};
+    mtt_status status = MTT_OK;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)blocks, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    launch.gridDim = dim3((unsigned)blocks), launch.blockDim = dim3(MTT__LOSS_THREADS);
+    launch.dynamicSmemBytes = bytes, launch.stream = c->stream;
+    launch.attrs = &cluster, launch.numAttrs = blocks > 1;
+    if (blocks)
+        status = mtt__checked(c, cudaFuncSetAttribute(mtt_k_loss_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                              "cross_entropy");
+    if (blocks == 1) clusters = c->processors;
+    if (blocks > 1 && status == MTT_OK) /* those that the device can hold at a time: a later one would begin when others end */
+        status = mtt__checked(c, cudaOccupancyMaxActiveClusters(&clusters, mtt_k_loss_rows<T>, &launch), "cross_entropy");
+    if (status != MTT_OK) return status;
+    clusters = (int)mtt__least(clusters, r.rows);
+    if (db) clusters = (int)mtt__least(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    if (!clusters) {
+        status = mtt__rows_loss<T, false>(c, op, r);
+        if (status == MTT_OK) status = mtt__rows_loss<T, true>(c, op, r);
+        return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
+    }
+    launch.gridDim = dim3((unsigned)(clusters * blocks));
+    status = mtt__checked(c, cudaLaunchKernelEx(&launch, mtt_k_loss_rows<T>, mtt__at<T>(r.logits), r.targets, r.losses, sums,
+                                                (const mtt_control *)mtt__at<mtt_control>(r.control),
+                                                (const mtt_counters *)mtt__at<mtt_counters>(r.counters), op->shape->vocab, (int)width,
+                                                (int)r.rows), "cross_entropy");
+    if (status != MTT_OK || !db) return status;
+    return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
+}
+
+static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows, int add)
 {
     mtt__loss_rows r = {op->out[1], op->in[4], op->in[5], mtt__at<int32_t>(op->in[3]) + first,
                         mtt__at<float>(op->out[0]) + 3 * first, rows};
-    if (op->outputs == 2) MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, true, false>(c, op, r)))
-    MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, true, true>(c, op, r)))
+    if (op->outputs == 2) MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
+    MTT__BY_TYPE(r.logits, mtt__rows_gradient<T>(c, op, r, op->out[4], add))
 }
 
 /* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and feed both products
@@ -3332,12 +3549,12 @@ static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
         count = mtt__least(logits->shape[0], rows - first);
         status = mtt__product(c, op, count, Vp, C, mtt__matrix_at(x, first * C, C, 0, 0), mtt__whole(weight, 1),
                               mtt__whole(logits, 0), x, logits, 1, 1.0f, 0, op->in[2]);
-        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count);
+        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, first > 0 || add);
         if (status != MTT_OK || op->outputs == 2) continue;
         status = mtt__product(c, op, count, C, Vp, mtt__whole(logits, 0), mtt__whole(weight, 0),
                               mtt__matrix_at(op->out[2], first * C, C, 0, 0), logits, op->out[2], 1, 1.0f, 0, NULL);
         if (status == MTT_OK)
-            status = mtt__weight_gradient(c, op, x, first, logits, count, op->out[3], op->out[4], first > 0 || add);
+            status = mtt__weight_gradient(c, op, x, first, logits, count, op->out[3], NULL, first > 0 || add);
     }
     return status;
 }
@@ -3761,6 +3978,17 @@ static void mtt__cuda_close(void *context)
     mtt__host_free(env, c);
 }
 
+/* Clusters need a device that has them and code made for it: what was compiled for an older one knows only single blocks. */
+static mtt_status mtt__cluster_size(mtt__cuda *c)
+{
+    cudaFuncAttributes code;
+    int has = 0;
+    mtt_status status = mtt__checked(c, cudaDeviceGetAttribute(&has, cudaDevAttrClusterLaunch, c->device), "its clusters");
+    if (status == MTT_OK) status = mtt__checked(c, cudaFuncGetAttributes(&code, mtt_k_loss_rows<__nv_bfloat16>), "its code");
+    if (status == MTT_OK) c->cluster = has && code.ptxVersion >= 90 ? MTT__CLUSTER : 1;
+    return status;
+}
+
 static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
 {
     mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
@@ -3782,6 +4010,7 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     if (status == MTT_OK)
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device),
                               "its shared memory");
+    if (status == MTT_OK) status = mtt__cluster_size(c);
     if (status == MTT_OK && !c->stream)
         status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
     if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");

@@ -1196,9 +1196,42 @@ static setup small_setup(int number)
     return s;
 }
 
+/* Chunked losses alone: rows of logits as long as a block takes in 16 bits, as clusters of 2, 4 and 8 blocks take, and longer, each
+   with more rows than the device has such clusters. */
+static void long_rows(void)
+{
+    static const int vocabs[] = {25600, 25601, 51201, 102401, 204801}, rows[] = {140, 140, 70, 40, 10};
+    static const mtt_precision precisions[] = {MTT_FP32, MTT_BF16, MTT_FP16};
+    const uint64_t others = random_state; /* the setups that follow stay what they are */
+    int number, which, i;
+    for (number = 0; number < 15; number++) {
+        setup s = random_setup(number);
+        lock_step l;
+        s.model.vocab = vocabs[number / 3];
+        s.model.d_model = 8;
+        s.model.heads = s.model.layers = s.batch = 1;
+        s.model.d_ff = 8;
+        s.model.no_head_bias = 0;
+        s.seq_len = s.model.max_seq = rows[number / 3];
+        s.policy.precision = precisions[number % 3];
+        s.policy.loss = MTT_LOSS_CHUNKED;
+        s.policy.loss_chunk_rows = s.seq_len - 1; /* a second chunk, of one row, adds to the first one's gradients */
+        s.policy.window = 0;
+        l = open_lock_step(&s);
+        for (which = 0; which < MTT__PROGRAMS; which++) {
+            fill_state(&s, &l.host->programs[which], 0);
+            for (i = 0; i < l.host->programs[which].op_count; i++)
+                if (l.host->programs[which].ops[i].kind == MTT_OP_CHUNKED_LOSS) step_op(&l, which, i);
+        }
+        close_lock_step(&l);
+    }
+    random_state = others;
+}
+
 static void operations(int large, int small)
 {
     int number, i;
+    long_rows();
     for (number = 0; number < large; number++) {
         setup s = random_setup(number);
         s.policy.accumulate = 1 + below(2);
