@@ -313,10 +313,10 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
 
 /* What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
    none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all but the
-   input of every `segment`th layer, and half a layer at a time, much of it more than once: the smallest; budget: layer for the
-   first layers, selective for the next, none for the rest, the cheapest such choice that fits `budget_bytes`. Layer and segments
-   likewise turn to selective and to none in the last layers, which the backward pass needs first, as far as that takes no more
-   memory. Never changes a bit of the result. */
+   input of every `segment`th layer, even the first one's, and half a layer at a time, much of it more than once: the smallest;
+   budget: layer for the first layers, selective for the next, none for the rest, the cheapest such choice that fits
+   `budget_bytes`. Layer and segments likewise turn to selective and to none in the last layers, which the backward pass needs
+   first, as far as that takes no more memory. Never changes a bit of the result. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
@@ -2206,11 +2206,16 @@ static int mtt__attention_backward(mtt__builder *b, int layer, int d_attended)
 }
 
 /* Segments go farther than layers: what the backward pass has made again does not wait for its next use, which makes it once
-   more, so that half a layer stands at a time, the attention or the MLP. Layers' inputs stay. */
+   more, so that half a layer stands at a time, the attention or the MLP. Layers' inputs stay, but for the first one's. */
+static int mtt__goes_farther(const mtt__builder *b, int layer)
+{
+    return b->schedule->policy.recompute == MTT_RECOMPUTE_SEGMENTS && mtt__recompute_level(b->schedule, layer) >= MTT__BY_LAYER;
+}
+
 static void mtt__forget(mtt__builder *b, int layer, int first, int last)
 {
     int role;
-    if (b->schedule->policy.recompute != MTT_RECOMPUTE_SEGMENTS || mtt__recompute_level(b->schedule, layer) < MTT__BY_LAYER) return;
+    if (!mtt__goes_farther(b, layer)) return;
     for (role = first; role <= last; role++)
         if (role != MTT__A_RESIDUAL) *mtt__slot(b->current, b, role, layer) = -1;
 }
@@ -2224,6 +2229,7 @@ static void mtt__emit_backward(mtt__builder *b, int d_normed)
     for (layer = 0; layer <= d->layers; layer++)
         for (role = 0; role < MTT__ROLES; role++)
             if (mtt__dropped_by[role] <= mtt__recompute_level(b->schedule, layer)) *mtt__slot(b->current, b, role, layer) = -1;
+    if (mtt__goes_farther(b, 0)) *mtt__slot(b->current, b, MTT__A_RESIDUAL, 0) = -1; /* embedding once more costs next to nothing */
     mtt__norm_backward(b, d->layers, d_normed, MTT__A_RESIDUAL, MTT__A_LN_F_STATS, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS);
     for (layer = d->layers; layer-- > 0 && b->status == MTT_OK;) {
         int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP), below;
