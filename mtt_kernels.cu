@@ -758,10 +758,10 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
 {
     int64_t k = mtt__width(x), n = mtt__width(dy);
     mtt__matrix left = mtt__matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__whole(dy, op->transposed);
-    mtt_status status =
-        op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
-                       : mtt__product(c, op, k, n, rows, left, right, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
-    return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, dy, rows, db, add);
+    mtt_status status = db ? mtt__bias_gradient(c, op, dy, rows, db, add) : MTT_OK; /* first, while dy is in cache */
+    if (status != MTT_OK) return status;
+    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
+                          : mtt__product(c, op, k, n, rows, left, right, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
 }
 
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
