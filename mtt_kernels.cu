@@ -58,17 +58,12 @@ template <int N = 8, class T> static __device__ __forceinline__ void mtt__read(c
     for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
-template <class T, int N = 8> static __device__ __forceinline__ mtt__vector<T, N> mtt__round(const float *values)
+template <int N = 8, class T> static __device__ __forceinline__ void mtt__store(T *at, const float *values)
 {
     mtt__vector<T, N> vector;
 #pragma unroll
     for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
-    return vector;
-}
-
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__store(T *at, const float *values)
-{
-    *reinterpret_cast<mtt__vector<T, N> *>(at) = mtt__round<T, N>(values);
+    *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
 }
 
 static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
