@@ -1828,6 +1828,12 @@ static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
     return x;
 }
 
+/* A shuffle from lane 0 shows the compiler that a value is the same for the warp: branches on it do not split the warp. */
+static __device__ __forceinline__ int mtt__uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
 /* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8 columns. Without the
    instruction, before compute capability 9.0, a lane learns the place of its rows from the lanes that point to them. */
 static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], const uint32_t right[2])
@@ -2047,6 +2053,90 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
                         mtt__pack(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
         }
     }
+}
+
+/* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
+
+/* wgmma multiplies 64 rows of A by 64 or 128 columns of B for the four warps of a warpgroup, 16 of k at a time, while they go on;
+   operands come from shared memory by way of a descriptor, A also from registers. Lane l of warp w holds rows 16 w + l/4 and
+   + 8 of C in the order of mtt__mma. Between mtt__wgmma_begin and mtt__wgmma_wait the accumulators belong to the tensor cores. */
+static __device__ __forceinline__ void mtt__wgmma_begin(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void mtt__wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING = 0> static __device__ __forceinline__ void mtt__wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Neither read nor written by the compiler across this place. */
+template <int N> static __device__ __forceinline__ void mtt__wgmma_hold(float (&c)[N][4])
+{
+    #pragma unroll
+    for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
+}
+
+/* What this thread wrote to shared memory is there for wgmma, once a barrier has told its warps. */
+static __device__ __forceinline__ void mtt__wgmma_publish(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* A tile of rows of 64 elements as mtt__copy_tile leaves it, chunks turned by their row, at a multiple of 1024 bytes; the next
+   64 columns, of a wider tile, stand `wide` bytes further. 16 columns further is 32 bytes further, 16 rows 2048. */
+static __device__ __forceinline__ uint64_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
+{
+    return (uint64_t)1 << 62 | (uint64_t)(1024 / 16) << 32 | (uint64_t)(wide / 16) << 16 | (smem & 0x3ffffu) / 16;
+}
+
+#define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define MTT__32(c, n)                                                                                                    \
+    MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
+        MTT__FOUR(c, n + 5), MTT__FOUR(c, n + 6), MTT__FOUR(c, n + 7)
+#define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
+#define MTT__NAMES_32                                                                                                    \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
+    "%31"
+#define MTT__NAMES_64                                                                                                    \
+    MTT__NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
+                  "%57,%58,%59,%60,%61,%62,%63"
+
+/* C (+)= A B over 16 of k, A and B in shared memory. A or B across: its rows are those of k. */
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B, R1, R2, R3, R4)                                     \
+    template <bool A_ACROSS, bool B_ACROSS>                                                                              \
+    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
+    {                                                                                                                    \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
+                     TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " ACROSS_A ", " ACROSS_B "; }"    \
+                     : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(A_ACROSS), "n"(B_ACROSS) : "memory");         \
+    }                                                                                                                    \
+    /* the same with A in registers and B across */                                                                      \
+    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)       \
+    {                                                                                                                    \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, {" R1   \
+                     "," R2 "," R3 "," R4 "}, " ACROSS_B ", 1, 1, 1, 1;"                                                 \
+                     : MTT__##COUNT(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
+    }
+MTT__WGMMA(__nv_bfloat16, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%32", "%33", "%34", "%35")
+MTT__WGMMA(__nv_bfloat16, "bf16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%64", "%65", "%66", "%67")
+MTT__WGMMA(__half, "f16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%32", "%33", "%34", "%35")
+MTT__WGMMA(__half, "f16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%64", "%65", "%66", "%67")
+
+/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
+template <int ROWS, int D, int THREADS, typename E>
+static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
+                                                       int head_dim)
+{
+    #pragma unroll
+    for (int column = 0; column < D; column += 64)
+        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride, rows_left,
+                                          head_dim - column, threadIdx.x);
 }
 
 /* ---- dropout ---- */
@@ -2372,6 +2462,71 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
 
+/* mtt_k_flash_forward with products of warpgroups. It is the same but for these: 64 rows a warpgroup, K and V as tiles of 64
+   columns. Empty where it is not compiled for sm_90a: it has no shared memory of its own then, by which mtt__has_wgmma knows. */
+template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__forward_block block;
+    const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
+    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128), T = (int)f.seq_len;
+    const int stride = 3 * (int)f.width, tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
+    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
+    const int group = min(f.group, f.head_count - first_head);
+    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
+    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, first_head + in_group % group);
+    __syncthreads(); /* the block's work is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride), *k_gmem = q_gmem + f.width;
+    const auto copy = [&](int k0, uint32_t to_smem) {
+        const E *from = k_gmem + (int64_t)k0 * stride;
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, from, stride, T - k0, f.head_dim);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.width, stride, T - k0, f.head_dim);
+        mtt__copy_commit();
+    };
+    float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
+
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.head_dim);
+    copy(last_key, kv_smem);
+    for (int k0 = last_key, stage = 0; k0 >= 0; k0 -= BLOCK_KV, stage ^= 1) {
+        const uint32_t k_smem = kv_smem + stage * 2 * S::KV_BYTES, q_own = q_smem + warpgroup * 64 * 128;
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
+        if (k0 > 0) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        if (k0 > group0 + 63) continue; /* nothing seen here */
+        float s_rmem[1][S::KEY_TILES][4];
+        mtt__wgmma_hold(s_rmem[0]);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_tile(q_own + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0),
+                                     mtt__wgmma_tile(k_smem + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0), k > 0, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+        if (k0 + BLOCK_KV - 1 > row0) mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, 0);
+        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
+        uint32_t p_rmem[BLOCK_KV / 16][4];
+        #pragma unroll
+        for (int n = 0; n < BLOCK_KV / 4; n++) p_rmem[n / 4][n % 4] = mtt__pack(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
+        mtt__wgmma_hold(o_rmem[0]);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < BLOCK_KV / 16; k++)
+            mtt__wgmma(o_rmem[0], p_rmem[k], mtt__wgmma_tile(k_smem + S::KV_BYTES + k * 2048, BLOCK_KV * 128), E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(o_rmem[0]);
+    }
+    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
+#endif
+}
+
 /* ---- backward ---- */
 
 /* Math         stats_i = {lse_i log2(e), delta_i = sum_d dO_id O_id}
@@ -2489,12 +2644,6 @@ struct mtt__backward_place {
     uint32_t k_b, q_b, s_a, dq_a;
 };
 
-/* A shuffle from lane 0 shows the compiler that a value is the same for the warp: branches on it do not split the warp. */
-static __device__ __forceinline__ int mtt__uniform(int x)
-{
-    return __shfl_sync(0xffffffffu, x, 0);
-}
-
 /* What follows from the warp's number, found again at each use for the same reason. */
 static __device__ __forceinline__ int mtt__backward_warp(void)
 {
@@ -2527,24 +2676,28 @@ template <class S> static __device__ __forceinline__ uint32_t mtt__backward_thre
     return S::CRAMPED ? mtt__pinned(threadIdx.x) : threadIdx.x;
 }
 
+/* Takes the next tile of keys; for one thread. */
+template <class S> static __device__ __forceinline__ void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+{
+    const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
+    const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
+    const int local = first + ticket % (f.group * key_tiles) % group, key_tile = ticket % (f.group * key_tiles) / group;
+    const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
+    mtt__flash_head_set(block->head, f, f.first_head + local);
+    block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
+    block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, 3 * (int)f.width) * 2;
+    block->do_gmem = (const char *)f.d_attended + mtt__flash_row(block->head, 0, (int)f.width) * 2;
+    block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
+    block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
+}
+
 template <class S>
 static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
 {
-    const int T = (int)f.seq_len, lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31;
     mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
     mtt__backward_place at;
-    if (threadIdx.x == 0) {
-        const int ticket = atomicAdd(f.ticket, 1), key_tiles = (T + S::BLOCK_KV - 1) / S::BLOCK_KV;
-        const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
-        const int local = first + ticket % (f.group * key_tiles) % group, key_tile = ticket % (f.group * key_tiles) / group;
-        const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : T;
-        mtt__flash_head_set(block->head, f, f.first_head + local);
-        block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
-        block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, 3 * (int)f.width) * 2;
-        block->do_gmem = (const char *)f.d_attended + mtt__flash_row(block->head, 0, (int)f.width) * 2;
-        block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
-        block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
-    }
+    if (threadIdx.x == 0) mtt__backward_take<S>(f, block);
     __syncthreads(); /* the block's work is known to all */
     at.block = block, at.k0 = mtt__uniform(block->k0);
     const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = mtt__key_warp<S>() * S::KEYS;
@@ -2878,6 +3031,156 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
 
+/* The sizes of mtt_k_flash_backward_wgmma: two warpgroups, each with 64 keys and one of the tile's 64 x 64 parts of dQ. */
+template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, BLOCK_Q = 8192 / D, BLOCK_KV = 128, THREADS = 256, MIN_BLOCKS = 1, SUMS = 8;
+    /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
+    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
+};
+
+/* mtt_k_flash_backward with products of warpgroups, without windows and dropout. It is the same but for these: tiles of 64
+   columns; P^T stays in registers, dS^T too, for dK, and passes through shared memory for dQ, whose A it is across. Products go
+   on while exponentials and dS are made. Empty where it is not compiled for sm_90a, as its forward pass. */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__backward_block block;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
+    const int T = (int)f.seq_len, stride = 3 * (int)f.width;
+    if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
+    __syncthreads(); /* the block's work is known to all */
+    mtt__backward_place at = {};
+    at.block = &block, at.k0 = mtt__uniform(block.k0);
+    const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
+    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.width;
+    const auto copy = [&](int tile) {
+        const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
+        const uint32_t to = smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE;
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, (const E *)block.q_gmem + (int64_t)row * stride, stride, left, f.head_dim);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, (const E *)block.do_gmem + (int64_t)row * f.width, (int)f.width,
+                                                left, f.head_dim);
+        if (thread < BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
+            mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8, f.stats + block.local * f.seq_len + row + thread, thread < left);
+        mtt__copy_commit();
+    };
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, f.head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
+    copy(last_tile);
+
+    float dk_rmem[1][D / 8][4] = {}, dv_rmem[1][D / 8][4] = {};
+    for (int tile = last_tile; tile >= first_tile; tile--) {
+        const int q0 = tile * BLOCK_Q;
+        const uint32_t k_own = smem + warpgroup * 64 * 128, q_smem = smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE;
+        const uint32_t do_smem = q_smem + S::Q_BYTES, stats_smem = do_smem + S::Q_BYTES + (lane & 3) * 16;
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's dS is done with */
+        if (tile > first_tile) copy(tile - 1);
+
+        float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[1][BLOCK_Q / 8][4];
+        mtt__wgmma_hold(s_rmem[0]);
+        mtt__wgmma_hold(dp_rmem[0]);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_tile(k_own + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
+                                     mtt__wgmma_tile(q_smem + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0), k > 0, E());
+        mtt__wgmma_commit();
+        #pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            mtt__wgmma<false, false>(dp_rmem[0], mtt__wgmma_tile(k_own + S::KV_BYTES + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
+                                     mtt__wgmma_tile(do_smem + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0), k > 0, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait<1>();
+        mtt__wgmma_hold(s_rmem[0]);
+        if (at.k0 + BLOCK_KV - 1 > q0)
+            mtt__flash_mask(s_rmem, q0 - at.k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, 0);
+        uint32_t p_rmem[BLOCK_Q / 16][4], ds_rmem[BLOCK_Q / 16][4];
+        float lse[2], delta[2];
+        #pragma unroll
+        for (int n = 0; n < BLOCK_Q / 8; n++) {
+            asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
+                         : "r"(stats_smem + n * 64) : "memory");
+            #pragma unroll
+            for (int e = 0; e < 4; e++) s_rmem[0][n][e] = mtt__exp2(fmaf(s_rmem[0][n][e], f.scale_log2, -lse[e & 1]));
+            #pragma unroll
+            for (int h = 0; h < 2; h++) p_rmem[n / 2][n % 2 * 2 + h] = mtt__pack(s_rmem[0][n][2 * h], s_rmem[0][n][2 * h + 1], E());
+        }
+        mtt__wgmma_hold(dv_rmem[0]);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < BLOCK_Q / 16; k++)
+            mtt__wgmma(dv_rmem[0], p_rmem[k], mtt__wgmma_tile(do_smem + k * 2048, BLOCK_Q * 128), E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait<1>();
+        mtt__wgmma_hold(dp_rmem[0]);
+        #pragma unroll
+        for (int n = 0; n < BLOCK_Q / 8; n++) {
+            asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
+                         : "r"(stats_smem + n * 64) : "memory");
+            #pragma unroll
+            for (int e = 0; e < 4; e++) dp_rmem[0][n][e] = s_rmem[0][n][e] * (dp_rmem[0][n][e] - delta[e & 1]);
+            #pragma unroll
+            for (int h = 0; h < 2; h++)
+                ds_rmem[n / 2][n % 2 * 2 + h] = mtt__pack(dp_rmem[0][n][2 * h], dp_rmem[0][n][2 * h + 1], E());
+        }
+        #pragma unroll
+        for (int n = 0; n < BLOCK_Q / 8; n += 2) {
+            const uint32_t to = s_smem + n / 8 * BLOCK_KV * 128 + warp * 16 * 128 + mtt__straight<64>(lane);
+            mtt__store_matrices(mtt__further<64>(to, n % 8), &ds_rmem[n / 2][0], &ds_rmem[n / 2][2]);
+        }
+        mtt__wgmma_publish();
+        __syncthreads(); /* all of dS is written before any of it is read */
+
+        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV + 1, place = at.k0 / BLOCK_KV;
+        const uint32_t number = (uint32_t)(mtt__uniform(block.round) * sharers + place); /* contributions to it so far */
+        const bool last_round = mtt__uniform(block.local) + f.slots >= f.head_count;
+        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
+        float dq_rmem[1][8][4] = {};
+        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(dq_rmem[0], mtt__backward_sums<S>(f, at, tile));
+        mtt__wgmma_hold(dk_rmem[0]);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < BLOCK_Q / 16; k++)
+            mtt__wgmma(dk_rmem[0], ds_rmem[k], mtt__wgmma_tile(q_smem + k * 2048, BLOCK_Q * 128), E());
+        mtt__wgmma_commit();
+        if (follows) {
+            while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(dq_rmem[0], number)))
+                mtt__sums_load<S::SUMS, S::THREADS>(dq_rmem[0], mtt__backward_sums<S>(f, at, tile));
+            if (place == 0) /* pinned: a rare branch, and not a selection for each sum */
+                #pragma unroll
+                for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
+        }
+        /* the warpgroup's 64 queries, its 64 columns */
+        const int row_part = warpgroup % (BLOCK_Q / 64), column_part = warpgroup / (BLOCK_Q / 64);
+        mtt__wgmma_hold(dq_rmem[0]);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < BLOCK_KV / 16; k++)
+            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_tile(s_smem + row_part * BLOCK_KV * 128 + k * 2048, 0),
+                                   mtt__wgmma_tile(smem + column_part * BLOCK_KV * 128 + k * 2048, 0), 1, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(dq_rmem[0]);
+        mtt__wgmma_hold(dv_rmem[0]);
+        mtt__wgmma_hold(dk_rmem[0]);
+        if (place == sharers - 1)
+            mtt__backward_store<S, 1, 64>(f, at, dq_rmem, q0 + row_part * 64 + warp % 4 * 16, column_part * 64, 0, f.scale);
+        if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], number + 1);
+    }
+    mtt__backward_store<S, 1, D>(f, at, dk_rmem, at.k0 + warp * 16, 0, 1, f.scale);
+    mtt__backward_store<S, 1, D>(f, at, dv_rmem, at.k0 + warp * 16, 0, 2, f.keep_scale);
+#endif
+}
+
 /* ---- FP32 ---- */
 
 /* TILE rows of head_dim floats, rows head_dim + 1 apart (so that a column spreads over the banks); zeros past T. */
@@ -3088,17 +3391,37 @@ static cudaError_t mtt__flash_launch(Kernel *kernel, int64_t blocks, int threads
     return cudaGetLastError();
 }
 
+/* Heads whose K and V stay in L2 together. */
+static int mtt__forward_group(const mtt__flash &f)
+{
+    const int64_t group = (32 << 20) / (f.seq_len * f.head_dim * 4);
+    return (int)(group < 1 ? 1 : group > f.head_count ? f.head_count : group);
+}
+
 template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS>
 static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
 {
     typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false> S;
     /* masks take registers too: fewer blocks, fewer keys */
     typedef mtt__forward_sizes<E, D, BLOCK_Q, D >= 96 ? 32 : BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2, true> DROPPING;
-    const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count, kv_bytes = f.seq_len * f.head_dim * 4;
-    f.group = (int)((32 << 20) / kv_bytes);
-    f.group = f.group < 1 ? 1 : f.group > f.head_count ? f.head_count : f.group;
+    const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count;
+    f.group = mtt__forward_group(f);
     return mtt__flash_launch(f.threshold ? mtt_k_flash_forward<DROPPING> : mtt_k_flash_forward<S>, blocks, S::THREADS,
                              S::SHARED, f, stream);
+}
+
+/* Does the device run what was compiled for its warpgroups? */
+template <typename Kernel> static bool mtt__has_wgmma(Kernel *kernel)
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0;
+}
+
+template <class S> static cudaError_t mtt__launch_forward_wgmma(mtt__flash f, cudaStream_t stream)
+{
+    f.group = mtt__forward_group(f);
+    return mtt__flash_launch(mtt_k_flash_forward_wgmma<S>, (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q * f.head_count, S::THREADS,
+                             S::SHARED + 1024, f, stream);
 }
 
 template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
@@ -3113,16 +3436,14 @@ template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, 
 /* Workspace: the ticket, the ring of dQ, and stats of a slice of heads. A group is the heads whose blocks fill the device, two
    at least: with fewer, blocks wait for each other's dQ; with more, L2 holds less of each. A second group's slots let blocks go
    on to its heads. Heads that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
-          int MIN_BLOCKS>
-static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
+template <class S, typename Kernel>
+static cudaError_t mtt__launch_backward_kernel(Kernel *kernel, mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
+                                               cudaStream_t stream)
 {
-    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
-    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
-    const int64_t query_tiles = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q, key_tiles = (f.seq_len + BLOCK_KV - 1) / BLOCK_KV;
+    const int64_t query_tiles = (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, key_tiles = (f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
     const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2),
-                 slot_bytes = key_tiles > 1 ? (size_t)query_tiles * BLOCK_Q * D * sizeof(float) : 0;
-    const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * MIN_BLOCKS;
+                 slot_bytes = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
+    const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * S::MIN_BLOCKS;
     const int heads = f.head_count;
     const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
     size_t slots = (size_t)mtt__least(group * 2, heads), slice;
@@ -3140,13 +3461,22 @@ static cudaError_t mtt__launch_backward(mtt__flash f, void *workspace_gmem, size
     for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
         cudaError_t status = cudaMemsetAsync(at, 0, header + slots * slot_bytes, stream);
         f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
-        if (status == cudaSuccess) status = mtt__launch_stats<E>(f, stream);
+        if (status == cudaSuccess) status = mtt__launch_stats<typename S::E>(f, stream);
         if (status == cudaSuccess)
-            status = mtt__flash_launch(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>,
-                                       f.head_count * key_tiles, S::THREADS, S::SHARED, f, stream);
+            status = mtt__flash_launch(kernel, f.head_count * key_tiles, S::THREADS, S::SHARED, f, stream);
         if (status != cudaSuccess) return status;
     }
     return cudaSuccess;
+}
+
+template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
+          int MIN_BLOCKS>
+static cudaError_t mtt__launch_backward(const mtt__flash &f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
+{
+    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
+    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
+    return mtt__launch_backward_kernel<S>(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>, f, workspace_gmem,
+                                          workspace_bytes, stream);
 }
 
 template <int WIDTH, int TILE> static cudaError_t mtt__launch_forward_exact(const mtt__flash &f, cudaStream_t stream)
@@ -3184,6 +3514,12 @@ static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem
    64 on an H200: 0.14 ms, not 0.165). */
 template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
 {
+    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> WIDE_64;
+    typedef mtt__forward_sizes<E, 128, 128, 128, 1, false, 1, false> WIDE_128;
+    if (!f.window && !f.threshold && f.head_dim > 32 && mtt__has_wgmma(mtt_k_flash_forward_wgmma<WIDE_64>)) {
+        if (f.head_dim <= 64) return mtt__launch_forward_wgmma<WIDE_64>(f, stream);
+        if (f.head_dim > 96 && f.head_dim <= 128) return mtt__launch_forward_wgmma<WIDE_128>(f, stream);
+    }
     if (f.head_dim <= 16) return mtt__launch_forward<E, 16, 128, 64, 2, true, 2>(f, stream);
     if (f.head_dim <= 32) return mtt__launch_forward<E, 32, 128, 64, 2, true, 3>(f, stream);
     if (f.head_dim <= 64 && f.window) return mtt__launch_forward<E, 64, 64, 64, 1, true, 4>(f, stream);
@@ -3198,6 +3534,14 @@ template <typename E>
 static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_gmem, size_t bytes, cudaStream_t stream)
 {
     const int room = mtt__device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    typedef mtt__backward_wgmma_sizes<E, 64> WIDE_64;
+    typedef mtt__backward_wgmma_sizes<E, 128> WIDE_128;
+    if (!f.window && !f.threshold && f.head_dim > 32 && mtt__has_wgmma(mtt_k_flash_backward_wgmma<WIDE_64>)) {
+        if (f.head_dim <= 64)
+            return mtt__launch_backward_kernel<WIDE_64>(mtt_k_flash_backward_wgmma<WIDE_64>, f, workspace_gmem, bytes, stream);
+        if (f.head_dim > 96 && f.head_dim <= 128)
+            return mtt__launch_backward_kernel<WIDE_128>(mtt_k_flash_backward_wgmma<WIDE_128>, f, workspace_gmem, bytes, stream);
+    }
     if (f.head_dim <= 16) return mtt__launch_backward<E, 16, 64, 128, 4, 2, 1, 2, 2>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
