@@ -3060,9 +3060,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     at.block = &block, at.k0 = mtt__uniform(block.k0);
     const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
     const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.width;
+    const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
     const auto copy = [&](int tile) {
         const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
-        const uint32_t to = smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE;
+        const uint32_t to = stage_of(tile);
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, (const E *)block.q_gmem + (int64_t)row * stride, stride, left, f.head_dim);
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, (const E *)block.do_gmem + (int64_t)row * f.width, (int)f.width,
                                                 left, f.head_dim);
@@ -3074,32 +3075,41 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
     copy(last_tile);
 
-    float dk_rmem[1][D / 8][4] = {}, dv_rmem[1][D / 8][4] = {};
-    for (int tile = last_tile; tile >= first_tile; tile--) {
-        const int q0 = tile * BLOCK_Q;
-        const uint32_t k_own = smem + warpgroup * 64 * 128, q_smem = smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE;
-        const uint32_t do_smem = q_smem + S::Q_BYTES, stats_smem = do_smem + S::Q_BYTES + (lane & 3) * 16;
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's dS is done with */
-        if (tile > first_tile) copy(tile - 1);
-
-        float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[1][BLOCK_Q / 8][4];
-        mtt__wgmma_hold(s_rmem[0]);
-        mtt__wgmma_hold(dp_rmem[0]);
+    const uint32_t k_own = smem + warpgroup * 64 * 128, v_own = k_own + S::KV_BYTES;
+    float dk_rmem[1][D / 8][4] = {}, dv_rmem[1][D / 8][4] = {}, s_rmem[1][BLOCK_Q / 8][4];
+    const auto score = [&](int tile) {
+        const uint32_t q_smem = stage_of(tile);
+        float fresh[BLOCK_Q / 8][4];
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_tile(k_own + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
+            mtt__wgmma<false, false>(fresh, mtt__wgmma_tile(k_own + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
                                      mtt__wgmma_tile(q_smem + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0), k > 0, E());
-        mtt__wgmma_commit();
+        #pragma unroll
+        for (int n = 0; n < BLOCK_Q / 2; n++) s_rmem[0][n / 4][n % 4] = fresh[n / 4][n % 4];
+    };
+    mtt__copy_wait();
+    mtt__wgmma_publish();
+    __syncthreads(); /* K, V and the first tile are there */
+    mtt__wgmma_hold(dk_rmem[0]);
+    mtt__wgmma_hold(dv_rmem[0]);
+    score(last_tile);
+    mtt__wgmma_commit();
+    mtt__wgmma_wait();
+    mtt__wgmma_hold(s_rmem[0]);
+    for (int tile = last_tile; tile >= first_tile; tile--) {
+        const int q0 = tile * BLOCK_Q;
+        const uint32_t q_smem = stage_of(tile), do_smem = q_smem + S::Q_BYTES;
+        const uint32_t stats_smem = do_smem + S::Q_BYTES + (lane & 3) * 16;
+        float dp_rmem[1][BLOCK_Q / 8][4];
+        mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(dp_rmem[0], mtt__wgmma_tile(k_own + S::KV_BYTES + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
+            mtt__wgmma<false, false>(dp_rmem[0], mtt__wgmma_tile(v_own + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
                                      mtt__wgmma_tile(do_smem + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0), k > 0, E());
         mtt__wgmma_commit();
-        mtt__wgmma_wait<1>();
-        mtt__wgmma_hold(s_rmem[0]);
+        __syncthreads(); /* the last tile's Q, dO and dS are done with */
+        if (tile > first_tile) copy(tile - 1);
         if (at.k0 + BLOCK_KV - 1 > q0)
             mtt__flash_mask(s_rmem, q0 - at.k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, 0);
         uint32_t p_rmem[BLOCK_Q / 16][4], ds_rmem[BLOCK_Q / 16][4];
@@ -3110,16 +3120,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                          : "r"(stats_smem + n * 64) : "memory");
             #pragma unroll
             for (int e = 0; e < 4; e++) s_rmem[0][n][e] = mtt__exp2(fmaf(s_rmem[0][n][e], f.scale_log2, -lse[e & 1]));
-            #pragma unroll
-            for (int h = 0; h < 2; h++) p_rmem[n / 2][n % 2 * 2 + h] = mtt__pack(s_rmem[0][n][2 * h], s_rmem[0][n][2 * h + 1], E());
         }
-        mtt__wgmma_hold(dv_rmem[0]);
-        mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < BLOCK_Q / 16; k++)
-            mtt__wgmma(dv_rmem[0], p_rmem[k], mtt__wgmma_tile(do_smem + k * 2048, BLOCK_Q * 128), E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait<1>();
+        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV + 1, place = at.k0 / BLOCK_KV;
+        const uint32_t number = (uint32_t)(mtt__uniform(block.round) * sharers + place); /* contributions to it so far */
+        const bool last_round = mtt__uniform(block.local) + f.slots >= f.head_count;
+        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
+        float dq_rmem[1][8][4] = {};
+        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(dq_rmem[0], mtt__backward_sums<S>(f, at, tile));
+        mtt__wgmma_wait();
         mtt__wgmma_hold(dp_rmem[0]);
         #pragma unroll
         for (int n = 0; n < BLOCK_Q / 8; n++) {
@@ -3128,30 +3137,32 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             #pragma unroll
             for (int e = 0; e < 4; e++) dp_rmem[0][n][e] = s_rmem[0][n][e] * (dp_rmem[0][n][e] - delta[e & 1]);
             #pragma unroll
-            for (int h = 0; h < 2; h++)
+            for (int h = 0; h < 2; h++) {
+                p_rmem[n / 2][n % 2 * 2 + h] = mtt__pack(s_rmem[0][n][2 * h], s_rmem[0][n][2 * h + 1], E());
                 ds_rmem[n / 2][n % 2 * 2 + h] = mtt__pack(dp_rmem[0][n][2 * h], dp_rmem[0][n][2 * h + 1], E());
+            }
         }
+        mtt__wgmma_hold(dv_rmem[0]);
+        mtt__wgmma_hold(dk_rmem[0]);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < BLOCK_Q / 16; k++)
+            mtt__wgmma(dv_rmem[0], p_rmem[k], mtt__wgmma_tile(do_smem + k * 2048, BLOCK_Q * 128), E());
+        #pragma unroll
+        for (int k = 0; k < BLOCK_Q / 16; k++)
+            mtt__wgmma(dk_rmem[0], ds_rmem[k], mtt__wgmma_tile(q_smem + k * 2048, BLOCK_Q * 128), E());
+        mtt__wgmma_commit();
         #pragma unroll
         for (int n = 0; n < BLOCK_Q / 8; n += 2) {
             const uint32_t to = s_smem + n / 8 * BLOCK_KV * 128 + warp * 16 * 128 + mtt__straight<64>(lane);
             mtt__store_matrices(mtt__further<64>(to, n % 8), &ds_rmem[n / 2][0], &ds_rmem[n / 2][2]);
         }
+        mtt__copy_wait();
         mtt__wgmma_publish();
-        __syncthreads(); /* all of dS is written before any of it is read */
+        __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
 
-        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV + 1, place = at.k0 / BLOCK_KV;
-        const uint32_t number = (uint32_t)(mtt__uniform(block.round) * sharers + place); /* contributions to it so far */
-        const bool last_round = mtt__uniform(block.local) + f.slots >= f.head_count;
-        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
-                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
-        float dq_rmem[1][8][4] = {};
-        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(dq_rmem[0], mtt__backward_sums<S>(f, at, tile));
-        mtt__wgmma_hold(dk_rmem[0]);
-        mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < BLOCK_Q / 16; k++)
-            mtt__wgmma(dk_rmem[0], ds_rmem[k], mtt__wgmma_tile(q_smem + k * 2048, BLOCK_Q * 128), E());
-        mtt__wgmma_commit();
+        /* the warpgroup's 64 queries, its 64 columns */
+        const int row_part = warpgroup % (BLOCK_Q / 64), column_part = warpgroup / (BLOCK_Q / 64);
         if (follows) {
             while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(dq_rmem[0], number)))
                 mtt__sums_load<S::SUMS, S::THREADS>(dq_rmem[0], mtt__backward_sums<S>(f, at, tile));
@@ -3159,8 +3170,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                 #pragma unroll
                 for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
         }
-        /* the warpgroup's 64 queries, its 64 columns */
-        const int row_part = warpgroup % (BLOCK_Q / 64), column_part = warpgroup / (BLOCK_Q / 64);
         mtt__wgmma_hold(dq_rmem[0]);
         mtt__wgmma_begin();
         #pragma unroll
@@ -3168,14 +3177,21 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_tile(s_smem + row_part * BLOCK_KV * 128 + k * 2048, 0),
                                    mtt__wgmma_tile(smem + column_part * BLOCK_KV * 128 + k * 2048, 0), 1, E());
         mtt__wgmma_commit();
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(dq_rmem[0]);
+        mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dv_rmem[0]);
         mtt__wgmma_hold(dk_rmem[0]);
+        score(tile > first_tile ? tile - 1 : tile);
+        mtt__wgmma_commit();
+        mtt__wgmma_wait<1>();
+        mtt__wgmma_hold(dq_rmem[0]);
         if (place == sharers - 1)
             mtt__backward_store<S, 1, 64>(f, at, dq_rmem, q0 + row_part * 64 + warp % 4 * 16, column_part * 64, 0, f.scale);
         if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], number + 1);
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
     }
+    mtt__wgmma_hold(dv_rmem[0]);
+    mtt__wgmma_hold(dk_rmem[0]);
     mtt__backward_store<S, 1, D>(f, at, dk_rmem, at.k0 + warp * 16, 0, 1, f.scale);
     mtt__backward_store<S, 1, D>(f, at, dv_rmem, at.k0 + warp * 16, 0, 2, f.keep_scale);
 #endif
@@ -3515,7 +3531,7 @@ static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem
 template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
 {
     typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> WIDE_64;
-    typedef mtt__forward_sizes<E, 128, 128, 128, 1, false, 1, false> WIDE_128;
+    typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> WIDE_128;
     if (!f.window && !f.threshold && f.head_dim > 32 && mtt__has_wgmma(mtt_k_flash_forward_wgmma<WIDE_64>)) {
         if (f.head_dim <= 64) return mtt__launch_forward_wgmma<WIDE_64>(f, stream);
         if (f.head_dim > 96 && f.head_dim <= 128) return mtt__launch_forward_wgmma<WIDE_128>(f, stream);
