@@ -84,6 +84,12 @@ static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, co
                  : "memory");
 }
 
+static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void mtt__copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -2088,11 +2094,17 @@ static __device__ __forceinline__ void mtt__wgmma_publish(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* A tile of rows of 64 elements as mtt__copy_tile leaves it, chunks turned by their row, at a multiple of 1024 bytes; the next
-   64 columns, of a wider tile, stand `wide` bytes further. 16 columns further is 32 bytes further, 16 rows 2048. */
-static __device__ __forceinline__ uint64_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
+/* A tile of rows of 64 elements as mtt__copy_tile leaves it, chunks turned by their row, at a multiple of 1024 bytes: the lower
+   half of its descriptor. The next 64 columns, of a wider tile, stand `wide` bytes further. */
+static __device__ __forceinline__ uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
 {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 / 16) << 32 | (uint64_t)(wide / 16) << 16 | (smem & 0x3ffffu) / 16;
+    return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
+}
+
+/* The descriptor `bytes` into a tile: 16 columns further is 32, 16 rows 2048. Above, 8 rows are 1024 bytes, turned within 128. */
+static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
+{
+    return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
 }
 
 #define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
@@ -2487,12 +2499,14 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.width, stride, T - k0, f.head_dim);
         mtt__copy_commit();
     };
+    const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
     float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
 
     mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.head_dim);
     copy(last_key, kv_smem);
     for (int k0 = last_key, stage = 0; k0 >= 0; k0 -= BLOCK_KV, stage ^= 1) {
-        const uint32_t k_smem = kv_smem + stage * 2 * S::KV_BYTES, q_own = q_smem + warpgroup * 64 * 128;
+        const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
+        const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
         mtt__copy_wait();
         mtt__wgmma_publish();
         __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
@@ -2503,8 +2517,8 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_tile(q_own + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0),
-                                     mtt__wgmma_tile(k_smem + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0), k > 0, E());
+            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_at(q_tile, k / 4 * BLOCK_Q * 128 + k % 4 * 32),
+                                     mtt__wgmma_at(k_tile, k / 4 * BLOCK_KV * 128 + k % 4 * 32), k > 0, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
@@ -2518,7 +2532,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < BLOCK_KV / 16; k++)
-            mtt__wgmma(o_rmem[0], p_rmem[k], mtt__wgmma_tile(k_smem + S::KV_BYTES + k * 2048, BLOCK_KV * 128), E());
+            mtt__wgmma(o_rmem[0], p_rmem[k], mtt__wgmma_at(v_tile, k * 2048), E());
         mtt__wgmma_commit();
         mtt__wgmma_wait();
         mtt__wgmma_hold(o_rmem[0]);
@@ -3067,131 +3081,125 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, (const E *)block.q_gmem + (int64_t)row * stride, stride, left, f.head_dim);
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, (const E *)block.do_gmem + (int64_t)row * f.width, (int)f.width,
                                                 left, f.head_dim);
-        if (thread < BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
-            mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8, f.stats + block.local * f.seq_len + row + thread, thread < left);
+        if (thread < 2 * BLOCK_Q) /* lse, then delta; zeros past the end make P = 1, but of zero rows of Q and dO */
+            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4,
+                                (const float *)(f.stats + block.local * f.seq_len + row + thread % BLOCK_Q) + thread / BLOCK_Q,
+                                thread % BLOCK_Q < left);
         mtt__copy_commit();
     };
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, f.head_dim);
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
     copy(last_tile);
 
-    const uint32_t k_own = smem + warpgroup * 64 * 128, v_own = k_own + S::KV_BYTES;
+    /* the warpgroup's 64 keys; its 64 queries and 64 columns of dQ */
+    const uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0);
+    const int row_part = warpgroup % (BLOCK_Q / 64), column_part = warpgroup / (BLOCK_Q / 64);
+    const uint32_t k_across = mtt__wgmma_tile(smem + column_part * BLOCK_KV * 128, 0);
+    const uint32_t ds_across = mtt__wgmma_tile(s_smem + row_part * BLOCK_KV * 128, 0);
     float dk_rmem[1][D / 8][4] = {}, dv_rmem[1][D / 8][4] = {}, s_rmem[1][BLOCK_Q / 8][4];
     const auto score = [&](int tile) {
-        const uint32_t q_smem = stage_of(tile);
-        float fresh[BLOCK_Q / 8][4];
+        const uint32_t q_tile = mtt__wgmma_tile(stage_of(tile), 0);
+        mtt__wgmma_hold(s_rmem[0]);
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(fresh, mtt__wgmma_tile(k_own + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
-                                     mtt__wgmma_tile(q_smem + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0), k > 0, E());
-        #pragma unroll
-        for (int n = 0; n < BLOCK_Q / 2; n++) s_rmem[0][n / 4][n % 4] = fresh[n / 4][n % 4];
+            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_at(k_tile, k / 4 * BLOCK_KV * 128 + k % 4 * 32),
+                                     mtt__wgmma_at(q_tile, k / 4 * BLOCK_Q * 128 + k % 4 * 32), k > 0, E());
+        mtt__wgmma_commit();
     };
     mtt__copy_wait();
     mtt__wgmma_publish();
     __syncthreads(); /* K, V and the first tile are there */
-    mtt__wgmma_hold(dk_rmem[0]);
-    mtt__wgmma_hold(dv_rmem[0]);
     score(last_tile);
-    mtt__wgmma_commit();
     mtt__wgmma_wait();
     mtt__wgmma_hold(s_rmem[0]);
     for (int tile = last_tile; tile >= first_tile; tile--) {
         const int q0 = tile * BLOCK_Q;
-        const uint32_t q_smem = stage_of(tile), do_smem = q_smem + S::Q_BYTES;
-        const uint32_t stats_smem = do_smem + S::Q_BYTES + (lane & 3) * 16;
-        float dp_rmem[1][BLOCK_Q / 8][4];
+        const uint32_t q_smem = stage_of(tile), do_smem = q_smem + S::Q_BYTES, do_tile = mtt__wgmma_tile(do_smem, 0);
+        const uint32_t q_across = mtt__wgmma_tile(q_smem, BLOCK_Q * 128), do_across = mtt__wgmma_tile(do_smem, BLOCK_Q * 128);
+        const uint32_t lse_smem = do_smem + S::Q_BYTES + (lane & 3) * 8;
+        float p_rmem[1][BLOCK_Q / 8][4], dp_rmem[1][BLOCK_Q / 8][4];
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(dp_rmem[0], mtt__wgmma_tile(v_own + k / 4 * BLOCK_KV * 128 + k % 4 * 32, 0),
-                                     mtt__wgmma_tile(do_smem + k / 4 * BLOCK_Q * 128 + k % 4 * 32, 0), k > 0, E());
+            mtt__wgmma<false, false>(dp_rmem[0], mtt__wgmma_at(k_tile, S::KV_BYTES + k / 4 * BLOCK_KV * 128 + k % 4 * 32),
+                                     mtt__wgmma_at(do_tile, k / 4 * BLOCK_Q * 128 + k % 4 * 32), k > 0, E());
         mtt__wgmma_commit();
         __syncthreads(); /* the last tile's Q, dO and dS are done with */
         if (tile > first_tile) copy(tile - 1);
         if (at.k0 + BLOCK_KV - 1 > q0)
             mtt__flash_mask(s_rmem, q0 - at.k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, 0);
-        uint32_t p_rmem[BLOCK_Q / 16][4], ds_rmem[BLOCK_Q / 16][4];
+        uint32_t p_packed[BLOCK_Q / 16][4], ds_packed[BLOCK_Q / 16][4];
         float lse[2], delta[2];
         #pragma unroll
         for (int n = 0; n < BLOCK_Q / 8; n++) {
-            asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
-                         : "r"(stats_smem + n * 64) : "memory");
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
             #pragma unroll
-            for (int e = 0; e < 4; e++) s_rmem[0][n][e] = mtt__exp2(fmaf(s_rmem[0][n][e], f.scale_log2, -lse[e & 1]));
+            for (int e = 0; e < 4; e++) p_rmem[0][n][e] = mtt__exp2(fmaf(s_rmem[0][n][e], f.scale_log2, -lse[e & 1]));
         }
-        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV + 1, place = at.k0 / BLOCK_KV;
-        const uint32_t number = (uint32_t)(mtt__uniform(block.round) * sharers + place); /* contributions to it so far */
-        const bool last_round = mtt__uniform(block.local) + f.slots >= f.head_count;
-        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
-                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
-        float dq_rmem[1][8][4] = {};
-        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(dq_rmem[0], mtt__backward_sums<S>(f, at, tile));
         mtt__wgmma_wait();
         mtt__wgmma_hold(dp_rmem[0]);
         #pragma unroll
         for (int n = 0; n < BLOCK_Q / 8; n++) {
-            asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
-                         : "r"(stats_smem + n * 64) : "memory");
-            #pragma unroll
-            for (int e = 0; e < 4; e++) dp_rmem[0][n][e] = s_rmem[0][n][e] * (dp_rmem[0][n][e] - delta[e & 1]);
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(delta[0]), "=f"(delta[1])
+                         : "r"(lse_smem + BLOCK_Q * 4 + n * 32) : "memory");
             #pragma unroll
             for (int h = 0; h < 2; h++) {
-                p_rmem[n / 2][n % 2 * 2 + h] = mtt__pack(s_rmem[0][n][2 * h], s_rmem[0][n][2 * h + 1], E());
-                ds_rmem[n / 2][n % 2 * 2 + h] = mtt__pack(dp_rmem[0][n][2 * h], dp_rmem[0][n][2 * h + 1], E());
+                const float *p = p_rmem[0][n] + 2 * h, *dp = dp_rmem[0][n] + 2 * h;
+                p_packed[n / 2][n % 2 * 2 + h] = mtt__pack(p[0], p[1], E());
+                ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack(p[0] * (dp[0] - delta[0]), p[1] * (dp[1] - delta[1]), E());
             }
         }
         mtt__wgmma_hold(dv_rmem[0]);
         mtt__wgmma_hold(dk_rmem[0]);
         mtt__wgmma_begin();
         #pragma unroll
-        for (int k = 0; k < BLOCK_Q / 16; k++)
-            mtt__wgmma(dv_rmem[0], p_rmem[k], mtt__wgmma_tile(do_smem + k * 2048, BLOCK_Q * 128), E());
+        for (int k = 0; k < BLOCK_Q / 16; k++) mtt__wgmma(dv_rmem[0], p_packed[k], mtt__wgmma_at(do_across, k * 2048), E());
         #pragma unroll
-        for (int k = 0; k < BLOCK_Q / 16; k++)
-            mtt__wgmma(dk_rmem[0], ds_rmem[k], mtt__wgmma_tile(q_smem + k * 2048, BLOCK_Q * 128), E());
+        for (int k = 0; k < BLOCK_Q / 16; k++) mtt__wgmma(dk_rmem[0], ds_packed[k], mtt__wgmma_at(q_across, k * 2048), E());
         mtt__wgmma_commit();
         #pragma unroll
         for (int n = 0; n < BLOCK_Q / 8; n += 2) {
             const uint32_t to = s_smem + n / 8 * BLOCK_KV * 128 + warp * 16 * 128 + mtt__straight<64>(lane);
-            mtt__store_matrices(mtt__further<64>(to, n % 8), &ds_rmem[n / 2][0], &ds_rmem[n / 2][2]);
+            mtt__store_matrices(mtt__further<64>(to, n % 8), &ds_packed[n / 2][0], &ds_packed[n / 2][2]);
         }
         mtt__copy_wait();
         mtt__wgmma_publish();
         __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
 
-        /* the warpgroup's 64 queries, its 64 columns */
-        const int row_part = warpgroup % (BLOCK_Q / 64), column_part = warpgroup / (BLOCK_Q / 64);
-        if (follows) {
-            while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(dq_rmem[0], number)))
-                mtt__sums_load<S::SUMS, S::THREADS>(dq_rmem[0], mtt__backward_sums<S>(f, at, tile));
-            if (place == 0) /* pinned: a rare branch, and not a selection for each sum */
-                #pragma unroll
-                for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
-        }
-        mtt__wgmma_hold(dq_rmem[0]);
+        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV + 1, place = at.k0 / BLOCK_KV;
+        const uint32_t number = (uint32_t)(mtt__uniform(block.round) * sharers + place); /* contributions to it so far */
+        const bool last_round = mtt__uniform(block.local) + f.slots >= f.head_count;
+        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
+                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
+        float dq_rmem[1][8][4], sums[8][4] = {};
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < BLOCK_KV / 16; k++)
-            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_tile(s_smem + row_part * BLOCK_KV * 128 + k * 2048, 0),
-                                   mtt__wgmma_tile(smem + column_part * BLOCK_KV * 128 + k * 2048, 0), 1, E());
+            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_across, k * 2048), mtt__wgmma_at(k_across, k * 2048), k > 0, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dv_rmem[0]);
         mtt__wgmma_hold(dk_rmem[0]);
+        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         score(tile > first_tile ? tile - 1 : tile);
-        mtt__wgmma_commit();
+        if (follows) {
+            while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
+                mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+            if (place == 0) /* pinned: a rare branch, and not a selection for each sum */
+                #pragma unroll
+                for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
+        }
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dq_rmem[0]);
+        #pragma unroll
+        for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
         if (place == sharers - 1)
             mtt__backward_store<S, 1, 64>(f, at, dq_rmem, q0 + row_part * 64 + warp % 4 * 16, column_part * 64, 0, f.scale);
         if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], number + 1);
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
     }
-    mtt__wgmma_hold(dv_rmem[0]);
-    mtt__wgmma_hold(dk_rmem[0]);
     mtt__backward_store<S, 1, D>(f, at, dk_rmem, at.k0 + warp * 16, 0, 1, f.scale);
     mtt__backward_store<S, 1, D>(f, at, dv_rmem, at.k0 + warp * 16, 0, 2, f.keep_scale);
 #endif
