@@ -84,12 +84,6 @@ static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, co
                  : "memory");
 }
 
-static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0)
-                 : "memory");
-}
-
 static __device__ __forceinline__ void mtt__copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -2062,10 +2056,12 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
 }
 
 /* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* wgmma multiplies 64 rows of A by 64 or 128 columns of B for the four warps of a warpgroup, 16 of k at a time, while they go on;
-   operands come from shared memory by way of a descriptor, A also from registers. Lane l of warp w holds rows 16 w + l/4 and
-   + 8 of C in the order of mtt__mma. Between mtt__wgmma_begin and mtt__wgmma_wait the accumulators belong to the tensor cores. */
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 64 or 128 columns of B for it, 16 of k at a time, while the warps
+   go on. Operands come from shared memory by way of a descriptor (PTX, asynchronous warpgroup level matrix instructions), A also
+   from registers. Warp w has rows 16 w and on of C, its lanes hold them as those of mtt__mma. From mtt__wgmma_begin to
+   mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
 static __device__ __forceinline__ void mtt__wgmma_begin(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -2081,27 +2077,27 @@ template <int PENDING = 0> static __device__ __forceinline__ void mtt__wgmma_wai
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Neither read nor written by the compiler across this place. */
+/* After a wait: the compiler shall not read C before. */
 template <int N> static __device__ __forceinline__ void mtt__wgmma_hold(float (&c)[N][4])
 {
     #pragma unroll
     for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
 }
 
-/* What this thread wrote to shared memory is there for wgmma, once a barrier has told its warps. */
+/* What the thread wrote to shared memory is there for wgmma, once a barrier has told the others. */
 static __device__ __forceinline__ void mtt__wgmma_publish(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* A tile of rows of 64 elements as mtt__copy_tile leaves it, chunks turned by their row, at a multiple of 1024 bytes: the lower
-   half of its descriptor. The next 64 columns, of a wider tile, stand `wide` bytes further. */
+/* The lower half of the descriptor of a tile: rows of 64 elements as mtt__copy_tile leaves them, which is wgmma's swizzle of 128
+   bytes, at a multiple of 1024 bytes. If B stands across, its next 64 columns are `wide` bytes further. */
 static __device__ __forceinline__ uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
 {
     return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
 }
 
-/* The descriptor `bytes` into a tile: 16 columns further is 32, 16 rows 2048. Above, 8 rows are 1024 bytes, turned within 128. */
+/* The descriptor `bytes` into a tile: 16 columns further is 32, 16 rows 2048. The upper half says that 8 rows are 1024 bytes. */
 static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
 {
     return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
@@ -2119,7 +2115,7 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
     MTT__NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
                   "%57,%58,%59,%60,%61,%62,%63"
 
-/* C (+)= A B over 16 of k, A and B in shared memory. A or B across: its rows are those of k. */
+/* C = A B, or C += A B if `more`, over 16 of k. Across: the rows in shared memory are those of k. */
 #define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B, R1, R2, R3, R4)                                     \
     template <bool A_ACROSS, bool B_ACROSS>                                                                              \
     static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
@@ -2128,7 +2124,7 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
                      TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " ACROSS_A ", " ACROSS_B "; }"    \
                      : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(A_ACROSS), "n"(B_ACROSS) : "memory");         \
     }                                                                                                                    \
-    /* the same with A in registers and B across */                                                                      \
+    /* C += A B with A in registers, B across */                                                                         \
     static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)       \
     {                                                                                                                    \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, {" R1   \
@@ -2150,6 +2146,13 @@ static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, cons
         mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride, rows_left,
                                           head_dim - column, threadIdx.x);
 }
+
+static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0)
+                 : "memory");
+}
+#endif
 
 /* ---- dropout ---- */
 
@@ -2474,8 +2477,14 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
 
-/* mtt_k_flash_forward with products of warpgroups. It is the same but for these: 64 rows a warpgroup, K and V as tiles of 64
-   columns. Empty where it is not compiled for sm_90a: it has no shared memory of its own then, by which mtt__has_wgmma knows. */
+/* Math         as mtt_k_flash_forward, without windows and dropout, by products of warpgroups.
+   Shapes       as there; D 64 or 128.
+   Launch       as there, with two warpgroups of 64 queries each; 1,024 bytes of shared memory more, to begin at such a multiple.
+   Requires     code for sm_90a. Without, the kernel is empty, and has no static shared memory, by which mtt__suits_wgmma knows.
+   Traffic      as there.
+   Determinism  as there.
+   Reference    as there. While one block makes exponentials the other on its processor multiplies: nothing else has to be
+                arranged, and registers suffice for two (T = 16384, D = 64: 490 TFLOP/s; by mma 345). */
 template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -2513,7 +2522,6 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         if (k0 > 0) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
         if (k0 > group0 + 63) continue; /* nothing seen here */
         float s_rmem[1][S::KEY_TILES][4];
-        mtt__wgmma_hold(s_rmem[0]);
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
@@ -2527,8 +2535,8 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
         uint32_t p_rmem[BLOCK_KV / 16][4];
         #pragma unroll
-        for (int n = 0; n < BLOCK_KV / 4; n++) p_rmem[n / 4][n % 4] = mtt__pack(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
-        mtt__wgmma_hold(o_rmem[0]);
+        for (int n = 0; n < BLOCK_KV / 4; n++)
+            p_rmem[n / 4][n % 4] = mtt__pack(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < BLOCK_KV / 16; k++)
@@ -3045,7 +3053,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
 
-/* The sizes of mtt_k_flash_backward_wgmma: two warpgroups, each with 64 keys and one of the tile's 64 x 64 parts of dQ. */
+/* The sizes of mtt_k_flash_backward_wgmma: each of two warpgroups has 64 keys and one of the tile's 64 x 64 parts of dQ. */
 template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
     typedef ELEMENT E;
     static constexpr int D = WIDTH, BLOCK_Q = 8192 / D, BLOCK_KV = 128, THREADS = 256, MIN_BLOCKS = 1, SUMS = 8;
@@ -3054,9 +3062,17 @@ template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
     static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
 };
 
-/* mtt_k_flash_backward with products of warpgroups, without windows and dropout. It is the same but for these: tiles of 64
-   columns; P^T stays in registers, dS^T too, for dK, and passes through shared memory for dQ, whose A it is across. Products go
-   on while exponentials and dS are made. Empty where it is not compiled for sm_90a, as its forward pass. */
+/* Math         as mtt_k_flash_backward, without windows and dropout, by products of warpgroups.
+   Shapes       as there; D 64 or 128.
+   Launch       as there, with one block of two warpgroups a processor. Shared memory: K, V, two stages of Q, dO, lse and delta, and
+                dS^T, from a multiple of 1,024 bytes on.
+   Requires     as there, and code for sm_90a, as mtt_k_flash_forward_wgmma.
+   Traffic      as there.
+   Determinism  as there: dQ takes the same way through the ring.
+   Reference    as there. P^T and dS^T are A of dV and dK in registers; dS^T is A of dQ across, in shared memory. Exponentials are
+                made under dP's product, the next tile's scores while dQ's sums are on their way. Without these sums D = 64 would
+                reach 500 TFLOP/s at T = 16384 instead of 425: they come and go in the warps that calculate. A warpgroup of its
+                own for them was slower: what it does for one tile takes longer than the others take for theirs. */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
 {
@@ -3099,7 +3115,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     float dk_rmem[1][D / 8][4] = {}, dv_rmem[1][D / 8][4] = {}, s_rmem[1][BLOCK_Q / 8][4];
     const auto score = [&](int tile) {
         const uint32_t q_tile = mtt__wgmma_tile(stage_of(tile), 0);
-        mtt__wgmma_hold(s_rmem[0]);
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
@@ -3150,8 +3165,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                 ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack(p[0] * (dp[0] - delta[0]), p[1] * (dp[1] - delta[1]), E());
             }
         }
-        mtt__wgmma_hold(dv_rmem[0]);
-        mtt__wgmma_hold(dk_rmem[0]);
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < BLOCK_Q / 16; k++) mtt__wgmma(dv_rmem[0], p_packed[k], mtt__wgmma_at(do_across, k * 2048), E());
@@ -3173,6 +3186,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
                        leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
         float dq_rmem[1][8][4], sums[8][4] = {};
+        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < BLOCK_KV / 16; k++)
@@ -3181,7 +3195,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dv_rmem[0]);
         mtt__wgmma_hold(dk_rmem[0]);
-        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         score(tile > first_tile ? tile - 1 : tile);
         if (follows) {
             while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
@@ -3387,7 +3400,7 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *contr
     mtt__flash f = {};
     f.control = (const mtt_control *)control->data;
     f.seq_len = d->seq_len, f.width = d->d_model;
-    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < 1 << 30 ? d->window : 1 << 30;
+    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
     f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
     f.threshold = d->dropout > 0 ? (uint32_t)(d->dropout * 65536.0f + 0.5f) : 0;
@@ -3434,10 +3447,11 @@ static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
                              S::SHARED, f, stream);
 }
 
-/* Does the device run what was compiled for its warpgroups? */
-template <typename Kernel> static bool mtt__has_wgmma(Kernel *kernel)
+/* Whether to take warpgroups: widths that fill their tiles, without windows and dropout, and a kernel that is more than its name. */
+template <typename Kernel> static bool mtt__suits_wgmma(const mtt__flash &f, Kernel *kernel)
 {
     cudaFuncAttributes attributes;
+    if (f.window || f.threshold || f.head_dim <= 32 || (f.head_dim > 64 && f.head_dim <= 96) || f.head_dim > 128) return false;
     return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0;
 }
 
@@ -3461,7 +3475,7 @@ template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, 
    at least: with fewer, blocks wait for each other's dQ; with more, L2 holds less of each. A second group's slots let blocks go
    on to its heads. Heads that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
 template <class S, typename Kernel>
-static cudaError_t mtt__launch_backward_kernel(Kernel *kernel, mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
+static cudaError_t mtt__launch_backward_of(Kernel *kernel, mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
                                                cudaStream_t stream)
 {
     const int64_t query_tiles = (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, key_tiles = (f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
@@ -3499,7 +3513,7 @@ static cudaError_t mtt__launch_backward(const mtt__flash &f, void *workspace_gme
 {
     typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
     typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
-    return mtt__launch_backward_kernel<S>(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>, f, workspace_gmem,
+    return mtt__launch_backward_of<S>(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>, f, workspace_gmem,
                                           workspace_bytes, stream);
 }
 
@@ -3538,12 +3552,10 @@ static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem
    64 on an H200: 0.14 ms, not 0.165). */
 template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
 {
-    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> WIDE_64;
-    typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> WIDE_128;
-    if (!f.window && !f.threshold && f.head_dim > 32 && mtt__has_wgmma(mtt_k_flash_forward_wgmma<WIDE_64>)) {
-        if (f.head_dim <= 64) return mtt__launch_forward_wgmma<WIDE_64>(f, stream);
-        if (f.head_dim > 96 && f.head_dim <= 128) return mtt__launch_forward_wgmma<WIDE_128>(f, stream);
-    }
+    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> GROUPS_64;
+    typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> GROUPS_128;
+    if (mtt__suits_wgmma(f, mtt_k_flash_forward_wgmma<GROUPS_64>))
+        return f.head_dim <= 64 ? mtt__launch_forward_wgmma<GROUPS_64>(f, stream) : mtt__launch_forward_wgmma<GROUPS_128>(f, stream);
     if (f.head_dim <= 16) return mtt__launch_forward<E, 16, 128, 64, 2, true, 2>(f, stream);
     if (f.head_dim <= 32) return mtt__launch_forward<E, 32, 128, 64, 2, true, 3>(f, stream);
     if (f.head_dim <= 64 && f.window) return mtt__launch_forward<E, 64, 64, 64, 1, true, 4>(f, stream);
@@ -3558,14 +3570,12 @@ template <typename E>
 static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_gmem, size_t bytes, cudaStream_t stream)
 {
     const int room = mtt__device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    typedef mtt__backward_wgmma_sizes<E, 64> WIDE_64;
-    typedef mtt__backward_wgmma_sizes<E, 128> WIDE_128;
-    if (!f.window && !f.threshold && f.head_dim > 32 && mtt__has_wgmma(mtt_k_flash_backward_wgmma<WIDE_64>)) {
-        if (f.head_dim <= 64)
-            return mtt__launch_backward_kernel<WIDE_64>(mtt_k_flash_backward_wgmma<WIDE_64>, f, workspace_gmem, bytes, stream);
-        if (f.head_dim > 96 && f.head_dim <= 128)
-            return mtt__launch_backward_kernel<WIDE_128>(mtt_k_flash_backward_wgmma<WIDE_128>, f, workspace_gmem, bytes, stream);
-    }
+    typedef mtt__backward_wgmma_sizes<E, 64> GROUPS_64;
+    typedef mtt__backward_wgmma_sizes<E, 128> GROUPS_128;
+    if (mtt__suits_wgmma(f, mtt_k_flash_backward_wgmma<GROUPS_64>))
+        return f.head_dim <= 64
+                   ? mtt__launch_backward_of<GROUPS_64>(mtt_k_flash_backward_wgmma<GROUPS_64>, f, workspace_gmem, bytes, stream)
+                   : mtt__launch_backward_of<GROUPS_128>(mtt_k_flash_backward_wgmma<GROUPS_128>, f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 16) return mtt__launch_backward<E, 16, 64, 128, 4, 2, 1, 2, 2>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);

@@ -1238,10 +1238,36 @@ static void long_rows(void)
     random_state = others;
 }
 
+/* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take; with little room for dQ, too. */
+static void edges_of_tiles(void)
+{
+    static const int lengths[] = {1, 63, 65, 128, 129, 193, 256, 385, 640}, widths[] = {40, 64, 104, 128};
+    const uint64_t others = random_state; /* the setups that follow stay what they are */
+    int number;
+    for (number = 0; number < 2 * 4 * 9; number++) {
+        setup s = random_setup(number);
+        s.seq_len = s.model.max_seq = lengths[number / 8];
+        s.batch = 1 + below(2);
+        s.model.layers = 1;
+        s.model.heads = 1 + below(3);
+        s.model.d_model = s.model.heads * widths[number / 2 % 4];
+        s.model.d_ff = s.model.vocab = 8;
+        s.model.dropout = 0;
+        s.policy.precision = number % 2 ? MTT_FP16 : MTT_BF16;
+        s.policy.attention = MTT_ATTENTION_FLASH;
+        s.policy.loss = MTT_LOSS_FULL;
+        s.policy.window = 0;
+        s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
+        step_schedule(&s, 1);
+    }
+    random_state = others;
+}
+
 static void operations(int large, int small)
 {
     int number, i;
     long_rows();
+    edges_of_tiles();
     for (number = 0; number < large; number++) {
         setup s = random_setup(number);
         s.policy.accumulate = 1 + below(2);
