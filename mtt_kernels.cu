@@ -2477,7 +2477,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
 
-/* Math         as mtt_k_flash_forward, without windows and dropout, by products of warpgroups.
+/* Math         as mtt_k_flash_forward, without dropout, by products of warpgroups.
    Shapes       as there; D 64 or 128.
    Launch       as there, with two warpgroups of 64 queries each; 1,024 bytes of shared memory more, to begin at such a multiple.
    Requires     code for sm_90a. Without, the kernel is empty, and has no static shared memory, by which mtt__suits_wgmma knows.
@@ -2499,6 +2499,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     const int group = min(f.group, f.head_count - first_head);
     const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
     const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
     if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, first_head + in_group % group);
     __syncthreads(); /* the block's work is known to all */
     const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride), *k_gmem = q_gmem + f.width;
@@ -2513,14 +2514,14 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
 
     mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.head_dim);
     copy(last_key, kv_smem);
-    for (int k0 = last_key, stage = 0; k0 >= 0; k0 -= BLOCK_KV, stage ^= 1) {
+    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
         const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
         mtt__copy_wait();
         mtt__wgmma_publish();
         __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > 0) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
-        if (k0 > group0 + 63) continue; /* nothing seen here */
+        if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1)) continue; /* nothing seen here */
         float s_rmem[1][S::KEY_TILES][4];
         mtt__wgmma_begin();
         #pragma unroll
@@ -2530,7 +2531,8 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         mtt__wgmma_commit();
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
-        if (k0 + BLOCK_KV - 1 > row0) mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, 0);
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
+            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
         mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
         uint32_t p_rmem[BLOCK_KV / 16][4];
@@ -3062,7 +3064,7 @@ template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
     static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
 };
 
-/* Math         as mtt_k_flash_backward, without windows and dropout, by products of warpgroups.
+/* Math         as mtt_k_flash_backward, without dropout, by products of warpgroups.
    Shapes       as there; D 64 or 128.
    Launch       as there, with one block of two warpgroups a processor. Shared memory: K, V, two stages of Q, dO, lse and delta, and
                 dS^T, from a multiple of 1,024 bytes on.
@@ -3142,8 +3144,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_commit();
         __syncthreads(); /* the last tile's Q, dO and dS are done with */
         if (tile > first_tile) copy(tile - 1);
-        if (at.k0 + BLOCK_KV - 1 > q0)
-            mtt__flash_mask(s_rmem, q0 - at.k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, 0);
+        if (at.k0 + BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + BLOCK_Q - 1 - f.window))
+            mtt__flash_mask(s_rmem, q0 - at.k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
         uint32_t p_packed[BLOCK_Q / 16][4], ds_packed[BLOCK_Q / 16][4];
         float lse[2], delta[2];
         #pragma unroll
@@ -3180,7 +3182,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_publish();
         __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
 
-        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV + 1, place = at.k0 / BLOCK_KV;
+        const int first_sharer = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV : 0;
+        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV - first_sharer + 1, place = at.k0 / BLOCK_KV - first_sharer;
         const uint32_t number = (uint32_t)(mtt__uniform(block.round) * sharers + place); /* contributions to it so far */
         const bool last_round = mtt__uniform(block.local) + f.slots >= f.head_count;
         const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
@@ -3447,11 +3450,11 @@ static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
                              S::SHARED, f, stream);
 }
 
-/* Whether to take warpgroups: widths that fill their tiles, without windows and dropout, and a kernel that is more than its name. */
+/* Whether to take warpgroups: widths that fill their tiles, no dropout, and a kernel that is more than its name. */
 template <typename Kernel> static bool mtt__suits_wgmma(const mtt__flash &f, Kernel *kernel)
 {
     cudaFuncAttributes attributes;
-    if (f.window || f.threshold || f.head_dim <= 32 || (f.head_dim > 64 && f.head_dim <= 96) || f.head_dim > 128) return false;
+    if (f.threshold || f.head_dim <= 32 || (f.head_dim > 64 && f.head_dim <= 96) || f.head_dim > 128) return false;
     return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0;
 }
 

@@ -15,7 +15,7 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-enum { BATCH = 2, SEQ_LEN = 40, VOCAB = 200 };
+enum { BATCH = 2, LONGEST = 300, VOCAB = 200 };
 
 static int on_host;
 
@@ -124,23 +124,25 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, 
 
 static int step(const technique *k)
 {
-    static int32_t tokens[2 * BATCH * SEQ_LEN], targets[2 * BATCH * SEQ_LEN];
+    static int32_t tokens[2 * BATCH * LONGEST], targets[2 * BATCH * LONGEST];
     mtt_env env = {0};
     int layers = k->policy.recompute == MTT_RECOMPUTE_LAYER ? 2 : 1; /* the last may stay */
-    mtt_model_desc model = {.layers = layers, .heads = 2, .d_model = 64, .vocab = VOCAB, .max_seq = SEQ_LEN, .dropout = k->dropout};
+    int heads = k->heads ? k->heads : 2, seq_len = k->seq_len ? k->seq_len : 40;
+    mtt_model_desc model = {
+        .layers = layers, .heads = heads, .d_model = 64, .vocab = VOCAB, .max_seq = seq_len, .dropout = k->dropout};
     mtt_policy policy = k->policy;
     mtt_optim_desc optim = {0};
     mtt_backend cuda;
     mtt_trainer *t = NULL;
     mtt_step_info info;
     int i;
-    for (i = 0; i < 2 * BATCH * SEQ_LEN; i++) {
+    for (i = 0; i < 2 * BATCH * LONGEST; i++) {
         tokens[i] = i * 7 % VOCAB;
         targets[i] = i % 9 ? (i + 1) * 7 % VOCAB : -1;
     }
     policy.workspace_bytes = 2 << 20; /* the less is there, the less a tool has to watch */
     if (mtt_cuda_backend(&env, 0, &cuda)) return printf("%s\n", env.error), 2;
-    if (mtt_trainer_create(&env, &model, &policy, &optim, &cuda, BATCH, SEQ_LEN, &t) ||
+    if (mtt_trainer_create(&env, &model, &policy, &optim, &cuda, BATCH, seq_len, &t) ||
         mtt_train_step(t, tokens, targets, &info) || mtt_evaluate(t, tokens, targets, &info))
         return printf("%s\n", env.error), 1;
     printf("%s: loss %.4f\n", k->name, info.loss);

@@ -3,6 +3,7 @@ typedef struct technique {
     const char *name;
     mtt_policy policy;
     float dropout;
+    int heads, seq_len; /* 0: 2 heads of 32, 40 tokens */
 } technique;
 
 static const technique TECHNIQUES[] = {
@@ -11,6 +12,7 @@ static const technique TECHNIQUES[] = {
     {"bf16", {.precision = MTT_BF16}, 0},
     {"fp16", {.precision = MTT_FP16}, 0},
     {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0},
+    {"bf16_flash_wide_head", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0, 1, 300}, /* several tiles of keys */
     {"fp32_flash", {.precision = MTT_FP32, .attention = MTT_ATTENTION_FLASH}, 0},
     {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, 0},
     {"fp32_checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, 0},

@@ -1517,9 +1517,9 @@ static setup technique_setup(const technique *t, int layers)
     memset(&s, 0, sizeof(s));
     s.model.layers = layers;
     s.model.d_model = 64;
-    s.model.heads = 2;
+    s.model.heads = t->heads ? t->heads : 2;
     s.model.vocab = 200;
-    s.model.max_seq = s.seq_len = 40;
+    s.model.max_seq = s.seq_len = t->seq_len ? t->seq_len : 40;
     s.model.dropout = t->dropout;
     s.batch = 2;
     s.policy = t->policy;
