@@ -1782,12 +1782,12 @@ static void planned_bytes(void)
     enum { LONGEST = 128 * 256, PAGE = 2 << 20 };
     enum { FIRST_RUN_PAGES = 4 }; /* two of code, one of graphs, and one because what is taken apart rounds up apart */
     static const technique EXPERIMENTS[] = {
-        {"fp32", {.precision = MTT_FP32}, 0},
-        {"bf16", {.precision = MTT_BF16}, 0},
-        {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0},
-        {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, 0},
-        {"bf16_window32", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 32}, 0},
-        {"checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, 0}};
+        {"fp32", {.precision = MTT_FP32}, .dropout = 0},
+        {"bf16", {.precision = MTT_BF16}, .dropout = 0},
+        {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
+        {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, .dropout = 0},
+        {"bf16_window32", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 32}, .dropout = 0},
+        {"checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, .dropout = 0}};
     int32_t *tokens = malloc(LONGEST * sizeof(int32_t));
     int i, batch;
     for (i = 0; i < LONGEST; i++) tokens[i] = i * 7919 % 50257;
@@ -1911,10 +1911,10 @@ static void too_large(void)
 static void largest_batch(void)
 {
     static const technique CASES[] = {
-        {"tf32", {.precision = MTT_TF32}, 0},
-        {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, 0},
+        {"tf32", {.precision = MTT_TF32}, .dropout = 0},
+        {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
         {"bf16_flash_checkpointing_chunked",
-         {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER, .loss = MTT_LOSS_CHUNKED}, 0}};
+         {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER, .loss = MTT_LOSS_CHUNKED}, .dropout = 0}};
     const size_t budget = (size_t)24 * 1000 * 1000 * 1000;
     int i, batch = 0;
     for (i = 0; i < (int)MTT__LENGTH(CASES); i++) {
