@@ -51,7 +51,7 @@ $(B)/test_model_blas: tests/test_model.c tests/test.h mtt.h
 
 $(B)/mtt_kernels.o: mtt_kernels.cu mtt.h
 	@mkdir -p $(B)
-	nvcc -O3 -arch=native -c $< -o $@
+	nvcc -O3 $(shell tools/arch.sh) -c $< -o $@
 
 $(B)/test_cuda: tests/test_cuda.c tests/test.h tests/techniques.h mtt.h $(B)/mtt_kernels.o
 	nvcc -O3 -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt

@@ -5,7 +5,7 @@ build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0
 command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2; exit 3; }
 if [ $# -lt 2 ]; then # a program built elsewhere is taken as it is
   mkdir -p "$build"
-  nvcc -O3 -lineinfo -arch=native -c mtt_kernels.cu -o "$build/sanitize_kernels.o" &&
+  nvcc -O3 -lineinfo "$(tools/arch.sh)" -c mtt_kernels.cu -o "$build/sanitize_kernels.o" &&
     nvcc -O2 tests/sanitize_cuda.c "$build/sanitize_kernels.o" -o "$program" -lcublasLt -ldl || exit 1
 fi
 for technique in $("$program"); do
