@@ -578,7 +578,7 @@ typedef struct mtt_tensor {
     X(MTT_OP_LINEAR_BACKWARD_INPUT, linear_backward_input, 2 * OUT * IN_WIDTH, MOVED)                              \
     X(MTT_OP_NORM_BACKWARD, norm_backward, 14 * OUT, MOVED)                                                        \
     X(MTT_OP_DROPOUT_BACKWARD, dropout_backward, OUT, MOVED)                                                       \
-    X(MTT_OP_GELU_BACKWARD, gelu_backward, 20 * OUT, MOVED)                                                        \
+    X(MTT_OP_GELU_BACKWARD, gelu_backward, 21 * OUT, MOVED)                                                        \
     X(MTT_OP_ATTENTION_VALUES_BACKWARD, attention_values_backward, 4 * OUT * HEAD, MOVED)                          \
     X(MTT_OP_SOFTMAX_BACKWARD, softmax_backward, 5 * OUT, MOVED)                                                   \
     X(MTT_OP_ATTENTION_SCORES_BACKWARD, attention_scores_backward, 4 * IN * HEAD, MOVED)                           \
@@ -603,7 +603,7 @@ typedef struct mtt_op {
     int layer;       /* -1 outside the layers */
     int site;        /* of its dropout or rounding */
     int recomputed;
-    int accumulate;  /* 1 = adds to its first output; 0 = only after the first micro-batch, as mtt_control says */
+    int accumulate;  /* 1 = adds to its first gradient of a parameter; 0 = only after the first micro-batch, as mtt_control says */
     int transposed;  /* linear: the weight is [out, in], as the head's, and not [in, out] */
     int inputs, outputs;
     mtt_tensor **in, **out; /* NULL where an optional operand is absent */
@@ -2149,7 +2149,8 @@ static int mtt__emit_loss(mtt__builder *b, int normed, int gradients)
     return d_normed;
 }
 
-/* Gradients of y = x W + b: the weight's first, after which x may die, then the input's. */
+/* Gradients of y = x W + b: the weight's first, after which x may die, then the input's. The bias's comes with the weight's;
+   -1 where what makes dy makes it too. */
 static int mtt__linear_backward(mtt__builder *b, int layer, int x, int dy, int weight, int bias, const char *name, int64_t width)
 {
     int dx;
@@ -2232,13 +2233,14 @@ static void mtt__emit_backward(mtt__builder *b, int d_normed)
     if (mtt__goes_farther(b, 0)) *mtt__slot(b->current, b, MTT__A_RESIDUAL, 0) = -1; /* embedding once more costs next to nothing */
     mtt__norm_backward(b, d->layers, d_normed, MTT__A_RESIDUAL, MTT__A_LN_F_STATS, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS);
     for (layer = d->layers; layer-- > 0 && b->status == MTT_OK;) {
-        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP), below;
+        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP), below, fc;
         mtt__need(b, MTT__A_RESIDUAL, layer);
         for (below = layer; below-- > 0;) mtt__forget(b, below, 0, MTT__ROLES - 1);
         dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_GELU, layer), dy, MTT__MLP_WEIGHT, MTT__MLP_BIAS, "d_fc", d->d_ff);
         mtt__forget(b, layer, 0, MTT__A_LN_2_STATS);
-        mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 2, 1, dy, mtt__need(b, MTT__A_FC, layer), dy);
-        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, MTT__FC_BIAS, "d_ln_2", d->d_model);
+        fc = mtt__need(b, MTT__A_FC, layer);
+        mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 3, 2, dy, fc, p->control, dy, mtt__gradient(b, MTT__FC_BIAS, layer));
+        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, -1, "d_ln_2", d->d_model);
         mtt__norm_backward(b, layer, dy, MTT__A_MIDDLE, MTT__A_LN_2_STATS, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS);
         mtt__forget(b, layer, 0, MTT__ROLES - 1);
         dy = mtt__branch_gradient(b, layer, MTT__SITE_PROJ);
@@ -3353,6 +3355,23 @@ static void mtt__cpu_norm_backward(const mtt_op *op)
     }
 }
 
+/* Sums of columns, each in the order of the rows. */
+static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int add)
+{
+    enum { STRIPE = 64 };
+    int64_t n = mtt__width(x), stripe;
+    MTT__OMP(omp parallel for schedule(static) if (rows * n > MTT__ALONE))
+    for (stripe = 0; stripe < n; stripe += STRIPE) {
+        float buffer[STRIPE], sum[STRIPE] = {0};
+        int64_t width = mtt__least(STRIPE, n - stripe), r, k;
+        for (r = 0; r < rows; r++) {
+            const float *values = mtt__read(x, r * n + stripe, width, buffer);
+            for (k = 0; k < width; k++) sum[k] += values[k];
+        }
+        for (k = 0; k < width; k++) sums[stripe + k] = sum[k] + (add ? sums[stripe + k] : 0.0f);
+    }
+}
+
 /* s = 1 / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s, free of cancellation. */
 MTT__INLINE float mtt__gelu_sigmoid(float x)
 {
@@ -3373,10 +3392,11 @@ static void mtt__cpu_gelu(const mtt_op *op)
     }
 }
 
-/* dx = dy (s + x s (1 - s) 2u'), in place. */
+/* dx = dy (s + x s (1 - s) 2u'), in place; db (+)= sum over rows of dx as it is stored. */
 static void mtt__cpu_gelu_backward(const mtt_op *op)
 {
-    int64_t count = mtt__elements(op->out[0]), i;
+    const mtt_tensor *dx = op->out[0], *db = op->out[1];
+    int64_t count = mtt__elements(dx), i;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (i = 0; i < count; i += MTT__BLOCK) {
         float xs[MTT__BLOCK], gs[MTT__BLOCK];
@@ -3387,8 +3407,10 @@ static void mtt__cpu_gelu_backward(const mtt_op *op)
             float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
             gs[k] *= s + x[k] * s * (1.0f - s) * slope;
         }
-        mtt__store(op->out[0], i, n, gs);
+        mtt__store(dx, i, n, gs);
     }
+    if (db)
+        mtt__column_sums(dx, count / mtt__width(dx), (float *)db->data, op->accumulate || mtt__control(op->in[2])->accumulate);
 }
 
 /* y = a + dropout(b); without an `a`, y = dropout(b), which is dropout's own gradient. */
@@ -3443,23 +3465,6 @@ static void mtt__cpu_linear_backward_input(const mtt_op *op)
     int64_t n = mtt__width(op->out[0]), m = mtt__elements(op->out[0]) / n;
     mtt__gemm(op, m, n, mtt__width(op->in[0]), mtt__matrix(op->in[0], 0), mtt__matrix(op->in[1], !op->transposed),
               mtt__matrix(op->out[0], 0), NULL, 0);
-}
-
-/* Sums of columns, each in the order of the rows. */
-static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int add)
-{
-    enum { STRIPE = 64 };
-    int64_t n = mtt__width(x), stripe;
-    MTT__OMP(omp parallel for schedule(static) if (rows * n > MTT__ALONE))
-    for (stripe = 0; stripe < n; stripe += STRIPE) {
-        float buffer[STRIPE], sum[STRIPE] = {0};
-        int64_t width = mtt__least(STRIPE, n - stripe), r, k;
-        for (r = 0; r < rows; r++) {
-            const float *values = mtt__read(x, r * n + stripe, width, buffer);
-            for (k = 0; k < width; k++) sum[k] += values[k];
-        }
-        for (k = 0; k < width; k++) sums[stripe + k] = sum[k] + (add ? sums[stripe + k] : 0.0f);
-    }
 }
 
 /* dW (+)= x^T dy, or dy^T x for a transposed weight; db (+)= sum over rows of dy. x begins at row `first`. */

@@ -1530,11 +1530,19 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
                                          mtt__at<T>(op->out[0]), count))
 }
 
+template <class T> static mtt_status mtt__gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *dx = op->out[0], *db = op->out[1];
+    int64_t count = mtt__elements(dx);
+    mtt_status status = mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
+                                    mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(dx), count);
+    if (status != MTT_OK || !db) return status;
+    return mtt__bias_gradient(c, op, dx, count / mtt__width(dx), db, mtt__accumulates(c, op));
+}
+
 static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
 {
-    int64_t count = mtt__elements(op->out[0]);
-    MTT__BY_TYPE(op->out[0], mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
-                                         mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), count))
+    MTT__BY_TYPE(op->out[0], mtt__gelu_backward<T>(c, op))
 }
 
 /* ------------------------------------------------------------------------------------------------------------------

@@ -312,21 +312,28 @@ static void textbook_linear_backward_input(const textbook *t)
     product(t, mtt__elements(t->op->out[0]) / n, n, k, rows_of(t->in[0], k), weight_of(t, 1), t->out[0], n);
 }
 
+static void column_sums(const textbook *t, const double *x, int64_t rows, int64_t width, double *sums)
+{
+    int64_t i, r;
+    int add = adds(t->op);
+    for (i = 0; i < width; i++) {
+        double sum = 0;
+        for (r = 0; r < rows; r++) sum = fp32(t, sum + x[r * width + i]);
+        sums[i] = add ? fp32(t, sums[i] + sum) : sum;
+    }
+}
+
 static void weight_gradient(const textbook *t, const double *x, int64_t k, const double *dy, int64_t n, int64_t rows,
                             double *dw, double *db)
 {
     matrix left = turned(rows_of(x, k)), right = rows_of(dy, n);
     double *sums = malloc((size_t)(k * n) * sizeof(double));
-    int64_t i, r;
+    int64_t i;
     int add = adds(t->op);
     if (t->op->transposed) product(t, n, k, rows, turned(right), turned(left), sums, k);
     else product(t, k, n, rows, left, right, sums, n);
     for (i = 0; i < k * n; i++) dw[i] = add ? fp32(t, dw[i] + sums[i]) : sums[i];
-    for (i = 0; db && i < n; i++) {
-        double sum = 0;
-        for (r = 0; r < rows; r++) sum = fp32(t, sum + dy[r * n + i]);
-        db[i] = add ? fp32(t, db[i] + sum) : sum;
-    }
+    if (db) column_sums(t, dy, rows, n, db);
     free(sums);
 }
 
@@ -406,16 +413,18 @@ static void textbook_gelu(const textbook *t)
     for (i = 0; i < count; i++) t->out[0][i] = fp32(t, t->in[0][i] * gelu_sigmoid(t, t->in[0][i]));
 }
 
+/* The bias's gradient sums what stands in memory. */
 static void textbook_gelu_backward(const textbook *t)
 {
-    int64_t count = mtt__elements(t->op->out[0]), i;
+    int64_t count = mtt__elements(t->op->out[0]), width = mtt__width(t->op->out[0]), i;
     MTT__OMP(omp parallel for if (count > 10000))
     for (i = 0; i < count; i++) {
         double x = t->in[1][i], s = gelu_sigmoid(t, x);
         double slope = fp32(t, 1.5957691216057308 * fp32(t, 1 + fp32(t, fp32(t, 0.134145 * x) * x)));
         double inner = fp32(t, fp32(t, fp32(t, x * s) * fp32(t, 1 - s)) * slope);
-        t->out[0][i] = fp32(t, t->in[0][i] * fp32(t, s + inner));
+        t->out[0][i] = stored(t, t->in[0][i] * fp32(t, s + inner));
     }
+    if (t->out[1]) column_sums(t, t->out[0], count / width, width, t->out[1]);
 }
 
 static void textbook_residual(const textbook *t)
@@ -951,7 +960,7 @@ static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t
 {
     static const double UNIT[] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12};
     int rounded = is_16_bit(out) || (op->kind == MTT_OP_CHUNKED_LOSS && precision != MTT_FP32) ||
-                  (precision == MTT_TF32 && is_product(op));
+                  (op->kind == MTT_OP_GELU_BACKWARD && is_16_bit(op->out[0])) || (precision == MTT_TF32 && is_product(op));
     return elements < 4096 ? UNIT[rounded ? precision : MTT_FP32] : 0;
 }
 

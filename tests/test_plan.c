@@ -458,10 +458,13 @@ static void traffic_in_place(void)
     /* Gradients that stay for the next micro-batch are read by what adds to them, and so is that of a chunked loss by each
        chunk but the first, which also reads the head for two products and passes its logits five times. */
     configuration a = known('A', 8), twice = a;
-    double rows = 8 * 256, head = 50304 * 256, gradients = 4 * (4 * 12 * 256 * 256 + 9 * 4 * 256 + head + 50304);
+    double rows = 8 * 256, head = 50304 * 256, fc_biases = 4 * (4 * 4 * 256);
+    double gradients = 4 * (4 * 12 * 256 * 256 + 5 * 4 * 256 + head + 50304);
     twice.policy.accumulate = 2;
     double more = traffic(&twice, "linear_backward_weight") - traffic(&a, "linear_backward_weight");
     check(more == gradients, "added to, gradients move %g bytes more, they have %g", more, gradients);
+    more = traffic(&twice, "gelu_backward") - traffic(&a, "gelu_backward");
+    check(more == fc_biases, "added to, gradients of the MLPs' first biases move %g bytes more, they have %g", more, fc_biases);
     a.policy.loss = MTT_LOSS_CHUNKED;
     a.policy.loss_chunk_rows = 512;
     double loss = traffic(&a, "chunked_loss"), sure = 4 * (2 * 4 + 7) * (head + 50304) + 4 * 5 * rows * 50304 + 4 * rows * (2 * 256 + 4);
