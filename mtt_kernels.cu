@@ -10,13 +10,16 @@
 
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
 
-   Contents: >>toolbox >>backend state >>matmul >>embedding >>norm >>elementwise >>attention >>loss >>optimizer >>backend */
+   Contents: >>toolbox >>backend state >>matmul >>embedding >>norm >>elementwise >>attention
+             >>linear and GELU >>loss >>optimizer >>backend */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
 #include "mtt.h"
 
 #include <cublasLt.h>
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -160,6 +163,21 @@ static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
 static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
 #endif
 
+/* The special function unit's: 2 ulp and 1 ulp. */
+static __device__ __forceinline__ float mtt__exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float mtt__reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* e^x: 2 ulp for floats; for 16-bit data the special function unit's, whose 1e-6 is lost in the rounding of the store. */
 template <class T> static __device__ __forceinline__ float mtt__exp(float x)
 {
@@ -276,6 +294,7 @@ struct mtt__cuda {
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
+    PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes maps for the copy engine; NULL where the driver has none */
     char *pinned;
     size_t pinned_used; /* by uploads that may still be under way */
     int accumulate; /* of the operations that are running */
@@ -1425,11 +1444,19 @@ static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
    >>elementwise
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. */
+/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. With 16-bit data -2u log2(e) is one
+   polynomial. */
 template <class T> static __device__ __forceinline__ float mtt__gelu_sigmoid(float x)
 {
-    float e = mtt__exp<T>(-1.5957691216f * (x + 0.044715f * x * x * x));
-    return sizeof(T) == 4 ? 1.0f / (1.0f + e) : __fdividef(1.0f, 1.0f + e);
+    if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
+    return mtt__reciprocal(1.0f + mtt__exp2(x * fmaf(x * x, -0.1029432395f, -2.302208198f)));
+}
+
+/* GELU' = s + x s (1 - s) 2u' */
+template <class T> static __device__ __forceinline__ float mtt__gelu_slope(float x)
+{
+    const float s = mtt__gelu_sigmoid<T>(x), xs = x * s;
+    return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
 }
 
 /* Math:        y = GELU(x)
@@ -1450,7 +1477,7 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
     mtt__store(y + at, v);
 }
 
-/* Math:        dx = dy (s + x s (1 - s) 2u')
+/* Math:        dx = dy GELU'(x)
    Shapes:      dy, x, dx [count] T
    Launch:      256 threads, 8 elements each
    Requires:    count a multiple of 8; dx may be dy
@@ -1465,10 +1492,7 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_back
     mtt__read(dy + at, g);
     mtt__read(x + at, v);
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float s = mtt__gelu_sigmoid<T>(v[k]), slope = 1.5957691216f * (1.0f + 0.134145f * v[k] * v[k]);
-        g[k] *= s + v[k] * s * (1.0f - s) * slope;
-    }
+    for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
     mtt__store(dx + at, g);
 }
 
@@ -1858,13 +1882,6 @@ static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, con
 #endif
 }
 
-static __device__ __forceinline__ float mtt__exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
                                                 __nv_bfloat16)
 {
@@ -2066,7 +2083,7 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
 /* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 64 or 128 columns of B for it, 16 of k at a time, while the warps
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 64, 128 or 256 columns of B for it, 16 of k at a time, while the warps
    go on. Operands come from shared memory by way of a descriptor (PTX, asynchronous warpgroup level matrix instructions), A also
    from registers. Warp w has rows 16 w and on of C, its lanes hold them as those of mtt__mma. From mtt__wgmma_begin to
    mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
@@ -2116,6 +2133,7 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
     MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
         MTT__FOUR(c, n + 5), MTT__FOUR(c, n + 6), MTT__FOUR(c, n + 7)
 #define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
+#define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
 #define MTT__NAMES_32                                                                                                    \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
     "%31"
@@ -2123,26 +2141,37 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
     MTT__NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
                   "%57,%58,%59,%60,%61,%62,%63"
 
+#define MTT__NAMES_128                                                                                                   \
+    MTT__NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86"         \
+                  ",%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107"         \
+                  ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126"      \
+                  ",%127"
+
 /* C = A B, or C += A B if `more`, over 16 of k. Across: the rows in shared memory are those of k. */
-#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B, R1, R2, R3, R4)                                     \
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B)                                                     \
     template <bool A_ACROSS, bool B_ACROSS>                                                                              \
     static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
     {                                                                                                                    \
         asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
                      TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " ACROSS_A ", " ACROSS_B "; }"    \
                      : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(A_ACROSS), "n"(B_ACROSS) : "memory");         \
-    }                                                                                                                    \
-    /* C += A B with A in registers, B across */                                                                         \
+    }
+/* C += A B with A in registers, B across */
+#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                                        \
     static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)       \
     {                                                                                                                    \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, {" R1   \
-                     "," R2 "," R3 "," R4 "}, " ACROSS_B ", 1, 1, 1, 1;"                                                 \
+                     "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                                        \
                      : MTT__##COUNT(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
     }
-MTT__WGMMA(__nv_bfloat16, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%32", "%33", "%34", "%35")
-MTT__WGMMA(__nv_bfloat16, "bf16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%64", "%65", "%66", "%67")
-MTT__WGMMA(__half, "f16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%32", "%33", "%34", "%35")
-MTT__WGMMA(__half, "f16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%64", "%65", "%66", "%67")
+#define MTT__WGMMA_ALL(E, TYPE)                                                                                           \
+    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                                       \
+    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                                      \
+    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                                \
+    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                             \
+    MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
+MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
+MTT__WGMMA_ALL(__half, "f16")
 
 /* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
 template <int ROWS, int D, int THREADS, typename E>
@@ -2487,7 +2516,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
 
 /* Math         as mtt_k_flash_forward, without dropout, by products of warpgroups.
    Shapes       as there; D 64 or 128.
-   Launch       as there, with two warpgroups of 64 queries each; 1,024 bytes of shared memory more, to begin at such a multiple.
+   Launch       as there, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to begin at such a multiple.
    Requires     code for sm_90a. Without, the kernel is empty, and has no static shared memory, by which mtt__suits_wgmma knows.
    Traffic      as there.
    Determinism  as there.
@@ -3563,7 +3592,7 @@ static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem
    64 on an H200: 0.14 ms, not 0.165). */
 template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
 {
-    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> GROUPS_64;
+    typedef mtt__forward_sizes<E, 64, 64, 64, 1, false, 5, false> GROUPS_64;
     typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> GROUPS_128;
     if (mtt__suits_wgmma(f, mtt_k_flash_forward_wgmma<GROUPS_64>))
         return f.head_dim <= 64 ? mtt__launch_forward_wgmma<GROUPS_64>(f, stream) : mtt__launch_forward_wgmma<GROUPS_128>(f, stream);
@@ -3645,6 +3674,376 @@ static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
     return mtt__checked(c, mtt_flash_backward(op, op->workspace->data, op->workspace->bytes, c->stream), "flash_backward");
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>linear and GELU
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A product whose epilogue is GELU or its gradient. Maps tell the copy engine how a matrix lies (PTX, tensor copies): it brings
+   tiles to shared memory in wgmma's swizzle, zeros beyond the matrix, and stores them back, nothing beyond it. */
+struct mtt__linear_gelu {
+    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
+    const void *bias; /* forward: [n] */
+    float *sums;      /* backward: [rows / 64, n], dx summed over 64 rows; NULL = nobody wants them */
+    int rows, n, k;
+};
+
+/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes through `side`:
+   four slots of 128 x 32 elements. */
+enum {
+    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
+    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
+    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
+    MTT__TILE_SHARED = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF + 1024 /* to begin at such a multiple */
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Barriers in shared memory count arrivals and bytes that the copy engine brings. A wait names the parity of a phase: the one
+   before the first is done. */
+struct mtt__tile_barriers {
+    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES], side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
+};
+
+static __device__ __forceinline__ void mtt__barrier_init(uint64_t *barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__barrier_expect(uint64_t *barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int parity)
+{
+    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
+                 ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
+}
+
+/* The map's box of elements from (column, row) on; `barrier` counts its bytes. */
+static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
+                                                        int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
+}
+
+/* One thread's, after mtt__wgmma_publish and a barrier of those that wrote. */
+static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__tensor_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until shared memory has been read for all but PENDING of the thread's groups of stores. */
+template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Tiles in groups of 16 rows of tiles, so that those under way at a time share rows of A and columns of W in L2. */
+static __device__ __forceinline__ int2 mtt__tile_place(const mtt__linear_gelu &o, int tile)
+{
+    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M, columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
+    const int group = tile / (16 * columns), in_group = tile % (16 * columns), high = min(16, rows - 16 * group);
+    return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
+}
+
+static __device__ __forceinline__ int mtt__tile_count(const mtt__linear_gelu &o)
+{
+    return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
+}
+
+/* One thread brings A and W of all of the block's tiles, as far ahead as there are stages. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void mtt__tile_feed(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t smem)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place(o, tile);
+        for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
+            const int stage = step % MTT__TILE_STAGES;
+            const uint32_t a_smem = smem + stage * MTT__TILE_STAGE, w_smem = a_smem + MTT__TILE_A;
+            mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
+            mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
+            mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
+            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
+            else
+                for (int n = 0; n < MTT__TILE_N; n += 64)
+                    mtt__tensor_load(w_smem + n * MTT__TILE_K * 2, &o.w, &barriers->full[stage], at.y + n, k);
+        }
+    }
+}
+
+/* Another brings `pre`. */
+static __device__ __forceinline__ void mtt__tile_feed_side(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t side)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place(o, tile);
+        for (int n = 0; n < MTT__TILE_N; n += 32, step++) {
+            const int slot = step % MTT__SIDE_SLOTS;
+            mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
+            mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
+            for (int half = 0; half < 2; half++)
+                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre, &barriers->side_full[slot], at.y + n,
+                                 at.x + 64 * half);
+        }
+    }
+}
+
+/* C = A W of a tile: the warpgroup's 64 rows. `step` counts stages over all tiles. */
+template <typename E, bool BACKWARD>
+static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], const mtt__linear_gelu &o,
+                                                          mtt__tile_barriers *barriers, uint32_t smem, int warpgroup, int &step)
+{
+    const bool first_thread = threadIdx.x % 128 == 0;
+    for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
+        const int stage = step % MTT__TILE_STAGES;
+        const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
+        const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
+        mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int j = 0; j < MTT__TILE_K / 16; j++)
+            mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048),
+                                         k > 0 || j > 0, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait<1>(); /* the stage before has been read */
+        if (k > 0 && first_thread) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
+    }
+    mtt__wgmma_wait();
+    mtt__wgmma_hold(c);
+    if (first_thread) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
+}
+
+/* A lane's columns of the bias among 32, two in a word, as C has them. */
+static __device__ __forceinline__ void mtt__tile_bias(uint32_t (&bias)[4], const mtt__linear_gelu &o, int column)
+{
+    #pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int at = column + n * 8 + (threadIdx.x & 3) * 2;
+        bias[n] = at < o.n ? *((const uint32_t *)o.bias + at / 2) : 0;
+    }
+}
+
+/* pre = C + bias and y = GELU(pre): each warp sends its 16 rows off by itself, 32 columns at a time, while it makes the next.
+   `bias` is that of the first 32, asked for before the product; each part asks for the next one's. */
+template <typename E>
+static __device__ __forceinline__ void mtt__tile_gelu(float (&c)[32][4], uint32_t (&bias)[4], const mtt__linear_gelu &o,
+                                                      uint32_t side, int warp, int2 at)
+{
+    const int lane = threadIdx.x & 31;
+    #pragma unroll
+    for (int part = 0; part < MTT__TILE_N / 32; part++) {
+        const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
+        const uint32_t straight = mtt__straight<32>(lane);
+        uint32_t next[4] = {};
+        if (part + 1 < MTT__TILE_N / 32) mtt__tile_bias(next, o, at.y + (part + 1) * 32);
+        if (lane == 0) mtt__tensor_wait<1>();
+        __syncwarp(); /* these two of the four places are free */
+        #pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+            uint32_t pre[4], y[4];
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float *v = c[part * 4 + n + e / 2] + e % 2 * 2;
+                const float2 b = mtt__unpack(bias[n + e / 2], E());
+                pre[e] = mtt__pack(v[0] + b.x, v[1] + b.y, E());
+                const float2 x = mtt__unpack(pre[e], E());
+                y[e] = mtt__pack(x.x * mtt__gelu_sigmoid<E>(x.x), x.y * mtt__gelu_sigmoid<E>(x.y), E());
+            }
+            mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), &pre[0], &pre[2]);
+            mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
+        }
+        mtt__wgmma_publish();
+        __syncwarp(); /* all of the warp's rows are written before one lane sends them */
+        if (lane == 0) {
+            mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
+            mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+            mtt__tensor_commit();
+        }
+        #pragma unroll
+        for (int n = 0; n < 4; n++) bias[n] = next[n];
+    }
+}
+
+/* dx = C GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's 64 rows are the product of ones and
+   dx by the tensor cores, each warp 8 columns. `step` counts slots over all tiles. */
+template <typename E>
+static __device__ __forceinline__ void mtt__tile_gelu_backward(float (&c)[32][4], const mtt__linear_gelu &o,
+                                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
+                                                               int &step)
+{
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
+    const uint32_t one = mtt__pack(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
+    #pragma unroll
+    for (int part = 0; part < MTT__TILE_N / 32; part++, step++) {
+        const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
+        const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+        const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
+        float sum[4] = {};
+        mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
+        #pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+            uint32_t pre[4], dx[4];
+            mtt__load_matrices(pre, mtt__further<32>(straight, n));
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float *v = c[part * 4 + n + e / 2] + e % 2 * 2;
+                const float2 x = mtt__unpack(pre[e], E());
+                dx[e] = mtt__pack(v[0] * mtt__gelu_slope<E>(x.x), v[1] * mtt__gelu_slope<E>(x.y), E());
+            }
+            mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
+        }
+        mtt__wgmma_publish();
+        /* the warpgroup's dx is written before it is sent and summed */
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+        if (threadIdx.x % 128 == 0) {
+            mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
+            mtt__tensor_commit();
+        }
+        #pragma unroll
+        for (int row = 0; row < 64; row += 32) {
+            uint32_t b[4];
+            mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
+            mtt__mma(sum, ones, b[0], b[1], E());
+            mtt__mma(sum, ones, b[2], b[3], E());
+        }
+        if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
+            *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
+        if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
+        __syncwarp(); /* the warp has read dx, its first lane's store too */
+        if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    }
+}
+#endif
+
+/* Math         forward: pre = x W + b, y = GELU(pre). Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
+   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64, n] float
+   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue, two
+                threads of the third feed them; MTT__TILE_SHARED bytes
+   Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
+                matrices; results apart from operands
+   Traffic      A and W once a tile from L2; pre and y written once, or pre read and dx written once
+   Determinism  k in order, one writer of each result, sums in a fixed order
+   Reference    mtt__cpu_linear_gelu; mtt__cpu_linear_backward_gelu, but dy W^T is not rounded before it meets GELU'. H200,
+                16384 x 3072 x 768: forward 148 us (cuBLASLt and GELU apart 162), backward 163 (and sums apart 214); without an
+                epilogue 122 (cuBLASLt 111): while the tile's last products end and its results leave, the tensor cores wait */
+template <typename E, bool BACKWARD>
+static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__linear_gelu o)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__tile_barriers barriers;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
+    const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
+    int step = 0, side_step = 0;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < MTT__TILE_STAGES; i++)
+            mtt__barrier_init(&barriers.full[i], 1), mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
+        for (int i = 0; i < MTT__SIDE_SLOTS; i++)
+            mtt__barrier_init(&barriers.side_full[i], 1), mtt__barrier_init(&barriers.side_empty[i], 8); /* of each warp */
+        asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
+    }
+    __syncthreads(); /* barriers are ready */
+    if (warpgroup == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); /* of 168; the others need 128 for a tile and as many as there are */
+        if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
+        if (BACKWARD && threadIdx.x == 288) mtt__tile_feed_side(o, &barriers, side);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place(o, tile);
+        float c[32][4];
+        if (BACKWARD) {
+            mtt__tile_multiply<E, true>(c, o, &barriers, smem, warpgroup, step);
+            mtt__tile_gelu_backward<E>(c, o, &barriers, side, warpgroup, at, side_step);
+        } else {
+            uint32_t bias[4];
+            mtt__tile_bias(bias, o, at.y);
+            mtt__tile_multiply<E, false>(c, o, &barriers, smem, warpgroup, step);
+            mtt__tile_gelu<E>(c, bias, o, side, warp, at);
+        }
+    }
+    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */
+#endif
+}
+
+/* Whether an operation is the kernel's. */
+template <typename E, bool BACKWARD> static bool mtt__suits_tiles(const mtt__cuda *c)
+{
+    cudaFuncAttributes attributes;
+    return c->encode && cudaFuncGetAttributes(&attributes, mtt_k_linear_gelu<E, BACKWARD>) == cudaSuccess &&
+           attributes.sharedSizeBytes > 0;
+}
+
+/* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
+static mtt_status mtt__map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
+                           int box_rows)
+{
+    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
+    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    const CUtensorMapDataType type = t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUresult error = c->encode(map, type, 2, (char *)t->data + (size_t)first_row * stride[0], shape, stride, box, steps,
+                                     CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                     box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (error == CUDA_SUCCESS) return MTT_OK;
+    return mtt__fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
+}
+
+/* `rows` rows from `first_row` on; sums as the kernel leaves them. */
+template <typename E, bool BACKWARD>
+static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_op *op, int64_t first_row, int64_t rows, float *sums)
+{
+    const mtt_tensor *a = op->in[0], *w = op->in[1], *pre = BACKWARD ? op->in[2] : op->out[0], *out = op->out[!BACKWARD];
+    mtt__linear_gelu o;
+    mtt_status status;
+    int64_t tiles;
+    memset(&o, 0, sizeof(o));
+    o.bias = BACKWARD ? NULL : op->in[2]->data;
+    o.sums = sums;
+    o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
+    tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
+    status = mtt__map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
+    if (status == MTT_OK)
+        status = mtt__map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
+    if (status == MTT_OK) status = mtt__map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status == MTT_OK) status = mtt__map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status != MTT_OK) return status;
+    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu", mtt_k_linear_gelu<E, BACKWARD>,
+                              (unsigned)mtt__least(tiles, c->processors), 384, MTT__TILE_SHARED, o);
+}
+
+/* Slabs of rows whose sums the workspace holds. */
+template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const int64_t n = mtt__width(op->out[0]), rows = mtt__elements(op->out[0]) / n, pair = 2 * n * (int64_t)sizeof(float);
+    const int64_t slab = op->out[1] ? mtt__least(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
+    void *scratch = NULL;
+    mtt_status status = op->out[1] ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
+    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
+        const int64_t count = mtt__least(slab, rows - first), slices = (count + 63) / 64;
+        status = mtt__launch_tiles<E, true>(c, op, first, count, (float *)scratch);
+        if (status == MTT_OK && op->out[1])
+            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(op->out[1]),
+                                            first > 0 || mtt__accumulates(c, op));
+    }
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -4129,13 +4528,6 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const __grid_constant_
 
 /* The compact state's numbers; what they are, mtt.h says. Approximations are good to 2 ulp, of which 8 bits see nothing and a
    weight little: its change is a small part of it. */
-static __device__ __forceinline__ float mtt__reciprocal(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 static __device__ __forceinline__ float mtt__root(float x)
 {
     float y;
@@ -4373,6 +4765,15 @@ static mtt_status mtt__cluster_size(mtt__cuda *c)
     return status;
 }
 
+static void mtt__find_encode(mtt__cuda *c)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
+    else cudaGetLastError(); /* an older driver: products and their epilogues stay apart */
+}
+
 static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
 {
     mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
@@ -4395,6 +4796,7 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device),
                               "its shared memory");
     if (status == MTT_OK) status = mtt__cluster_size(c);
+    if (status == MTT_OK) mtt__find_encode(c);
     if (status == MTT_OK && !c->stream)
         status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
     if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
