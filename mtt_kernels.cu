@@ -2173,6 +2173,24 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
 MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
 MTT__WGMMA_ALL(__half, "f16")
 
+/* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
+template <int D, int A_ROWS, int B_ROWS, int N, typename E>
+static __device__ __forceinline__ void mtt__wgmma_rows(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
+{
+    #pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
+                                 mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
+}
+
+/* C += A B over 16 STEPS of k, A in registers, B across. */
+template <int STEPS, int N, typename E>
+static __device__ __forceinline__ void mtt__wgmma_across(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
+{
+    #pragma unroll
+    for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
+}
+
 /* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
 template <int ROWS, int D, int THREADS, typename E>
 static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
@@ -2561,10 +2579,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1)) continue; /* nothing seen here */
         float s_rmem[1][S::KEY_TILES][4];
         mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_at(q_tile, k / 4 * BLOCK_Q * 128 + k % 4 * 32),
-                                     mtt__wgmma_at(k_tile, k / 4 * BLOCK_KV * 128 + k % 4 * 32), k > 0, E());
+        mtt__wgmma_rows<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
@@ -2577,9 +2592,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         for (int n = 0; n < BLOCK_KV / 4; n++)
             p_rmem[n / 4][n % 4] = mtt__pack(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
         mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < BLOCK_KV / 16; k++)
-            mtt__wgmma(o_rmem[0], p_rmem[k], mtt__wgmma_at(v_tile, k * 2048), E());
+        mtt__wgmma_across(o_rmem[0], p_rmem, v_tile, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait();
         mtt__wgmma_hold(o_rmem[0]);
@@ -2977,6 +2990,40 @@ static __device__ __forceinline__ float4 *mtt__backward_sums(const mtt__flash &f
     return f.dq_partial + (int64_t)(at.block->slot * tiles + (int)mtt__pinned(tile)) * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
 }
 
+/* A block's turn among those that add to a tile of dQ. */
+struct mtt__dq_turn {
+    int place, sharers;
+    uint32_t number;         /* contributions to this tile of the ring so far */
+    uint32_t follows, leads; /* after another block, even one of another head; before another */
+};
+
+/* Pinned: the compiler would otherwise make a copy of the rest of the loop for each case. */
+template <class S>
+static __device__ __forceinline__ mtt__dq_turn mtt__backward_turn(const mtt__flash &f, const mtt__backward_place &at, int q0)
+{
+    const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
+    const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
+    mtt__dq_turn turn;
+    turn.sharers = (min(q0 + S::BLOCK_Q, (int)f.seq_len) - 1) / S::BLOCK_KV - first_sharer + 1;
+    turn.place = (int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer;
+    turn.number = (uint32_t)(mtt__uniform(at.block->round) * turn.sharers + turn.place);
+    turn.follows = mtt__pinned(turn.sharers > 1 && turn.number > 0);
+    turn.leads = mtt__pinned(turn.sharers > 1 && (turn.place < turn.sharers - 1 || !last_round));
+    return turn;
+}
+
+/* Waits for the sums of the block before; the first of a head begins with zeros. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_place &at,
+                                                           int tile, const mtt__dq_turn &turn)
+{
+    while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, turn.number)))
+        mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+    if (turn.place == 0) /* pinned: a rare branch, and not a selection for each sum */
+        #pragma unroll
+        for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
+}
+
 /* dQ += dS K over the block's keys. */
 template <class S>
 static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
@@ -3056,32 +3103,17 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
                                    smem, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
-        const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
-        const int sharers = (min(q0 + S::BLOCK_Q, T) - 1) / S::BLOCK_KV - first_sharer + 1;
-        const int place = (int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer;
-        /* contributions to this tile of the ring so far */
-        const uint32_t number = (uint32_t)(mtt__uniform(at.block->round) * sharers + place);
-        const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
-        /* After another block, even one of another head; before another. Pinned: the compiler would otherwise make a copy of
-           the rest of the loop for each case. */
-        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
-                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
+        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
         float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
-        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
-        if (follows) {
-            while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
-                mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-            if (place == 0) /* pinned: a rare branch, and not a selection for each sum */
-                #pragma unroll
-                for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
-        }
+        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
         mtt__backward_queries<S>(dq_rmem, at, q0);
-        if (place == sharers - 1)
+        if (turn.place == turn.sharers - 1)
             mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
                                                                  mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.scale);
-        if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, number + 1);
+        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, turn.number + 1);
         if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
             mtt__backward_copy<S>(f, at, smem, tile - 1);
@@ -3155,10 +3187,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     const auto score = [&](int tile) {
         const uint32_t q_tile = mtt__wgmma_tile(stage_of(tile), 0);
         mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(s_rmem[0], mtt__wgmma_at(k_tile, k / 4 * BLOCK_KV * 128 + k % 4 * 32),
-                                     mtt__wgmma_at(q_tile, k / 4 * BLOCK_Q * 128 + k % 4 * 32), k > 0, E());
+        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile, q_tile, E());
         mtt__wgmma_commit();
     };
     mtt__copy_wait();
@@ -3174,10 +3203,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         const uint32_t lse_smem = do_smem + S::Q_BYTES + (lane & 3) * 8;
         float p_rmem[1][BLOCK_Q / 8][4], dp_rmem[1][BLOCK_Q / 8][4];
         mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            mtt__wgmma<false, false>(dp_rmem[0], mtt__wgmma_at(k_tile, S::KV_BYTES + k / 4 * BLOCK_KV * 128 + k % 4 * 32),
-                                     mtt__wgmma_at(do_tile, k / 4 * BLOCK_Q * 128 + k % 4 * 32), k > 0, E());
+        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(dp_rmem[0], k_tile + S::KV_BYTES / 16, do_tile, E());
         mtt__wgmma_commit();
         __syncthreads(); /* the last tile's Q, dO and dS are done with */
         if (tile > first_tile) copy(tile - 1);
@@ -3205,10 +3231,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             }
         }
         mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < BLOCK_Q / 16; k++) mtt__wgmma(dv_rmem[0], p_packed[k], mtt__wgmma_at(do_across, k * 2048), E());
-        #pragma unroll
-        for (int k = 0; k < BLOCK_Q / 16; k++) mtt__wgmma(dk_rmem[0], ds_packed[k], mtt__wgmma_at(q_across, k * 2048), E());
+        mtt__wgmma_across(dv_rmem[0], p_packed, do_across, E());
+        mtt__wgmma_across(dk_rmem[0], ds_packed, q_across, E());
         mtt__wgmma_commit();
         #pragma unroll
         for (int n = 0; n < BLOCK_Q / 8; n += 2) {
@@ -3219,14 +3243,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_publish();
         __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
 
-        const int first_sharer = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV : 0;
-        const int sharers = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV - first_sharer + 1, place = at.k0 / BLOCK_KV - first_sharer;
-        const uint32_t number = (uint32_t)(mtt__uniform(block.round) * sharers + place); /* contributions to it so far */
-        const bool last_round = mtt__uniform(block.local) + f.slots >= f.head_count;
-        const uint32_t follows = mtt__pinned(sharers > 1 && number > 0),
-                       leads = mtt__pinned(sharers > 1 && (place < sharers - 1 || !last_round));
+        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
         float dq_rmem[1][8][4], sums[8][4] = {};
-        if (follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < BLOCK_KV / 16; k++)
@@ -3236,20 +3255,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_hold(dv_rmem[0]);
         mtt__wgmma_hold(dk_rmem[0]);
         score(tile > first_tile ? tile - 1 : tile);
-        if (follows) {
-            while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, number)))
-                mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-            if (place == 0) /* pinned: a rare branch, and not a selection for each sum */
-                #pragma unroll
-                for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
-        }
+        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dq_rmem[0]);
         #pragma unroll
         for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
-        if (place == sharers - 1)
+        if (turn.place == turn.sharers - 1)
             mtt__backward_store<S, 1, 64>(f, at, dq_rmem, q0 + row_part * 64 + warp % 4 * 16, column_part * 64, 0, f.scale);
-        if (leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], number + 1);
+        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], turn.number + 1);
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
     }
@@ -3516,7 +3529,7 @@ template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, 
    on to its heads. Heads that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
 template <class S, typename Kernel>
 static cudaError_t mtt__launch_backward_of(Kernel *kernel, mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
-                                               cudaStream_t stream)
+                                           cudaStream_t stream)
 {
     const int64_t query_tiles = (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, key_tiles = (f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
     const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2),
@@ -3554,7 +3567,7 @@ static cudaError_t mtt__launch_backward(const mtt__flash &f, void *workspace_gme
     typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
     typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
     return mtt__launch_backward_of<S>(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>, f, workspace_gmem,
-                                          workspace_bytes, stream);
+                                      workspace_bytes, stream);
 }
 
 template <int WIDTH, int TILE> static cudaError_t mtt__launch_forward_exact(const mtt__flash &f, cudaStream_t stream)
