@@ -564,6 +564,7 @@ typedef struct mtt_tensor {
     X(MTT_OP_NORM, norm, 8 * IN, MOVED)                                                                            \
     X(MTT_OP_LINEAR, linear, 2 * OUT * IN_WIDTH, MOVED)                                                            \
     X(MTT_OP_GELU, gelu, 12 * OUT, MOVED)                                                                          \
+    X(MTT_OP_LINEAR_GELU, linear_gelu, 2 * OUT * IN_WIDTH + 12 * OUT, MOVED)                                       \
     X(MTT_OP_RESIDUAL, residual, OUT, MOVED)                                                                       \
     X(MTT_OP_ATTENTION_SCORES, attention_scores, 2 * OUT * HEAD, MOVED)                                            \
     X(MTT_OP_SOFTMAX, softmax, 5 * OUT, MOVED)                                                                     \
@@ -579,6 +580,7 @@ typedef struct mtt_tensor {
     X(MTT_OP_NORM_BACKWARD, norm_backward, 14 * OUT, MOVED)                                                        \
     X(MTT_OP_DROPOUT_BACKWARD, dropout_backward, OUT, MOVED)                                                       \
     X(MTT_OP_GELU_BACKWARD, gelu_backward, 21 * OUT, MOVED)                                                        \
+    X(MTT_OP_LINEAR_BACKWARD_GELU, linear_backward_gelu, 2 * OUT * IN_WIDTH + 21 * OUT, MOVED)                     \
     X(MTT_OP_ATTENTION_VALUES_BACKWARD, attention_values_backward, 4 * OUT * HEAD, MOVED)                          \
     X(MTT_OP_SOFTMAX_BACKWARD, softmax_backward, 5 * OUT, MOVED)                                                   \
     X(MTT_OP_ATTENTION_SCORES_BACKWARD, attention_scores_backward, 4 * IN * HEAD, MOVED)                           \
@@ -2340,6 +2342,35 @@ static void mtt__add_all_state(mtt__builder *b)
     p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", (int64_t)policy->workspace_bytes, 0);
 }
 
+/* A product and the GELU of what it makes, or GELU's gradient of that, become one operation, which a backend may make in one pass.
+   Only tensor cores of 16 bits leave time for that. Forward, the product's input, its result and GELU's then live at once: little
+   where most activations stay or are made again a layer at a time, but not for segments, whose point is memory. */
+static void mtt__merge_ops(mtt__builder *b)
+{
+    const mtt_policy *policy = &b->schedule->policy;
+    mtt__program *p = b->program;
+    int count = 0, i;
+    if (b->status != MTT_OK || !mtt__is_16_bit(policy->precision) || policy->recompute == MTT_RECOMPUTE_SEGMENTS) return;
+    for (i = 0; i < p->op_count; i++, count++) {
+        mtt_op *op = &p->ops[count];
+        int *operands = b->operands + b->first_operand[i], *next = operands + p->ops[i].inputs + p->ops[i].outputs;
+        mtt_op_kind follows = i + 1 < p->op_count ? p->ops[i + 1].kind : MTT_OP_KIND_COUNT;
+        *op = p->ops[i];
+        b->first_operand[count] = b->first_operand[i];
+        if (op->kind == MTT_OP_LINEAR && follows == MTT_OP_GELU && next[0] == operands[3]) {
+            operands[4] = next[1]; /* x W b y, y g: x W b y g */
+            op->kind = MTT_OP_LINEAR_GELU;
+        } else if (op->kind == MTT_OP_LINEAR_BACKWARD_INPUT && follows == MTT_OP_GELU_BACKWARD && next[0] == operands[2]) {
+            memmove(operands + 2, next + 1, 4 * sizeof(int)); /* dy W dx, dx pre control dx db: dy W pre control dx db */
+            op->kind = MTT_OP_LINEAR_BACKWARD_GELU;
+            op->inputs = 4;
+        } else continue;
+        op->outputs = 2;
+        i++;
+    }
+    p->op_count = count;
+}
+
 /* Turns operand numbers into pointers, now that the tensors stand still, and finds out when each tensor lives. */
 static void mtt__close_program(mtt__builder *b)
 {
@@ -2421,6 +2452,7 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int batch, int 
             int d_normed = mtt__emit_loss(&b, normed, which == MTT__TRAIN);
             if (which == MTT__TRAIN) mtt__emit_backward(&b, d_normed);
         }
+        mtt__merge_ops(&b); /* nobody asks for operations by number any more */
         p->step_begin = p->op_count;
         if (which == MTT__TRAIN) mtt__emit_step(&b);
         if (b.status == MTT_OK) mtt__close_program(&b);
@@ -3465,6 +3497,26 @@ static void mtt__cpu_linear_backward_input(const mtt_op *op)
     int64_t n = mtt__width(op->out[0]), m = mtt__elements(op->out[0]) / n;
     mtt__gemm(op, m, n, mtt__width(op->in[0]), mtt__matrix(op->in[0], 0), mtt__matrix(op->in[1], !op->transposed),
               mtt__matrix(op->out[0], 0), NULL, 0);
+}
+
+/* pre = x W + b, y = GELU(pre) */
+static void mtt__cpu_linear_gelu(const mtt_op *op)
+{
+    mtt_op gelu = *op;
+    gelu.in = op->out;
+    gelu.out = op->out + 1;
+    mtt__cpu_linear(op);
+    mtt__cpu_gelu(&gelu);
+}
+
+/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx as it is stored. */
+static void mtt__cpu_linear_backward_gelu(const mtt_op *op)
+{
+    mtt_tensor *in[3] = {op->out[0], op->in[2], op->in[3]};
+    mtt_op gelu = *op;
+    gelu.in = in;
+    mtt__cpu_linear_backward_input(op);
+    mtt__cpu_gelu_backward(&gelu);
 }
 
 /* dW (+)= x^T dy, or dy^T x for a transposed weight; db (+)= sum over rows of dy. x begins at row `first`. */

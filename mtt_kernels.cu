@@ -1569,6 +1569,26 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
     MTT__BY_TYPE(op->out[0], mtt__gelu_backward<T>(c, op))
 }
 
+/* pre = x W + b, y = GELU(pre) */
+static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    mtt_op gelu = *op;
+    mtt_status status = mtt__cuda_linear(c, op);
+    gelu.in = op->out;
+    gelu.out = op->out + 1;
+    return status == MTT_OK ? mtt__cuda_gelu(c, &gelu) : status;
+}
+
+/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
+static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    mtt_tensor *in[3] = {op->out[0], op->in[2], op->in[3]};
+    mtt_op gelu = *op;
+    mtt_status status = mtt__cuda_linear_backward_input(c, op);
+    gelu.in = in;
+    return status == MTT_OK ? mtt__cuda_gelu_backward(c, &gelu) : status;
+}
+
 /* ------------------------------------------------------------------------------------------------------------------
    >>attention
    ---------------------------------------------------------------------------------------------------------------- */
