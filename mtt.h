@@ -2343,14 +2343,13 @@ static void mtt__add_all_state(mtt__builder *b)
 }
 
 /* A product and the GELU of what it makes, or GELU's gradient of that, become one operation, which a backend may make in one pass.
-   Only tensor cores of 16 bits leave time for that. Forward, the product's input, its result and GELU's then live at once: little
-   where most activations stay or are made again a layer at a time, but not for segments, whose point is memory. */
+   Only tensor cores of 16 bits leave time for that. Forward, the product's input, its result and GELU's then live at once. */
 static void mtt__merge_ops(mtt__builder *b)
 {
     const mtt_policy *policy = &b->schedule->policy;
     mtt__program *p = b->program;
     int count = 0, i;
-    if (b->status != MTT_OK || !mtt__is_16_bit(policy->precision) || policy->recompute == MTT_RECOMPUTE_SEGMENTS) return;
+    if (b->status != MTT_OK || !mtt__is_16_bit(policy->precision)) return;
     for (i = 0; i < p->op_count; i++, count++) {
         mtt_op *op = &p->ops[count];
         int *operands = b->operands + b->first_operand[i], *next = operands + p->ops[i].inputs + p->ops[i].outputs;

@@ -1569,26 +1569,6 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
     MTT__BY_TYPE(op->out[0], mtt__gelu_backward<T>(c, op))
 }
 
-/* pre = x W + b, y = GELU(pre) */
-static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    mtt_op gelu = *op;
-    mtt_status status = mtt__cuda_linear(c, op);
-    gelu.in = op->out;
-    gelu.out = op->out + 1;
-    return status == MTT_OK ? mtt__cuda_gelu(c, &gelu) : status;
-}
-
-/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
-static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    mtt_tensor *in[3] = {op->out[0], op->in[2], op->in[3]};
-    mtt_op gelu = *op;
-    mtt_status status = mtt__cuda_linear_backward_input(c, op);
-    gelu.in = in;
-    return status == MTT_OK ? mtt__cuda_gelu_backward(c, &gelu) : status;
-}
-
 /* ------------------------------------------------------------------------------------------------------------------
    >>attention
    ---------------------------------------------------------------------------------------------------------------- */
@@ -4016,12 +3996,12 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
 #endif
 }
 
-/* Whether an operation is the kernel's. */
-template <typename E, bool BACKWARD> static bool mtt__suits_tiles(const mtt__cuda *c)
+/* Whether an operation is the kernel's: 16 bits, maps, and a kernel that is more than its name. */
+static bool mtt__suits_tiles(const mtt__cuda *c, const mtt_op *op)
 {
     cudaFuncAttributes attributes;
-    return c->encode && cudaFuncGetAttributes(&attributes, mtt_k_linear_gelu<E, BACKWARD>) == cudaSuccess &&
-           attributes.sharedSizeBytes > 0;
+    return op->in[0]->dtype != MTT_F32 && c->encode &&
+           cudaFuncGetAttributes(&attributes, mtt_k_linear_gelu<__nv_bfloat16, false>) == cudaSuccess && attributes.sharedSizeBytes > 0;
 }
 
 /* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
@@ -4077,6 +4057,35 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
                                             first > 0 || mtt__accumulates(c, op));
     }
     return status;
+}
+
+/* pre = x W + b, y = GELU(pre) */
+static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const int64_t rows = mtt__elements(op->out[0]) / mtt__width(op->out[0]);
+    mtt_op gelu = *op;
+    mtt_status status;
+    if (mtt__suits_tiles(c, op))
+        return op->in[0]->dtype == MTT_F16_BITS ? mtt__launch_tiles<__half, false>(c, op, 0, rows, NULL)
+                                                : mtt__launch_tiles<__nv_bfloat16, false>(c, op, 0, rows, NULL);
+    status = mtt__cuda_linear(c, op);
+    gelu.in = op->out;
+    gelu.out = op->out + 1;
+    return status == MTT_OK ? mtt__cuda_gelu(c, &gelu) : status;
+}
+
+/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
+static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    mtt_tensor *in[3] = {op->out[0], op->in[2], op->in[3]};
+    mtt_op gelu = *op;
+    mtt_status status;
+    if (mtt__suits_tiles(c, op))
+        return op->in[0]->dtype == MTT_F16_BITS ? mtt__linear_backward_gelu<__half>(c, op)
+                                                : mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
+    status = mtt__cuda_linear_backward_input(c, op);
+    gelu.in = in;
+    return status == MTT_OK ? mtt__cuda_gelu_backward(c, &gelu) : status;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
