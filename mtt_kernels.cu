@@ -3605,10 +3605,13 @@ static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem
    64 on an H200: 0.14 ms, not 0.165). */
 template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
 {
-    typedef mtt__forward_sizes<E, 64, 64, 64, 1, false, 5, false> GROUPS_64;
+    typedef mtt__forward_sizes<E, 64, 64, 64, 1, false, 5, false> WINDOW_64;
+    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> GROUPS_64;
     typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> GROUPS_128;
     if (mtt__suits_wgmma(f, mtt_k_flash_forward_wgmma<GROUPS_64>))
-        return f.head_dim <= 64 ? mtt__launch_forward_wgmma<GROUPS_64>(f, stream) : mtt__launch_forward_wgmma<GROUPS_128>(f, stream);
+        return f.head_dim > 64 ? mtt__launch_forward_wgmma<GROUPS_128>(f, stream)
+               : f.window      ? mtt__launch_forward_wgmma<WINDOW_64>(f, stream)
+                               : mtt__launch_forward_wgmma<GROUPS_64>(f, stream);
     if (f.head_dim <= 16) return mtt__launch_forward<E, 16, 128, 64, 2, true, 2>(f, stream);
     if (f.head_dim <= 32) return mtt__launch_forward<E, 32, 128, 64, 2, true, 3>(f, stream);
     if (f.head_dim <= 64 && f.window) return mtt__launch_forward<E, 64, 64, 64, 1, true, 4>(f, stream);
@@ -3703,12 +3706,13 @@ struct mtt__linear_gelu {
 };
 
 /* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes through `side`:
-   four slots of 128 x 32 elements. */
+   four slots of 128 x 32 elements, and two for a tile's part of the bias. */
 enum {
     MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
     MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
     MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
-    MTT__TILE_SHARED = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF + 1024 /* to begin at such a multiple */
+    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF, MTT__BIAS_BYTES = MTT__TILE_N * 2,
+    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to begin at such a multiple */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -3800,8 +3804,22 @@ static __device__ __forceinline__ void mtt__tile_feed(const mtt__linear_gelu &o,
     }
 }
 
-/* Another brings `pre`. */
-static __device__ __forceinline__ void mtt__tile_feed_side(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t side)
+/* Another brings the bias. */
+static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t smem)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
+        const int slot = step % 2, column = mtt__tile_place(o, tile).y, bytes = min(MTT__TILE_N, o.n - column) * 2;
+        mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
+        mtt__barrier_expect(&barriers->side_full[slot], bytes);
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES), "l"((const char *)o.bias + column * 2), "r"(bytes),
+                     "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
+    }
+}
+
+/* Or `pre`. */
+static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t side)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -3842,38 +3860,31 @@ static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], con
     if (first_thread) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
 }
 
-/* A lane's columns of the bias among 32, two in a word, as C has them. */
-static __device__ __forceinline__ void mtt__tile_bias(uint32_t (&bias)[4], const mtt__linear_gelu &o, int column)
-{
-    #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        const int at = column + n * 8 + (threadIdx.x & 3) * 2;
-        bias[n] = at < o.n ? *((const uint32_t *)o.bias + at / 2) : 0;
-    }
-}
-
 /* pre = C + bias and y = GELU(pre): each warp sends its 16 rows off by itself, 32 columns at a time, while it makes the next.
-   `bias` is that of the first 32, asked for before the product; each part asks for the next one's. */
+   `step` counts tiles. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(float (&c)[32][4], uint32_t (&bias)[4], const mtt__linear_gelu &o,
-                                                      uint32_t side, int warp, int2 at)
+static __device__ __forceinline__ void mtt__tile_gelu(float (&c)[32][4], const mtt__linear_gelu &o, mtt__tile_barriers *barriers,
+                                                      uint32_t smem, int warp, int2 at, int &step)
 {
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, slot = step % 2;
+    const uint32_t side = smem + MTT__SIDE_AT, bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
+    mtt__barrier_wait(&barriers->side_full[slot], step / 2 & 1);
     #pragma unroll
     for (int part = 0; part < MTT__TILE_N / 32; part++) {
         const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
         const uint32_t straight = mtt__straight<32>(lane);
-        uint32_t next[4] = {};
-        if (part + 1 < MTT__TILE_N / 32) mtt__tile_bias(next, o, at.y + (part + 1) * 32);
         if (lane == 0) mtt__tensor_wait<1>();
         __syncwarp(); /* these two of the four places are free */
         #pragma unroll
         for (int n = 0; n < 4; n += 2) {
-            uint32_t pre[4], y[4];
+            uint32_t pre[4], y[4], bias[2];
+            #pragma unroll
+            for (int e = 0; e < 2; e++)
+                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias[e]) : "r"(bias_smem + (part * 32 + (n + e) * 8) * 2) : "memory");
             #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float *v = c[part * 4 + n + e / 2] + e % 2 * 2;
-                const float2 b = mtt__unpack(bias[n + e / 2], E());
+                const float2 b = mtt__unpack(bias[e / 2], E());
                 pre[e] = mtt__pack(v[0] + b.x, v[1] + b.y, E());
                 const float2 x = mtt__unpack(pre[e], E());
                 y[e] = mtt__pack(x.x * mtt__gelu_sigmoid<E>(x.x), x.y * mtt__gelu_sigmoid<E>(x.y), E());
@@ -3888,9 +3899,9 @@ static __device__ __forceinline__ void mtt__tile_gelu(float (&c)[32][4], uint32_
             mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
             mtt__tensor_commit();
         }
-        #pragma unroll
-        for (int n = 0; n < 4; n++) bias[n] = next[n];
     }
+    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    step++;
 }
 
 /* dx = C GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's 64 rows are the product of ones and
@@ -3975,7 +3986,10 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
     if (warpgroup == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); /* of 168; the others need 128 for a tile and as many as there are */
         if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
-        if (BACKWARD && threadIdx.x == 288) mtt__tile_feed_side(o, &barriers, side);
+        if (threadIdx.x == 288) {
+            if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
+            else mtt__tile_feed_bias(o, &barriers, smem);
+        }
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -3986,10 +4000,8 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
             mtt__tile_multiply<E, true>(c, o, &barriers, smem, warpgroup, step);
             mtt__tile_gelu_backward<E>(c, o, &barriers, side, warpgroup, at, side_step);
         } else {
-            uint32_t bias[4];
-            mtt__tile_bias(bias, o, at.y);
             mtt__tile_multiply<E, false>(c, o, &barriers, smem, warpgroup, step);
-            mtt__tile_gelu<E>(c, bias, o, side, warp, at);
+            mtt__tile_gelu<E>(c, o, &barriers, smem, warp, at, side_step);
         }
     }
     if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */

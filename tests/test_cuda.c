@@ -427,6 +427,36 @@ static void textbook_gelu_backward(const textbook *t)
     if (t->out[1]) column_sums(t, t->out[0], count / width, width, t->out[1]);
 }
 
+/* What the first of two operations has made stands in memory before the second one reads it. */
+static void store_all(const textbook *t, const mtt_tensor *tensor, double *values)
+{
+    int64_t count = mtt__elements(tensor), i;
+    for (i = 0; i < count; i++) values[i] = stored(t, values[i]);
+}
+
+static void textbook_linear_gelu(const textbook *t)
+{
+    mtt_op op = *t->op;
+    textbook gelu = *t;
+    op.out++;
+    gelu.op = &op;
+    gelu.in = t->out;
+    gelu.out = t->out + 1;
+    textbook_linear(t);
+    store_all(t, t->op->out[0], t->out[0]);
+    textbook_gelu(&gelu);
+}
+
+static void textbook_linear_backward_gelu(const textbook *t)
+{
+    double *in[3] = {t->out[0], t->in[2], NULL};
+    textbook gelu = *t;
+    gelu.in = in;
+    textbook_linear_backward_input(t);
+    store_all(t, t->op->out[0], t->out[0]);
+    textbook_gelu_backward(&gelu);
+}
+
 static void textbook_residual(const textbook *t)
 {
     int64_t count = mtt__elements(t->op->out[0]), i;
@@ -721,6 +751,7 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_NORM] = textbook_norm,
     [MTT_OP_LINEAR] = textbook_linear,
     [MTT_OP_GELU] = textbook_gelu,
+    [MTT_OP_LINEAR_GELU] = textbook_linear_gelu,
     [MTT_OP_RESIDUAL] = textbook_residual,
     [MTT_OP_ATTENTION_SCORES] = textbook_attention_scores,
     [MTT_OP_SOFTMAX] = textbook_softmax,
@@ -733,6 +764,7 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_LINEAR_BACKWARD_INPUT] = textbook_linear_backward_input,
     [MTT_OP_NORM_BACKWARD] = textbook_norm_backward,
     [MTT_OP_GELU_BACKWARD] = textbook_gelu_backward,
+    [MTT_OP_LINEAR_BACKWARD_GELU] = textbook_linear_backward_gelu,
     [MTT_OP_ATTENTION_VALUES_BACKWARD] = textbook_attention_values_backward,
     [MTT_OP_SOFTMAX_BACKWARD] = textbook_softmax_backward,
     [MTT_OP_ATTENTION_SCORES_BACKWARD] = textbook_attention_scores_backward,
@@ -930,7 +962,9 @@ static int is_product(const mtt_op *op)
 {
     switch (op->kind) {
     case MTT_OP_LINEAR:
+    case MTT_OP_LINEAR_GELU:
     case MTT_OP_LINEAR_BACKWARD_INPUT:
+    case MTT_OP_LINEAR_BACKWARD_GELU:
     case MTT_OP_LINEAR_BACKWARD_WEIGHT:
     case MTT_OP_CHUNKED_LOSS:
     case MTT_OP_ATTENTION_SCORES:
@@ -959,8 +993,9 @@ static double slack(const mtt_op *op)
 static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements, mtt_precision precision)
 {
     static const double UNIT[] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12};
-    int rounded = is_16_bit(out) || (op->kind == MTT_OP_CHUNKED_LOSS && precision != MTT_FP32) ||
-                  (op->kind == MTT_OP_GELU_BACKWARD && is_16_bit(op->out[0])) || (precision == MTT_TF32 && is_product(op));
+    int gelu = op->kind == MTT_OP_GELU_BACKWARD || op->kind == MTT_OP_LINEAR_BACKWARD_GELU;
+    int rounded = is_16_bit(out) || (op->kind == MTT_OP_CHUNKED_LOSS && precision != MTT_FP32) || (gelu && is_16_bit(op->out[0])) ||
+                  (precision == MTT_TF32 && is_product(op));
     return elements < 4096 ? UNIT[rounded ? precision : MTT_FP32] : 0;
 }
 
@@ -1212,6 +1247,7 @@ static setup small_setup(int number)
         s.policy.window = windows[below(6)];
     }
     s.policy.workspace_bytes = below(3) ? 0 : (size_t)2 << 20; /* the CPU's need; less of it than usual means more turns */
+    s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SELECTIVE : MTT_RECOMPUTE_NONE; /* which makes GELU apart from its product */
     return s;
 }
 
@@ -1272,11 +1308,47 @@ static void edges_of_tiles(void)
     random_state = others;
 }
 
+/* Products with GELU behind them, of up to 6 x 3 tiles of 128 x 256 and of what does not fill one. */
+static void products_with_gelu(void)
+{
+    const uint64_t others = random_state; /* the setups that follow stay what they are */
+    int number, i;
+    for (number = 0; number < 64; number++) {
+        setup s = random_setup(number);
+        const mtt__program *p;
+        lock_step l;
+        s.model.layers = s.batch = 1;
+        s.model.heads = 1 + below(2);
+        s.model.d_model = s.model.heads * 8 * (1 + below(19));
+        s.model.d_ff = number % 3 ? 8 * (1 + below(90)) : 256 * (1 + below(3));
+        s.model.vocab = 8;
+        s.seq_len = s.model.max_seq = number % 5 ? 1 + below(710) : 128 * (1 + below(6));
+        s.policy.precision = number % 2 ? MTT_FP16 : MTT_BF16;
+        s.policy.attention = MTT_ATTENTION_FLASH;
+        s.policy.loss = MTT_LOSS_FULL;
+        s.policy.window = 0;
+        s.policy.accumulate = 1 + below(2);
+        s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
+        l = open_lock_step(&s);
+        p = &l.host->programs[MTT__TRAIN];
+        fill_state(&s, p, s.policy.accumulate > 1 && below(2));
+        for (i = 0; i < p->step_begin; i++)
+            switch (p->ops[i].kind) {
+            case MTT_OP_LINEAR_GELU:
+            case MTT_OP_LINEAR_BACKWARD_GELU: step_op(&l, MTT__TRAIN, i); break;
+            default: mtt__cpu_functions[p->ops[i].kind](&p->ops[i]); /* for those that need its results */
+            }
+        close_lock_step(&l);
+    }
+    random_state = others;
+}
+
 static void operations(int large, int small)
 {
     int number, i;
     long_rows();
     edges_of_tiles();
+    products_with_gelu();
     for (number = 0; number < large; number++) {
         setup s = random_setup(number);
         s.policy.accumulate = 1 + below(2);

@@ -463,8 +463,14 @@ static void traffic_in_place(void)
     twice.policy.accumulate = 2;
     double more = traffic(&twice, "linear_backward_weight") - traffic(&a, "linear_backward_weight");
     check(more == gradients, "added to, gradients move %g bytes more, they have %g", more, gradients);
-    more = traffic(&twice, "gelu_backward") - traffic(&a, "gelu_backward");
-    check(more == fc_biases, "added to, gradients of the MLPs' first biases move %g bytes more, they have %g", more, fc_biases);
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const char *name = bf16 ? "linear_backward_gelu" : "gelu_backward";
+        configuration once = a, added = twice;
+        once.policy.precision = added.policy.precision = bf16 ? MTT_BF16 : MTT_FP32;
+        more = traffic(&added, name) - traffic(&once, name);
+        check(more == fc_biases, "added to, gradients of the MLPs' first biases move %g bytes more in %s, they have %g", more, name,
+              fc_biases);
+    }
     a.policy.loss = MTT_LOSS_CHUNKED;
     a.policy.loss_chunk_rows = 512;
     double loss = traffic(&a, "chunked_loss"), sure = 4 * (2 * 4 + 7) * (head + 50304) + 4 * 5 * rows * 50304 + 4 * rows * (2 * 256 + 4);
@@ -944,6 +950,71 @@ static void listing(void)
     }
 }
 
+/* Whether an operation that was two has the operands of both, in order. */
+static int merged_well(const mtt__program *p, const mtt_op *op)
+{
+    const mtt_tensor *control = &p->tensors[p->control];
+    char bias[64];
+    snprintf(bias, sizeof(bias), "d_h.%d.mlp.c_fc.bias", op->layer);
+    if (op->kind == MTT_OP_LINEAR_GELU)
+        return op->inputs == 3 && op->outputs == 2 && op->in[0]->role == MTT__A_LN_2 && op->out[0]->role == MTT__A_FC &&
+               op->out[1]->role == MTT__A_GELU && op->in[0]->layer == op->layer && op->out[0]->layer == op->layer &&
+               op->out[1]->layer == op->layer && strstr(op->in[1]->name, "mlp.c_fc.weight") &&
+               strstr(op->in[2]->name, "mlp.c_fc.bias");
+    return op->inputs == 4 && op->outputs == 2 && op->phase == MTT_BACKWARD && !op->recomputed &&
+           strstr(op->in[1]->name, "mlp.c_proj.weight") && op->in[2]->role == MTT__A_FC && op->in[2]->layer == op->layer &&
+           op->in[3] == control && strstr(op->out[0]->name, "d_fc") && !strcmp(op->out[1]->name, bias);
+}
+
+/* In 16 bits a product and its GELU, or GELU's gradient, are one operation with the FLOPs of both, but where GELU alone is
+   made again; nothing else is another. */
+static void merged(void)
+{
+    configuration c = known('A', 8);
+    for (int way = 0; way < 2 * 4; way++) {
+        int count[4][MTT_OP_KIND_COUNT] = {{0}}, layers[4], alone = way / 2 == MTT_RECOMPUTE_SELECTIVE ? 4 : 0;
+        double flops[4];
+        c.policy.attention = (mtt_attention)(way % 2);
+        c.policy.recompute = (mtt_recompute)(way / 2);
+        c.policy.loss = MTT_LOSS_CHUNKED;
+        for (int precision = 0; precision < 4; precision++) {
+            mtt_schedule *s = NULL;
+            mtt_plan_report report;
+            int *n = count[precision];
+            c.policy.precision = (mtt_precision)precision;
+            if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
+            mtt_schedule_report(s, &report);
+            layers[precision] = report.recompute_layers;
+            flops[precision] = report.flops;
+            for (int which = 0; which < MTT__PROGRAMS; which++) {
+                const mtt__program *p = &s->programs[which];
+                for (int i = 0; i < p->op_count; i++) {
+                    const mtt_op *op = &p->ops[i];
+                    n[op->kind]++;
+                    if (op->kind == MTT_OP_LINEAR_GELU || op->kind == MTT_OP_LINEAR_BACKWARD_GELU)
+                        check(merged_well(p, op), "operation %d, %s, has not the operands of both", i, mtt__op_name[op->kind]);
+                }
+                check(p->step_begin == p->op_count - (which == MTT__TRAIN ? 2 : 0), "the step begins at operation %d of %d",
+                      p->step_begin, p->op_count);
+            }
+            mtt_schedule_destroy(s);
+            check(layers[precision] == layers[0] && fabs(flops[precision] - flops[0]) <= 1e-9 * flops[0],
+                  "%g FLOPs in precision %d, %g in FP32, recompute %s", flops[precision], precision, flops[0], RECOMPUTES[way / 2]);
+            check(n[MTT_OP_LINEAR_GELU] == (precision < 2 ? 0 : count[0][MTT_OP_GELU] - alone) &&
+                      n[MTT_OP_LINEAR_BACKWARD_GELU] == (precision < 2 ? 0 : 4),
+                  "precision %d, recompute %s: %d linear_gelu, %d linear_backward_gelu", precision, RECOMPUTES[way / 2],
+                  n[MTT_OP_LINEAR_GELU], n[MTT_OP_LINEAR_BACKWARD_GELU]);
+            n[MTT_OP_LINEAR] += n[MTT_OP_LINEAR_GELU];
+            n[MTT_OP_GELU] += n[MTT_OP_LINEAR_GELU];
+            n[MTT_OP_LINEAR_BACKWARD_INPUT] += n[MTT_OP_LINEAR_BACKWARD_GELU];
+            n[MTT_OP_GELU_BACKWARD] += n[MTT_OP_LINEAR_BACKWARD_GELU];
+            n[MTT_OP_LINEAR_GELU] = n[MTT_OP_LINEAR_BACKWARD_GELU] = 0;
+            check(!memcmp(n, count[0], sizeof(count[0])), "precision %d, recompute %s: other operations than in FP32", precision,
+                  RECOMPUTES[way / 2]);
+        }
+    }
+}
+
 static void json(void)
 {
     static const char *const KEYS[] = {"parameters", "micro_batches", "arena_bytes", "peak_forward_bytes", "peak_backward_bytes",
@@ -1053,6 +1124,7 @@ int main(void)
     validation();
     extremes();
     listing();
+    merged();
     json();
     failing_allocations();
     return finish();
