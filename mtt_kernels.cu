@@ -3965,7 +3965,7 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(float (&c)[32][4]
    Determinism  k in order, one writer of each result, sums in a fixed order
    Reference    mtt__cpu_linear_gelu; mtt__cpu_linear_backward_gelu, but dy W^T is not rounded before it meets GELU'. H200,
                 16384 x 3072 x 768: forward 148 us (cuBLASLt and GELU apart 162), backward 163 (and sums apart 214); without an
-                epilogue 122 (cuBLASLt 111): while the tile's last products end and its results leave, the tensor cores wait */
+                epilogue 122 (cuBLASLt 111): the tensor cores wait while a tile's last products end and its results leave */
 template <typename E, bool BACKWARD>
 static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__linear_gelu o)
 {
