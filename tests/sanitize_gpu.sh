@@ -6,7 +6,8 @@ command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is missing
 if [ $# -lt 2 ]; then # a program built elsewhere is taken as it is
   mkdir -p "$build"
   nvcc -O3 -lineinfo "$(tools/arch.sh)" -c mtt_kernels.cu -o "$build/sanitize_kernels.o" &&
-    nvcc -O2 tests/sanitize_cuda.c "$build/sanitize_kernels.o" -o "$program" -lcublasLt -ldl || exit 1
+    nvcc -O2 tests/sanitize_cuda.c "$build/sanitize_kernels.o" -o "$program" -lcublasLt -ldl \
+      -Xlinker --wrap=cudaGetDriverEntryPointByVersion || exit 1
 fi
 for technique in $("$program"); do
   for tool in memcheck initcheck synccheck racecheck; do
