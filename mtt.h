@@ -564,7 +564,7 @@ typedef struct mtt_tensor {
     X(MTT_OP_NORM, norm, 8 * IN, MOVED)                                                                            \
     X(MTT_OP_LINEAR, linear, 2 * OUT * IN_WIDTH, MOVED)                                                            \
     X(MTT_OP_GELU, gelu, 12 * OUT, MOVED)                                                                          \
-    X(MTT_OP_LINEAR_GELU, linear_gelu, 2 * OUT * IN_WIDTH + 12 * OUT, MOVED)                                       \
+    X(MTT_OP_LINEAR_GELU, linear_gelu, (2 * IN_WIDTH + 12 * (op->outputs - 1)) * OUT, MOVED)                       \
     X(MTT_OP_RESIDUAL, residual, OUT, MOVED)                                                                       \
     X(MTT_OP_ATTENTION_SCORES, attention_scores, 2 * OUT * HEAD, MOVED)                                            \
     X(MTT_OP_SOFTMAX, softmax, 5 * OUT, MOVED)                                                                     \
@@ -2343,7 +2343,8 @@ static void mtt__add_all_state(mtt__builder *b)
 }
 
 /* A product and the GELU of what it makes, or GELU's gradient of that, become one operation, which a backend may make in one pass.
-   Only tensor cores of 16 bits leave time for that. Forward, the product's input, its result and GELU's then live at once. */
+   Only tensor cores of 16 bits leave time for that. Forward, the product's input, its result and GELU's then live at once, which
+   segments cannot afford: there the operation makes the product alone, in the same way, since its bits must be the same. */
 static void mtt__merge_ops(mtt__builder *b)
 {
     const mtt_policy *policy = &b->schedule->policy;
@@ -2357,8 +2358,9 @@ static void mtt__merge_ops(mtt__builder *b)
         *op = p->ops[i];
         b->first_operand[count] = b->first_operand[i];
         if (op->kind == MTT_OP_LINEAR && follows == MTT_OP_GELU && next[0] == operands[3]) {
-            operands[4] = next[1]; /* x W b y, y g: x W b y g */
             op->kind = MTT_OP_LINEAR_GELU;
+            if (policy->recompute == MTT_RECOMPUTE_SEGMENTS) continue;
+            operands[4] = next[1]; /* x W b y, y g: x W b y g */
         } else if (op->kind == MTT_OP_LINEAR_BACKWARD_INPUT && follows == MTT_OP_GELU_BACKWARD && next[0] == operands[2]) {
             memmove(operands + 2, next + 1, 4 * sizeof(int)); /* dy W dx, dx pre control dx db: dy W pre control dx db */
             op->kind = MTT_OP_LINEAR_BACKWARD_GELU;
@@ -3498,14 +3500,14 @@ static void mtt__cpu_linear_backward_input(const mtt_op *op)
               mtt__matrix(op->out[0], 0), NULL, 0);
 }
 
-/* pre = x W + b, y = GELU(pre) */
+/* pre = x W + b, y = GELU(pre) if there is a y */
 static void mtt__cpu_linear_gelu(const mtt_op *op)
 {
     mtt_op gelu = *op;
     gelu.in = op->out;
     gelu.out = op->out + 1;
     mtt__cpu_linear(op);
-    mtt__cpu_gelu(&gelu);
+    if (op->outputs > 1) mtt__cpu_gelu(&gelu);
 }
 
 /* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx as it is stored. */

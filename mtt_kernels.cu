@@ -3701,6 +3701,7 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 struct mtt__linear_gelu {
     CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
     const void *bias; /* forward: [n] */
+    int has_y;        /* forward: 0 = pre alone */
     float *sums;      /* backward: [rows / 64, n], dx summed over 64 rows; NULL = nobody wants them */
     int rows, n, k;
 };
@@ -3886,17 +3887,21 @@ static __device__ __forceinline__ void mtt__tile_gelu(float (&c)[32][4], const m
                 const float *v = c[part * 4 + n + e / 2] + e % 2 * 2;
                 const float2 b = mtt__unpack(bias[e / 2], E());
                 pre[e] = mtt__pack(v[0] + b.x, v[1] + b.y, E());
+            }
+            mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), &pre[0], &pre[2]);
+            if (!o.has_y) continue;
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
                 const float2 x = mtt__unpack(pre[e], E());
                 y[e] = mtt__pack(x.x * mtt__gelu_sigmoid<E>(x.x), x.y * mtt__gelu_sigmoid<E>(x.y), E());
             }
-            mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), &pre[0], &pre[2]);
             mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
         }
         mtt__wgmma_publish();
         __syncwarp(); /* all of the warp's rows are written before one lane sends them */
         if (lane == 0) {
             mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
-            mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+            if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
             mtt__tensor_commit();
         }
     }
@@ -3955,7 +3960,7 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(float (&c)[32][4]
 }
 #endif
 
-/* Math         forward: pre = x W + b, y = GELU(pre). Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
+/* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
    Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64, n] float
    Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue, two
                 threads of the third feed them; MTT__TILE_SHARED bytes
@@ -4035,12 +4040,14 @@ static mtt_status mtt__map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, 
 template <typename E, bool BACKWARD>
 static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_op *op, int64_t first_row, int64_t rows, float *sums)
 {
-    const mtt_tensor *a = op->in[0], *w = op->in[1], *pre = BACKWARD ? op->in[2] : op->out[0], *out = op->out[!BACKWARD];
+    const mtt_tensor *a = op->in[0], *w = op->in[1], *pre = BACKWARD ? op->in[2] : op->out[0];
+    const mtt_tensor *out = BACKWARD ? op->out[0] : op->outputs > 1 ? op->out[1] : pre;
     mtt__linear_gelu o;
     mtt_status status;
     int64_t tiles;
     memset(&o, 0, sizeof(o));
     o.bias = BACKWARD ? NULL : op->in[2]->data;
+    o.has_y = !BACKWARD && op->outputs > 1;
     o.sums = sums;
     o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
     tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
@@ -4071,7 +4078,7 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
     return status;
 }
 
-/* pre = x W + b, y = GELU(pre) */
+/* pre = x W + b, y = GELU(pre) if there is a y */
 static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const int64_t rows = mtt__elements(op->out[0]) / mtt__width(op->out[0]);
@@ -4083,7 +4090,7 @@ static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
     status = mtt__cuda_linear(c, op);
     gelu.in = op->out;
     gelu.out = op->out + 1;
-    return status == MTT_OK ? mtt__cuda_gelu(c, &gelu) : status;
+    return status == MTT_OK && op->outputs > 1 ? mtt__cuda_gelu(c, &gelu) : status;
 }
 
 /* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */

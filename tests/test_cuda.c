@@ -443,6 +443,7 @@ static void textbook_linear_gelu(const textbook *t)
     gelu.in = t->out;
     gelu.out = t->out + 1;
     textbook_linear(t);
+    if (t->op->outputs < 2) return;
     store_all(t, t->op->out[0], t->out[0]);
     textbook_gelu(&gelu);
 }
@@ -1247,7 +1248,7 @@ static setup small_setup(int number)
         s.policy.window = windows[below(6)];
     }
     s.policy.workspace_bytes = below(3) ? 0 : (size_t)2 << 20; /* the CPU's need; less of it than usual means more turns */
-    s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SELECTIVE : MTT_RECOMPUTE_NONE; /* which makes GELU apart from its product */
+    s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_NONE; /* which make GELU apart from its product */
     return s;
 }
 
@@ -1308,7 +1309,8 @@ static void edges_of_tiles(void)
     random_state = others;
 }
 
-/* Products with GELU behind them, of up to 6 x 3 tiles of 128 x 256 and of what does not fill one. */
+/* Products with GELU behind them, of up to 6 x 3 tiles of 128 x 256 and of what does not fill one; every fourth model makes GELU
+   apart, as segments do. */
 static void products_with_gelu(void)
 {
     const uint64_t others = random_state; /* the setups that follow stay what they are */
@@ -1328,6 +1330,7 @@ static void products_with_gelu(void)
         s.policy.loss = MTT_LOSS_FULL;
         s.policy.window = 0;
         s.policy.accumulate = 1 + below(2);
+        s.policy.recompute = number / 2 % 4 == 3 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_NONE;
         s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
         l = open_lock_step(&s);
         p = &l.host->programs[MTT__TRAIN];

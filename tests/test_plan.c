@@ -950,16 +950,16 @@ static void listing(void)
     }
 }
 
-/* Whether an operation that was two has the operands of both, in order. */
-static int merged_well(const mtt__program *p, const mtt_op *op)
+/* Whether an operation that was two has the operands of both, in order; or of the first alone, if GELU comes apart. */
+static int merged_well(const mtt__program *p, const mtt_op *op, int apart)
 {
     const mtt_tensor *control = &p->tensors[p->control];
     char bias[64];
     snprintf(bias, sizeof(bias), "d_h.%d.mlp.c_fc.bias", op->layer);
     if (op->kind == MTT_OP_LINEAR_GELU)
-        return op->inputs == 3 && op->outputs == 2 && op->in[0]->role == MTT__A_LN_2 && op->out[0]->role == MTT__A_FC &&
-               op->out[1]->role == MTT__A_GELU && op->in[0]->layer == op->layer && op->out[0]->layer == op->layer &&
-               op->out[1]->layer == op->layer && strstr(op->in[1]->name, "mlp.c_fc.weight") &&
+        return op->inputs == 3 && op->outputs == 2 - apart && op->in[0]->role == MTT__A_LN_2 && op->out[0]->role == MTT__A_FC &&
+               (apart || (op->out[1]->role == MTT__A_GELU && op->out[1]->layer == op->layer)) && op->in[0]->layer == op->layer &&
+               op->out[0]->layer == op->layer && strstr(op->in[1]->name, "mlp.c_fc.weight") &&
                strstr(op->in[2]->name, "mlp.c_fc.bias");
     return op->inputs == 4 && op->outputs == 2 && op->phase == MTT_BACKWARD && !op->recomputed &&
            strstr(op->in[1]->name, "mlp.c_proj.weight") && op->in[2]->role == MTT__A_FC && op->in[2]->layer == op->layer &&
@@ -967,12 +967,13 @@ static int merged_well(const mtt__program *p, const mtt_op *op)
 }
 
 /* In 16 bits a product and its GELU, or GELU's gradient, are one operation with the FLOPs of both, but where GELU alone is
-   made again; nothing else is another. */
+   made again, and segments make it apart; nothing else is another. */
 static void merged(void)
 {
     configuration c = known('A', 8);
     for (int way = 0; way < 2 * 4; way++) {
         int count[4][MTT_OP_KIND_COUNT] = {{0}}, layers[4], alone = way / 2 == MTT_RECOMPUTE_SELECTIVE ? 4 : 0;
+        int apart = way / 2 == MTT_RECOMPUTE_SEGMENTS;
         double flops[4];
         c.policy.attention = (mtt_attention)(way % 2);
         c.policy.recompute = (mtt_recompute)(way / 2);
@@ -992,7 +993,8 @@ static void merged(void)
                     const mtt_op *op = &p->ops[i];
                     n[op->kind]++;
                     if (op->kind == MTT_OP_LINEAR_GELU || op->kind == MTT_OP_LINEAR_BACKWARD_GELU)
-                        check(merged_well(p, op), "operation %d, %s, has not the operands of both", i, mtt__op_name[op->kind]);
+                        check(merged_well(p, op, apart), "operation %d, %s, has not the operands of both", i,
+                              mtt__op_name[op->kind]);
                 }
                 check(p->step_begin == p->op_count - (which == MTT__TRAIN ? 2 : 0), "the step begins at operation %d of %d",
                       p->step_begin, p->op_count);
@@ -1005,7 +1007,7 @@ static void merged(void)
                   "precision %d, recompute %s: %d linear_gelu, %d linear_backward_gelu", precision, RECOMPUTES[way / 2],
                   n[MTT_OP_LINEAR_GELU], n[MTT_OP_LINEAR_BACKWARD_GELU]);
             n[MTT_OP_LINEAR] += n[MTT_OP_LINEAR_GELU];
-            n[MTT_OP_GELU] += n[MTT_OP_LINEAR_GELU];
+            if (!apart) n[MTT_OP_GELU] += n[MTT_OP_LINEAR_GELU];
             n[MTT_OP_LINEAR_BACKWARD_INPUT] += n[MTT_OP_LINEAR_BACKWARD_GELU];
             n[MTT_OP_GELU_BACKWARD] += n[MTT_OP_LINEAR_BACKWARD_GELU];
             n[MTT_OP_LINEAR_GELU] = n[MTT_OP_LINEAR_BACKWARD_GELU] = 0;
