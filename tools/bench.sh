@@ -29,7 +29,7 @@ a="--layers 4 --heads 8 --d-model 256 --vocab-size 50257 --seq-len 256"
 gpt2="--layers 12 --heads 12 --d-model 768 --vocab-size 50304 --positions learned --head tied --no-head-bias"
 best=flash+selective+chunked+compact
 benchmark a128 "compile graphs" "A's model, 128 x 256" flash,$best+3072-rows,flash+segments+chunked+1536-rows+compact $a --batch-size 128
-benchmark a128_tf32 compile "the same, TF32" tf32+plain $a --batch-size 128
+benchmark a128_tf32 compile "the same, TF32" tf32+plain,tf32+chunked+32768-rows $a --batch-size 128
 benchmark a32 "compile graphs" "A's model, 32 x 256" flash,flash+chunked+8192-rows,$best $a --batch-size 32
 benchmark b64 compile "B's model, 64 x 512" flash,flash+selective+chunked \
   --layers 6 --heads 8 --d-model 512 --vocab-size 10000 --seq-len 512 --batch-size 64
