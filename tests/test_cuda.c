@@ -1998,7 +1998,8 @@ static void largest_batch(void)
         {"tf32", {.precision = MTT_TF32}, .dropout = 0},
         {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
         {"bf16_flash_checkpointing_chunked",
-         {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER, .loss = MTT_LOSS_CHUNKED}, .dropout = 0}};
+         {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER, .loss = MTT_LOSS_CHUNKED},
+         .dropout = 0}};
     const size_t budget = (size_t)24 * 1000 * 1000 * 1000;
     int i, batch = 0;
     for (i = 0; i < (int)MTT__LENGTH(CASES); i++) {
