@@ -29,6 +29,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <type_traits>
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>toolbox
@@ -2132,8 +2133,10 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
 #define MTT__32(c, n)                                                                                                    \
     MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
         MTT__FOUR(c, n + 5), MTT__FOUR(c, n + 6), MTT__FOUR(c, n + 7)
+#define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
 #define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
 #define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
+#define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define MTT__NAMES_32                                                                                                    \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
     "%31"
@@ -2165,6 +2168,7 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
                      : MTT__##COUNT(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
     }
 #define MTT__WGMMA_ALL(E, TYPE)                                                                                           \
+    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")                                                       \
     MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                                       \
     MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                                      \
     MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                                \
@@ -3124,14 +3128,49 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
 
-/* The sizes of mtt_k_flash_backward_wgmma: each of two warpgroups has 64 keys and one of the tile's 64 x 64 parts of dQ. */
+/* The sizes of mtt_k_flash_backward_wgmma: each of two warpgroups has 64 of every 128 keys, dK and dV of which fill its registers,
+   and DQ_COLUMNS of the columns of dQ. */
 template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
     typedef ELEMENT E;
-    static constexpr int D = WIDTH, BLOCK_Q = 8192 / D, BLOCK_KV = 128, THREADS = 256, MIN_BLOCKS = 1, SUMS = 8;
+    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS, THREADS = 256, MIN_BLOCKS = 1;
+    static constexpr int DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
     /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
     static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
 };
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries stands 32 bytes apart. */
+template <int N>
+static __device__ __forceinline__ void mtt__backward_weights(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
+{
+    float lse[2];
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
+        #pragma unroll
+        for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
+    }
+}
+
+/* P and dS = P (dP - delta) as A of dV and dK. */
+template <int N, typename E>
+static __device__ __forceinline__ void mtt__backward_pack(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
+                                                          const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
+{
+    float delta[2];
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
+            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack(x[0], x[1], E());
+            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
+        }
+    }
+}
+#endif
 
 /* Math         as mtt_k_flash_backward, without dropout, by products of warpgroups.
    Shapes       as there; D 64 or 128.
@@ -3141,15 +3180,16 @@ template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
    Traffic      as there.
    Determinism  as there: dQ takes the same way through the ring.
    Reference    as there. P^T and dS^T are A of dV and dK in registers; dS^T is A of dQ across, in shared memory. Exponentials are
-                made under dP's product, the next tile's scores while dQ's sums are on their way. Without these sums D = 64 would
-                reach 500 TFLOP/s at T = 16384 instead of 425: they come and go in the warps that calculate. A warpgroup of its
-                own for them was slower: what it does for one tile takes longer than the others take for theirs. */
+                made under dP's product, the next scores while dQ's sums are on their way. These sums come and go in the warps that
+                calculate, a fifth of their time with 128 keys a block (425 TFLOP/s for 525 at T = 16384, D = 64). So a block has
+                as many keys as registers hold dK and dV of, 256 at D = 64, for 64 queries at a time: half the sums, half of Q and
+                dO's way, 455 TFLOP/s. dQ begun under the next tile's exponentials, 435: too few registers to go on meanwhile. */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     typedef typename S::E E;
-    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV, KEY_ROWS = S::KEY_ROWS;
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ mtt__backward_block block;
     const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
@@ -3178,96 +3218,102 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
     copy(last_tile);
 
-    /* the warpgroup's 64 keys; its 64 queries and 64 columns of dQ */
-    const uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0);
-    const int row_part = warpgroup % (BLOCK_Q / 64), column_part = warpgroup / (BLOCK_Q / 64);
-    const uint32_t k_across = mtt__wgmma_tile(smem + column_part * BLOCK_KV * 128, 0);
-    const uint32_t ds_across = mtt__wgmma_tile(s_smem + row_part * BLOCK_KV * 128, 0);
-    float dk_rmem[1][D / 8][4] = {}, dv_rmem[1][D / 8][4] = {}, s_rmem[1][BLOCK_Q / 8][4];
-    const auto score = [&](int tile) {
-        const uint32_t q_tile = mtt__wgmma_tile(stage_of(tile), 0);
+    const int column = warpgroup * S::DQ_COLUMNS;
+    const uint32_t k_across = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
+    const uint32_t ds_across = mtt__wgmma_tile(s_smem, 0);
+    uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
+    float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
+    float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
+    const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
         mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile, q_tile, E());
+        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
+        mtt__wgmma_commit();
+    };
+    const auto weigh = [&](int tile, int m) { /* dP of these */
+        mtt__wgmma_begin();
+        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
+                                              mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0), E());
         mtt__wgmma_commit();
     };
     mtt__copy_wait();
     mtt__wgmma_publish();
     __syncthreads(); /* K, V and the first tile are there */
-    score(last_tile);
+    score(last_tile, 0);
     mtt__wgmma_wait();
     mtt__wgmma_hold(s_rmem[0]);
-    for (int tile = last_tile; tile >= first_tile; tile--) {
+    const auto pass = [&](int tile, auto rows) { /* a tile of queries by the first 128 rows of keys */
+        constexpr int ROWS = decltype(rows)::value;
         const int q0 = tile * BLOCK_Q;
-        const uint32_t q_smem = stage_of(tile), do_smem = q_smem + S::Q_BYTES, do_tile = mtt__wgmma_tile(do_smem, 0);
-        const uint32_t q_across = mtt__wgmma_tile(q_smem, BLOCK_Q * 128), do_across = mtt__wgmma_tile(do_smem, BLOCK_Q * 128);
-        const uint32_t lse_smem = do_smem + S::Q_BYTES + (lane & 3) * 8;
-        float p_rmem[1][BLOCK_Q / 8][4], dp_rmem[1][BLOCK_Q / 8][4];
-        mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(dp_rmem[0], k_tile + S::KV_BYTES / 16, do_tile, E());
-        mtt__wgmma_commit();
+        k_tile = mtt__pinned(k_tile); /* its descriptors are made where they are used, and not held */
+        const uint32_t q_across = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_across = q_across + S::Q_BYTES / 16;
+        const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
+        uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
+        weigh(tile, 0);
         __syncthreads(); /* the last tile's Q, dO and dS are done with */
         if (tile > first_tile) copy(tile - 1);
-        if (at.k0 + BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + BLOCK_Q - 1 - f.window))
-            mtt__flash_mask(s_rmem, q0 - at.k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
-        uint32_t p_packed[BLOCK_Q / 16][4], ds_packed[BLOCK_Q / 16][4];
-        float lse[2], delta[2];
         #pragma unroll
-        for (int n = 0; n < BLOCK_Q / 8; n++) {
-            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
+        for (int m = 0; m < ROWS; m++) {
+            const int k0 = at.k0 + m * 128;
+            if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
+                mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
+            mtt__backward_weights(s_rmem[0], lse_smem, f.scale_log2);
+            if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
+            else mtt__wgmma_wait();
+            mtt__wgmma_hold(dp_rmem);
+            mtt__backward_pack(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
+            if (m + 1 < ROWS) score(tile, m + 1), weigh(tile, m + 1);
+            mtt__wgmma_begin();
+            mtt__wgmma_across(dv_rmem[m][0], p_packed[m], do_across, E());
+            mtt__wgmma_across(dk_rmem[m][0], ds_packed[m], q_across, E());
+            mtt__wgmma_commit();
             #pragma unroll
-            for (int e = 0; e < 4; e++) p_rmem[0][n][e] = mtt__exp2(fmaf(s_rmem[0][n][e], f.scale_log2, -lse[e & 1]));
-        }
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(dp_rmem[0]);
-        #pragma unroll
-        for (int n = 0; n < BLOCK_Q / 8; n++) {
-            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(delta[0]), "=f"(delta[1])
-                         : "r"(lse_smem + BLOCK_Q * 4 + n * 32) : "memory");
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float *p = p_rmem[0][n] + 2 * h, *dp = dp_rmem[0][n] + 2 * h;
-                p_packed[n / 2][n % 2 * 2 + h] = mtt__pack(p[0], p[1], E());
-                ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack(p[0] * (dp[0] - delta[0]), p[1] * (dp[1] - delta[1]), E());
+            for (int n = 0; n < BLOCK_Q / 8; n += 2) {
+                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__straight<64>(lane);
+                mtt__store_matrices(mtt__further<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
             }
-        }
-        mtt__wgmma_begin();
-        mtt__wgmma_across(dv_rmem[0], p_packed, do_across, E());
-        mtt__wgmma_across(dk_rmem[0], ds_packed, q_across, E());
-        mtt__wgmma_commit();
-        #pragma unroll
-        for (int n = 0; n < BLOCK_Q / 8; n += 2) {
-            const uint32_t to = s_smem + n / 8 * BLOCK_KV * 128 + warp * 16 * 128 + mtt__straight<64>(lane);
-            mtt__store_matrices(mtt__further<64>(to, n % 8), &ds_packed[n / 2][0], &ds_packed[n / 2][2]);
+            if (m + 1 < ROWS) {
+                mtt__wgmma_wait<2>();
+                mtt__wgmma_hold(s_rmem[0]);
+            }
         }
         mtt__copy_wait();
         mtt__wgmma_publish();
         __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
 
         const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
-        float dq_rmem[1][8][4], sums[8][4] = {};
+        float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
         if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         mtt__wgmma_begin();
         #pragma unroll
-        for (int k = 0; k < BLOCK_KV / 16; k++)
+        for (int k = 0; k < ROWS * 8; k++)
             mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_across, k * 2048), mtt__wgmma_at(k_across, k * 2048), k > 0, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait<1>();
-        mtt__wgmma_hold(dv_rmem[0]);
-        mtt__wgmma_hold(dk_rmem[0]);
-        score(tile > first_tile ? tile - 1 : tile);
+        #pragma unroll
+        for (int m = 0; m < KEY_ROWS; m++) {
+            mtt__wgmma_hold(dv_rmem[m][0]);
+            mtt__wgmma_hold(dk_rmem[m][0]);
+        }
+        score(tile > first_tile ? tile - 1 : tile, 0);
         if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dq_rmem[0]);
         #pragma unroll
         for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
         if (turn.place == turn.sharers - 1)
-            mtt__backward_store<S, 1, 64>(f, at, dq_rmem, q0 + row_part * 64 + warp % 4 * 16, column_part * 64, 0, f.scale);
+            mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.scale);
         if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], turn.number + 1);
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
+    };
+    int tile = last_tile;
+    for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
+    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* the keys beyond are the future */
+    #pragma unroll
+    for (int m = 0; m < KEY_ROWS; m++) {
+        mtt__backward_store<S, 1, D>(f, at, dk_rmem[m], at.k0 + m * 128 + warp * 16, 0, 1, f.scale);
+        mtt__backward_store<S, 1, D>(f, at, dv_rmem[m], at.k0 + m * 128 + warp * 16, 0, 2, f.keep_scale);
     }
-    mtt__backward_store<S, 1, D>(f, at, dk_rmem, at.k0 + warp * 16, 0, 1, f.scale);
-    mtt__backward_store<S, 1, D>(f, at, dv_rmem, at.k0 + warp * 16, 0, 2, f.keep_scale);
 #endif
 }
 
