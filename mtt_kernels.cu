@@ -2279,6 +2279,17 @@ static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &
     return (int64_t)(h.first_row + row) * columns + h.column;
 }
 
+/* Whether another kernel has taken this one's place in code for sm_90a: one by warpgroups, or one of larger tiles, for which other
+   devices have too little shared memory (one stage of Q and dO instead of two). It is left empty: 10 of 63 s to compile. */
+template <class S> static __device__ constexpr bool mtt__replaced(int stages)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    return stages == 1 || (!S::DROPOUT && (S::D == 64 || S::D == 128));
+#else
+    return false;
+#endif
+}
+
 /* -inf for scores that a mask takes. `apart` is how many places the query of the first score stands after its key; a further
    row of accumulators adds `row_sign` (1: rows are queries, columns keys; -1: the reverse), a further column the opposite. */
 template <int M, int N>
@@ -2458,6 +2469,7 @@ static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, c
                 result is exact. */
 template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
 {
+    if (mtt__replaced<S>(2)) return;
     typedef typename S::E E;
     constexpr int D = S::D, ROWS = S::ROWS, BLOCK_KV = S::BLOCK_KV;
     extern __shared__ __align__(128) unsigned char shared[];
@@ -3082,6 +3094,7 @@ static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, 
    contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
 template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
 {
+    if (mtt__replaced<S>(S::STAGES)) return;
     typedef typename S::E E;
     extern __shared__ __align__(128) unsigned char shared[];
     mtt__backward_place at = mtt__backward_begin<S>(f, shared);
