@@ -349,7 +349,8 @@ typedef struct mtt_policy {
     int split;               /* 1 = such a budget may cut the batch into equal micro-batches, whose gradients are added up,
                                 where that is faster than recomputation: the same mean loss, other sums and dropout; default 0 */
     mtt_device device;       /* whom the plan is for, default the CPU; a trainer takes its backend's */
-    size_t workspace_bytes;  /* scratch for matrix products, default 32 MiB on CUDA; always 2 MiB on the CPU */
+    size_t workspace_bytes;  /* scratch of products and of attention's backward pass, default 32 MiB on CUDA, more for sequences above
+                                some 63,000 tokens (heads of 64; 32,000 of 128), at least what one head takes; always 2 MiB on the CPU */
 } mtt_policy;
 
 typedef enum mtt_lr_schedule { MTT_LR_CONSTANT, MTT_LR_LINEAR, MTT_LR_COSINE } mtt_lr_schedule;
@@ -1612,6 +1613,18 @@ static int mtt__is_16_bit(mtt_precision precision)
     return precision == MTT_BF16 || precision == MTT_FP16;
 }
 
+/* What CUDA takes for attention backward of `heads` heads, or for the sums of c_fc's bias: of each head the running sums of dQ, rows
+   of a power of two or 96, and two statistics of each token. */
+static size_t mtt__least_workspace(const mtt_policy *policy, const mtt_model_desc *model, int seq_len, int heads)
+{
+    size_t width = 16, wanted = (size_t)(model->d_model / model->heads), tokens = ((size_t)seq_len + 63) / 64 * 64;
+    size_t sums = 8 * (size_t)model->d_ff, head = 8 * tokens;
+    while (width < wanted) width = width == 64 ? 96 : width == 96 ? 128 : 2 * width;
+    if (mtt__is_16_bit(policy->precision)) head += 4 * width * tokens;
+    if (policy->attention != MTT_ATTENTION_FLASH) return sums;
+    return 256 + (size_t)heads * head > sums ? 256 + (size_t)heads * head : sums;
+}
+
 /* `model` is resolved. */
 MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model, int batch,
                                      int seq_len, mtt_policy *resolved)
@@ -1623,7 +1636,6 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
         while (p.segment * p.segment < model->layers) p.segment++;
     p.loss_chunk_rows = mtt__or(p.loss_chunk_rows, p.device == MTT_DEVICE_CUDA ? 2048 : 1024);
     p.accumulate = mtt__or(p.accumulate, 1);
-    if (p.device == MTT_DEVICE_CUDA && !p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.device == MTT_DEVICE_CPU) p.workspace_bytes = MTT__CPU_WORKSPACE;
     if (p.window >= seq_len) p.window = 0;
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
@@ -1641,6 +1653,12 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__in_range(&faults, "loss_chunk_rows", p.loss_chunk_rows, 1, 1 << 24);
     mtt__in_range(&faults, "accumulate", p.accumulate, 1, 1 << 20);
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes, "recompute is budget: set budget_bytes");
+    if (!faults.count && p.device == MTT_DEVICE_CUDA) {
+        size_t least = mtt__least_workspace(&p, model, seq_len, 1), usual = mtt__least_workspace(&p, model, seq_len, 2);
+        if (!p.workspace_bytes) p.workspace_bytes = usual > (size_t)32 << 20 ? usual : (size_t)32 << 20;
+        mtt__require(&faults, p.workspace_bytes >= least, "workspace_bytes is %zu, sequences of %d tokens take at least %zu",
+                     p.workspace_bytes, seq_len, least);
+    }
     if (faults.count) return MTT_E_ARGUMENT;
     *resolved = p;
     return MTT_OK;

@@ -1,4 +1,5 @@
-/* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS on GPUs of compute capability 8.0 and later
+/* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS on GPUs of compute capability 8.0 and later, by CUDA 12.5
+   and later
 
       nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o           (H100, H200: -gencode=arch=compute_90a,code=sm_90a)
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
@@ -30,6 +31,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <type_traits>
+
+#if CUDART_VERSION < 12050
+#error "mtt_kernels.cu needs CUDA 12.5 or later, for cudaGetDriverEntryPointByVersion"
+#endif
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>toolbox
@@ -2084,7 +2089,7 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
 /* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 64, 128 or 256 columns of B for it, 16 of k at a time, while the warps
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B for it, 16 of k at a time, while the warps
    go on. Operands come from shared memory by way of a descriptor (PTX, asynchronous warpgroup level matrix instructions), A also
    from registers. Warp w has rows 16 w and on of C, its lanes hold them as those of mtt__mma. From mtt__wgmma_begin to
    mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
@@ -3254,8 +3259,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     score(last_tile, 0);
     mtt__wgmma_wait();
     mtt__wgmma_hold(s_rmem[0]);
-    const auto pass = [&](int tile, auto rows) { /* a tile of queries by the first 128 rows of keys */
-        constexpr int ROWS = decltype(rows)::value;
+    const auto pass = [&](int tile, auto rows_of_128) { /* a tile of queries by the block's first 128 ROWS keys */
+        constexpr int ROWS = decltype(rows_of_128)::value;
         const int q0 = tile * BLOCK_Q;
         k_tile = mtt__pinned(k_tile); /* its descriptors are made where they are used, and not held */
         const uint32_t q_across = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_across = q_across + S::Q_BYTES / 16;
@@ -3599,7 +3604,8 @@ static cudaError_t mtt__launch_backward_of(Kernel *kernel, mtt__flash f, void *w
     size_t slots = (size_t)mtt__least(group * 2, heads), slice;
     char *at = (char *)workspace_gmem;
     if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
-    while (header + stats_bytes + slots * slot_bytes > workspace_bytes) slots--;
+    while (slots > 1 && header + (size_t)mtt__least(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > workspace_bytes)
+        slots--; /* a slice of 4 heads a slot: with one, each head would be a launch of its own */
     slice = (workspace_bytes - header - slots * slot_bytes) / stats_bytes;
     slice = (size_t)mtt__least((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
     if (slice < 1) return cudaErrorInvalidValue;
@@ -3724,7 +3730,7 @@ static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
 }
 
 /* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
-   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles) and 8 T of stats; cudaErrorMemoryAllocation if it is
+   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles of 64), 8 T of stats and 256; cudaErrorMemoryAllocation if it is
    smaller. cudaErrorInvalidValue also for more than 16,383 tiles of keys: T above 500,000 at the least. */
 static cudaError_t mtt_flash_backward(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
                                       cudaStream_t stream)
@@ -3762,7 +3768,7 @@ struct mtt__linear_gelu {
     CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
     const void *bias; /* forward: [n] */
     int has_y;        /* forward: 0 = pre alone */
-    float *sums;      /* backward: [rows / 64, n], dx summed over 64 rows; NULL = nobody wants them */
+    float *sums;      /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; NULL = nobody wants them */
     int rows, n, k;
 };
 
@@ -4021,7 +4027,7 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(float (&c)[32][4]
 #endif
 
 /* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
-   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64, n] float
+   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64 rounded up, n] float
    Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue, two
                 threads of the third feed them; MTT__TILE_SHARED bytes
    Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
@@ -4073,11 +4079,11 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
 #endif
 }
 
-/* Whether an operation is the kernel's: 16 bits, maps, and a kernel that is more than its name. */
+/* Whether an operation is the kernel's: 16 bits, W [k, n], rows that an int counts, maps, and a kernel that is more than its name. */
 static bool mtt__suits_tiles(const mtt__cuda *c, const mtt_op *op)
 {
     cudaFuncAttributes attributes;
-    return op->in[0]->dtype != MTT_F32 && c->encode &&
+    return op->in[0]->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode &&
            cudaFuncGetAttributes(&attributes, mtt_k_linear_gelu<__nv_bfloat16, false>) == cudaSuccess && attributes.sharedSizeBytes > 0;
 }
 

@@ -1284,7 +1284,46 @@ static void long_rows(void)
     random_state = others;
 }
 
-/* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take; with little room for dQ, too. */
+/* One model's operations of two kinds; the others are made by the host, for those that need their results. */
+static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, int accumulating)
+{
+    lock_step l = open_lock_step(s);
+    const mtt__program *p = &l.host->programs[MTT__TRAIN];
+    int i;
+    fill_state(s, p, accumulating);
+    for (i = 0; i < p->step_begin; i++)
+        if (p->ops[i].kind == forward || p->ops[i].kind == backward) step_op(&l, MTT__TRAIN, i);
+        else mtt__cpu_functions[p->ops[i].kind](&p->ops[i]);
+    close_lock_step(&l);
+}
+
+/* Attention backward with too little room for all heads' dQ: heads take turns, in places of the ring and, in the last case, in slices. */
+static void turns_of_heads(void)
+{
+    static const struct {
+        int seq_len, heads, width, batch, window;
+    } cases[] = {{1025, 12, 64, 1, 0}, {1025, 8, 128, 1, 0}, {1025, 12, 64, 1, 200}, {600, 12, 96, 1, 0}, {257, 4, 64, 30, 0}};
+    const uint64_t others = random_state; /* the setups that follow stay what they are */
+    int number;
+    for (number = 0; number < 5; number++) {
+        setup s = random_setup(number);
+        s.seq_len = s.model.max_seq = cases[number].seq_len;
+        s.batch = cases[number].batch;
+        s.model.layers = 1;
+        s.model.heads = cases[number].heads;
+        s.model.d_model = s.model.heads * cases[number].width;
+        s.model.d_ff = s.model.vocab = 8;
+        s.model.dropout = 0;
+        s.policy = (mtt_policy){.precision = number % 2 ? MTT_FP16 : MTT_BF16,
+                                .attention = MTT_ATTENTION_FLASH,
+                                .window = cases[number].window,
+                                .workspace_bytes = (size_t)2 << 20};
+        step_two(&s, MTT_OP_FLASH, MTT_OP_FLASH_BACKWARD, 0);
+    }
+    random_state = others;
+}
+
+/* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take. */
 static void edges_of_tiles(void)
 {
     static const int lengths[] = {1, 63, 65, 128, 129, 193, 256, 385, 640}, widths[] = {40, 64, 104, 128};
@@ -1310,15 +1349,13 @@ static void edges_of_tiles(void)
 }
 
 /* Products with GELU behind them, of up to 6 x 3 tiles of 128 x 256 and of what does not fill one; every fourth model makes GELU
-   apart, as segments do. */
+   apart, as segments do. The last has 35 x 32 tiles, many for each block, and more rows than the workspace holds sums of. */
 static void products_with_gelu(void)
 {
     const uint64_t others = random_state; /* the setups that follow stay what they are */
-    int number, i;
-    for (number = 0; number < 64; number++) {
+    int number;
+    for (number = 0; number <= 64; number++) {
         setup s = random_setup(number);
-        const mtt__program *p;
-        lock_step l;
         s.model.layers = s.batch = 1;
         s.model.heads = 1 + below(2);
         s.model.d_model = s.model.heads * 8 * (1 + below(19));
@@ -1332,16 +1369,12 @@ static void products_with_gelu(void)
         s.policy.accumulate = 1 + below(2);
         s.policy.recompute = number / 2 % 4 == 3 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_NONE;
         s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
-        l = open_lock_step(&s);
-        p = &l.host->programs[MTT__TRAIN];
-        fill_state(&s, p, s.policy.accumulate > 1 && below(2));
-        for (i = 0; i < p->step_begin; i++)
-            switch (p->ops[i].kind) {
-            case MTT_OP_LINEAR_GELU:
-            case MTT_OP_LINEAR_BACKWARD_GELU: step_op(&l, MTT__TRAIN, i); break;
-            default: mtt__cpu_functions[p->ops[i].kind](&p->ops[i]); /* for those that need its results */
-            }
-        close_lock_step(&l);
+        if (number == 64) {
+            s.model.heads = 1, s.model.d_model = 8, s.model.d_ff = 8192;
+            s.batch = 8, s.seq_len = s.model.max_seq = 550;
+            s.policy.workspace_bytes = (size_t)2 << 20;
+        }
+        step_two(&s, MTT_OP_LINEAR_GELU, MTT_OP_LINEAR_BACKWARD_GELU, s.policy.accumulate > 1 && below(2));
     }
     random_state = others;
 }
@@ -1351,6 +1384,7 @@ static void operations(int large, int small)
     int number, i;
     long_rows();
     edges_of_tiles();
+    turns_of_heads();
     products_with_gelu();
     for (number = 0; number < large; number++) {
         setup s = random_setup(number);

@@ -819,6 +819,9 @@ static void validation(void)
             "dropout", "d_ff");
     REFUSED((c.batch = 0, c.seq_len = -1, c.policy.window = -5, c.policy.accumulate = -2), "batch", "seq_len", "window",
             "accumulate");
+    REFUSED((c.policy = (mtt_policy){.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .device = MTT_DEVICE_CUDA,
+                                     .workspace_bytes = 1 << 20}, c.seq_len = 131072), "workspace_bytes", "1048576", "131072");
+    REFUSED((c.policy.device = MTT_DEVICE_CUDA, c.policy.workspace_bytes = 8000), "workspace_bytes", "8192");
 
     mtt_model_desc nothing = {.layers = 0}, resolved;
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.layers == 4 && resolved.heads == 8 &&
@@ -828,6 +831,11 @@ static void validation(void)
     check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 && p.loss_chunk_rows == 1024 &&
               p.accumulate == 1,
           "the policy's defaults are not the manual's");
+    policy = (mtt_policy){.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .device = MTT_DEVICE_CUDA};
+    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 100000, &p) && p.workspace_bytes == (size_t)32 << 20,
+          "CUDA's workspace is %zu bytes by default", p.workspace_bytes);
+    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 131071, &p) && p.workspace_bytes == 256 + 2 * 131072 * (4 * 32 + 8),
+          "of 131071 tokens it is %zu", p.workspace_bytes);
     nothing.d_model = 128;
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.d_ff == 512, "d_ff is %d by default",
           resolved.d_ff);
