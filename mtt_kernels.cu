@@ -35,6 +35,9 @@
 #if CUDART_VERSION < 12050
 #error "mtt_kernels.cu needs CUDA 12.5 or later, for cudaGetDriverEntryPointByVersion"
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "mtt_kernels.cu is for compute capability 8.0 and later: name the GPU's, for example -arch=sm_80 (-arch=native needs the GPU)"
+#endif
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>toolbox

@@ -78,7 +78,7 @@ static const option options[] = {
     {"temperature", REAL, &set.temperature, "of the sample (0.8)", 0, 0},
     {"device", CHOICE, &set.policy.device, "who computes", "cpu|cuda", 0},
     {"results-dir", TEXT, &set.results, "folder of metrics, logs, checkpoints and token files (results)", 0, 0},
-    {"dry-run", FLAG, &set.dry_run, "print the plan and stop; needs --vocab-size, no data and no device", 0, 1},
+    {"dry-run", FLAG, &set.dry_run, "print the plan and stop; needs no data and no device (the ids: --vocab-size)", 0, 1},
     {"find-max-batch", FLAG, &set.find_max, "print the largest batch under --memory-budget and stop", 0, 1},
     {"json", FLAG, &set.json, "the plan as one JSON object", 0, 1},
     {"no-memory-profiling", FLAG, &set.no_memory, "do not write the memory file", 0, 1},
@@ -100,7 +100,8 @@ static int report(mtt_status status)
     static const int codes[MTT_STATUS_COUNT] = {[MTT_E_ARGUMENT] = EXIT_USAGE, [MTT_E_MEMORY] = EXIT_MEMORY,
                                                 [MTT_E_BUDGET] = EXIT_MEMORY, [MTT_E_NUMBERS] = EXIT_NUMBERS,
                                                 [MTT_E_DEVICE] = EXIT_DEVICE};
-    fprintf(stderr, "train: %s\n", env.error[0] ? env.error : mtt_status_string(status));
+    fprintf(stderr, "train: %s%s\n", env.error[0] ? env.error : mtt_status_string(status),
+            status == MTT_E_MEMORY ? ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB" : "");
     return codes[status] ? codes[status] : EXIT_DATA;
 }
 
@@ -108,7 +109,7 @@ static int report(mtt_status status)
    word of their names, and numbers behind `window`, which comes with flash attention, and `bs`. */
 static int apply_technique(void)
 {
-    char words[128], *word, end, *policy = (char *)&set.policy;
+    char words[128], text[256], *word, end, *policy = (char *)&set.policy;
     int k, n;
     snprintf(words, sizeof(words), "%s", set.technique);
     for (word = strtok(words, "_"); word; word = strtok(NULL, "_")) {
@@ -119,7 +120,10 @@ static int apply_technique(void)
         if (k < OPTIONS) *(int *)options[k].at = options[k].value;
         else if (sscanf(word, "window%d%c", &n, &end) == 1) set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = n;
         else if (sscanf(word, "bs%d%c", &n, &end) == 1) set.batch = n;
-        else return option_fail("--technique has a word that is no flag of --help, nor windowN, nor bsN");
+        else {
+            snprintf(text, sizeof(text), "--technique: %s is no flag of --help, nor windowN, nor bsN", word);
+            return option_fail(text);
+        }
     }
     return 0;
 }
@@ -179,6 +183,17 @@ static void write_metrics(FILE *f, mtt_trainer *t, const mtt_quality *q, double 
             plan.phase_peak_bytes[MTT_FORWARD], plan.phase_peak_bytes[MTT_BACKWARD]);
 }
 
+/* A run that begins anew takes nothing away: an earlier checkpoint and its log are renamed. */
+static void keep_old(void)
+{
+    char old[520];
+    snprintf(old, sizeof(old), "%s.old", result_path(".safetensors"));
+    if (rename(result_path(".safetensors"), old)) return;
+    fprintf(stderr, "train: the earlier checkpoint is now %s; --resume would have gone on from it\n", old);
+    snprintf(old, sizeof(old), "%s.old", result_path(".jsonl"));
+    rename(result_path(".jsonl"), old);
+}
+
 /* Steps from where the trainer stands to the end, a signal or a failure. */
 static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *valid, const mtt_tokenizer *tokenizer,
                         int64_t steps)
@@ -209,6 +224,9 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
         if (set.save_every > 0 && info.step % set.save_every == 0) status = mtt_save(t, result_path(".safetensors"), batches);
     }
     if (!status && set.save_every >= 0) status = mtt_save(t, result_path(".safetensors"), batches);
+    if (!status && interrupted)
+        fprintf(stderr, "\ntrain: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
+                set.save_every >= 0 ? ": --resume goes on from there" : ", without a checkpoint");
     if (!status && !interrupted) status = mtt_evaluate_tokens(t, valid, tokenizer, set.eval_batches, &q);
     if (!status && !interrupted && steps > begun) {
         write_metrics(stdout, t, &q, info.loss, seconds, steps - begun);
@@ -222,11 +240,30 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     return status;
 }
 
-/* Opens token files and tokenizer: those of a prepared prefix, those made before unless the text is newer, or new ones. */
+/* Whether the token files at a prefix are of this text and these options, as {prefix}.made says; `record` writes that. */
+static int made_of_this(const char *prefix, int record)
+{
+    char path[512], is[1024], was[1024] = "";
+    struct stat text;
+    FILE *f;
+    if (stat(set.data, &text)) return 0; /* standard input */
+    snprintf(is, sizeof(is), "%lld bytes, changed at %lld, inode %llu, vocab %d, tokenizer %s, field %s, seed %d\n", (long long)text.st_size,
+             (long long)text.st_mtime, (unsigned long long)text.st_ino, set.model.vocab, set.tokenizer ? set.tokenizer : "trained",
+             set.field ? set.field : "text", set.seed);
+    snprintf(path, sizeof(path), "%s.made", prefix);
+    f = fopen(path, record ? "w" : "r");
+    if (f && record) fputs(is, f);
+    else if (f && !fgets(was, sizeof(was), f)) was[0] = 0;
+    if (f) fclose(f);
+    return !strcmp(is, was);
+}
+
+/* Opens token files and tokenizer: those of a prepared prefix, those made before of the same, or new ones. A resumed run takes what
+   is there, unless told which tokenizer it had. */
 static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer, mtt_batches *batches)
 {
     char prefix[480], path[512];
-    struct stat text, made;
+    struct stat made;
     mtt_prepare_desc desc = {.input = set.data, .field = set.field, .output = prefix, .tokenizer = set.tokenizer,
                              .vocab = set.model.vocab, .seed = (uint64_t)set.seed};
     mtt_status status = MTT_OK;
@@ -235,14 +272,20 @@ static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer
     if (stat(path, &made)) {
         snprintf(prefix, sizeof(prefix), "%s/%s", set.results, set.dataset);
         snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-        if (set.model.vocab || set.tokenizer || stat(set.data, &text) || stat(path, &made) || made.st_mtime <= text.st_mtime)
+        if (stat(path, &made) || ((!set.resume || set.model.vocab || set.tokenizer) && !made_of_this(prefix, 0))) {
             status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
+            if (!status) made_of_this(prefix, 1);
+        } else fprintf(stderr, "train: the tokens of %s are there from an earlier run\n", set.data);
     }
     if (!status) status = mtt_tokens_open(&env, path, data);
     snprintf(path, sizeof(path), "%s.valid.tokens", prefix);
     if (!status) status = mtt_tokens_open(&env, path, valid);
     snprintf(path, sizeof(path), "%s.tokenizer.json", prefix);
     if (!status) status = mtt_tokenizer_load(&env, path, tokenizer);
+    if (!status && mtt_tokens_count(*valid) == 0) {
+        snprintf(env.error, sizeof(env.error), "%s is too short: of its documents, or pieces of 4 KiB, none is left to validate: give some 40 KB", set.data);
+        return MTT_E_DATA;
+    }
     if (!status) status = mtt_batches_init(&env, batches, *valid, set.batch, set.seq_len, 0, 1); /* long enough? */
     if (!status) status = mtt_batches_init(&env, batches, *data, set.batch, set.seq_len, (uint64_t)set.seed, 0);
     if (!status) set.model.vocab = mtt_tokens_vocab(*data);
@@ -280,6 +323,8 @@ int main(int argc, char **argv)
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) set.policy.budget_bytes = (size_t)set.budget;
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
+    if (set.policy.recompute == MTT_RECOMPUTE_BUDGET && !set.budget)
+        return option_fail("--recompute budget needs one, for example --memory-budget 8G");
     if (set.find_max && !set.budget) return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (!set.dry_run && !set.find_max) {
         if (!set.data) return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
@@ -299,10 +344,16 @@ int main(int argc, char **argv)
     if (code || set.dry_run) return code;
     if (!set.policy.accumulate) set.policy.accumulate = 1;
     if (!set.steps) set.steps = (int)(batches.sequences * (uint64_t)set.epochs / (uint64_t)(set.batch * set.policy.accumulate));
+    if (!set.steps) {
+        fprintf(stderr, "train: the text has %llu sequences, a step takes %d: lower --batch-size, give more text, or --steps\n",
+                (unsigned long long)batches.sequences * (unsigned)set.epochs, set.batch * set.policy.accumulate);
+        return EXIT_DATA;
+    }
     set.optim.seed = (uint64_t)set.seed, set.optim.warmup_steps = set.warmup, set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len, &t);
     if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
     if (status == MTT_E_FILE && set.resume) fprintf(stderr, "train: nothing to resume: start without --resume\n");
+    if (!status && !set.resume && set.save_every >= 0) keep_old();
     if (!status && mtt_trainer_step(t) >= set.steps) fprintf(stderr, "train: all steps are done: raise --steps to go on\n");
     signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
     if (!status) status = train(t, &batches, valid, tokenizer, set.steps);

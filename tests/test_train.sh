@@ -54,7 +54,8 @@ expect 2 '--lr fast: expected' --lr fast
 expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16' --precision fp64
 expect 2 'technique' --technique nonsense
-expect 2 'technique' --technique bf16_nonsense
+expect 2 'technique: nonsense is no flag' --technique bf16_nonsense
+expect 2 'needs one, for example --memory-budget 8G' --recompute budget --dry-run
 expect 2 'technique' --technique no
 expect 2 'technique' --technique bf16_32
 expect 2 '--data is missing' --technique bf16
@@ -70,7 +71,7 @@ expect 3 'folder.*file in it' --data . $model
 gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip -dc' --data text.gz $model
 printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
 printf '\050\265\057\375\044\000\000' > text.zst;    expect 3 'text.zst is .*zstd -dc' --data text.zst $model
-echo "too short" > short.txt;                        expect 3 'sequence of 32 needs.*more text' --data short.txt $model
+echo "too short" > short.txt;                        expect 3 'short.txt is too short.*give some 40 KB' --data short.txt $model
 echo '{"body": "x"}' > other.jsonl;                  expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
 
 # plans without data: the assignment's model
@@ -117,6 +118,28 @@ check "perplexity is e to the loss" near "$(field $metrics perplexity)" "$(awk -
 check "tokens/s is tokens by time" near "$(field $metrics tokens_per_s)" "$(awk -v ms="$(field $metrics ms_per_step)" 'BEGIN { print 128000 / ms }')"
 check "time is steps by ms" awk -v s="$(field $metrics training_time)" -v ms="$(field $metrics ms_per_step)" 'BEGIN { d = s - ms * 0.02; exit !(d * d < 1e-6) }'
 check "checkpoint is there" [ -s results/text.txt_fp32.safetensors ]
+checkpoint=$(sha256sum < results/text.txt_fp32.safetensors) log=$(sha256sum < results/text.txt_fp32.jsonl)
+as_it_was() { [ "$(sha256sum < "results/text.txt_fp32.safetensors$1")" = "$checkpoint" ] && [ "$(sha256sum < "results/text.txt_fp32.jsonl$1")" = "$log" ]; }
+expect 3 'sequences, a step takes 4096: lower --batch-size' --data text.txt $model --batch-size 4096
+check "an epoch without a step leaves checkpoint and log" as_it_was ""
+expect 0 'is now results/text.txt_fp32.safetensors.old; --resume would have' --data text.txt $model --steps 20
+check "a run that begins anew keeps the earlier checkpoint and log" as_it_was .old
+check "the same run makes the same checkpoint" [ "$(sha256sum < results/text.txt_fp32.safetensors)" = "$checkpoint" ]
+
+# token files: made again where the text or an option is another
+tokens() { sha256sum < results/made.train.tokens; }
+expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
+first=$(tokens)
+expect 0 'text.txt are there from an earlier run' --data text.txt $model --steps 1 --dataset made --no-checkpoint
+check "the same text and options: the same files" [ "$(tokens)" = "$first" ]
+expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint --seed 5
+check "another seed, another split" [ "$(tokens)" != "$first" ]
+expect 3 'no field "nonsense"' --data other.jsonl $model --field nonsense
+mkdir elsewhere && tac text.txt > elsewhere/text.txt && touch -r text.txt elsewhere/text.txt
+expect 0 . --data elsewhere/text.txt $model --steps 1 --dataset made --no-checkpoint
+check "another text of the same name" [ "$(tokens)" != "$first" ]
+expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
+check "the first text again" [ "$(tokens)" = "$first" ]
 check "no temporary file is left" [ -z "$(find results -name '*tmp*')" ]
 cp text.txt 'a "b".txt'
 expect 0 dataset --data 'a "b".txt' $model --steps 1
