@@ -240,14 +240,16 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     return status;
 }
 
-/* Whether the token files at a prefix are of this text and these options, as {prefix}.made says; `record` writes that. */
+/* Whether the token files at a prefix are of this text and these options, as {prefix}.made says; `record` writes that. A resumed run
+   need not say again which tokenizer it had. */
 static int made_of_this(const char *prefix, int record)
 {
     char path[512], is[1024], was[1024] = "";
     struct stat text;
+    size_t compared;
     FILE *f;
     if (stat(set.data, &text)) return 0; /* standard input */
-    snprintf(is, sizeof(is), "%lld bytes, changed at %lld, inode %llu, vocab %d, tokenizer %s, field %s, seed %d\n", (long long)text.st_size,
+    snprintf(is, sizeof(is), "%lld bytes, changed at %lld, inode %llu; vocab %d, tokenizer %s, field %s, seed %d\n", (long long)text.st_size,
              (long long)text.st_mtime, (unsigned long long)text.st_ino, set.model.vocab, set.tokenizer ? set.tokenizer : "trained",
              set.field ? set.field : "text", set.seed);
     snprintf(path, sizeof(path), "%s.made", prefix);
@@ -255,11 +257,11 @@ static int made_of_this(const char *prefix, int record)
     if (f && record) fputs(is, f);
     else if (f && !fgets(was, sizeof(was), f)) was[0] = 0;
     if (f) fclose(f);
-    return !strcmp(is, was);
+    compared = set.resume && !set.model.vocab && !set.tokenizer ? strcspn(is, ";") + 1 : sizeof(is);
+    return !strncmp(is, was, compared);
 }
 
-/* Opens token files and tokenizer: those of a prepared prefix, those made before of the same, or new ones. A resumed run takes what
-   is there, unless told which tokenizer it had. */
+/* Opens token files and tokenizer: those of a prepared prefix, those made before of the same, or new ones. */
 static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer, mtt_batches *batches)
 {
     char prefix[480], path[512];
@@ -272,7 +274,7 @@ static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer
     if (stat(path, &made)) {
         snprintf(prefix, sizeof(prefix), "%s/%s", set.results, set.dataset);
         snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-        if (stat(path, &made) || ((!set.resume || set.model.vocab || set.tokenizer) && !made_of_this(prefix, 0))) {
+        if (stat(path, &made) || !made_of_this(prefix, 0)) {
             status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
             if (!status) made_of_this(prefix, 1);
         } else fprintf(stderr, "train: the tokens of %s are there from an earlier run\n", set.data);

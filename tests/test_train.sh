@@ -72,6 +72,7 @@ gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip
 printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
 printf '\050\265\057\375\044\000\000' > text.zst;    expect 3 'text.zst is .*zstd -dc' --data text.zst $model
 echo "too short" > short.txt;                        expect 3 'short.txt is too short.*give some 40 KB' --data short.txt $model
+expect 3 'sequence of 65536 needs.*more text' --data text.txt --dataset long ${model/--seq-len 32/--seq-len 65536}
 echo '{"body": "x"}' > other.jsonl;                  expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
 
 # plans without data: the assignment's model
@@ -134,12 +135,18 @@ expect 0 'text.txt are there from an earlier run' --data text.txt $model --steps
 check "the same text and options: the same files" [ "$(tokens)" = "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint --seed 5
 check "another seed, another split" [ "$(tokens)" != "$first" ]
-expect 3 'no field "nonsense"' --data other.jsonl $model --field nonsense
+expect 0 . --data text.txt $model --steps 1 --dataset made
+check "the first seed again" [ "$(tokens)" = "$first" ]
+expect 0 'text.txt are there from an earlier run' --data text.txt ${model/--vocab-size 300/} --steps 2 --dataset made --resume
+check "resumed without its tokenizer's options" [ "$(tokens)" = "$first" ]
 mkdir elsewhere && tac text.txt > elsewhere/text.txt && touch -r text.txt elsewhere/text.txt
 expect 0 . --data elsewhere/text.txt $model --steps 1 --dataset made --no-checkpoint
 check "another text of the same name" [ "$(tokens)" != "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 check "the first text again" [ "$(tokens)" = "$first" ]
+awk 'NF { printf "{\"text\": \"%s\"}\n", $0 }' text.txt > text.jsonl
+expect 0 . --data text.jsonl $model --steps 1 --no-checkpoint
+expect 3 'no field "nonsense"' --data text.jsonl $model --field nonsense
 check "no temporary file is left" [ -z "$(find results -name '*tmp*')" ]
 cp text.txt 'a "b".txt'
 expect 0 dataset --data 'a "b".txt' $model --steps 1
