@@ -3779,6 +3779,7 @@ struct mtt__linear_gelu {
    four slots of 128 x 32 elements, and two for a tile's part of the bias. */
 enum {
     MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
+    MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
     MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
     MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
     MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF, MTT__BIAS_BYTES = MTT__TILE_N * 2,
@@ -3905,141 +3906,139 @@ static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__linear_gelu
     }
 }
 
-/* C = A W of a tile: the warpgroup's 64 rows. `step` counts stages over all tiles. */
+/* C += A W over a stage, the tile's k-th: the warpgroup's 64 rows. It ends while the product goes on. `step` counts stages over all
+   tiles. */
 template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], const mtt__linear_gelu &o,
-                                                          mtt__tile_barriers *barriers, uint32_t smem, int warpgroup, int &step)
+static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
+                                                          int warpgroup, int k, int &step)
 {
-    const bool first_thread = threadIdx.x % 128 == 0;
-    for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
-        const int stage = step % MTT__TILE_STAGES;
-        const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
-        const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
-        mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
-        mtt__wgmma_begin();
-        #pragma unroll
-        for (int j = 0; j < MTT__TILE_K / 16; j++)
-            mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048),
-                                         k > 0 || j > 0, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait<1>(); /* the stage before has been read */
-        if (k > 0 && first_thread) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
-    }
-    mtt__wgmma_wait();
-    mtt__wgmma_hold(c);
-    if (first_thread) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
-}
-
-/* pre = C + bias and y = GELU(pre): each warp sends its 16 rows off by itself, 32 columns at a time, while it makes the next.
-   `step` counts tiles. */
-template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(float (&c)[32][4], const mtt__linear_gelu &o, mtt__tile_barriers *barriers,
-                                                      uint32_t smem, int warp, int2 at, int &step)
-{
-    const int lane = threadIdx.x & 31, slot = step % 2;
-    const uint32_t side = smem + MTT__SIDE_AT, bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
-    mtt__barrier_wait(&barriers->side_full[slot], step / 2 & 1);
+    const int stage = step % MTT__TILE_STAGES;
+    const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
+    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
+    mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
+    mtt__wgmma_begin();
     #pragma unroll
-    for (int part = 0; part < MTT__TILE_N / 32; part++) {
-        const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
-        const uint32_t straight = mtt__straight<32>(lane);
-        if (lane == 0) mtt__tensor_wait<1>();
-        __syncwarp(); /* these two of the four places are free */
-        #pragma unroll
-        for (int n = 0; n < 4; n += 2) {
-            uint32_t pre[4], y[4], bias[2];
-            #pragma unroll
-            for (int e = 0; e < 2; e++)
-                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias[e]) : "r"(bias_smem + (part * 32 + (n + e) * 8) * 2) : "memory");
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float *v = c[part * 4 + n + e / 2] + e % 2 * 2;
-                const float2 b = mtt__unpack(bias[e / 2], E());
-                pre[e] = mtt__pack(v[0] + b.x, v[1] + b.y, E());
-            }
-            mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), &pre[0], &pre[2]);
-            if (!o.has_y) continue;
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float2 x = mtt__unpack(pre[e], E());
-                y[e] = mtt__pack(x.x * mtt__gelu_sigmoid<E>(x.x), x.y * mtt__gelu_sigmoid<E>(x.y), E());
-            }
-            mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
-        }
-        mtt__wgmma_publish();
-        __syncwarp(); /* all of the warp's rows are written before one lane sends them */
-        if (lane == 0) {
-            mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
-            if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
-            mtt__tensor_commit();
-        }
-    }
-    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    for (int j = 0; j < MTT__TILE_K / 16; j++)
+        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0,
+                                     E());
+    mtt__wgmma_commit();
+    mtt__wgmma_wait<1>(); /* the stage before has been read */
+    if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
     step++;
 }
 
-/* dx = C GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's 64 rows are the product of ones and
-   dx by the tensor cores, each warp 8 columns. `step` counts slots over all tiles. */
+/* A tile's results in 16 bits, forward with the bias, which free the accumulators for the next tile. `tiles` were held before. */
+template <typename E, bool BACKWARD>
+static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4], mtt__tile_barriers *barriers,
+                                                      uint32_t smem, int tiles)
+{
+    const int lane = threadIdx.x & 31, slot = tiles % 2;
+    const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
+    if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
+    #pragma unroll
+    for (int n = 0; n < 32; n++) {
+        float2 b = make_float2(0.0f, 0.0f);
+        if (!BACKWARD) {
+            uint32_t bias;
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
+            b = mtt__unpack(bias, E());
+        }
+        held[n][0] = mtt__pack(c[n][0] + b.x, c[n][1] + b.y, E());
+        held[n][1] = mtt__pack(c[n][2] + b.x, c[n][3] + b.y, E());
+    }
+    __syncwarp(); /* the warp has read the bias */
+    if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+}
+
+/* A part, 32 columns, of pre, which is held, and of y = GELU(pre): each warp sends its 16 rows off by itself. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu_backward(float (&c)[32][4], const mtt__linear_gelu &o,
+static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__linear_gelu &o, uint32_t side,
+                                                      int warp, int2 at, int part)
+{
+    const int lane = threadIdx.x & 31;
+    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__straight<32>(lane);
+    if (lane == 0) mtt__tensor_wait<1>();
+    __syncwarp(); /* these two of the four places are free */
+    #pragma unroll
+    for (int n = 0; n < 4; n += 2) {
+        const uint32_t(*pre)[2] = held + part * 4 + n;
+        mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), pre[0], pre[1]);
+        if (!o.has_y) continue;
+        uint32_t y[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack(pre[e / 2][e % 2], E());
+            y[e] = mtt__pack(x.x * mtt__gelu_sigmoid<E>(x.x), x.y * mtt__gelu_sigmoid<E>(x.y), E());
+        }
+        mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
+    }
+    mtt__wgmma_publish();
+    __syncwarp(); /* all of the warp's rows are written before one lane sends them */
+    if (lane == 0) {
+        mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
+        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+        mtt__tensor_commit();
+    }
+}
+
+/* A part of dx = dy W^T, which is held, times GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's
+   64 rows are the product of ones and dx by the tensor cores, each warp 8 columns. `step` counts parts over all tiles. */
+template <typename E>
+static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__linear_gelu &o,
                                                                mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
-                                                               int &step)
+                                                               int part, int &step)
 {
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
+    const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
     const uint32_t one = mtt__pack(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
+    const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
+    float sum[4] = {};
+    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
     #pragma unroll
-    for (int part = 0; part < MTT__TILE_N / 32; part++, step++) {
-        const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
-        const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
-        const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
-        float sum[4] = {};
-        mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
+    for (int n = 0; n < 4; n += 2) {
+        uint32_t pre[4], dx[4];
+        mtt__load_matrices(pre, mtt__further<32>(straight, n));
         #pragma unroll
-        for (int n = 0; n < 4; n += 2) {
-            uint32_t pre[4], dx[4];
-            mtt__load_matrices(pre, mtt__further<32>(straight, n));
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float *v = c[part * 4 + n + e / 2] + e % 2 * 2;
-                const float2 x = mtt__unpack(pre[e], E());
-                dx[e] = mtt__pack(v[0] * mtt__gelu_slope<E>(x.x), v[1] * mtt__gelu_slope<E>(x.y), E());
-            }
-            mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
+        for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack(pre[e], E()), dy = mtt__unpack(held[part * 4 + n + e / 2][e % 2], E());
+            dx[e] = mtt__pack(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
         }
-        mtt__wgmma_publish();
-        /* the warpgroup's dx is written before it is sent and summed */
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
-        if (threadIdx.x % 128 == 0) {
-            mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
-            mtt__tensor_commit();
-        }
-        #pragma unroll
-        for (int row = 0; row < 64; row += 32) {
-            uint32_t b[4];
-            mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
-            mtt__mma(sum, ones, b[0], b[1], E());
-            mtt__mma(sum, ones, b[2], b[3], E());
-        }
-        if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
-            *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
-        if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
-        __syncwarp(); /* the warp has read dx, its first lane's store too */
-        if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+        mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
     }
+    mtt__wgmma_publish();
+    /* the warpgroup's dx is written before it is sent and summed */
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+    if (threadIdx.x % 128 == 0) {
+        mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
+        mtt__tensor_commit();
+    }
+    #pragma unroll
+    for (int row = 0; row < 64; row += 32) {
+        uint32_t b[4];
+        mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
+        mtt__mma(sum, ones, b[0], b[1], E());
+        mtt__mma(sum, ones, b[2], b[3], E());
+    }
+    if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
+        *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
+    if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
+    __syncwarp(); /* the warp has read dx, its first lane's store too */
+    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    step++;
 }
 #endif
 
 /* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
    Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64 rounded up, n] float
-   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue, two
-                threads of the third feed them; MTT__TILE_SHARED bytes
+   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue of the
+                tile before meanwhile, two threads of the third feed them; MTT__TILE_SHARED bytes
    Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
                 matrices; results apart from operands
    Traffic      A and W once a tile from L2; pre and y written once, or pre read and dx written once
    Determinism  k in order, one writer of each result, sums in a fixed order
-   Reference    mtt__cpu_linear_gelu; mtt__cpu_linear_backward_gelu, but dy W^T is not rounded before it meets GELU'. H200,
-                16384 x 3072 x 768: forward 148 us (cuBLASLt and GELU apart 162), backward 163 (and sums apart 214); without an
-                epilogue 122 (cuBLASLt 111): the tensor cores wait while a tile's last products end and its results leave */
+   Reference    mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu. H200, 16384 x 3072 x 768: forward 130 us (cuBLASLt and GELU
+                apart 162), backward 160 (and sums apart 214); tensor cores busy in 75 and 58 % of the cycles */
 template <typename E, bool BACKWARD>
 static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__linear_gelu o)
 {
@@ -4049,6 +4048,8 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
     const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
     const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
     int step = 0, side_step = 0;
+    int2 at = make_int2(0, 0);
+    uint32_t held[32][2];
     if (threadIdx.x == 0) {
         for (int i = 0; i < MTT__TILE_STAGES; i++)
             mtt__barrier_init(&barriers.full[i], 1), mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
@@ -4058,7 +4059,7 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
     }
     __syncthreads(); /* barriers are ready */
     if (warpgroup == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); /* of 168; the others need 128 for a tile and as many as there are */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); /* of 168; the others need 128 for a tile, 64 for the one before */
         if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
         if (threadIdx.x == 288) {
             if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
@@ -4066,17 +4067,26 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place(o, tile);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
+        const int stages = tile < mtt__tile_count(o) ? (o.k + MTT__TILE_K - 1) / MTT__TILE_K : 0;
         float c[32][4];
-        if (BACKWARD) {
-            mtt__tile_multiply<E, true>(c, o, &barriers, smem, warpgroup, step);
-            mtt__tile_gelu_backward<E>(c, o, &barriers, side, warpgroup, at, side_step);
-        } else {
-            mtt__tile_multiply<E, false>(c, o, &barriers, smem, warpgroup, step);
-            mtt__tile_gelu<E>(c, o, &barriers, smem, warp, at, side_step);
+        int k = 0;
+        #pragma unroll
+        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before, under as many of this one's products */
+            #pragma unroll 1
+            for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
+                mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
+            if (tiles == 0) continue;
+            if (BACKWARD) mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
+            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
         }
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(c);
+        if (stages == 0) break;
+        if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
+        mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
+        at = mtt__tile_place(o, tile);
     }
     if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */
 #endif
