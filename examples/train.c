@@ -20,8 +20,8 @@ static struct {
     float temperature;
     double budget;
     const char *data, *field, *dataset, *technique, *tokenizer, *prompt, *results;
-} set = {.batch = 32, .seq_len = 256, .epochs = 1, .temperature = 0.8f, .technique = "fp32",
-         .prompt = "\n", .results = "results", .optim = {.lr = 1e-3f}};
+} set = {.batch = 32, .seq_len = 256, .epochs = 1, .temperature = 0.8f, .prompt = "\n", .results = "results",
+         .optim = {.lr = 1e-3f, .weight_decay = 0.01f, .clip = 1}};
 
 /* Parser and usage text are made from this one table. */
 static const option options[] = {
@@ -30,7 +30,7 @@ static const option options[] = {
     {"tokenizer", TEXT, &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt to use (a BPE is trained)", 0, 0},
     {"vocab-size", INT, &set.model.vocab, "ids of the trained BPE (10000)", 0, 0},
     {"dataset", TEXT, &set.dataset, "name in the results (the data's file name)", 0, 0},
-    {"technique", TEXT, &set.technique, "flags below, windowN and bsN joined by _: bf16_flash, bf16_window16_bs32", 0, 0},
+    {"technique", TEXT, &set.technique, "flags below, windowN and bsN joined by _: bf16_flash_bs32 (named by the flags)", 0, 0},
     {"precision", CHOICE, &set.policy.precision, "precision", "fp32|tf32|bf16|fp16", 0},
     {"attention", CHOICE, &set.policy.attention, "attention", "plain|flash", 0},
     {"recompute", CHOICE, &set.policy.recompute, "what the backward pass makes again", "none|selective|layer|segments|budget", 0},
@@ -65,8 +65,8 @@ static const option options[] = {
     {"lr", REAL, &set.optim.lr, "peak learning rate (0.001)", 0, 0},
     {"lr-schedule", CHOICE, &set.optim.lr_schedule, "after the warmup", "constant|linear|cosine", 0},
     {"warmup-steps", INT, &set.warmup, "steps of linear warmup (0)", 0, 0},
-    {"weight-decay", REAL, &set.optim.weight_decay, "decoupled decay of matrices (0.01; negative: none)", 0, 0},
-    {"clip", REAL, &set.optim.clip, "largest norm of the gradient (1; negative: none)", 0, 0},
+    {"weight-decay", REAL, &set.optim.weight_decay, "decoupled decay of matrices (0.01)", 0, 0},
+    {"clip", REAL, &set.optim.clip, "largest norm of the gradient (1; 0: any)", 0, 0},
     {"seed", INT, &set.seed, "seed of weights, dropout, split and order (0)", 0, 0},
     {"eval-every", INT, &set.eval_every, "steps between evaluations (0: at the end only)", 0, 0},
     {"eval-batches", INT, &set.eval_batches, "batches of an evaluation (0: the whole split)", 0, 0},
@@ -111,21 +111,41 @@ static int apply_technique(void)
 {
     char words[128], text[256], *word, end, *policy = (char *)&set.policy;
     int k, n;
-    snprintf(words, sizeof(words), "%s", set.technique);
+    if (!set.technique) return 0;
+    if (strlen(set.technique) >= sizeof(words)) return option_fail("--technique: longer than 127 letters");
+    strcpy(words, set.technique);
     for (word = strtok(words, "_"); word; word = strtok(NULL, "_")) {
         for (k = 0; k < OPTIONS; k++) {
             char *at = (char *)options[k].at;
             if (option_is_flag(&options[k], word) && at >= policy && at < policy + sizeof(set.policy)) break;
         }
         if (k < OPTIONS) *(int *)options[k].at = options[k].value;
-        else if (sscanf(word, "window%d%c", &n, &end) == 1) set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = n;
-        else if (sscanf(word, "bs%d%c", &n, &end) == 1) set.batch = n;
+        else if (sscanf(word, "window%9d%c", &n, &end) == 1) set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = n;
+        else if (sscanf(word, "bs%9d%c", &n, &end) == 1) set.batch = n;
         else {
             snprintf(text, sizeof(text), "--technique: %s is no flag of --help, nor windowN, nor bsN", word);
             return option_fail(text);
         }
     }
     return 0;
+}
+
+/* What a run without --technique is called: the longest words of the flags that it has, such as bf16_flash. */
+static void name_technique(void)
+{
+    static char name[256];
+    char *policy = (char *)&set.policy;
+    size_t used = 0;
+    int k;
+    for (k = 0; k < OPTIONS; k++) {
+        const option *o = &options[k];
+        const char *rest = strchr(o->name, '-'), *word = rest && strlen(rest + 1) > (size_t)(rest - o->name) ? rest + 1 : o->name;
+        if (o->kind != FLAG || (char *)o->at < policy || (char *)o->at >= policy + sizeof(set.policy) || *(int *)o->at != o->value) continue;
+        used += (size_t)snprintf(name + used, sizeof(name) - used, "%s%.*s", used ? "_" : "", (int)strcspn(word, "-"), word);
+    }
+    if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) used += (size_t)snprintf(name + used, sizeof(name) - used, "_budget");
+    if (set.policy.window) snprintf(name + used, sizeof(name) - used, "_window%d", set.policy.window);
+    set.technique = name;
 }
 
 static void write_text(void *file, const char *text, size_t bytes)
@@ -142,6 +162,15 @@ static char *result_path(const char *ending)
     return path[turn % 4];
 }
 
+/* Closes a file of results, if it is open; tells if it is not, or not whole. */
+static mtt_status close_file(FILE *f, const char *path)
+{
+    int whole = f && !ferror(f);
+    if (f && fclose(f) == 0 && whole) return MTT_OK;
+    snprintf(env.error, sizeof(env.error), "%s cannot be written: is --results-dir a folder of yours, and its disk not full?", path);
+    return MTT_E_FILE;
+}
+
 /* The log of a resumed run goes on where the checkpoint stood: what came after it is cut off. */
 static FILE *open_log(int64_t step)
 {
@@ -151,8 +180,10 @@ static FILE *open_log(int64_t step)
     while (in && out && fgets(line, sizeof(line), in))
         if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step) fputs(line, out);
     if (in) fclose(in);
-    if (out) rename(kept, path);
-    return out;
+    if (out && !fflush(out) && !rename(kept, path)) return out;
+    close_file(out, path);
+    remove(kept);
+    return NULL;
 }
 
 static void progress(const mtt_step_info *info, double tokens, int64_t steps, double seconds, int64_t begun)
@@ -206,7 +237,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     mtt_quality q;
     mtt_step_info info = {0};
     double seconds = 0;
-    if (!log) snprintf(env.error, sizeof(env.error), "%s cannot be written: is --results-dir a folder of yours?", result_path(".jsonl"));
+    if (!log) close_file(log, result_path(".jsonl"));
     while (!status && mtt_trainer_step(t) < steps && !interrupted) {
         for (i = 0; i < micro && !status; i++) status = mtt_batches_next(batches, x + i * rows, y + i * rows);
         if (!status) status = mtt_train_step(t, x, y, &info);
@@ -231,27 +262,31 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     if (!status && !interrupted && steps > begun) {
         write_metrics(stdout, t, &q, info.loss, seconds, steps - begun);
         f = fopen(result_path("_metrics.json"), "w");
-        if (f) write_metrics(f, t, &q, info.loss, seconds, steps - begun), fclose(f);
-        f = set.no_memory ? NULL : fopen(result_path("_memory.json"), "w");
-        if (f) mtt_schedule_json(mtt_trainer_schedule(t), write_text, f), fclose(f);
+        if (f) write_metrics(f, t, &q, info.loss, seconds, steps - begun);
+        status = close_file(f, result_path("_metrics.json"));
+        f = set.no_memory || status ? NULL : fopen(result_path("_memory.json"), "w");
+        if (f) mtt_schedule_json(mtt_trainer_schedule(t), write_text, f);
+        if (!set.no_memory && !status) status = close_file(f, result_path("_memory.json"));
     }
-    if (log) fclose(log);
+    if (log && close_file(log, result_path(".jsonl")) && !status) status = MTT_E_FILE;
     free(x);
     return status;
 }
 
-/* Whether the token files at a prefix are of this text and these options, as {prefix}.made says; `record` writes that. A resumed run
-   need not say again which tokenizer it had. */
+/* Whether the token files at a prefix are of this text, by its bytes (FNV-1a), and of these options, as {prefix}.made says; `record`
+   writes that. A resumed run need not say again which tokenizer it had. */
 static int made_of_this(const char *prefix, int record)
 {
-    char path[512], is[1024], was[1024] = "";
-    struct stat text;
-    size_t compared;
-    FILE *f;
-    if (stat(set.data, &text)) return 0; /* standard input */
-    snprintf(is, sizeof(is), "%lld bytes, changed at %lld, inode %llu; vocab %d, tokenizer %s, field %s, seed %d\n", (long long)text.st_size,
-             (long long)text.st_mtime, (unsigned long long)text.st_ino, set.model.vocab, set.tokenizer ? set.tokenizer : "trained",
-             set.field ? set.field : "text", set.seed);
+    char path[512], is[1024], was[1024] = "", block[65536];
+    uint64_t hash = 0xcbf29ce484222325u;
+    size_t got, i, compared;
+    FILE *f = fopen(set.data, "rb");
+    if (!f) return 0; /* standard input */
+    while ((got = fread(block, 1, sizeof(block), f)) > 0)
+        for (i = 0; i < got; i++) hash = (hash ^ (unsigned char)block[i]) * 0x100000001b3u;
+    fclose(f);
+    snprintf(is, sizeof(is), "text %016llx, field %s, seed %d; vocab %d, tokenizer %s\n", (unsigned long long)hash,
+             set.field ? set.field : "text", set.seed, set.model.vocab, set.tokenizer ? set.tokenizer : "trained");
     snprintf(path, sizeof(path), "%s.made", prefix);
     f = fopen(path, record ? "w" : "r");
     if (f && record) fputs(is, f);
@@ -261,31 +296,58 @@ static int made_of_this(const char *prefix, int record)
     return !strncmp(is, was, compared);
 }
 
-/* Opens token files and tokenizer: those of a prepared prefix, those made before of the same, or new ones. */
-static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer, mtt_batches *batches)
+static mtt_status open_files(const char *prefix, mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
 {
-    char prefix[480], path[512];
-    struct stat made;
-    mtt_prepare_desc desc = {.input = set.data, .field = set.field, .output = prefix, .tokenizer = set.tokenizer,
-                             .vocab = set.model.vocab, .seed = (uint64_t)set.seed};
-    mtt_status status = MTT_OK;
-    snprintf(prefix, sizeof(prefix), "%s", set.data);
+    char path[512];
+    mtt_status status;
     snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-    if (stat(path, &made)) {
-        snprintf(prefix, sizeof(prefix), "%s/%s", set.results, set.dataset);
-        snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-        if (stat(path, &made) || !made_of_this(prefix, 0)) {
-            status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
-            if (!status) made_of_this(prefix, 1);
-        } else fprintf(stderr, "train: the tokens of %s are there from an earlier run\n", set.data);
-    }
-    if (!status) status = mtt_tokens_open(&env, path, data);
+    status = mtt_tokens_open(&env, path, data);
     snprintf(path, sizeof(path), "%s.valid.tokens", prefix);
     if (!status) status = mtt_tokens_open(&env, path, valid);
     snprintf(path, sizeof(path), "%s.tokenizer.json", prefix);
     if (!status) status = mtt_tokenizer_load(&env, path, tokenizer);
+    if (status || mtt_tokenizer_vocab(*tokenizer) == mtt_tokens_vocab(*data)) return status;
+    snprintf(env.error, sizeof(env.error), "%s is not the tokenizer of %s.train.tokens: prepare both from the text", path, prefix);
+    return MTT_E_DATA;
+}
+
+/* Opens token files and tokenizer: those of a prepared prefix, those made before of the same, or new ones. */
+static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer, mtt_batches *batches)
+{
+    char prefix[480], path[512];
+    struct stat info;
+    mtt_prepare_desc desc = {.input = set.data, .field = set.field, .output = prefix, .tokenizer = set.tokenizer,
+                             .vocab = set.model.vocab, .seed = (uint64_t)set.seed};
+    mtt_status status = MTT_E_FILE;
+    int there, made;
+    snprintf(prefix, sizeof(prefix), "%s", set.data);
+    snprintf(path, sizeof(path), "%s.train.tokens", prefix);
+    if (stat(path, &info)) {
+        snprintf(prefix, sizeof(prefix), "%s/%s", set.results, set.dataset);
+        snprintf(path, sizeof(path), "%s.train.tokens", prefix);
+        there = !stat(path, &info) && strcmp(set.data, "-");
+        made = there && made_of_this(prefix, 0);
+        if (made) status = open_files(prefix, data, valid, tokenizer);
+        if (made && !status) fprintf(stderr, "train: the tokens of %s are there from an earlier run\n", set.data);
+        else if (there && set.resume && !stat(set.data, &info)) {
+            if (!made) snprintf(env.error, sizeof(env.error), "%s was made of another text, seed, field or tokenizer: --resume needs "
+                                "those of the run", path);
+            return MTT_E_DATA;
+        } else { /* also where files made before cannot be read */
+            mtt_tokens_close(*data), mtt_tokens_close(*valid), mtt_tokenizer_destroy(*tokenizer);
+            *data = *valid = NULL, *tokenizer = NULL;
+            status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
+            if (!status) made_of_this(prefix, 1), status = open_files(prefix, data, valid, tokenizer);
+        }
+    } else if (!(status = open_files(prefix, data, valid, tokenizer)) &&
+               (set.tokenizer || (set.model.vocab && set.model.vocab != mtt_tokens_vocab(*data)))) {
+        snprintf(env.error, sizeof(env.error), "%s is prepared, with %d ids: leave out --tokenizer and --vocab-size, or give the text", set.data,
+                 mtt_tokens_vocab(*data));
+        return MTT_E_ARGUMENT;
+    }
     if (!status && mtt_tokens_count(*valid) == 0) {
-        snprintf(env.error, sizeof(env.error), "%s is too short: of its documents, or pieces of 4 KiB, none is left to validate: give some 40 KB", set.data);
+        snprintf(env.error, sizeof(env.error), "%s is too short: of its documents, which end at blank lines, none is left to validate: give "
+                 "more text, blank lines in it, or another --seed", set.data);
         return MTT_E_DATA;
     }
     if (!status) status = mtt_batches_init(&env, batches, *valid, set.batch, set.seq_len, 0, 1); /* long enough? */
@@ -318,11 +380,19 @@ int main(int argc, char **argv)
     mtt_batches batches = {0};
     mtt_backend backend = *mtt_cpu_backend();
     mtt_status status = MTT_OK;
+    struct stat info;
+    uint64_t steps;
     char *name;
     int code = option_parse(options, OPTIONS, argc, argv), max_batch = 0;
     if (!code) code = apply_technique();
     if (!code) code = option_parse(options, OPTIONS, argc, argv); /* once more: single options go before the technique's */
     if (code) return code == OPTION_HELP ? 0 : code;
+    if (!set.technique) name_technique();
+    if (!(set.optim.lr > 0)) return option_fail("--lr has to be above 0");
+    if (set.optim.weight_decay == 0) set.optim.weight_decay = -1; /* the library takes 0 for its default */
+    if (set.optim.clip == 0) set.optim.clip = -1;
+    if (!set.epochs) return option_fail("--epochs has to be 1 or more");
+    if (set.policy.split && set.policy.recompute != MTT_RECOMPUTE_BUDGET) return option_fail("--split needs --recompute budget");
     if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) set.policy.budget_bytes = (size_t)set.budget;
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
     if (set.policy.recompute == MTT_RECOMPUTE_BUDGET && !set.budget)
@@ -332,7 +402,7 @@ int main(int argc, char **argv)
         if (!set.data) return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
         if (!set.dataset) set.dataset = strrchr(set.data, '/') ? strrchr(set.data, '/') + 1 : set.data;
         set.dataset = name = strdup(strcmp(set.dataset, "-") ? set.dataset : "stdin");
-        while (name && (name = strpbrk(name, "/\"\\\n\t"))) *name = '_'; /* fit for files and for JSON */
+        for (; name && *name; name++) if (strchr("/\"\\", *name) || (*name > 0 && *name < ' ')) *name = '_'; /* fit for files and JSON */
         mkdir(set.results, 0777);
         if (set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
         if (!status) status = open_data(&data, &valid, &tokenizer, &batches);
@@ -345,8 +415,9 @@ int main(int argc, char **argv)
     code = show_plan(&plan, max_batch);
     if (code || set.dry_run) return code;
     if (!set.policy.accumulate) set.policy.accumulate = 1;
-    if (!set.steps) set.steps = (int)(batches.sequences * (uint64_t)set.epochs / (uint64_t)(set.batch * set.policy.accumulate));
-    if (!set.steps) {
+    steps = set.steps ? (uint64_t)set.steps : batches.sequences * (uint64_t)set.epochs / (uint64_t)(set.batch * set.policy.accumulate);
+    if (steps > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
+    if (!(set.steps = (int)steps)) {
         fprintf(stderr, "train: the text has %llu sequences, a step takes %d: lower --batch-size, give more text, or --steps\n",
                 (unsigned long long)batches.sequences * (unsigned)set.epochs, set.batch * set.policy.accumulate);
         return EXIT_DATA;
@@ -354,8 +425,9 @@ int main(int argc, char **argv)
     set.optim.seed = (uint64_t)set.seed, set.optim.warmup_steps = set.warmup, set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len, &t);
     if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
-    if (status == MTT_E_FILE && set.resume) fprintf(stderr, "train: nothing to resume: start without --resume\n");
-    if (!status && !set.resume && set.save_every >= 0) keep_old();
+    if (status == MTT_E_FILE && set.resume && stat(result_path(".safetensors"), &info))
+        fprintf(stderr, "train: nothing to resume: start without --resume\n");
+    if (!status && !set.resume) keep_old();
     if (!status && mtt_trainer_step(t) >= set.steps) fprintf(stderr, "train: all steps are done: raise --steps to go on\n");
     signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
     if (!status) status = train(t, &batches, valid, tokenizer, set.steps);

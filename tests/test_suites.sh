@@ -55,6 +55,8 @@ suite $some --results-dir cut -- $tiny; check "the continued suite ends with $co
 check "what was complete is not run again" [ "$(stat -c %Y cut/a/text_fp32_bs2_metrics.json)" = "$old" ]
 check "the tables of both are the same" cmp <(cut -f 1-15 whole/a/results.tsv) <(cut -f 1-15 cut/a/results.tsv)
 suite $some --results-dir cut -- $tiny; check "nothing is left to run" says err '16 experiments|, 0 to run'
+mkdir other && tac text.txt > other/text.txt
+suite ${some/text.txt/other\/text.txt} --results-dir cut --only fp32_bs2 -- $tiny; check "another text of the same name is another experiment" says err ', 1 to run'
 suite ${some/60/61} --results-dir cut --only fp32_bs2 -- $tiny; check "another number of steps is another experiment" says cut/a/text_fp32_bs2_metrics.json '"steps": 61'
 
 # failures and refusals
@@ -99,6 +101,10 @@ check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s
 "$report" --results-dir hand --experiments fp32,bf16_flash_bs8 > out; check "--experiments" [ "$(grep -c '^| [bf].*8 |' out)" = 2 ]
 echo '{"perplexity": 3' > hand/y_fp32_metrics.json
 check "a damaged file does not end it" "$report" --results-dir hand
+mkdir two && for text in one other; do sed "s/\"x\"/\"$text\"/" hand/x_fp32_bs8_metrics.json > two/${text}_fp32_metrics.json; done
+"$report" --results-dir two > out 2> err; code=$?
+check "runs of two texts are not compared" eval '[ $code = 2 ] && says err "two has runs of one and of other: choose one with --dataset"'
+"$report" --results-dir two --dataset other > out; check "--dataset" [ "$(grep -c '^| fp32' out)" = 1 ]
 "$report" --results-dir nowhere > out 2> err; check "an empty folder ends with 3" [ $? = 3 ]
 
 # plots

@@ -58,6 +58,13 @@ expect 2 'technique: nonsense is no flag' --technique bf16_nonsense
 expect 2 'needs one, for example --memory-budget 8G' --recompute budget --dry-run
 expect 2 'technique' --technique no
 expect 2 'technique' --technique bf16_32
+expect 2 'bs4294967304 is no flag' --technique bf16_bs4294967304
+expect 2 'window99999999999 is no flag' --technique bf16_window99999999999
+expect 2 '--technique: longer' --technique "$(printf 'bf16_%.0s' $(seq 40))"
+expect 2 '--resume takes no value' --resume=no
+expect 2 '--lr has to be above 0' --lr 0 --dry-run
+expect 2 '--epochs has to be 1 or more' --epochs 0 --dry-run
+expect 2 '--split needs --recompute budget' --split --dry-run
 expect 2 '--data is missing' --technique bf16
 expect 2 'batch is 0' --dry-run --batch-size 0
 expect 2 'd_model 32 does not divide' --dry-run $model --heads 3
@@ -71,7 +78,7 @@ expect 3 'folder.*file in it' --data . $model
 gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip -dc' --data text.gz $model
 printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
 printf '\050\265\057\375\044\000\000' > text.zst;    expect 3 'text.zst is .*zstd -dc' --data text.zst $model
-echo "too short" > short.txt;                        expect 3 'short.txt is too short.*give some 40 KB' --data short.txt $model
+echo "too short" > short.txt;                        expect 3 'short.txt is too short.*blank lines' --data short.txt $model
 expect 3 'sequence of 65536 needs.*more text' --data text.txt --dataset long ${model/--seq-len 32/--seq-len 65536}
 echo '{"body": "x"}' > other.jsonl;                  expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
 
@@ -147,6 +154,28 @@ check "the first text again" [ "$(tokens)" = "$first" ]
 awk 'NF { printf "{\"text\": \"%s\"}\n", $0 }' text.txt > text.jsonl
 expect 0 . --data text.jsonl $model --steps 1 --no-checkpoint
 expect 3 'no field "nonsense"' --data text.jsonl $model --field nonsense
+cp results/made.tokenizer.json tokenizer.json
+for file in train.tokens valid.tokens tokenizer.json; do
+  truncate -s 100 results/made.$file
+  expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
+  check "a damaged $file is made again" [ "$(tokens)" = "$first" ]
+done
+expect 0 . --data text.txt ${model/300/400} --steps 1 --dataset wider --no-checkpoint
+cp results/wider.tokenizer.json results/made.tokenizer.json
+expect 3 'made.tokenizer.json is not the tokenizer of results/made.train.tokens' --data results/made --dataset mixed ${model/--vocab-size 300/} --steps 1
+expect 0 . --data text.txt $model --steps 1 --dataset made
+check "another run's tokenizer is made again" cmp results/made.tokenizer.json tokenizer.json
+expect 2 'is prepared, with 300 ids' --data results/made --dataset mixed ${model/300/500} --steps 1
+expect 2 'is prepared, with 300 ids' --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1
+cp text.txt edited.txt
+expect 0 . --data edited.txt $model --steps 2
+first=$(sha256sum results/edited.txt.*[ns])
+sed -i '3s/a/o/g' edited.txt
+expect 3 'made of another text.*needs those of the run' --data edited.txt $model --steps 3 --resume
+expect 3 'made of another text, seed.*needs those of the run' --data edited.txt ${model/--vocab-size 300/} --seed 1 --steps 3 --resume
+check "what cannot be resumed leaves the run's files" [ "$(sha256sum results/edited.txt.*[ns])" = "$first" ]
+cp text.txt edited.txt
+expect 0 'step 3/3' --data edited.txt $model --steps 3 --resume
 check "no temporary file is left" [ -z "$(find results -name '*tmp*')" ]
 cp text.txt 'a "b".txt'
 expect 0 dataset --data 'a "b".txt' $model --steps 1
@@ -166,6 +195,29 @@ for technique in tf32 bf16 fp16 bf16_flash bf16_window16 bf16_window32 fp32_chec
   case $technique in *window*) continue;; esac
   check "$technique reaches the loss of fp32" awk -v a="$(field out val_loss)" -v b="$(field $metrics val_loss)" 'BEGIN { exit !(a > 0 && a / b < 1.01 && b / a < 1.01) }'
 done
+expect 0 '"technique": "bf16_flash_chunked"' --data results/text.txt --dataset many $model --steps 1 --bf16 --flash-attn --chunked
+expect 0 '"technique": "fp32_flash_checkpointing_window8"' --data results/text.txt --dataset many $model --steps 1 --gradient-checkpointing --attention flash --window-size 8
+expect 2 'more than 2' --data results/text.txt $model --epochs 2000000000
+for decay in 0 -1 0.01; do
+  expect 0 . --data results/text.txt --dataset "decay$decay" $model --steps 3 --weight-decay $decay --clip ${decay/0.01/1}
+done
+check "--weight-decay 0 and --clip 0 are none" cmp results/decay0_fp32.safetensors results/decay-1_fp32.safetensors
+check "the defaults are others" eval '! cmp results/decay0_fp32.safetensors results/decay0.01_fp32.safetensors'
+
+# files that cannot be written whole
+ln -s /dev/full results/full_fp32_metrics.json
+expect 3 'full_fp32_metrics.json cannot be written' --data results/text.txt --dataset full $model --steps 2
+ln -s /dev/full results/disk_fp32_memory.json
+expect 3 'disk_fp32_memory.json cannot be written' --data results/text.txt --dataset disk $model --steps 2
+log=$(sha256sum < results/disk_fp32.jsonl)
+ln -s /dev/full results/disk_fp32.jsonl.tmp
+expect 3 'disk_fp32.jsonl cannot be written' --data results/text.txt --dataset disk $model --steps 3 --resume
+check "a log that cannot be written again stays" eval '[ ! -L results/disk_fp32.jsonl ] && [ "$(sha256sum < results/disk_fp32.jsonl)" = "$log" ]'
+expect 0 'is now results/disk_fp32.safetensors.old' --data results/text.txt --dataset disk $model --steps 1 --no-checkpoint --no-memory-profiling
+check "a run without checkpoint keeps the log of one with it" eval '[ ! -L results/disk_fp32.jsonl.old ] && [ "$(sha256sum < results/disk_fp32.jsonl.old)" = "$log" ]'
+mkdir results/folder_fp32.safetensors
+run --data results/text.txt --dataset folder $model --steps 2 --resume
+check "a checkpoint that is there but cannot be read is not called absent" eval '[ $code = 3 ] && ! grep -q "nothing to resume" err'
 expect 5 'lower lr' --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
 if ldd "$train" | grep -q cublas; then echo "skipped: --device cuda in a build without it, since this build has it"
 else

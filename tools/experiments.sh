@@ -52,6 +52,8 @@ while [ $# -gt 0 ]; do
 done
 [ ${#suites[@]} -gt 0 ] || { usage; exit 2; }
 case $device in cpu | cuda) ;; *) fail "--device $device: expected cpu or cuda";; esac
+case $baseline in '' | fp32 | tf32) ;; *) fail "--baseline $baseline: expected fp32 or tf32";; esac
+[[ $budget =~ ^[0-9.]*[KMG]?$ ]] || fail "--memory-budget $budget: expected bytes, as in 24G"
 [[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps $steps, --batch-size $batches: expected numbers"
 [ -x "$train" ] || train=$(command -v "$train") || fail "there is no trainer: make train, or --train PATH"
 pick() { if [ -n "$small" ]; then echo "$2"; else echo "$1"; fi; }
@@ -74,7 +76,7 @@ named() { # LIST GROUP LABEL BATCH MOST NAME: whether a pattern of the list name
 }
 wanted() { { [ -z "$only" ] || named "$only" "$@"; } && ! named "$skip" "$@"; }
 prepare() { # PATH: sets dataset, prefix and vocab; makes token files of a text
-  local ids=${own_ids[$suite]} kind=${kind[$suite]:-bpe} made
+  local ids=${own_ids[$suite]} kind=${kind[$suite]:-bpe} made from
   dataset=$(basename "${1:-text}" | tr -c 'A-Za-z0-9.\n-' _) prefix=$1 vocab=${vocabulary[$suite]}
   if [ -n "$1" ] && [ ! -s "$1.train.tokens" ]; then
     [ -f "$1" ] || fail "there is neither a text $1 nor $1.train.tokens"
@@ -82,8 +84,9 @@ prepare() { # PATH: sets dataset, prefix and vocab; makes token files of a text
     [ $suite = b ] || kind=${tokenizer:-$kind}
     dataset=${dataset%.*} made=$(basename "$kind" | tr -c 'A-Za-z0-9\n-' _)
     case $kind in bpe | wordpiece) made+=_$ids vocab=$ids;; esac # as many as are asked for, until the token files tell
-    prefix=$results/data/${dataset}_$made
-    if [ -z "$dry" ] && ! { [ -s "$prefix.train.tokens" ] && [ -s "$prefix.valid.tokens" ] && [ "$prefix.tokenizer.json" -nt "$1" ]; }; then
+    from=("$1"); [ ! -f "$kind" ] || from+=("$kind")
+    prefix=$results/data/${dataset}_${made}_$(cat "${from[@]}" | cksum | cut -d' ' -f1) # another text of this name: other files, other commands
+    if [ -z "$dry" ] && ! { [ -s "$prefix.train.tokens" ] && [ -s "$prefix.valid.tokens" ] && [ -s "$prefix.tokenizer.json" ]; }; then
       mkdir -p "$results/data"
       [ -x "$root/build/prepare" ] || make -s -C "$root" build/prepare || fail "cannot build build/prepare"
       "$root/build/prepare" --input "$1" --output "$prefix" --tokenizer "$kind" --vocab-size $ids > "$dir/err" 2>&1 || fail "$(tail -n 1 "$dir/err")"

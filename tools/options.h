@@ -87,6 +87,8 @@ static int option_parse(const option *table, int count, int argc, char **argv)
         }
         snprintf(text, sizeof(text), "there is no option %s: did you mean --%s? (--help lists all)", argv[i], near->name);
         if (!o || name - argv[i] != 2) return option_fail(text);
+        snprintf(text, sizeof(text), "--%s takes no value, but is there or not", o->name);
+        if (o->kind == FLAG && value) return option_fail(text);
         if (o->kind == FLAG) *(int *)o->at = o->value;
         else if (value) value++;
         else if (i + 1 < argc) value = argv[++i];

@@ -13,7 +13,7 @@
 /* What is known of a run: texts and numbers by their names in JSON; the last four numbers are computed here. */
 #define TEXTS(X)                                                                                                          \
     X(name, 256) X(group, 32) X(technique, 128) X(status, 16) X(message, 600) X(phase, 16) X(suite, 16) X(device, 8) X(budget, 32) \
-    X(baseline, 16)
+    X(baseline, 16) X(dataset, 256)
 #define NUMBERS(X)                                                                                                        \
     X(BATCH, batch_size) X(SEQ_LEN, seq_len) X(STEPS, steps) X(LARGEST, largest_batch) X(PERPLEXITY, perplexity)          \
     X(BITS, bits_per_byte) X(ACCURACY, accuracy) X(FORWARD, peak_forward_bytes) X(BACKWARD, peak_backward_bytes)          \
@@ -40,11 +40,12 @@ static const char *const number_name[] = {NUMBERS(NUMBER_NAME)};
 static run *runs, head; /* `head`: what the summary says of the whole suite */
 static int run_count;
 static char budget[64] = "the budget"; /* in words */
-static const char *results = "results", *experiments;
+static const char *results = "results", *experiments, *dataset;
 
 static const option options[] = {
     {"results-dir", TEXT, &results, "folder of the runs (results)", 0, 0},
     {"experiments", TEXT, &experiments, "compare these alone: names or techniques, with commas (all)", 0, 0},
+    {"dataset", TEXT, &dataset, "compare this dataset's runs (needed where there are several, but for a suite's)", 0, 0},
 };
 
 /* ---- reading ---- */
@@ -210,7 +211,7 @@ static void read_results(void)
     if (count >= 0) free(files);
     EACH(r) {
         read_run(r);
-        if (named(r)) runs[kept++] = *r;
+        if (named(r) && (!dataset || !strcmp(r->dataset, dataset))) runs[kept++] = *r;
     }
     run_count = kept;
 }
@@ -226,6 +227,19 @@ static int is_same(const run *a, const run *b)
 {
     return is_done(a) && is_done(b) && !strcmp(a->group, b->group) && a->v[BATCH] == b->v[BATCH] &&
            a->v[SEQ_LEN] == b->v[SEQ_LEN] && a->v[PARAMETERS] == b->v[PARAMETERS];
+}
+
+/* Losses of two texts are not to be compared; the datasets of a suite are one text's variants. */
+static void check_dataset(void)
+{
+    const run *first = NULL;
+    EACH(r) {
+        if (head.suite[0] || !is_done(r)) continue;
+        if (!first) first = r;
+        if (!strcmp(r->dataset, first->dataset)) continue;
+        fprintf(stderr, "report: %s has runs of %s and of %s: choose one with --dataset\n", results, first->dataset, r->dataset);
+        exit(2);
+    }
 }
 
 /* The baseline is plain attention in FP32 or TF32 with nothing recomputed: of the same work, or else the group's first of that model. */
@@ -508,6 +522,7 @@ int main(int argc, char **argv)
     bytes = strtod(head.budget, &unit);
     if (head.budget[0]) snprintf(budget, sizeof(budget), *unit ? "%.0f%s" : "%.4g GB", *unit ? bytes : bytes * 1e-9, unit);
     groups[0].sweep = head.suite[0] == 'e';
+    check_dataset();
     compare();
     if (!(out = open_memstream(&text, &size))) return 1;
     print_report();
