@@ -162,13 +162,17 @@ static char *result_path(const char *ending)
     return path[turn % 4];
 }
 
-/* Closes a file of results, if it is open; tells if it is not, or not whole. */
+static mtt_status cannot_write(const char *path)
+{
+    snprintf(env.error, sizeof(env.error), "%s cannot be written: is --results-dir a folder of yours, and its disk not full?", path);
+    return MTT_E_FILE;
+}
+
+/* Closes a file of results; tells if it could not be opened, or is not whole. */
 static mtt_status close_file(FILE *f, const char *path)
 {
     int whole = f && !ferror(f);
-    if (f && fclose(f) == 0 && whole) return MTT_OK;
-    snprintf(env.error, sizeof(env.error), "%s cannot be written: is --results-dir a folder of yours, and its disk not full?", path);
-    return MTT_E_FILE;
+    return f && fclose(f) == 0 && whole ? MTT_OK : cannot_write(path);
 }
 
 /* The log of a resumed run goes on where the checkpoint stood: what came after it is cut off. */
@@ -181,8 +185,9 @@ static FILE *open_log(int64_t step)
         if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step) fputs(line, out);
     if (in) fclose(in);
     if (out && !fflush(out) && !rename(kept, path)) return out;
-    close_file(out, path);
+    if (out) fclose(out);
     remove(kept);
+    cannot_write(path);
     return NULL;
 }
 
@@ -233,11 +238,10 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     int32_t *x = malloc(2 * micro * rows * sizeof(*x)), *y = x + micro * rows;
     int64_t begun = mtt_trainer_step(t);
     FILE *log = open_log(begun), *f;
-    mtt_status status = x && log ? MTT_OK : MTT_E_FILE;
+    mtt_status status = !log ? MTT_E_FILE : x ? MTT_OK : MTT_E_MEMORY;
     mtt_quality q;
     mtt_step_info info = {0};
     double seconds = 0;
-    if (!log) close_file(log, result_path(".jsonl"));
     while (!status && mtt_trainer_step(t) < steps && !interrupted) {
         for (i = 0; i < micro && !status; i++) status = mtt_batches_next(batches, x + i * rows, y + i * rows);
         if (!status) status = mtt_train_step(t, x, y, &info);
@@ -273,29 +277,36 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *
     return status;
 }
 
-/* Whether the token files at a prefix are of this text, by its bytes (FNV-1a), and of these options, as {prefix}.made says; `record`
-   writes that. A resumed run need not say again which tokenizer it had. */
-static int made_of_this(const char *prefix, int record)
+/* What token files are made of: the text, by its bytes (FNV-1a), and options; empty for standard input. */
+static void describe_data(char *is, size_t room)
 {
-    char path[512], is[1024], was[1024] = "", block[65536];
+    char block[65536];
     uint64_t hash = 0xcbf29ce484222325u;
-    size_t got, i, compared;
+    size_t got, i;
     FILE *f = fopen(set.data, "rb");
-    if (!f) return 0; /* standard input */
+    is[0] = 0;
+    if (!f) return;
     while ((got = fread(block, 1, sizeof(block), f)) > 0)
         for (i = 0; i < got; i++) hash = (hash ^ (unsigned char)block[i]) * 0x100000001b3u;
     fclose(f);
-    snprintf(is, sizeof(is), "text %016llx, field %s, seed %d; vocab %d, tokenizer %s\n", (unsigned long long)hash,
+    snprintf(is, room, "text %016llx, field %s, seed %d; vocab %d, tokenizer %s\n", (unsigned long long)hash,
              set.field ? set.field : "text", set.seed, set.model.vocab, set.tokenizer ? set.tokenizer : "trained");
-    snprintf(path, sizeof(path), "%s.made", prefix);
-    f = fopen(path, record ? "w" : "r");
-    if (f && record) fputs(is, f);
-    else if (f && !fgets(was, sizeof(was), f)) was[0] = 0;
-    if (f) fclose(f);
-    compared = set.resume && !set.model.vocab && !set.tokenizer ? strcspn(is, ";") + 1 : sizeof(is);
-    return !strncmp(is, was, compared);
 }
 
+/* Whether {prefix}.made, which is written with the token files, says the same. A resumed run need not say again which tokenizer it had. */
+static int is_made_of(const char *prefix, const char *is)
+{
+    char path[512], was[1024] = "";
+    FILE *f;
+    snprintf(path, sizeof(path), "%s.made", prefix);
+    if ((f = fopen(path, "r"))) {
+        if (!fgets(was, sizeof(was), f)) was[0] = 0;
+        fclose(f);
+    }
+    return *is && !strncmp(is, was, set.resume && !set.model.vocab && !set.tokenizer ? strcspn(is, ";") + 1 : sizeof(was));
+}
+
+/* Token files and tokenizer of a prefix. */
 static mtt_status open_files(const char *prefix, mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
 {
     char path[512];
@@ -311,40 +322,56 @@ static mtt_status open_files(const char *prefix, mtt_tokens **data, mtt_tokens *
     return MTT_E_DATA;
 }
 
-/* Opens token files and tokenizer: those of a prepared prefix, those made before of the same, or new ones. */
-static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer, mtt_batches *batches)
+/* Those of a text: made before of the same, or else, or where they cannot be read, now. */
+static mtt_status open_text(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
 {
-    char prefix[480], path[512];
+    char prefix[480], path[512], is[1024];
     struct stat info;
     mtt_prepare_desc desc = {.input = set.data, .field = set.field, .output = prefix, .tokenizer = set.tokenizer,
                              .vocab = set.model.vocab, .seed = (uint64_t)set.seed};
-    mtt_status status = MTT_E_FILE;
+    mtt_status status;
     int there, made;
-    snprintf(prefix, sizeof(prefix), "%s", set.data);
+    FILE *f;
+    describe_data(is, sizeof(is));
+    snprintf(prefix, sizeof(prefix), "%s/%s", set.results, set.dataset);
     snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-    if (stat(path, &info)) {
-        snprintf(prefix, sizeof(prefix), "%s/%s", set.results, set.dataset);
-        snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-        there = !stat(path, &info) && strcmp(set.data, "-");
-        made = there && made_of_this(prefix, 0);
-        if (made) status = open_files(prefix, data, valid, tokenizer);
-        if (made && !status) fprintf(stderr, "train: the tokens of %s are there from an earlier run\n", set.data);
-        else if (there && set.resume && !stat(set.data, &info)) {
-            if (!made) snprintf(env.error, sizeof(env.error), "%s was made of another text, seed, field or tokenizer: --resume needs "
-                                "those of the run", path);
-            return MTT_E_DATA;
-        } else { /* also where files made before cannot be read */
-            mtt_tokens_close(*data), mtt_tokens_close(*valid), mtt_tokenizer_destroy(*tokenizer);
-            *data = *valid = NULL, *tokenizer = NULL;
-            status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
-            if (!status) made_of_this(prefix, 1), status = open_files(prefix, data, valid, tokenizer);
-        }
-    } else if (!(status = open_files(prefix, data, valid, tokenizer)) &&
-               (set.tokenizer || (set.model.vocab && set.model.vocab != mtt_tokens_vocab(*data)))) {
-        snprintf(env.error, sizeof(env.error), "%s is prepared, with %d ids: leave out --tokenizer and --vocab-size, or give the text", set.data,
-                 mtt_tokens_vocab(*data));
-        return MTT_E_ARGUMENT;
+    there = *is && !stat(path, &info);
+    made = there && is_made_of(prefix, is);
+    if (made && !(status = open_files(prefix, data, valid, tokenizer))) {
+        fprintf(stderr, "train: the tokens of %s are there from an earlier run\n", set.data);
+        return MTT_OK;
     }
+    if (there && set.resume) {
+        if (!made) snprintf(env.error, sizeof(env.error), "%s was made of another text, seed, field or tokenizer: --resume needs those of "
+                            "the run", path);
+        return MTT_E_DATA;
+    }
+    mtt_tokens_close(*data), mtt_tokens_close(*valid), mtt_tokenizer_destroy(*tokenizer);
+    *data = *valid = NULL, *tokenizer = NULL;
+    status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
+    if (status) return status;
+    snprintf(path, sizeof(path), "%s.made", prefix);
+    if ((f = fopen(path, "w"))) fputs(is, f), fclose(f); /* if not, they are made again */
+    return open_files(prefix, data, valid, tokenizer);
+}
+
+/* Those of a prefix, which bring their tokenizer. */
+static mtt_status open_prepared(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
+{
+    mtt_status status = open_files(set.data, data, valid, tokenizer);
+    if (status || (!set.tokenizer && (!set.model.vocab || set.model.vocab == mtt_tokens_vocab(*data)))) return status;
+    snprintf(env.error, sizeof(env.error), "%s is prepared, with %d ids: leave out --tokenizer and --vocab-size, or give the text", set.data,
+             mtt_tokens_vocab(*data));
+    return MTT_E_ARGUMENT;
+}
+
+static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer, mtt_batches *batches)
+{
+    char path[512];
+    struct stat info;
+    mtt_status status;
+    snprintf(path, sizeof(path), "%s.train.tokens", set.data);
+    status = stat(path, &info) ? open_text(data, valid, tokenizer) : open_prepared(data, valid, tokenizer);
     if (!status && mtt_tokens_count(*valid) == 0) {
         snprintf(env.error, sizeof(env.error), "%s is too short: of its documents, which end at blank lines, none is left to validate: give "
                  "more text, blank lines in it, or another --seed", set.data);

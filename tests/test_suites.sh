@@ -34,6 +34,8 @@ counts 34 a --device cuda; check "a batch that a device of 1000 MiB cannot hold"
 rm "$work/stubs/nvidia-smi"
 check "a dry run leaves nothing" [ ! -e results ]
 suite a --dry-run --sizes; check "an unknown option ends with $code, not 2" [ $code = 2 ]
+suite a --dry-run --baseline bf16; check "an odd baseline ends with $code, not 2" [ $code = 2 ]
+suite a --dry-run --memory-budget lots; check "an odd budget ends with $code, not 2" [ $code = 2 ]
 suite a; check "no data ends with $code, not 2" [ $code = 2 ]
 
 # a suite killed in its middle and continued ends as one that was left alone

@@ -151,6 +151,10 @@ expect 0 . --data elsewhere/text.txt $model --steps 1 --dataset made --no-checkp
 check "another text of the same name" [ "$(tokens)" != "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 check "the first text again" [ "$(tokens)" = "$first" ]
+tac text.txt > other.txt; "$train" --data - --dataset made $model --steps 1 --no-checkpoint < other.txt > out 2> err
+check "standard input takes the place of the text" [ "$(tokens)" != "$first" ]
+expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
+check "and the text that of standard input" [ "$(tokens)" = "$first" ]
 awk 'NF { printf "{\"text\": \"%s\"}\n", $0 }' text.txt > text.jsonl
 expect 0 . --data text.jsonl $model --steps 1 --no-checkpoint
 expect 3 'no field "nonsense"' --data text.jsonl $model --field nonsense
