@@ -351,7 +351,7 @@ static mtt_status open_text(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer
     status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
     if (status) return status;
     snprintf(path, sizeof(path), "%s.made", prefix);
-    if ((f = fopen(path, "w"))) fputs(is, f), fclose(f); /* if not, they are made again */
+    if ((f = fopen(path, "w"))) fputs(is, f), fclose(f); /* where that is not whole, a later run makes them again */
     return open_files(prefix, data, valid, tokenizer);
 }
 
