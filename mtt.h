@@ -165,126 +165,6 @@ typedef struct mtt_env {
 /* Receives text; `user` is the caller's. */
 typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
-/* ------------------------------------------------------------------------------------------------- tokenizer ---- */
-
-/* Byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): decode(encode(x)) == x for every byte string. Or BERT's
-   WordPiece (Devlin et al. 2019), which is not lossless: line ends and other blanks become single spaces, punctuation stands
-   alone, a word that the pieces cannot spell or of over 100 characters is [UNK]. Both give the ids of Hugging Face's
-   tokenizers. One tokenizer serves one thread at a time, since encoding keeps a cache of words. */
-typedef struct mtt_tokenizer mtt_tokenizer;
-typedef struct mtt_bpe_trainer mtt_bpe_trainer;
-typedef enum mtt_tokenizer_kind { MTT_BPE, MTT_WORDPIECE } mtt_tokenizer_kind;
-
-/* What is done to a text before its words are cut. The defaults keep Polish as it is; BERT's uncased models want 1, 1, 0, 0. */
-typedef struct mtt_wordpiece {
-    int lowercase;     /* default 0 */
-    int strip_accents; /* e with an ogonek becomes e, l with a stroke stays: it has no accent; default 0 */
-    int keep_controls; /* control characters are text; default 0, they are dropped */
-    int keep_cjk;      /* default 0, each Chinese character is a word of its own */
-} mtt_wordpiece;
-
-/* Trains a tokenizer: create, add each document, finish, destroy. Pairs are counted in 64 bits, ties go to the pair
-   with the smallest ids, and the result depends on neither the number of threads nor the order of the documents.
-   Ids: 0 is <|endoftext|>, 1..256 the bytes in GPT-2's alphabet order, then one merge each. WordPiece is trained alike: 0..4
-   are [PAD] [UNK] [CLS] [SEP] [MASK], then the 1,000 most frequent characters by code point, ##characters by code point, and
-   merges of pairs that occur twice or more. */
-MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out);
-MTTDEF mtt_status mtt_wordpiece_trainer_create(mtt_env *env, const mtt_wordpiece *options /* or NULL */, mtt_bpe_trainer **out);
-MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes);
-/* vocab: 257 and up (for WordPiece, what holds the characters), default 10,000 when 0; fewer result when the text has no more
-   pairs. The trainer can be added to and finished again. */
-MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out);
-MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer);
-
-/* GPT-2's tokenizer (50,257 ids) from its merge list `vocab.bpe` alone. */
-MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out);
-/* BERT's from its `vocab.txt`, a piece a line, [UNK] and [SEP] among them. */
-MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options /* or NULL */,
-                                          mtt_tokenizer **out);
-/* Saves and loads Hugging Face's tokenizer.json, restricted to byte-level BPE and BERT's WordPiece; a load refuses anything
-   else by name. [CLS] and [SEP] are not put around a text. */
-MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
-MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out);
-MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
-
-MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
-MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents; [SEP] */
-/* The bytes that mtt_decode writes for an id: nothing for <|endoftext|>, [PAD], [CLS], [SEP] and [MASK]; a WordPiece that
-   begins a word brings a space with it. Bits per byte are of these bytes. Valid as long as the tokenizer; NULL for an id
-   outside the vocabulary. */
-MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
-
-/* Encodes text to at most `capacity` ids; *count is the number that the whole text needs, so capacity `bytes` is always
-   enough, and a smaller one is refused with *count set. Special tokens in the text are ordinary text. Bytes that are not
-   UTF-8 pass through BPE unharmed and are dropped by WordPiece. */
-MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count);
-/* Decodes ids to at most `capacity` bytes, not terminated; *bytes is what the whole needs. */
-MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes);
-
-/* ------------------------------------------------------------------------------------------------------ data ---- */
-
-/* Reads documents one after another from plain text, JSONL or standard input ("-"); never holds a file whole.
-   JSONL is told by its first byte, '{', '"' or '['; its documents are the named field of each line, a string or a list of
-   strings (joined by a blank line), or lines that are bare strings. Plain text is cut at blank lines into documents of
-   4 KiB or more (MTT_DOCUMENT_BYTES), so that a split has something to divide. Windows line ends pass as they are. */
-typedef struct mtt_corpus mtt_corpus;
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */, mtt_corpus **out);
-/* The next document, valid until the next call; MTT_END after the last. Errors name the line. */
-MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
-MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
-
-/* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85 / 10 / 5 %);
-   which ones depends on the seed alone. */
-typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
-MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
-
-/* Text in, token files out: reads `input`, loads or trains a tokenizer, and writes {output}.tokenizer.json and
-   {output}.train.tokens, .valid.tokens and .test.tokens, each by way of a temporary file. Documents are closed by
-   <|endoftext|> or [SEP]. The tokenizer is trained on the train split alone. */
-typedef struct mtt_prepare_desc {
-    const char *input;     /* required: a file, or "-" for standard input, which is spooled beside the output */
-    const char *output;    /* required: the prefix of the files written */
-    const char *field;     /* JSONL field, default "text" */
-    const char *tokenizer; /* tokenizer.json, GPT-2's vocab.bpe or BERT's vocab.txt; default: train one */
-    int vocab;             /* ids of the trained tokenizer, default 10,000 */
-    uint64_t seed;         /* of the split, default 0 */
-    mtt_tokenizer_kind kind; /* what to train, default MTT_BPE */
-    mtt_wordpiece wordpiece; /* how, and how to read with a vocab.txt */
-} mtt_prepare_desc;
-
-typedef struct mtt_prepare_report {
-    uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
-    int vocab;
-} mtt_prepare_report;
-
-MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
-
-/* A token file: a 64-byte header, then ids of 16 bits (vocabularies up to 65,536) or 32. Mapped, never loaded whole. */
-typedef struct mtt_tokens mtt_tokens;
-MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
-MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
-MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
-MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
-/* Copies `count` ids from `first` on; refuses a range outside the file and an id outside the vocabulary. */
-MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
-
-/* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file, targets one ahead of tokens. Shuffled
-   batches run through a new permutation of the sequences each epoch, a function of (seed, epoch) alone; the cursor is a
-   count of sequences, so a loader resumes anywhere. */
-typedef struct mtt_batches {
-    const mtt_tokens *tokens;
-    int batch, seq_len;
-    uint64_t seed;
-    int sequential;     /* 0 = shuffled without end; 1 = in order, once, the last batch filled up with targets -1 */
-    uint64_t sequences; /* in the file */
-    uint64_t cursor;    /* sequences handed out so far */
-} mtt_batches;
-
-/* Refuses, before any work, a file that is shorter than a sequence. */
-MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch, int seq_len, uint64_t seed, int sequential);
-/* Writes batch * seq_len tokens and as many targets; MTT_END when a sequential loader is through. */
-MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_t *targets);
-
 /* ------------------------------------------------------------------------------------------- model and policy ---- */
 
 typedef enum mtt_positions { MTT_POSITIONS_SINUSOIDAL, MTT_POSITIONS_LEARNED } mtt_positions;
@@ -456,6 +336,11 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
 
 /* --------------------------------------------------------------------------------------------------- trainer ---- */
 
+/* Text, which the last sections are about. */
+typedef struct mtt_tokenizer mtt_tokenizer;
+typedef struct mtt_tokens mtt_tokens;
+typedef struct mtt_batches mtt_batches;
+
 /* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. */
 typedef struct mtt_backend mtt_backend;
 MTTDEF const mtt_backend *mtt_cpu_backend(void);
@@ -538,6 +423,124 @@ MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_bat
    any policy, batch, backend and learning rate; the seed is the file's. The file holds FP32 in either state, the compact one's
    exactly; what comes from the full one is rounded. Refuses a damaged file before it touches anything. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
+
+/* ------------------------------------------------------------------------------------------------- tokenizer ---- */
+
+/* Byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): decode(encode(x)) == x for every byte string. Or BERT's
+   WordPiece (Devlin et al. 2019), which is not lossless: line ends and other blanks become single spaces, punctuation stands
+   alone, a word that the pieces cannot spell or of over 100 characters is [UNK]. Both give the ids of Hugging Face's
+   tokenizers. One tokenizer serves one thread at a time, since encoding keeps a cache of words. */
+typedef struct mtt_bpe_trainer mtt_bpe_trainer;
+typedef enum mtt_tokenizer_kind { MTT_BPE, MTT_WORDPIECE } mtt_tokenizer_kind;
+
+/* What is done to a text before its words are cut. The defaults keep Polish as it is; BERT's uncased models want 1, 1, 0, 0. */
+typedef struct mtt_wordpiece {
+    int lowercase;     /* default 0 */
+    int strip_accents; /* e with an ogonek becomes e, l with a stroke stays: it has no accent; default 0 */
+    int keep_controls; /* control characters are text; default 0, they are dropped */
+    int keep_cjk;      /* default 0, each Chinese character is a word of its own */
+} mtt_wordpiece;
+
+/* Trains a tokenizer: create, add each document, finish, destroy. Pairs are counted in 64 bits, ties go to the pair
+   with the smallest ids, and the result depends on neither the number of threads nor the order of the documents.
+   Ids: 0 is <|endoftext|>, 1..256 the bytes in GPT-2's alphabet order, then one merge each. WordPiece is trained alike: 0..4
+   are [PAD] [UNK] [CLS] [SEP] [MASK], then the 1,000 most frequent characters by code point, ##characters by code point, and
+   merges of pairs that occur twice or more. */
+MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out);
+MTTDEF mtt_status mtt_wordpiece_trainer_create(mtt_env *env, const mtt_wordpiece *options /* or NULL */, mtt_bpe_trainer **out);
+MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes);
+/* vocab: 257 and up (for WordPiece, what holds the characters), default 10,000 when 0; fewer result when the text has no more
+   pairs. The trainer can be added to and finished again. */
+MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out);
+MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer);
+
+/* GPT-2's tokenizer (50,257 ids) from its merge list `vocab.bpe` alone. */
+MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out);
+/* BERT's from its `vocab.txt`, a piece a line, [UNK] and [SEP] among them. */
+MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options /* or NULL */,
+                                          mtt_tokenizer **out);
+/* Saves and loads Hugging Face's tokenizer.json, restricted to byte-level BPE and BERT's WordPiece; a load refuses anything
+   else by name. [CLS] and [SEP] are not put around a text. */
+MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
+MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out);
+MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
+
+MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
+MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents; [SEP] */
+/* The bytes that mtt_decode writes for an id: nothing for <|endoftext|>, [PAD], [CLS], [SEP] and [MASK]; a WordPiece that
+   begins a word brings a space with it. Bits per byte are of these bytes. Valid as long as the tokenizer; NULL for an id
+   outside the vocabulary. */
+MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
+
+/* Encodes text to at most `capacity` ids; *count is the number that the whole text needs, so capacity `bytes` is always
+   enough, and a smaller one is refused with *count set. Special tokens in the text are ordinary text. Bytes that are not
+   UTF-8 pass through BPE unharmed and are dropped by WordPiece. */
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count);
+/* Decodes ids to at most `capacity` bytes, not terminated; *bytes is what the whole needs. */
+MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes);
+
+/* ------------------------------------------------------------------------------------------------------ data ---- */
+
+/* Reads documents one after another from plain text, JSONL or standard input ("-"); never holds a file whole.
+   JSONL is told by its first byte, '{', '"' or '['; its documents are the named field of each line, a string or a list of
+   strings (joined by a blank line), or lines that are bare strings. Plain text is cut at blank lines into documents of
+   4 KiB or more (MTT_DOCUMENT_BYTES), so that a split has something to divide. Windows line ends pass as they are. */
+typedef struct mtt_corpus mtt_corpus;
+MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */, mtt_corpus **out);
+/* The next document, valid until the next call; MTT_END after the last. Errors name the line. */
+MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
+MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
+
+/* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85 / 10 / 5 %);
+   which ones depends on the seed alone. */
+typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
+MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
+
+/* Text in, token files out: reads `input`, loads or trains a tokenizer, and writes {output}.tokenizer.json and
+   {output}.train.tokens, .valid.tokens and .test.tokens, each by way of a temporary file. Documents are closed by
+   <|endoftext|> or [SEP]. The tokenizer is trained on the train split alone. */
+typedef struct mtt_prepare_desc {
+    const char *input;     /* required: a file, or "-" for standard input, which is spooled beside the output */
+    const char *output;    /* required: the prefix of the files written */
+    const char *field;     /* JSONL field, default "text" */
+    const char *tokenizer; /* tokenizer.json, GPT-2's vocab.bpe or BERT's vocab.txt; default: train one */
+    int vocab;             /* ids of the trained tokenizer, default 10,000 */
+    uint64_t seed;         /* of the split, default 0 */
+    mtt_tokenizer_kind kind; /* what to train, default MTT_BPE */
+    mtt_wordpiece wordpiece; /* how, and how to read with a vocab.txt */
+} mtt_prepare_desc;
+
+typedef struct mtt_prepare_report {
+    uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
+    int vocab;
+} mtt_prepare_report;
+
+MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
+
+/* A token file: a 64-byte header, then ids of 16 bits (vocabularies up to 65,536) or 32. Mapped, never loaded whole. */
+MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
+MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
+MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
+MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
+/* Copies `count` ids from `first` on; refuses a range outside the file and an id outside the vocabulary. */
+MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
+
+/* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file, targets one ahead of tokens. Shuffled
+   batches run through a new permutation of the sequences each epoch, a function of (seed, epoch) alone; the cursor is a
+   count of sequences, so a loader resumes anywhere. */
+struct mtt_batches {
+    const mtt_tokens *tokens;
+    int batch, seq_len;
+    uint64_t seed;
+    int sequential;     /* 0 = shuffled without end; 1 = in order, once, the last batch filled up with targets -1 */
+    uint64_t sequences; /* in the file */
+    uint64_t cursor;    /* sequences handed out so far */
+};
+
+/* Refuses, before any work, a file that is shorter than a sequence. */
+MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch, int seq_len, uint64_t seed, int sequential);
+/* Writes batch * seq_len tokens and as many targets; MTT_END when a sequential loader is through. */
+MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_t *targets);
 
 /* --------------------------------------------------------------------------------------------------- backend ---- */
 /* For those who write one. Users of the library need nothing from here on. */

@@ -2,7 +2,7 @@
 # run.sh BUILD_DIR PROGRAM... - runs the test programs and the tests of the trainer and the tools, adds up their closing lines.
 build=$1; shift
 passed=0 failed=0
-for program in "$@" test_tools_data.sh test_train.sh test_suites.sh; do
+for program in "$@" test_golden.sh test_tools_data.sh test_train.sh test_suites.sh; do
   start=$(date +%s.%N)
   case $program in
     *.sh) out=$(bash "tests/$program" "$build" 2>&1);;
