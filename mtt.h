@@ -1,21 +1,24 @@
-/* mtt.h - memory-efficient Transformer training in two files - MIT or public domain, at your choice (see the end)
+/* mtt.h 2.0 - memory-efficient Transformer training in two files - MIT or public domain (see the end)
 
    Quick start:
       cc -O3 -march=native -fopenmp hello.c -o hello -lm
+      nvcc -O3 -arch=native -DMTT_CUDA hello.c mtt_kernels.cu -lcublasLt -o hello      (with mtt_cuda_backend)
 
    #define MTT_IMPLEMENTATION
    #include "mtt.h"
+   #include <stdio.h>
    int main(void)
    {
        static int32_t tokens[8 * 64], targets[8 * 64];
        mtt_env env = {0};
        mtt_model_desc model = {.layers = 2, .heads = 4, .d_model = 64, .vocab = 256};
-       mtt_policy policy = {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER};
+       mtt_policy policy = {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH};
        mtt_optim_desc optim = {.lr = 1e-3f};
        mtt_trainer *trainer;
        mtt_step_info info;
        for (int i = 0; i < 8 * 64; i++) tokens[i] = i * 7 % 256, targets[i] = (i + 1) * 7 % 256;
-       if (mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), 8, 64, &trainer)) return puts(env.error), 1;
+       if (mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), 8, 64, &trainer))
+           return puts(env.error), 1;
        for (int step = 0; step < 20; step++) {
            if (mtt_train_step(trainer, tokens, targets, &info)) return puts(env.error), 1;
            printf("step %d, loss %.4f, %zu bytes\n", step, info.loss, info.arena_bytes);
@@ -23,95 +26,111 @@
        mtt_trainer_destroy(trainer);
    }
 
-   Contents: what it does, words, how to use it, memory, numbers, options, what fails | the interface | the implementation,
-   room by room; a room uses those above it (search for the tag):
+   Contents. The manual: what it does, words, how to use it, memory, numbers, options, failures. Then the
+   interface. Then the implementation, in rooms; a room uses only the rooms above it. Search for a room's tag:
 
-   >>errors     texts, failures              >>cpu         every operation in plain C
-   >>memory     sizes, blocks                >>trainer     arena, steps, evaluation, sampling
-   >>dtype      16-bit floats                >>tokenizer   Unicode classes, BPE, WordPiece
-   >>rng        Philox                       >>data        corpora, splits, token files, batches
-   >>json       a pull reader                >>checkpoint  safetensors, save and resume
-   >>files      atomic writing               >>report      JSON and tables
-   >>config     defaults, validation         >>public      built on the public interface alone
-   >>tensors    all there is, in two tables
+   >>base       text, failures, blocks       >>trainer     arena, steps, evaluation
+   >>numbers    16-bit floats, randomness    >>tokenizer   Unicode classes, BPE
+   >>json       a pull reader                >>data        corpora, splits, token files
+   >>files      atomic writing               >>batches     datasets and batches
+   >>config     fields, defaults, checks     >>checkpoint  safetensors, save and resume
+   >>tensors    tables of parameters and     >>report      listings, JSON and tables
+                activations                  >>public      evaluation, sampling, profiling
    >>schedule   the program of a step
    >>plan       bytes, offsets, budgets
+   >>cpu        every operation in plain C
 
    WHAT IT DOES
-   Trains GPT-like decoders on your text, with the memory techniques of the field as settings: BF16 and FP16, FlashAttention,
-   windowed attention, gradient checkpointing, chunked loss, compact optimizer state, gradient accumulation. A model, a policy
-   and a batch are compiled into a schedule: one flat list of operations over named tensors, with forward, backward, recomputation,
-   loss and optimizer in it. All memory is arithmetic on that list, known to the byte before anything is allocated.
+   mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16 and FP16,
+   FlashAttention, windowed attention, gradient checkpointing, chunked loss, compact optimizer state, gradient
+   accumulation. A model, a policy and a batch are compiled into a schedule: one flat list of operations over
+   named tensors. It holds the forward pass, the backward pass, recomputation, loss and optimizer. Memory is
+   arithmetic on that list, so mtt knows every byte before it allocates anything.
 
-   WHAT IT DOES NOT
-   No automatic differentiation, no other architectures, no several GPUs, no fine-tuning of foreign models, no network access;
-   POSIX systems with little-endian processors.
+   WHAT IT DOES NOT DO
+   No automatic differentiation, no other architectures, one GPU only, no fine-tuning of foreign models, no
+   network access. It runs on POSIX systems with little-endian processors.
 
    WORDS
-   token         what the tokenizer makes of text: an integer, its id
+   token         an integer id that the tokenizer makes of a piece of text
    micro-batch   `batch` sequences of `seq_len` tokens
-   step          one update of the weights: `accumulate` micro-batches
-   model, policy the network; how it is held in memory and computed
-   schedule      the operations of a micro-batch and a step, in order
+   step          one update of the weights from `accumulate` micro-batches
+   model         the network
+   policy        how the model is held in memory and computed
+   schedule      the operations of a micro-batch and of a step, in order
    plan          bytes, offsets and timeline of a schedule
    arena         the one block of memory that a plan fills
-   backend       who runs the operations: the CPU, or a CUDA device by way of mtt_kernels.cu
-   state         what lives from step to step: weights, moments, counters
-   recompute     what the backward pass makes again instead of having kept it: gradient checkpointing
+   backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
+   state         tensors that live from step to step: weights, moments, counters
+   recompute     run a forward operation again in the backward pass instead of keeping its result;
+                 also called gradient checkpointing
 
    HOW TO USE IT
-   Each level is usable without those after it.
-   1. Text and tokens: mtt_prepare makes a tokenizer and token files of a text; mtt_tokens_open and mtt_batches_init read them.
-   2. The plan: mtt_plan, mtt_plan_max_batch and mtt_policy_fit answer without a device; mtt_schedule_print shows the program.
-   3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save, mtt_resume.
-   Descriptors are structs in which zero means the default, written on the field's line; mtt_*_resolve shows them filled in.
-   Functions return a status; the environment's `error` then says what is wrong and what would mend it. examples/train.c is a
-   whole program on these levels.
+   Each level works without the ones after it.
+   1. Text and tokens: mtt_prepare makes a tokenizer and token files from text. mtt_dataset_open and
+      mtt_batches_init read them.
+   2. The plan: mtt_plan, mtt_plan_max_batch and mtt_policy_fit answer without a device.
+      mtt_schedule_print shows the program.
+   3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
+      mtt_resume.
+   Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Functions
+   return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
+   the shortest whole program, examples/train.c a full trainer.
 
    MEMORY
-   With P parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H heads, a vocabulary of V and
-   s bytes an element (4, or 2 under BF16 and FP16), what stands in memory when the backward pass begins is
-      state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments; P (2 + 3.125) compact
-      activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone; statistics besides
+   Let P be the number of parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H
+   heads, a vocabulary of V, and s bytes an element (4, or 2 under BF16 and FP16). When the backward pass
+   begins, memory holds
+      state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments;
+                   P (2 + 3.125) compact
+      activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
-   and gradients (4 bytes each; MTT_STATE_COMPACT has less) live from their making to the step. The plan has no formula of its own:
-   it adds up the schedule.
+   Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step. These formulas are for
+   orientation: the plan adds up the schedule.
 
    ATTENTION AND WINDOWS
-   Query i sees keys max(0, i - W + 1) .. i: W counts the query itself, W = 1 sees nothing else, W >= seq_len or 0 is full causal
-   attention. With W = 2 and four tokens, rows being queries:   1 0 0 0 / 1 1 0 0 / 0 1 1 0 / 0 0 1 1
+   Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
+   W >= seq_len, or 0, is full causal attention. With W = 2 and four tokens, a row for each query:
+      1 0 0 0 / 1 1 0 0 / 0 1 1 0 / 0 0 1 1
 
    NUMBERS
-   Sums, softmax, norms' statistics, losses, weight gradients, moments and masters are FP32 (sums over whole tensors double).
-   16-bit stores round to nearest even, the compact state's stochastically. Recomputation never changes a bit; flash, windows of
-   full length and the chunked loss change the order of sums only. Dropout is a function of (seed, micro-batch, site, layer,
-   element), so it replays under recomputation.
-   The same seed, build, machine and number of threads give the same bits, on the CPU for any number of threads unless a BLAS
-   is in use. FP16 scales the loss, skips a step that overflows, halves the scale, and doubles it after 2000 good steps.
+   Sums, softmax, statistics of norms, losses, weight gradients, moments and masters are FP32. Sums over whole
+   tensors are double. 16-bit stores round to nearest even; the compact state rounds stochastically.
+   Recomputation never changes a bit. Flash attention, windows of full length and the chunked loss change only
+   the order of sums. Dropout is a function of (seed, micro-batch, site, layer, element), so recomputation
+   replays it. The same seed, build and machine give the same bits, on the CPU for any number of threads
+   unless a BLAS is in use.
+   FP16 scales the loss: a step that overflows is skipped and halves the scale, 2000
+   good steps double it.
 
-   OPTIONS, to be defined before the include; "here" means where MTT_IMPLEMENTATION is, "everywhere" in every file
-      MTT_IMPLEMENTATION    here        compile the implementation; include this file first there, it asks for POSIX 2008
-      MTT_STATIC            everywhere  all functions static: two files may hold an implementation each
-      MTTDEF                everywhere  what stands before each function, default extern
-      MTT_CBLAS             here        FP32 products through cblas.h; take a BLAS whose threads are OpenMP's
+   OPTIONS, defined before the include. "here": only where MTT_IMPLEMENTATION is; "everywhere": in every file
+      MTT_IMPLEMENTATION    here        compile the implementation; include mtt.h first, it asks for POSIX
+      MTT_STATIC            everywhere  make all functions static, so that two files can hold implementations
+      MTTDEF                everywhere  the text before each function's declaration, default extern
+      MTT_CBLAS             here        FP32 products through cblas.h; use a BLAS with OpenMP threads
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
-      MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers; never faster
+      MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
       MTT_DOCUMENT_LIMIT    here        most bytes of a line of JSONL, default 2^30
-   -fopenmp makes it parallel. stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays private.
+   -fopenmp makes it parallel. stb_sprintf.h must be found, as stb_sprintf.h or stb/stb_sprintf.h; it stays
+   private.
 
-   WHAT FAILS, AND HOW
-   Nothing exits, aborts or prints. A failed call leaves its object as it was and destroyable. Every field of a file is
-   distrusted. Files are replaced by writing beside them, syncing and renaming. Unknown sizes are checked for overflow. */
+   FAILURES
+   Nothing exits, aborts or prints. A failed call leaves its object as it was. Every field of a file is
+   checked. Files are replaced by writing a temporary beside them, syncing and renaming it. All size
+   arithmetic is checked. */
 #ifndef MTT_H_INCLUDED
 #define MTT_H_INCLUDED
+#define MTT_VERSION 20000 /* major * 10000 + minor * 100 + patch */
 
 #if defined(MTT_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime under -std=c99 */
 #endif
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __GNUC__
 #define MTT__UNUSED __attribute__((unused))
@@ -131,20 +150,20 @@
 extern "C" {
 #endif
 
-/* ---------------------------------------------------------------------------------------------------- status ---- */
+/* -------------------------------------------------------------------------------------------- status ---- */
 
-/* Every function that can fail returns a status; the environment it was given then holds the reason and the remedy. */
-#define MTT_STATUSES(X)                                                                                              \
-    X(MTT_OK, "ok")                                                                                                  \
-    X(MTT_END, "nothing is left to read")                                                                            \
-    X(MTT_E_ARGUMENT, "an argument or a combination of settings is invalid")                                         \
-    X(MTT_E_MEMORY, "out of host memory")                                                                            \
-    X(MTT_E_BUDGET, "does not fit the memory budget or the device")                                                  \
-    X(MTT_E_FILE, "a file could not be opened, read or written")                                                     \
-    X(MTT_E_FORMAT, "a file is malformed")                                                                           \
-    X(MTT_E_MISMATCH, "a file belongs to another configuration")                                                     \
-    X(MTT_E_DATA, "too little data")                                                                                 \
-    X(MTT_E_NUMBERS, "the loss is no longer a finite number")                                                        \
+/* Every function that can fail returns a status. The environment then holds the reason and the remedy. */
+#define MTT_STATUSES(X)                                                                 \
+    X(MTT_OK, "ok")                                                                     \
+    X(MTT_END, "nothing is left to read")                                               \
+    X(MTT_E_ARGUMENT, "an argument or a combination of settings is invalid")            \
+    X(MTT_E_MEMORY, "out of host memory")                                               \
+    X(MTT_E_BUDGET, "does not fit the memory budget or the device")                     \
+    X(MTT_E_FILE, "a file could not be opened, read or written")                        \
+    X(MTT_E_FORMAT, "a file is malformed")                                              \
+    X(MTT_E_MISMATCH, "a file belongs to another configuration")                        \
+    X(MTT_E_DATA, "too little data")                                                    \
+    X(MTT_E_NUMBERS, "the loss is no longer a finite number")                           \
     X(MTT_E_DEVICE, "the device reported an error")
 
 #define MTT__ENUM(name, text) name,
@@ -153,62 +172,75 @@ typedef enum mtt_status { MTT_STATUSES(MTT__ENUM) MTT_STATUS_COUNT } mtt_status;
 /* The text of a status, in static storage. */
 MTTDEF const char *mtt_status_string(mtt_status status);
 
-/* Where host memory comes from and where the last error is told. Zero it, then set what you want to change. One
-   environment serves one thread at a time and outlives every object made with it. Functions accept NULL in its place. */
+/* Source of host memory, and place of the last error. Zero it, then set what you want to change. One
+   environment serves one thread at a time and must outlive every object made with it. Functions accept NULL
+   instead. */
 typedef struct mtt_env {
-    void *(*alloc)(void *user, size_t bytes);  /* default malloc; returns NULL when out of memory */
-    void (*free)(void *user, void *block);     /* default free; set both or neither */
-    void *user;                                /* passed to both */
-    char error[1024];                          /* the last failure in words, with what would fix it */
+    void *(*alloc)(void *user, size_t bytes); /* default malloc; returns NULL when out of memory */
+    void (*free)(void *user, void *block);    /* default free; set both or neither */
+    void *user;                               /* passed to both */
+    char error[1024];                         /* the last failure in words, and its remedy */
 } mtt_env;
 
-/* Receives text; `user` is the caller's. */
+/* Receives text. `user` is the caller's. */
 typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
-/* ------------------------------------------------------------------------------------------- model and policy ---- */
+/* ---------------------------------------------------------------------------------- model and policy ---- */
 
 typedef enum mtt_positions { MTT_POSITIONS_SINUSOIDAL, MTT_POSITIONS_LEARNED } mtt_positions;
 
-/* The network: a pre-norm decoder. Zero means the default; there is no other hidden setting. */
+/* The network: a pre-norm decoder. Zero means the default; there are no hidden settings. */
 typedef struct mtt_model_desc {
     int layers;              /* transformer blocks, 1..1024, default 4 */
     int heads;               /* attention heads, 1..1024, default 8 */
-    int d_model;             /* width, 8..16,384, a multiple of 8 times heads; default 256. Head width: 8..256 */
-    int d_ff;                /* width inside the MLP, 8..131,072, default 4 * d_model */
-    int vocab;               /* ids, 1..2^24, default 10,000 */
+    int d_model;             /* width, 8..16384, a multiple of 8 * heads, default 256; a head is 8..256 */
+    int d_ff;                /* width inside the MLP, 8..131072, a multiple of 8, default 4 * d_model */
+    int vocab;               /* ids, 1..2^24, default 10000 */
     int max_seq;             /* longest sequence, 1..2^20, default 1024; sizes the learned positions only */
     mtt_positions positions; /* default sinusoidal, 0.02 times sin and cos: no parameters */
     int tied_head;           /* 1 = the head is the token embedding; default 0, a matrix of its own */
     int no_head_bias;        /* 1 = logits without a bias; default 0 */
-    float dropout;           /* probability 0..0.9 at the embedding, attention and both branches; default 0 */
+    float dropout;           /* probability 0..0.9, at embedding, attention and both branches; default 0 */
 } mtt_model_desc;
 
-/* FP32: all in 32 bits. TF32: the same in memory, products of matrices rounded to 10 bits of mantissa where the device
-   can (the CPU computes them in FP32). BF16, FP16: activations, their gradients and the weights in use are 16 bits wide;
-   master weights, moments, weight gradients, statistics and sums are FP32. FP16 scales the loss, dynamically. */
+/* FP32: everything in 32 bits. TF32: the same in memory; products round their operands to 10 bits of mantissa
+   where the device can (the CPU computes them in FP32). BF16, FP16: activations, their gradients and the
+   weights in use are 16 bits; master weights, moments, weight gradients, statistics and sums are FP32. FP16
+   scales the loss dynamically. */
 typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16 } mtt_precision;
 
-/* Plain: scores and probabilities stand in memory, T x T each. Flash: tiles and an online softmax (Dao et al. 2022). */
+/* Plain: scores and probabilities are in memory, T x T each. Flash: tiles and an online softmax (Dao et al.
+   2022). */
 typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_attention;
 
-/* What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
-   none; selective: norms, GELU and the plain attention's probabilities; layer: all but each layer's input; segments: all but the
-   input of every `segment`th layer, even the first one's, and half a layer at a time, much of it more than once: the smallest;
-   budget: layer for the first layers, selective for the next, none for the rest, the cheapest such choice that fits
-   `budget_bytes`. Layer and segments likewise turn to selective and to none in the last layers, which the backward pass needs
-   first, as far as that takes no more memory. Never changes a bit of the result. */
+/* What the backward pass recomputes instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
+      none
+      selective   norms, GELU and plain attention's probabilities
+      layer       everything but each layer's input
+      segments    everything but the input of every `segment`th layer, half a layer at a time, much of it more
+                  than once: the least memory
+      budget      layer for the first layers, selective for the next, none for the rest: the cheapest such
+                  choice that fits `budget_bytes`
+   Layer and segments keep more in the last layers, which the backward pass needs first, as far as that takes
+   no more memory. Recomputation never changes a bit of the result. */
 typedef enum mtt_recompute {
-    MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_SELECTIVE, MTT_RECOMPUTE_LAYER, MTT_RECOMPUTE_SEGMENTS, MTT_RECOMPUTE_BUDGET
+    MTT_RECOMPUTE_NONE,
+    MTT_RECOMPUTE_SELECTIVE,
+    MTT_RECOMPUTE_LAYER,
+    MTT_RECOMPUTE_SEGMENTS,
+    MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
 
-/* Full: the logits of all tokens stand in memory. Chunked: those of a few rows at a time, gradients made at once. */
+/* Full: the logits of all tokens are in memory. Chunked: those of a few rows at a time; their gradients are
+   made at once. */
 typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
 
-/* What a parameter leaves for the next step. Full: FP32 moments, and an FP32 master beside a 16-bit weight. Compact, after
-   FlashOptim (arXiv 2602.23349): 8 bits beside a 16-bit weight that continue it, and moments of 8 bits in groups of 32 under a
-   16-bit scale: 5.125 bytes a parameter instead of 14; under FP32 and TF32, whose weights stay, 6.125 instead of 12. Rounds
-   stochastically, as a function of (seed, update, parameter, element). Gradients of the layers' matrices, if nothing adds to them
-   (accumulate is 1), are as wide as the weights: 2 bytes instead of 4 under 16-bit precision. */
+/* State of the optimizer. Full: FP32 moments, and an FP32 master for a 16-bit weight. Compact, after
+   FlashOptim (arXiv 2602.23349): a 16-bit weight gets 8 more mantissa bits, and moments are 8 bits in groups
+   of 32 with a 16-bit scale. That is 5.125 bytes a parameter instead of 14; under FP32 and TF32, whose
+   weights stay, 6.125 instead of 12. Rounding is stochastic, a function of (seed, update, parameter,
+   element). If nothing adds to them (accumulate is 1), gradients of the layers' matrices are as wide as the
+   weights. */
 typedef enum mtt_state { MTT_STATE_FULL, MTT_STATE_COMPACT } mtt_state;
 
 typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
@@ -217,126 +249,161 @@ typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
 typedef struct mtt_policy {
     mtt_precision precision; /* default FP32 */
     mtt_attention attention; /* default plain */
-    int window;              /* W: query i attends keys max(0, i-W+1)..i, itself counted; default 0, all keys up to i. It saves
-                                memory and time with flash attention alone: plain attention masks and keeps T x T */
+    int window;              /* keys that a query attends, itself counted; default 0, all up to it. Saves
+                                memory and time with flash attention alone: plain attention keeps T x T */
     mtt_recompute recompute; /* default none */
-    int segment;             /* layers per segment, default the square root of layers, rounded up */
+    int segment;             /* layers per segment, 1..1024, default the square root of layers, rounded up */
     mtt_loss loss;           /* default full */
-    int loss_chunk_rows;     /* tokens whose logits stand at once, default 1024, on CUDA 2048 */
-    mtt_state state;         /* of the optimizer, default full */
-    int accumulate;          /* micro-batches per step, default 1; more than one keeps gradients between them */
+    int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, default 1024, on CUDA 2048 */
+    mtt_state state;         /* default full */
+    int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, gradients are kept */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
-    int split;               /* 1 = such a budget may cut the batch into equal micro-batches, whose gradients are added up,
-                                where that is faster than recomputation: the same mean loss, other sums and dropout; default 0 */
-    mtt_device device;       /* whom the plan is for, default the CPU; a trainer takes its backend's */
-    size_t workspace_bytes;  /* scratch of products and of attention's backward pass, default 32 MiB on CUDA, more for sequences above
-                                some 63,000 tokens (heads of 64; 32,000 of 128), at least what one head takes; always 2 MiB on the CPU */
+    int split;               /* 1 = a budget may cut the batch into equal micro-batches where that is faster
+                                than recomputation: same mean loss, other sums and dropout; default 0 */
+    mtt_device device;       /* target of the plan, default the CPU; a trainer takes its backend's */
+    size_t workspace_bytes;  /* scratch of products on CUDA, default 32 MiB; raised where an op needs more */
 } mtt_policy;
 
 typedef enum mtt_lr_schedule { MTT_LR_CONSTANT, MTT_LR_LINEAR, MTT_LR_COSINE } mtt_lr_schedule;
 
-/* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Where zero means the default, a negative
-   number means none. */
+/* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Zero means the default; where the
+   default is not zero, a negative number means none. */
 typedef struct mtt_optim_desc {
-    float lr;                    /* peak learning rate, default 3e-4 */
-    float beta1, beta2;          /* default 0.9 and 0.999 */
-    float eps;                   /* default 1e-8 */
-    float weight_decay;          /* default 0.01 */
+    float lr;                    /* peak learning rate, above 0, at most 100, default 3e-4 */
+    float beta1, beta2;          /* below 1, default 0.9 and 0.999 */
+    float eps;                   /* at most 1, default 1e-8 */
+    float weight_decay;          /* at most 100, default 0.01 */
     float clip;                  /* largest global norm of the gradient, default 1 */
     mtt_lr_schedule lr_schedule; /* after the warmup, default constant */
     int64_t warmup_steps;        /* W: step k, from 0, has (k + 1) / W of the rate; default 0 */
-    int64_t total_steps;         /* where linear and cosine end; required for them */
-    float min_lr;                /* where they end, default 0 */
-    float loss_scale;            /* FP16's first loss scale, default 65,536 */
+    int64_t total_steps;         /* end of linear and cosine; required for them */
+    float min_lr;                /* learning rate at the end, default 0 */
+    float loss_scale;            /* FP16's first loss scale, default 65536 */
     uint64_t seed;               /* of weights and dropout, default 0 */
 } mtt_optim_desc;
 
-/* The descriptors with every default filled in. Validation reports every fault at once, with what would mend it. */
+/* The descriptors with every default filled in. A fault of any field is reported, all faults at once, each
+   with its remedy. mtt_policy_resolve takes a resolved model. */
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved);
-MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model, int batch,
-                                     int seq_len, mtt_policy *resolved);
+MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model,
+                                     int batch, int seq_len, mtt_policy *resolved);
 MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, mtt_optim_desc *resolved);
 
-/* Learning rate of a step, counted from 0. */
+/* The learning rate of a step, counted from 0. */
 MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 
-/* ------------------------------------------------------------------------------------------------------ plan ---- */
+/* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16, flash,
+   windowN (with flash), selective checkpointing segments budget, chunked, compact, split. mtt_policy_parse
+   sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused where `batch` is
+   NULL. mtt_policy_name writes the words of a policy, cut at the capacity, and returns their length. */
+MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *policy, int *batch);
+MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity);
+
+/* The fields of a descriptor, for programs that make command lines, forms or files of them. */
+typedef enum mtt_field_kind {
+    MTT_FIELD_INT,
+    MTT_FIELD_INT64,
+    MTT_FIELD_BYTES, /* size_t */
+    MTT_FIELD_FLOAT,
+    MTT_FIELD_CHOICE, /* an enum */
+    MTT_FIELD_FLAG    /* an int, 0 or 1 */
+} mtt_field_kind;
+
+typedef struct mtt_field {
+    const char *name;         /* as in the struct */
+    mtt_field_kind kind;
+    size_t offset;            /* in the struct */
+    double fallback;          /* the default; 0 where it depends on other fields, which `help` then says */
+    double low, high;         /* range */
+    const char *choices;      /* names of an enum's values, joined by |; NULL for other kinds */
+    const char *help;
+} mtt_field;
+MTTDEF const mtt_field *mtt_model_fields(int *count);
+MTTDEF const mtt_field *mtt_policy_fields(int *count);
+MTTDEF const mtt_field *mtt_optim_fields(int *count);
+
+/* ---------------------------------------------------------------------------------------------- plan ---- */
 
 /* What memory is spent on. */
-#define MTT_CATEGORIES(X)                                                                                            \
-    X(MTT_WEIGHTS, "weights")         /* parameters in the precision of the computation */                           \
-    X(MTT_OPTIMIZER, "optimizer")     /* moments, and what a 16-bit weight lacks: FP32 masters or 8 bits more */     \
-    X(MTT_GRADIENTS, "gradients")     /* of parameters, from their making to the step */                             \
-    X(MTT_ACTIVATIONS, "activations") /* of the layers, and their gradients */                                       \
-    X(MTT_SCORES, "scores")           /* plain attention's T x T matrices and their gradients */                     \
-    X(MTT_LOGITS, "logits")           /* of the head, turned into their gradients in place */                        \
-    X(MTT_WORKSPACE, "workspace")     /* scratch of matrix products */                                               \
+#define MTT_CATEGORIES(X)                                                                              \
+    X(MTT_WEIGHTS, "weights")         /* parameters in the precision of the computation */             \
+    X(MTT_OPTIMIZER, "optimizer")     /* moments, and FP32 masters or 8 more bits of 16-bit weights */ \
+    X(MTT_GRADIENTS, "gradients")     /* of parameters, until the step */                              \
+    X(MTT_ACTIVATIONS, "activations") /* of the layers, and their gradients */                         \
+    X(MTT_SCORES, "scores")           /* plain attention's T x T matrices and their gradients */       \
+    X(MTT_LOGITS, "logits")           /* of the head; their gradients take the same place */           \
+    X(MTT_WORKSPACE, "workspace")     /* scratch of operations */                                      \
     X(MTT_DATA, "data")               /* tokens, targets, row losses, position table, counters */
 typedef enum mtt_category { MTT_CATEGORIES(MTT__ENUM) MTT_CATEGORY_COUNT } mtt_category;
 
 typedef enum mtt_phase { MTT_FORWARD, MTT_BACKWARD, MTT_STEP, MTT_PHASE_COUNT } mtt_phase;
 
 MTTDEF const char *mtt_category_name(mtt_category category);
+MTTDEF const char *mtt_phase_name(mtt_phase phase);
 
-/* All of it is arithmetic on the schedule: no device, no allocation of the model's size. */
+/* Results of arithmetic on the schedule: no device, no allocation of the model's size. */
 typedef struct mtt_plan_report {
-    int64_t parameters;                     /* without the padding of the vocabulary */
-    size_t arena_bytes;                     /* the one allocation, exactly */
-    size_t peak_bytes;                      /* most bytes live at once; the arena is what packing makes of it */
+    int64_t parameters;                /* without the padding of the vocabulary */
+    size_t arena_bytes;                /* the one allocation, exactly */
+    size_t peak_bytes;                 /* most bytes live at once; packing makes the arena of it */
     size_t phase_peak_bytes[MTT_PHASE_COUNT];
-    size_t bytes[MTT_CATEGORY_COUNT];       /* at the peak; they add up to peak_bytes */
-    size_t state_bytes;                     /* what lives from step to step */
-    int peak_op;                            /* where the peak stands in the schedule */
+    size_t bytes[MTT_CATEGORY_COUNT];  /* at the peak; they add up to peak_bytes */
+    size_t state_bytes;                /* what lives from step to step */
+    int peak_op;                       /* index of the operation at the peak */
     int ops, tensors;
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
-    int micro_batches;                      /* that the batch was cut into: 1, or more where the policy has `split` */
-    double flops, recompute_flops;          /* of one micro-batch and the step; the second is part of the first */
-    double traffic_bytes;                   /* read and written by all operations; what is changed in place counts twice */
+    int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
+    double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
+    double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
 } mtt_plan_report;
 
-/* The plan of a step: a batch of `batch` sequences of `seq_len` tokens per micro-batch. */
-MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
-                           mtt_plan_report *report);
-/* The largest batch, not split, whose arena is at most `budget_bytes`, at most 2^20; MTT_E_BUDGET says what one sequence needs. */
-MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int seq_len,
-                                     size_t budget_bytes, int *batch);
-/* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. Varies what leaves the
-   result the same (recompute, loss, attention, and micro-batches if the policy has `split`); precision, window and state stay.
-   MTT_E_BUDGET says by how much the smallest misses. */
-MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
-                                 size_t budget_bytes, mtt_policy *fit);
-/* One JSON object; returns the text's length, cut at the capacity. */
+/* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens. MTT_E_BUDGET: larger than
+   memory can be. */
+MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
+                           int seq_len, mtt_plan_report *report);
+/* The largest batch, not split, whose arena is at most `budget_bytes`; at most 2^20. MTT_E_BUDGET: not even
+   one sequence fits; the error says what it needs. */
+MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                     int seq_len, size_t budget_bytes, int *batch);
+/* The fastest policy, by the schedule's FLOPs and traffic, whose arena is at most `budget_bytes`. It varies
+   what leaves the result the same: recomputation, loss, attention, and micro-batches if the policy has
+   `split`. MTT_E_BUDGET: none fits; the error says by how much the smallest misses. */
+MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                 int batch, int seq_len, size_t budget_bytes, mtt_policy *fit);
+/* One JSON object. Returns the length of the text, which is cut at the capacity. */
 MTTDEF size_t mtt_plan_json(const mtt_plan_report *report, char *text, size_t capacity);
 /* The same as a table for people, in MiB (2^20 bytes). */
 MTTDEF void mtt_plan_print(const mtt_plan_report *report, mtt_write_fn write, void *user);
 
-/* The schedule itself: every operation of a step, in order, with what it costs and what lives while it runs. */
+/* The schedule: every operation of a step, in order, with its cost and what lives while it runs. */
 typedef struct mtt_schedule mtt_schedule;
 
 typedef struct mtt_op_info {
     const char *name;                 /* as mtt_schedule_print shows it */
     mtt_phase phase;
     int layer;                        /* -1 outside the layers */
-    int recomputed;                   /* 1 = made again for the backward pass */
+    int recomputed;                   /* 1 = run again for the backward pass */
     double flops, traffic_bytes;
+    int64_t width_in, width_out;      /* last dimension of the first input and of the first output */
     size_t live_bytes;                /* during the operation */
-    size_t bytes[MTT_CATEGORY_COUNT]; /* their split */
+    size_t bytes[MTT_CATEGORY_COUNT]; /* the same by category */
 } mtt_op_info;
 
-MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
-                                      int seq_len, mtt_schedule **out);
+MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                      int batch, int seq_len, mtt_schedule **out);
 MTTDEF void mtt_schedule_destroy(mtt_schedule *schedule);
 MTTDEF void mtt_schedule_report(const mtt_schedule *schedule, mtt_plan_report *report);
 MTTDEF int mtt_schedule_op(const mtt_schedule *schedule, int index, mtt_op_info *info); /* 0 past the end */
-/* One line an operation: what gradient checkpointing, flash attention or a chunked loss really do. */
+/* One line for each operation: shows what gradient checkpointing, flash attention or a chunked loss really
+   do. */
 MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write, void *user);
-/* The plan and the memory timeline as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer", "recomputed",
-   "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
+/* The plan and the timeline of memory as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer",
+   "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
 MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 
-/* --------------------------------------------------------------------------------------------------- trainer ---- */
+/* ------------------------------------------------------------------------------------------- trainer ---- */
 
-/* Text, which the last sections are about. */
+/* Text, the subject of the sections after this one. */
 typedef struct mtt_tokenizer mtt_tokenizer;
 typedef struct mtt_tokens mtt_tokens;
 typedef struct mtt_batches mtt_batches;
@@ -344,8 +411,8 @@ typedef struct mtt_batches mtt_batches;
 /* Runs the operations: the CPU here, a CUDA device in mtt_kernels.cu. */
 typedef struct mtt_backend mtt_backend;
 MTTDEF const mtt_backend *mtt_cpu_backend(void);
-/* Fills in the backend of a CUDA device, counted from 0; MTT_E_DEVICE says why there is none, as in a build without
-   MTT_CUDA. With it, the function is mtt_kernels.cu's. */
+/* Fills in the backend of a CUDA device, counted from 0. MTT_E_DEVICE: there is none, or the build has no
+   MTT_CUDA. With MTT_CUDA the function is in mtt_kernels.cu. */
 #ifdef MTT_CUDA
 mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend);
 #else
@@ -355,73 +422,86 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 typedef struct mtt_trainer mtt_trainer;
 
 typedef struct mtt_step_info {
-    int64_t step;         /* steps done, this one included */
-    double loss;          /* mean cross entropy over the targets that count, nats */
-    int64_t targets;      /* how many counted */
-    int64_t hits;         /* of those, the ones that the largest logit named */
-    float grad_norm;      /* global, before clipping */
+    int64_t step;     /* steps done, this one included */
+    double loss;      /* mean cross entropy over the targets that count, in nats */
+    int64_t targets;  /* targets that count */
+    int64_t hits;     /* targets with the largest logit */
+    float grad_norm;  /* global, before clipping */
     float lr;
-    float loss_scale;     /* 1 except under FP16 */
-    int skipped;          /* 1 = FP16 overflow: nothing was updated, the loss scale was halved */
-    double ms;            /* wall clock */
+    float loss_scale; /* 1 except under FP16 */
+    int skipped;      /* 1 = FP16 overflow: nothing was updated, the loss scale was halved */
+    double ms;        /* wall clock */
     size_t arena_bytes;
 } mtt_step_info;
 
-/* Builds the schedule, takes the arena from the backend in one allocation and fills it with initial weights. */
+/* Builds the schedule, takes the arena from the backend in one allocation and fills it with initial weights.
+   */
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
-                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch, int seq_len,
-                                     mtt_trainer **out);
+                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
+                                     int seq_len, mtt_trainer **out);
 MTTDEF void mtt_trainer_destroy(mtt_trainer *trainer);
-/* One optimizer step over accumulate * batch * seq_len tokens and targets (a target of -1 does not count), copied before
-   it returns. MTT_E_NUMBERS: the loss or gradient is not finite; weights are as before the step. Where `info` is NULL the
-   call does not wait for a device; what failed meanwhile is told by the next call that asks for info, and weights are then as
-   before the first step that failed. */
-MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
-/* Loss of batch * seq_len tokens without dropout and without a change to anything: loss, targets, hits, ms. */
-MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets, mtt_step_info *info);
-/* Quality over a whole token file, in order: the trainer's batch and sequence length, at most `batches` of them (0 = all). The
-   tokenizer says how many bytes of text the targets stand for; without one bits_per_byte is 0. */
+/* One optimizer step over accumulate * batch * seq_len tokens and targets, which are copied before it
+   returns. A target of -1 does not count. MTT_E_NUMBERS: the loss or the gradient is not finite; the weights
+   are as before the step. Where `info` is NULL the call does not wait for a device; the next call with `info`
+   then reports a failure, and the weights are as before the first step that failed. */
+MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
+                                 mtt_step_info *info);
+/* Loss of batch * seq_len tokens without dropout. Changes nothing. Sets loss, targets, hits, ms. */
+MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
+                               mtt_step_info *info);
+/* Quality over a whole token file, in order: the trainer's batch and sequence length, at most `batches` of
+   them (0 = all). The tokenizer says how many bytes of text the targets are; without one bits_per_byte is 0.
+   */
 typedef struct mtt_quality {
-    double loss, perplexity; /* mean cross entropy in nats, and e to it */
-    double bits_per_byte;    /* comparable between vocabularies, as perplexity is not */
-    double accuracy;         /* share of targets that the largest logit named */
+    double loss, perplexity; /* mean cross entropy in nats, and e to the power of it */
+    double bits_per_byte;    /* comparable between vocabularies, unlike perplexity */
+    double accuracy;         /* share of targets with the largest logit */
     int64_t targets;
 } mtt_quality;
-MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens, const mtt_tokenizer *tokenizer, int batches,
-                                      mtt_quality *quality);
-/* Logits (vocab of them) of the token after `count` tokens, of which the last seq_len are seen. */
+MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
+                                      const mtt_tokenizer *tokenizer, int batches, mtt_quality *quality);
+/* The `vocab` logits of the token after `count` tokens; the model sees the last seq_len of them. */
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
-/* Draws an id at a temperature (0 = the largest) from the top_k largest (0 = all); a function of (seed, index). */
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, uint64_t index);
+/* Draws an id at a temperature (0 = the largest logit) from the top_k largest (0 = all); a function of (seed,
+   index). */
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
+                          uint64_t index);
 
-/* Continues a prompt by `count` tokens and writes them as they come, the prompt not included; stops at <|endoftext|>. */
-MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count, float temperature,
-                               int top_k, uint64_t seed, mtt_write_fn write, void *user);
+/* Continues a prompt by `count` tokens and writes them one by one, without the prompt. Stops at
+   <|endoftext|>. */
+MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
+                               float temperature, int top_k, uint64_t seed, mtt_write_fn write, void *user);
 
-MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer); /* steps done, or given to the device where no info was asked for */
-/* Bytes by which the device's free memory has shrunk since just before the arena was taken, whoever took them; the arena's on
-   the CPU, which does not count. On CUDA it should be the arena rounded up to pages of 2 MiB and, in a process's first trainer
-   of its kind, what the driver takes for graphs and for the code of kernels at their first run, 2 to 18 MiB; in the next nothing
+/* Steps done; without info, steps handed to the device. */
+MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
+/* Bytes by which the device's free memory has shrunk since just before the arena was taken, by any process.
+   The CPU does not count and answers the arena. On CUDA it is the arena rounded up to pages of 2 MiB. A
+   process's first trainer of its kind takes 2 to 18 MiB more, for the driver's graphs and the code of kernels
    (measured on an H200). */
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *trainer);
 MTTDEF const mtt_schedule *mtt_trainer_schedule(const mtt_trainer *trainer);
+/* Mean time in ms of operation `index` of the schedule, run `times` times on the operands of the last step.
+   The trainer cannot go on training afterwards: it updates weights if `index` is the update. */
+MTTDEF mtt_status mtt_profile(mtt_trainer *trainer, int index, int times, double *ms);
 
-/* Parameters by number, 0 up, in Hugging Face's GPT-2 names: NULL past the last. shape[2] is rows and columns, or
-   elements and 0. */
+/* Parameters by number, from 0, in Hugging Face's GPT-2 names; NULL past the last. shape[2] is rows and
+   columns, or elements and 0. */
 MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
-/* Copies a parameter's FP32 values out or in (masters and 16-bit copies alike; rounded in the compact state); gradients are those
-   of the last step, readable when the policy accumulates (accumulate > 1), where they stay in memory. */
+/* Copies a parameter's FP32 values out or in: masters and 16-bit copies alike, rounded in the compact state.
+   Gradients are those of the last step. They can be read when the policy accumulates (accumulate > 1), since
+   they stay in memory then. */
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *trainer, int index, float *values);
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *trainer, int index, const float *values);
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *values);
 
-/* One safetensors file: weights, moments, step, loss scale, seed, the loader's cursor and the configuration, with a
-   checksum per tensor. Written beside the target, synced and renamed: at any instant the path holds the old checkpoint
-   or the new one. `batches` may be NULL. */
+/* One safetensors file: weights, moments, step, loss scale, seed, the loader's cursor and the configuration,
+   with a checksum for each tensor. At any instant the path holds the old checkpoint or the new one. `batches`
+   may be NULL. */
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
-/* Continues exactly where mtt_save stopped: the same model, or MTT_E_MISMATCH names the difference;
-   any policy, batch, backend and learning rate; the seed is the file's. The file holds FP32 in either state, the compact one's
-   exactly; what comes from the full one is rounded. Refuses a damaged file before it touches anything. */
+/* Continues exactly where mtt_save stopped. The model must be the same, or MTT_E_MISMATCH names the
+   difference. Policy, batch, backend and learning rate may differ; the seed is the file's. The file holds
+   FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a full one.
+   A damaged file is refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* ------------------------------------------------------------------------------------------------- tokenizer ---- */
@@ -542,10 +622,18 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
 /* Writes batch * seq_len tokens and as many targets; MTT_END when a sequential loader is through. */
 MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_t *targets);
 
-/* --------------------------------------------------------------------------------------------------- backend ---- */
-/* For those who write one. Users of the library need nothing from here on. */
+/* ------------------------------------------------------------------------------------------- backend ---- */
+/* For authors of a backend. Users of the library need nothing below this line. */
 
-typedef enum mtt_dtype { MTT_F32, MTT_BF16_BITS, MTT_F16_BITS, MTT_I32, MTT_U8 } mtt_dtype;
+/* Type, bytes of an element, name in a safetensors file. */
+#define MTT_DTYPES(X)                                                                   \
+    X(MTT_F32, 4, "F32")                                                                \
+    X(MTT_BF16_BITS, 2, "BF16")                                                         \
+    X(MTT_F16_BITS, 2, "F16")                                                           \
+    X(MTT_I32, 4, "I32")                                                                \
+    X(MTT_U8, 1, "U8")
+#define MTT__DTYPE_ENUM(dtype, bytes, name) dtype,
+typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
 
 typedef struct mtt_tensor {
     char name[40];
@@ -555,86 +643,135 @@ typedef struct mtt_tensor {
     int64_t shape[4];
     size_t bytes;    /* of its elements; its slot in the arena is rounded up to 256 */
     size_t offset;   /* in the arena */
-    void *data;      /* set when the arena is there */
-    int first, last; /* operations between which it lives; state lives through all */
+    void *data;      /* address; set once the arena exists */
+    int first, last; /* operations between which it lives; state lives through all of them */
     int persistent;  /* 1 = state: the same place in every program */
-    int role, layer; /* which activation of which layer it is; -1 = none */
+    int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
+    int parameter;   /* the number of the parameter that it holds; -1 = none */
 } mtt_tensor;
-
-/* Inputs and outputs are tensors; a tensor that is both is changed in place. `Rows` are tokens of a micro-batch.
-   Columns: kind, name, FLOPs, bytes moved, in terms of the helpers of >>schedule. */
-#define MTT_OPS(X)                                                                                                   \
-    X(MTT_OP_EMBED, embed, OUT, 3 * OUT_BYTES)                                                                     \
-    X(MTT_OP_NORM, norm, 8 * IN, MOVED)                                                                            \
-    X(MTT_OP_LINEAR, linear, 2 * OUT * IN_WIDTH, MOVED)                                                            \
-    X(MTT_OP_GELU, gelu, 12 * OUT, MOVED)                                                                          \
-    X(MTT_OP_LINEAR_GELU, linear_gelu, (2 * IN_WIDTH + 12 * (op->outputs - 1)) * OUT, MOVED)                       \
-    X(MTT_OP_RESIDUAL, residual, OUT, MOVED)                                                                       \
-    X(MTT_OP_ATTENTION_SCORES, attention_scores, 2 * OUT * HEAD, MOVED)                                            \
-    X(MTT_OP_SOFTMAX, softmax, 5 * OUT, MOVED)                                                                     \
-    X(MTT_OP_DROPOUT_SCORES, dropout_scores, OUT, MOVED)                                                           \
-    X(MTT_OP_ATTENTION_VALUES, attention_values, 2 * IN * HEAD, MOVED)                                             \
-    X(MTT_OP_FLASH, flash, 4 * PAIRS * HEAD, MOVED)                                                                \
-    X(MTT_OP_PICK_ROW, pick_row, OUT, 2 * OUT_BYTES)                                                               \
-    X(MTT_OP_CROSS_ENTROPY, cross_entropy, 4 * IN, MOVED)                                                          \
-    X(MTT_OP_CHUNKED_LOSS, chunked_loss, (GRAD ? 6 : 2) * IN * CLASSES, mtt__chunked_bytes(op))                    \
-    X(MTT_OP_CROSS_ENTROPY_BACKWARD, cross_entropy_backward, 4 * OUT, MOVED)                                       \
-    X(MTT_OP_LINEAR_BACKWARD_WEIGHT, linear_backward_weight, 2 * OUT * ROWS, MOVED)                                \
-    X(MTT_OP_LINEAR_BACKWARD_INPUT, linear_backward_input, 2 * OUT * IN_WIDTH, MOVED)                              \
-    X(MTT_OP_NORM_BACKWARD, norm_backward, 14 * OUT, MOVED)                                                        \
-    X(MTT_OP_DROPOUT_BACKWARD, dropout_backward, OUT, MOVED)                                                       \
-    X(MTT_OP_GELU_BACKWARD, gelu_backward, 21 * OUT, MOVED)                                                        \
-    X(MTT_OP_LINEAR_BACKWARD_GELU, linear_backward_gelu, 2 * OUT * IN_WIDTH + 21 * OUT, MOVED)                     \
-    X(MTT_OP_ATTENTION_VALUES_BACKWARD, attention_values_backward, 4 * OUT * HEAD, MOVED)                          \
-    X(MTT_OP_SOFTMAX_BACKWARD, softmax_backward, 5 * OUT, MOVED)                                                   \
-    X(MTT_OP_ATTENTION_SCORES_BACKWARD, attention_scores_backward, 4 * IN * HEAD, MOVED)                           \
-    X(MTT_OP_FLASH_BACKWARD, flash_backward, 10 * PAIRS * HEAD, MOVED)                                             \
-    X(MTT_OP_EMBED_BACKWARD, embed_backward, IN, 3 * IN_BYTES)                                                     \
-    X(MTT_OP_SUM_LOSS, sum_loss, IN, MOVED)                                                                        \
-    X(MTT_OP_GRAD_NORM, grad_norm, 2 * PARAMETERS, MOVED)                                                          \
-    X(MTT_OP_ADAMW, adamw, 16 * PARAMETERS, MOVED)
-#define MTT__OP_ENUM(kind, name, flops, traffic) kind,
-typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 
 /* The numbers that a model, a batch and a policy fix for every operation. */
 typedef struct mtt_shape {
-    int batch, seq_len, layers, d_model, heads, head_dim, d_ff, vocab, vocab_padded, window; /* window 0 = all */
+    int batch, seq_len, layers, d_model, heads, heads_kv, head_dim, d_ff, vocab, vocab_padded;
+    int window;    /* keys that a query attends; 0 = all up to it */
     int64_t rows;  /* batch * seq_len */
     float dropout; /* 0 in evaluation */
 } mtt_shape;
 
+/* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
+   CUDA. A row makes `struct mtt_<name>` with its operands as members. An operand that is both input and
+   output changes in place. Some operands may be absent (NULL): biases, positions' gradients, `joined`, the
+   `y` of linear_gelu, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
+   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
+   width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
+   scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives. */
+#define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
+#define MTT_OPS(X)                                                                                           \
+    X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
+      N(o->x), 3 * B(o->x), 0)                                                                               \
+    X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
+      8 * N(o->x), MOVED, 0)                                                                                 \
+    X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
+      2 * N(o->y) * W(o->x), MOVED, 0)                                                                       \
+    X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
+      12 * N(o->y), MOVED, 0)                                                                                \
+    X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
+      (2 * W(o->x) + (o->y ? 12 : 0)) * N(o->pre), MOVED, 0)                                                 \
+    X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
+      N(o->sum), MOVED, 0)                                                                                   \
+    X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
+      9 * N(o->sum), MOVED, 0)                                                                               \
+    X(attention_scores, 1, MTT_OPERANDS(*qkv, *scores),                                                      \
+      2 * N(o->scores) * d->head_dim, MOVED, 0)                                                              \
+    X(softmax, 1, MTT_OPERANDS(*scores, *probs),                                                             \
+      5 * N(o->probs), MOVED, 0)                                                                             \
+    X(dropout_scores, 2, MTT_OPERANDS(*probs, *control, *dropped),                                           \
+      N(o->dropped), MOVED, 0)                                                                               \
+    X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
+      2 * N(o->probs) * d->head_dim, MOVED, 0)                                                               \
+    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse),                                                    \
+      4 * mtt__attention_pairs(d) * d->head_dim, MOVED, 0)                                                   \
+    X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
+      N(o->row), 2 * B(o->row), 0)                                                                           \
+    X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
+      4 * N(o->logits), MOVED, 0)                                                                            \
+    X(chunked_loss, 6, MTT_OPERANDS(*x, *weight, *bias, *targets, *control, *counters, *losses, *logits, *dx,\
+      *d_weight, *d_bias),                                                                                   \
+      (o->dx ? 6 : 2) * N(o->x) * d->vocab_padded, mtt__chunked_bytes(op), 0)                                \
+    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters),                                               \
+      N(o->losses), MOVED, 0)                                                                                \
+    X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
+      4 * N(o->d_logits), MOVED, 0)                                                                          \
+    X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
+      2 * N(o->d_weight) * (N(o->x) / W(o->x)), MOVED, 0)                                                    \
+    X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
+      2 * N(o->dx) * W(o->dy), MOVED, 0)                                                                     \
+    X(norm_backward, 5, MTT_OPERANDS(*dy, *x, *stats, *gain, *joined, *dx, *d_gain, *d_shift),               \
+      14 * N(o->dx), MOVED, 8 * mtt__width(o->dx))                                                           \
+    X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
+      N(o->dx), MOVED, 0)                                                                                    \
+    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx),                                                          \
+      21 * N(o->dx), MOVED, 0)                                                                               \
+    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *d_bias),                               \
+      2 * N(o->dx) * W(o->dy) + 21 * N(o->dx), MOVED, o->d_bias ? 8 * mtt__width(o->dx) : 0)                 \
+    X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
+      4 * N(o->d_probs) * d->head_dim, MOVED, 0)                                                             \
+    X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
+      5 * N(o->d_scores), MOVED, 0)                                                                          \
+    X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
+      4 * N(o->d_scores) * d->head_dim, MOVED, 0)                                                            \
+    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv),                           \
+      10 * mtt__attention_pairs(d) * d->head_dim, MOVED, mtt__flash_scratch(d, o->qkv->dtype, 2))            \
+    X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
+      N(o->dx), 3 * B(o->dx), mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))             \
+    X(grad_norm, 2, MTT_OPERANDS(*control, *ranges, *counters),                                              \
+      2 * PARAMETERS, MOVED, o->ranges ? 8 * mtt__range_blocks(o->ranges) : 0)                               \
+    X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
+      16 * PARAMETERS, MOVED, 8)
+#define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
+typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
+#define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
+    typedef struct mtt_##name { operands } mtt_##name;
+MTT_OPS(MTT__OP_STRUCT)
+
 typedef struct mtt_op {
     mtt_op_kind kind;
     mtt_phase phase;
-    int layer;       /* -1 outside the layers */
-    int site;        /* of its dropout or rounding */
-    int recomputed;
-    int accumulate;  /* 1 = adds to its first gradient of a parameter; 0 = only after the first micro-batch, as mtt_control says */
-    int transposed;  /* linear: the weight is [out, in], as the head's, and not [in, out] */
+    int layer;      /* -1 outside the layers */
+    int site;       /* of its dropout or rounding */
+    int recomputed; /* 1 = run again for the backward pass */
+    int adds;       /* 1 = adds to the gradient of its first parameter, of which another op has made a part */
+    int later;      /* 1 = of a micro-batch after the first one of a step; then `adds` is 1, too */
+    int transposed; /* linear: the weight is [out, in], as the head's, and not [in, out] */
     int inputs, outputs;
-    mtt_tensor **in, **out; /* NULL where an optional operand is absent */
-    const mtt_tensor *workspace;
+    mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
+    mtt_tensor **gradients, **weights; /* grad_norm, adamw: of each parameter, in their order */
+    int parameters;                    /* the number of these */
+    const mtt_tensor *workspace;       /* scratch */
     const mtt_shape *shape;
-    size_t live_bytes; /* during the operation, state included */
+    size_t live_bytes;                 /* during the operation, state included */
 } mtt_op;
+
+/* The operands by name: const mtt_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
+#define MTT_OPERANDS_OF(name, op) ((const mtt_##name *)(const void *)(op)->operands)
 
 /* What changes from micro-batch to micro-batch: a tensor, so that a captured graph can be replayed. */
 typedef struct mtt_control {
     uint64_t seed, micro_batch; /* dropout is a function of both, the site, the layer and the element */
     float lr, beta1, beta2, eps, weight_decay, clip;
     int64_t targets;            /* that count, in all micro-batches of the step */
-    int32_t accumulate;         /* 0 in the first micro-batch of a step */
     int32_t scaling;            /* 1 = FP16: scale the loss, skip steps that overflow */
-    int32_t row;                /* which row pick_row takes */
+    int32_t row;                /* the row that pick_row takes */
 } mtt_control;
 
-/* What the device itself counts; the host reads it after a step. */
+/* What the device counts; the host reads it after a step. */
 typedef struct mtt_counters {
     double loss, grad_norm;
     int64_t targets, hits, updates, steps; /* updates: steps that changed the weights */
-    float loss_scale, step_scale;     /* of the next step; of the gradients in memory */
-    float gradient_scale;             /* undoes step_scale and clips */
-    int32_t good_steps, skipped;      /* skipped: 1 = overflow under FP16; 2 = not finite otherwise, until the host resets it */
+    float loss_scale, step_scale;          /* of the next step; of the gradients in memory */
+    float gradient_scale;                  /* undoes step_scale and clips */
+    int32_t good_steps, skipped;           /* skipped: 1 = overflow under FP16; 2 = not finite in another
+                                              precision, until the host resets it */
 } mtt_counters;
 
 struct mtt_backend {
@@ -645,19 +782,346 @@ struct mtt_backend {
     void (*close)(void *context);
     mtt_status (*alloc)(void *context, size_t bytes, void **block);
     void (*release)(void *context, void *block);
-    mtt_status (*memory)(void *context, size_t *free_bytes, size_t *all_bytes); /* of the device; both 0 where nobody knows */
-    mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);   /* done when it returns */
-    mtt_status (*download)(void *context, void *to, const void *from, size_t bytes); /* after all that was run */
-    /* In order; may return before they are done. `accumulate` is mtt_control's, for what is decided on the host. The list and
-       its tensors stay where they are while the context is open, so that it may be captured once and replayed. */
-    mtt_status (*run)(void *context, const mtt_op *ops, int count, int accumulate);
-    /* Set by the caller of mtt_cuda_backend who brings his own: a cudaStream_t on which all work is ordered, and where device
-       memory comes from, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own, cudaMalloc and cudaFree. */
+    /* Of the device; both 0 if unknown. */
+    mtt_status (*memory)(void *context, size_t *free_bytes, size_t *all_bytes);
+    /* An upload is done when it returns. A download waits for all that was run. */
+    mtt_status (*upload)(void *context, void *to, const void *from, size_t bytes);
+    mtt_status (*download)(void *context, void *to, const void *from, size_t bytes);
+    /* Runs the operations in order; may return before they are done. The list and its tensors stay where they
+       are while the context is open, so it may be captured once and replayed. */
+    mtt_status (*run)(void *context, const mtt_op *ops, int count);
+    /* Set by a caller of mtt_cuda_backend who has his own: a cudaStream_t on which all work is ordered, and
+       an allocator of device memory, aligned to 256 bytes (NULL = out of memory). Zero: a stream of its own,
+       cudaMalloc and cudaFree. */
     void *stream;
     void *(*device_alloc)(void *user, size_t bytes);
     void (*device_free)(void *user, void *block);
     void *user;
 };
+
+/* ---- numbers that every backend computes alike: compiled for host and device ---- */
+
+#ifdef __CUDACC__
+#define MTT__BOTH static __host__ __device__ __forceinline__
+#else
+#define MTT__BOTH static inline MTT__UNUSED
+#endif
+
+MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
+MTT__BOTH int64_t mtt__ceil_div(int64_t value, int64_t by) { return (value + by - 1) / by; }
+MTT__BOTH int64_t mtt__round_up(int64_t value, int64_t to) { return mtt__ceil_div(value, to) * to; }
+
+MTT__BOTH int64_t mtt__elements(const mtt_tensor *t)
+{
+    int64_t product = 1;
+    int i;
+    for (i = 0; i < t->rank; i++) product *= t->shape[i];
+    return product;
+}
+
+/* The last dimension, and the number of rows of that width. */
+MTT__BOTH int64_t mtt__width(const mtt_tensor *t) { return t->shape[t->rank - 1]; }
+MTT__BOTH int64_t mtt__rows(const mtt_tensor *t) { return mtt__elements(t) / mtt__width(t); }
+
+MTT__BOTH uint32_t mtt__float_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+MTT__BOTH float mtt__bits_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits as a
+   function of a 128-bit counter and a 64-bit key, with no state to carry from one element to the next. */
+MTT__BOTH void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
+{
+    uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    int round;
+    for (round = 0; round < 10; round++) {
+        uint64_t p = (uint64_t)0xd2511f53u * c0, q = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(q >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)q;
+        c2 = (uint32_t)(p >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+/* The upper half of a counter: which site, which layer or tensor, and which micro-batch, update or epoch (its
+   lower 40 bits). Streams of different sites never meet. The part of the step may be added later: stream |
+   mtt__stream_step. */
+MTT__BOTH uint64_t mtt__stream_step(uint64_t step) { return step & 0xffffffffffu; }
+MTT__BOTH uint64_t mtt__stream(int site, int layer, uint64_t step)
+{
+    return (uint64_t)site << 56 | (uint64_t)layer << 40 | mtt__stream_step(step);
+}
+
+/* Of an operation's dropout; the micro-batch is added when it runs. */
+MTT__BOTH uint64_t mtt__op_stream(const mtt_op *op)
+{
+    return mtt__stream(op->site, op->layer < 0 ? 0 : op->layer, 0);
+}
+
+/* 8 elements share a draw: element k of a draw has 16 bits of it. */
+MTT__BOTH uint32_t mtt__draw_bits(const uint32_t draw[4], int k)
+{
+    return draw[k >> 1] >> (k & 1) * 16 & 0xffffu;
+}
+
+/* An element whose 16 bits are below the threshold is dropped; the others are multiplied by the scale. */
+MTT__BOTH uint32_t mtt__dropout_threshold(float p) { return (uint32_t)(p * 65536.0f + 0.5f); }
+MTT__BOTH float mtt__dropout_scale(uint32_t threshold) { return 65536.0f / (float)(65536u - threshold); }
+
+/* The first key that a query attends; the last one is the query itself. */
+MTT__BOTH int64_t mtt__first_key(int window, int64_t query)
+{
+    return window && query >= window ? query - window + 1 : 0;
+}
+
+/* Where q, k and v of a head are in rows of qkv: parts 0, 1, 2. Heads of q may share a head of k and v. */
+typedef struct mtt_qkv {
+    int heads, heads_kv, head_dim;
+    int64_t row; /* elements between two tokens */
+} mtt_qkv;
+
+MTT__BOTH mtt_qkv mtt_qkv_of(const mtt_shape *d)
+{
+    mtt_qkv v;
+    v.heads = d->heads;
+    v.heads_kv = d->heads_kv;
+    v.head_dim = d->head_dim;
+    v.row = (int64_t)(d->heads + 2 * d->heads_kv) * d->head_dim;
+    return v;
+}
+
+/* The first column of a query head's part. */
+MTT__BOTH int64_t mtt_qkv_column(const mtt_qkv *v, int part, int head)
+{
+    int kv = head / (v->heads / v->heads_kv);
+    return (int64_t)(part == 0 ? head : v->heads + (part - 1) * v->heads_kv + kv) * v->head_dim;
+}
+
+/* ---- compact state ---- */
+
+/* Each store takes 16 random bits, as a number in [0, 1) that is added to the part cut off. MTT__NEAREST, a
+   half, rounds to nearest. Decoding and encoding again gives the same bits. Rounding to nearest would freeze
+   v: a step changes it by 0.1 %, but codes are 0.4 % apart. Measured after 1,000 steps of a small model,
+   against the full state: roots of the head's v are 18 % off (standard deviation) and weights 7e-3 (root mean
+   square); stochastically, 4 % and 1e-3. */
+enum { MTT__GROUP = 32, MTT__NEAREST = 0x8000 };
+
+/* A weight and its byte are the upper 24 bits of a float; for FP16 the float is multiplied by 2^-112, which
+   gives it a half's exponent. The 16-bit weight is rounded to nearest, so the byte is the signed distance
+   from it, in 256ths of its last place. */
+MTT__BOTH void mtt__split_weight(float x, int fp16, uint32_t random, uint16_t *weight, uint8_t *rest)
+{
+    uint32_t bits = mtt__float_bits(fp16 ? x * 1.925929944387236e-34f : x);
+    uint32_t top = fp16 ? 0x0f800000u : 0x7f800000u;
+    uint32_t magnitude = (bits & 0x7fffffffu) < top ? bits & 0x7fffffffu : top;
+    uint32_t code = fp16 ? (magnitude + (random >> 11)) >> 5 : (magnitude + (random >> 8)) >> 8;
+    *weight = (uint16_t)((code + 128) >> 8 | (bits >> 16 & 0x8000u));
+    *rest = (uint8_t)code;
+}
+
+MTT__BOTH float mtt__join_weight(uint16_t weight, uint8_t rest, int fp16)
+{
+    uint32_t code = ((weight & 0x7fffu) << 8) + rest - (uint32_t)(rest & 128u) * 2;
+    uint32_t sign = (uint32_t)(weight & 0x8000u) << 16;
+    if (fp16) return mtt__bits_float(code << 5 | sign) * 5.192296858534828e33f;
+    return mtt__bits_float(code << 8 | sign);
+}
+
+/* The scale of a group: a float without sign, 6 bits of exponent and 10 of mantissa, 2^-47 to 2^17. A half
+   would end at 6e-8, and moments of large models begin there. */
+MTT__BOTH uint16_t mtt__to_scale(float x, uint32_t random)
+{
+    uint32_t code = (mtt__float_bits(x) + (random >> 3)) >> 13;
+    code = code > 80u << 10 ? code - (80u << 10) : 0;
+    return (uint16_t)(code < 65535 ? code : 65535);
+}
+
+MTT__BOTH float mtt__from_scale(uint16_t scale)
+{
+    return scale ? mtt__bits_float(((uint32_t)scale + (80u << 10)) << 13) : 0.0f;
+}
+
+/* The code of a moment over its scale, from `y`, which is 65536 times the code before rounding. A first
+   moment r in [-1, 1] has the code 127 * 2r / (1 + |r|), finer where r is small. A second moment is stored by
+   its root r in [0, 1], as 255 r, at least 1 where r > 0: m over a root of 0 would be a jump. Values within
+   half a unit of the top are stored as the top, so decoding and encoding again gives the same scale. */
+MTT__BOTH uint8_t mtt__round_moment(float y, int second, uint32_t random)
+{
+    float top = (second ? 255.0f : 127.0f) * 65536.0f;
+    if (fabsf(y) > top - 32768.0f) y = y < 0 ? -top : top;
+    return (uint8_t)(((uint32_t)(int32_t)y + random) >> 16);
+}
+
+/* ---- loss and update ---- */
+
+/* d loss / d logit = loss scale / targets that count in the whole step */
+MTT__BOTH float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
+{
+    return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
+}
+
+/* Global norm, clipping and dynamic loss scaling (Micikevicius et al. 2018) from the sum of squares of all
+   gradients: after an overflow the step is skipped and the scale halves; after 2000 good steps it doubles. */
+MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *counters, double sum)
+{
+    double clip = control->clip, norm = sqrt(sum) / (double)counters->loss_scale;
+    if (counters->skipped == 2) return;
+    counters->grad_norm = norm;
+    counters->step_scale = counters->loss_scale;
+    counters->gradient_scale = 1.0f / counters->loss_scale;
+    if (clip > 0 && norm > clip) counters->gradient_scale *= (float)(clip / norm);
+    counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
+    counters->updates += !counters->skipped;
+    counters->steps += counters->skipped != 2;
+    if (!control->scaling) return;
+    if (counters->skipped) {
+        counters->loss_scale *= 0.5f;
+        counters->good_steps = 0;
+    } else if (++counters->good_steps == 2000) {
+        if (counters->loss_scale < 1e37f) counters->loss_scale *= 2.0f;
+        counters->good_steps = 0;
+    }
+}
+
+/* What AdamW computes once for a parameter. */
+typedef struct mtt_adamw_rates {
+    float step;       /* lr / (1 - b1^t) */
+    float correction; /* 1 / sqrt(1 - b2^t) */
+    float keep;       /* 1 - lr * decay for a matrix, 1 for a vector */
+    float scale, b1, b2, eps;
+} mtt_adamw_rates;
+
+/* step and correction are powers in double; a device computes them once. */
+MTT__BOTH float mtt__adamw_step(const mtt_control *c, const mtt_counters *counters)
+{
+    return (float)((double)c->lr / (1.0 - pow((double)c->beta1, (double)counters->updates)));
+}
+
+MTT__BOTH float mtt__adamw_correction(const mtt_control *c, const mtt_counters *counters)
+{
+    return (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, (double)counters->updates)));
+}
+
+MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int decays,
+                                           float step, float correction)
+{
+    mtt_adamw_rates r;
+    r.step = step;
+    r.correction = correction;
+    r.keep = decays ? 1.0f - c->lr * c->weight_decay : 1.0f;
+    r.scale = counters->gradient_scale;
+    r.b1 = c->beta1;
+    r.b2 = c->beta2;
+    r.eps = c->eps;
+    return r;
+}
+
+/* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w)
+   */
+MTT__BOTH void mtt__adamw_element(const mtt_adamw_rates *r, float g, float *m, float *v, float *w)
+{
+    float d = g * r->scale;
+    *m = r->b1 * *m + (1.0f - r->b1) * d;
+    *v = r->b2 * *v + (1.0f - r->b2) * d * d;
+    *w = r->keep * *w - r->step * *m / (sqrtf(*v) * r->correction + r->eps);
+}
+
+/* master, m and v are one tensor each. A parameter is a range of them that begins at a multiple of MTT__PART
+   elements. */
+enum { MTT__PART = 64 };
+MTT__BOTH int64_t mtt__part_elements(const mtt_tensor *parameter)
+{
+    return mtt__round_up(mtt__elements(parameter), MTT__PART);
+}
+
+/* On a device one kernel updates all parameters: entries of `ranges` are pieces of up to MTT__RANGE elements
+   of one parameter, each for MTT__RANGE_BLOCKS blocks of threads. */
+enum { MTT__RANGE = 65536, MTT__RANGE_BLOCKS = 8, MTT__RANGE_BLOCK = MTT__RANGE / MTT__RANGE_BLOCKS };
+typedef struct mtt_range {
+    const void *gradient;  /* of the whole parameter, as `weight` */
+    void *weight;
+    int64_t first;         /* where the parameter begins in master, m and v */
+    int64_t begin;         /* the piece: elements of the parameter from here */
+    int32_t count;         /* and as many */
+    int32_t block;         /* blocks with elements in all entries before */
+    int32_t parameter;     /* its number */
+    uint8_t decays, gradient_dtype, unused[2];
+} mtt_range;
+
+/* The blocks of a table of ranges, a tensor of bytes. */
+MTT__BOTH int64_t mtt__range_blocks(const mtt_tensor *ranges)
+{
+    return (int64_t)(ranges->bytes / sizeof(mtt_range)) * MTT__RANGE_BLOCKS;
+}
+
+/* ---- scratch of operations on CUDA ---- */
+
+/* The width of a head's tiles: 16, 32, 64, 96, 128 or 256. */
+MTT__BOTH int mtt__flash_width(int head_dim)
+{
+    int width = 16;
+    while (width < head_dim) width = width == 64 ? 96 : width == 96 ? 128 : 2 * width;
+    return width;
+}
+
+/* Flash attention's backward pass keeps for each head of a group: under 16 bits the running sums of dQ, in
+   tiles of 64 rows, and two statistics of each token. A header of 256 bytes comes first. */
+MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
+{
+    size_t tokens = (size_t)mtt__round_up(d->seq_len, 64);
+    return dtype == MTT_F32 ? 0 : 4 * tokens * (size_t)mtt__flash_width(d->head_dim);
+}
+
+MTT__BOTH size_t mtt__flash_scratch(const mtt_shape *d, mtt_dtype dtype, int heads)
+{
+    return 256 + (size_t)heads * (mtt__flash_sums(d, dtype) + 8 * (size_t)mtt__round_up(d->seq_len, 64));
+}
+
+/* The gradient of the embedding sorts the tokens of a slab of rows: keys and values before and after, scratch
+   of the sort, and one row of sums at least. A slab has MTT__SORT_LEAST rows or more, or all. */
+enum { MTT__SORT_LEAST = 2048 };
+MTT__BOTH size_t mtt__sort_scratch(int64_t rows, int64_t width)
+{
+    return 4 * (size_t)mtt__round_up(4 * rows, 256) + 65536 + (size_t)(rows / 2) + 4 * (size_t)width;
+}
+
+/* Evaluates the last column of an operation's row. */
+static inline MTT__UNUSED size_t mtt__op_scratch(const mtt_op *op)
+{
+    const mtt_shape *d = op->shape;
+    (void)d;
+    switch (op->kind) {
+#define MTT__OP_SCRATCH(name, inputs, operands_, flops, bytes, scratch)                 \
+    case MTT_OP_##name: {                                                               \
+        const mtt_##name *o = MTT_OPERANDS_OF(name, op);                                \
+        (void)o;                                                                        \
+        return (size_t)(scratch);                                                       \
+    }
+        MTT_OPS(MTT__OP_SCRATCH)
+    case MTT_OP_KIND_COUNT: break;
+    }
+    return 0;
+}
+
+/* The name of an operation, as in its row. */
+MTTDEF const char *mtt_op_name(mtt_op_kind kind);
+
 #ifdef __cplusplus
 }
 #endif
@@ -671,11 +1135,9 @@ struct mtt_backend {
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -686,9 +1148,9 @@ struct mtt_backend {
 #include <cblas.h>
 #endif
 
-/* stb_sprintf, private to this file: its names are decorated and its warnings are not ours. */
+/* stb_sprintf, private to this file: its functions are static here, and its warnings are off. */
 #ifndef STB_SPRINTF_H_INCLUDE
-#if defined(__GNUC__) || defined(__clang__)
+#ifdef __GNUC__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wpragmas"
 #pragma GCC diagnostic ignored "-Wconversion"
@@ -698,7 +1160,6 @@ struct mtt_backend {
 #pragma GCC diagnostic ignored "-Wextra"
 #pragma GCC diagnostic ignored "-Wpedantic"
 #pragma GCC diagnostic ignored "-Wimplicit-fallthrough"
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #endif
 #define STB_SPRINTF_STATIC
 #define STB_SPRINTF_NOUNALIGNED
@@ -714,19 +1175,18 @@ struct mtt_backend {
 #endif
 #undef STB_SPRINTF_IMPLEMENTATION
 #undef STB_SPRINTF_STATIC
-#if defined(__GNUC__) || defined(__clang__)
+#ifdef __GNUC__
 #pragma GCC diagnostic pop
 #endif
 #endif
-#define MTT__VSNPRINTF stbsp_vsnprintf
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>errors
-   ---------------------------------------------------------------------------------------------------------------- */
+/* ----------------------------------------------------------------------------------------------------------
+   >>base
+   ---------------------------------------------------------------------------------------------------------- */
 
 #define MTT__LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
-#if defined(__GNUC__) || defined(__clang__)
+#ifdef __GNUC__
 #define MTT__PRINTF(text, args) __attribute__((format(printf, text, args)))
 #else
 #define MTT__PRINTF(text, args)
@@ -738,6 +1198,14 @@ struct mtt_backend {
 #else
 #define MTT__OMP(directive)
 #endif
+
+#define MTT__STRING(name, text) text,
+static const char *const mtt__status_text[] = {MTT_STATUSES(MTT__STRING)};
+
+MTTDEF const char *mtt_status_string(mtt_status status)
+{
+    return (unsigned)status < MTT_STATUS_COUNT ? mtt__status_text[status] : "unknown status";
+}
 
 /* A bounded text under construction: cut at the capacity, always terminated. */
 typedef struct mtt__text {
@@ -758,10 +1226,11 @@ static void mtt__print_va(mtt__text *text, const char *format, va_list args)
     size_t room = text->capacity - text->size;
     int wrote;
     if (room < 2) return;
-    wrote = MTT__VSNPRINTF(text->at + text->size, (int)(room < 1u << 30 ? room : 1u << 30), format, args);
+    wrote = stbsp_vsnprintf(text->at + text->size, (int)(room < 1u << 30 ? room : 1u << 30), format, args);
     if (wrote > 0) text->size += (size_t)wrote < room ? (size_t)wrote : room - 1;
 }
 
+/* Appends to the text. */
 MTT__PRINTF(2, 3) static void mtt__print(mtt__text *text, const char *format, ...)
 {
     va_list args;
@@ -770,7 +1239,8 @@ MTT__PRINTF(2, 3) static void mtt__print(mtt__text *text, const char *format, ..
     va_end(args);
 }
 
-/* Records what went wrong and how to mend it; returns the status, so that callers can write `return mtt__fail(...)`. */
+/* Records what went wrong and the remedy. Returns the status, so that callers can write `return
+   mtt__fail(...)`. */
 MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
     if (env) {
@@ -784,11 +1254,8 @@ MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, c
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>memory
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* The sum and product saturate at SIZE_MAX, which no allocation can satisfy: an overflow ends as "out of memory". */
+/* Sums and products of sizes saturate at SIZE_MAX. No allocation can satisfy that, so an overflow ends as
+   "out of memory". */
 static size_t mtt__add(size_t a, size_t b)
 {
     return a > SIZE_MAX - b ? SIZE_MAX : a + b;
@@ -802,7 +1269,7 @@ static size_t mtt__mul(size_t a, size_t b)
 static void *mtt__alloc_raw(mtt_env *env, size_t bytes)
 {
     void *block = bytes > SIZE_MAX / 2 ? NULL : env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
-    if (!block) mtt__fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", bytes);
+    if (!block) mtt__fail(env, MTT_E_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);
     return block;
 }
 
@@ -822,7 +1289,7 @@ static void mtt__free(mtt_env *env, void *block)
     else free(block);
 }
 
-/* Makes room for `count` elements in a growing array; on failure the array is as it was. */
+/* Makes room for `count` elements in a growing array. On failure the array is as it was. */
 static mtt_status mtt__reserve(mtt_env *env, void **array, size_t *capacity, size_t count, size_t size)
 {
     size_t wanted = *capacity < 16 ? 16 : *capacity;
@@ -838,33 +1305,102 @@ static mtt_status mtt__reserve(mtt_env *env, void **array, size_t *capacity, siz
     return MTT_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>dtype
-   ---------------------------------------------------------------------------------------------------------------- */
+/* Zeroed memory in large blocks that are freed together. Addresses stay what they are. */
+typedef struct mtt__pool_block {
+    struct mtt__pool_block *next;
+    size_t used, size;
+} mtt__pool_block;
 
-static const size_t mtt__dtype_bytes[] = {4, 2, 2, 4, 1};
-static const char *const mtt__dtype_name[] = {"F32", "BF16", "F16", "I32", "U8"};
+typedef struct mtt__pool {
+    mtt__pool_block *first;
+} mtt__pool;
 
-MTT__INLINE uint32_t mtt__float_bits(float x)
+static void *mtt__pool_take(mtt_env *env, mtt__pool *pool, size_t bytes)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
+    enum { BLOCK = 65536, ALIGN = 16, HEADER = 32 };
+    mtt__pool_block *b = pool->first;
+    bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    if (!b || b->size - b->used < bytes) {
+        size_t size = bytes > BLOCK ? bytes : (size_t)BLOCK;
+        b = (mtt__pool_block *)mtt__alloc(env, 1, HEADER + size);
+        if (!b) return NULL;
+        b->size = size;
+        b->next = pool->first;
+        pool->first = b;
+    }
+    b->used += bytes;
+    return (char *)b + HEADER + b->used - bytes;
 }
 
-MTT__INLINE float mtt__bits_float(uint32_t bits)
+static void mtt__pool_free(mtt_env *env, mtt__pool *pool)
 {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
+    while (pool->first) {
+        mtt__pool_block *next = pool->first->next;
+        mtt__free(env, pool->first);
+        pool->first = next;
+    }
 }
+
+/* A binary heap, the least (key, tie) on top. */
+typedef struct mtt__ranked {
+    uint64_t key, tie;
+} mtt__ranked;
+
+typedef struct mtt__heap {
+    mtt__ranked *at;
+    size_t count, capacity;
+} mtt__heap;
+
+MTT__INLINE int mtt__before(mtt__ranked a, mtt__ranked b)
+{
+    return a.key < b.key || (a.key == b.key && a.tie < b.tie);
+}
+
+static mtt_status mtt__heap_push(mtt_env *env, mtt__heap *heap, uint64_t key, uint64_t tie)
+{
+    mtt__ranked entry;
+    size_t i = heap->count;
+    entry.key = key;
+    entry.tie = tie;
+    if (mtt__reserve(env, (void **)&heap->at, &heap->capacity, i + 1, sizeof(entry)) != MTT_OK) return MTT_E_MEMORY;
+    heap->count++;
+    for (; i && mtt__before(entry, heap->at[(i - 1) / 2]); i = (i - 1) / 2) heap->at[i] = heap->at[(i - 1) / 2];
+    heap->at[i] = entry;
+    return MTT_OK;
+}
+
+static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
+{
+    mtt__ranked last;
+    size_t i = 0, child;
+    if (!heap->count) return 0;
+    *out = heap->at[0];
+    last = heap->at[--heap->count];
+    while ((child = 2 * i + 1) < heap->count) {
+        if (child + 1 < heap->count && mtt__before(heap->at[child + 1], heap->at[child])) child++;
+        if (!mtt__before(heap->at[child], last)) break;
+        heap->at[i] = heap->at[child];
+        i = child;
+    }
+    heap->at[i] = last;
+    return 1;
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>numbers
+   ---------------------------------------------------------------------------------------------------------- */
+
+#define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
+#define MTT__DTYPE_NAME(dtype, bytes, name) name,
+static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
+static const char *const mtt__dtype_name[] = {MTT_DTYPES(MTT__DTYPE_NAME)};
 
 MTT__INLINE float mtt__from_bf16(uint16_t h)
 {
     return mtt__bits_float((uint32_t)h << 16);
 }
 
-/* Rounds to nearest, ties to even; a NaN stays one. */
+/* Rounds to nearest, ties to even. A NaN stays a NaN. */
 MTT__INLINE uint16_t mtt__to_bf16(float x)
 {
     uint32_t bits = mtt__float_bits(x);
@@ -872,7 +1408,8 @@ MTT__INLINE uint16_t mtt__to_bf16(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
-/* Shifted into place, a half is a float that is 2^112 too small, which one product mends, subnormals included. */
+/* Shifted into place, a half is a float that is 2^112 too small. One product corrects that, subnormals
+   included. */
 MTT__INLINE float mtt__from_fp16(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13;
@@ -881,8 +1418,9 @@ MTT__INLINE float mtt__from_fp16(uint16_t h)
     return mtt__bits_float(bits | (uint32_t)(h & 0x8000u) << 16);
 }
 
-/* Rounds to nearest, ties to even; from 65520 up to infinity; a NaN stays one. Below 2^-14, adding 0.5 aligns the
-   mantissa so that the addition itself rounds to a multiple of 2^-24, the spacing of half subnormals. */
+/* Rounds to nearest, ties to even; to infinity from 65520 up. A NaN stays a NaN. Below 2^-14, adding 0.5
+   aligns the mantissa so that the addition itself rounds to a multiple of 2^-24, the spacing of half
+   subnormals. */
 MTT__INLINE uint16_t mtt__to_fp16(float x)
 {
     uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
@@ -893,73 +1431,20 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
 
-/* ---- compact state ---- */
+/* ---- arrays of the compact state; `random` has 16 bits for each element, NULL rounds to nearest ---- */
 
-/* Each store takes 16 random bits, as a number in [0, 1) that is added to what it cuts off; MTT__NEAREST, a half, rounds to nearest.
-   What was decoded encodes to the same bits. To nearest, v would stand still: it changes by 0.1 % a step, its codes by 0.4 % and
-   more. Measured after 1,000 steps of a small model, against the full state: roots of the head's v 18 % off (standard deviation)
-   and weights 7e-3 (root of the mean square), where stochastically it is 4 % and 1e-3. */
-enum { MTT__GROUP = 32, MTT__NEAREST = 0x8000 };
-
-/* Weight and byte are 24 bits of a float from its sign on, times 2^-112 for FP16, which gives it a half's exponent. The weight
-   alone is the nearest of 16 bits, so that the byte, signed, is its distance in 256ths of the unit of the last place. */
-MTT__INLINE void mtt__split_weight(float x, int fp16, uint32_t random, uint16_t *weight, uint8_t *rest)
-{
-    uint32_t bits = mtt__float_bits(fp16 ? x * 1.925929944387236e-34f : x), most = fp16 ? 0x0f800000u : 0x7f800000u;
-    uint32_t magnitude = (bits & 0x7fffffffu) < most ? bits & 0x7fffffffu : most;
-    uint32_t code = fp16 ? (magnitude + (random >> 11)) >> 5 : (magnitude + (random >> 8)) >> 8;
-    *weight = (uint16_t)((code + 128) >> 8 | (bits >> 16 & 0x8000u));
-    *rest = (uint8_t)code;
-}
-
-MTT__INLINE float mtt__join_weight(uint16_t weight, uint8_t rest, int fp16)
-{
-    uint32_t code = ((weight & 0x7fffu) << 8) + rest - (uint32_t)(rest & 128u) * 2, sign = (uint32_t)(weight & 0x8000u) << 16;
-    return fp16 ? mtt__bits_float(code << 5 | sign) * 5.192296858534828e33f : mtt__bits_float(code << 8 | sign);
-}
-
-/* A group's scale: a float without a sign, 6 bits of exponent and 10 of mantissa, 2^-47 to 2^17. A half would end at 6e-8, where
-   moments of large models begin. */
-MTT__INLINE uint16_t mtt__to_scale(float x, uint32_t random)
-{
-    uint32_t code = (mtt__float_bits(x) + (random >> 3)) >> 13;
-    code = code > 80u << 10 ? code - (80u << 10) : 0;
-    return (uint16_t)(code < 65535 ? code : 65535);
-}
-
-MTT__INLINE float mtt__from_scale(uint16_t scale)
-{
-    return scale ? mtt__bits_float(((uint32_t)scale + (80u << 10)) << 13) : 0.0f;
-}
-
-/* A first moment over its scale, r in [-1, 1]: 127 * 2r / (1 + |r|), finer where r is small. A second moment by its root, r in
-   [0, 1]: 255 r, at least 1 where there is any, since m over a root of 0 would be a leap. Half a unit below the top is the top,
-   so that the largest always is and the scale stays what it was. */
-MTT__INLINE uint8_t mtt__to_moment(float r, int second, uint32_t random)
-{
-    float top = second ? 255.0f : 127.0f, y = second ? 255.0f * r : 254.0f * r / (1.0f + fabsf(r));
-    if (second && r > 0 && y < 1) y = 1;
-    if (fabsf(y) > top - 0.5f) y = y < 0 ? -top : top;
-    return (uint8_t)(((uint32_t)(int32_t)(y * 65536.0f) + random) >> 16);
-}
-
-MTT__INLINE float mtt__from_moment(uint8_t code, int second)
-{
-    float y = (float)(second ? code : code - (code & 128) * 2);
-    return second ? y * (1.0f / 255.0f) : y / (254.0f - fabsf(y));
-}
-
-/* Whole arrays of them; `random` NULL rounds to nearest. */
 MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
 {
     if (!random) return MTT__NEAREST;
     return random[i];
 }
 
-static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random, uint16_t *weights, uint8_t *rest)
+static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random, uint16_t *weights,
+                               uint8_t *rest)
 {
     int64_t i;
-    for (i = 0; i < count; i++) mtt__split_weight(x[i], fp16, mtt__random_at(random, i), weights + i, rest + i);
+    for (i = 0; i < count; i++)
+        mtt__split_weight(x[i], fp16, mtt__random_at(random, i), weights + i, rest + i);
 }
 
 static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int64_t count, int fp16, float *x)
@@ -968,56 +1453,45 @@ static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int6
     for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
 }
 
-static void mtt__encode(const float *x, int64_t count, int second, const uint16_t *random, uint8_t *codes, uint16_t *scales)
+/* Moments to codes, and a scale for each group: its largest absolute value, of second moments their largest
+   root. */
+static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random, uint8_t *codes,
+                              uint16_t *scales)
 {
     int64_t i, k, n;
     for (i = 0; i < count; i += n, scales++) {
         float y[MTT__GROUP], largest = 0, scale;
-        n = count - i < MTT__GROUP ? count - i : (int64_t)MTT__GROUP;
+        n = mtt__min(MTT__GROUP, count - i);
         for (k = 0; k < n; k++) y[k] = second ? sqrtf(x[i + k]) : x[i + k];
         for (k = 0; k < n; k++) largest = fabsf(y[k]) > largest ? fabsf(y[k]) : largest;
         *scales = mtt__to_scale(largest, mtt__random_at(random, i));
         scale = *scales ? 1.0f / mtt__from_scale(*scales) : 0.0f;
-        for (k = 0; k < n; k++) codes[i + k] = mtt__to_moment(y[k] * scale, second, mtt__random_at(random, i + k));
+        for (k = 0; k < n; k++) {
+            float r = y[k] * scale, code = second ? 255.0f * r : 254.0f * r / (1.0f + fabsf(r));
+            if (second && r > 0 && code < 1) code = 1;
+            codes[i + k] = mtt__round_moment(code * 65536.0f, second, mtt__random_at(random, i + k));
+        }
     }
 }
 
-static void mtt__decode(const uint8_t *codes, const uint16_t *scales, int64_t count, int second, float *x)
+static float mtt__moment(uint8_t code, int second)
+{
+    float y = (float)(second ? code : code - (code & 128) * 2);
+    return second ? y * (1.0f / 255.0f) : y / (254.0f - fabsf(y));
+}
+
+static void mtt__unpack_moments(const uint8_t *codes, const uint16_t *scales, int64_t count, int second, float *x)
 {
     int64_t i;
     for (i = 0; i < count; i++) {
-        x[i] = mtt__from_scale(scales[i / MTT__GROUP]) * mtt__from_moment(codes[i], second);
+        x[i] = mtt__from_scale(scales[i / MTT__GROUP]) * mtt__moment(codes[i], second);
         if (second) x[i] *= x[i];
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>rng
-   ---------------------------------------------------------------------------------------------------------------- */
+/* ---- randomness ---- */
 
-/* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits as a function of
-   a 128-bit counter and a 64-bit key, with no state to carry from one element to the next. */
-MTT__INLINE void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
-{
-    uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    int round;
-    for (round = 0; round < 10; round++) {
-        uint64_t p = (uint64_t)0xd2511f53u * c0, q = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(q >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)q;
-        c2 = (uint32_t)(p >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
-}
-
-/* What a random number is for. Streams of different sites never meet. */
+/* What a random number is for. */
 enum {
     MTT__SITE_INIT,
     MTT__SITE_SHUFFLE,
@@ -1030,13 +1504,7 @@ enum {
     MTT__SITE_ROUND
 };
 
-/* The upper half of a counter: which site, which layer or tensor, and which micro-batch or epoch. */
-MTT__INLINE uint64_t mtt__stream(int site, int layer, uint64_t step)
-{
-    return (uint64_t)site << 56 | (uint64_t)layer << 40 | (step & 0xffffffffffu);
-}
-
-/* A uniform integer below `bound` (at most 2^32), without bias worth naming: the remainder of 64 bits. */
+/* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits, whose bias is below 2^-32. */
 static uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
 {
     uint32_t r[4];
@@ -1050,6 +1518,17 @@ static double mtt__random_uniform(uint64_t seed, uint64_t stream, uint64_t index
     uint32_t r[4];
     mtt__philox(seed, index, stream, r);
     return ((double)((uint64_t)r[1] << 20 ^ r[0] >> 12) + 0.5) * (1.0 / 4503599627370496.0);
+}
+
+/* Element `index` of a stream of normal numbers (Box & Muller 1958): two of them share a draw. */
+static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
+{
+    uint32_t r[4];
+    double radius, angle;
+    mtt__philox(seed, (uint64_t)index >> 1, stream, r);
+    radius = sqrt(-2.0 * log(((double)r[0] + 0.5) / 4294967296.0));
+    angle = 6.28318530717958647692 * ((double)r[1] + 0.5) / 4294967296.0;
+    return (float)(radius * (index & 1 ? sin(angle) : cos(angle)));
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -1524,23 +2003,125 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
     return ~crc;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>config
-   ---------------------------------------------------------------------------------------------------------------- */
+   ---------------------------------------------------------------------------------------------------------- */
 
-#define MTT__STRING(name, text) text,
-static const char *const mtt__status_text[] = {MTT_STATUSES(MTT__STRING)};
 static const char *const mtt__category_text[] = {MTT_CATEGORIES(MTT__STRING)};
+static const char *const mtt__phase_text[] = {"forward", "backward", "step"};
+#define MTT__PRECISIONS "fp32|tf32|bf16|fp16"
 static const char *const mtt__precision_name[] = {"fp32", "tf32", "bf16", "fp16"};
 
-/* Panels of A, B and C in FP32, through which the CPU's matrix products pass: 256 x 512, 512 x 512 and 256 x 512. */
-enum { MTT__PANEL_M = 256, MTT__PANEL_N = 512, MTT__PANEL_K = 512 };
-enum { MTT__CPU_WORKSPACE = 4 * (MTT__PANEL_M * MTT__PANEL_K + MTT__PANEL_K * MTT__PANEL_N + MTT__PANEL_M * MTT__PANEL_N) };
+MTTDEF const char *mtt_category_name(mtt_category category)
+{
+    return (unsigned)category < MTT_CATEGORY_COUNT ? mtt__category_text[category] : "unknown";
+}
 
-/* Collects every fault of a descriptor in the environment's text; the first failure sets the status. */
+MTTDEF const char *mtt_phase_name(mtt_phase phase)
+{
+    return (unsigned)phase < MTT_PHASE_COUNT ? mtt__phase_text[phase] : "unknown";
+}
+
+/* ---- fields: one row for defaults, validation, checkpoints and the programs' options ---- */
+
+/* Name, kind, default (0 = it depends, see mtt_*_resolve), range, names of values, help. */
+#define MTT__MODEL_FIELDS(X)                                                                     \
+    X(layers, INT, 4, 1, 1024, NULL, "transformer blocks")                                       \
+    X(heads, INT, 8, 1, 1024, NULL, "attention heads")                                           \
+    X(d_model, INT, 256, 8, 16384, NULL, "width")                                                \
+    X(d_ff, INT, 0, 8, 131072, NULL, "width of the MLP (default 4 * d_model)")                   \
+    X(vocab, INT, 10000, 1, 1 << 24, NULL, "ids of the vocabulary")                              \
+    X(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")             \
+    X(positions, CHOICE, 0, 0, MTT_POSITIONS_LEARNED, "sinusoidal|learned", "position encoding") \
+    X(tied_head, FLAG, 0, 0, 1, NULL, "the embedding is the output matrix")                      \
+    X(no_head_bias, FLAG, 0, 0, 1, NULL, "logits without a bias")                                \
+    X(dropout, FLOAT, 0, 0, 0.9, NULL, "dropout probability")
+#define MTT__POLICY_FIELDS(X)                                                                      \
+    X(precision, CHOICE, 0, 0, MTT_FP16, MTT__PRECISIONS, "precision")                             \
+    X(attention, CHOICE, 0, 0, MTT_ATTENTION_FLASH, "plain|flash", "attention")                    \
+    X(window, INT, 0, 0, INT_MAX, NULL, "keys that a query attends, itself counted; 0: all")       \
+    X(recompute, CHOICE, 0, 0, MTT_RECOMPUTE_BUDGET, "none|selective|layer|segments|budget",       \
+      "what the backward pass recomputes")                                                         \
+    X(segment, INT, 0, 1, 1024, NULL, "layers in a segment (default the root of layers)")          \
+    X(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "full|chunked", "logits of all tokens or of a chunk")  \
+    X(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "tokens of a chunk (default 1024, on CUDA 2048)") \
+    X(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")                   \
+    X(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")                             \
+    X(budget_bytes, BYTES, 0, 0, 9e18, NULL, "memory for recompute budget")                        \
+    X(split, FLAG, 0, 0, 1, NULL, "a budget may cut the batch into micro-batches")                 \
+    X(device, CHOICE, 0, 0, MTT_DEVICE_CUDA, "cpu|cuda", "device")                                 \
+    X(workspace_bytes, BYTES, 0, 0, 9e18, NULL, "scratch of products on CUDA (default 32 MiB)")
+#define MTT__OPTIM_FIELDS(X)                                                                                \
+    X(lr, FLOAT, 3e-4, 1e-30, 100, NULL, "peak learning rate")                                              \
+    X(beta1, FLOAT, 0.9, 0, 1, NULL, "decay of the first moment")                                           \
+    X(beta2, FLOAT, 0.999, 0, 1, NULL, "decay of the second moment")                                        \
+    X(eps, FLOAT, 1e-8, 0, 1, NULL, "added to the root of the second moment")                               \
+    X(weight_decay, FLOAT, 0.01, 0, 100, NULL, "decoupled decay of matrices")                               \
+    X(clip, FLOAT, 1, 0, 1e30, NULL, "largest norm of the gradient")                                        \
+    X(lr_schedule, CHOICE, 0, 0, MTT_LR_COSINE, "constant|linear|cosine", "learning rate after the warmup") \
+    X(warmup_steps, INT64, 0, 0, INT32_MAX, NULL, "steps of linear warmup")                                 \
+    X(total_steps, INT64, 0, 0, 9e18, NULL, "end of the linear or cosine schedule")                         \
+    X(min_lr, FLOAT, 0, 0, 100, NULL, "learning rate at that end")                                          \
+    X(loss_scale, FLOAT, 65536, 1e-30, 1e38, NULL, "first loss scale of fp16")
+
+#define MTT__FIELD_OF(desc, name, kind, fallback, low, high, choices, help)             \
+    {#name, MTT_FIELD_##kind, offsetof(desc, name), fallback, low, high, choices, help},
+#define MTT__MODEL_FIELD(name, kind, fallback, low, high, choices, help)                \
+    MTT__FIELD_OF(mtt_model_desc, name, kind, fallback, low, high, choices, help)
+#define MTT__POLICY_FIELD(name, kind, fallback, low, high, choices, help)               \
+    MTT__FIELD_OF(mtt_policy, name, kind, fallback, low, high, choices, help)
+#define MTT__OPTIM_FIELD(name, kind, fallback, low, high, choices, help)                \
+    MTT__FIELD_OF(mtt_optim_desc, name, kind, fallback, low, high, choices, help)
+static const mtt_field mtt__model_field[] = {MTT__MODEL_FIELDS(MTT__MODEL_FIELD)};
+static const mtt_field mtt__policy_field[] = {MTT__POLICY_FIELDS(MTT__POLICY_FIELD)};
+static const mtt_field mtt__optim_field[] = {MTT__OPTIM_FIELDS(MTT__OPTIM_FIELD)};
+
+MTTDEF const mtt_field *mtt_model_fields(int *count)
+{
+    *count = (int)MTT__LENGTH(mtt__model_field);
+    return mtt__model_field;
+}
+
+MTTDEF const mtt_field *mtt_policy_fields(int *count)
+{
+    *count = (int)MTT__LENGTH(mtt__policy_field);
+    return mtt__policy_field;
+}
+
+MTTDEF const mtt_field *mtt_optim_fields(int *count)
+{
+    *count = (int)MTT__LENGTH(mtt__optim_field);
+    return mtt__optim_field;
+}
+
+static double mtt__field_get(const void *desc, const mtt_field *field)
+{
+    const void *at = (const char *)desc + field->offset;
+    switch (field->kind) {
+    case MTT_FIELD_FLOAT: return (double)*(const float *)at;
+    case MTT_FIELD_INT64: return (double)*(const int64_t *)at;
+    case MTT_FIELD_BYTES: return (double)*(const size_t *)at;
+    default: return *(const int *)at;
+    }
+}
+
+static void mtt__field_set(void *desc, const mtt_field *field, double value)
+{
+    void *at = (char *)desc + field->offset;
+    switch (field->kind) {
+    case MTT_FIELD_FLOAT: *(float *)at = (float)value; break;
+    case MTT_FIELD_INT64: *(int64_t *)at = (int64_t)value; break;
+    case MTT_FIELD_BYTES: *(size_t *)at = (size_t)value; break;
+    default: *(int *)at = (int)value;
+    }
+}
+
+/* ---- validation ---- */
+
+/* Collects every fault of a descriptor in the environment's text. */
 typedef struct mtt__faults {
     mtt__text text;
-    char unheard[256]; /* where the text goes without an environment */
+    char discarded[256]; /* takes the text if there is no environment */
     int count;
 } mtt__faults;
 
@@ -1548,120 +2129,83 @@ static void mtt__faults_init(mtt__faults *faults, mtt_env *env)
 {
     faults->count = 0;
     if (env) mtt__text_init(&faults->text, env->error, sizeof(env->error));
-    else mtt__text_init(&faults->text, faults->unheard, sizeof(faults->unheard));
+    else mtt__text_init(&faults->text, faults->discarded, sizeof(faults->discarded));
 }
 
-MTT__PRINTF(3, 4) static void mtt__require(mtt__faults *faults, int holds, const char *format, ...)
+MTT__PRINTF(3, 4) static int mtt__require(mtt__faults *faults, int holds, const char *format, ...)
 {
     va_list args;
-    if (holds) return;
+    if (holds) return 1;
     mtt__print(&faults->text, "%s", faults->count++ ? "; " : "");
     va_start(args, format);
     mtt__print_va(&faults->text, format, args);
     va_end(args);
+    return 0;
 }
 
-static int mtt__or(int value, int otherwise)
+static int mtt__in_range(mtt__faults *faults, const char *name, double value, double low, double high)
 {
-    return value ? value : otherwise;
+    return mtt__require(faults, value >= low && value <= high, "%s is %.10g, it must be %.10g to %.10g", name, value, low, high);
 }
 
-/* Zero is the default, a negative number is none. */
-static float mtt__or_float(float value, float otherwise)
+/* Fills in the defaults. For settings of the optimizer, a negative number means none. */
+static void mtt__apply_defaults(void *desc, const mtt_field *fields, size_t count, int negative_is_none)
 {
-    return value == 0 ? otherwise : value < 0 ? 0 : value;
+    size_t i;
+    for (i = 0; i < count; i++) {
+        const mtt_field *f = &fields[i];
+        double value = mtt__field_get(desc, f);
+        if (value == 0) mtt__field_set(desc, f, f->fallback);
+        else if (value < 0 && negative_is_none && f->kind == MTT_FIELD_FLOAT && f->low == 0) mtt__field_set(desc, f, 0);
+    }
 }
 
-static int mtt__in_range(mtt__faults *faults, const char *name, int64_t value, int64_t low, int64_t high)
+static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_field *fields, size_t count)
 {
-    mtt__require(faults, value >= low && value <= high, "%s is %lld, it must be %lld to %lld", name, (long long)value,
-                 (long long)low, (long long)high);
-    return value >= low && value <= high;
+    size_t i;
+    for (i = 0; i < count; i++)
+        if (fields[i].kind != MTT_FIELD_FLAG)
+            mtt__in_range(faults, fields[i].name, mtt__field_get(desc, &fields[i]), fields[i].low, fields[i].high);
 }
 
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
 {
     mtt__faults faults;
     mtt_model_desc m = *model;
-    int width_known;
     mtt__faults_init(&faults, env);
-    m.layers = mtt__or(m.layers, 4);
-    m.heads = mtt__or(m.heads, 8);
-    m.d_model = mtt__or(m.d_model, 256);
-    m.d_ff = mtt__or(m.d_ff, m.d_model > 0 && m.d_model <= 16384 ? 4 * m.d_model : 1024);
-    m.vocab = mtt__or(m.vocab, 10000);
-    m.max_seq = mtt__or(m.max_seq, 1024);
-    mtt__in_range(&faults, "layers", m.layers, 1, 1024);
-    width_known = mtt__in_range(&faults, "heads", m.heads, 1, 1024);
-    width_known &= mtt__in_range(&faults, "d_model", m.d_model, 8, 16384);
-    mtt__in_range(&faults, "d_ff", m.d_ff, 8, 131072);
+    mtt__apply_defaults(&m, mtt__model_field, MTT__LENGTH(mtt__model_field), 0);
+    if (!m.d_ff) m.d_ff = m.d_model > 0 && m.d_model <= 16384 ? 4 * m.d_model : 1024;
+    mtt__check_fields(&faults, &m, mtt__model_field, MTT__LENGTH(mtt__model_field));
     mtt__require(&faults, m.d_ff < 8 || m.d_ff % 8 == 0, "d_ff is %d, it must be a multiple of 8", m.d_ff);
-    mtt__in_range(&faults, "vocab", m.vocab, 1, 1 << 24);
-    mtt__in_range(&faults, "max_seq", m.max_seq, 1, 1 << 20);
-    mtt__in_range(&faults, "positions", (int)m.positions, MTT_POSITIONS_SINUSOIDAL, MTT_POSITIONS_LEARNED);
-    mtt__require(&faults, m.dropout >= 0 && m.dropout <= 0.9f, "dropout is %g, it must be 0 to 0.9", (double)m.dropout);
-    if (width_known && m.d_model % m.heads)
-        mtt__require(&faults, 0, "d_model %d does not divide into %d heads: take a multiple of %d", m.d_model, m.heads,
-                     8 * m.heads);
-    else if (width_known)
-        mtt__require(&faults, m.d_model / m.heads % 8 == 0 && m.d_model / m.heads <= 256,
-                     "a head is %d wide (d_model / heads), it must be a multiple of 8 up to 256", m.d_model / m.heads);
+    if (m.heads >= 1 && m.heads <= 1024 && m.d_model >= 8 && m.d_model <= 16384) {
+        if (mtt__require(&faults, m.d_model % m.heads == 0, "d_model %d does not divide into %d heads: take a multiple of %d",
+                         m.d_model, m.heads, 8 * m.heads))
+            mtt__require(&faults, m.d_model / m.heads % 8 == 0 && m.d_model / m.heads <= 256,
+                         "a head is %d wide (d_model / heads), it must be a multiple of 8 up to 256", m.d_model / m.heads);
+    }
     if (faults.count) return MTT_E_ARGUMENT;
     *resolved = m;
     return MTT_OK;
 }
 
-static int mtt__is_16_bit(mtt_precision precision)
-{
-    return precision == MTT_BF16 || precision == MTT_FP16;
-}
-
-/* What CUDA takes for attention backward of `heads` heads, or for the sums of c_fc's bias: of each head the running sums of dQ, rows
-   of a power of two or 96, and two statistics of each token. */
-static size_t mtt__least_workspace(const mtt_policy *policy, const mtt_model_desc *model, int seq_len, int heads)
-{
-    size_t width = 16, wanted = (size_t)(model->d_model / model->heads), tokens = ((size_t)seq_len + 63) / 64 * 64;
-    size_t sums = 8 * (size_t)model->d_ff, head = 8 * tokens;
-    while (width < wanted) width = width == 64 ? 96 : width == 96 ? 128 : 2 * width;
-    if (mtt__is_16_bit(policy->precision)) head += 4 * width * tokens;
-    if (policy->attention != MTT_ATTENTION_FLASH) return sums;
-    return 256 + (size_t)heads * head > sums ? 256 + (size_t)heads * head : sums;
-}
-
-/* `model` is resolved. */
-MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model, int batch,
-                                     int seq_len, mtt_policy *resolved)
+MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model, int batch, int seq_len,
+                                     mtt_policy *resolved)
 {
     mtt__faults faults;
     mtt_policy p = *policy;
     mtt__faults_init(&faults, env);
+    mtt__apply_defaults(&p, mtt__policy_field, MTT__LENGTH(mtt__policy_field), 0);
     if (!p.segment)
         while (p.segment * p.segment < model->layers) p.segment++;
-    p.loss_chunk_rows = mtt__or(p.loss_chunk_rows, p.device == MTT_DEVICE_CUDA ? 2048 : 1024);
-    p.accumulate = mtt__or(p.accumulate, 1);
-    if (p.device == MTT_DEVICE_CPU) p.workspace_bytes = MTT__CPU_WORKSPACE;
+    if (!p.loss_chunk_rows) p.loss_chunk_rows = p.device == MTT_DEVICE_CUDA ? 2048 : 1024;
+    if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions == MTT_POSITIONS_SINUSOIDAL,
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len, model->max_seq);
-    mtt__in_range(&faults, "precision", (int)p.precision, MTT_FP32, MTT_FP16);
-    mtt__in_range(&faults, "attention", (int)p.attention, MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH);
-    mtt__in_range(&faults, "recompute", (int)p.recompute, MTT_RECOMPUTE_NONE, MTT_RECOMPUTE_BUDGET);
-    mtt__in_range(&faults, "loss", (int)p.loss, MTT_LOSS_FULL, MTT_LOSS_CHUNKED);
-    mtt__in_range(&faults, "state", (int)p.state, MTT_STATE_FULL, MTT_STATE_COMPACT);
-    mtt__in_range(&faults, "device", (int)p.device, MTT_DEVICE_CPU, MTT_DEVICE_CUDA);
-    mtt__require(&faults, p.window >= 0, "window is %d, it must be 0 (all keys) or the number of keys seen", p.window);
-    mtt__in_range(&faults, "segment", p.segment, 1, 1024);
-    mtt__in_range(&faults, "loss_chunk_rows", p.loss_chunk_rows, 1, 1 << 24);
-    mtt__in_range(&faults, "accumulate", p.accumulate, 1, 1 << 20);
+    mtt__check_fields(&faults, &p, mtt__policy_field, MTT__LENGTH(mtt__policy_field));
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes, "recompute is budget: set budget_bytes");
-    if (!faults.count && p.device == MTT_DEVICE_CUDA) {
-        size_t least = mtt__least_workspace(&p, model, seq_len, 1), usual = mtt__least_workspace(&p, model, seq_len, 2);
-        if (!p.workspace_bytes) p.workspace_bytes = usual > (size_t)32 << 20 ? usual : (size_t)32 << 20;
-        mtt__require(&faults, p.workspace_bytes >= least, "workspace_bytes is %zu, sequences of %d tokens take at least %zu",
-                     p.workspace_bytes, seq_len, least);
-    }
     if (faults.count) return MTT_E_ARGUMENT;
     *resolved = p;
     return MTT_OK;
@@ -1672,25 +2216,10 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
     mtt__faults faults;
     mtt_optim_desc o = *optim;
     mtt__faults_init(&faults, env);
-    o.lr = o.lr == 0 ? 3e-4f : o.lr;
-    o.beta1 = mtt__or_float(o.beta1, 0.9f);
-    o.beta2 = mtt__or_float(o.beta2, 0.999f);
-    o.eps = mtt__or_float(o.eps, 1e-8f);
-    o.weight_decay = mtt__or_float(o.weight_decay, 0.01f);
-    o.clip = mtt__or_float(o.clip, 1.0f);
-    o.min_lr = mtt__or_float(o.min_lr, 0.0f);
-    o.loss_scale = mtt__or_float(o.loss_scale, 65536.0f);
-    mtt__require(&faults, o.lr > 0 && o.lr <= 100, "lr is %g, it must be above 0, to 100", (double)o.lr);
-    mtt__require(&faults, o.beta1 < 1, "beta1 is %g, it must be below 1", (double)o.beta1);
-    mtt__require(&faults, o.beta2 < 1, "beta2 is %g, it must be below 1", (double)o.beta2);
-    mtt__require(&faults, o.eps <= 1, "eps is %g, it must be at most 1", (double)o.eps);
-    mtt__require(&faults, o.weight_decay <= 100, "weight_decay is %g, it must be at most 100", (double)o.weight_decay);
-    mtt__require(&faults, o.clip <= 1e30f, "clip is %g, it must be a number", (double)o.clip);
-    mtt__require(&faults, o.min_lr <= o.lr, "min_lr is %g, above lr", (double)o.min_lr);
-    mtt__require(&faults, o.loss_scale > 0 && o.loss_scale <= 1e38f, "loss_scale is %g, it must be above 0",
-                 (double)o.loss_scale);
-    mtt__in_range(&faults, "lr_schedule", (int)o.lr_schedule, MTT_LR_CONSTANT, MTT_LR_COSINE);
-    mtt__in_range(&faults, "warmup_steps", o.warmup_steps, 0, INT32_MAX);
+    mtt__apply_defaults(&o, mtt__optim_field, MTT__LENGTH(mtt__optim_field), 1);
+    mtt__check_fields(&faults, &o, mtt__optim_field, MTT__LENGTH(mtt__optim_field));
+    mtt__require(&faults, o.beta1 != 1 && o.beta2 != 1, "beta1 and beta2 must be below 1");
+    mtt__require(&faults, o.min_lr <= o.lr, "min_lr is %g, it must not be above lr", (double)o.min_lr);
     mtt__require(&faults, o.lr_schedule == MTT_LR_CONSTANT || o.total_steps > o.warmup_steps,
                  "total_steps is %lld, a linear or cosine schedule needs more than the %lld of the warmup",
                  (long long)o.total_steps, (long long)o.warmup_steps);
@@ -1710,106 +2239,204 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *o, int64_t step)
     return (float)(o->min_lr + (o->lr - o->min_lr) * share);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>tensors
-   ---------------------------------------------------------------------------------------------------------------- */
+/* ---- techniques ---- */
 
-enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER };                /* where in the model a parameter stands */
+/* The words of a technique, in the order of its name. */
+static const struct {
+    const char *word;
+    size_t offset;
+    int value;
+} mtt__technique[] = {
+    {"fp32", offsetof(mtt_policy, precision), MTT_FP32},
+    {"tf32", offsetof(mtt_policy, precision), MTT_TF32},
+    {"bf16", offsetof(mtt_policy, precision), MTT_BF16},
+    {"fp16", offsetof(mtt_policy, precision), MTT_FP16},
+    {"flash", offsetof(mtt_policy, attention), MTT_ATTENTION_FLASH},
+    {"selective", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_SELECTIVE},
+    {"checkpointing", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_LAYER},
+    {"segments", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_SEGMENTS},
+    {"budget", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_BUDGET},
+    {"chunked", offsetof(mtt_policy, loss), MTT_LOSS_CHUNKED},
+    {"compact", offsetof(mtt_policy, state), MTT_STATE_COMPACT},
+    {"split", offsetof(mtt_policy, split), 1},
+};
+
+/* The number behind `prefix` if that is all of the word, 1 to 2^30; otherwise 0. */
+static int mtt__word_number(const char *word, size_t size, const char *prefix)
+{
+    size_t i = strlen(prefix);
+    int64_t number = 0;
+    if (size <= i || memcmp(word, prefix, i) != 0) return 0;
+    for (; i < size && word[i] >= '0' && word[i] <= '9' && number < 1 << 30; i++) number = 10 * number + (word[i] - '0');
+    return i == size && number <= 1 << 30 ? (int)number : 0;
+}
+
+MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *policy, int *batch)
+{
+    mtt_policy p = *policy;
+    const char *at = words;
+    int new_batch = 0;
+    for (;; at++) {
+        size_t size = strcspn(at, "_"), k;
+        int number = 0;
+        for (k = 0; k < MTT__LENGTH(mtt__technique); k++)
+            if (strlen(mtt__technique[k].word) == size && memcmp(at, mtt__technique[k].word, size) == 0) break;
+        if (k < MTT__LENGTH(mtt__technique)) *(int *)(void *)((char *)&p + mtt__technique[k].offset) = mtt__technique[k].value;
+        else if ((number = mtt__word_number(at, size, "window")) != 0) {
+            p.attention = MTT_ATTENTION_FLASH;
+            p.window = number;
+        } else if (batch && (number = mtt__word_number(at, size, "bs")) != 0) new_batch = number;
+        else
+            return mtt__fail(env, MTT_E_ARGUMENT, "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 flash windowN "
+                             "selective checkpointing segments budget chunked compact split%s, joined by _",
+                             (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
+        at += size;
+        if (!*at) break;
+    }
+    *policy = p;
+    if (new_batch) *batch = new_batch;
+    return MTT_OK;
+}
+
+MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity)
+{
+    mtt__text out;
+    size_t k;
+    mtt__text_init(&out, text, capacity);
+    for (k = 0; k < MTT__LENGTH(mtt__technique); k++)
+        if (*(const int *)(const void *)((const char *)policy + mtt__technique[k].offset) == mtt__technique[k].value)
+            mtt__print(&out, "%s%s", out.size ? "_" : "", mtt__technique[k].word);
+    if (policy->window) mtt__print(&out, "_window%d", policy->window);
+    return out.size;
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>tensors
+   ---------------------------------------------------------------------------------------------------------- */
+
+/* Of each precision: type of activations and weights in use, whether the loss is scaled, and FLOP/s of
+   products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
+   x 8192 x 8192, less at a model's widths); the others are estimates. */
+static const struct {
+    mtt_dtype dtype;
+    int scaled;
+    double rate;
+} mtt__precisions[] = {{MTT_F32, 0, 50e12}, {MTT_F32, 0, 250e12}, {MTT_BF16_BITS, 0, 500e12}, {MTT_F16_BITS, 1, 500e12}};
+
+enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
 enum { MTT__ZEROS, MTT__ONES, MTT__NORMAL, MTT__NORMAL_RESIDUAL }; /* N(0, 0.02); the last over sqrt(2 * layers) */
 
-/* Every parameter: kind, name, where, rows, columns (0 = a vector), initial values, exists if. Matrices are [in, out]
-   as GPT-2's, embedding and head [vocab, d_model]; matrices alone decay. Rows of VOCAB are padded in memory. */
-#define MTT__PARAMETERS(X)                                                                                           \
-    X(WTE, "wte.weight", MTT__BEFORE, VOCAB, m->d_model, MTT__NORMAL, 1)                                             \
-    X(WPE, "wpe.weight", MTT__BEFORE, m->max_seq, m->d_model, MTT__NORMAL, m->positions == MTT_POSITIONS_LEARNED)    \
-    X(LN_1_WEIGHT, "h.%d.ln_1.weight", MTT__LAYER, m->d_model, 0, MTT__ONES, 1)                                      \
-    X(LN_1_BIAS, "h.%d.ln_1.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                         \
-    X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", MTT__LAYER, m->d_model, 3 * m->d_model, MTT__NORMAL, 1)                 \
-    X(QKV_BIAS, "h.%d.attn.c_attn.bias", MTT__LAYER, 3 * m->d_model, 0, MTT__ZEROS, 1)                               \
-    X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", MTT__LAYER, m->d_model, m->d_model, MTT__NORMAL_RESIDUAL, 1)           \
-    X(PROJ_BIAS, "h.%d.attn.c_proj.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                  \
-    X(LN_2_WEIGHT, "h.%d.ln_2.weight", MTT__LAYER, m->d_model, 0, MTT__ONES, 1)                                      \
-    X(LN_2_BIAS, "h.%d.ln_2.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                         \
-    X(FC_WEIGHT, "h.%d.mlp.c_fc.weight", MTT__LAYER, m->d_model, m->d_ff, MTT__NORMAL, 1)                            \
-    X(FC_BIAS, "h.%d.mlp.c_fc.bias", MTT__LAYER, m->d_ff, 0, MTT__ZEROS, 1)                                          \
-    X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", MTT__LAYER, m->d_ff, m->d_model, MTT__NORMAL_RESIDUAL, 1)                \
-    X(MLP_BIAS, "h.%d.mlp.c_proj.bias", MTT__LAYER, m->d_model, 0, MTT__ZEROS, 1)                                    \
-    X(LN_F_WEIGHT, "ln_f.weight", MTT__AFTER, m->d_model, 0, MTT__ONES, 1)                                           \
-    X(LN_F_BIAS, "ln_f.bias", MTT__AFTER, m->d_model, 0, MTT__ZEROS, 1)                                              \
-    X(HEAD_WEIGHT, "lm_head.weight", MTT__AFTER, VOCAB, m->d_model, MTT__NORMAL, !m->tied_head)                      \
-    X(HEAD_BIAS, "lm_head.bias", MTT__AFTER, VOCAB, 0, MTT__ZEROS, !m->no_head_bias)
+/* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
+   [in, out] as GPT-2's, embedding and head [vocab, d_model]. Only matrices decay. Rows of VOCAB are padded in
+   memory. */
+#define MTT__PARAMETERS(X)                                                                              \
+    X(WTE, "wte.weight", BEFORE, VOCAB, m->d_model, NORMAL, 1)                                          \
+    X(WPE, "wpe.weight", BEFORE, m->max_seq, m->d_model, NORMAL, m->positions == MTT_POSITIONS_LEARNED) \
+    X(LN_1_WEIGHT, "h.%d.ln_1.weight", LAYER, m->d_model, 0, ONES, 1)                                   \
+    X(LN_1_BIAS, "h.%d.ln_1.bias", LAYER, m->d_model, 0, ZEROS, 1)                                      \
+    X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", LAYER, m->d_model, 3 * m->d_model, NORMAL, 1)              \
+    X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, 3 * m->d_model, 0, ZEROS, 1)                            \
+    X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", LAYER, m->d_model, m->d_model, NORMAL_RESIDUAL, 1)        \
+    X(PROJ_BIAS, "h.%d.attn.c_proj.bias", LAYER, m->d_model, 0, ZEROS, 1)                               \
+    X(LN_2_WEIGHT, "h.%d.ln_2.weight", LAYER, m->d_model, 0, ONES, 1)                                   \
+    X(LN_2_BIAS, "h.%d.ln_2.bias", LAYER, m->d_model, 0, ZEROS, 1)                                      \
+    X(FC_WEIGHT, "h.%d.mlp.c_fc.weight", LAYER, m->d_model, m->d_ff, NORMAL, 1)                         \
+    X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, m->d_ff, 0, ZEROS, 1)                                       \
+    X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
+    X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, 1)                                 \
+    X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, 1)                                        \
+    X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, 1)                                           \
+    X(HEAD_WEIGHT, "lm_head.weight", AFTER, VOCAB, m->d_model, NORMAL, !m->tied_head)                   \
+    X(HEAD_BIAS, "lm_head.bias", AFTER, VOCAB, 0, ZEROS, !m->no_head_bias)
 
-#define MTT__PARAMETER_ENUM(kind, name, where, rows, columns, init, exists) MTT__##kind,
+#define MTT__PARAMETER_ENUM(kind, name, place, rows, columns, init, exists) MTT__##kind,
 enum { MTT__PARAMETERS(MTT__PARAMETER_ENUM) MTT__PARAMETER_KINDS };
-#define MTT__PARAMETER_NAME(kind, name, where, rows, columns, init, exists) name,
-static const char *const mtt__parameter_name[] = {MTT__PARAMETERS(MTT__PARAMETER_NAME)};
-#define MTT__PARAMETER_WHERE(kind, name, where, rows, columns, init, exists) where,
-static const int mtt__parameter_where[] = {MTT__PARAMETERS(MTT__PARAMETER_WHERE)};
-#define MTT__PARAMETER_INIT(kind, name, where, rows, columns, init, exists) init,
-static const int mtt__parameter_init[] = {MTT__PARAMETERS(MTT__PARAMETER_INIT)};
+#define MTT__PARAMETER_ROW(kind, name, place, rows, columns, init, exists) {name, MTT__##place, MTT__##init},
+static const struct {
+    const char *name;
+    int place, init;
+} mtt__parameter_row[] = {MTT__PARAMETERS(MTT__PARAMETER_ROW)};
 
 /* The shape of a parameter whose rows of VOCAB count `VOCAB`; 0 if the model has no such parameter. */
 static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int64_t VOCAB, int64_t shape[2])
 {
     switch (kind) {
-#define MTT__PARAMETER_SHAPE(kind, name, where, rows, columns, init, exists)                                         \
+#define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
         MTT__PARAMETERS(MTT__PARAMETER_SHAPE)
     }
     return 0;
 }
 
-/* What drops an activation after the forward pass: the recompute level of its layer, if that is at least this. */
+/* What the optimizer keeps of each parameter, in one tensor for all: kind, name, prefix of the parameter's
+   name in a checkpoint, exists if. A master is the weight as exactly as it is kept: FP32, or 8 more bits in
+   the compact state. Moments are FP32, or 8-bit codes with the scales of their groups behind them. */
+#define MTT__KEPT(X)                                                                    \
+    X(MASTER, "master", "", dtype != MTT_F32)                                           \
+    X(FIRST, "m", "optim.m.", 1)                                                        \
+    X(SECOND, "v", "optim.v.", 1)
+#define MTT__KEPT_ENUM(kind, name, prefix, exists) MTT__##kind,
+enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
+
+/* When an activation is dropped after the forward pass: if the recompute level of its layer is at least this.
+   */
 enum { MTT__BY_SELECTIVE = 1, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
-/* Every activation of a layer: role, name, shape (0 = no such dimension), 32-bit always, category, dropped by. The last
-   layer + 1 holds the final norm and the head. */
-#define MTT__ACTIVATION_TABLE(X)                                                                                     \
-    X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, 0, MTT_ACTIVATIONS, MTT__BY_SEGMENT)                          \
-    X(LN_1, "ln_1", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE)                                   \
-    X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
-    X(QKV, "attn.qkv", d->rows, 3 * d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                \
-    X(SCORES, "attn.scores", d->batch * d->heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE)          \
-    X(PROBS, "attn.probs", d->batch * d->heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE)            \
-    X(DROPPED, "attn.dropped", d->batch * d->heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE)        \
-    X(LSE, "attn.lse", d->batch * d->heads, d->seq_len, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER)                        \
-    X(ATTENDED, "attn.out", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                               \
-    X(PROJ, "attn.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                  \
-    X(MIDDLE, "x_mid", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
-    X(LN_2, "ln_2", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE)                                   \
-    X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
-    X(FC, "mlp.fc", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                          \
-    X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE)                                  \
-    X(MLP, "mlp.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER)                                    \
-    X(LAST_ROW, "last_row", 1, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING)                                   \
-    X(LN_F, "ln_f", b->head_rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING)                                \
-    X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_NOTHING)                             \
-    X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, 0, MTT_LOGITS, MTT__BY_NOTHING)                            \
-    X(ROW_LOSS, "row_loss", d->rows, 3, 0, 1, MTT_DATA, MTT__BY_NOTHING)
+/* Every activation of a layer: role, name, shape (0 = no such dimension), 1 = 32 bits in every precision,
+   category, dropped by, frees. Layer number `layers` holds the final norm and the head. Frees, for segments:
+   once the backward pass is through with the operation that makes this activation, it drops what the layer
+   made before that other one. */
+#define MTT__ACTIVATIONS(X)                                                                           \
+    X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, 0, MTT_ACTIVATIONS, MTT__BY_SEGMENT, RESIDUAL) \
+    X(LN_1, "ln_1", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE, NONE)              \
+    X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)               \
+    X(QKV, "attn.qkv", d->rows, qkv.row, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)                  \
+    X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE, NONE)   \
+    X(PROBS, "attn.probs", heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE, NONE)     \
+    X(DROPPED, "attn.dropped", heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE, NONE) \
+    X(LSE, "attn.lse", heads, d->seq_len, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)                 \
+    X(ATTENDED, "attn.out", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)          \
+    X(PROJ, "attn.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, QKV)              \
+    X(MIDDLE, "x_mid", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)               \
+    X(LN_2, "ln_2", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE, LN_2)              \
+    X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)               \
+    X(FC, "mlp.fc", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)                     \
+    X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE, NONE)             \
+    X(MLP, "mlp.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, FC)                 \
+    X(LAST_ROW, "last_row", 1, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING, NONE)              \
+    X(LN_F, "ln_f", b->head_rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING, NONE)           \
+    X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_NOTHING, NONE)        \
+    X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, 0, MTT_LOGITS, MTT__BY_NOTHING, NONE)       \
+    X(ROW_LOSS, "row_loss", d->rows, 3, 0, 1, MTT_DATA, MTT__BY_NOTHING, NONE)
 
-#define MTT__ROLE_ENUM(role, name, a, b, c, wide, category, dropped_by) MTT__A_##role,
-enum { MTT__ACTIVATION_TABLE(MTT__ROLE_ENUM) MTT__ROLES };
-#define MTT__DROPPED_BY(role, name, a, b, c, wide, category, dropped_by) dropped_by,
-static const int mtt__dropped_by[] = {MTT__ACTIVATION_TABLE(MTT__DROPPED_BY)};
+#define MTT__ROLE_ENUM(role, name, a, b, c, wide, category, dropped_by, frees) MTT__A_##role,
+enum { MTT__A_NONE = -1, MTT__ACTIVATIONS(MTT__ROLE_ENUM) MTT__ROLES };
+#define MTT__ROLE_ROW(role, name, a, b, c, wide, category, dropped_by, frees) {name, dropped_by, MTT__A_##frees},
+static const struct {
+    const char *name;
+    int dropped_by, frees;
+} mtt__role[] = {MTT__ACTIVATIONS(MTT__ROLE_ROW)};
 
-/* A parameter's tensors, as numbers into a program's; -1 where there is none. */
 typedef struct mtt__parameter {
-    int kind, layer;
+    int kind, layer;  /* layer -1 outside the layers */
     int64_t shape[2]; /* without padding; shape[1] is 0 for a vector */
-    int weight, master, m, v, gradient; /* master: FP32, or the rest of a 16-bit weight in the compact state */
+    int64_t first;    /* element where it begins in the tensors that the optimizer keeps */
+    mtt_tensor *weight, *gradient;
 } mtt__parameter;
 
-/* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena. State
-   comes first and stands at the same offsets in all of a schedule's programs. */
+/* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena.
+   State comes first and has the same offsets in all programs of a schedule. */
 typedef struct mtt__program {
+    mtt__pool pool; /* of everything that the pointers below lead to */
     mtt_shape shape;
-    mtt_tensor *tensors;
-    mtt_op *ops;
-    mtt_tensor **operands;
+    mtt_tensor **tensors;
+    mtt_op *ops, *later_ops; /* the second list is for micro-batches after the first; NULL if there are none */
     mtt__parameter *parameters;
     int tensor_count, op_count, parameter_count;
-    int step_begin; /* where the forward and backward pass end */
-    int tokens, targets, control, counters, positions, workspace, output;
+    int step_begin; /* the forward and backward pass end here */
+    mtt_tensor *kept[MTT__KEPT_KINDS];
+    mtt_tensor *positions, *tokens, *targets, *control, *counters, *ranges, *workspace, *output;
+    size_t (*bytes)[MTT_CATEGORY_COUNT]; /* alive during each operation */
     size_t arena_bytes;
 } mtt__program;
 
@@ -1819,56 +2446,91 @@ struct mtt_schedule {
     mtt_env *env;
     mtt_model_desc model;
     mtt_policy policy;
-    int recompute_layers, recompute_selective; /* how many of the first layers are recomputed whole, of the next in part */
-    int split;    /* micro-batches in a batch; the policy's `accumulate` counts them */
-    size_t least; /* bytes of the smallest plan that was tried for a budget */
+    int recompute_layers, recompute_selective; /* of the first layers recomputed whole, of the next in part */
+    int split;                                 /* micro-batches in a batch; the policy's `accumulate` counts them */
+    size_t least;                              /* bytes of the smallest plan that was tried for a budget */
     mtt__program programs[MTT__PROGRAMS];
 };
 
-static int64_t mtt__elements(const mtt_tensor *tensor)
+static int64_t mtt__parameter_elements(const mtt__parameter *q)
 {
-    int64_t product = 1;
-    int i;
-    for (i = 0; i < tensor->rank; i++) product *= tensor->shape[i];
-    return product;
+    return q->shape[0] * (q->shape[1] ? q->shape[1] : 1);
 }
 
-static int64_t mtt__width(const mtt_tensor *tensor)
-{
-    return tensor->shape[tensor->rank - 1];
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>schedule
-   ---------------------------------------------------------------------------------------------------------------- */
+   ---------------------------------------------------------------------------------------------------------- */
 
-/* Builds one program. Operands are numbers of tensors until the program is closed, since the array of tensors moves. */
+#define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
+    {#name, inputs, (int)(sizeof(mtt_##name) / sizeof(mtt_tensor *))},
+static const struct {
+    const char *name;
+    int inputs, operands;
+} mtt__op_row[] = {MTT_OPS(MTT__OP_ROW)};
+
+/* The operands of any operation. */
+#define MTT__OP_MEMBER(name, inputs, operands, flops, bytes, scratch) mtt_##name name;
+typedef union mtt__operands {
+    MTT_OPS(MTT__OP_MEMBER)
+} mtt__operands;
+enum { MTT__MOST_OPERANDS = sizeof(mtt__operands) / sizeof(mtt_tensor *) };
+
+/* Panels of A, B and C in FP32, through which the CPU's matrix products pass: 256 x 512, 512 x 512 and 256 x 512. */
+enum {
+    MTT__PANEL_M = 256,
+    MTT__PANEL_N = 512,
+    MTT__PANEL_K = 512,
+    MTT__CPU_WORKSPACE = 4 * (MTT__PANEL_M * MTT__PANEL_K + MTT__PANEL_K * MTT__PANEL_N + MTT__PANEL_M * MTT__PANEL_N)
+};
+
+MTTDEF const char *mtt_op_name(mtt_op_kind kind)
+{
+    return (unsigned)kind < MTT_OP_KIND_COUNT ? mtt__op_row[kind].name : "unknown";
+}
+
+/* Builds one program. After the first failure everything does nothing; `nothing` and `no_op` then take what
+   is written. */
 typedef struct mtt__builder {
     mtt_env *env;
     const mtt_schedule *schedule;
     mtt__program *program;
-    int *current; /* [role][layer]: the tensor that holds the activation now, -1 = none */
-    int *maker;   /* [role][layer]: the operation that made it in the forward pass */
-    int *operands, *first_operand;
-    size_t tensor_capacity, op_capacity, operand_capacity, first_capacity, operand_count;
-    int64_t head_rows; /* rows that reach the final norm and the head */
+    mtt_tensor **current;  /* [role][layer]: holds the activation now; NULL = dropped or not made yet */
+    mtt_tensor **gradient; /* [role][layer]: holds its gradient */
+    int *maker;            /* [role][layer]: the operation that made it in the forward pass */
+    int *parameter;        /* [kind][layer]: index of the parameter, -1 = the model has none */
+    int *written;          /* of each parameter: 1 = an operation has written its gradient */
+    size_t tensor_capacity, op_capacity, parameter_capacity;
+    int64_t head_rows;     /* rows that reach the final norm and the head */
     mtt_phase phase;
     int recomputing;
-    int residual_gradient; /* the gradient of the residual stream, one tensor all the way down */
-    mtt_status status;     /* the first failure; everything after it does nothing */
+    mtt_status status;
+    mtt_op *op;            /* the last one */
+    mtt_tensor nothing;
+    mtt_op no_op;
+    mtt__operands no_operands;
 } mtt__builder;
 
-static int mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_category category, int layer, const char *name, int64_t s0,
-                           int64_t s1, int64_t s2)
+static mtt_dtype mtt__dtype(const mtt__builder *b)
+{
+    return mtt__precisions[b->schedule->policy.precision].dtype;
+}
+
+static size_t mtt__slot(const mtt__builder *b, int row, int layer)
+{
+    return (size_t)row * (size_t)(b->program->shape.layers + 1) + (size_t)(layer < 0 ? 0 : layer);
+}
+
+static mtt_tensor *mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_category category, int layer, const char *name,
+                                   int64_t s0, int64_t s1, int64_t s2)
 {
     mtt__program *p = b->program;
-    mtt_tensor *t;
+    mtt_tensor *t = NULL;
     mtt__text text;
-    if (b->status == MTT_OK)
-        b->status = mtt__reserve(b->env, (void **)&p->tensors, &b->tensor_capacity, (size_t)p->tensor_count + 1, sizeof(*t));
-    if (b->status != MTT_OK) return 0;
-    t = &p->tensors[p->tensor_count];
-    memset(t, 0, sizeof(*t));
+    size_t rows = (size_t)(s1 ? s1 : 1), columns = (size_t)(s2 ? s2 : 1);
+    if (!b->status)
+        b->status = mtt__reserve(b->env, (void **)&p->tensors, &b->tensor_capacity, (size_t)p->tensor_count + 1, sizeof(t));
+    if (!b->status && !(t = (mtt_tensor *)mtt__pool_take(b->env, &p->pool, sizeof(*t)))) b->status = MTT_E_MEMORY;
+    if (b->status) return &b->nothing;
     mtt__text_init(&text, t->name, sizeof(t->name));
     if (layer >= 0 && layer < p->shape.layers) mtt__print(&text, "h.%d.", layer);
     mtt__print(&text, "%s", name);
@@ -1878,103 +2540,76 @@ static int mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_category catego
     t->shape[1] = s1;
     t->shape[2] = s2;
     t->rank = s2 ? 3 : s1 ? 2 : 1;
-    t->bytes = mtt__mul(mtt__mul((size_t)s0, (size_t)(s1 ? s1 : 1)), mtt__mul((size_t)(s2 ? s2 : 1), mtt__dtype_bytes[dtype]));
-    t->role = t->layer = t->first = t->last = -1;
-    return p->tensor_count++;
+    t->bytes = mtt__mul(mtt__mul((size_t)s0, rows), mtt__mul(columns, mtt__dtype_bytes[dtype]));
+    t->role = t->layer = t->parameter = t->first = t->last = -1;
+    return p->tensors[p->tensor_count++] = t;
 }
 
-static int mtt__add_state(mtt__builder *b, mtt_dtype dtype, mtt_category category, const char *name, int64_t s0, int64_t s1)
+static mtt_tensor *mtt__add_state(mtt__builder *b, mtt_dtype dtype, mtt_category category, const char *name, int64_t s0,
+                                  int64_t s1)
 {
-    int id = mtt__add_tensor(b, dtype, category, -1, name, s0, s1, 0);
-    if (b->status == MTT_OK) b->program->tensors[id].persistent = 1;
-    return id;
-}
-
-static mtt_dtype mtt__compute_dtype(const mtt_policy *policy)
-{
-    return policy->precision == MTT_BF16 ? MTT_BF16_BITS : policy->precision == MTT_FP16 ? MTT_F16_BITS : MTT_F32;
-}
-
-/* A tensor of no role in the compute precision: gradients of activations and the like. */
-static int mtt__add_temporary(mtt__builder *b, mtt_category category, int layer, const char *name, int64_t s0, int64_t s1,
-                              int64_t s2)
-{
-    return mtt__add_tensor(b, mtt__compute_dtype(&b->schedule->policy), category, layer, name, s0, s1, s2);
-}
-
-static int *mtt__slot(int *table, const mtt__builder *b, int role, int layer)
-{
-    return &table[role * (b->program->shape.layers + 1) + layer];
+    mtt_tensor *t = mtt__add_tensor(b, dtype, category, -1, name, s0, s1, 0);
+    t->persistent = 1;
+    return t;
 }
 
 /* A new tensor for an activation, from now on its current one. */
-static int mtt__make(mtt__builder *b, int role, int layer)
+static mtt_tensor *mtt__make(mtt__builder *b, int role, int layer)
 {
     const mtt_shape *d = &b->program->shape;
-    mtt_dtype dtype = mtt__compute_dtype(&b->schedule->policy);
-    int id = 0;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int64_t heads = (int64_t)d->batch * d->heads;
+    mtt_tensor *t = &b->nothing;
     switch (role) {
-#define MTT__MAKE(role, name, s0, s1, s2, wide, category, dropped_by)                                                \
-    case MTT__A_##role: id = mtt__add_tensor(b, wide ? MTT_F32 : dtype, category, layer, name, s0, s1, s2); break;
-        MTT__ACTIVATION_TABLE(MTT__MAKE)
+#define MTT__MAKE(role, name, s0, s1, s2, wide, category, dropped_by, frees)                       \
+    case MTT__A_##role:                                                                            \
+        t = mtt__add_tensor(b, wide ? MTT_F32 : mtt__dtype(b), category, layer, name, s0, s1, s2); \
+        break;
+        MTT__ACTIVATIONS(MTT__MAKE)
     }
-    if (b->status != MTT_OK) return 0;
-    b->program->tensors[id].role = role;
-    b->program->tensors[id].layer = layer;
-    *mtt__slot(b->current, b, role, layer) = id;
-    return id;
+    t->role = role;
+    t->layer = layer;
+    if (!b->status) b->current[mtt__slot(b, role, layer)] = t;
+    return t;
 }
 
-/* Begins an operation; its operands follow by mtt__operand, inputs first. */
-static mtt_op *mtt__add_op(mtt__builder *b, mtt_op_kind kind, int layer)
+/* Appends an operation. `operands` is its row's struct. The result is valid until the next operation. */
+static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site, const void *operands)
 {
     mtt__program *p = b->program;
-    size_t count = (size_t)p->op_count + 1;
+    size_t bytes = (size_t)mtt__op_row[kind].operands * sizeof(mtt_tensor *);
+    mtt_tensor **copy = NULL;
     mtt_op *op;
-    if (b->status == MTT_OK) b->status = mtt__reserve(b->env, (void **)&p->ops, &b->op_capacity, count, sizeof(*op));
-    if (b->status == MTT_OK)
-        b->status = mtt__reserve(b->env, (void **)&b->first_operand, &b->first_capacity, count, sizeof(int));
-    if (b->status != MTT_OK) return NULL;
-    b->first_operand[p->op_count] = (int)b->operand_count;
-    op = &p->ops[p->op_count++];
+    int k;
+    if (!b->status)
+        b->status = mtt__reserve(b->env, (void **)&p->ops, &b->op_capacity, (size_t)p->op_count + 1, sizeof(*op));
+    if (!b->status && !(copy = (mtt_tensor **)mtt__pool_take(b->env, &p->pool, bytes))) b->status = MTT_E_MEMORY;
+    if (b->status) return &b->no_op;
+    memcpy(copy, operands, bytes);
+    op = &p->ops[p->op_count];
     memset(op, 0, sizeof(*op));
     op->kind = kind;
     op->phase = b->phase;
     op->layer = layer;
+    op->site = site;
     op->recomputed = b->recomputing;
+    op->operands = copy;
+    op->inputs = mtt__op_row[kind].inputs;
+    op->outputs = mtt__op_row[kind].operands - op->inputs;
+    for (k = op->inputs; k < op->inputs + op->outputs && b->phase == MTT_FORWARD; k++)
+        if (copy[k] && copy[k]->role >= 0) b->maker[mtt__slot(b, copy[k]->role, copy[k]->layer)] = p->op_count;
+    p->op_count++;
     return op;
 }
 
-static void mtt__operand(mtt__builder *b, int tensor, int is_output)
-{
-    mtt_op *op;
-    if (b->status == MTT_OK)
-        b->status = mtt__reserve(b->env, (void **)&b->operands, &b->operand_capacity, b->operand_count + 1, sizeof(int));
-    if (b->status != MTT_OK) return;
-    op = &b->program->ops[b->program->op_count - 1];
-    b->operands[b->operand_count++] = tensor;
-    if (is_output) op->outputs++;
-    else op->inputs++;
-}
+/* MTT__EMIT(b, layer, site, norm, x, gain, shift, y, stats); b->op is the new operation. */
+#define MTT__EMIT(b, layer, site, name, ...)                                            \
+    do {                                                                                \
+        mtt_##name mtt__row = {__VA_ARGS__};                                       \
+        b->op = mtt__emit(b, MTT_OP_##name, layer, site, &mtt__row);               \
+    } while (0)
 
-/* One operation: `inputs` tensors, then `outputs` tensors, -1 for an optional one that is absent. The result is valid
-   until the next operation is added; NULL after a failure. */
-static mtt_op *mtt__emit_op(mtt__builder *b, mtt_op_kind kind, int layer, int inputs, int outputs, ...)
-{
-    va_list operands;
-    int i;
-    if (!mtt__add_op(b, kind, layer)) return NULL;
-    va_start(operands, outputs);
-    for (i = 0; i < inputs + outputs; i++) {
-        int id = va_arg(operands, int);
-        const mtt_tensor *t = id < 0 || b->status != MTT_OK ? NULL : &b->program->tensors[id];
-        mtt__operand(b, id, i >= inputs);
-        if (i >= inputs && t && t->role >= 0 && b->phase == MTT_FORWARD)
-            *mtt__slot(b->maker, b, t->role, t->layer) = b->program->op_count - 1;
-    }
-    va_end(operands);
-    return b->status == MTT_OK ? &b->program->ops[b->program->op_count - 1] : NULL;
-}
+/* ---- recomputation ---- */
 
 /* Recompute level of a layer: 0 keeps all, then as in the table of activations. */
 static int mtt__recompute_level(const mtt_schedule *s, int layer)
@@ -1984,444 +2619,563 @@ static int mtt__recompute_level(const mtt_schedule *s, int layer)
     return s->policy.recompute == MTT_RECOMPUTE_SEGMENTS && layer % s->policy.segment ? MTT__BY_SEGMENT : MTT__BY_LAYER;
 }
 
-/* The tensor that holds an activation. Where the backward pass finds it dropped, the operation that made it is emitted
-   again, after what that operation needs in its turn: this is all there is to recomputation. */
-static int mtt__need(mtt__builder *b, int role, int layer)
+/* The tensor that holds an activation. If it was dropped, the operation that made it is emitted again, after
+   what that operation needs in its turn. This is all there is to recomputation. */
+static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
-    int id = *mtt__slot(b->current, b, role, layer), made = *mtt__slot(b->maker, b, role, layer), was = b->recomputing, i;
+    mtt_tensor *operands[MTT__MOST_OPERANDS], *now;
     mtt_op source, *again;
-    size_t first;
-    if (id >= 0 || b->status != MTT_OK) return id;
-    source = b->program->ops[made];
-    first = (size_t)b->first_operand[made];
-    for (i = 0; i < source.inputs; i++) {
-        int input = b->operands[first + (size_t)i];
-        const mtt_tensor *t = input < 0 ? NULL : &b->program->tensors[input];
-        if (t && t->role >= 0) mtt__need(b, t->role, t->layer);
+    int k, count;
+    if (!t || t->role < 0 || b->status) return t;
+    now = b->current[mtt__slot(b, t->role, t->layer)];
+    if (now) return now;
+    source = b->program->ops[b->maker[mtt__slot(b, t->role, t->layer)]];
+    count = source.inputs + source.outputs;
+    for (k = 0; k < source.inputs; k++) mtt__need(b, source.operands[k]);
+    for (k = 0; k < count && !b->status; k++) {
+        operands[k] = source.operands[k];
+        if (!operands[k] || operands[k]->role < 0) continue;
+        now = b->current[mtt__slot(b, operands[k]->role, operands[k]->layer)];
+        operands[k] = now ? now : mtt__make(b, operands[k]->role, operands[k]->layer);
     }
+    if (b->status) return t;
     b->recomputing = 1;
-    again = mtt__add_op(b, source.kind, source.layer);
-    b->recomputing = was;
-    if (!again) return id;
-    again->site = source.site;
+    again = mtt__emit(b, source.kind, source.layer, source.site, operands);
+    b->recomputing = 0;
     again->transposed = source.transposed;
-    for (i = 0; i < source.inputs + source.outputs; i++) {
-        int operand = b->operands[first + (size_t)i], use = operand;
-        if (operand >= 0 && b->program->tensors[operand].role >= 0) {
-            int r = b->program->tensors[operand].role, l = b->program->tensors[operand].layer;
-            use = *mtt__slot(b->current, b, r, l);
-            if (use < 0) use = mtt__make(b, r, l);
-        }
-        mtt__operand(b, use, i >= source.inputs);
-    }
-    return *mtt__slot(b->current, b, role, layer);
+    return b->current[mtt__slot(b, t->role, t->layer)];
 }
 
-static mtt__parameter *mtt__find_parameter(const mtt__program *p, int kind, int layer)
+/* What the recompute levels drop after the forward pass. Under segments the first layer's input goes, too:
+   embedding again costs next to nothing. */
+static void mtt__drop_activations(mtt__builder *b)
 {
-    int i;
-    for (i = 0; i < p->parameter_count; i++)
-        if (p->parameters[i].kind == kind && p->parameters[i].layer == layer) return &p->parameters[i];
-    return NULL;
+    int layer, role;
+    for (layer = 0; layer <= b->program->shape.layers; layer++)
+        for (role = 0; role < MTT__ROLES; role++)
+            if (mtt__role[role].dropped_by <= mtt__recompute_level(b->schedule, layer))
+                b->current[mtt__slot(b, role, layer)] = NULL;
+    if (b->schedule->policy.recompute == MTT_RECOMPUTE_SEGMENTS && mtt__recompute_level(b->schedule, 0) >= MTT__BY_LAYER)
+        b->current[mtt__slot(b, MTT__A_RESIDUAL, 0)] = NULL;
 }
 
-static int mtt__weight(mtt__builder *b, int kind, int layer)
+/* Segments drop recomputed activations as soon as half a layer is done; the other half recomputes them if it
+   must. So at most half a layer, attention or MLP, is in memory at a time. Layers' inputs stay. */
+static void mtt__free_half(mtt__builder *b, const mtt_op *op)
 {
-    const mtt__parameter *p = mtt__find_parameter(b->program, kind, layer);
-    return p ? p->weight : -1;
+    const mtt_tensor *made = op->operands[op->inputs];
+    int frees = made->role < 0 ? MTT__A_NONE : mtt__role[made->role].frees, boundary, role;
+    if (frees < 0 || op->layer < 0 || b->schedule->policy.recompute != MTT_RECOMPUTE_SEGMENTS ||
+        mtt__recompute_level(b->schedule, op->layer) < MTT__BY_LAYER)
+        return;
+    boundary = b->maker[mtt__slot(b, frees, made->layer)];
+    for (role = 0; role < MTT__ROLES; role++)
+        if (role != MTT__A_RESIDUAL && b->maker[mtt__slot(b, role, op->layer)] < boundary)
+            b->current[mtt__slot(b, role, op->layer)] = NULL;
 }
 
-/* The gradient of a parameter, made when it is first asked for unless it is state. */
-static int mtt__gradient(mtt__builder *b, int kind, int layer)
-{
-    mtt__parameter *p = mtt__find_parameter(b->program, kind, layer);
-    if (!p) return -1;
-    if (p->gradient < 0 && b->status == MTT_OK) {
-        const mtt_tensor *w = &b->program->tensors[p->weight];
-        const mtt_policy *policy = &b->schedule->policy;
-        int once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && layer >= 0 && w->rank > 1; /* written */
-        char name[sizeof(w->name)];
-        mtt__text text;
-        mtt__text_init(&text, name, sizeof(name));
-        mtt__print(&text, "d_%s", w->name);
-        p->gradient = mtt__add_tensor(b, once ? w->dtype : MTT_F32, MTT_GRADIENTS, -1, name, w->shape[0],
-                                      w->rank > 1 ? w->shape[1] : 0, 0);
-    }
-    return p->gradient;
-}
+/* ---- the forward pass ---- */
 
-static void mtt__set_site(mtt_op *op, int site)
+static mtt_tensor *mtt__weight(mtt__builder *b, int kind, int layer)
 {
-    if (op) op->site = site;
+    int i = b->parameter[mtt__slot(b, kind, layer)];
+    return i < 0 || b->status ? NULL : b->program->parameters[i].weight;
 }
 
 /* y = x W + b */
-static int mtt__linear(mtt__builder *b, int layer, int x, int weight, int bias, int y_role)
+static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int y_role)
 {
-    int y = mtt__make(b, y_role, layer);
-    mtt__emit_op(b, MTT_OP_LINEAR, layer, 3, 1, x, mtt__weight(b, weight, layer), mtt__weight(b, bias, layer), y);
+    mtt_tensor *y = mtt__make(b, y_role, layer);
+    MTT__EMIT(b, layer, 0, linear, x, mtt__weight(b, weight, layer), mtt__weight(b, bias, layer), y);
     return y;
 }
 
-static int mtt__norm(mtt__builder *b, int layer, int x, int weight, int bias, int y_role)
+static mtt_tensor *mtt__norm(mtt__builder *b, int layer, mtt_tensor *x, int gain, int shift, int y_role, int stats_role)
 {
-    int at = weight == MTT__LN_F_WEIGHT ? -1 : layer; /* the final norm is the model's, not a layer's */
-    int y = mtt__make(b, y_role, layer), stats = mtt__make(b, y_role + 1, layer);
-    mtt__emit_op(b, MTT_OP_NORM, at, 3, 2, x, mtt__weight(b, weight, at), mtt__weight(b, bias, at), y, stats);
+    int at = gain == MTT__LN_F_WEIGHT ? -1 : layer; /* the final norm is the model's, not a layer's */
+    mtt_tensor *y = mtt__make(b, y_role, layer), *stats = mtt__make(b, stats_role, layer);
+    MTT__EMIT(b, at, 0, norm, x, mtt__weight(b, gain, at), mtt__weight(b, shift, at), y, stats);
     return y;
 }
 
-static int mtt__attention(mtt__builder *b, int layer, int qkv)
+static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
-    int attended, scores, probs, control = b->program->control;
+    mtt_tensor *control = b->program->control, *scores, *probs, *out, *lse;
     if (b->schedule->policy.attention == MTT_ATTENTION_FLASH) {
-        int lse = mtt__make(b, MTT__A_LSE, layer);
-        attended = mtt__make(b, MTT__A_ATTENDED, layer);
-        mtt__set_site(mtt__emit_op(b, MTT_OP_FLASH, layer, 2, 2, qkv, control, attended, lse), MTT__SITE_ATTENTION);
-        return attended;
+        lse = mtt__make(b, MTT__A_LSE, layer);
+        out = mtt__make(b, MTT__A_ATTENDED, layer);
+        MTT__EMIT(b, layer, MTT__SITE_ATTENTION, flash, qkv, control, out, lse);
+        return out;
     }
     scores = mtt__make(b, MTT__A_SCORES, layer);
-    mtt__emit_op(b, MTT_OP_ATTENTION_SCORES, layer, 1, 1, qkv, scores);
+    MTT__EMIT(b, layer, 0, attention_scores, qkv, scores);
     probs = mtt__make(b, MTT__A_PROBS, layer);
-    mtt__emit_op(b, MTT_OP_SOFTMAX, layer, 1, 1, scores, probs);
+    MTT__EMIT(b, layer, 0, softmax, scores, probs);
     if (b->program->shape.dropout > 0) {
-        int dropped = mtt__make(b, MTT__A_DROPPED, layer);
-        mtt_op *op = mtt__emit_op(b, MTT_OP_DROPOUT_SCORES, layer, 2, 1, probs, control, dropped);
-        mtt__set_site(op, MTT__SITE_ATTENTION);
+        mtt_tensor *dropped = mtt__make(b, MTT__A_DROPPED, layer);
+        MTT__EMIT(b, layer, MTT__SITE_ATTENTION, dropout_scores, probs, control, dropped);
         probs = dropped;
     }
-    attended = mtt__make(b, MTT__A_ATTENDED, layer);
-    mtt__emit_op(b, MTT_OP_ATTENTION_VALUES, layer, 2, 1, probs, qkv, attended);
-    return attended;
+    out = mtt__make(b, MTT__A_ATTENDED, layer);
+    MTT__EMIT(b, layer, 0, attention_values, probs, qkv, out);
+    return out;
 }
 
-static int mtt__residual(mtt__builder *b, int layer, int x, int branch, int site, int y_role, int y_layer)
+static mtt_tensor *mtt__residual(mtt__builder *b, int layer, mtt_tensor *x, mtt_tensor *branch, int site, mtt_tensor *sum)
 {
-    int y = mtt__make(b, y_role, y_layer);
-    mtt__set_site(mtt__emit_op(b, MTT_OP_RESIDUAL, layer, 3, 1, x, branch, b->program->control, y), site);
-    return y;
+    MTT__EMIT(b, layer, site, residual, x, branch, b->program->control, sum);
+    return sum;
 }
 
 /* Embedding and layers, up to the last residual stream. */
-static int mtt__emit_layers(mtt__builder *b)
+static mtt_tensor *mtt__emit_layers(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int x = mtt__make(b, MTT__A_RESIDUAL, 0), layer;
-    mtt__set_site(mtt__emit_op(b, MTT_OP_EMBED, -1, 4, 1, p->tokens, mtt__weight(b, MTT__WTE, -1), p->positions, p->control, x),
-                  MTT__SITE_EMBED);
-    for (layer = 0; layer < p->shape.layers; layer++) {
-        int h = mtt__norm(b, layer, x, MTT__LN_1_WEIGHT, MTT__LN_1_BIAS, MTT__A_LN_1);
-        h = mtt__linear(b, layer, h, MTT__QKV_WEIGHT, MTT__QKV_BIAS, MTT__A_QKV);
-        h = mtt__attention(b, layer, h);
-        h = mtt__linear(b, layer, h, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, MTT__A_PROJ);
-        x = mtt__residual(b, layer, x, h, MTT__SITE_PROJ, MTT__A_MIDDLE, layer);
-        h = mtt__norm(b, layer, x, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS, MTT__A_LN_2);
-        h = mtt__linear(b, layer, h, MTT__FC_WEIGHT, MTT__FC_BIAS, MTT__A_FC);
-        mtt__emit_op(b, MTT_OP_GELU, layer, 1, 1, h, mtt__make(b, MTT__A_GELU, layer));
-        h = mtt__linear(b, layer, *mtt__slot(b->current, b, MTT__A_GELU, layer), MTT__MLP_WEIGHT, MTT__MLP_BIAS, MTT__A_MLP);
-        x = mtt__residual(b, layer, x, h, MTT__SITE_MLP, MTT__A_RESIDUAL, layer + 1);
+    mtt_tensor *x = mtt__make(b, MTT__A_RESIDUAL, 0), *h, *gelu;
+    int i;
+    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, mtt__weight(b, MTT__WTE, -1), p->positions, p->control, x);
+    for (i = 0; i < p->shape.layers; i++) {
+        h = mtt__norm(b, i, x, MTT__LN_1_WEIGHT, MTT__LN_1_BIAS, MTT__A_LN_1, MTT__A_LN_1_STATS);
+        h = mtt__linear(b, i, h, MTT__QKV_WEIGHT, MTT__QKV_BIAS, MTT__A_QKV);
+        h = mtt__attention(b, i, h);
+        h = mtt__linear(b, i, h, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, MTT__A_PROJ);
+        x = mtt__residual(b, i, x, h, MTT__SITE_PROJ, mtt__make(b, MTT__A_MIDDLE, i));
+        h = mtt__norm(b, i, x, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS, MTT__A_LN_2, MTT__A_LN_2_STATS);
+        h = mtt__linear(b, i, h, MTT__FC_WEIGHT, MTT__FC_BIAS, MTT__A_FC);
+        gelu = mtt__make(b, MTT__A_GELU, i);
+        MTT__EMIT(b, i, 0, gelu, h, gelu);
+        h = mtt__linear(b, i, gelu, MTT__MLP_WEIGHT, MTT__MLP_BIAS, MTT__A_MLP);
+        x = mtt__residual(b, i, x, h, MTT__SITE_MLP, mtt__make(b, MTT__A_RESIDUAL, i + 1));
     }
     return x;
 }
 
-static int mtt__head_kind(const mtt__builder *b)
+/* ---- the backward pass ---- */
+
+/* The gradient of a parameter, made when it is first asked for unless it is state. Sets *adds if an operation
+   has written it before. In the compact state, gradients of the layers' matrices are written exactly once a
+   step if it has one micro-batch, so 16 bits lose nothing by adding. */
+static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight, int *adds)
 {
-    return b->schedule->model.tied_head ? MTT__WTE : MTT__HEAD_WEIGHT;
+    const mtt_policy *policy = &b->schedule->policy;
+    mtt__parameter *q;
+    char name[sizeof(weight->name)];
+    mtt__text text;
+    if (!weight || weight->parameter < 0 || b->status) return NULL;
+    q = &b->program->parameters[weight->parameter];
+    if (adds) *adds = b->written[weight->parameter]++ > 0;
+    if (!q->gradient) {
+        int written_once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && weight->rank > 1;
+        mtt__text_init(&text, name, sizeof(name));
+        mtt__print(&text, "d_%s", weight->name);
+        q->gradient = mtt__add_tensor(b, written_once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, name, weight->shape[0],
+                                      weight->shape[1], 0);
+    }
+    return q->gradient;
 }
 
-static int mtt__emit_logits(mtt__builder *b, int normed)
+/* The current gradient of an activation; NULL if there is none yet. */
+static mtt_tensor **mtt__gradient(mtt__builder *b, const mtt_tensor *t)
 {
-    int logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
-    mtt_op *op = mtt__emit_op(b, MTT_OP_LINEAR, -1, 3, 1, normed, mtt__weight(b, mtt__head_kind(b), -1),
-                           mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
-    if (op) op->transposed = 1;
+    return &b->gradient[mtt__slot(b, t->role, t->layer)];
+}
+
+/* A new tensor for the gradient of an activation. The residual stream's is one tensor all the way down. */
+static mtt_tensor *mtt__make_gradient(mtt__builder *b, const mtt_tensor *t)
+{
+    char name[sizeof(t->name)];
+    mtt__text text;
+    int layer = t->role == MTT__A_RESIDUAL ? -1 : t->layer;
+    if (b->status) return &b->nothing;
+    mtt__text_init(&text, name, sizeof(name));
+    mtt__print(&text, "d_%s", mtt__role[t->role].name);
+    return *mtt__gradient(b, t) =
+               mtt__add_tensor(b, mtt__dtype(b), t->category, layer, name, t->shape[0], t->shape[1], t->shape[2]);
+}
+
+/* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
+   operation made, and leaves the gradients of its inputs. Activations may have been dropped: mtt__need brings
+   them back. */
+
+static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_embed *f = MTT_OPERANDS_OF(embed, op);
+    int adds = 0; /* 1 = a tied head has written its share */
+    mtt_tensor *d_wte = mtt__parameter_gradient(b, f->wte, &adds), *d_wpe = mtt__parameter_gradient(b, f->positions, NULL);
+    MTT__EMIT(b, -1, op->site, embed_backward, *mtt__gradient(b, f->x), f->tokens, f->control, d_wte, d_wpe);
+    b->op->adds = adds;
+}
+
+/* The branch's gradient passes the norm and joins the residual stream's, in place. */
+static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_norm *f = MTT_OPERANDS_OF(norm, op);
+    mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *joined = *mtt__gradient(b, f->x);
+    mtt_tensor *dx = joined ? joined : mtt__make_gradient(b, f->x), *d_gain, *d_shift;
+    int adds = 0;
+    d_gain = mtt__parameter_gradient(b, f->gain, &adds);
+    d_shift = mtt__parameter_gradient(b, f->shift, NULL);
+    MTT__EMIT(b, op->layer, 0, norm_backward, *mtt__gradient(b, f->y), x, stats, f->gain, joined, dx, d_gain, d_shift);
+    b->op->adds = adds;
+}
+
+/* The weight's gradient first: after it x may die. */
+static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *dx, *d_weight, *d_bias;
+    int adds = 0;
+    d_weight = mtt__parameter_gradient(b, f->weight, &adds);
+    d_bias = mtt__parameter_gradient(b, f->bias, NULL);
+    MTT__EMIT(b, op->layer, 0, linear_backward_weight, x, dy, d_weight, d_bias);
+    b->op->transposed = op->transposed;
+    b->op->adds = adds;
+    dx = mtt__make_gradient(b, f->x);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->weight, dx);
+    b->op->transposed = op->transposed;
+}
+
+static void mtt__adjoint_gelu(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_gelu *f = MTT_OPERANDS_OF(gelu, op);
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
+    MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dy);
+    *mtt__gradient(b, f->x) = dy;
+}
+
+/* The gradient of the sum is that of both: of the branch without what dropout dropped. */
+static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_residual *f = MTT_OPERANDS_OF(residual, op);
+    mtt_tensor *dy = *mtt__gradient(b, f->sum);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->branch) = dy;
+    if (b->program->shape.dropout > 0)
+        MTT__EMIT(b, op->layer, op->site, dropout_backward, dy, f->control, mtt__make_gradient(b, f->branch));
+}
+
+static void mtt__adjoint_attention_scores(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_attention_scores *f = MTT_OPERANDS_OF(attention_scores, op);
+    mtt_tensor *qkv = mtt__need(b, f->qkv);
+    MTT__EMIT(b, op->layer, 0, attention_scores_backward, *mtt__gradient(b, f->scores), qkv, *mtt__gradient(b, f->qkv));
+}
+
+static void mtt__adjoint_softmax(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_softmax *f = MTT_OPERANDS_OF(softmax, op);
+    mtt_tensor *probs = mtt__need(b, f->probs), *d = *mtt__gradient(b, f->probs);
+    MTT__EMIT(b, op->layer, MTT__SITE_ATTENTION, softmax_backward, d, probs, b->program->control, d);
+    *mtt__gradient(b, f->scores) = d;
+}
+
+/* softmax_backward applies the mask. */
+static void mtt__adjoint_dropout_scores(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_dropout_scores *f = MTT_OPERANDS_OF(dropout_scores, op);
+    *mtt__gradient(b, f->probs) = *mtt__gradient(b, f->dropped);
+}
+
+/* Makes the part of V in d_qkv; attention_scores_backward adds those of Q and K. */
+static void mtt__adjoint_attention_values(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_attention_values *f = MTT_OPERANDS_OF(attention_values, op);
+    mtt_tensor *qkv = mtt__need(b, f->qkv), *probs = mtt__need(b, f->probs);
+    mtt_tensor *d_probs = mtt__make_gradient(b, f->probs), *d_qkv = mtt__make_gradient(b, f->qkv);
+    MTT__EMIT(b, op->layer, 0, attention_values_backward, *mtt__gradient(b, f->out), probs, qkv, d_probs, d_qkv);
+}
+
+static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
+    mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
+    mtt_tensor *d_qkv = mtt__make_gradient(b, f->qkv);
+    MTT__EMIT(b, op->layer, op->site, flash_backward, *mtt__gradient(b, f->out), qkv, out, lse, f->control, d_qkv);
+}
+
+/* The gradients take the logits' place. */
+static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_cross_entropy *f = MTT_OPERANDS_OF(cross_entropy, op);
+    mtt__program *p = b->program;
+    MTT__EMIT(b, -1, 0, cross_entropy_backward, f->logits, f->losses, f->targets, p->control, p->counters, f->logits);
+    *mtt__gradient(b, f->logits) = f->logits;
+}
+
+/* The backward pass: the forward list in reverse. chunked_loss has made its gradients in the forward pass. */
+static void mtt__emit_backward(mtt__builder *b)
+{
+    int i;
+    b->phase = MTT_BACKWARD;
+    if (!b->status) mtt__drop_activations(b);
+    for (i = b->program->op_count; i-- > 0 && !b->status;) {
+        mtt_op op = b->program->ops[i];
+        switch (op.kind) {
+#define MTT__ADJOINT(name)                                                              \
+    case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
+            MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(gelu) MTT__ADJOINT(residual)
+            MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores)
+            MTT__ADJOINT(attention_values) MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy)
+        default: break;
+        }
+        if (!b->status) mtt__free_half(b, &op);
+    }
+}
+
+/* ---- head, loss and step ---- */
+
+static mtt_tensor *mtt__head_weight(mtt__builder *b)
+{
+    return mtt__weight(b, b->schedule->model.tied_head ? MTT__WTE : MTT__HEAD_WEIGHT, -1);
+}
+
+static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
+{
+    mtt_tensor *logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
+    MTT__EMIT(b, -1, 0, linear, normed, mtt__head_weight(b), mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
+    b->op->transposed = 1;
     return logits;
 }
 
-/* The loss of every row, and where `gradients` are wanted that of the final norm's output: in one operation when the
-   loss is chunked, otherwise by way of all the logits. Returns the gradient's tensor. */
-static int mtt__emit_loss(mtt__builder *b, int normed, int gradients)
+/* The loss of every row and their sum. The chunked loss is one operation with the head, and makes the
+   gradients that are wanted, chunk by chunk. */
+static void mtt__emit_loss(mtt__builder *b, mtt_tensor *normed, int gradients)
 {
     mtt__program *p = b->program;
     const mtt_shape *d = &p->shape;
-    int kind = mtt__head_kind(b), rows = mtt__make(b, MTT__A_ROW_LOSS, d->layers), d_normed = -1, logits;
-    int weight = mtt__weight(b, kind, -1), bias = mtt__weight(b, MTT__HEAD_BIAS, -1);
+    mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, d->layers), *logits;
     if (b->schedule->policy.loss == MTT_LOSS_CHUNKED) {
-        int64_t chunk = b->schedule->policy.loss_chunk_rows < d->rows ? b->schedule->policy.loss_chunk_rows : d->rows;
-        logits = mtt__add_temporary(b, MTT_LOGITS, -1, "logits.chunk", chunk, d->vocab_padded, 0);
-        if (gradients) d_normed = mtt__add_temporary(b, MTT_ACTIVATIONS, -1, "d_ln_f", d->rows, d->d_model, 0);
-        mtt__emit_op(b, MTT_OP_CHUNKED_LOSS, -1, 6, gradients ? 5 : 2, normed, weight, bias, p->targets, p->control, p->counters,
-                  rows, logits, d_normed, gradients ? mtt__gradient(b, kind, -1) : -1,
-                  gradients ? mtt__gradient(b, MTT__HEAD_BIAS, -1) : -1);
-        if (b->status == MTT_OK) p->ops[p->op_count - 1].transposed = 1;
-        mtt__emit_op(b, MTT_OP_SUM_LOSS, -1, 2, 1, rows, p->control, p->counters);
-        return d_normed;
+        mtt_tensor *weight = mtt__head_weight(b), *bias = mtt__weight(b, MTT__HEAD_BIAS, -1);
+        mtt_tensor *dx = NULL, *d_weight = NULL, *d_bias = NULL;
+        int64_t chunk = mtt__min(b->schedule->policy.loss_chunk_rows, d->rows);
+        int adds = 0;
+        logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "logits.chunk", chunk, d->vocab_padded, 0);
+        if (gradients) {
+            dx = mtt__make_gradient(b, normed);
+            d_weight = mtt__parameter_gradient(b, weight, &adds);
+            d_bias = mtt__parameter_gradient(b, bias, NULL);
+        }
+        MTT__EMIT(b, -1, 0, chunked_loss, normed, weight, bias, p->targets, p->control, p->counters, losses, logits, dx,
+                  d_weight, d_bias);
+        b->op->transposed = 1;
+    } else {
+        logits = mtt__emit_logits(b, normed);
+        MTT__EMIT(b, -1, 0, cross_entropy, logits, p->targets, losses);
     }
-    logits = mtt__emit_logits(b, normed);
-    mtt__emit_op(b, MTT_OP_CROSS_ENTROPY, -1, 2, 1, logits, p->targets, rows);
-    mtt__emit_op(b, MTT_OP_SUM_LOSS, -1, 2, 1, rows, p->control, p->counters);
-    if (!gradients) return -1;
-    b->phase = MTT_BACKWARD;
-    mtt__emit_op(b, MTT_OP_CROSS_ENTROPY_BACKWARD, -1, 5, 1, logits, rows, p->targets, p->control, p->counters, logits);
-    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_WEIGHT, -1, 3, 2, normed, logits, p->control, mtt__gradient(b, kind, -1),
-              mtt__gradient(b, MTT__HEAD_BIAS, -1));
-    if (b->status == MTT_OK) p->ops[p->op_count - 1].transposed = 1;
-    d_normed = mtt__add_temporary(b, MTT_ACTIVATIONS, -1, "d_ln_f", d->rows, d->d_model, 0);
-    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_INPUT, -1, 2, 1, logits, weight, d_normed);
-    if (b->status == MTT_OK) p->ops[p->op_count - 1].transposed = 1;
-    return d_normed;
+    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters);
 }
 
-/* Gradients of y = x W + b: the weight's first, after which x may die, then the input's. The bias's comes with the weight's;
-   -1 where what makes dy makes it too. */
-static int mtt__linear_backward(mtt__builder *b, int layer, int x, int dy, int weight, int bias, const char *name, int64_t width)
-{
-    int dx;
-    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_WEIGHT, layer, 3, 2, x, dy, b->program->control, mtt__gradient(b, weight, layer),
-              mtt__gradient(b, bias, layer));
-    dx = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, name, b->program->shape.rows, width, 0);
-    mtt__emit_op(b, MTT_OP_LINEAR_BACKWARD_INPUT, layer, 2, 1, dy, mtt__weight(b, weight, layer), dx);
-    return dx;
-}
-
-/* The branch's input gradient passes the norm and joins the residual stream's. */
-static void mtt__norm_backward(mtt__builder *b, int layer, int dy, int x_role, int stats_role, int weight, int bias)
-{
-    int at = weight == MTT__LN_F_WEIGHT ? -1 : layer, joined = b->residual_gradient;
-    int x = mtt__need(b, x_role, layer), stats = mtt__need(b, stats_role, layer);
-    if (joined < 0) {
-        const mtt_shape *d = &b->program->shape;
-        b->residual_gradient = mtt__add_temporary(b, MTT_ACTIVATIONS, -1, "d_x", d->rows, d->d_model, 0);
-    }
-    mtt__emit_op(b, MTT_OP_NORM_BACKWARD, at, 6, 3, dy, x, stats, mtt__weight(b, weight, at), b->program->control, joined,
-              b->residual_gradient, mtt__gradient(b, weight, at), mtt__gradient(b, bias, at));
-}
-
-/* What the residual stream's gradient is to a branch: itself, or its kept elements. */
-static int mtt__branch_gradient(mtt__builder *b, int layer, int site)
-{
-    const mtt_shape *d = &b->program->shape;
-    int out;
-    if (!(d->dropout > 0)) return b->residual_gradient;
-    out = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, "d_branch", d->rows, d->d_model, 0);
-    mtt__set_site(mtt__emit_op(b, MTT_OP_DROPOUT_BACKWARD, layer, 2, 1, b->residual_gradient, b->program->control, out), site);
-    return out;
-}
-
-static int mtt__attention_backward(mtt__builder *b, int layer, int d_attended)
-{
-    const mtt_shape *d = &b->program->shape;
-    int qkv = mtt__need(b, MTT__A_QKV, layer), control = b->program->control, d_qkv, d_scores, probs, dropped;
-    if (b->schedule->policy.attention == MTT_ATTENTION_FLASH) {
-        int attended = mtt__need(b, MTT__A_ATTENDED, layer), lse = mtt__need(b, MTT__A_LSE, layer);
-        d_qkv = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, "d_qkv", d->rows, 3 * d->d_model, 0);
-        mtt__set_site(mtt__emit_op(b, MTT_OP_FLASH_BACKWARD, layer, 5, 1, d_attended, qkv, attended, lse, control, d_qkv),
-                      MTT__SITE_ATTENTION);
-        return d_qkv;
-    }
-    dropped = mtt__need(b, d->dropout > 0 ? MTT__A_DROPPED : MTT__A_PROBS, layer);
-    d_scores = mtt__add_temporary(b, MTT_SCORES, layer, "d_scores", d->batch * d->heads, d->seq_len, d->seq_len);
-    d_qkv = mtt__add_temporary(b, MTT_ACTIVATIONS, layer, "d_qkv", d->rows, 3 * d->d_model, 0);
-    mtt__emit_op(b, MTT_OP_ATTENTION_VALUES_BACKWARD, layer, 3, 2, d_attended, dropped, qkv, d_scores, d_qkv);
-    probs = mtt__need(b, MTT__A_PROBS, layer);
-    mtt__set_site(mtt__emit_op(b, MTT_OP_SOFTMAX_BACKWARD, layer, 3, 1, d_scores, probs, control, d_scores), MTT__SITE_ATTENTION);
-    mtt__emit_op(b, MTT_OP_ATTENTION_SCORES_BACKWARD, layer, 2, 1, d_scores, qkv, d_qkv);
-    return d_qkv;
-}
-
-/* Segments go farther than layers: what the backward pass has made again does not wait for its next use, which makes it once
-   more, so that half a layer stands at a time, the attention or the MLP. Layers' inputs stay, but for the first one's. */
-static int mtt__goes_farther(const mtt__builder *b, int layer)
-{
-    return b->schedule->policy.recompute == MTT_RECOMPUTE_SEGMENTS && mtt__recompute_level(b->schedule, layer) >= MTT__BY_LAYER;
-}
-
-static void mtt__forget(mtt__builder *b, int layer, int first, int last)
-{
-    int role;
-    if (!mtt__goes_farther(b, layer)) return;
-    for (role = first; role <= last; role++)
-        if (role != MTT__A_RESIDUAL) *mtt__slot(b->current, b, role, layer) = -1;
-}
-
-static void mtt__emit_backward(mtt__builder *b, int d_normed)
-{
-    mtt__program *p = b->program;
-    const mtt_shape *d = &p->shape;
-    int layer, role, accumulate;
-    b->phase = MTT_BACKWARD;
-    for (layer = 0; layer <= d->layers; layer++)
-        for (role = 0; role < MTT__ROLES; role++)
-            if (mtt__dropped_by[role] <= mtt__recompute_level(b->schedule, layer)) *mtt__slot(b->current, b, role, layer) = -1;
-    if (mtt__goes_farther(b, 0)) *mtt__slot(b->current, b, MTT__A_RESIDUAL, 0) = -1; /* embedding once more costs next to nothing */
-    mtt__norm_backward(b, d->layers, d_normed, MTT__A_RESIDUAL, MTT__A_LN_F_STATS, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS);
-    for (layer = d->layers; layer-- > 0 && b->status == MTT_OK;) {
-        int dy = mtt__branch_gradient(b, layer, MTT__SITE_MLP), below, fc;
-        mtt__need(b, MTT__A_RESIDUAL, layer);
-        for (below = layer; below-- > 0;) mtt__forget(b, below, 0, MTT__ROLES - 1);
-        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_GELU, layer), dy, MTT__MLP_WEIGHT, MTT__MLP_BIAS, "d_fc", d->d_ff);
-        mtt__forget(b, layer, 0, MTT__A_LN_2_STATS);
-        fc = mtt__need(b, MTT__A_FC, layer);
-        mtt__emit_op(b, MTT_OP_GELU_BACKWARD, layer, 3, 2, dy, fc, p->control, dy, mtt__gradient(b, MTT__FC_BIAS, layer));
-        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_2, layer), dy, MTT__FC_WEIGHT, -1, "d_ln_2", d->d_model);
-        mtt__norm_backward(b, layer, dy, MTT__A_MIDDLE, MTT__A_LN_2_STATS, MTT__LN_2_WEIGHT, MTT__LN_2_BIAS);
-        mtt__forget(b, layer, 0, MTT__ROLES - 1);
-        dy = mtt__branch_gradient(b, layer, MTT__SITE_PROJ);
-        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_ATTENDED, layer), dy, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, "d_attn",
-                                  d->d_model);
-        mtt__forget(b, layer, MTT__A_LN_1, MTT__A_LN_1_STATS);
-        dy = mtt__attention_backward(b, layer, dy);
-        dy = mtt__linear_backward(b, layer, mtt__need(b, MTT__A_LN_1, layer), dy, MTT__QKV_WEIGHT, MTT__QKV_BIAS, "d_ln_1", d->d_model);
-        mtt__norm_backward(b, layer, dy, MTT__A_RESIDUAL, MTT__A_LN_1_STATS, MTT__LN_1_WEIGHT, MTT__LN_1_BIAS);
-    }
-    accumulate = b->schedule->model.tied_head; /* the head has written its share of the embedding's gradient */
-    mtt__emit_op(b, MTT_OP_EMBED_BACKWARD, -1, 3, 2, b->residual_gradient, p->tokens, p->control, mtt__gradient(b, MTT__WTE, -1),
-              mtt__gradient(b, MTT__WPE, -1));
-    if (b->status != MTT_OK) return;
-    p->ops[p->op_count - 1].accumulate = accumulate;
-    p->ops[p->op_count - 1].site = MTT__SITE_EMBED;
-}
-
-/* The gradient's norm over all parameters, then the update: one operation each, with lists of tensors. */
+/* The gradient's norm over all parameters, then the update. */
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int i;
+    mtt_tensor **lists = NULL;
+    int i, n = p->parameter_count;
     b->phase = MTT_STEP;
-    mtt__add_op(b, MTT_OP_GRAD_NORM, -1);
-    mtt__operand(b, p->control, 0);
-    for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
-    mtt__operand(b, p->counters, 1);
-    mtt__set_site(mtt__add_op(b, MTT_OP_ADAMW, -1), MTT__SITE_ROUND);
-    mtt__operand(b, p->control, 0);
-    mtt__operand(b, p->counters, 0);
-    for (i = 0; i < p->parameter_count; i++) mtt__operand(b, p->parameters[i].gradient, 0);
-    for (i = 0; i < p->parameter_count; i++) {
-        mtt__operand(b, p->parameters[i].weight, 1);
-        mtt__operand(b, p->parameters[i].m, 1);
-        mtt__operand(b, p->parameters[i].v, 1);
-        mtt__operand(b, p->parameters[i].master, 1);
+    if (!b->status) lists = (mtt_tensor **)mtt__pool_take(b->env, &p->pool, 2 * (size_t)n * sizeof(*lists));
+    if (!lists) {
+        b->status = b->status ? b->status : MTT_E_MEMORY;
+        return;
     }
+    for (i = 0; i < n; i++) {
+        lists[i] = p->parameters[i].gradient;
+        lists[n + i] = p->parameters[i].weight;
+    }
+    MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, p->counters);
+    b->op->gradients = lists;
+    b->op->parameters = n;
+    MTT__EMIT(b, -1, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->kept[MTT__MASTER], p->kept[MTT__FIRST],
+              p->kept[MTT__SECOND]);
+    b->op->gradients = lists;
+    b->op->weights = lists + n;
+    b->op->parameters = n;
 }
 
-static void mtt__add_parameter(mtt__builder *b, int kind, int layer, size_t *capacity)
+/* ---- state ---- */
+
+static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
 {
-    const mtt_policy *policy = &b->schedule->policy;
-    mtt_dtype kept = policy->state == MTT_STATE_COMPACT ? MTT_U8 : MTT_F32;
     mtt__program *p = b->program;
     mtt__parameter *q;
     int64_t shape[2], stored[2];
     char name[40];
     mtt__text text;
-    if (!mtt__parameter_shape(&b->schedule->model, kind, p->shape.vocab, shape) || b->status != MTT_OK) return;
+    if (!mtt__parameter_shape(&b->schedule->model, kind, p->shape.vocab, shape) || b->status) return;
     mtt__parameter_shape(&b->schedule->model, kind, p->shape.vocab_padded, stored);
-    b->status = mtt__reserve(b->env, (void **)&p->parameters, capacity, (size_t)p->parameter_count + 1, sizeof(*q));
-    if (b->status != MTT_OK) return;
+    b->status = mtt__reserve(b->env, (void **)&p->parameters, &b->parameter_capacity, (size_t)p->parameter_count + 1, sizeof(*q));
+    if (b->status) return;
+    q = &p->parameters[p->parameter_count];
+    memset(q, 0, sizeof(*q));
     mtt__text_init(&text, name, sizeof(name));
-    mtt__print(&text, mtt__parameter_name[kind], layer);
-    q = &p->parameters[p->parameter_count++];
+    mtt__print(&text, mtt__parameter_row[kind].name, layer);
     q->kind = kind;
     q->layer = layer;
     q->shape[0] = shape[0];
     q->shape[1] = shape[1];
-    q->weight = mtt__add_state(b, mtt__compute_dtype(policy), MTT_WEIGHTS, name, stored[0], stored[1]);
-    q->master = q->gradient = -1;
-    if (mtt__is_16_bit(policy->precision)) q->master = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
-    if (kept == MTT_U8) { /* codes of all groups, then their scales */
-        stored[0] = (stored[0] * (stored[1] ? stored[1] : 1) + MTT__GROUP - 1) / MTT__GROUP;
-        stored[1] = MTT__GROUP + 2;
-    }
-    q->m = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
-    q->v = mtt__add_state(b, kept, MTT_OPTIMIZER, name, stored[0], stored[1]);
+    q->first = p->parameter_count ? q[-1].first + mtt__part_elements(q[-1].weight) : 0;
+    q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
+    q->weight->parameter = p->parameter_count;
+    b->parameter[mtt__slot(b, kind, layer)] = p->parameter_count++;
 }
 
-/* Parameters and what else lives from step to step, in one order for all programs. */
+/* The tensors that the optimizer keeps, and on a device the table that its kernels work through. */
+static void mtt__add_kept(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    const mtt__parameter *last;
+    mtt_dtype dtype = mtt__dtype(b);
+    int compact = b->schedule->policy.state == MTT_STATE_COMPACT, i;
+    int64_t elements, ranges = 0;
+    if (b->status) return;
+    last = &p->parameters[p->parameter_count - 1];
+    elements = last->first + mtt__part_elements(last->weight);
+#define MTT__ADD_KEPT(kind, name, prefix, exists)                                                            \
+    if (exists) {                                                                                            \
+        int moment = compact && MTT__##kind != MTT__MASTER; /* codes of all groups, then their scales */     \
+        p->kept[MTT__##kind] = mtt__add_state(b, compact ? MTT_U8 : MTT_F32, MTT_OPTIMIZER, name,            \
+                                              moment ? elements / MTT__GROUP : elements, moment ? MTT__GROUP + 2 : 0);\
+    }
+    MTT__KEPT(MTT__ADD_KEPT)
+    for (i = 0; i < p->parameter_count; i++) ranges += mtt__ceil_div(mtt__elements(p->parameters[i].weight), MTT__RANGE);
+    if (b->schedule->policy.device == MTT_DEVICE_CUDA)
+        p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", ranges * (int64_t)sizeof(mtt_range), 0);
+}
+
+/* Everything that lives from step to step, in one order for all programs. The workspace comes last: its size
+   is known when the operations are. */
 static void mtt__add_all_state(mtt__builder *b)
 {
-    const mtt_policy *policy = &b->schedule->policy;
+    const mtt_shape *train = &b->schedule->programs[MTT__TRAIN].shape;
     mtt__program *p = b->program;
-    const mtt_shape *d = &p->shape;
-    int64_t rows = (int64_t)b->schedule->programs[MTT__TRAIN].shape.rows;
-    size_t capacity = 0;
-    int where, layer, kind, i;
-    for (where = MTT__BEFORE; where <= MTT__AFTER; where++)
-        for (layer = 0; layer < (where == MTT__LAYER ? d->layers : 1); layer++)
+    int place, layer, kind, i;
+    for (place = MTT__BEFORE; place <= MTT__AFTER; place++)
+        for (layer = 0; layer < (place == MTT__LAYER ? p->shape.layers : 1); layer++)
             for (kind = 0; kind < MTT__PARAMETER_KINDS; kind++)
-                if (mtt__parameter_where[kind] == where) mtt__add_parameter(b, kind, where == MTT__LAYER ? layer : -1, &capacity);
-    for (i = 0; i < p->parameter_count && policy->accumulate > 1; i++) {
-        int gradient = mtt__gradient(b, p->parameters[i].kind, p->parameters[i].layer);
-        if (b->status == MTT_OK) p->tensors[gradient].persistent = 1;
-    }
+                if (mtt__parameter_row[kind].place == place) mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
+    mtt__add_kept(b);
+    for (i = 0; i < p->parameter_count && b->schedule->policy.accumulate > 1 && !b->status; i++)
+        mtt__parameter_gradient(b, p->parameters[i].weight, NULL)->persistent = 1;
     p->positions = mtt__weight(b, MTT__WPE, -1);
-    if (p->positions < 0)
-        p->positions = mtt__add_state(b, mtt__compute_dtype(policy), MTT_DATA, "positions",
-                                      b->schedule->programs[MTT__TRAIN].shape.seq_len, d->d_model);
-    p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", rows, 0);
-    p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", rows, 0);
+    if (!p->positions)
+        p->positions = mtt__add_state(b, mtt__dtype(b), MTT_DATA, "positions", train->seq_len, p->shape.d_model);
+    p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", train->rows, 0);
+    p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", train->rows, 0);
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
     p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
-    p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", (int64_t)policy->workspace_bytes, 0);
+    p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
 
-/* A product and the GELU of what it makes, or GELU's gradient of that, become one operation, which a backend may make in one pass.
-   Only tensor cores of 16 bits leave time for that. Forward, the product's input, its result and GELU's then live at once, which
-   segments cannot afford: there the operation makes the product alone, in the same way, since its bits must be the same. */
-static void mtt__merge_ops(mtt__builder *b)
+/* ---- fusions: one pass that joins neighbours by their operands ---- */
+
+static void *mtt__fused(mtt__builder *b, mtt_op *op, mtt_op_kind kind)
 {
-    const mtt_policy *policy = &b->schedule->policy;
+    op->kind = kind;
+    op->inputs = mtt__op_row[kind].inputs;
+    op->outputs = mtt__op_row[kind].operands - op->inputs;
+    op->operands = (mtt_tensor **)mtt__pool_take(b->env, &b->program->pool, sizeof(mtt_tensor *) * MTT__MOST_OPERANDS);
+    if (!op->operands) b->status = MTT_E_MEMORY;
+    return op->operands ? (void *)op->operands : (void *)&b->no_operands;
+}
+
+/* residual, norm: one pass over the row. */
+static int mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op, const mtt_op *next)
+{
+    const mtt_residual *r = MTT_OPERANDS_OF(residual, op);
+    const mtt_norm *n = MTT_OPERANDS_OF(norm, next);
+    mtt_residual_norm *f;
+    if (op->kind != MTT_OP_residual || next->kind != MTT_OP_norm || n->x != r->sum) return 0;
+    f = (mtt_residual_norm *)mtt__fused(b, op, MTT_OP_residual_norm);
+    f->x = r->x, f->branch = r->branch, f->control = r->control, f->sum = r->sum;
+    f->gain = n->gain, f->shift = n->shift, f->y = n->y, f->stats = n->stats;
+    return 1;
+}
+
+/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue. Then the product's input, its
+   result and GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the
+   product by the same kernel, since its bits must be the same. */
+static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next)
+{
+    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
+    const mtt_gelu *g = MTT_OPERANDS_OF(gelu, next);
+    int apart = b->schedule->policy.recompute == MTT_RECOMPUTE_SEGMENTS;
+    mtt_linear_gelu *f;
+    if (op->kind != MTT_OP_linear || next->kind != MTT_OP_gelu || g->x != l->y || mtt__dtype(b) == MTT_F32) return 0;
+    f = (mtt_linear_gelu *)mtt__fused(b, op, MTT_OP_linear_gelu);
+    f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
+    f->y = apart ? NULL : g->y;
+    return !apart;
+}
+
+/* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient, which
+   linear_backward_weight would make: that is among the next operations. */
+static int mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, mtt_op *next, const mtt_op *end)
+{
+    const mtt_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
+    const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, next);
+    mtt_linear_backward_gelu *f;
+    mtt_op *at = next;
+    if (op->kind != MTT_OP_linear_backward_input || next->kind != MTT_OP_gelu_backward || g->dy != l->dx ||
+        mtt__dtype(b) == MTT_F32)
+        return 0;
+    f = (mtt_linear_backward_gelu *)mtt__fused(b, op, MTT_OP_linear_backward_gelu);
+    f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx;
+    f->d_bias = NULL;
+    while (at < end && (at->kind != MTT_OP_linear_backward_weight || MTT_OPERANDS_OF(linear_backward_weight, at)->dy != g->dx)) at++;
+    if (at == end) return 1;
+    op->adds = at->adds;
+    f->d_bias = MTT_OPERANDS_OF(linear_backward_weight, at)->d_bias;
+    ((mtt_linear_backward_weight *)(void *)at->operands)->d_bias = NULL;
+    return 1;
+}
+
+static void mtt__fuse(mtt__builder *b)
+{
     mtt__program *p = b->program;
     int count = 0, i;
-    if (b->status != MTT_OK || !mtt__is_16_bit(policy->precision)) return;
-    for (i = 0; i < p->op_count; i++, count++) {
-        mtt_op *op = &p->ops[count];
-        int *operands = b->operands + b->first_operand[i], *next = operands + p->ops[i].inputs + p->ops[i].outputs;
-        mtt_op_kind follows = i + 1 < p->op_count ? p->ops[i + 1].kind : MTT_OP_KIND_COUNT;
+    for (i = 0; i < p->op_count && !b->status; i++, count++) {
+        mtt_op *op = &p->ops[count], *next = &p->ops[i + 1], *end = &p->ops[p->op_count];
         *op = p->ops[i];
-        b->first_operand[count] = b->first_operand[i];
-        if (op->kind == MTT_OP_LINEAR && follows == MTT_OP_GELU && next[0] == operands[3]) {
-            op->kind = MTT_OP_LINEAR_GELU;
-            if (policy->recompute == MTT_RECOMPUTE_SEGMENTS) continue;
-            operands[4] = next[1]; /* x W b y, y g: x W b y g */
-        } else if (op->kind == MTT_OP_LINEAR_BACKWARD_INPUT && follows == MTT_OP_GELU_BACKWARD && next[0] == operands[2]) {
-            memmove(operands + 2, next + 1, 4 * sizeof(int)); /* dy W dx, dx pre control dx db: dy W pre control dx db */
-            op->kind = MTT_OP_LINEAR_BACKWARD_GELU;
-            op->inputs = 4;
-        } else continue;
-        op->outputs = 2;
-        i++;
+        if (next < end && (mtt__fuse_residual_norm(b, op, next) || mtt__fuse_linear_gelu(b, op, next) ||
+                           mtt__fuse_linear_backward_gelu(b, op, next, end)))
+            i++;
     }
     p->op_count = count;
 }
 
-/* Turns operand numbers into pointers, now that the tensors stand still, and finds out when each tensor lives. */
+/* ---- programs ---- */
+
+static void mtt__use(mtt_tensor *t, int op)
+{
+    if (!t) return;
+    if (t->first < 0) t->first = op;
+    t->last = op;
+}
+
+/* Sizes the workspace, finds out when each tensor lives, and copies the list for later micro-batches. */
 static void mtt__close_program(mtt__builder *b)
 {
+    const mtt_policy *policy = &b->schedule->policy;
     mtt__program *p = b->program;
-    size_t k;
-    int i, o;
-    p->operands = (mtt_tensor **)mtt__alloc(b->env, b->operand_count, sizeof(*p->operands));
-    if (!p->operands) {
-        b->status = MTT_E_MEMORY;
-        return;
-    }
-    for (k = 0; k < b->operand_count; k++) p->operands[k] = b->operands[k] < 0 ? NULL : &p->tensors[b->operands[k]];
+    size_t scratch = policy->device == MTT_DEVICE_CUDA ? policy->workspace_bytes : (size_t)MTT__CPU_WORKSPACE;
+    int i, k;
     for (i = 0; i < p->op_count; i++) {
         mtt_op *op = &p->ops[i];
-        op->in = p->operands + b->first_operand[i];
-        op->out = op->in + op->inputs;
         op->shape = &p->shape;
-        op->workspace = &p->tensors[p->workspace];
-        for (o = 0; o < op->inputs + op->outputs; o++) {
-            if (!op->in[o]) continue;
-            if (op->in[o]->first < 0) op->in[o]->first = i;
-            op->in[o]->last = i;
-        }
+        op->workspace = p->workspace;
+        for (k = 0; k < op->inputs + op->outputs; k++) mtt__use(op->operands[k], i);
+        for (k = 0; k < op->parameters; k++) mtt__use(op->gradients[k], i);
+        if (policy->device == MTT_DEVICE_CUDA && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
     }
-    for (i = 0; i < p->tensor_count; i++) {
-        mtt_tensor *t = &p->tensors[i];
-        if (!t->persistent) continue;
-        t->first = 0;
-        t->last = p->op_count - 1;
+    if (p != &b->schedule->programs[MTT__TRAIN]) scratch = b->schedule->programs[MTT__TRAIN].workspace->bytes;
+    p->workspace->shape[0] = (int64_t)scratch;
+    p->workspace->bytes = scratch;
+    for (i = 0; i < p->tensor_count; i++)
+        if (p->tensors[i]->persistent) p->tensors[i]->first = 0, p->tensors[i]->last = p->op_count - 1;
+    if (policy->accumulate == 1) return;
+    p->later_ops = (mtt_op *)mtt__pool_take(b->env, &p->pool, (size_t)p->step_begin * sizeof(mtt_op));
+    if (!p->later_ops) b->status = MTT_E_MEMORY;
+    for (i = 0; i < p->step_begin && !b->status; i++) {
+        p->later_ops[i] = p->ops[i];
+        p->later_ops[i].adds = p->later_ops[i].later = 1;
     }
 }
 
@@ -2431,63 +3185,66 @@ static void mtt__set_shape(mtt_shape *d, const mtt_model_desc *m, const mtt_poli
     d->seq_len = seq_len;
     d->layers = m->layers;
     d->d_model = m->d_model;
-    d->heads = m->heads;
+    d->heads = d->heads_kv = m->heads;
     d->head_dim = m->d_model / m->heads;
     d->d_ff = m->d_ff;
     d->vocab = m->vocab;
-    d->vocab_padded = (m->vocab + 127) / 128 * 128;
+    d->vocab_padded = (int)mtt__round_up(m->vocab, 128);
     d->window = policy->window;
     d->rows = (int64_t)batch * seq_len;
     d->dropout = m->dropout;
 }
 
+static void mtt__emit_program(mtt__builder *b, int which)
+{
+    mtt__program *p = b->program;
+    int layers = p->shape.layers;
+    mtt_tensor *x, *row;
+    mtt__add_all_state(b);
+    x = mtt__emit_layers(b);
+    if (which == MTT__NEXT) {
+        row = mtt__make(b, MTT__A_LAST_ROW, layers);
+        MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
+        x = row;
+    }
+    x = mtt__norm(b, layers, x, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS, MTT__A_LN_F, MTT__A_LN_F_STATS);
+    if (which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
+    else mtt__emit_loss(b, x, which == MTT__TRAIN);
+    if (which == MTT__TRAIN) mtt__emit_backward(b);
+    mtt__fuse(b);
+    p->step_begin = p->op_count;
+    if (which == MTT__TRAIN) mtt__emit_step(b);
+    if (!b->status) mtt__close_program(b);
+}
+
 static mtt_status mtt__build_program(mtt_schedule *s, int which, int batch, int seq_len)
 {
-    mtt__builder b;
     mtt__program *p = &s->programs[which];
-    size_t slots;
-    int x, normed, layers = s->model.layers, i;
+    size_t layers = (size_t)s->model.layers + 1, slots = MTT__ROLES * layers, kinds = MTT__PARAMETER_KINDS * layers, i;
+    mtt__builder b;
+    mtt__pool pool = {NULL};
     memset(&b, 0, sizeof(b));
     b.env = s->env;
     b.schedule = s;
     b.program = p;
-    b.residual_gradient = -1;
     mtt__set_shape(&p->shape, &s->model, &s->policy, which == MTT__NEXT ? 1 : batch, seq_len);
     if (which != MTT__TRAIN) p->shape.dropout = 0;
     b.head_rows = which == MTT__NEXT ? 1 : p->shape.rows;
-    slots = (size_t)MTT__ROLES * (size_t)(layers + 1);
-    b.current = (int *)mtt__alloc(s->env, 2 * slots, sizeof(int));
-    b.status = b.current ? MTT_OK : MTT_E_MEMORY;
-    if (b.status == MTT_OK) {
-        b.maker = b.current + slots;
-        for (i = 0; i < (int)slots; i++) b.current[i] = -1;
-        mtt__add_all_state(&b);
-        x = mtt__emit_layers(&b);
-        if (which == MTT__NEXT) {
-            int row = mtt__make(&b, MTT__A_LAST_ROW, layers);
-            mtt__emit_op(&b, MTT_OP_PICK_ROW, -1, 2, 1, x, p->control, row);
-            x = row;
-        }
-        normed = mtt__norm(&b, layers, x, MTT__LN_F_WEIGHT, MTT__LN_F_BIAS, MTT__A_LN_F);
-        if (which == MTT__NEXT) p->output = mtt__emit_logits(&b, normed);
-        else {
-            int d_normed = mtt__emit_loss(&b, normed, which == MTT__TRAIN);
-            if (which == MTT__TRAIN) mtt__emit_backward(&b, d_normed);
-        }
-        mtt__merge_ops(&b); /* nobody asks for operations by number any more */
-        p->step_begin = p->op_count;
-        if (which == MTT__TRAIN) mtt__emit_step(&b);
-        if (b.status == MTT_OK) mtt__close_program(&b);
-    }
-    mtt__free(s->env, b.current);
-    mtt__free(s->env, b.operands);
-    mtt__free(s->env, b.first_operand);
+    b.current = (mtt_tensor **)mtt__pool_take(s->env, &pool, slots * sizeof(*b.current));
+    b.gradient = (mtt_tensor **)mtt__pool_take(s->env, &pool, slots * sizeof(*b.gradient));
+    b.maker = (int *)mtt__pool_take(s->env, &pool, slots * sizeof(int));
+    b.parameter = (int *)mtt__pool_take(s->env, &pool, kinds * sizeof(int));
+    b.written = (int *)mtt__pool_take(s->env, &pool, kinds * sizeof(int));
+    if (!b.current || !b.gradient || !b.maker || !b.parameter || !b.written) b.status = MTT_E_MEMORY;
+    for (i = 0; i < kinds && !b.status; i++) b.parameter[i] = -1;
+    if (!b.status) mtt__emit_program(&b, which);
+    mtt__pool_free(s->env, &pool);
     return b.status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>plan
-   ---------------------------------------------------------------------------------------------------------------- */
+   ---------------------------------------------------------------------------------------------------------- */
 
 enum { MTT__ALIGN = 256 }; /* of every tensor in the arena, as cudaMalloc aligns */
 
@@ -2496,130 +3253,395 @@ static size_t mtt__slot_bytes(const mtt_tensor *t)
     return mtt__add(t->bytes, MTT__ALIGN - 1) / MTT__ALIGN * MTT__ALIGN;
 }
 
-/* Bytes that live during each operation; the arena can never be smaller than the largest of them. */
-static void mtt__measure(mtt__program *p)
+/* Bytes alive during each operation, by category: changes at the first and after the last operation of each
+   tensor, then running sums. Refuses what size_t cannot hold. */
+static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
 {
-    size_t state = 0;
-    int i, k;
+    size_t all = 0, now[MTT_CATEGORY_COUNT] = {0};
+    int i, c;
+    p->bytes = (size_t(*)[MTT_CATEGORY_COUNT])mtt__pool_take(env, &p->pool,
+                                                             ((size_t)p->op_count + 1) * sizeof(*p->bytes));
+    if (!p->bytes) return MTT_E_MEMORY;
     for (i = 0; i < p->tensor_count; i++) {
-        const mtt_tensor *t = &p->tensors[i];
-        if (t->persistent) state = mtt__add(state, mtt__slot_bytes(t));
-        else
-            for (k = t->first; k <= t->last; k++) p->ops[k].live_bytes = mtt__add(p->ops[k].live_bytes, mtt__slot_bytes(t));
+        const mtt_tensor *t = p->tensors[i];
+        all = mtt__add(all, mtt__slot_bytes(t));
+        p->bytes[t->first][t->category] += mtt__slot_bytes(t);
+        p->bytes[t->last + 1][t->category] -= mtt__slot_bytes(t);
     }
-    for (k = 0; k < p->op_count; k++) p->ops[k].live_bytes = mtt__add(p->ops[k].live_bytes, state);
+    if (all > SIZE_MAX / 2)
+        return mtt__fail(env, MTT_E_BUDGET, "the tensors of this plan take more than %zu bytes, the most that can "
+                         "be addressed: lower the batch, seq_len or the model", SIZE_MAX / 2);
+    for (i = 0; i < p->op_count; i++)
+        for (c = 0; c < MTT_CATEGORY_COUNT; c++) {
+            now[c] += p->bytes[i][c]; /* a decrease wraps around, and back with the sum */
+            p->bytes[i][c] = now[c];
+            p->ops[i].live_bytes += now[c];
+        }
+    return MTT_OK;
 }
 
-typedef struct mtt__placed {
+/* ---- packing ---- */
+
+/* A tensor that waits for its place. The larger its key, the earlier its turn; `rank` counts the turns. */
+typedef struct mtt__waiting {
     mtt_tensor *tensor;
-    size_t bytes;
-    double key; /* the larger, the earlier it is placed */
-} mtt__placed;
+    size_t best; /* its offset in the best try */
+    double key;
+    int made, leaf, rank; /* order of creation; place among the leaves of the tree; order of turns */
+} mtt__waiting;
 
-static int mtt__larger_first(const void *a, const void *b)
+/* A node of a k-d tree over the waiting tensors, by their first and last operation: the bounds of both, and
+   the least rank that still waits, INT_MAX if none does. */
+typedef struct mtt__box {
+    int first_low, first_high, last_low, last_high, rank;
+} mtt__box;
+
+/* Places tensors into the arena. The operations are a line, a tensor an interval of it. At a level (an
+   offset) the operations whose tensors all end there or below are free. They form free intervals. */
+typedef struct mtt__packer {
+    mtt_env *env;
+    mtt__waiting *waiting, *by_rank;
+    mtt__box *boxes;       /* of the tree: children of node k are 2k + 1 and 2k + 2, each of half of its tensors */
+    int *free_end;         /* at the first operation of a free interval its last one; elsewhere -1 */
+    int *free_begin;       /* and the reverse */
+    mtt__heap placed;      /* tensors by their ends: when the level reaches one, its interval is free again */
+    size_t level, arena;
+    int count, ops;
+    mtt_status status;
+} mtt__packer;
+
+static int mtt__coordinate(const mtt__waiting *w, int axis)
 {
-    const mtt__placed *p = (const mtt__placed *)a, *q = (const mtt__placed *)b;
-    if (p->key != q->key) return p->key < q->key ? 1 : -1;
-    return p->tensor < q->tensor ? -1 : p->tensor > q->tensor;
+    return axis ? w->tensor->last : w->tensor->first;
 }
 
-/* Fills the arena from below: of the tensors that can stand lowest, above all placed that live with them, the first by key.
-   top[k] is where what is placed and lives during operation k ends. Until a tensor is placed its offset is a lower bound of the
-   final one, raised as soon as an operation shows it to be too low. Those that wait keep their order at the front. Returns the
-   arena's size. */
-static size_t mtt__place_all(mtt__placed *order, int count, size_t *top, size_t state)
+/* Moves the tensors of [low, high) that belong before place `middle` along an axis before it (Hoare's
+   selection). */
+static void mtt__select(mtt__waiting *w, int low, int middle, int high, int axis)
 {
-    size_t low = state, arena = state;
-    int i, k;
-    qsort(order, (size_t)count, sizeof(*order), mtt__larger_first);
-    for (i = 0; i < count; i++) {
-        mtt_tensor *t = order[i].tensor;
-        t->offset = state;
-        for (k = t->first; k <= t->last; k++) top[k] = state;
-    }
-    while (count > 0) {
-        size_t next = SIZE_MAX;
-        int waiting = 0;
-        for (i = 0; i < count; i++) {
-            mtt__placed one = order[i];
-            mtt_tensor *t = one.tensor;
-            for (k = t->first; k <= t->last && t->offset == low; k++)
-                if (top[k] > low) t->offset = top[k];
-            if (t->offset == low) {
-                size_t end = mtt__add(low, one.bytes);
-                for (k = t->first; k <= t->last; k++) top[k] = end;
-                if (end > arena) arena = end;
-            } else {
-                if (t->offset < next) next = t->offset;
-                order[i] = order[waiting];
-                order[waiting++] = one;
+    while (high - low > 1) {
+        int pivot = mtt__coordinate(&w[low + (high - low) / 2], axis), i = low, j = high - 1;
+        while (i <= j) {
+            while (mtt__coordinate(&w[i], axis) < pivot) i++;
+            while (mtt__coordinate(&w[j], axis) > pivot) j--;
+            if (i <= j) {
+                mtt__waiting swap = w[i];
+                w[i++] = w[j];
+                w[j--] = swap;
             }
         }
-        count = waiting;
-        low = next;
+        if (middle <= j) high = j + 1;
+        else if (middle >= i) low = i;
+        else return;
     }
-    return arena;
 }
 
-/* State stands first; above it the lowest place is filled by what lives longest, the larger of equals (Sekiyama et al. 2018),
-   or, where that leaves gaps, by the first made of equals, by the most bytes times life, or by what is made first: the best of
-   the four. Of 4,988 plans, of four known models under all policies and of random ones, 196 keep gaps, of 0.9 % of the peak at
-   most. What cannot do with `limit` bytes is not packed, which takes most of a plan's time: its peak stands for the arena. */
-static mtt_status mtt__pack(mtt_env *env, mtt__program *p, size_t limit)
+/* Builds the tree over waiting [low, high), halved by first and by last operation in turn. */
+static void mtt__tree_build(mtt__packer *p, int node, int low, int high, int axis)
 {
-    mtt__placed *order;
-    size_t state = 0, peak = 0, arena, *top;
-    int count = 0, rule, best = -1, i;
-    for (i = 0; i < p->op_count; i++)
-        if (p->ops[i].live_bytes > peak) peak = p->ops[i].live_bytes;
-    p->arena_bytes = peak;
-    if (peak > limit) return MTT_OK;
-    order = (mtt__placed *)mtt__alloc(env, (size_t)p->tensor_count, sizeof(*order));
-    top = (size_t *)mtt__alloc(env, (size_t)p->op_count, sizeof(*top));
-    if (!order || !top) {
-        mtt__free(env, order);
-        mtt__free(env, top);
-        return MTT_E_MEMORY;
+    mtt__box *box = &p->boxes[node];
+    const mtt__box *a = box, *b = box;
+    int middle = low + (high - low) / 2;
+    if (high - low == 1) {
+        box->first_low = box->first_high = p->waiting[low].tensor->first;
+        box->last_low = box->last_high = p->waiting[low].tensor->last;
+        return;
     }
-    for (i = 0; i < p->tensor_count; i++) {
-        mtt_tensor *t = &p->tensors[i];
-        if (t->persistent) {
-            t->offset = state;
-            state = mtt__add(state, mtt__slot_bytes(t));
+    mtt__select(p->waiting, low, middle, high, axis);
+    mtt__tree_build(p, 2 * node + 1, low, middle, !axis);
+    mtt__tree_build(p, 2 * node + 2, middle, high, !axis);
+    a = &p->boxes[2 * node + 1];
+    b = &p->boxes[2 * node + 2];
+    box->first_low = a->first_low < b->first_low ? a->first_low : b->first_low;
+    box->first_high = a->first_high > b->first_high ? a->first_high : b->first_high;
+    box->last_low = a->last_low < b->last_low ? a->last_low : b->last_low;
+    box->last_high = a->last_high > b->last_high ? a->last_high : b->last_high;
+}
+
+/* Fills in the ranks of the tree: of all tensors, or along the way to one (`only`, else -1) whose rank
+   changed. */
+static int mtt__tree_rank(mtt__packer *p, int node, int low, int high, int only)
+{
+    int middle = low + (high - low) / 2, a, b;
+    if (only >= 0 && (only < low || only >= high)) return p->boxes[node].rank;
+    if (high - low == 1) return p->boxes[node].rank = p->waiting[low].rank;
+    a = mtt__tree_rank(p, 2 * node + 1, low, middle, only);
+    b = mtt__tree_rank(p, 2 * node + 2, middle, high, only);
+    return p->boxes[node].rank = a < b ? a : b;
+}
+
+/* The least rank, below `best`, of the tensors that live within operations x to y. */
+static int mtt__tree_first(const mtt__packer *p, int node, int x, int y, int best)
+{
+    const mtt__box *box = &p->boxes[node];
+    if (box->rank >= best || box->first_high < x || box->last_low > y) return best;
+    if (box->first_low >= x && box->last_high <= y) return box->rank;
+    best = mtt__tree_first(p, 2 * node + 1, x, y, best);
+    return mtt__tree_first(p, 2 * node + 2, x, y, best);
+}
+
+static void mtt__place(mtt__packer *p, int rank)
+{
+    mtt_tensor *t = p->by_rank[rank].tensor;
+    int leaf = p->by_rank[rank].leaf;
+    size_t end = mtt__add(p->level, mtt__slot_bytes(t));
+    t->offset = p->level;
+    if (end > p->arena) p->arena = end;
+    p->waiting[leaf].rank = INT_MAX;
+    mtt__tree_rank(p, 0, 0, p->count, leaf);
+    p->status = mtt__heap_push(p->env, &p->placed, end, (uint64_t)t->first << 32 | (uint32_t)t->last);
+}
+
+/* Places, at this level, the tensors of a free interval, in the order of their ranks; then no other fits
+   there. The smaller rest of the interval recurs, so the depth is a logarithm. */
+static void mtt__fill(mtt__packer *p, int x, int y)
+{
+    while (x <= y && !p->status) {
+        int rank = mtt__tree_first(p, 0, x, y, INT_MAX), first, last;
+        if (rank == INT_MAX) {
+            p->free_end[x] = y;
+            p->free_begin[y] = x;
+            return;
+        }
+        mtt__place(p, rank);
+        first = p->by_rank[rank].tensor->first;
+        last = p->by_rank[rank].tensor->last;
+        if (first - x < y - last) {
+            mtt__fill(p, x, first - 1);
+            x = last + 1;
         } else {
-            order[count].tensor = t;
-            order[count++].bytes = mtt__slot_bytes(t);
+            mtt__fill(p, last + 1, y);
+            y = first - 1;
         }
     }
-    p->arena_bytes = SIZE_MAX;
-    for (rule = 0; rule <= 4 && p->arena_bytes > peak; rule++) {
-        int use = rule < 4 ? rule : best; /* the best one once more, to leave its offsets behind */
-        for (i = 0; i < count; i++) {
-            double first = order[i].tensor->first, life = order[i].tensor->last - first + 1, bytes = (double)order[i].bytes;
-            order[i].key = use == 0 ? life + bytes / (double)peak : use == 1 ? life : use == 2 ? bytes * life : -first;
+}
+
+/* Frees the intervals of all tensors that end at the lowest end, joins each with its free neighbours, and
+   fills them. */
+static void mtt__raise_level(mtt__packer *p)
+{
+    mtt__ranked next;
+    int x = -1, y = -2; /* the interval in hand; none yet */
+    mtt__heap_pop(&p->placed, &next);
+    for (p->level = (size_t)next.key;;) {
+        int first = (int)(next.tie >> 32), last = (int)(uint32_t)next.tie;
+        if (first != y + 1) {
+            if (x >= 0) mtt__fill(p, x, y);
+            x = first > 0 && p->free_begin[first - 1] >= 0 ? p->free_begin[first - 1] : first;
+            p->free_end[x] = -1;
+            if (first > 0) p->free_begin[first - 1] = -1;
         }
-        arena = mtt__place_all(order, count, top, state);
-        if (arena < p->arena_bytes) {
-            p->arena_bytes = arena;
-            best = use;
-        }
+        y = last + 1 < p->ops && p->free_end[last + 1] >= 0 ? p->free_end[last + 1] : last;
+        p->free_begin[y] = -1;
+        if (last + 1 < p->ops) p->free_end[last + 1] = -1;
+        if (!p->placed.count || p->placed.at[0].key != p->level || !mtt__heap_pop(&p->placed, &next)) break;
     }
-    mtt__free(env, order);
-    mtt__free(env, top);
-    return MTT_OK;
+    mtt__fill(p, x, y);
+}
+
+static int mtt__by_key(const void *a, const void *b)
+{
+    const mtt__waiting *p = (const mtt__waiting *)a, *q = (const mtt__waiting *)b;
+    if (p->key != q->key) return p->key < q->key ? 1 : -1;
+    return p->made - q->made;
+}
+
+/* Fills the arena from below, with the tensors ranked by their keys. Of the tensors that can go lowest, above
+   all placed ones that live with them, the first in rank goes first. */
+static void mtt__place_all(mtt__packer *p, size_t state)
+{
+    int i;
+    for (i = 0; i < p->count; i++) {
+        p->by_rank[i] = p->waiting[i];
+        p->by_rank[i].leaf = i;
+    }
+    qsort(p->by_rank, (size_t)p->count, sizeof(*p->by_rank), mtt__by_key);
+    for (i = 0; i < p->count; i++) p->waiting[p->by_rank[i].leaf].rank = i;
+    mtt__tree_rank(p, 0, 0, p->count, -1);
+    for (i = 0; i < p->ops; i++) p->free_end[i] = p->free_begin[i] = -1;
+    p->level = p->arena = state;
+    p->placed.count = 0;
+    mtt__fill(p, 0, p->ops - 1);
+    while (p->placed.count && !p->status) mtt__raise_level(p);
+}
+
+/* Three rules for the key, in their order until no gap is left: most bytes times life (after Sekiyama et al.
+   2018), made first, last used last. After each try the tensors that end highest get the first ranks of the
+   next, eight times a rule. Of GAPS. */
+static mtt_status mtt__pack_tensors(mtt__packer *p, mtt__program *program, size_t state, size_t peak)
+{
+    enum { RULES = 3, TRIES = 9 };
+    int try_, i;
+    mtt__tree_build(p, 0, 0, p->count, 0);
+    program->arena_bytes = SIZE_MAX;
+    for (try_ = 0; try_ < RULES * TRIES && program->arena_bytes > peak && !p->status; try_++) {
+        for (i = 0; i < p->count; i++) {
+            mtt__waiting *w = &p->waiting[i];
+            double bytes = (double)mtt__slot_bytes(w->tensor), first = w->tensor->first, last = w->tensor->last;
+            if (try_ % TRIES == 0)
+                w->key = try_ == 0 ? bytes * (last - first + 1) : try_ == TRIES ? -first : last;
+            else if (w->tensor->offset + mtt__slot_bytes(w->tensor) == p->arena) w->key = 1e30 * try_;
+        }
+        mtt__place_all(p, state);
+        if (p->arena >= program->arena_bytes) continue;
+        program->arena_bytes = p->arena;
+        for (i = 0; i < p->count; i++) p->waiting[i].best = p->waiting[i].tensor->offset;
+    }
+    for (i = 0; i < p->count && !p->status; i++) p->waiting[i].tensor->offset = p->waiting[i].best;
+    return p->status;
+}
+
+/* State comes first, in order. A plan whose peak exceeds `limit` is not packed, because packing is most of a
+   plan's time; arena_bytes is then the peak. */
+static mtt_status mtt__pack(mtt_env *env, mtt__program *program, size_t limit)
+{
+    size_t state = 0, peak = 0, n = (size_t)program->tensor_count, ops = (size_t)program->op_count;
+    mtt__pool pool = {NULL};
+    mtt__packer p;
+    int i;
+    for (i = 0; i < program->op_count; i++)
+        if (program->ops[i].live_bytes > peak) peak = program->ops[i].live_bytes;
+    program->arena_bytes = peak;
+    if (peak > limit) return MTT_OK;
+    memset(&p, 0, sizeof(p));
+    p.env = env;
+    p.ops = program->op_count;
+    p.waiting = (mtt__waiting *)mtt__pool_take(env, &pool, n * sizeof(*p.waiting));
+    p.by_rank = (mtt__waiting *)mtt__pool_take(env, &pool, n * sizeof(*p.by_rank));
+    p.boxes = (mtt__box *)mtt__pool_take(env, &pool, 4 * n * sizeof(*p.boxes));
+    p.free_end = (int *)mtt__pool_take(env, &pool, ops * sizeof(int));
+    p.free_begin = (int *)mtt__pool_take(env, &pool, ops * sizeof(int));
+    if (!p.waiting || !p.by_rank || !p.boxes || !p.free_end || !p.free_begin) p.status = MTT_E_MEMORY;
+    for (i = 0; i < program->tensor_count && !p.status; i++) {
+        mtt_tensor *t = program->tensors[i];
+        t->offset = state;
+        if (t->persistent) {
+            state = mtt__add(state, mtt__slot_bytes(t));
+            continue;
+        }
+        p.waiting[p.count].tensor = t;
+        p.waiting[p.count].made = p.count;
+        p.count++;
+    }
+    if (!p.status && p.count) mtt__pack_tensors(&p, program, state, peak);
+    mtt__pool_free(env, &pool);
+    mtt__free(env, p.placed.at);
+    return p.status;
+}
+
+/* ---- costs ---- */
+
+/* Elements as a number that cannot overflow, however large the tensor. */
+static double mtt__count(const mtt_tensor *t)
+{
+    return (double)t->bytes / (double)mtt__dtype_bytes[t->dtype];
+}
+
+static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
+{
+    int twice = t->category == MTT_OPTIMIZER || (written && t->category == MTT_WEIGHTS && !copies) ||
+                (written && t->category == MTT_GRADIENTS && t->persistent);
+    return (double)t->bytes * (1 + twice);
+}
+
+/* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does
+   so with all its state, but only writes 16-bit copies of FP32 masters; a gradient that stays for the next
+   micro-batch is read by what adds to it. */
+static double mtt__op_bytes(const mtt_op *op)
+{
+    const mtt_tensor *master = op->kind == MTT_OP_adamw ? MTT_OPERANDS_OF(adamw, op)->master : NULL;
+    int copies = master && master->dtype == MTT_F32, i;
+    double bytes = 0;
+    for (i = 0; i < op->inputs + op->outputs; i++)
+        if (op->operands[i]) bytes += mtt__tensor_traffic(op->operands[i], i >= op->inputs, copies);
+    for (i = 0; i < op->parameters; i++) bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
+    for (i = 0; i < op->parameters && op->weights; i++) bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
+    return bytes;
+}
+
+/* A chunked loss reads the head's weights once a chunk, with gradients for two products, and its gradients
+   are added to by each chunk but the first. It passes the logits of all chunks five times, without gradients
+   twice: made, turned into gradients in place, read by two products. */
+static double mtt__chunked_bytes(const mtt_op *op)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    double share = (double)op->shape->rows / (double)o->logits->shape[0], chunks = ceil(share), bytes = mtt__op_bytes(op);
+    double reads = o->dx ? 2 * chunks - 1 : chunks - 1;
+    bytes += ((o->dx ? 5 : 2) * share - 1) * (double)o->logits->bytes + reads * (double)o->weight->bytes;
+    if (o->bias) bytes += reads * (double)o->bias->bytes;
+    if (o->d_weight) bytes += 2 * (chunks - 1) * (double)o->d_weight->bytes;
+    if (o->d_bias) bytes += 2 * (chunks - 1) * (double)o->d_bias->bytes;
+    return bytes;
+}
+
+/* Pairs of a query and a key that it attends: T(T+1)/2 a head, or what the window leaves of it. */
+static double mtt__attention_pairs(const mtt_shape *d)
+{
+    double T = d->seq_len, W = d->window ? d->window : d->seq_len;
+    return (double)d->batch * d->heads * (W * (W + 1) / 2 + (T - W) * W);
+}
+
+/* Evaluates an operation's row: FLOPs and bytes moved. */
+static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
+{
+    const mtt_shape *d = op->shape;
+    double MOVED = mtt__op_bytes(op), PARAMETERS = 0;
+    int i;
+    for (i = 0; i < op->parameters; i++) PARAMETERS += mtt__count(op->gradients[i]);
+#define N(tensor) mtt__count(tensor)
+#define W(tensor) ((double)mtt__width(tensor))
+#define B(tensor) ((double)(tensor)->bytes)
+#define MTT__OP_COST(name, inputs, operands_, flops_of, traffic_of, scratch)            \
+    case MTT_OP_##name: {                                                               \
+        const mtt_##name *o = MTT_OPERANDS_OF(name, op);                                \
+        (void)o;                                                                        \
+        *flops = flops_of;                                                              \
+        *traffic = traffic_of;                                                          \
+        break;                                                                          \
+    }
+    switch (op->kind) {
+        MTT_OPS(MTT__OP_COST)
+    case MTT_OP_KIND_COUNT: break;
+    }
+#undef N
+#undef W
+#undef B
+}
+
+/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
+   its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
+   moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
+static double mtt__plan_cost(const mtt_schedule *s)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
+    double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
+    double cost = 0, flops = 0, traffic = 0;
+    for (i = 0; i < p->op_count; i++) {
+        mtt__op_cost(&p->ops[i], &flops, &traffic);
+        flops /= rate;
+        traffic /= cuda ? 4.2e12 : 10e9;
+        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
+    }
+    return cost;
+}
+
+/* ---- schedules and budgets ---- */
+
+static void mtt__release_program(mtt_schedule *s, int which)
+{
+    mtt__program *p = &s->programs[which];
+    mtt__free(s->env, p->tensors);
+    mtt__free(s->env, p->ops);
+    mtt__free(s->env, p->parameters);
+    mtt__pool_free(s->env, &p->pool);
+    memset(p, 0, sizeof(*p));
 }
 
 static void mtt__release_programs(mtt_schedule *s)
 {
     int i;
-    for (i = 0; i < MTT__PROGRAMS; i++) {
-        mtt__program *p = &s->programs[i];
-        mtt__free(s->env, p->tensors);
-        mtt__free(s->env, p->ops);
-        mtt__free(s->env, p->operands);
-        mtt__free(s->env, p->parameters);
-        memset(p, 0, sizeof(*p));
-    }
+    for (i = 0; i < MTT__PROGRAMS; i++) mtt__release_program(s, i);
 }
 
 static size_t mtt__arena_bytes(const mtt_schedule *s)
@@ -2631,162 +3653,112 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
     return most;
 }
 
-/* With that many layers recomputed whole and in part. Ends at the first program that takes more than `limit` bytes. */
+/* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
+   these: the others stay once they are built. Ends at the first program that takes more than `limit` bytes.
+   */
 static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole, int partial, size_t limit)
 {
     int i;
-    mtt__release_programs(s);
+    mtt__release_program(s, MTT__TRAIN);
     s->recompute_layers = whole;
     s->recompute_selective = partial;
     for (i = 0; i < MTT__PROGRAMS; i++) {
-        mtt_status status = mtt__build_program(s, i, batch, seq_len);
-        if (status != MTT_OK) return status;
-        mtt__measure(&s->programs[i]);
-        status = mtt__pack(s->env, &s->programs[i], limit);
-        if (status != MTT_OK || s->programs[i].arena_bytes > limit) return status;
+        mtt_status status = MTT_OK;
+        if (i == MTT__TRAIN || !s->programs[i].op_count) {
+            status = mtt__build_program(s, i, batch, seq_len);
+            if (!status) status = mtt__measure(s->env, &s->programs[i]);
+            if (!status) status = mtt__pack(s->env, &s->programs[i], i == MTT__TRAIN ? limit : SIZE_MAX);
+        }
+        if (status || s->programs[i].arena_bytes > limit) return status;
     }
     return MTT_OK;
 }
 
-/* Elements as a number that cannot overflow, however large the tensor that is only planned. */
-static double mtt__count(const mtt_tensor *t)
+/* The least k up to n for which the training step takes no more than `budget` bytes, with whole + k * whole_by
+   layers recomputed whole and partial + k * partial_by in part. n itself is known to fit. */
+static mtt_status mtt__fewest(mtt_schedule *s, int batch, int seq_len, size_t budget, int packed, int whole,
+                              int whole_by, int partial, int partial_by, int n, int *fewest)
 {
-    return (double)t->bytes / (double)mtt__dtype_bytes[t->dtype];
-}
-
-/* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does so with all its state,
-   but only writes 16-bit copies of FP32 masters; a gradient that stays for the next micro-batch is read by what adds to it. */
-static double mtt__op_bytes(const mtt_op *op)
-{
-    int copies = op->kind == MTT_OP_ADAMW && op->out[3] && op->out[3]->dtype == MTT_F32, i;
-    double bytes = 0;
-    for (i = 0; i < op->inputs + op->outputs; i++) {
-        const mtt_tensor *t = op->in[i];
-        int written = i >= op->inputs, twice;
-        if (!t) continue;
-        twice = t->category == MTT_OPTIMIZER || (written && t->category == MTT_WEIGHTS && !copies) ||
-                (written && t->category == MTT_GRADIENTS && t->persistent);
-        bytes += (double)t->bytes * (1 + twice);
+    int low = 0, high = n;
+    while (low < high) {
+        int k = low + (high - low) / 2;
+        mtt_status status = mtt__build(s, batch, seq_len, whole + k * whole_by, partial + k * partial_by,
+                                       packed ? budget : 0);
+        if (status) return status;
+        if (s->programs[MTT__TRAIN].arena_bytes <= budget) high = k;
+        else low = k + 1;
     }
-    return bytes;
+    *fewest = low;
+    return MTT_OK;
 }
 
-/* A chunked loss reads the head's weights once a chunk, with gradients for two products, and its gradients are added to by each
-   chunk but the first; it passes the logits of all chunks five times, without gradients twice: made, turned into gradients in
-   place, read by two products. */
-static double mtt__chunked_bytes(const mtt_op *op)
+/* Chooses how many layers to recompute whole and how many in part. More recomputation takes less memory, and
+   both memory and cost are close to linear in the two numbers. So the cheapest choice that fits is at an end
+   of the edge: at A, with as few whole as possible and of the others as few in part, or at B, none in part.
+
+      in part  | \
+               | # A
+               | . # \          # fits, . does not
+               | . . # \
+               | . . . B \
+               +------------ whole
+
+   Where `packed` is 0, peaks stand for arenas. */
+static mtt_status mtt__choose(mtt_schedule *s, int batch, int seq_len, size_t budget, int packed, int *whole,
+                              int *partial)
 {
-    double share = (double)op->shape->rows / (double)op->out[1]->shape[0], chunks = ceil(share), bytes = mtt__op_bytes(op);
-    int gradients = op->outputs > 2, i;
-    bytes += ((gradients ? 5 : 2) * share - 1) * (double)op->out[1]->bytes;
-    for (i = 1; i < 3; i++)
-        if (op->in[i]) bytes += (gradients ? 2 * chunks - 1 : chunks - 1) * (double)op->in[i]->bytes;
-    for (i = 3; i < op->outputs; i++)
-        if (op->out[i]) bytes += 2 * (chunks - 1) * (double)op->out[i]->bytes;
-    return bytes;
+    int layers = s->model.layers, w = 0;
+    double cost;
+    mtt_status status = mtt__fewest(s, batch, seq_len, budget, packed, 0, 1, layers, -1, layers, whole);
+    if (!status)
+        status = mtt__fewest(s, batch, seq_len, budget, packed, *whole, 0, 0, 1, layers - *whole, partial);
+    if (!status) status = mtt__build(s, batch, seq_len, *whole, *partial, 0);
+    if (status || !*partial) return status;
+    cost = mtt__plan_cost(s);
+    status = mtt__fewest(s, batch, seq_len, budget, packed, 0, 1, 0, 0, layers, &w);
+    if (!status) status = mtt__build(s, batch, seq_len, w, 0, 0);
+    if (status || mtt__plan_cost(s) >= cost) return status;
+    *whole = w;
+    *partial = 0;
+    return MTT_OK;
 }
 
-/* Queries and keys that meet: T(T+1)/2 a head, or what the window leaves of it. */
-static double mtt__attention_pairs(const mtt_shape *d)
-{
-    double T = d->seq_len, W = d->window ? d->window : d->seq_len;
-    return (double)d->batch * d->heads * (W * (W + 1) / 2 + (T - W) * W);
-}
-
-/* Evaluates a row of MTT_OPS: FLOPs and bytes moved. */
-static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
-{
-    const mtt_shape *d = op->shape;
-    double OUT = mtt__count(op->out[0]), IN = mtt__count(op->in[0]);
-    double IN_WIDTH = (double)mtt__width(op->in[0]), ROWS = IN / IN_WIDTH, HEAD = d->head_dim, PAIRS = mtt__attention_pairs(d);
-    double CLASSES = d->vocab_padded, MOVED = mtt__op_bytes(op), PARAMETERS = 0;
-    double IN_BYTES = (double)op->in[0]->bytes, OUT_BYTES = (double)op->out[0]->bytes;
-    int GRAD = op->outputs > 2, i;
-    for (i = 0; i < op->inputs; i++)
-        if (op->in[i] && op->in[i]->category == MTT_GRADIENTS) PARAMETERS += mtt__count(op->in[i]);
-    switch (op->kind) {
-#define MTT__OP_COST(kind, name, flops_of, traffic_of)                                                               \
-    case kind: *flops = flops_of; *traffic = traffic_of; break;
-        MTT_OPS(MTT__OP_COST)
-    case MTT_OP_KIND_COUNT: break;
-    }
-}
-
-static void mtt__split_bytes(const mtt__program *p, int op, size_t bytes[MTT_CATEGORY_COUNT])
-{
-    int i;
-    memset(bytes, 0, sizeof(size_t) * MTT_CATEGORY_COUNT);
-    for (i = 0; i < p->tensor_count; i++) {
-        const mtt_tensor *t = &p->tensors[i];
-        if (t->first <= op && op <= t->last) bytes[t->category] += mtt__slot_bytes(t);
-    }
-}
-
-/* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or its traffic, whichever
-   is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200 makes 500 TFLOP/s with 16 bits (779 in a
-   product of 8192 x 8192 x 8192, less at a model's widths) and moves 4.2 TB/s, both measured; the rates of TF32, FP32 and of a CPU
-   are estimates. */
-static double mtt__plan_cost(const mtt_schedule *s)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    int cuda = s->policy.device == MTT_DEVICE_CUDA, precision = (int)s->policy.precision, i;
-    double rate = !cuda ? 250e9 : precision == MTT_FP32 ? 50e12 : precision == MTT_TF32 ? 250e12 : 500e12;
-    double cost = 0, flops = 0, traffic = 0;
-    for (i = 0; i < p->op_count; i++) {
-        mtt__op_cost(&p->ops[i], &flops, &traffic);
-        flops /= rate;
-        traffic /= cuda ? 4.2e12 : 10e9;
-        cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
-    }
-    return cost;
-}
-
-/* Chooses how many layers are recomputed whole and in part: the cheapest choice that fits the budget, or where none is given
-   the bytes of recomputing all of them whole. Since more recomputation takes less memory, what just fits is a staircase, which
-   this goes down: a whole layer less, then as many more in part as that takes. In models of over 32 layers the steps grow. */
+/* Recomputes so many layers that the plan fits the budget. Without one, the plan with all layers whole says how
+   much memory there is, and the search uses what is left of it. Packing takes longer than building, so a first
+   search does without; if its result has gaps and misses the budget, a second one packs every candidate. */
 static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
 {
-    int layers = s->model.layers, whole = layers, partial = 0, best_whole = -1, best_partial = 0, down = 0;
-    size_t budget = s->policy.budget_bytes, arena;
-    double best = 0;
-    s->least = SIZE_MAX;
-    while (whole >= 0 && partial >= 0) {
-        int step = 1 + (layers - whole) / 32, spare = layers - whole - partial;
-        mtt_status status = mtt__build(s, batch, seq_len, whole, partial, s->least > budget ? s->least : budget);
-        if (status != MTT_OK) return status;
-        arena = mtt__arena_bytes(s);
-        if (arena < s->least) s->least = arena;
-        if (s->policy.recompute != MTT_RECOMPUTE_BUDGET && whole == layers) budget = arena;
-        if (arena <= budget && (best_whole < 0 || mtt__plan_cost(s) < best)) {
-            best = mtt__plan_cost(s);
-            best_whole = whole;
-            best_partial = partial;
-        }
-        down |= arena <= budget && whole == 0; /* on the last stair: as few in part as fit */
-        if (down && arena > budget) break;
-        if (down) partial -= step;
-        else if (arena > budget && spare > 0) partial += spare < step ? spare : step;
-        else whole = whole > step ? whole - step : whole ? 0 : -1;
+    int whole = s->model.layers, partial = 0, packed;
+    mtt_status status = mtt__build(s, batch, seq_len, whole, partial, SIZE_MAX);
+    size_t budget = s->policy.recompute == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : mtt__arena_bytes(s);
+    s->least = mtt__arena_bytes(s);
+    if (!status && s->least > budget)
+        return mtt__fail(s->env, MTT_E_BUDGET, "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the "
+                         "batch or seq_len, or use the chunked loss and flash attention", budget, s->least,
+                         s->least - budget);
+    for (packed = 0; packed < 2 && !status; packed++) {
+        status = mtt__choose(s, batch, seq_len, budget, packed, &whole, &partial);
+        if (!status) status = mtt__build(s, batch, seq_len, whole, partial, SIZE_MAX);
+        if (mtt__arena_bytes(s) <= budget) break;
     }
-    if (best_whole >= 0) return mtt__build(s, batch, seq_len, best_whole, best_partial, SIZE_MAX);
-    return mtt__fail(s->env, MTT_E_BUDGET,
-                     "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the batch or seq_len, or take the "
-                     "chunked loss and flash attention", budget, s->least, s->least - budget);
+    return status;
 }
 
-/* With what the policy recomputes; a budget that has room for all needs no search. */
+/* Recomputes what the policy says. A budget with room for everything needs no search. */
 static mtt_status mtt__build_policy(mtt_schedule *s, int batch, int seq_len)
 {
     mtt_recompute how = s->policy.recompute;
     int partial = how == MTT_RECOMPUTE_SELECTIVE ? s->model.layers : 0;
     size_t limit = how == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : SIZE_MAX;
     mtt_status status;
+    mtt__release_programs(s);
     if (how == MTT_RECOMPUTE_LAYER || how == MTT_RECOMPUTE_SEGMENTS) return mtt__fit_budget(s, batch, seq_len);
     status = mtt__build(s, batch, seq_len, 0, partial, limit);
-    return status != MTT_OK || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s, batch, seq_len);
+    return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s, batch, seq_len);
 }
 
-/* Cuts the batch into as many micro-batches as are cheapest. Where nothing is recomputed any more, more of them only cost. */
+/* Cuts the batch into the cheapest number of micro-batches. Once nothing is recomputed any more, more of them
+   only cost. */
 static mtt_status mtt__fit_split(mtt_schedule *s, int batch, int seq_len)
 {
     int accumulate = s->policy.accumulate, best = 0, last = 0, split;
@@ -2798,7 +3770,7 @@ static mtt_status mtt__fit_split(mtt_schedule *s, int batch, int seq_len)
         s->policy.accumulate = accumulate * split;
         status = mtt__build_policy(s, batch / split, seq_len);
         if (status == MTT_E_BUDGET) continue;
-        if (status != MTT_OK) return status;
+        if (status) return status;
         last = s->recompute_layers + s->recompute_selective == 0;
         if (best && mtt__plan_cost(s) >= best_cost) continue;
         best = split;
@@ -2817,12 +3789,12 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     memset(s, 0, sizeof(*s));
     s->env = env;
     status = mtt_model_resolve(env, model, &s->model);
-    if (status == MTT_OK) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
-    if (status != MTT_OK) return status;
+    if (!status) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
+    if (status) return status;
     s->split = 1;
     if (s->policy.split && s->policy.recompute == MTT_RECOMPUTE_BUDGET) status = mtt__fit_split(s, batch, seq_len);
     else status = mtt__build_policy(s, batch, seq_len);
-    if (status != MTT_OK) mtt__release_programs(s);
+    if (status) mtt__release_programs(s);
     return status;
 }
 
@@ -2834,7 +3806,7 @@ MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model,
     *out = NULL;
     if (!s) return MTT_E_MEMORY;
     status = mtt__schedule_init(s, env, model, policy, batch, seq_len);
-    if (status == MTT_OK) *out = s;
+    if (!status) *out = s;
     else mtt__free(env, s);
     return status;
 }
@@ -2852,10 +3824,9 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     double flops = 0, traffic = 0;
     int i;
     memset(r, 0, sizeof(*r));
-    for (i = 0; i < p->parameter_count; i++)
-        r->parameters += p->parameters[i].shape[0] * (p->parameters[i].shape[1] ? p->parameters[i].shape[1] : 1);
+    for (i = 0; i < p->parameter_count; i++) r->parameters += mtt__parameter_elements(&p->parameters[i]);
     for (i = 0; i < p->tensor_count; i++)
-        if (p->tensors[i].persistent) r->state_bytes += mtt__slot_bytes(&p->tensors[i]);
+        if (p->tensors[i]->persistent) r->state_bytes += mtt__slot_bytes(p->tensors[i]);
     for (i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         if (op->live_bytes > r->phase_peak_bytes[op->phase]) r->phase_peak_bytes[op->phase] = op->live_bytes;
@@ -2868,7 +3839,7 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->traffic_bytes += traffic;
         if (op->recomputed) r->recompute_flops += flops;
     }
-    mtt__split_bytes(p, r->peak_op, r->bytes);
+    memcpy(r->bytes, p->bytes[r->peak_op], sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
     r->micro_batches = s->split;
     r->ops = p->op_count;
@@ -2879,12 +3850,30 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     }
 }
 
+MTTDEF int mtt_schedule_op(const mtt_schedule *s, int index, mtt_op_info *info)
+{
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    const mtt_op *op;
+    if (index < 0 || index >= p->op_count) return 0;
+    op = &p->ops[index];
+    info->name = mtt_op_name(op->kind);
+    info->phase = op->phase;
+    info->layer = op->layer;
+    info->recomputed = op->recomputed;
+    info->width_in = mtt__width(op->operands[0]);
+    info->width_out = mtt__width(op->operands[op->inputs]);
+    info->live_bytes = op->live_bytes;
+    mtt__op_cost(op, &info->flops, &info->traffic_bytes);
+    memcpy(info->bytes, p->bytes[index], sizeof(info->bytes));
+    return 1;
+}
+
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
                            mtt_plan_report *report)
 {
     mtt_schedule s;
     mtt_status status = mtt__schedule_init(&s, env, model, policy, batch, seq_len);
-    if (status != MTT_OK) return status;
+    if (status) return status;
     mtt_schedule_report(&s, report);
     mtt__release_programs(&s);
     return MTT_OK;
@@ -2901,13 +3890,13 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     *batch = 0;
     while (low < high) {
         mtt_status status = mtt_plan(env, model, &p, next, seq_len, &report);
-        if (status != MTT_OK && status != MTT_E_BUDGET) return status;
-        if (status == MTT_OK && report.arena_bytes <= budget_bytes) low = next;
+        if (status && status != MTT_E_BUDGET) return status;
+        if (!status && report.arena_bytes <= budget_bytes) low = next;
         else {
+            if (next == 1 && status) return status;
             if (next == 1)
-                return status != MTT_OK ? status
-                                        : mtt__fail(env, MTT_E_BUDGET, "the budget is %zu bytes, a batch of one sequence takes %zu",
-                                                    budget_bytes, report.arena_bytes);
+                return mtt__fail(env, MTT_E_BUDGET, "the budget is %zu bytes, a batch of one sequence takes %zu", budget_bytes,
+                                 report.arena_bytes);
             high = next - 1;
         }
         next = high == 1 << 20 && low < 1 << 19 ? 2 * low : low + (high - low + 1) / 2;
@@ -2934,7 +3923,7 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         status = mtt__schedule_init(&s, env, model, &p, batch, seq_len);
         if (status == MTT_E_BUDGET && s.least < least) least = s.least;
         if (status == MTT_E_BUDGET) continue;
-        if (status != MTT_OK) return status;
+        if (status) return status;
         cost = mtt__plan_cost(&s);
         if (s.recompute_layers + s.recompute_selective == 0 && s.split == 1) p.recompute = MTT_RECOMPUTE_NONE;
         mtt__release_programs(&s);
@@ -2948,66 +3937,15 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
                      budget_bytes, least, least > budget_bytes ? least - budget_bytes : 0);
 }
 
-#define MTT__OP_NAME(kind, name, flops, traffic) #name,
-static const char *const mtt__op_name[] = {MTT_OPS(MTT__OP_NAME)};
-static const char *const mtt__phase_name[] = {"forward", "backward", "step"};
-
-MTTDEF int mtt_schedule_op(const mtt_schedule *s, int index, mtt_op_info *info)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    if (index < 0 || index >= p->op_count) return 0;
-    info->name = mtt__op_name[p->ops[index].kind];
-    info->phase = p->ops[index].phase;
-    info->layer = p->ops[index].layer;
-    info->recomputed = p->ops[index].recomputed;
-    info->live_bytes = p->ops[index].live_bytes;
-    mtt__op_cost(&p->ops[index], &info->flops, &info->traffic_bytes);
-    mtt__split_bytes(p, index, info->bytes);
-    return 1;
-}
-
-/* Names of operands, without their layer, which the line has already, and without the small state that all ops read. */
-static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
-{
-    int i, shown = 0;
-    for (i = 0; i < count; i++) {
-        const char *name = tensors[i] ? tensors[i]->name : "control";
-        if (!strcmp(name, "control") || !strcmp(name, "counters")) continue;
-        if (shown == 4) {
-            mtt__print(text, " ... %d in all", count);
-            return;
-        }
-        mtt__print(text, "%s%s", shown++ ? " " : "", name);
-    }
-}
-
-MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
-{
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    char line[512];
-    int i;
-    for (i = 0; i < p->op_count; i++) {
-        const mtt_op *op = &p->ops[i];
-        mtt__text text;
-        mtt__text_init(&text, line, sizeof(line) - 1);
-        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt__phase_name[op->phase], op->recomputed ? "again" : "",
-                   (double)op->live_bytes / 1048576, mtt__op_name[op->kind]);
-        mtt__print_operands(&text, op->in, op->inputs);
-        mtt__print(&text, " -> ");
-        mtt__print_operands(&text, op->out, op->outputs);
-        line[text.size] = '\n';
-        write(user, line, text.size + 1);
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>cpu
-   ---------------------------------------------------------------------------------------------------------------- */
+   ---------------------------------------------------------------------------------------------------------- */
 
-/* Every operation in plain C, to be read beside its formula. Tensors are read and written through rows of floats, so
-   one text serves all precisions; sums run in an order that the number of threads does not change. */
+/* Every operation in plain C, beside its formula. Tensors are read and written as floats, so one text serves
+   all precisions. Sums have an order that does not depend on the number of threads. */
 
-/* Below this many elements an operation stays on one thread: waking the others takes longer, much longer on a busy machine. */
+/* Below this many elements an operation stays on one thread: waking the others takes longer, much longer on a
+   busy machine. */
 enum { MTT__ALONE = 32768 };
 enum { MTT__BLOCK = 1024, MTT__MAX_WIDTH = 16384, MTT__TILE = 64, MTT__MAX_HEAD = 256 };
 
@@ -3035,7 +3973,7 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
         for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]);
 }
 
-/* The values themselves where they are floats, otherwise a copy in `buffer`. */
+/* The values themselves if they are floats, otherwise a copy in `buffer`. */
 static const float *mtt__read(const mtt_tensor *t, int64_t first, int64_t count, float *buffer)
 {
     if (t->dtype == MTT_F32) return (const float *)t->data + first;
@@ -3043,30 +3981,24 @@ static const float *mtt__read(const mtt_tensor *t, int64_t first, int64_t count,
     return buffer;
 }
 
-/* Where to write values that mtt__store will then put in place. */
-static float *mtt__target(const mtt_tensor *t, int64_t first, float *buffer)
-{
-    return t->dtype == MTT_F32 ? (float *)t->data + first : buffer;
-}
-
 static const mtt_control *mtt__control(const mtt_tensor *t)
 {
     return (const mtt_control *)t->data;
 }
 
-static int64_t mtt__least(int64_t a, int64_t b)
+static mtt_counters *mtt__counters(const mtt_tensor *t)
 {
-    return a < b ? a : b;
+    return (mtt_counters *)t->data;
 }
 
-/* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial on
-   [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
+/* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
+   on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
 MTT__INLINE float mtt__exp(float x)
 {
     float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x, shifted = clamped * 1.44269504f + 12582912.0f;
     float n = shifted - 12582912.0f, r = clamped - n * 0.693359375f + n * 2.12194440e-4f, y;
-    y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r +
-        5.0000001201e-1f;
+    y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
+         1.6666665459e-1f) * r + 5.0000001201e-1f;
     return (y * r * r + r + 1.0f) * mtt__bits_float((mtt__float_bits(shifted) + 127u) << 23);
 }
 
@@ -3116,25 +4048,27 @@ static float mtt__largest(const float *x, int64_t n)
     return best;
 }
 
-/* The 16-bit threshold below which an element is dropped, and what the kept ones are multiplied by. */
-static uint32_t mtt__dropout_threshold(float p)
+/* Multiplies `count` values, elements from `first` on, by their masks: 0 or 1 / (1 - p). */
+static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count, float *values)
 {
-    return (uint32_t)(p * 65536.0f + 0.5f);
+    const mtt_control *c = mtt__control(control);
+    uint32_t threshold = mtt__dropout_threshold(op->shape->dropout), draw[4] = {0, 0, 0, 0};
+    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
+    float scale = mtt__dropout_scale(threshold);
+    int64_t i;
+    for (i = 0; i < count && op->shape->dropout > 0; i++) {
+        uint64_t element = (uint64_t)(first + i);
+        if (i == 0 || (element & 7) == 0) mtt__philox(c->seed, element >> 3, stream, draw);
+        values[i] *= mtt__draw_bits(draw, (int)(element & 7)) >= threshold ? scale : 0.0f;
+    }
 }
 
-/* 0 or 1 / (1 - p) for `count` elements from `first` on; 8 elements share one draw of 128 bits. */
-static void mtt__dropout_mask(const mtt_control *control, const mtt_op *op, int64_t first, int64_t count, float *mask)
+/* The masks themselves. */
+static void mtt__dropout_mask(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count, float *mask)
 {
-    uint32_t threshold = mtt__dropout_threshold(op->shape->dropout), random[4] = {0, 0, 0, 0};
-    uint64_t stream = mtt__stream(op->site, op->layer < 0 ? 0 : op->layer, control->micro_batch);
-    float scale = 65536.0f / (float)(65536u - threshold);
     int64_t i;
-    for (i = 0; i < count; i++) {
-        uint64_t element = (uint64_t)(first + i);
-        unsigned lane = (unsigned)(element & 7);
-        if (i == 0 || lane == 0) mtt__philox(control->seed, element >> 3, stream, random);
-        mask[i] = (random[lane >> 1] >> (lane & 1) * 16 & 0xffffu) >= threshold ? scale : 0.0f;
-    }
+    for (i = 0; i < count; i++) mask[i] = 1.0f;
+    mtt__drop(op, control, first, count, mask);
 }
 
 /* ---- matrix products ---- */
@@ -3145,18 +4079,31 @@ typedef struct mtt__view {
     int64_t offset, row, column;
 } mtt__view;
 
-static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
+static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t offset, int transposed)
 {
     mtt__view v;
     v.t = t;
-    v.offset = 0;
+    v.offset = offset;
     v.row = transposed ? 1 : mtt__width(t);
     v.column = transposed ? mtt__width(t) : 1;
     return v;
 }
 
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats; where columns stand together in memory, 16 of them are
-   read and then written side by side, a cache line at a time. */
+static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
+{
+    return mtt__matrix_at(t, 0, transposed);
+}
+
+static mtt__view mtt__transposed(mtt__view v)
+{
+    int64_t row = v.row;
+    v.row = v.column;
+    v.column = row;
+    return v;
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats. Where columns are contiguous in
+   memory, 16 of them are read and then written side by side, a cache line at a time. */
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out, int64_t stride)
 {
     enum { W = 16 };
@@ -3167,18 +4114,19 @@ static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int6
         return;
     }
     for (j = 0; j < n; j += W) {
-        w = mtt__least(W, n - j);
+        w = mtt__min(W, n - j);
         for (l = 0; l < w; l++) mtt__load(v.t, v.offset + i0 + (j0 + j + l) * v.column, m, columns[l]);
         for (i = 0; i < m; i++)
             for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
     }
 }
 
-/* C += A B for an m x k and a k x n block; m is even and k a multiple of 4, which blocks are padded to with zeros. Rows of
-   B and C have room up to the next multiple of 16, where what is computed is never read. The two local rows tell the
-   compiler that nothing overlaps, which makes vectors of the loops even at -O2: 56 GFLOP/s a core, against 10. */
-static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
-                                int64_t ldc)
+/* C += A B for an m x k and a k x n block. m is even and k a multiple of 4: blocks are padded to that with
+   zeros. Rows of B and C have room up to the next multiple of 16, where what is computed is never read. The
+   two local rows tell the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56 GFLOP/s
+   a core instead of 10. */
+static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
+                                int64_t ldb, float *c, int64_t ldc)
 {
     enum { W = 16 };
     int64_t i, j, p;
@@ -3191,8 +4139,10 @@ static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a,
             float *c0 = c + i * ldc, *c1 = c0 + ldc;
             for (j = 0; j < n; j += W) {
                 float u[W], v[W];
-                for (l = 0; l < W; l++) u[l] = c0[j + l] + (x0 * b0[j + l] + x1 * b1[j + l] + x2 * b2[j + l] + x3 * b3[j + l]);
-                for (l = 0; l < W; l++) v[l] = c1[j + l] + (y0 * b0[j + l] + y1 * b1[j + l] + y2 * b2[j + l] + y3 * b3[j + l]);
+                for (l = 0; l < W; l++)
+                    u[l] = c0[j + l] + (x0 * b0[j + l] + x1 * b1[j + l] + x2 * b2[j + l] + x3 * b3[j + l]);
+                for (l = 0; l < W; l++)
+                    v[l] = c1[j + l] + (y0 * b0[j + l] + y1 * b1[j + l] + y2 * b2[j + l] + y3 * b3[j + l]);
                 memcpy(c0 + j, u, sizeof(u));
                 memcpy(c1 + j, v, sizeof(v));
             }
@@ -3203,32 +4153,27 @@ static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a,
 static void mtt__multiply_panel(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float *c)
 {
 #ifdef MTT_CBLAS
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, MTT__PANEL_K, b, MTT__PANEL_N, 1.0f, c,
-                MTT__PANEL_N);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, MTT__PANEL_K, b,
+                MTT__PANEL_N, 1.0f, c, MTT__PANEL_N);
 #else
-    int64_t columns = (n + MTT__TILE - 1) / MTT__TILE, tiles = (m + MTT__TILE - 1) / MTT__TILE * columns, tile;
+    int64_t columns = mtt__ceil_div(n, MTT__TILE), tiles = mtt__ceil_div(m, MTT__TILE) * columns, tile;
     MTT__OMP(omp parallel for schedule(static) if (m * n * k > MTT__ALONE))
     for (tile = 0; tile < tiles; tile++) {
         int64_t i = tile / columns * MTT__TILE, j = tile % columns * MTT__TILE;
-        mtt__multiply_block(mtt__least(MTT__TILE, m - i), mtt__least(MTT__TILE, n - j), k, a + i * MTT__PANEL_K, MTT__PANEL_K, b + j,
-                            MTT__PANEL_N, c + i * MTT__PANEL_N + j, MTT__PANEL_N);
+        mtt__multiply_block(mtt__min(MTT__TILE, m - i), mtt__min(MTT__TILE, n - j), k, a + i * MTT__PANEL_K,
+                            MTT__PANEL_K, b + j, MTT__PANEL_N, c + i * MTT__PANEL_N + j, MTT__PANEL_N);
     }
 #endif
 }
 
-static int64_t mtt__round_up(int64_t value, int64_t to)
-{
-    return (value + to - 1) / to * to;
-}
-
 /* Fills a panel with a block of a view, padded with zeros to whole steps of the inner loops. */
-static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel, int64_t stride, int64_t padded_m,
-                            int64_t padded_n)
+static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel, int64_t stride,
+                            int64_t padded_m, int64_t padded_n)
 {
     int64_t i;
     MTT__OMP(omp parallel for schedule(static) if (padded_m * padded_n > MTT__ALONE))
     for (i = 0; i < padded_m; i += MTT__TILE) {
-        int64_t rows = mtt__least(MTT__TILE, m - i), all = mtt__least(MTT__TILE, padded_m - i), k;
+        int64_t rows = mtt__min(MTT__TILE, m - i), all = mtt__min(MTT__TILE, padded_m - i), k;
         if (rows > 0) mtt__load_block(v, i0 + i, rows, j0, n, panel + i * stride, stride);
         for (k = 0; k < all; k++) {
             float *row = panel + (i + k) * stride;
@@ -3238,30 +4183,32 @@ static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int6
     }
 }
 
-/* C (m x n) = A (m x k) B (k x n) + bias, or + C where `add` is set. C's columns stand next to each other. */
-static void mtt__gemm(const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias,
-                      int add)
+/* C (m x n) = A (m x k) B (k x n) + bias, or + C where `add` is set. C's columns are contiguous. */
+static void mtt__gemm(const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__view a, mtt__view b, mtt__view c,
+                      const mtt_tensor *bias, int add)
 {
-    float *pa = (float *)op->workspace->data, *pb = pa + MTT__PANEL_M * MTT__PANEL_K, *pc = pb + MTT__PANEL_K * MTT__PANEL_N;
+    float *pa = (float *)op->workspace->data, *pb = pa + MTT__PANEL_M * MTT__PANEL_K;
+    float *pc = pb + MTT__PANEL_K * MTT__PANEL_N;
     int64_t i, j, p, r;
 #ifdef MTT_CBLAS
-    if (a.t->dtype == MTT_F32 && b.t->dtype == MTT_F32 && c.t->dtype == MTT_F32 && m <= INT_MAX && n <= INT_MAX && k <= INT_MAX) {
+    if (a.t->dtype == MTT_F32 && b.t->dtype == MTT_F32 && c.t->dtype == MTT_F32 && m <= INT_MAX && n <= INT_MAX &&
+        k <= INT_MAX) {
         float *out = (float *)c.t->data + c.offset;
         MTT__OMP(omp parallel for schedule(static) if (m * n > MTT__ALONE))
         for (r = 0; r < (bias ? m : 0); r++) memcpy(out + r * c.row, bias->data, (size_t)n * sizeof(float));
-        cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans, b.column == 1 ? CblasNoTrans : CblasTrans, (int)m,
-                    (int)n, (int)k, 1.0f, (const float *)a.t->data + a.offset, (int)(a.column == 1 ? a.row : a.column),
-                    (const float *)b.t->data + b.offset, (int)(b.column == 1 ? b.row : b.column), bias || add ? 1.0f : 0.0f, out,
-                    (int)c.row);
+        cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans, b.column == 1 ? CblasNoTrans : CblasTrans,
+                    (int)m, (int)n, (int)k, 1.0f, (const float *)a.t->data + a.offset,
+                    (int)(a.column == 1 ? a.row : a.column), (const float *)b.t->data + b.offset,
+                    (int)(b.column == 1 ? b.row : b.column), bias || add ? 1.0f : 0.0f, out, (int)c.row);
         return;
     }
 #endif
     for (j = 0; j < n; j += MTT__PANEL_N)
         for (i = 0; i < m; i += MTT__PANEL_M) {
-            int64_t cm = mtt__least(MTT__PANEL_M, m - i), cn = mtt__least(MTT__PANEL_N, n - j), even = mtt__round_up(cm, 2);
+            int64_t cm = mtt__min(MTT__PANEL_M, m - i), cn = mtt__min(MTT__PANEL_N, n - j), even = mtt__round_up(cm, 2);
             memset(pc, 0, (size_t)(even * MTT__PANEL_N) * sizeof(float));
             for (p = 0; p < k; p += MTT__PANEL_K) {
-                int64_t ck = mtt__least(MTT__PANEL_K, k - p), whole = mtt__round_up(ck, 4);
+                int64_t ck = mtt__min(MTT__PANEL_K, k - p), whole = mtt__round_up(ck, 4);
                 mtt__load_panel(a, i, cm, p, ck, pa, MTT__PANEL_K, even, whole);
                 mtt__load_panel(b, p, ck, j, cn, pb, MTT__PANEL_N, whole, cn);
                 mtt__multiply_panel(even, cn, whole, pa, pb, pc);
@@ -3279,137 +4226,7 @@ static void mtt__gemm(const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__vi
         }
 }
 
-/* ---- elementwise operations and norms ---- */
-
-/* x = dropout(wte[token] + position) */
-static void mtt__cpu_embed(const mtt_op *op)
-{
-    const int32_t *tokens = (const int32_t *)op->in[0]->data;
-    const mtt_shape *d = op->shape;
-    int64_t row;
-    MTT__OMP(omp parallel for schedule(static) if (d->rows * d->d_model > MTT__ALONE))
-    for (row = 0; row < d->rows; row++) {
-        int64_t j, n;
-        for (j = 0; j < d->d_model; j += n) {
-            float a[MTT__BLOCK], b[MTT__BLOCK], mask[MTT__BLOCK], out[MTT__BLOCK];
-            const float *word, *position;
-            int64_t k;
-            n = mtt__least(MTT__BLOCK, d->d_model - j);
-            word = mtt__read(op->in[1], (int64_t)tokens[row] * d->d_model + j, n, a);
-            position = mtt__read(op->in[2], row % d->seq_len * d->d_model + j, n, b);
-            for (k = 0; k < n; k++) out[k] = word[k] + position[k];
-            if (d->dropout > 0) {
-                mtt__dropout_mask(mtt__control(op->in[3]), op, row * d->d_model + j, n, mask);
-                for (k = 0; k < n; k++) out[k] *= mask[k];
-            }
-            mtt__store(op->out[0], row * d->d_model + j, n, out);
-        }
-    }
-}
-
-/* d_wte[token] += mask * d_x and d_wpe[t] += mask * d_x, row after row within a stripe of columns. */
-static void mtt__cpu_embed_backward(const mtt_op *op)
-{
-    enum { STRIPE = 32 };
-    const mtt_shape *d = op->shape;
-    const mtt_control *control = mtt__control(op->in[2]);
-    const int32_t *tokens = (const int32_t *)op->in[1]->data;
-    float *d_wte = (float *)op->out[0]->data, *d_wpe = op->out[1] ? (float *)op->out[1]->data : NULL;
-    int64_t C = d->d_model, stripe;
-    if (!op->accumulate && !control->accumulate) memset(d_wte, 0, op->out[0]->bytes);
-    if (d_wpe && !control->accumulate) memset(d_wpe, 0, op->out[1]->bytes);
-    MTT__OMP(omp parallel for schedule(static) if (d->rows * d->d_model > MTT__ALONE))
-    for (stripe = 0; stripe < C; stripe += STRIPE) {
-        int64_t n = mtt__least(STRIPE, C - stripe), row, k;
-        for (row = 0; row < d->rows; row++) {
-            float buffer[STRIPE], mask[STRIPE];
-            const float *dx = mtt__read(op->in[0], row * C + stripe, n, buffer);
-            float *word = d_wte + (int64_t)tokens[row] * C + stripe;
-            float *position = d_wpe ? d_wpe + row % d->seq_len * C + stripe : NULL;
-            for (k = 0; k < n; k++) mask[k] = 1.0f;
-            if (d->dropout > 0) mtt__dropout_mask(control, op, row * C + stripe, n, mask);
-            for (k = 0; k < n; k++) word[k] += mask[k] * dx[k];
-            for (k = 0; position && k < n; k++) position[k] += mask[k] * dx[k];
-        }
-    }
-}
-
-/* y = (x - mean) / sqrt(var + 1e-5) * w + b, with the biased variance, in two passes; keeps mean and 1 / deviation. */
-static void mtt__cpu_norm(const mtt_op *op)
-{
-    int64_t C = mtt__width(op->in[0]), rows = mtt__elements(op->out[0]) / C, row;
-    float *stats = (float *)op->out[1]->data;
-    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
-    for (row = 0; row < rows; row++) {
-        float xs[MTT__MAX_WIDTH], ys[MTT__BLOCK], ws[MTT__BLOCK], bs[MTT__BLOCK];
-        const float *x = mtt__read(op->in[0], row * C, C, xs);
-        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd;
-        int64_t i, n, k;
-        for (i = 0; i < C; i += 8)
-            for (k = 0; k < 8; k++) lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
-        rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)C + 1e-5f);
-        stats[2 * row] = mean;
-        stats[2 * row + 1] = rstd;
-        for (i = 0; i < C; i += n) {
-            const float *w, *b;
-            float *y = mtt__target(op->out[0], row * C + i, ys);
-            n = mtt__least(MTT__BLOCK, C - i);
-            w = mtt__read(op->in[1], i, n, ws);
-            b = mtt__read(op->in[2], i, n, bs);
-            for (k = 0; k < n; k++) y[k] = (x[i + k] - mean) * rstd * w[k] + b[k];
-            mtt__store(op->out[0], row * C + i, n, y);
-        }
-    }
-}
-
-/* With xhat = (x - mean) rstd and g = dy w:  dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ the residual's gradient],
-   dw = sum over rows of dy xhat, db = sum over rows of dy. */
-static void mtt__cpu_norm_backward(const mtt_op *op)
-{
-    enum { STRIPE = 32 };
-    const mtt_tensor *dy = op->in[0], *x = op->in[1];
-    const float *stats = (const float *)op->in[2]->data;
-    int64_t C = mtt__width(dy), rows = mtt__elements(dy) / C, row, stripe;
-    float *dw = (float *)op->out[1]->data, *db = (float *)op->out[2]->data;
-    int add = op->accumulate || mtt__control(op->in[4])->accumulate;
-    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
-    for (stripe = 0; stripe < C; stripe += STRIPE) {
-        float gs[STRIPE], xs[STRIPE], sum_w[STRIPE] = {0}, sum_b[STRIPE] = {0};
-        int64_t n = mtt__least(STRIPE, C - stripe), r, k;
-        for (r = 0; r < rows; r++) {
-            const float *g = mtt__read(dy, r * C + stripe, n, gs), *v = mtt__read(x, r * C + stripe, n, xs);
-            for (k = 0; k < n; k++) sum_w[k] += g[k] * (v[k] - stats[2 * r]) * stats[2 * r + 1];
-            for (k = 0; k < n; k++) sum_b[k] += g[k];
-        }
-        for (k = 0; k < n; k++) dw[stripe + k] = sum_w[k] + (add ? dw[stripe + k] : 0.0f);
-        for (k = 0; k < n; k++) db[stripe + k] = sum_b[k] + (add ? db[stripe + k] : 0.0f);
-    }
-    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
-    for (row = 0; row < rows; row++) {
-        float gs[MTT__MAX_WIDTH], xs[MTT__MAX_WIDTH], block[MTT__BLOCK], mean = stats[2 * row], rstd = stats[2 * row + 1];
-        float mean_g, mean_gx;
-        int64_t i, n, k;
-        mtt__load(dy, row * C, C, gs);
-        mtt__load(x, row * C, C, xs);
-        for (i = 0; i < C; i += n) {
-            const float *w;
-            n = mtt__least(MTT__BLOCK, C - i);
-            w = mtt__read(op->in[3], i, n, block);
-            for (k = 0; k < n; k++) gs[i + k] *= w[k];
-            for (k = 0; k < n; k++) xs[i + k] = (xs[i + k] - mean) * rstd;
-        }
-        mean_g = mtt__sum(gs, C) / (float)C;
-        mean_gx = mtt__dot(gs, xs, C) / (float)C;
-        for (k = 0; k < C; k++) gs[k] = rstd * (gs[k] - mean_g - xs[k] * mean_gx);
-        if (op->in[5]) {
-            const float *joined = mtt__read(op->in[5], row * C, C, xs);
-            for (k = 0; k < C; k++) gs[k] += joined[k];
-        }
-        mtt__store(op->out[0], row * C, C, gs);
-    }
-}
-
-/* Sums of columns, each in the order of the rows. */
+/* Sums of columns, each in the order of the rows; added to what is there where `add` is set. */
 static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int add)
 {
     enum { STRIPE = 64 };
@@ -3417,7 +4234,7 @@ static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int
     MTT__OMP(omp parallel for schedule(static) if (rows * n > MTT__ALONE))
     for (stripe = 0; stripe < n; stripe += STRIPE) {
         float buffer[STRIPE], sum[STRIPE] = {0};
-        int64_t width = mtt__least(STRIPE, n - stripe), r, k;
+        int64_t width = mtt__min(STRIPE, n - stripe), r, k;
         for (r = 0; r < rows; r++) {
             const float *values = mtt__read(x, r * n + stripe, width, buffer);
             for (k = 0; k < width; k++) sum[k] += values[k];
@@ -3426,185 +4243,323 @@ static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int
     }
 }
 
-/* s = 1 / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s, free of cancellation. */
+/* ---- embedding ---- */
+
+/* x = dropout(wte[token] + position) */
+static void mtt__cpu_embed(const mtt_op *op)
+{
+    const mtt_embed *o = MTT_OPERANDS_OF(embed, op);
+    const int32_t *tokens = (const int32_t *)o->tokens->data;
+    int64_t C = op->shape->d_model, row;
+    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * C > MTT__ALONE))
+    for (row = 0; row < op->shape->rows; row++) {
+        float x[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH];
+        const float *position;
+        int64_t k;
+        mtt__load(o->wte, tokens[row] * C, C, x);
+        position = mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer);
+        for (k = 0; k < C; k++) x[k] += position[k];
+        mtt__drop(op, o->control, row * C, C, x);
+        mtt__store(o->x, row * C, C, x);
+    }
+}
+
+/* d_wte[token] += mask * dx and d_wpe[t] += mask * dx, row after row within a stripe of columns. */
+static void mtt__cpu_embed_backward(const mtt_op *op)
+{
+    enum { STRIPE = 32 };
+    const mtt_embed_backward *o = MTT_OPERANDS_OF(embed_backward, op);
+    const int32_t *tokens = (const int32_t *)o->tokens->data;
+    float *d_wte = (float *)o->d_wte->data, *d_wpe = o->d_wpe ? (float *)o->d_wpe->data : NULL;
+    int64_t C = op->shape->d_model, stripe;
+    if (!op->adds) memset(d_wte, 0, o->d_wte->bytes);
+    if (d_wpe && !op->later) memset(d_wpe, 0, o->d_wpe->bytes);
+    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * C > MTT__ALONE))
+    for (stripe = 0; stripe < C; stripe += STRIPE) {
+        int64_t n = mtt__min(STRIPE, C - stripe), row, k;
+        for (row = 0; row < op->shape->rows; row++) {
+            float buffer[STRIPE], mask[STRIPE];
+            const float *dx = mtt__read(o->dx, row * C + stripe, n, buffer);
+            float *word = d_wte + tokens[row] * C + stripe;
+            float *position = d_wpe ? d_wpe + row % op->shape->seq_len * C + stripe : NULL;
+            mtt__dropout_mask(op, o->control, row * C + stripe, n, mask);
+            for (k = 0; k < n; k++) word[k] += mask[k] * dx[k];
+            for (k = 0; position && k < n; k++) position[k] += mask[k] * dx[k];
+        }
+    }
+}
+
+static void mtt__cpu_pick_row(const mtt_op *op)
+{
+    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
+    size_t row = (size_t)mtt__control(o->control)->row;
+    memcpy(o->row->data, (const char *)o->x->data + row * o->row->bytes, o->row->bytes);
+}
+
+/* ---- norms ---- */
+
+/* y = (x - mean) / sqrt(var + 1e-5) * gain + shift, with the biased variance, in two passes; keeps mean and
+   1 / deviation. */
+static void mtt__norm_rows(const mtt_tensor *x_in, const mtt_tensor *gain_in, const mtt_tensor *shift_in,
+                           const mtt_tensor *y_out, const mtt_tensor *stats_out)
+{
+    int64_t C = mtt__width(y_out), rows = mtt__rows(y_out), row;
+    float *stats = (float *)stats_out->data;
+    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
+    for (row = 0; row < rows; row++) {
+        float xs[MTT__MAX_WIDTH], gains[MTT__MAX_WIDTH], shifts[MTT__MAX_WIDTH], y[MTT__MAX_WIDTH];
+        const float *x = mtt__read(x_in, row * C, C, xs), *gain = mtt__read(gain_in, 0, C, gains);
+        const float *shift = mtt__read(shift_in, 0, C, shifts);
+        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd;
+        int64_t i, k;
+        for (i = 0; i < C; i += 8)
+            for (k = 0; k < 8; k++) lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
+        rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)C + 1e-5f);
+        stats[2 * row] = mean;
+        stats[2 * row + 1] = rstd;
+        for (k = 0; k < C; k++) y[k] = (x[k] - mean) * rstd * gain[k] + shift[k];
+        mtt__store(y_out, row * C, C, y);
+    }
+}
+
+static void mtt__cpu_norm(const mtt_op *op)
+{
+    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
+    mtt__norm_rows(o->x, o->gain, o->shift, o->y, o->stats);
+}
+
+/* y = a + dropout(b); without an `a`, y = dropout(b), which is dropout's own gradient. */
+static void mtt__masked_sum(const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b, const mtt_tensor *control,
+                            const mtt_tensor *y)
+{
+    int64_t count = mtt__elements(y), i;
+    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
+    for (i = 0; i < count; i += MTT__BLOCK) {
+        float buffer[MTT__BLOCK], sum[MTT__BLOCK];
+        int64_t n = mtt__min(MTT__BLOCK, count - i), k;
+        mtt__load(b, i, n, sum);
+        mtt__drop(op, control, i, n, sum);
+        if (a) {
+            const float *x = mtt__read(a, i, n, buffer);
+            for (k = 0; k < n; k++) sum[k] += x[k];
+        }
+        mtt__store(y, i, n, sum);
+    }
+}
+
+static void mtt__cpu_residual(const mtt_op *op)
+{
+    const mtt_residual *o = MTT_OPERANDS_OF(residual, op);
+    mtt__masked_sum(op, o->x, o->branch, o->control, o->sum);
+}
+
+static void mtt__cpu_residual_norm(const mtt_op *op)
+{
+    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
+    mtt__masked_sum(op, o->x, o->branch, o->control, o->sum);
+    mtt__norm_rows(o->sum, o->gain, o->shift, o->y, o->stats);
+}
+
+static void mtt__cpu_dropout_backward(const mtt_op *op)
+{
+    const mtt_dropout_backward *o = MTT_OPERANDS_OF(dropout_backward, op);
+    mtt__masked_sum(op, NULL, o->dy, o->control, o->dx);
+}
+
+/* With xhat = (x - mean) rstd: d_gain = sum over rows of dy xhat, d_shift = sum over rows of dy. */
+static void mtt__norm_parameter_gradients(const mtt_norm_backward *o, int add)
+{
+    enum { STRIPE = 32 };
+    const float *stats = (const float *)o->stats->data;
+    float *d_gain = (float *)o->d_gain->data, *d_shift = (float *)o->d_shift->data;
+    int64_t C = mtt__width(o->dy), rows = mtt__rows(o->dy), stripe;
+    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
+    for (stripe = 0; stripe < C; stripe += STRIPE) {
+        float gs[STRIPE], xs[STRIPE], gain[STRIPE] = {0}, shift[STRIPE] = {0};
+        int64_t n = mtt__min(STRIPE, C - stripe), r, k;
+        for (r = 0; r < rows; r++) {
+            const float *g = mtt__read(o->dy, r * C + stripe, n, gs), *x = mtt__read(o->x, r * C + stripe, n, xs);
+            for (k = 0; k < n; k++) gain[k] += g[k] * (x[k] - stats[2 * r]) * stats[2 * r + 1];
+            for (k = 0; k < n; k++) shift[k] += g[k];
+        }
+        for (k = 0; k < n; k++) d_gain[stripe + k] = gain[k] + (add ? d_gain[stripe + k] : 0.0f);
+        for (k = 0; k < n; k++) d_shift[stripe + k] = shift[k] + (add ? d_shift[stripe + k] : 0.0f);
+    }
+}
+
+/* With g = dy gain: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient] */
+static void mtt__cpu_norm_backward(const mtt_op *op)
+{
+    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+    const float *stats = (const float *)o->stats->data;
+    int64_t C = mtt__width(o->dy), rows = mtt__rows(o->dy), row;
+    mtt__norm_parameter_gradients(o, op->adds);
+    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
+    for (row = 0; row < rows; row++) {
+        float g[MTT__MAX_WIDTH], xhat[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH], mean_g, mean_gx;
+        const float mean = stats[2 * row], rstd = stats[2 * row + 1], *gain = mtt__read(o->gain, 0, C, buffer);
+        int64_t k;
+        mtt__load(o->dy, row * C, C, g);
+        mtt__load(o->x, row * C, C, xhat);
+        for (k = 0; k < C; k++) g[k] *= gain[k];
+        for (k = 0; k < C; k++) xhat[k] = (xhat[k] - mean) * rstd;
+        mean_g = mtt__sum(g, C) / (float)C;
+        mean_gx = mtt__dot(g, xhat, C) / (float)C;
+        for (k = 0; k < C; k++) g[k] = rstd * (g[k] - mean_g - xhat[k] * mean_gx);
+        if (o->joined) {
+            const float *joined = mtt__read(o->joined, row * C, C, xhat);
+            for (k = 0; k < C; k++) g[k] += joined[k];
+        }
+        mtt__store(o->dx, row * C, C, g);
+    }
+}
+
+/* ---- GELU ---- */
+
+/* s = 1 / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s, free of
+   cancellation. */
 MTT__INLINE float mtt__gelu_sigmoid(float x)
 {
     return 1.0f / (1.0f + mtt__exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
 }
 
 /* y = GELU(x) */
-static void mtt__cpu_gelu(const mtt_op *op)
+static void mtt__gelu_elements(const mtt_tensor *x_in, const mtt_tensor *y_out)
 {
-    int64_t count = mtt__elements(op->out[0]), i;
+    int64_t count = mtt__elements(y_out), i;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (i = 0; i < count; i += MTT__BLOCK) {
-        float xs[MTT__BLOCK], ys[MTT__BLOCK];
-        int64_t n = mtt__least(MTT__BLOCK, count - i), k;
-        const float *x = mtt__read(op->in[0], i, n, xs);
-        for (k = 0; k < n; k++) ys[k] = x[k] * mtt__gelu_sigmoid(x[k]);
-        mtt__store(op->out[0], i, n, ys);
+        float buffer[MTT__BLOCK], y[MTT__BLOCK];
+        int64_t n = mtt__min(MTT__BLOCK, count - i), k;
+        const float *x = mtt__read(x_in, i, n, buffer);
+        for (k = 0; k < n; k++) y[k] = x[k] * mtt__gelu_sigmoid(x[k]);
+        mtt__store(y_out, i, n, y);
     }
 }
 
-/* dx = dy (s + x s (1 - s) 2u'), in place; db (+)= sum over rows of dx as it is stored. */
-static void mtt__cpu_gelu_backward(const mtt_op *op)
+static void mtt__cpu_gelu(const mtt_op *op)
 {
-    const mtt_tensor *dx = op->out[0], *db = op->out[1];
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    mtt__gelu_elements(o->x, o->y);
+}
+
+/* dx = dy (s + x s (1 - s) 2u') */
+static void mtt__gelu_gradients(const mtt_tensor *dy, const mtt_tensor *x_in, const mtt_tensor *dx)
+{
     int64_t count = mtt__elements(dx), i;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (i = 0; i < count; i += MTT__BLOCK) {
-        float xs[MTT__BLOCK], gs[MTT__BLOCK];
-        int64_t n = mtt__least(MTT__BLOCK, count - i), k;
-        const float *x = mtt__read(op->in[1], i, n, xs);
-        mtt__load(op->in[0], i, n, gs);
+        float buffer[MTT__BLOCK], g[MTT__BLOCK];
+        int64_t n = mtt__min(MTT__BLOCK, count - i), k;
+        const float *x = mtt__read(x_in, i, n, buffer);
+        mtt__load(dy, i, n, g);
         for (k = 0; k < n; k++) {
             float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
-            gs[k] *= s + x[k] * s * (1.0f - s) * slope;
+            g[k] *= s + x[k] * s * (1.0f - s) * slope;
         }
-        mtt__store(dx, i, n, gs);
-    }
-    if (db)
-        mtt__column_sums(dx, count / mtt__width(dx), (float *)db->data, op->accumulate || mtt__control(op->in[2])->accumulate);
-}
-
-/* y = a + dropout(b); without an `a`, y = dropout(b), which is dropout's own gradient. */
-static void mtt__cpu_masked_sum(const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b, const mtt_tensor *control)
-{
-    int64_t count = mtt__elements(op->out[0]), i;
-    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
-    for (i = 0; i < count; i += MTT__BLOCK) {
-        float as[MTT__BLOCK], bs[MTT__BLOCK], mask[MTT__BLOCK];
-        int64_t n = mtt__least(MTT__BLOCK, count - i), k;
-        mtt__load(b, i, n, bs);
-        if (op->shape->dropout > 0) {
-            mtt__dropout_mask(mtt__control(control), op, i, n, mask);
-            for (k = 0; k < n; k++) bs[k] *= mask[k];
-        }
-        if (a) {
-            const float *x = mtt__read(a, i, n, as);
-            for (k = 0; k < n; k++) bs[k] += x[k];
-        }
-        mtt__store(op->out[0], i, n, bs);
+        mtt__store(dx, i, n, g);
     }
 }
 
-static void mtt__cpu_residual(const mtt_op *op)
+static void mtt__cpu_gelu_backward(const mtt_op *op)
 {
-    mtt__cpu_masked_sum(op, op->in[0], op->in[1], op->in[2]);
-}
-
-static void mtt__cpu_dropout_scores(const mtt_op *op)
-{
-    mtt__cpu_masked_sum(op, NULL, op->in[0], op->in[1]);
-}
-
-static void mtt__cpu_dropout_backward(const mtt_op *op)
-{
-    mtt__cpu_masked_sum(op, NULL, op->in[0], op->in[1]);
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    mtt__gelu_gradients(o->dy, o->x, o->dx);
 }
 
 /* ---- linear layers ---- */
 
-/* y = x W + b */
+/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
+static void mtt__multiply(const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
+                          const mtt_tensor *bias, const mtt_tensor *y)
+{
+    mtt__gemm(op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__matrix(x, 0), mtt__matrix(weight, transposed),
+              mtt__matrix(y, 0), bias, 0);
+}
+
 static void mtt__cpu_linear(const mtt_op *op)
 {
-    int64_t n = mtt__width(op->out[0]), m = mtt__elements(op->out[0]) / n;
-    mtt__gemm(op, m, n, mtt__width(op->in[0]), mtt__matrix(op->in[0], 0), mtt__matrix(op->in[1], op->transposed),
-              mtt__matrix(op->out[0], 0), op->in[2], 0);
+    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
+    mtt__multiply(op, o->x, o->weight, op->transposed, o->bias, o->y);
 }
 
 /* dx = dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op)
 {
-    int64_t n = mtt__width(op->out[0]), m = mtt__elements(op->out[0]) / n;
-    mtt__gemm(op, m, n, mtt__width(op->in[0]), mtt__matrix(op->in[0], 0), mtt__matrix(op->in[1], !op->transposed),
-              mtt__matrix(op->out[0], 0), NULL, 0);
+    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
+    mtt__multiply(op, o->dy, o->weight, !op->transposed, NULL, o->dx);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
 static void mtt__cpu_linear_gelu(const mtt_op *op)
 {
-    mtt_op gelu = *op;
-    gelu.in = op->out;
-    gelu.out = op->out + 1;
-    mtt__cpu_linear(op);
-    if (op->outputs > 1) mtt__cpu_gelu(&gelu);
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    mtt__multiply(op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    if (o->y) mtt__gelu_elements(o->pre, o->y);
 }
 
-/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx as it is stored. */
+/* dx = (dy W^T) GELU'(pre); d_bias (+)= sum over rows of dx as it is stored */
 static void mtt__cpu_linear_backward_gelu(const mtt_op *op)
 {
-    mtt_tensor *in[3] = {op->out[0], op->in[2], op->in[3]};
-    mtt_op gelu = *op;
-    gelu.in = in;
-    mtt__cpu_linear_backward_input(op);
-    mtt__cpu_gelu_backward(&gelu);
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    mtt__multiply(op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    mtt__gelu_gradients(o->dx, o->pre, o->dx);
+    if (o->d_bias) mtt__column_sums(o->dx, mtt__rows(o->dx), (float *)o->d_bias->data, op->adds);
 }
 
-/* dW (+)= x^T dy, or dy^T x for a transposed weight; db (+)= sum over rows of dy. x begins at row `first`. */
+/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy. x begins at row
+   `first`. */
 static void mtt__weight_gradient(const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy, int64_t rows,
-                                 const mtt_tensor *dw, const mtt_tensor *db, int add)
+                                 const mtt_tensor *d_weight, const mtt_tensor *d_bias, int add)
 {
     int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__view left = mtt__matrix(x, !op->transposed), right = mtt__matrix(dy, op->transposed);
-    left.offset = first * k;
-    if (op->transposed) mtt__gemm(op, n, k, rows, right, left, mtt__matrix(dw, 0), NULL, add);
-    else mtt__gemm(op, k, n, rows, left, right, mtt__matrix(dw, 0), NULL, add);
-    if (db) mtt__column_sums(dy, rows, (float *)db->data, add);
+    mtt__view left = mtt__matrix_at(x, first * k, !op->transposed), right = mtt__matrix(dy, op->transposed);
+    if (op->transposed) mtt__gemm(op, n, k, rows, right, left, mtt__matrix(d_weight, 0), NULL, add);
+    else mtt__gemm(op, k, n, rows, left, right, mtt__matrix(d_weight, 0), NULL, add);
+    if (d_bias) mtt__column_sums(dy, rows, (float *)d_bias->data, add);
 }
 
 static void mtt__cpu_linear_backward_weight(const mtt_op *op)
 {
-    int64_t rows = mtt__elements(op->in[1]) / mtt__width(op->in[1]);
-    mtt__weight_gradient(op, op->in[0], 0, op->in[1], rows, op->out[0], op->out[1],
-                         op->accumulate || mtt__control(op->in[2])->accumulate);
+    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    mtt__weight_gradient(op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
 }
 
-/* ---- attention ---- */
+/* ---- plain attention ---- */
 
-/* One head of one sequence: where its q, k, v and output begin. */
+/* One head of one sequence: its q, k and v, and its part of the output. */
 typedef struct mtt__head {
     mtt__view q, k, v;
     int64_t out;   /* offset of its output, rows d_model apart */
     int64_t index; /* of the head in the batch: its scores are rows index * T up */
-    float scale;   /* 1 / sqrt(head width) */
+    float scale;   /* 1 / sqrt(head_dim) */
 } mtt__head;
 
 static mtt__head mtt__head_at(const mtt_op *op, const mtt_tensor *qkv, int64_t index)
 {
     const mtt_shape *d = op->shape;
-    int64_t sequence = index / d->heads, h = index % d->heads;
+    mtt_qkv parts = mtt_qkv_of(d);
+    int64_t tokens = index / d->heads * d->seq_len;
+    int h = (int)(index % d->heads);
     mtt__head head;
-    head.q = mtt__matrix(qkv, 0);
-    head.q.offset = sequence * d->seq_len * 3 * d->d_model + h * d->head_dim;
-    head.k = head.v = head.q;
-    head.k.offset += d->d_model;
-    head.v.offset += 2 * d->d_model;
-    head.out = sequence * d->seq_len * d->d_model + h * d->head_dim;
+    head.q = mtt__matrix_at(qkv, tokens * parts.row + mtt_qkv_column(&parts, 0, h), 0);
+    head.k = mtt__matrix_at(qkv, tokens * parts.row + mtt_qkv_column(&parts, 1, h), 0);
+    head.v = mtt__matrix_at(qkv, tokens * parts.row + mtt_qkv_column(&parts, 2, h), 0);
+    head.out = tokens * d->d_model + h * d->head_dim;
     head.index = index;
     head.scale = 1.0f / sqrtf((float)d->head_dim);
     return head;
 }
 
-static mtt__view mtt__view_of(const mtt_tensor *t, int64_t offset, int transposed)
+static int64_t mtt__heads(const mtt_op *op)
 {
-    mtt__view v = mtt__matrix(t, transposed);
-    v.offset = offset;
-    return v;
+    return (int64_t)op->shape->batch * op->shape->heads;
 }
 
-static mtt__view mtt__transposed(mtt__view v)
+/* The T x T matrix of a head. */
+static mtt__view mtt__square(const mtt_op *op, const mtt_tensor *t, int64_t head, int transposed)
 {
-    int64_t row = v.row;
-    v.row = v.column;
-    v.column = row;
-    return v;
-}
-
-/* The keys that a query sees: from here up to and including itself. */
-static int64_t mtt__first_key(const mtt_shape *d, int64_t query)
-{
-    return d->window && query >= d->window ? query - d->window + 1 : 0;
+    return mtt__matrix_at(t, head * op->shape->seq_len * op->shape->seq_len, transposed);
 }
 
 /* C = alpha A B by blocks on one thread: the products of plain attention, of which each head has its own. */
@@ -3615,10 +4570,10 @@ static void mtt__head_gemm(int64_t m, int64_t n, int64_t k, mtt__view a, mtt__vi
     int64_t i, j, p, r, l;
     for (i = 0; i < m; i += S)
         for (j = 0; j < n; j += S) {
-            int64_t cm = mtt__least(S, m - i), cn = mtt__least(S, n - j);
+            int64_t cm = mtt__min(S, m - i), cn = mtt__min(S, n - j);
             memset(tc, 0, sizeof(tc));
             for (p = 0; p < k; p += S) {
-                int64_t ck = mtt__least(S, k - p);
+                int64_t ck = mtt__min(S, k - p);
                 if (cm < S || ck < S) memset(ta, 0, sizeof(ta));
                 if (ck < S) memset(tb, 0, sizeof(tb));
                 mtt__load_block(a, i, cm, p, ck, ta, S);
@@ -3632,111 +4587,123 @@ static void mtt__head_gemm(int64_t m, int64_t n, int64_t k, mtt__view a, mtt__vi
         }
 }
 
-/* S = Q K^T / sqrt(head width), the whole square */
+/* S = Q K^T / sqrt(head_dim), the whole square */
 static void mtt__cpu_attention_scores(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
-    MTT__OMP(omp parallel for schedule(static) if (heads * T * T > MTT__ALONE))
-    for (i = 0; i < heads; i++) {
-        mtt__head h = mtt__head_at(op, op->in[0], i);
-        mtt__head_gemm(T, T, D, h.q, mtt__transposed(h.k), mtt__view_of(op->out[0], i * T * T, 0), h.scale);
+    const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
+    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
+    for (i = 0; i < mtt__heads(op); i++) {
+        mtt__head h = mtt__head_at(op, o->qkv, i);
+        mtt__head_gemm(T, T, D, h.q, mtt__transposed(h.k), mtt__square(op, o->scores, i, 0), h.scale);
     }
 }
 
-/* P = softmax of the keys that each query sees, 0 elsewhere */
+/* P = softmax of the keys that each query attends, 0 elsewhere */
 static void mtt__cpu_softmax(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, rows = mtt__elements(op->in[0]) / T, row;
+    const mtt_softmax *o = MTT_OPERANDS_OF(softmax, op);
+    int64_t T = op->shape->seq_len, rows = mtt__rows(o->scores), row;
     MTT__OMP(omp parallel for schedule(static) if (rows * T > MTT__ALONE))
     for (row = 0; row < rows; row++) {
         float xs[MTT__BLOCK], ys[MTT__BLOCK], most = -3.4e38f, sum = 0;
-        int64_t query = row % T, low = mtt__first_key(op->shape, query), j, n, k;
+        int64_t query = row % T, low = mtt__first_key(op->shape->window, query), j, n, k;
+        const float *x;
         for (j = low; j <= query; j += MTT__BLOCK) {
-            n = mtt__least(MTT__BLOCK, query + 1 - j);
-            most = fmaxf(most, mtt__largest(mtt__read(op->in[0], row * T + j, n, xs), n));
+            n = mtt__min(MTT__BLOCK, query + 1 - j);
+            most = fmaxf(most, mtt__largest(mtt__read(o->scores, row * T + j, n, xs), n));
         }
         for (j = low; j <= query; j += MTT__BLOCK) {
-            const float *x;
-            n = mtt__least(MTT__BLOCK, query + 1 - j);
-            x = mtt__read(op->in[0], row * T + j, n, xs);
+            n = mtt__min(MTT__BLOCK, query + 1 - j);
+            x = mtt__read(o->scores, row * T + j, n, xs);
             for (k = 0; k < n; k++) ys[k] = mtt__exp(x[k] - most);
             sum += mtt__sum(ys, n);
         }
         for (j = 0; j < T; j += n) {
-            const float *x;
-            n = mtt__least(MTT__BLOCK, T - j);
-            x = mtt__read(op->in[0], row * T + j, n, xs);
+            n = mtt__min(MTT__BLOCK, T - j);
+            x = mtt__read(o->scores, row * T + j, n, xs);
             for (k = 0; k < n; k++) ys[k] = j + k < low || j + k > query ? 0.0f : mtt__exp(x[k] - most) / sum;
-            mtt__store(op->out[0], row * T + j, n, ys);
+            mtt__store(o->probs, row * T + j, n, ys);
         }
     }
+}
+
+static void mtt__cpu_dropout_scores(const mtt_op *op)
+{
+    const mtt_dropout_scores *o = MTT_OPERANDS_OF(dropout_scores, op);
+    mtt__masked_sum(op, NULL, o->probs, o->control, o->dropped);
 }
 
 /* O = P V */
 static void mtt__cpu_attention_values(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
-    MTT__OMP(omp parallel for schedule(static) if (heads * T * T > MTT__ALONE))
-    for (i = 0; i < heads; i++) {
-        mtt__head h = mtt__head_at(op, op->in[1], i);
-        mtt__head_gemm(T, D, T, mtt__view_of(op->in[0], i * T * T, 0), h.v, mtt__view_of(op->out[0], h.out, 0), 1.0f);
+    const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
+    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
+    for (i = 0; i < mtt__heads(op); i++) {
+        mtt__head h = mtt__head_at(op, o->qkv, i);
+        mtt__head_gemm(T, D, T, mtt__square(op, o->probs, i, 0), h.v, mtt__matrix_at(o->out, h.out, 0), 1.0f);
     }
 }
 
 /* dP = dO V^T, dV = P^T dO */
 static void mtt__cpu_attention_values_backward(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
-    MTT__OMP(omp parallel for schedule(static) if (heads * T * T > MTT__ALONE))
-    for (i = 0; i < heads; i++) {
-        mtt__head h = mtt__head_at(op, op->in[2], i), grad = mtt__head_at(op, op->out[1], i);
-        mtt__view d_out = mtt__view_of(op->in[0], h.out, 0);
-        mtt__head_gemm(T, T, D, d_out, mtt__transposed(h.v), mtt__view_of(op->out[0], i * T * T, 0), 1.0f);
-        mtt__head_gemm(T, D, T, mtt__view_of(op->in[1], i * T * T, 1), d_out, grad.v, 1.0f);
+    const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
+    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
+    for (i = 0; i < mtt__heads(op); i++) {
+        mtt__head h = mtt__head_at(op, o->qkv, i), grad = mtt__head_at(op, o->d_qkv, i);
+        mtt__view d_out = mtt__matrix_at(o->d_out, h.out, 0);
+        mtt__head_gemm(T, T, D, d_out, mtt__transposed(h.v), mtt__square(op, o->d_probs, i, 0), 1.0f);
+        mtt__head_gemm(T, D, T, mtt__square(op, o->probs, i, 1), d_out, grad.v, 1.0f);
     }
 }
 
 /* dS = P (mask dP - sum(mask dP P)), in place */
 static void mtt__cpu_softmax_backward(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, rows = mtt__elements(op->in[0]) / T, row;
+    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
+    int64_t T = op->shape->seq_len, rows = mtt__rows(o->d_probs), row;
     MTT__OMP(omp parallel for schedule(static) if (rows * T > MTT__ALONE))
     for (row = 0; row < rows; row++) {
-        float gs[MTT__BLOCK], ps[MTT__BLOCK], mask[MTT__BLOCK], sum = 0;
+        float g[MTT__BLOCK], buffer[MTT__BLOCK], sum = 0;
         int64_t j, n, k, pass;
         for (pass = 0; pass < 2; pass++)
             for (j = 0; j < T; j += n) {
                 const float *p;
-                n = mtt__least(MTT__BLOCK, T - j);
-                mtt__load(op->in[0], row * T + j, n, gs);
-                p = mtt__read(op->in[1], row * T + j, n, ps);
-                if (op->shape->dropout > 0) {
-                    mtt__dropout_mask(mtt__control(op->in[2]), op, row * T + j, n, mask);
-                    for (k = 0; k < n; k++) gs[k] *= mask[k];
+                n = mtt__min(MTT__BLOCK, T - j);
+                mtt__load(o->d_probs, row * T + j, n, g);
+                p = mtt__read(o->probs, row * T + j, n, buffer);
+                mtt__drop(op, o->control, row * T + j, n, g);
+                if (pass == 0) {
+                    sum += mtt__dot(g, p, n);
+                    continue;
                 }
-                if (pass == 0) sum += mtt__dot(gs, p, n);
-                else {
-                    for (k = 0; k < n; k++) gs[k] = p[k] * (gs[k] - sum);
-                    mtt__store(op->out[0], row * T + j, n, gs);
-                }
+                for (k = 0; k < n; k++) g[k] = p[k] * (g[k] - sum);
+                mtt__store(o->d_scores, row * T + j, n, g);
             }
     }
 }
 
-/* dQ = dS K / sqrt(head width), dK = dS^T Q / sqrt(head width) */
+/* dQ = dS K / sqrt(head_dim), dK = dS^T Q / sqrt(head_dim) */
 static void mtt__cpu_attention_scores_backward(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, heads = (int64_t)op->shape->batch * op->shape->heads, i;
-    MTT__OMP(omp parallel for schedule(static) if (heads * T * T > MTT__ALONE))
-    for (i = 0; i < heads; i++) {
-        mtt__head h = mtt__head_at(op, op->in[1], i), grad = mtt__head_at(op, op->out[0], i);
-        mtt__head_gemm(T, D, T, mtt__view_of(op->in[0], i * T * T, 0), h.k, grad.q, h.scale);
-        mtt__head_gemm(T, D, T, mtt__view_of(op->in[0], i * T * T, 1), h.q, grad.k, h.scale);
+    const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
+    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
+    for (i = 0; i < mtt__heads(op); i++) {
+        mtt__head h = mtt__head_at(op, o->qkv, i), grad = mtt__head_at(op, o->d_qkv, i);
+        mtt__head_gemm(T, D, T, mtt__square(op, o->d_scores, i, 0), h.k, grad.q, h.scale);
+        mtt__head_gemm(T, D, T, mtt__square(op, o->d_scores, i, 1), h.q, grad.k, h.scale);
     }
 }
 
-/* A tile of queries or keys, rows MTT__MAX_HEAD apart, and one of scores. */
+/* ---- flash attention: tiles of 64 queries and 64 keys, 0.3 to 0.5 MB of stack a thread ---- */
+
+/* A tile of queries or keys, rows MTT__MAX_HEAD apart; the same transposed; a tile of scores. */
 typedef float mtt__rows_tile[MTT__TILE * MTT__MAX_HEAD];
+typedef float mtt__columns_tile[MTT__MAX_HEAD * MTT__TILE];
 typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
 
 /* Rows i0 up of a view, `rows` rounded up to 4 by zeros, which add nothing to any product. */
@@ -3747,67 +4714,83 @@ static void mtt__load_rows(mtt__view v, int64_t i0, int64_t rows, int64_t width,
     for (i = rows; i < mtt__round_up(rows, 4); i++) memset(out + i * MTT__MAX_HEAD, 0, (size_t)width * sizeof(float));
 }
 
-/* FlashAttention, forward (Dao et al. 2022, algorithm 1, queries outside): for each tile of queries, tiles of keys pass
-   by, while a running maximum m and sum l keep O = softmax(S) V exact:
+static void mtt__store_rows(mtt__view v, int64_t i0, int64_t rows, int64_t width, const float *values)
+{
+    int64_t i;
+    for (i = 0; i < rows; i++) mtt__store(v.t, v.offset + (i0 + i) * v.row, width, values + i * MTT__MAX_HEAD);
+}
+
+/* The keys of a tile of `n` from j0 that a query attends: [*low, *high) of the tile, empty if low == high. */
+static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t n, int64_t *low, int64_t *high)
+{
+    int64_t first = mtt__first_key(d->window, query) - j0;
+    *low = first > 0 ? first : 0;
+    *high = mtt__min(n, query - j0 + 1);
+    if (*high < *low) *high = *low = 0;
+}
+
+/* Element 0 of a row of masks: dropout counts the scores of the whole batch. */
+static int64_t mtt__score_element(const mtt_shape *d, const mtt__head *h, int64_t query, int64_t key)
+{
+    return (h->index * d->seq_len + query) * d->seq_len + key;
+}
+
+/* FlashAttention, forward (Dao et al. 2022, algorithm 1, queries outside). For a tile of queries, tiles of keys pass by,
+   while a running maximum m and sum l keep O = softmax(S) V exact:
      m' = max(m, rowmax S), O = e^(m - m') O + e^(S - m') V, l = e^(m - m') l + rowsum e^(S - m'); at the end O / l.
-   Keeps lse = m + log l, from which the backward pass makes P again. */
+   Keeps lse = m + log l, from which the backward pass recomputes P. */
 static void mtt__flash_tile(const mtt_op *op, mtt__head h, int64_t i0)
 {
     enum { S = MTT__TILE };
+    const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
     const mtt_shape *d = op->shape;
     mtt__rows_tile q, v, o;
-    float kt[MTT__MAX_HEAD * S], row_max[S], row_sum[S], mask[S];
+    mtt__columns_tile kt;
     mtt__score_tile s;
-    int64_t D = d->head_dim, m = mtt__least(S, d->seq_len - i0), j0, i, j;
+    float row_max[S], row_sum[S];
+    int64_t D = d->head_dim, m = mtt__min(S, d->seq_len - i0), j0, i, j;
     mtt__load_rows(h.q, i0, m, D, q);
     memset(o, 0, sizeof(o));
     for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
-    for (j0 = mtt__first_key(d, i0) / S * S; j0 < i0 + m; j0 += S) {
-        int64_t n = mtt__least(S, d->seq_len - j0);
+    for (j0 = mtt__first_key(d->window, i0) / S * S; j0 < i0 + m; j0 += S) {
+        int64_t n = mtt__min(S, d->seq_len - j0), low, high;
         mtt__load_block(mtt__transposed(h.k), 0, D, j0, n, kt, S);
         mtt__load_rows(h.v, j0, n, D, v);
         memset(s, 0, sizeof(s));
         mtt__multiply_block(mtt__round_up(m, 2), n, D, q, MTT__MAX_HEAD, kt, S, s, S);
         for (i = 0; i < m; i++) {
-            int64_t first = mtt__first_key(d, i0 + i) - j0, low = first > 0 ? first : 0, high = mtt__least(n, i0 + i - j0 + 1);
             float *p = s + i * S, *out = o + i * MTT__MAX_HEAD, most, rescale;
-            if (low >= high) {
-                memset(p, 0, S * sizeof(float));
-                continue;
-            }
+            mtt__attended(d, i0 + i, j0, n, &low, &high);
+            for (j = 0; j < low; j++) p[j] = 0;
+            for (j = high; j < S; j++) p[j] = 0;
+            if (low == high) continue;
             for (j = low; j < high; j++) p[j] *= h.scale;
             most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
             rescale = mtt__exp(row_max[i] - most);
-            for (j = 0; j < low; j++) p[j] = 0;
             for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
-            for (j = high; j < S; j++) p[j] = 0;
             row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
             row_max[i] = most;
             for (j = 0; j < D; j++) out[j] *= rescale;
-            if (d->dropout > 0) {
-                mtt__dropout_mask(mtt__control(op->in[1]), op, (h.index * d->seq_len + i0 + i) * d->seq_len + j0, n, mask);
-                for (j = low; j < high; j++) p[j] *= mask[j];
-            }
+            mtt__drop(op, f->control, mtt__score_element(d, &h, i0 + i, j0), n, p);
         }
         mtt__multiply_block(mtt__round_up(m, 2), D, mtt__round_up(n, 4), s, S, v, MTT__MAX_HEAD, o, MTT__MAX_HEAD);
     }
     for (i = 0; i < m; i++) {
-        float *out = o + i * MTT__MAX_HEAD;
-        for (j = 0; j < D; j++) out[j] /= row_sum[i];
-        mtt__store(op->out[0], h.out + (i0 + i) * d->d_model, D, out);
-        ((float *)op->out[1]->data)[h.index * d->seq_len + i0 + i] = row_max[i] + logf(row_sum[i]);
+        for (j = 0; j < D; j++) o[i * MTT__MAX_HEAD + j] /= row_sum[i];
+        ((float *)f->lse->data)[h.index * d->seq_len + i0 + i] = row_max[i] + logf(row_sum[i]);
     }
+    mtt__store_rows(mtt__matrix_at(f->out, h.out, 0), i0, m, D, o);
 }
 
 static void mtt__cpu_flash(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, tiles = (T + MTT__TILE - 1) / MTT__TILE, i;
-    int64_t jobs = tiles * op->shape->batch * op->shape->heads;
+    const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < jobs; i++) mtt__flash_tile(op, mtt__head_at(op, op->in[0], i / tiles), i % tiles * MTT__TILE);
+    for (i = 0; i < jobs; i++) mtt__flash_tile(op, mtt__head_at(op, f->qkv, i / tiles), i % tiles * MTT__TILE);
 }
 
-/* What a tile of queries brings to the backward pass. */
+/* A tile of queries in the backward pass. */
 typedef struct mtt__queries {
     int64_t i0, count;
     mtt__rows_tile q, d_out;
@@ -3816,46 +4799,58 @@ typedef struct mtt__queries {
 
 static void mtt__load_queries(const mtt_op *op, const mtt__head *h, int64_t i0, mtt__queries *t)
 {
+    const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, op);
     const mtt_shape *d = op->shape;
-    mtt__view d_out = mtt__view_of(op->in[0], h->out, 0);
     float out[MTT__MAX_HEAD];
     int64_t i;
     t->i0 = i0;
-    t->count = mtt__least(MTT__TILE, d->seq_len - i0);
+    t->count = mtt__min(MTT__TILE, d->seq_len - i0);
     mtt__load_rows(h->q, i0, t->count, d->head_dim, t->q);
-    mtt__load_rows(d_out, i0, t->count, d->head_dim, t->d_out);
+    mtt__load_rows(mtt__matrix_at(f->d_out, h->out, 0), i0, t->count, d->head_dim, t->d_out);
     for (i = 0; i < t->count; i++) {
-        mtt__load(op->in[2], h->out + (i0 + i) * d->d_model, d->head_dim, out);
+        mtt__load(f->out, h->out + (i0 + i) * d->d_model, d->head_dim, out);
         t->delta[i] = mtt__dot(t->d_out + i * MTT__MAX_HEAD, out, d->head_dim);
     }
 }
 
-/* For a tile of queries and one of keys, from transposed K and V:
-     P = mask e^(S - lse),  dS = P' (mask dP - delta) / sqrt(head width)  with  P' = e^(S - lse), dP = dO V^T. */
-static void mtt__flash_gradients(const mtt_op *op, const mtt__head *h, const mtt__queries *t, int64_t j0, int64_t n, const float *kt,
-                                 const float *vt, float *p, float *ds)
+/* A tile of n keys from j0, transposed. */
+typedef struct mtt__keys {
+    int64_t j0, count;
+    mtt__columns_tile k, v;
+} mtt__keys;
+
+static void mtt__load_keys(const mtt_op *op, const mtt__head *h, int64_t j0, mtt__keys *t)
+{
+    t->j0 = j0;
+    t->count = mtt__min(MTT__TILE, op->shape->seq_len - j0);
+    mtt__load_block(mtt__transposed(h->k), 0, op->shape->head_dim, j0, t->count, t->k, MTT__TILE);
+    mtt__load_block(mtt__transposed(h->v), 0, op->shape->head_dim, j0, t->count, t->v, MTT__TILE);
+}
+
+/* For a tile of queries and one of keys: P = mask e^(S - lse), dS = e^(S - lse) (mask dP - delta) /
+   sqrt(head_dim) with dP = dO V^T. */
+static void mtt__flash_gradients(const mtt_op *op, const mtt__head *h, const mtt__queries *q, const mtt__keys *k, float *p,
+                                 float *ds)
 {
     enum { S = MTT__TILE };
+    const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, op);
     const mtt_shape *d = op->shape;
-    const float *lse = (const float *)op->in[3]->data + h->index * d->seq_len + t->i0;
+    const float *lse = (const float *)f->lse->data + h->index * d->seq_len + q->i0;
     float mask[S];
-    int64_t rows = mtt__round_up(t->count, 2), i, j;
+    int64_t rows = mtt__round_up(q->count, 2), i, j, low, high;
     memset(p, 0, sizeof(mtt__score_tile));
     memset(ds, 0, sizeof(mtt__score_tile));
-    mtt__multiply_block(rows, n, d->head_dim, t->q, MTT__MAX_HEAD, kt, S, p, S);
-    mtt__multiply_block(rows, n, d->head_dim, t->d_out, MTT__MAX_HEAD, vt, S, ds, S);
-    for (j = 0; j < S; j++) mask[j] = 1.0f;
-    for (i = 0; i < t->count; i++) {
-        int64_t first = mtt__first_key(d, t->i0 + i) - j0, low = first > 0 ? first : 0, high = mtt__least(n, t->i0 + i - j0 + 1);
+    mtt__multiply_block(rows, k->count, d->head_dim, q->q, MTT__MAX_HEAD, k->k, S, p, S);
+    mtt__multiply_block(rows, k->count, d->head_dim, q->d_out, MTT__MAX_HEAD, k->v, S, ds, S);
+    for (i = 0; i < q->count; i++) {
         float *ps = p + i * S, *gs = ds + i * S;
-        if (high < low) high = low = 0;
-        if (d->dropout > 0)
-            mtt__dropout_mask(mtt__control(op->in[4]), op, (h->index * d->seq_len + t->i0 + i) * d->seq_len + j0, n, mask);
+        mtt__attended(d, q->i0 + i, k->j0, k->count, &low, &high);
+        mtt__dropout_mask(op, f->control, mtt__score_element(d, h, q->i0 + i, k->j0), k->count, mask);
         for (j = 0; j < low; j++) ps[j] = gs[j] = 0;
         for (j = low; j < high; j++) {
             float e = mtt__exp(ps[j] * h->scale - lse[i]);
             ps[j] = e * mask[j];
-            gs[j] = e * (mask[j] * gs[j] - t->delta[i]) * h->scale;
+            gs[j] = e * (mask[j] * gs[j] - q->delta[i]) * h->scale;
         }
         for (j = high; j < S; j++) ps[j] = gs[j] = 0;
     }
@@ -3868,71 +4863,67 @@ static void mtt__transpose_tile(const float *in, float *out)
         for (j = 0; j < MTT__TILE; j++) out[j * MTT__TILE + i] = in[i * MTT__TILE + j];
 }
 
-static void mtt__store_rows(mtt__view v, int64_t i0, int64_t rows, int64_t width, const float *values)
-{
-    int64_t i;
-    for (i = 0; i < rows; i++) mtt__store(v.t, v.offset + (i0 + i) * v.row, width, values + i * MTT__MAX_HEAD);
-}
-
-/* dV = P^T dO and dK = dS^T Q of one tile of keys, over the tiles of queries that see it. */
+/* dV = P^T dO and dK = dS^T Q of one tile of keys, over the tiles of queries that attend it. */
 static void mtt__flash_backward_keys(const mtt_op *op, mtt__head h, int64_t j0)
 {
     enum { S = MTT__TILE };
     const mtt_shape *d = op->shape;
-    mtt__head grad = mtt__head_at(op, op->out[0], h.index);
+    mtt__head grad = mtt__head_at(op, MTT_OPERANDS_OF(flash_backward, op)->d_qkv, h.index);
     mtt__rows_tile dk, dv;
-    mtt__score_tile p, ds, turned;
-    float kt[MTT__MAX_HEAD * S], vt[MTT__MAX_HEAD * S];
-    mtt__queries t;
-    int64_t D = d->head_dim, n = mtt__least(S, d->seq_len - j0), rows = mtt__round_up(n, 2), i0;
-    int64_t end = d->window ? mtt__least(d->seq_len, j0 + n - 1 + d->window) : d->seq_len;
-    mtt__load_block(mtt__transposed(h.k), 0, D, j0, n, kt, S);
-    mtt__load_block(mtt__transposed(h.v), 0, D, j0, n, vt, S);
+    mtt__score_tile p, ds, transposed;
+    mtt__queries q;
+    mtt__keys k;
+    int64_t D = d->head_dim, i0, rows, end;
+    mtt__load_keys(op, &h, j0, &k);
+    rows = mtt__round_up(k.count, 2);
+    end = d->window ? mtt__min(d->seq_len, j0 + k.count - 1 + d->window) : d->seq_len;
     memset(dk, 0, sizeof(dk));
     memset(dv, 0, sizeof(dv));
     for (i0 = j0; i0 < end; i0 += S) {
-        mtt__load_queries(op, &h, i0, &t);
-        mtt__flash_gradients(op, &h, &t, j0, n, kt, vt, p, ds);
-        mtt__transpose_tile(p, turned);
-        mtt__multiply_block(rows, D, mtt__round_up(t.count, 4), turned, S, t.d_out, MTT__MAX_HEAD, dv, MTT__MAX_HEAD);
-        mtt__transpose_tile(ds, turned);
-        mtt__multiply_block(rows, D, mtt__round_up(t.count, 4), turned, S, t.q, MTT__MAX_HEAD, dk, MTT__MAX_HEAD);
+        int64_t queries;
+        mtt__load_queries(op, &h, i0, &q);
+        queries = mtt__round_up(q.count, 4);
+        mtt__flash_gradients(op, &h, &q, &k, p, ds);
+        mtt__transpose_tile(p, transposed);
+        mtt__multiply_block(rows, D, queries, transposed, S, q.d_out, MTT__MAX_HEAD, dv, MTT__MAX_HEAD);
+        mtt__transpose_tile(ds, transposed);
+        mtt__multiply_block(rows, D, queries, transposed, S, q.q, MTT__MAX_HEAD, dk, MTT__MAX_HEAD);
     }
-    mtt__store_rows(grad.k, j0, n, D, dk);
-    mtt__store_rows(grad.v, j0, n, D, dv);
+    mtt__store_rows(grad.k, j0, k.count, D, dk);
+    mtt__store_rows(grad.v, j0, k.count, D, dv);
 }
 
-/* dQ = dS K of one tile of queries. Making dS twice costs two products of seven, and spares an accumulator of dQ. */
+/* dQ = dS K of one tile of queries. Computing dS twice costs two products of seven, and saves an accumulator
+   of dQ. */
 static void mtt__flash_backward_queries(const mtt_op *op, mtt__head h, int64_t i0)
 {
     enum { S = MTT__TILE };
     const mtt_shape *d = op->shape;
-    mtt__head grad = mtt__head_at(op, op->out[0], h.index);
-    mtt__rows_tile dq, k;
+    mtt__head grad = mtt__head_at(op, MTT_OPERANDS_OF(flash_backward, op)->d_qkv, h.index);
+    mtt__rows_tile dq, rows;
     mtt__score_tile p, ds;
-    float kt[MTT__MAX_HEAD * S], vt[MTT__MAX_HEAD * S];
-    mtt__queries t;
-    int64_t D = d->head_dim, j0;
-    mtt__load_queries(op, &h, i0, &t);
+    mtt__queries q;
+    mtt__keys k;
+    int64_t j0;
+    mtt__load_queries(op, &h, i0, &q);
     memset(dq, 0, sizeof(dq));
-    for (j0 = mtt__first_key(d, i0) / S * S; j0 < i0 + t.count; j0 += S) {
-        int64_t n = mtt__least(S, d->seq_len - j0);
-        mtt__load_block(mtt__transposed(h.k), 0, D, j0, n, kt, S);
-        mtt__load_block(mtt__transposed(h.v), 0, D, j0, n, vt, S);
-        mtt__load_rows(h.k, j0, n, D, k);
-        mtt__flash_gradients(op, &h, &t, j0, n, kt, vt, p, ds);
-        mtt__multiply_block(mtt__round_up(t.count, 2), D, mtt__round_up(n, 4), ds, S, k, MTT__MAX_HEAD, dq, MTT__MAX_HEAD);
+    for (j0 = mtt__first_key(d->window, i0) / S * S; j0 < i0 + q.count; j0 += S) {
+        mtt__load_keys(op, &h, j0, &k);
+        mtt__load_rows(h.k, j0, k.count, d->head_dim, rows);
+        mtt__flash_gradients(op, &h, &q, &k, p, ds);
+        mtt__multiply_block(mtt__round_up(q.count, 2), d->head_dim, mtt__round_up(k.count, 4), ds, S, rows, MTT__MAX_HEAD, dq,
+                            MTT__MAX_HEAD);
     }
-    mtt__store_rows(grad.q, i0, t.count, D, dq);
+    mtt__store_rows(grad.q, i0, q.count, d->head_dim, dq);
 }
 
 static void mtt__cpu_flash_backward(const mtt_op *op)
 {
-    int64_t T = op->shape->seq_len, tiles = (T + MTT__TILE - 1) / MTT__TILE, i;
-    int64_t jobs = tiles * op->shape->batch * op->shape->heads;
+    const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, op);
+    int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
     for (i = 0; i < 2 * jobs; i++) {
-        mtt__head h = mtt__head_at(op, op->in[1], i / 2 / tiles);
+        mtt__head h = mtt__head_at(op, f->qkv, i / 2 / tiles);
         if (i % 2) mtt__flash_backward_queries(op, h, i / 2 % tiles * MTT__TILE);
         else mtt__flash_backward_keys(op, h, i / 2 % tiles * MTT__TILE);
     }
@@ -3949,12 +4940,12 @@ static void mtt__row_loss(const mtt_tensor *logits, int64_t row, int64_t classes
     memset(out, 0, 3 * sizeof(float));
     if (target < 0) return;
     for (j = 0; j < classes; j += n) {
-        n = mtt__least(MTT__BLOCK, classes - j);
+        n = mtt__min(MTT__BLOCK, classes - j);
         most = fmaxf(most, mtt__largest(mtt__read(logits, first + j, n, xs), n));
     }
     for (j = 0; j < classes; j += n) {
         const float *x;
-        n = mtt__least(MTT__BLOCK, classes - j);
+        n = mtt__min(MTT__BLOCK, classes - j);
         x = mtt__read(logits, first + j, n, xs);
         for (k = 0; k < n; k++) es[k] = mtt__exp(x[k] - most);
         sum += mtt__sum(es, n);
@@ -3966,15 +4957,16 @@ static void mtt__row_loss(const mtt_tensor *logits, int64_t row, int64_t classes
     out[2] = lse;
 }
 
-/* A row of logits becomes its gradient: (softmax - [j = target]) * factor, 0 in the padding and where nothing counts. */
+/* A row of logits becomes its gradient: (softmax - [j = target]) * factor, 0 in the padding and where nothing
+   counts. */
 static void mtt__row_gradient(const mtt_tensor *logits, int64_t row, int64_t classes, int32_t target, float lse, float factor)
 {
     float xs[MTT__BLOCK];
     int64_t width = mtt__width(logits), j, n, k;
     for (j = 0; j < width; j += n) {
         int64_t live = target < 0 ? 0 : classes - j;
-        n = mtt__least(MTT__BLOCK, width - j);
-        live = live < 0 ? 0 : mtt__least(live, n);
+        n = mtt__min(MTT__BLOCK, width - j);
+        live = live < 0 ? 0 : mtt__min(live, n);
         mtt__load(logits, row * width + j, n, xs);
         for (k = 0; k < live; k++) xs[k] = mtt__exp(xs[k] - lse) * factor;
         for (k = live; k < n; k++) xs[k] = 0;
@@ -3983,96 +4975,87 @@ static void mtt__row_gradient(const mtt_tensor *logits, int64_t row, int64_t cla
     }
 }
 
-/* d loss / d logit = loss scale / targets that count in the whole step */
-static float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
-{
-    return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
-}
-
 static void mtt__cpu_cross_entropy(const mtt_op *op)
 {
-    const int32_t *targets = (const int32_t *)op->in[1]->data;
-    float *rows = (float *)op->out[0]->data;
-    int64_t i;
-    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * op->shape->vocab > MTT__ALONE))
-    for (i = 0; i < op->shape->rows; i++) mtt__row_loss(op->in[0], i, op->shape->vocab, targets[i], rows + 3 * i);
+    const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
+    const int32_t *targets = (const int32_t *)o->targets->data;
+    float *losses = (float *)o->losses->data;
+    int64_t V = op->shape->vocab, i;
+    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * V > MTT__ALONE))
+    for (i = 0; i < op->shape->rows; i++) mtt__row_loss(o->logits, i, V, targets[i], losses + 3 * i);
 }
 
 static void mtt__cpu_cross_entropy_backward(const mtt_op *op)
 {
-    const float *rows = (const float *)op->in[1]->data;
-    const int32_t *targets = (const int32_t *)op->in[2]->data;
-    float factor = mtt__loss_factor(mtt__control(op->in[3]), (const mtt_counters *)op->in[4]->data);
-    int64_t i;
-    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * op->shape->vocab > MTT__ALONE))
-    for (i = 0; i < op->shape->rows; i++) mtt__row_gradient(op->in[0], i, op->shape->vocab, targets[i], rows[3 * i + 2], factor);
+    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
+    const float *losses = (const float *)o->losses->data;
+    const int32_t *targets = (const int32_t *)o->targets->data;
+    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
+    int64_t V = op->shape->vocab, i;
+    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * V > MTT__ALONE))
+    for (i = 0; i < op->shape->rows; i++) mtt__row_gradient(o->d_logits, i, V, targets[i], losses[3 * i + 2], factor);
 }
 
-/* Head, loss and their gradients for a few rows at a time: the logits of a chunk become their gradients in place, and
-   feed both products before the next chunk overwrites them. The weight's gradient adds up in FP32. */
+/* Head, loss and their gradients for a few rows at a time: the logits of a chunk become their gradients in
+   place, and feed both products before the next chunk overwrites them. The weight's gradient adds up in FP32.
+   */
 static void mtt__cpu_chunked_loss(const mtt_op *op)
 {
-    const mtt_tensor *x = op->in[0], *weight = op->in[1], *bias = op->in[2], *logits = op->out[1], *dx, *dw;
-    const int32_t *targets = (const int32_t *)op->in[3]->data;
-    const mtt_control *control = mtt__control(op->in[4]);
-    float factor = mtt__loss_factor(control, (const mtt_counters *)op->in[5]->data), *rows = (float *)op->out[0]->data;
-    int64_t C = mtt__width(x), Vp = mtt__width(logits), first, count, i;
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int32_t *targets = (const int32_t *)o->targets->data;
+    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
+    float *losses = (float *)o->losses->data;
+    int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), V = op->shape->vocab, first, count, i;
     for (first = 0; first < op->shape->rows; first += count) {
-        count = mtt__least(logits->shape[0], op->shape->rows - first);
-        mtt__gemm(op, count, Vp, C, mtt__view_of(x, first * C, 0), mtt__matrix(weight, 1), mtt__matrix(logits, 0), bias, 0);
+        count = mtt__min(o->logits->shape[0], op->shape->rows - first);
+        mtt__gemm(op, count, Vp, C, mtt__matrix_at(o->x, first * C, 0), mtt__matrix(o->weight, 1), mtt__matrix(o->logits, 0),
+                  o->bias, 0);
         MTT__OMP(omp parallel for schedule(static) if (count * Vp > MTT__ALONE))
         for (i = 0; i < count; i++) {
-            float *row = rows + 3 * (first + i);
-            mtt__row_loss(logits, i, op->shape->vocab, targets[first + i], row);
-            if (op->outputs > 2) mtt__row_gradient(logits, i, op->shape->vocab, targets[first + i], row[2], factor);
+            float *row = losses + 3 * (first + i);
+            mtt__row_loss(o->logits, i, V, targets[first + i], row);
+            if (o->dx) mtt__row_gradient(o->logits, i, V, targets[first + i], row[2], factor);
         }
-        if (op->outputs == 2) continue;
-        dx = op->out[2];
-        dw = op->out[3];
-        mtt__gemm(op, count, C, Vp, mtt__matrix(logits, 0), mtt__matrix(weight, 0), mtt__view_of(dx, first * C, 0), NULL, 0);
-        mtt__weight_gradient(op, x, first, logits, count, dw, op->out[4], first > 0 || op->accumulate || control->accumulate);
+        if (!o->dx) continue;
+        mtt__gemm(op, count, C, Vp, mtt__matrix(o->logits, 0), mtt__matrix(o->weight, 0), mtt__matrix_at(o->dx, first * C, 0),
+                  NULL, 0);
+        mtt__weight_gradient(op, o->x, first, o->logits, count, o->d_weight, o->d_bias, first > 0 || op->adds);
     }
 }
 
 /* Adds the rows to the sums of the step, which the first micro-batch begins. */
 static void mtt__cpu_sum_loss(const mtt_op *op)
 {
-    const float *rows = (const float *)op->in[0]->data;
-    const mtt_control *control = mtt__control(op->in[1]);
-    mtt_counters *counters = (mtt_counters *)op->out[0]->data;
+    const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
+    const float *losses = (const float *)o->losses->data;
+    mtt_counters *counters = mtt__counters(o->counters);
     int64_t i;
-    if (!control->accumulate) {
+    if (!op->later) {
         counters->loss = 0;
         counters->hits = 0;
     }
     for (i = 0; i < op->shape->rows; i++) {
-        counters->loss += (double)rows[3 * i];
-        counters->hits += rows[3 * i + 1] > 0;
+        counters->loss += (double)losses[3 * i];
+        counters->hits += losses[3 * i + 1] > 0;
     }
-    counters->targets = control->targets;
-}
-
-static void mtt__cpu_pick_row(const mtt_op *op)
-{
-    size_t row = (size_t)mtt__control(op->in[1])->row;
-    memcpy(op->out[0]->data, (const char *)op->in[0]->data + row * op->out[0]->bytes, op->out[0]->bytes);
+    counters->targets = mtt__control(o->control)->targets;
 }
 
 /* ---- step ---- */
 
-/* Sum of squares of a tensor, in 64 pieces of fixed bounds that threads share out. */
+/* Sum of squares of a tensor, in 64 pieces of fixed bounds that threads share. */
 static double mtt__sum_squares(const mtt_tensor *t)
 {
     enum { PIECES = 64 };
-    int64_t count = mtt__elements(t), piece, size = (count + PIECES - 1) / PIECES;
+    int64_t count = mtt__elements(t), piece, size = mtt__ceil_div(count, PIECES);
     double sums[PIECES] = {0}, sum = 0;
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (piece = 0; piece < PIECES; piece++) {
-        int64_t at = mtt__least(piece * size, count), end = mtt__least(at + size, count), n;
+        int64_t at = mtt__min(piece * size, count), end = mtt__min(at + size, count), n;
         for (; at < end; at += n) {
             float buffer[MTT__BLOCK];
             const float *x;
-            n = mtt__least(MTT__BLOCK, end - at);
+            n = mtt__min(MTT__BLOCK, end - at);
             x = mtt__read(t, at, n, buffer);
             sums[piece] += (double)mtt__dot(x, x, n);
         }
@@ -4081,132 +5064,103 @@ static double mtt__sum_squares(const mtt_tensor *t)
     return sum;
 }
 
-/* Global norm, clipping and dynamic loss scaling (Micikevicius et al. 2018): on overflow the step is skipped and the scale
-   halves; after 2000 good steps it doubles. */
 static void mtt__cpu_grad_norm(const mtt_op *op)
 {
-    const mtt_control *control = mtt__control(op->in[0]);
-    mtt_counters *counters = (mtt_counters *)op->out[0]->data;
-    double sum = 0, clip = control->clip;
+    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
+    double sum = 0;
     int i;
-    if (counters->skipped == 2) return;
-    for (i = 1; i < op->inputs; i++) sum += mtt__sum_squares(op->in[i]);
-    counters->step_scale = counters->loss_scale;
-    counters->grad_norm = sqrt(sum) / (double)counters->loss_scale;
-    counters->gradient_scale = 1.0f / counters->loss_scale;
-    if (clip > 0 && counters->grad_norm > clip) counters->gradient_scale *= (float)(clip / counters->grad_norm);
-    counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
-    counters->updates += !counters->skipped;
-    counters->steps += counters->skipped != 2;
-    if (!control->scaling) return;
-    if (counters->skipped) {
-        counters->loss_scale *= 0.5f;
-        counters->good_steps = 0;
-    } else if (++counters->good_steps == 2000) {
-        if (counters->loss_scale < 1e37f) counters->loss_scale *= 2.0f;
-        counters->good_steps = 0;
-    }
+    for (i = 0; i < op->parameters; i++) sum += mtt__sum_squares(op->gradients[i]);
+    mtt__scale_gradients(mtt__control(o->control), mtt__counters(o->counters), sum);
 }
 
-/* What AdamW computes once for a tensor. */
-typedef struct mtt__update {
-    float step, scale, correction, keep, b1, b2, eps;
-} mtt__update;
-
-/* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w) */
-static void mtt__adamw(mtt__update u, int64_t count, const float *g, float *m, float *v, float *w)
+/* Codes of compact moments from element `first` on. The scales of all groups are behind the codes of all. */
+static uint8_t *mtt__codes(const mtt_tensor *moments, int64_t first)
 {
-    int64_t k;
-    for (k = 0; k < count; k++) {
-        float d = g[k] * u.scale;
-        m[k] = u.b1 * m[k] + (1.0f - u.b1) * d;
-        v[k] = u.b2 * v[k] + (1.0f - u.b2) * d * d;
-        w[k] = u.keep * w[k] - u.step * m[k] / (sqrtf(v[k]) * u.correction + u.eps);
-    }
+    return (uint8_t *)moments->data + first;
 }
 
-/* The scales of compact moments stand behind the codes. */
-static uint16_t *mtt__scales(const mtt_tensor *moments)
+static uint16_t *mtt__scales(const mtt_tensor *moments, int64_t first)
 {
-    return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]);
+    return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]) + first / MTT__GROUP;
 }
 
-/* A block of the compact state: decoded, updated and encoded. 8 elements share a draw of 128 bits. */
-static void mtt__adamw_compact(mtt__update u, uint64_t seed, uint64_t stream, int64_t first, int64_t count, const float *g,
-                               mtt_tensor *const *out)
+/* A block of the compact state: decoded, updated and encoded. `at` counts elements of the parameter, `first`
+   of the kept tensors. */
+static void mtt__adamw_compact(const mtt_adamw *o, const mtt_adamw_rates *r, uint64_t stream, const mtt_tensor *weight,
+                               int64_t at, int64_t first, int64_t count, const float *g)
 {
-    float m[MTT__BLOCK], v[MTT__BLOCK], joined[MTT__BLOCK];
-    float *w = out[3] ? joined : (float *)out[0]->data + first;
-    uint8_t *codes[2] = {(uint8_t *)out[1]->data + first, (uint8_t *)out[2]->data + first};
-    uint16_t *scales[2] = {mtt__scales(out[1]) + first / MTT__GROUP, mtt__scales(out[2]) + first / MTT__GROUP};
-    uint16_t random[MTT__BLOCK], *weights = (uint16_t *)out[0]->data + first;
-    uint8_t *rest = out[3] ? (uint8_t *)out[3]->data + first : NULL;
-    int fp16 = out[0]->dtype == MTT_F16_BITS;
+    float m[MTT__BLOCK], v[MTT__BLOCK], joined[MTT__BLOCK], *w = o->master ? joined : (float *)weight->data + at;
+    uint16_t random[MTT__BLOCK], *weights = (uint16_t *)weight->data + at;
+    uint8_t *rest = o->master ? (uint8_t *)o->master->data + first : NULL;
+    int fp16 = weight->dtype == MTT_F16_BITS;
     int64_t k;
     for (k = 0; k < count; k += 8) {
         uint32_t draw[4];
         int i;
-        mtt__philox(seed, (uint64_t)(first + k) >> 3, stream, draw);
-        for (i = 0; i < 8; i++) random[k + i] = (uint16_t)(draw[i >> 1] >> (i & 1) * 16);
+        mtt__philox(mtt__control(o->control)->seed, (uint64_t)(at + k) >> 3, stream, draw);
+        for (i = 0; i < 8; i++) random[k + i] = (uint16_t)mtt__draw_bits(draw, i);
     }
-    mtt__decode(codes[0], scales[0], count, 0, m);
-    mtt__decode(codes[1], scales[1], count, 1, v);
+    mtt__unpack_moments(mtt__codes(o->m, first), mtt__scales(o->m, first), count, 0, m);
+    mtt__unpack_moments(mtt__codes(o->v, first), mtt__scales(o->v, first), count, 1, v);
     if (rest) mtt__join_weights(weights, rest, count, fp16, w);
-    mtt__adamw(u, count, g, m, v, w);
-    mtt__encode(m, count, 0, random, codes[0], scales[0]);
-    mtt__encode(v, count, 1, random, codes[1], scales[1]);
+    for (k = 0; k < count; k++) mtt__adamw_element(r, g[k], &m[k], &v[k], &w[k]);
+    mtt__pack_moments(m, count, 0, random, mtt__codes(o->m, first), mtt__scales(o->m, first));
+    mtt__pack_moments(v, count, 1, random, mtt__codes(o->v, first), mtt__scales(o->v, first));
     if (rest) mtt__split_weights(w, count, fp16, random, weights, rest);
 }
 
-/* Updates one tensor, on the master where there is one. */
-static void mtt__update_parameter(const mtt_op *op, int parameter)
+static void mtt__adamw_full(const mtt_adamw *o, const mtt_adamw_rates *r, const mtt_tensor *weight, int64_t at, int64_t first,
+                            int64_t count, const float *g)
 {
-    const mtt_control *c = mtt__control(op->in[0]);
-    const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
-    const mtt_tensor *gradient = op->in[2 + parameter];
-    mtt_tensor *const *out = op->out + 4 * parameter;
-    float *master = (float *)(out[3] ? out[3] : out[0])->data, *m = (float *)out[1]->data, *v = (float *)out[2]->data;
+    float *w = o->master ? (float *)o->master->data + first : (float *)weight->data + at;
+    float *m = (float *)o->m->data + first, *v = (float *)o->v->data + first;
+    int64_t k;
+    for (k = 0; k < count; k++) mtt__adamw_element(r, g[k], &m[k], &v[k], &w[k]);
+    if (o->master) mtt__store(weight, at, count, w);
+}
+
+/* Updates one parameter, whose part of the kept tensors begins at `first`. */
+static void mtt__update_parameter(const mtt_op *op, int parameter, int64_t first)
+{
+    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
+    const mtt_control *c = mtt__control(o->control);
+    const mtt_counters *counters = mtt__counters(o->counters);
+    const mtt_tensor *gradient = op->gradients[parameter], *weight = op->weights[parameter];
     uint64_t stream = mtt__stream(op->site, parameter, (uint64_t)counters->updates);
-    double t = (double)counters->updates;
-    int64_t count = mtt__elements(gradient), i;
-    mtt__update u;
-    u.step = (float)((double)c->lr / (1.0 - pow((double)c->beta1, t)));
-    u.scale = counters->gradient_scale;
-    u.correction = (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, t)));
-    u.keep = gradient->rank > 1 ? 1.0f - c->lr * c->weight_decay : 1.0f;
-    u.b1 = c->beta1;
-    u.b2 = c->beta2;
-    u.eps = c->eps;
+    int64_t count = mtt__elements(weight), i;
+    mtt_adamw_rates r = mtt__adamw_rates(c, counters, weight->rank > 1, mtt__adamw_step(c, counters),
+                                         mtt__adamw_correction(c, counters));
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
     for (i = 0; i < count; i += MTT__BLOCK) {
-        int64_t n = mtt__least(MTT__BLOCK, count - i);
+        int64_t n = mtt__min(MTT__BLOCK, count - i);
         float buffer[MTT__BLOCK];
         const float *g = mtt__read(gradient, i, n, buffer);
-        if (out[1]->dtype == MTT_U8) mtt__adamw_compact(u, c->seed, stream, i, n, g, out);
-        else {
-            mtt__adamw(u, n, g, m + i, v + i, master + i);
-            if (out[3]) mtt__store(out[0], i, n, master + i);
-        }
+        if (o->m->dtype == MTT_U8) mtt__adamw_compact(o, &r, stream, weight, i, first + i, n, g);
+        else mtt__adamw_full(o, &r, weight, i, first + i, n, g);
     }
 }
 
 static void mtt__cpu_adamw(const mtt_op *op)
 {
-    const mtt_counters *counters = (const mtt_counters *)op->in[1]->data;
+    int64_t first = 0;
     int i;
-    for (i = 0; i < op->inputs - 2 && !counters->skipped; i++) mtt__update_parameter(op, i);
+    if (mtt__counters(MTT_OPERANDS_OF(adamw, op)->counters)->skipped) return;
+    for (i = 0; i < op->parameters; i++) {
+        mtt__update_parameter(op, i, first);
+        first += mtt__part_elements(op->weights[i]);
+    }
 }
 
 /* ---- backend ---- */
 
-#define MTT__CPU_FUNCTION(kind, name, flops, traffic) mtt__cpu_##name,
+#define MTT__CPU_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cpu_##name,
 static void (*const mtt__cpu_functions[])(const mtt_op *op) = {MTT_OPS(MTT__CPU_FUNCTION)};
 
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
 {
     (void)backend;
     (void)policy;
-    *context = env; /* all that the CPU needs is where memory comes from */
+    *context = env; /* the CPU needs only a source of memory */
     return MTT_OK;
 }
 
@@ -4226,7 +5180,7 @@ static void mtt__cpu_release(void *context, void *block)
     mtt__free((mtt_env *)context, block);
 }
 
-/* Nobody knows: a host gives what it does not have and counts what it has given twice. */
+/* Unknown: hosts overcommit. */
 static mtt_status mtt__cpu_memory(void *context, size_t *free_bytes, size_t *all_bytes)
 {
     (void)context;
@@ -4241,18 +5195,21 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     return MTT_OK;
 }
 
-static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count, int accumulate)
+static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
     int i;
     (void)context;
-    (void)accumulate;
     for (i = 0; i < count; i++) mtt__cpu_functions[ops[i].kind](&ops[i]);
     return MTT_OK;
 }
 
-static const mtt_backend mtt__cpu_table = {"cpu",          MTT_DEVICE_CPU,   0,               mtt__cpu_open, mtt__cpu_close, mtt__cpu_alloc,
-                                           mtt__cpu_release, mtt__cpu_memory, mtt__cpu_copy, mtt__cpu_copy, mtt__cpu_run,   NULL,
-                                           NULL,           NULL,             NULL};
+static const mtt_backend mtt__cpu_table = {
+    "cpu", MTT_DEVICE_CPU, 0,
+    mtt__cpu_open, mtt__cpu_close, mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
+    mtt__cpu_copy, mtt__cpu_copy, /* upload and download */
+    mtt__cpu_run,
+    NULL, NULL, NULL, NULL        /* stream and memory, a CUDA device's */
+};
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)
 {
@@ -4263,16 +5220,16 @@ MTTDEF const mtt_backend *mtt_cpu_backend(void)
 MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     memset(backend, 0, sizeof(*backend));
-    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d is out of reach: this build has no CUDA, compile it with -DMTT_CUDA and "
+    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d cannot be used: this build has no CUDA; compile with -DMTT_CUDA and "
                      "mtt_kernels.cu", device);
 }
 #endif
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>trainer
-   ---------------------------------------------------------------------------------------------------------------- */
+   ---------------------------------------------------------------------------------------------------------- */
 
-enum { MTT__STAGING = 65536 }; /* elements that pass between host and device at a time */
+enum { MTT__STAGING = 65536 }; /* elements that pass between host and device at a time; whole groups of the compact state */
 
 struct mtt_trainer {
     mtt_env *env;
@@ -4281,9 +5238,9 @@ struct mtt_trainer {
     mtt_schedule *schedule;
     mtt_optim_desc optim;
     void *arena;
-    float *staging; /* MTT__STAGING floats, then as many 16-bit values */
+    float *staging;     /* MTT__STAGING floats, then as many 16-bit values */
     int64_t step, micro_batch;
-    int opened; /* 1 = the backend's context is there */
+    int opened;         /* 1 = the backend's context exists */
     size_t free_before; /* the device's free bytes before the arena was taken */
 };
 
@@ -4294,7 +5251,9 @@ static double mtt__now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* A stand-in for a piece of a tensor, its elements in the staging buffer in the tensor's precision. */
+/* ---- values in and out ---- */
+
+/* A piece of a tensor on the host, its elements in the staging buffer. */
 static mtt_tensor mtt__staged(const mtt_trainer *t, const mtt_tensor *tensor)
 {
     mtt_tensor piece = *tensor;
@@ -4309,8 +5268,8 @@ static mtt_status mtt__put(mtt_trainer *t, const mtt_tensor *tensor, int64_t fir
     size_t size = mtt__dtype_bytes[tensor->dtype];
     mtt_status status = MTT_OK;
     int64_t i, n;
-    for (i = 0; i < count && status == MTT_OK; i += n) {
-        n = mtt__least(MTT__STAGING, count - i);
+    for (i = 0; i < count && !status; i += n) {
+        n = mtt__min(MTT__STAGING, count - i);
         mtt__store(&piece, 0, n, values + i);
         status = t->backend.upload(t->context, (char *)tensor->data + (size_t)(first + i) * size, piece.data, (size_t)n * size);
     }
@@ -4323,47 +5282,121 @@ static mtt_status mtt__get(mtt_trainer *t, const mtt_tensor *tensor, int64_t fir
     size_t size = mtt__dtype_bytes[tensor->dtype];
     mtt_status status = MTT_OK;
     int64_t i, n;
-    for (i = 0; i < count && status == MTT_OK; i += n) {
-        n = mtt__least(MTT__STAGING, count - i);
-        status = t->backend.download(t->context, piece.data, (char *)tensor->data + (size_t)(first + i) * size, (size_t)n * size);
+    for (i = 0; i < count && !status; i += n) {
+        n = mtt__min(MTT__STAGING, count - i);
+        status = t->backend.download(t->context, piece.data, (char *)tensor->data + (size_t)(first + i) * size,
+                                     (size_t)n * size);
         mtt__load(&piece, 0, n, values + i);
     }
     return status;
 }
 
-/* Element `index` of a stream of normal numbers (Box & Muller 1958): two of them share a draw. */
-static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
+/* A part of the compact state on the device, and its copy in the staging buffer: bytes and 16-bit numbers. Of
+   a master these are the rest and the weight in use, of moments codes and scales. */
+typedef struct mtt__compact {
+    uint8_t *bytes, *bytes_at;
+    uint16_t *halves, *halves_at;
+    size_t count, half_bytes;
+    int fp16;
+} mtt__compact;
+
+static mtt__compact mtt__compact_at(const mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count)
 {
-    uint32_t r[4];
-    double radius, angle;
-    mtt__philox(seed, (uint64_t)index >> 1, stream, r);
-    radius = sqrt(-2.0 * log(((double)r[0] + 0.5) / 4294967296.0));
-    angle = 6.28318530717958647692 * ((double)r[1] + 0.5) / 4294967296.0;
-    return (float)(radius * (index & 1 ? sin(angle) : cos(angle)));
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
+    int master = kind == MTT__MASTER;
+    mtt__compact c;
+    c.halves = (uint16_t *)(void *)t->staging;
+    c.bytes = (uint8_t *)(c.halves + MTT__STAGING);
+    c.bytes_at = mtt__codes(kept, q->first + at);
+    c.halves_at = master ? (uint16_t *)q->weight->data + at : mtt__scales(kept, q->first + at);
+    c.count = (size_t)count;
+    c.half_bytes = sizeof(uint16_t) * (size_t)(master ? count : mtt__ceil_div(count, MTT__GROUP));
+    c.fp16 = q->weight->dtype == MTT_F16_BITS;
+    return c;
 }
 
-/* Initial values, as GPT-2's: N(0, 0.02), the projections into the residual stream over sqrt(2 * layers). */
+static mtt_status mtt__get_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count, float *to)
+{
+    mtt_status status = MTT_OK;
+    int64_t i, n;
+    for (i = 0; i < count && !status; i += n) {
+        mtt__compact c;
+        n = mtt__min(MTT__STAGING, count - i);
+        c = mtt__compact_at(t, q, kind, at + i, n);
+        status = t->backend.download(t->context, c.bytes, c.bytes_at, c.count);
+        if (!status) status = t->backend.download(t->context, c.halves, c.halves_at, c.half_bytes);
+        if (kind == MTT__MASTER) mtt__join_weights(c.halves, c.bytes, n, c.fp16, to + i);
+        else mtt__unpack_moments(c.bytes, c.halves, n, kind == MTT__SECOND, to + i);
+    }
+    return status;
+}
+
+static mtt_status mtt__put_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count,
+                                   const float *from)
+{
+    mtt_status status = MTT_OK;
+    int64_t i, n;
+    for (i = 0; i < count && !status; i += n) {
+        mtt__compact c;
+        n = mtt__min(MTT__STAGING, count - i);
+        c = mtt__compact_at(t, q, kind, at + i, n);
+        if (kind == MTT__MASTER) mtt__split_weights(from + i, n, c.fp16, NULL, c.halves, c.bytes);
+        else mtt__pack_moments(from + i, n, kind == MTT__SECOND, NULL, c.bytes, c.halves);
+        status = t->backend.upload(t->context, c.bytes_at, c.bytes, c.count);
+        if (!status) status = t->backend.upload(t->context, c.halves_at, c.halves, c.half_bytes);
+    }
+    return status;
+}
+
+/* FP32 values that the optimizer keeps of a parameter, elements `at` up. `at` is a multiple of MTT__GROUP.
+   Without a master the weight itself is kept. */
+static mtt_status mtt__get_kept(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count, float *values)
+{
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
+    if (!kept) return mtt__get(t, q->weight, at, count, values);
+    if (kept->dtype == MTT_U8) return mtt__get_compact(t, q, kind, at, count, values);
+    return t->backend.download(t->context, values, (const float *)kept->data + q->first + at, (size_t)count * sizeof(float));
+}
+
+/* A weight in use is its master rounded. */
+static mtt_status mtt__put_kept(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count,
+                                const float *values)
+{
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
+    mtt_status status;
+    if (!kept) return mtt__put(t, q->weight, at, count, values);
+    if (kept->dtype == MTT_U8) return mtt__put_compact(t, q, kind, at, count, values);
+    status = mtt__put(t, kept, q->first + at, count, values);
+    return status || kind != MTT__MASTER ? status : mtt__put(t, q->weight, at, count, values);
+}
+
+/* ---- initial state ---- */
+
+/* Initial values, as GPT-2's: N(0, 0.02), for projections into the residual stream over sqrt(2 * layers). */
 static void mtt__initial_values(const mtt_trainer *t, int parameter, int64_t first, int64_t count, float *out)
 {
-    int init = mtt__parameter_init[t->schedule->programs[MTT__TRAIN].parameters[parameter].kind];
+    int init = mtt__parameter_row[t->schedule->programs[MTT__TRAIN].parameters[parameter].kind].init;
     uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)parameter);
     float deviation = 0.02f;
     int64_t i;
     if (init == MTT__NORMAL_RESIDUAL) deviation /= sqrtf(2.0f * (float)t->schedule->model.layers);
     MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
-    for (i = 0; i < count; i++)
-        out[i] = init == MTT__ZEROS ? 0.0f : init == MTT__ONES ? 1.0f : deviation * mtt__random_normal(t->optim.seed, stream, first + i);
+    for (i = 0; i < count; i++) {
+        if (init == MTT__ZEROS) out[i] = 0.0f;
+        else if (init == MTT__ONES) out[i] = 1.0f;
+        else out[i] = deviation * mtt__random_normal(t->optim.seed, stream, first + i);
+    }
 }
 
-/* pe[t][2i] = 0.02 sin(t / 10000^(2i / C)), pe[t][2i + 1] = 0.02 cos of the same (Vaswani et al. 2017). They scale the
-   embedding up to the sines; this scales the sines down to the embedding. Unscaled, positions drown the words: a small
-   model stays at a perplexity of 1100 where it reaches 363 with the factor. */
+/* pe[t][2i] = 0.02 sin(t / 10000^(2i / C)), pe[t][2i + 1] = 0.02 cos of the same (Vaswani et al. 2017). They
+   scale the embedding up to the sines; this scales the sines down to the embedding. Unscaled, positions drown
+   the words: a small model stays at a perplexity of 1100 where it reaches 363 with the factor. */
 static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
 {
     int64_t T = table->shape[0], C = table->shape[1], row, i;
     float *values = (float *)mtt__alloc(t->env, (size_t)C, sizeof(float));
     mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
-    for (row = 0; row < T && status == MTT_OK; row++) {
+    for (row = 0; row < T && !status; row++) {
         for (i = 0; i < C; i++) {
             double angle = (double)row * pow(10000.0, -(double)(i / 2 * 2) / (double)C);
             values[i] = (float)(0.02 * (i % 2 ? cos(angle) : sin(angle)));
@@ -4374,80 +5407,45 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
     return status;
 }
 
+/* The device's work list for the update: see mtt_range. */
+static mtt_status mtt__fill_ranges(mtt_trainer *t)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_range *all = (mtt_range *)mtt__alloc(t->env, p->ranges->bytes, 1), *r = all;
+    mtt_status status = all ? MTT_OK : MTT_E_MEMORY;
+    int32_t block = 0;
+    int i;
+    for (i = 0; i < p->parameter_count && all; i++) {
+        const mtt__parameter *q = &p->parameters[i];
+        int64_t count = mtt__elements(q->weight), begin;
+        for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
+            r->gradient = q->gradient->data;
+            r->weight = q->weight->data;
+            r->first = q->first;
+            r->begin = begin;
+            r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
+            r->block = block;
+            r->parameter = i;
+            r->decays = q->weight->rank > 1;
+            r->gradient_dtype = (uint8_t)q->gradient->dtype;
+            block += (int32_t)mtt__ceil_div(r->count, MTT__RANGE_BLOCK);
+        }
+    }
+    if (all) status = t->backend.upload(t->context, p->ranges->data, all, p->ranges->bytes);
+    mtt__free(t->env, all);
+    return status;
+}
+
 static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
 {
     size_t at, n, most = MTT__STAGING * sizeof(float);
     mtt_status status = MTT_OK;
     memset(t->staging, 0, most);
-    for (at = 0; at < tensor->bytes && status == MTT_OK; at += n) {
+    for (at = 0; at < tensor->bytes && !status; at += n) {
         n = tensor->bytes - at < most ? tensor->bytes - at : most;
         status = t->backend.upload(t->context, (char *)tensor->data + at, t->staging, n);
     }
     return status;
-}
-
-enum { MTT__MASTER, MTT__FIRST, MTT__SECOND }; /* of a parameter: its weights as exactly as they are kept, its moments */
-
-static const mtt_tensor *mtt__kept(const mtt_trainer *t, const mtt__parameter *q, int what)
-{
-    const mtt_tensor *tensors = t->schedule->programs[MTT__TRAIN].tensors;
-    return &tensors[what == MTT__FIRST ? q->m : what == MTT__SECOND ? q->v : q->master >= 0 ? q->master : q->weight];
-}
-
-/* Decodes a part of the compact state into `to` or, where that is NULL, encodes `from`. Bytes and 16-bit numbers (of a weight
-   its rest and itself, of moments codes and scales) pass through the staging buffer; `first` is a multiple of MTT__GROUP. */
-static mtt_status mtt__move_compact(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, float *to,
-                                    const float *from)
-{
-    const mtt_tensor *kept = mtt__kept(t, q, what), *weight = &t->schedule->programs[MTT__TRAIN].tensors[q->weight];
-    int fp16 = weight->dtype == MTT_F16_BITS, second = what == MTT__SECOND;
-    uint16_t *halves = (uint16_t *)(void *)t->staging, *all_halves = what ? mtt__scales(kept) : (uint16_t *)weight->data;
-    uint8_t *bytes = (uint8_t *)(halves + MTT__STAGING);
-    mtt_status status = MTT_OK;
-    int64_t n, end = first + count;
-    for (; first < end && status == MTT_OK; first += n) {
-        uint8_t *bytes_at = (uint8_t *)kept->data + first;
-        uint16_t *halves_at = all_halves + (what ? first / MTT__GROUP : first);
-        size_t size;
-        n = mtt__least(MTT__STAGING, end - first);
-        size = sizeof(uint16_t) * (size_t)(what ? (n + MTT__GROUP - 1) / MTT__GROUP : n);
-        if (to) {
-            status = t->backend.download(t->context, bytes, bytes_at, (size_t)n);
-            if (status == MTT_OK) status = t->backend.download(t->context, halves, halves_at, size);
-            if (what) mtt__decode(bytes, halves, n, second, to);
-            else mtt__join_weights(halves, bytes, n, fp16, to);
-            to += n;
-        } else {
-            if (what) mtt__encode(from, n, second, NULL, bytes, halves);
-            else mtt__split_weights(from, n, fp16, NULL, halves, bytes);
-            status = t->backend.upload(t->context, bytes_at, bytes, (size_t)n);
-            if (status == MTT_OK) status = t->backend.upload(t->context, halves_at, halves, size);
-            from += n;
-        }
-    }
-    return status;
-}
-
-static mtt_status mtt__get_kept(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, float *values)
-{
-    const mtt_tensor *kept = mtt__kept(t, q, what);
-    if (kept->dtype == MTT_U8) return mtt__move_compact(t, q, what, first, count, values, NULL);
-    return t->backend.download(t->context, values, (const float *)kept->data + first, (size_t)count * sizeof(float));
-}
-
-/* A weight in use is its master rounded. */
-static mtt_status mtt__put_kept(mtt_trainer *t, const mtt__parameter *q, int what, int64_t first, int64_t count, const float *values)
-{
-    const mtt_tensor *kept = mtt__kept(t, q, what), *weight = &t->schedule->programs[MTT__TRAIN].tensors[q->weight];
-    mtt_status status = kept->dtype == MTT_U8 ? mtt__move_compact(t, q, what, first, count, NULL, values)
-                                              : mtt__put(t, kept, first, count, values);
-    if (status != MTT_OK || what || kept->dtype == MTT_U8 || kept == weight) return status;
-    return mtt__put(t, weight, first, count, values);
-}
-
-static int64_t mtt__parameter_elements(const mtt__parameter *q)
-{
-    return q->shape[0] * (q->shape[1] ? q->shape[1] : 1);
 }
 
 static mtt_status mtt__fill_state(mtt_trainer *t)
@@ -4457,27 +5455,30 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
     mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
     mtt_counters counters;
     int i;
-    for (i = 0; i < p->tensor_count && status == MTT_OK; i++)
-        if (p->tensors[i].persistent && i != p->workspace) status = mtt__fill_zeros(t, &p->tensors[i]);
-    for (i = 0; i < p->parameter_count && status == MTT_OK; i++) {
+    for (i = 0; i < p->tensor_count && !status; i++)
+        if (p->tensors[i]->persistent && p->tensors[i] != p->workspace) status = mtt__fill_zeros(t, p->tensors[i]);
+    for (i = 0; i < p->parameter_count && !status; i++) {
         int64_t count = mtt__parameter_elements(&p->parameters[i]), at, n;
-        for (at = 0; at < count && status == MTT_OK; at += n) {
-            n = mtt__least(MTT__STAGING, count - at);
+        for (at = 0; at < count && !status; at += n) {
+            n = mtt__min(MTT__STAGING, count - at);
             mtt__initial_values(t, i, at, n, values);
             status = mtt__put_kept(t, &p->parameters[i], MTT__MASTER, at, n, values);
         }
     }
     mtt__free(t->env, values);
-    if (status == MTT_OK && p->tensors[p->positions].category == MTT_DATA)
-        status = mtt__fill_positions(t, &p->tensors[p->positions]);
+    if (!status && p->positions->category == MTT_DATA) status = mtt__fill_positions(t, p->positions);
+    if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
-    counters.loss_scale = counters.step_scale = t->schedule->policy.precision == MTT_FP16 ? t->optim.loss_scale : 1.0f;
-    if (status == MTT_OK) status = t->backend.upload(t->context, p->tensors[p->counters].data, &counters, sizeof(counters));
+    counters.loss_scale = mtt__precisions[t->schedule->policy.precision].scaled ? t->optim.loss_scale : 1.0f;
+    counters.step_scale = counters.loss_scale;
+    if (!status) status = t->backend.upload(t->context, p->counters->data, &counters, sizeof(counters));
     return status;
 }
 
+/* ---- memory ---- */
+
 #ifndef MTT_SEPARATE_ALLOCS
-/* Says what takes most where the arena did not fit, and which batch would. */
+/* The arena did not fit: says what takes most, and which batch would fit. */
 static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, size_t free_bytes)
 {
     const mtt_schedule *s = t->schedule;
@@ -4488,47 +5489,45 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, s
     int i, k, batch = 0;
     mtt__text_init(&text, reason, sizeof(reason));
     mtt__print(&text, "%.300s; the largest tensors:", t->env ? t->env->error : "");
-    for (i = 0; i < p->tensor_count; i++) {
-        for (k = 0, tensor = &p->tensors[i]; k < 3; k++)
+    for (i = 0; i < p->tensor_count; i++)
+        for (k = 0, tensor = p->tensors[i]; k < 3 && tensor; k++)
             if (!most[k] || tensor->bytes > most[k]->bytes) {
                 const mtt_tensor *smaller = most[k];
                 most[k] = tensor;
                 tensor = smaller;
-                if (!tensor) break;
             }
-    }
     for (k = 0; k < 3 && most[k]; k++)
         mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name, mtt_category_name(most[k]->category),
                    (double)most[k]->bytes / 1048576);
     mtt_plan_max_batch(t->env, &s->model, policy, p->shape.seq_len, free_bytes, &batch);
-    return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or seq_len, "
-                     "recompute more, or use the chunked loss", reason, batch, p->shape.seq_len);
+    return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
+                     "seq_len, recompute more, or use the chunked loss", reason, batch, p->shape.seq_len);
 }
 #endif
 
-/* Gives every tensor its place: in the arena, or under MTT_SEPARATE_ALLOCS in a block of its own, where a sanitizer sees
-   what overruns it. State is shared by the programs. */
+/* Gives every tensor its address: in the arena, or under MTT_SEPARATE_ALLOCS in a block of its own, where a
+   sanitizer sees overruns. The programs share the state. */
 static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
 {
     mtt_schedule *s = t->schedule;
     int which, i;
     size_t all_bytes;
     mtt_status status = t->backend.memory(t->context, &t->free_before, &all_bytes);
-    if (status != MTT_OK) return status;
+    if (status) return status;
 #ifndef MTT_SEPARATE_ALLOCS
     status = t->backend.alloc(t->context, mtt__arena_bytes(s), &t->arena);
     if (status == MTT_E_BUDGET) return mtt__refuse_memory(t, policy, t->free_before);
-    if (status != MTT_OK) return status;
+    if (status) return status;
 #endif
     for (which = 0; which < MTT__PROGRAMS; which++)
         for (i = 0; i < s->programs[which].tensor_count; i++) {
-            mtt_tensor *tensor = &s->programs[which].tensors[i];
+            mtt_tensor *tensor = s->programs[which].tensors[i];
 #ifndef MTT_SEPARATE_ALLOCS
             tensor->data = (char *)t->arena + tensor->offset;
 #else
-            if (tensor->persistent && which > 0) tensor->data = s->programs[0].tensors[i].data;
+            if (tensor->persistent && which > 0) tensor->data = s->programs[0].tensors[i]->data;
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
-            if (status != MTT_OK) return status;
+            if (status) return status;
             (void)policy;
 #endif
         }
@@ -4543,7 +5542,7 @@ static void mtt__unbind(mtt_trainer *t)
     int which, i;
     for (which = 0; t->schedule && which < MTT__PROGRAMS; which++)
         for (i = 0; i < t->schedule->programs[which].tensor_count; i++) {
-            mtt_tensor *tensor = &t->schedule->programs[which].tensors[i];
+            mtt_tensor *tensor = t->schedule->programs[which].tensors[i];
             if (tensor->data && (which == 0 || !tensor->persistent)) t->backend.release(t->context, tensor->data);
         }
 #endif
@@ -4574,18 +5573,20 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     t->backend = *backend;
     p.device = backend->device;
     status = mtt_optim_resolve(env, optim, &t->optim);
-    if (status == MTT_OK) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
-    if (status == MTT_OK) {
+    if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
+    if (!status) {
         t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float) + sizeof(uint16_t));
         status = t->staging ? backend->open(env, backend, &t->schedule->policy, &t->context) : MTT_E_MEMORY;
     }
-    t->opened = status == MTT_OK;
-    if (status == MTT_OK) status = mtt__bind(t, &p);
-    if (status == MTT_OK) status = mtt__fill_state(t);
-    if (status == MTT_OK) *out = t;
+    t->opened = !status;
+    if (!status) status = mtt__bind(t, &p);
+    if (!status) status = mtt__fill_state(t);
+    if (!status) *out = t;
     else mtt_trainer_destroy(t);
     return status;
 }
+
+/* ---- steps ---- */
 
 /* Refuses ids outside the vocabulary, which would read and write outside the embedding. */
 static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64_t count, int32_t low, const char *what)
@@ -4593,8 +5594,8 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     int64_t i;
     for (i = 0; i < count; i++)
         if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
-            return mtt__fail(t->env, MTT_E_ARGUMENT, "%s %lld is %d, the vocabulary has ids 0 to %d: was the text encoded with "
-                             "another tokenizer?", what, (long long)i, (int)ids[i], t->schedule->model.vocab - 1);
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "%s %lld is %d, but the vocabulary has ids 0 to %d: was the text encoded "
+                             "with another tokenizer?", what, (long long)i, (int)ids[i], t->schedule->model.vocab - 1);
     return MTT_OK;
 }
 
@@ -4605,9 +5606,10 @@ static int64_t mtt__count_targets(const int32_t *targets, int64_t count)
     return counted;
 }
 
-/* Sends what an execution of a program reads besides state; targets may be NULL, `counted` are those of the whole step. */
-static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets, int64_t counted,
-                            int accumulate, int row)
+/* Sends what an execution of a program reads besides state. Targets may be NULL; `counted` are those of the
+   whole step. */
+static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets,
+                            int64_t counted, int row)
 {
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
@@ -4622,22 +5624,39 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     control.eps = o->eps;
     control.weight_decay = o->weight_decay;
     control.clip = o->clip;
-    control.accumulate = accumulate;
     control.targets = counted;
-    control.scaling = t->schedule->policy.precision == MTT_FP16;
+    control.scaling = mtt__precisions[t->schedule->policy.precision].scaled;
     control.row = row;
-    status = t->backend.upload(t->context, p->tensors[p->tokens].data, tokens, bytes);
-    if (status == MTT_OK && targets) status = t->backend.upload(t->context, p->tensors[p->targets].data, targets, bytes);
-    if (status == MTT_OK) status = t->backend.upload(t->context, p->tensors[p->control].data, &control, sizeof(control));
+    status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
+    if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
+    if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
     return status;
 }
 
-/* Waits for what was run and reads the counters into `info`. The device's count of steps is the true one: it stands still
-   from a failure on, which the host may learn some steps later. */
+/* Runs a program's forward and backward pass over micro-batches. */
+static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets,
+                                         int micro_batches, int training)
+{
+    int64_t rows = p->shape.rows, counted;
+    mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
+    int i;
+    if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
+    if (status) return status;
+    counted = mtt__count_targets(targets, rows * micro_batches);
+    for (i = 0; i < micro_batches && !status; i++) {
+        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
+        if (!status) status = t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin);
+        if (!status) t->micro_batch += training;
+    }
+    return status;
+}
+
+/* Waits for what was run and reads the counters into `info`. The device's count of steps is the true one: it
+   stops at a failure, which the host may learn some steps later. */
 static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counters *counters, mtt_step_info *info)
 {
-    mtt_status status = t->backend.download(t->context, counters, p->tensors[p->counters].data, sizeof(*counters));
-    if (status != MTT_OK) return status;
+    mtt_status status = t->backend.download(t->context, counters, p->counters->data, sizeof(*counters));
+    if (status) return status;
     info->step = t->step = counters->steps;
     info->targets = counters->targets;
     info->hits = counters->hits;
@@ -4646,41 +5665,34 @@ static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counte
     return MTT_OK;
 }
 
-/* A loss or gradient that is not finite stops the device's updates until the caller has been told. */
+/* A loss or gradient that is not finite stops the device's updates until the caller knows. */
 static mtt_status mtt__numbers_failed(mtt_trainer *t, const mtt__program *p, mtt_counters *counters, double loss)
 {
     mtt_status status;
-    counters->steps -= counters->skipped == 1; /* FP16 took for an overflow what a smaller scale does not mend */
+    counters->steps -= counters->skipped == 1; /* FP16 took it for an overflow, but a smaller scale does not help */
     counters->skipped = 0;
     t->step = counters->steps;
-    status = t->backend.upload(t->context, p->tensors[p->counters].data, counters, sizeof(*counters));
-    if (status != MTT_OK) return status;
-    return mtt__fail(t->env, MTT_E_NUMBERS, "after step %lld: the loss is %g and the gradient's norm %g; the weights are as before: "
-                     "lower lr, lengthen the warmup, or check the data", (long long)t->step, loss, counters->grad_norm);
+    status = t->backend.upload(t->context, p->counters->data, counters, sizeof(*counters));
+    if (status) return status;
+    return mtt__fail(t->env, MTT_E_NUMBERS, "after step %lld the loss is %g and the gradient's norm %g; the weights are as "
+                     "before: lower lr, lengthen the warmup, or check the data", (long long)t->step, loss,
+                     counters->grad_norm);
 }
 
 MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, mtt_step_info *info)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     double start = mtt__now_ms();
-    int64_t rows = p->shape.rows, all = rows * t->schedule->policy.accumulate;
     mtt_counters counters;
-    mtt_status status = mtt__check_ids(t, tokens, all, 0, "token");
-    int i;
-    if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
-    for (i = 0; i < t->schedule->policy.accumulate && status == MTT_OK; i++) {
-        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, mtt__count_targets(targets, all), i > 0, 0);
-        if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->step_begin, i > 0);
-        t->micro_batch++;
-    }
-    if (status == MTT_OK) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin, 0);
-    if (status != MTT_OK) return status;
+    mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->policy.accumulate, 1);
+    if (!status) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin);
+    if (status) return status;
     t->step++;
     if (!info) return MTT_OK;
     memset(info, 0, sizeof(*info));
     info->lr = mtt_learning_rate(&t->optim, t->step - 1);
     status = mtt__receive(t, p, &counters, info);
-    if (status != MTT_OK) return status;
+    if (status) return status;
     info->loss_scale = counters.step_scale;
     info->grad_norm = (float)counters.grad_norm;
     info->skipped = counters.skipped != 0;
@@ -4693,21 +5705,14 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
 {
     const mtt__program *p = &t->schedule->programs[MTT__EVALUATE];
     double start = mtt__now_ms();
-    int64_t rows = p->shape.rows, all = rows * t->schedule->split;
     mtt_counters counters;
-    mtt_step_info unread;
-    mtt_status status = mtt__check_ids(t, tokens, all, 0, "token");
-    int i;
-    if (status == MTT_OK) status = mtt__check_ids(t, targets, all, -1, "target");
-    for (i = 0; i < t->schedule->split && status == MTT_OK; i++) {
-        status = mtt__send(t, p, tokens + i * rows, targets + i * rows, mtt__count_targets(targets, all), i > 0, 0);
-        if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
-    }
-    if (status != MTT_OK) return status;
-    if (!info) info = &unread;
+    mtt_step_info discarded;
+    mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->split, 0);
+    if (status) return status;
+    if (!info) info = &discarded;
     memset(info, 0, sizeof(*info));
     status = mtt__receive(t, p, &counters, info);
-    if (status != MTT_OK) return status;
+    if (status) return status;
     info->loss_scale = counters.loss_scale;
     info->ms = mtt__now_ms() - start;
     return MTT_OK;
@@ -4716,64 +5721,23 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int count, float *logits)
 {
     const mtt__program *p = &t->schedule->programs[MTT__NEXT];
-    int seen = (int)mtt__least(count, p->shape.seq_len);
+    int seen = (int)mtt__min(count, p->shape.seq_len);
     int32_t *padded;
     mtt_status status;
     if (count < 1) return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it", count);
     status = mtt__check_ids(t, tokens, count, 0, "token");
-    if (status != MTT_OK) return status;
+    if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
     if (!padded) return MTT_E_MEMORY;
     memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
-    status = mtt__send(t, p, padded, NULL, 0, 0, seen - 1);
+    status = mtt__send(t, p, padded, NULL, 0, seen - 1);
     mtt__free(t->env, padded);
-    if (status == MTT_OK) status = t->backend.run(t->context, p->ops, p->op_count, 0);
-    if (status == MTT_OK) status = mtt__get(t, &p->tensors[p->output], 0, t->schedule->model.vocab, logits);
+    if (!status) status = t->backend.run(t->context, p->ops, p->op_count);
+    if (!status) status = mtt__get(t, p->output, 0, t->schedule->model.vocab, logits);
     return status;
 }
 
-/* The k-th largest value, nearly: bisection on the value, which needs no memory. */
-static float mtt__top_k_threshold(const float *x, int n, int k)
-{
-    float low = 3.4e38f, high = -3.4e38f;
-    int i, turn, above;
-    for (i = 0; i < n; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-    }
-    if (k <= 0 || k >= n) return low;
-    for (turn = 0; turn < 64 && low < high; turn++) {
-        float middle = low + (high - low) * 0.5f;
-        for (above = 0, i = 0; i < n; i++) above += x[i] >= middle;
-        if (above >= k) {
-            if (low >= middle) break;
-            low = middle;
-        } else high = middle;
-    }
-    return low;
-}
-
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, uint64_t index)
-{
-    float most = logits[0], threshold = temperature > 0 ? mtt__top_k_threshold(logits, vocab, top_k) : 0;
-    double sum = 0, left;
-    int32_t i, best = 0, last = 0;
-    for (i = 1; i < vocab; i++)
-        if (logits[i] > most) {
-            most = logits[i];
-            best = i;
-        }
-    if (!(temperature > 0)) return best;
-    for (i = 0; i < vocab; i++)
-        if (logits[i] >= threshold) sum += exp((double)(logits[i] - most) / (double)temperature);
-    left = sum * mtt__random_uniform(seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
-    for (i = 0; i < vocab && left >= 0; i++)
-        if (logits[i] >= threshold) {
-            left -= exp((double)(logits[i] - most) / (double)temperature);
-            last = i;
-        }
-    return last;
-}
+/* ---- a trainer's properties and parameters ---- */
 
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
 {
@@ -4783,7 +5747,7 @@ MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *t)
 {
     size_t free_bytes, all_bytes;
-    if (t->backend.memory(t->context, &free_bytes, &all_bytes) != MTT_OK || !all_bytes) return mtt__arena_bytes(t->schedule);
+    if (t->backend.memory(t->context, &free_bytes, &all_bytes) || !all_bytes) return mtt__arena_bytes(t->schedule);
     return t->free_before > free_bytes ? t->free_before - free_bytes : 0;
 }
 
@@ -4798,7 +5762,7 @@ MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[
     if (index < 0 || index >= p->parameter_count) return NULL;
     shape[0] = p->parameters[index].shape[0];
     shape[1] = p->parameters[index].shape[1];
-    return p->tensors[p->parameters[index].weight].name;
+    return p->parameters[index].weight->name;
 }
 
 /* The parameter of that number, or NULL with the error recorded. */
@@ -4806,15 +5770,14 @@ static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     if (index >= 0 && index < p->parameter_count) return &p->parameters[index];
-    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d, they are numbered 0 to %d", index, p->parameter_count - 1);
+    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d: take 0 to %d", index, p->parameter_count - 1);
     return NULL;
 }
 
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
-    if (!q) return MTT_E_ARGUMENT;
-    return mtt__get_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
+    return q ? mtt__get_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
 }
 
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
@@ -4826,21 +5789,20 @@ MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *valu
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt_tensor *gradient;
     mtt_counters counters;
     int64_t i, count;
     mtt_status status;
     if (!q) return MTT_E_ARGUMENT;
-    gradient = &p->tensors[q->gradient];
-    if (!gradient->persistent)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "gradients share their memory with activations: set accumulate above 1 to keep them");
+    if (!q->gradient->persistent)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "gradients share their memory with activations: set accumulate above 1 to "
+                         "keep them");
     count = mtt__parameter_elements(q);
-    status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
-    if (status == MTT_OK) status = mtt__get(t, gradient, 0, count, values);
-    for (i = 0; i < count && status == MTT_OK; i++) values[i] /= counters.step_scale;
+    status = t->backend.download(t->context, &counters, t->schedule->programs[MTT__TRAIN].counters->data, sizeof(counters));
+    if (!status) status = mtt__get(t, q->gradient, 0, count, values);
+    for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
+
 /* ------------------------------------------------------------------------------------------------------------------
    >>tokenizer
    ---------------------------------------------------------------------------------------------------------------- */
@@ -5023,51 +5985,6 @@ static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size,
     s->bytes_size += size;
     *index = (uint32_t)s->count++;
     return mtt__table_put(s->env, &s->table, key, *index);
-}
-
-/* A binary heap, the least (key, tie) on top. */
-typedef struct mtt__ranked {
-    uint64_t key, tie;
-} mtt__ranked;
-
-typedef struct mtt__heap {
-    mtt__ranked *at;
-    size_t count, capacity;
-} mtt__heap;
-
-MTT__INLINE int mtt__before(mtt__ranked a, mtt__ranked b)
-{
-    return a.key < b.key || (a.key == b.key && a.tie < b.tie);
-}
-
-static mtt_status mtt__heap_push(mtt_env *env, mtt__heap *heap, uint64_t key, uint64_t tie)
-{
-    mtt__ranked entry;
-    size_t i = heap->count;
-    entry.key = key;
-    entry.tie = tie;
-    if (mtt__reserve(env, (void **)&heap->at, &heap->capacity, i + 1, sizeof(entry)) != MTT_OK) return MTT_E_MEMORY;
-    heap->count++;
-    for (; i && mtt__before(entry, heap->at[(i - 1) / 2]); i = (i - 1) / 2) heap->at[i] = heap->at[(i - 1) / 2];
-    heap->at[i] = entry;
-    return MTT_OK;
-}
-
-static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
-{
-    mtt__ranked last;
-    size_t i = 0, child;
-    if (!heap->count) return 0;
-    *out = heap->at[0];
-    last = heap->at[--heap->count];
-    while ((child = 2 * i + 1) < heap->count) {
-        if (child + 1 < heap->count && mtt__before(heap->at[child + 1], heap->at[child])) child++;
-        if (!mtt__before(heap->at[child], last)) break;
-        heap->at[i] = heap->at[child];
-        i = child;
-    }
-    heap->at[i] = last;
-    return 1;
 }
 
 MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
@@ -7323,30 +8240,43 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, const mtt__st_ten
 
 /* ---- a trainer's checkpoint ---- */
 
-/* What a checkpoint says of itself, and what of the model must agree before it is loaded: key, value. */
-#define MTT__MODEL_FIELDS(X)                                                                                         \
-    X("layers", m->layers) X("heads", m->heads) X("d_model", m->d_model) X("d_ff", m->d_ff) X("vocab", m->vocab)      \
-    X("positions", (int)m->positions) X("tied_head", m->tied_head) X("no_head_bias", m->no_head_bias)    \
-    X("max_seq", m->positions == MTT_POSITIONS_LEARNED ? m->max_seq : 0)
+/* The whole numbers of a checkpoint's metadata besides the model's fields: member, name, largest value, 1 =
+   the loader's. */
+#define MTT__CHECKPOINT_NUMBERS(X)                                                                       \
+    X(step, "step", INT64_MAX, 0)                                                                        \
+    X(micro_batch, "micro_batch", INT64_MAX, 0)                                                          \
+    X(updates, "updates", INT64_MAX, 0)                                                                  \
+    X(good_steps, "good_steps", INT32_MAX, 0)                                                            \
+    X(loss_scale_bits, "loss_scale_bits", 0x7f7fffff, 0)                                                 \
+    X(seed, "seed", UINT64_MAX, 0)                                                                       \
+    X(cursor, "batches.cursor", UINT64_MAX, 1)                                                           \
+    X(batches_seed, "batches.seed", UINT64_MAX, 1)                                                       \
+    X(seq_len, "batches.seq_len", UINT64_MAX, 1)                                                         \
+    X(sequences, "batches.sequences", UINT64_MAX, 1)
+#define MTT__NUMBER_MEMBER(member, name, most, loader) uint64_t member;
+typedef struct mtt__checkpoint_numbers {
+    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_MEMBER)
+} mtt__checkpoint_numbers;
 
-enum { MTT__CHECKPOINT_PAIRS = 24, MTT__CHECKPOINT_NAME = 56 };
+enum { MTT__CHECKPOINT_PAIRS = 32, MTT__CHECKPOINT_NAME = 56 };
 
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
-    mtt__st_tensor *tensors;              /* weights, first and second moments of each parameter in turn */
+    mtt__st_tensor *tensors; /* of each parameter in turn what the optimizer keeps: see MTT__KEPT */
     char (*names)[MTT__CHECKPOINT_NAME];
     mtt__st_text pairs[MTT__CHECKPOINT_PAIRS];
     char values[MTT__CHECKPOINT_PAIRS][40];
     size_t tensor_count, pair_count;
 } mtt__checkpoint;
 
-/* A piece of the file's tensor of that number. The file has FP32 of every state: what the compact one decodes to encodes to the
-   same bits, and any other can take it over. */
+/* A piece of the file's tensor of that number. The file has FP32 of every state: what the compact one decodes
+   to encodes to the same bits, and any other state can take it over. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt_trainer *t = ((mtt__checkpoint *)user)->t;
-    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / 3];
-    return mtt__get_kept(t, q, (int)(index % 3), (int64_t)(offset / sizeof(float)), (int64_t)(bytes / sizeof(float)), (float *)buffer);
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / MTT__KEPT_KINDS];
+    return mtt__get_kept(t, q, (int)(index % MTT__KEPT_KINDS), (int64_t)(offset / sizeof(float)),
+                         (int64_t)(bytes / sizeof(float)), (float *)buffer);
 }
 
 MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const char *key, const char *format, ...)
@@ -7362,18 +8292,10 @@ MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const cha
     c->pair_count++;
 }
 
-/* A checksum of one pair; those of all pairs are combined by exclusive or, since a reader sorts them. */
-static uint32_t mtt__pair_crc(const mtt__crc_table *table, mtt__slice key, mtt__slice value)
+/* A checksum of one pair. Those of all pairs are combined by exclusive or, since a reader sorts them. */
+static uint32_t mtt__pair_crc(const mtt__crc_table *table, const char *key, size_t key_size, const char *value, size_t size)
 {
-    return mtt__crc32(table, mtt__crc32(table, (uint32_t)key.size, key.at, key.size), value.at, value.size);
-}
-
-static mtt__slice mtt__slice_of(const char *text)
-{
-    mtt__slice slice;
-    slice.at = text;
-    slice.size = strlen(text);
-    return slice;
+    return mtt__crc32(table, mtt__crc32(table, (uint32_t)key_size, key, key_size), value, size);
 }
 
 /* Appends the checksum of the pairs so far. */
@@ -7384,27 +8306,28 @@ static void mtt__checkpoint_seal(mtt__checkpoint *c)
     size_t i;
     mtt__crc_init(&table);
     for (i = 0; i < c->pair_count; i++)
-        crc ^= mtt__pair_crc(&table, mtt__slice_of(c->pairs[i].key), mtt__slice_of(c->pairs[i].value));
+        crc ^= mtt__pair_crc(&table, c->pairs[i].key, strlen(c->pairs[i].key), c->pairs[i].value, strlen(c->pairs[i].value));
     mtt__checkpoint_pair(c, "crc32", "%08x", (unsigned)crc);
 }
 
-/* Names and shapes of all that a checkpoint holds. */
+/* Names and shapes of the tensors that a checkpoint holds. */
 static mtt_status mtt__checkpoint_list(mtt__checkpoint *c, mtt_trainer *t)
 {
-    static const char *const prefix[] = {"", "optim.m.", "optim.v."};
+#define MTT__KEPT_PREFIX(kind, name, prefix, exists) prefix,
+    static const char *const prefixes[] = {MTT__KEPT(MTT__KEPT_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     size_t i;
     memset(c, 0, sizeof(*c));
     c->t = t;
-    c->tensor_count = 3 * (size_t)p->parameter_count;
+    c->tensor_count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
     c->tensors = (mtt__st_tensor *)mtt__alloc(t->env, c->tensor_count, sizeof(*c->tensors));
-    c->names = (char (*)[MTT__CHECKPOINT_NAME])mtt__alloc(t->env, c->tensor_count, sizeof(*c->names));
+    c->names = (char(*)[MTT__CHECKPOINT_NAME])mtt__alloc(t->env, c->tensor_count, sizeof(*c->names));
     if (!c->tensors || !c->names) return MTT_E_MEMORY;
     for (i = 0; i < c->tensor_count; i++) {
-        const mtt__parameter *q = &p->parameters[i / 3];
+        const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
         mtt__text text;
         mtt__text_init(&text, c->names[i], MTT__CHECKPOINT_NAME);
-        mtt__print(&text, "%s%s", prefix[i % 3], p->tensors[q->weight].name);
+        mtt__print(&text, "%s%s", prefixes[i % MTT__KEPT_KINDS], q->weight->name);
         c->tensors[i].name = c->names[i];
         c->tensors[i].dtype = MTT_F32;
         c->tensors[i].rank = q->shape[1] ? 2 : 1;
@@ -7420,31 +8343,53 @@ static void mtt__checkpoint_release(mtt__checkpoint *c)
     mtt__free(c->t->env, c->names);
 }
 
+/* A model's field as a checkpoint has it: -1 for those that may differ. */
+static int mtt__checkpoint_field(const mtt_model_desc *m, const mtt_field *f)
+{
+    if (f->offset == offsetof(mtt_model_desc, dropout)) return -1;
+    if (f->offset == offsetof(mtt_model_desc, max_seq) && m->positions != MTT_POSITIONS_LEARNED) return 0;
+    return (int)mtt__field_get(m, f);
+}
+
+static void mtt__checkpoint_metadata(mtt__checkpoint *c, const mtt_counters *counters, const mtt_batches *batches)
+{
+    const mtt_trainer *t = c->t;
+    const mtt_model_desc *m = &t->schedule->model;
+    mtt__checkpoint_numbers n;
+    size_t i;
+    memset(&n, 0, sizeof(n));
+    n.step = (uint64_t)counters->steps;
+    n.micro_batch = (uint64_t)t->micro_batch;
+    n.updates = (uint64_t)counters->updates;
+    n.good_steps = (uint64_t)counters->good_steps;
+    n.loss_scale_bits = mtt__float_bits(counters->loss_scale);
+    n.seed = t->optim.seed;
+    if (batches) {
+        n.cursor = batches->cursor;
+        n.batches_seed = batches->seed;
+        n.seq_len = (uint64_t)batches->seq_len;
+        n.sequences = batches->sequences;
+    }
+    for (i = 0; i < MTT__LENGTH(mtt__model_field); i++) {
+        int value = mtt__checkpoint_field(m, &mtt__model_field[i]);
+        if (value >= 0) mtt__checkpoint_pair(c, mtt__model_field[i].name, "%d", value);
+    }
+#define MTT__NUMBER_PAIR(member, name, most, loader) \
+    if (!loader || batches) mtt__checkpoint_pair(c, name, "%llu", (unsigned long long)n.member);
+    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_PAIR)
+    mtt__checkpoint_pair(c, "precision", "%s", mtt__precision_name[t->schedule->policy.precision]);
+    mtt__checkpoint_seal(c);
+}
+
 MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt_model_desc *m = &t->schedule->model;
     mtt__checkpoint c;
     mtt_counters counters;
     mtt_status status = mtt__checkpoint_list(&c, t);
-    if (status == MTT_OK) status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
-    if (status == MTT_OK) {
-#define MTT__MODEL_PAIR(key, value) mtt__checkpoint_pair(&c, key, "%d", value);
-        MTT__MODEL_FIELDS(MTT__MODEL_PAIR)
-        mtt__checkpoint_pair(&c, "step", "%llu", (unsigned long long)counters.steps);
-        mtt__checkpoint_pair(&c, "micro_batch", "%llu", (unsigned long long)t->micro_batch);
-        mtt__checkpoint_pair(&c, "updates", "%llu", (unsigned long long)counters.updates);
-        mtt__checkpoint_pair(&c, "good_steps", "%d", (int)counters.good_steps);
-        mtt__checkpoint_pair(&c, "loss_scale_bits", "%llu", (unsigned long long)mtt__float_bits(counters.loss_scale));
-        mtt__checkpoint_pair(&c, "seed", "%llu", (unsigned long long)t->optim.seed);
-        mtt__checkpoint_pair(&c, "precision", "%s", mtt__precision_name[t->schedule->policy.precision]);
-        if (batches) {
-            mtt__checkpoint_pair(&c, "batches.cursor", "%llu", (unsigned long long)batches->cursor);
-            mtt__checkpoint_pair(&c, "batches.seed", "%llu", (unsigned long long)batches->seed);
-            mtt__checkpoint_pair(&c, "batches.seq_len", "%d", batches->seq_len);
-            mtt__checkpoint_pair(&c, "batches.sequences", "%llu", (unsigned long long)batches->sequences);
-        }
-        mtt__checkpoint_seal(&c);
+    if (!status) status = t->backend.download(t->context, &counters, p->counters->data, sizeof(counters));
+    if (!status) {
+        mtt__checkpoint_metadata(&c, &counters, batches);
         status = mtt__st_save(t->env, path, c.tensors, c.tensor_count, mtt__checkpoint_read, &c, c.pairs, c.pair_count);
     }
     mtt__checkpoint_release(&c);
@@ -7452,55 +8397,55 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
 }
 
 /* A whole number among the metadata. */
-static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const char *key, uint64_t *value)
+static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const char *key, uint64_t most, uint64_t *value)
 {
     mtt__slice text;
     mtt__json j;
     if (!mtt__st_metadata(st, key, &text))
-        return mtt__fail(env, MTT_E_MISMATCH, "%s has no \"%s\" in its metadata: it is not a checkpoint of mtt_save", st->path, key);
+        return mtt__fail(env, MTT_E_MISMATCH, "%s has no \"%s\" in its metadata: it is not a checkpoint of mtt_save", st->path,
+                         key);
     mtt__json_init(&j, text.at, text.size);
-    if (mtt__json_u64(&j, value) && j.at == j.end) return MTT_OK;
-    return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is not a whole number", st->path, key);
+    if (!mtt__json_u64(&j, value) || j.at != j.end)
+        return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is not a whole number", st->path, key);
+    if (*value <= most) return MTT_OK;
+    return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is out of range", st->path, key);
 }
 
-/* Compares the metadata with their checksum; those that belong to tensors or to the format are not part of it. */
+/* Compares the metadata with their checksum. Pairs that belong to tensors or to the format are not part of
+   it. */
 static mtt_status mtt__checkpoint_check_pairs(mtt_env *env, const mtt__st *st)
 {
     mtt__crc_table table;
     mtt__slice sealed;
     uint32_t crc = 0;
-    char text_at[16];
+    char expected[16];
     mtt__text text;
     size_t i;
     mtt__crc_init(&table);
     for (i = 0; i < st->pair_count; i++) {
-        mtt__slice key = st->pairs[i].key;
+        mtt__slice key = st->pairs[i].key, value = st->pairs[i].value;
         if ((key.size >= 5 && !memcmp(key.at, "crc32", 5)) || mtt__slice_is(key, "format")) continue;
-        crc ^= mtt__pair_crc(&table, key, st->pairs[i].value);
+        crc ^= mtt__pair_crc(&table, key.at, key.size, value.at, value.size);
     }
-    mtt__text_init(&text, text_at, sizeof(text_at));
+    mtt__text_init(&text, expected, sizeof(expected));
     mtt__print(&text, "%08x", (unsigned)crc);
-    if (mtt__st_metadata(st, "crc32", &sealed) && mtt__slice_is(sealed, text_at)) return MTT_OK;
-    return mtt__fail(env, MTT_E_FORMAT, "%s: the metadata do not fit their checksum; " MTT__ST_REMEDY, st->path);
+    if (mtt__st_metadata(st, "crc32", &sealed) && mtt__slice_is(sealed, expected)) return MTT_OK;
+    return mtt__fail(env, MTT_E_FORMAT, "%s: the metadata do not match their checksum; " MTT__ST_REMEDY, st->path);
 }
-
-/* What of a checkpoint is not a tensor. */
-typedef struct mtt__checkpoint_state {
-    uint64_t step, micro_batch, updates, good_steps, loss_scale_bits, seed, cursor, batches_seed, seq_len, sequences;
-} mtt__checkpoint_state;
 
 static mtt_status mtt__checkpoint_check_model(const mtt_trainer *t, const mtt__st *st)
 {
-    const mtt_model_desc *m = &t->schedule->model;
-    uint64_t value;
-    mtt_status status;
-#define MTT__MODEL_CHECK(key, expected)                                                                              \
-    status = mtt__checkpoint_number(t->env, st, key, &value);                                                        \
-    if (status != MTT_OK) return status;                                                                             \
-    if (value != (uint64_t)(expected))                                                                               \
-        return mtt__fail(t->env, MTT_E_MISMATCH, "%s has %s %llu, the model here %d: make them the same", st->path, key, \
-                         (unsigned long long)value, expected);
-    MTT__MODEL_FIELDS(MTT__MODEL_CHECK)
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(mtt__model_field); i++) {
+        const char *name = mtt__model_field[i].name;
+        int expected = mtt__checkpoint_field(&t->schedule->model, &mtt__model_field[i]);
+        uint64_t value;
+        mtt_status status = expected < 0 ? MTT_OK : mtt__checkpoint_number(t->env, st, name, UINT64_MAX, &value);
+        if (status) return status;
+        if (expected >= 0 && value != (uint64_t)expected)
+            return mtt__fail(t->env, MTT_E_MISMATCH, "%s has %s %llu, the model here %d: make them the same", st->path, name,
+                             (unsigned long long)value, expected);
+    }
     return MTT_OK;
 }
 
@@ -7519,98 +8464,114 @@ static mtt_status mtt__checkpoint_check_tensors(const mtt__checkpoint *c, const 
     return MTT_OK;
 }
 
-static mtt_status mtt__checkpoint_check_state(const mtt_trainer *t, const mtt__st *st, const mtt_batches *batches,
-                                              mtt__checkpoint_state *s)
+static mtt_status mtt__checkpoint_read_numbers(const mtt_trainer *t, const mtt__st *st, const mtt_batches *batches,
+                                               mtt__checkpoint_numbers *n)
 {
-    mtt_env *env = t->env;
-    mtt_status status = mtt__checkpoint_number(env, st, "step", &s->step);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "micro_batch", &s->micro_batch);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "updates", &s->updates);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "good_steps", &s->good_steps);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "loss_scale_bits", &s->loss_scale_bits);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "seed", &s->seed);
-    if (status == MTT_OK && (s->step > INT64_MAX || s->micro_batch > INT64_MAX || s->updates > INT64_MAX || s->good_steps > INT32_MAX ||
-                             s->loss_scale_bits - 1 >= 0x7f7fffffu))
-        status = mtt__fail(env, MTT_E_FORMAT, "%s: a number in the metadata is out of range", st->path);
-    if (status != MTT_OK || !batches) return status;
-    status = mtt__checkpoint_number(env, st, "batches.cursor", &s->cursor);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "batches.seed", &s->batches_seed);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "batches.seq_len", &s->seq_len);
-    if (status == MTT_OK) status = mtt__checkpoint_number(env, st, "batches.sequences", &s->sequences);
-    if (status == MTT_OK && (s->seq_len != (uint64_t)batches->seq_len || s->sequences != batches->sequences))
-        status = mtt__fail(env, MTT_E_MISMATCH, "%s was trained on %llu sequences of %llu tokens, the data here has %llu of %d: give "
-                           "the same token file and seq_len, or no batches", st->path, (unsigned long long)s->sequences,
-                           (unsigned long long)s->seq_len, (unsigned long long)batches->sequences, batches->seq_len);
+    mtt_status status = MTT_OK;
+#define MTT__NUMBER_READ(member, name, most, loader) \
+    if (!status && (!loader || batches)) status = mtt__checkpoint_number(t->env, st, name, most, &n->member);
+    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_READ)
+    if (!status && !n->loss_scale_bits)
+        status = mtt__fail(t->env, MTT_E_FORMAT, "%s: the loss scale in the metadata is 0; " MTT__ST_REMEDY, st->path);
+    if (!status && batches && (n->seq_len != (uint64_t)batches->seq_len || n->sequences != batches->sequences))
+        status = mtt__fail(t->env, MTT_E_MISMATCH, "%s was trained on %llu sequences of %llu tokens, the data here has %llu of "
+                           "%d: give the same token file and seq_len, or no batches", st->path,
+                           (unsigned long long)n->sequences, (unsigned long long)n->seq_len,
+                           (unsigned long long)batches->sequences, batches->seq_len);
     return status;
 }
 
-/* Everything is known to fit: takes it over. The 16-bit weights are the masters rounded, as after every step. */
-static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, const mtt__checkpoint_state *s)
+/* Takes over a checkpoint that is known to fit. */
+static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, const mtt__checkpoint_numbers *n)
 {
     mtt_trainer *t = c->t;
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt_status status = MTT_OK;
     mtt_counters counters;
     size_t i;
-    for (i = 0; i < c->tensor_count && status == MTT_OK; i++) {
+    for (i = 0; i < c->tensor_count && !status; i++) {
         const mtt__st_entry *e = mtt__st_find(st, c->tensors[i].name);
-        const float *values = (const float *)(const void *)e->data;
-        int64_t count = (int64_t)(e->bytes / sizeof(float));
-        status = mtt__put_kept(t, &p->parameters[i / 3], (int)(i % 3), 0, count, values);
+        status = mtt__put_kept(t, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
+                               (int64_t)(e->bytes / sizeof(float)), (const float *)(const void *)e->data);
     }
-    if (status != MTT_OK) return status;
+    if (status) return status;
     memset(&counters, 0, sizeof(counters));
-    counters.updates = (int64_t)s->updates;
-    counters.good_steps = (int32_t)s->good_steps;
-    counters.loss_scale = t->schedule->policy.precision == MTT_FP16 ? mtt__bits_float((uint32_t)s->loss_scale_bits) : 1.0f;
-    t->step = counters.steps = (int64_t)s->step;
-    t->micro_batch = (int64_t)s->micro_batch;
-    t->optim.seed = s->seed;
-    return t->backend.upload(t->context, p->tensors[p->counters].data, &counters, sizeof(counters));
+    counters.updates = (int64_t)n->updates;
+    counters.good_steps = (int32_t)n->good_steps;
+    counters.loss_scale = 1.0f;
+    if (mtt__precisions[t->schedule->policy.precision].scaled)
+        counters.loss_scale = mtt__bits_float((uint32_t)n->loss_scale_bits);
+    t->step = counters.steps = (int64_t)n->step;
+    t->micro_batch = (int64_t)n->micro_batch;
+    t->optim.seed = n->seed;
+    return t->backend.upload(t->context, p->counters->data, &counters, sizeof(counters));
 }
 
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
     mtt__st st;
     mtt__checkpoint c;
-    mtt__checkpoint_state s;
+    mtt__checkpoint_numbers n;
     mtt_status status = mtt__st_open(t->env, path, &st);
-    if (status != MTT_OK) return status;
-    memset(&s, 0, sizeof(s));
+    if (status) return status;
+    memset(&n, 0, sizeof(n));
     status = mtt__checkpoint_list(&c, t);
-    if (status == MTT_OK) status = mtt__checkpoint_check_model(t, &st);
-    if (status == MTT_OK) status = mtt__checkpoint_check_tensors(&c, &st);
-    if (status == MTT_OK) status = mtt__checkpoint_check_state(t, &st, batches, &s);
-    if (status == MTT_OK) status = mtt__checkpoint_check_pairs(t->env, &st);
-    if (status == MTT_OK) status = mtt__st_verify(t->env, &st);
-    if (status == MTT_OK) status = mtt__checkpoint_load(&c, &st, &s);
-    if (status == MTT_OK && batches) {
-        batches->cursor = s.cursor;
-        batches->seed = s.batches_seed;
+    if (!status) status = mtt__checkpoint_check_model(t, &st);
+    if (!status) status = mtt__checkpoint_check_tensors(&c, &st);
+    if (!status) status = mtt__checkpoint_read_numbers(t, &st, batches, &n);
+    if (!status) status = mtt__checkpoint_check_pairs(t->env, &st);
+    if (!status) status = mtt__st_verify(t->env, &st);
+    if (!status) status = mtt__checkpoint_load(&c, &st, &n);
+    if (!status && batches) {
+        batches->cursor = n.cursor;
+        batches->seed = n.batches_seed;
     }
     mtt__checkpoint_release(&c);
     mtt__st_close(&st);
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>report
-   ---------------------------------------------------------------------------------------------------------------- */
+   ---------------------------------------------------------------------------------------------------------- */
 
-MTTDEF const char *mtt_status_string(mtt_status status)
+/* Names of operands, without the small state that most operations read. */
+static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
 {
-    return (unsigned)status < MTT_STATUS_COUNT ? mtt__status_text[status] : "unknown status";
+    int i, shown = 0;
+    for (i = 0; i < count; i++) {
+        const char *name = tensors[i] ? tensors[i]->name : "control";
+        if (!strcmp(name, "control") || !strcmp(name, "counters") || !strcmp(name, "ranges")) continue;
+        mtt__print(text, "%s%s", shown++ ? " " : "", name);
+    }
 }
 
-MTTDEF const char *mtt_category_name(mtt_category category)
+MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
 {
-    return (unsigned)category < MTT_CATEGORY_COUNT ? mtt__category_text[category] : "unknown";
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    char line[1024];
+    int i;
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
+        mtt__text text;
+        mtt__text_init(&text, line, sizeof(line) - 1);
+        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase), op->recomputed ? "again" : "",
+                   (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
+        mtt__print_operands(&text, op->operands, op->inputs);
+        if (op->parameters) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
+        mtt__print(&text, " -> ");
+        mtt__print_operands(&text, op->operands + op->inputs, op->outputs);
+        if (op->weights) mtt__print(&text, " %d weights", op->parameters);
+        line[text.size] = '\n';
+        write(user, line, text.size + 1);
+    }
 }
 
 static void mtt__print_categories(mtt__text *text, const size_t *bytes)
 {
     int i;
-    for (i = 0; i < MTT_CATEGORY_COUNT; i++) mtt__print(text, "%s\"%s\": %zu", i ? ", " : "{", mtt__category_text[i], bytes[i]);
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++)
+        mtt__print(text, "%s\"%s\": %zu", i ? ", " : "{", mtt__category_text[i], bytes[i]);
     mtt__print(text, "}");
 }
 
@@ -7619,13 +8580,14 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
     mtt__text text;
     int i;
     mtt__text_init(&text, at, capacity);
-    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu", (long long)r->parameters, r->arena_bytes,
-               r->peak_bytes);
-    for (i = 0; i < MTT_PHASE_COUNT; i++) mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_name[i], r->phase_peak_bytes[i]);
+    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu", (long long)r->parameters,
+               r->arena_bytes, r->peak_bytes);
+    for (i = 0; i < MTT_PHASE_COUNT; i++)
+        mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
     mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
     mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
-               r->ops, r->tensors, r->recompute_layers, r->recompute_selective, r->micro_batches);
+    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d", r->ops, r->tensors, r->recompute_layers);
+    mtt__print(&text, ", \"recompute_selective\": %d, \"micro_batches\": %d", r->recompute_selective, r->micro_batches);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops, r->recompute_flops,
                r->traffic_bytes);
     return text.size;
@@ -7641,10 +8603,12 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
                (double)r->arena_bytes / 1048576);
     mtt__print(&text, "peak  ");
     for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_name[i], (double)r->phase_peak_bytes[i] / 1048576, i < 2 ? ", " : "\n");
+        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576, i < 2 ? ", " : "\n");
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
-        if (r->bytes[i]) mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
-    mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9, 100 * r->recompute_flops / r->flops);
+        if (r->bytes[i])
+            mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
+    mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
+               100 * r->recompute_flops / r->flops);
     write(user, at, text.size);
 }
 
@@ -7652,32 +8616,31 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
 {
     mtt_plan_report plan;
     mtt_op_info op;
-    char text_at[2048];
+    char at[2048];
     mtt__text text;
-    size_t size;
     int i;
     mtt_schedule_report(s, &plan);
     write(user, "{\"plan\": ", 9);
-    size = mtt_plan_json(&plan, text_at, sizeof(text_at));
-    write(user, text_at, size);
+    write(user, at, mtt_plan_json(&plan, at, sizeof(at)));
     for (i = 0; mtt_schedule_op(s, i, &op); i++) {
-        mtt__text_init(&text, text_at, sizeof(text_at));
-        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d, \"live_bytes\": %zu",
-                   i ? "," : ",\n\"timeline\": [", op.name, mtt__phase_name[op.phase], op.layer, op.recomputed, op.live_bytes);
-        mtt__print(&text, ", \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ", op.flops, op.traffic_bytes);
+        mtt__text_init(&text, at, sizeof(at));
+        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d", i ? "," : ",\n\"timeline\": [",
+                   op.name, mtt_phase_name(op.phase), op.layer, op.recomputed);
+        mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ", op.live_bytes, op.flops,
+                   op.traffic_bytes);
         mtt__print_categories(&text, op.bytes);
         mtt__print(&text, "}");
-        write(user, text_at, text.size);
+        write(user, at, text.size);
     }
     write(user, "\n]}\n", 4);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>public
-   ---------------------------------------------------------------------------------------------------------------- */
+   ---------------------------------------------------------------------------------------------------------- */
 
-MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens, const mtt_tokenizer *tokenizer, int batches,
-                                      mtt_quality *q)
+MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens, const mtt_tokenizer *tokenizer,
+                                      int batches, mtt_quality *q)
 {
     const mtt_shape *d = &trainer->schedule->programs[MTT__EVALUATE].shape;
     mtt_env *env = trainer->env;
@@ -7685,14 +8648,14 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     mtt_step_info info;
     double loss = 0, hits = 0, bytes = 0;
     int64_t rows = d->rows * trainer->schedule->split, i;
-    int done;
+    int done, batch = d->batch * trainer->schedule->split;
     int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x + rows;
-    mtt_status status = x ? mtt_batches_init(env, &order, tokens, (int)(rows / d->seq_len), d->seq_len, 0, 1) : MTT_E_MEMORY;
+    mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
-    for (done = 0; status == MTT_OK && (!batches || done < batches); done++) {
+    for (done = 0; !status && (!batches || done < batches); done++) {
         status = mtt_batches_next(&order, x, y);
-        if (status == MTT_OK) status = mtt_evaluate(trainer, x, y, &info);
-        if (status != MTT_OK) break;
+        if (!status) status = mtt_evaluate(trainer, x, y, &info);
+        if (status) break;
         loss += info.loss * (double)info.targets;
         hits += (double)info.hits;
         q->targets += info.targets;
@@ -7702,7 +8665,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
         }
     }
     mtt__free(env, x);
-    if (status != MTT_OK && status != MTT_END) return status;
+    if (status && status != MTT_END) return status;
     q->loss = q->targets ? loss / (double)q->targets : 0;
     q->perplexity = exp(q->loss);
     q->accuracy = q->targets ? hits / (double)q->targets : 0;
@@ -7710,8 +8673,50 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count, float temperature,
-                               int top_k, uint64_t seed, mtt_write_fn write, void *user)
+/* The k-th largest value, nearly: bisection on the value, which needs no memory. */
+static float mtt__top_k_threshold(const float *x, int n, int k)
+{
+    float low = 3.4e38f, high = -3.4e38f;
+    int i, round, above;
+    for (i = 0; i < n; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+    }
+    if (k <= 0 || k >= n) return low;
+    for (round = 0; round < 64 && low < high; round++) {
+        float middle = low + (high - low) * 0.5f;
+        for (above = 0, i = 0; i < n; i++) above += x[i] >= middle;
+        if (above < k) high = middle;
+        else if (low >= middle) break;
+        else low = middle;
+    }
+    return low;
+}
+
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, uint64_t index)
+{
+    float most = logits[0], threshold = temperature > 0 ? mtt__top_k_threshold(logits, vocab, top_k) : 0;
+    double sum = 0, left;
+    int32_t i, best = 0, last = 0;
+    for (i = 1; i < vocab; i++)
+        if (logits[i] > most) {
+            most = logits[i];
+            best = i;
+        }
+    if (!(temperature > 0)) return best;
+    for (i = 0; i < vocab; i++)
+        if (logits[i] >= threshold) sum += exp((double)(logits[i] - most) / (double)temperature);
+    left = sum * mtt__random_uniform(seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
+    for (i = 0; i < vocab && left >= 0; i++)
+        if (logits[i] >= threshold) {
+            left -= exp((double)(logits[i] - most) / (double)temperature);
+            last = i;
+        }
+    return last;
+}
+
+MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
+                               float temperature, int top_k, uint64_t seed, mtt_write_fn write, void *user)
 {
     mtt_env *env = trainer->env;
     int vocab = trainer->schedule->model.vocab, i;
@@ -7719,11 +8724,11 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     int32_t *ids = (int32_t *)mtt__alloc(env, mtt__add(size + 1, (size_t)(count > 0 ? count : 0)), sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
     mtt_status status = ids && logits ? mtt_encode(tokenizer, prompt, size, ids, size, &known) : MTT_E_MEMORY;
-    if (status == MTT_OK && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
-    for (i = 0; i < count && status == MTT_OK; i++) {
+    if (!status && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
+    for (i = 0; i < count && !status; i++) {
         const char *text;
         status = mtt_next_logits(trainer, ids, (int)known, logits);
-        if (status != MTT_OK) break;
+        if (status) break;
         ids[known] = mtt_sample(logits, vocab, temperature, top_k, seed, (uint64_t)i);
         if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break;
         text = mtt_tokenizer_bytes(tokenizer, ids[known++], &bytes);
@@ -7731,6 +8736,42 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     }
     mtt__free(env, ids);
     mtt__free(env, logits);
+    return status;
+}
+
+/* The operations before it have just run, so its operands are as in a step. What it changes in place is put
+   back: the speed of a product depends on its numbers. On what a whole step leaves in their memory, products
+   of the backward pass take more than a third longer. A download waits for the device. */
+MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt_tensor *both = NULL;
+    mtt_counters counters;
+    const mtt_op *op;
+    void *before = NULL;
+    double start = 0;
+    mtt_status status = MTT_OK;
+    int i, k;
+    if (index < 0 || index >= p->op_count || times < 1)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index, times,
+                         p->op_count - 1);
+    op = &p->ops[index];
+    for (i = 0; i < op->inputs; i++)
+        for (k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[i] && op->operands[i] == op->operands[k]) both = op->operands[i];
+    if (both && !(before = mtt__alloc_raw(t->env, both->bytes))) return MTT_E_MEMORY;
+    if (both) status = t->backend.download(t->context, before, both->data, both->bytes);
+    for (i = -1; i < times && !status; i++) {
+        status = t->backend.run(t->context, op, 1);
+        if (i >= 0 || status) continue;
+        status = t->backend.download(t->context, &counters, p->counters->data, sizeof(counters));
+        start = mtt__now_ms();
+    }
+    if (!status) status = t->backend.download(t->context, &counters, p->counters->data, sizeof(counters));
+    *ms = (mtt__now_ms() - start) / times;
+    if (!status && both) status = t->backend.upload(t->context, both->data, before, both->bytes);
+    if (!status && both) status = t->backend.run(t->context, op, 1);
+    mtt__free(t->env, before);
     return status;
 }
 
