@@ -890,6 +890,10 @@ MTT__BOTH int64_t mtt__first_key(int window, int64_t query)
     return window && query >= window ? query - window + 1 : 0;
 }
 
+/* 1 = every query attends one key, itself. Its weight is 1 whatever q and k are, so their gradients are 0.
+   Computed, they would be rounding errors, of which AdamW makes full updates. */
+MTT__BOTH int mtt__attends_one(const mtt_shape *d) { return d->window == 1 || d->seq_len == 1; }
+
 /* Where q, k and v of a head are in rows of qkv: parts 0, 1, 2. Heads of q may share a head of k and v. */
 typedef struct mtt_qkv {
     int heads, heads_kv, head_dim;
@@ -4836,7 +4840,7 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt__head *h, const mtt
     const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, op);
     const mtt_shape *d = op->shape;
     const float *lse = (const float *)f->lse->data + h->index * d->seq_len + q->i0;
-    float mask[S];
+    float mask[S], scale = mtt__attends_one(d) ? 0.0f : h->scale;
     int64_t rows = mtt__round_up(q->count, 2), i, j, low, high;
     memset(p, 0, sizeof(mtt__score_tile));
     memset(ds, 0, sizeof(mtt__score_tile));
@@ -4850,7 +4854,7 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt__head *h, const mtt
         for (j = low; j < high; j++) {
             float e = mtt__exp(ps[j] * h->scale - lse[i]);
             ps[j] = e * mask[j];
-            gs[j] = e * (mask[j] * gs[j] - q->delta[i]) * h->scale;
+            gs[j] = e * (mask[j] * gs[j] - q->delta[i]) * scale;
         }
         for (j = high; j < S; j++) ps[j] = gs[j] = 0;
     }
