@@ -2051,10 +2051,10 @@ MTTDEF const char *mtt_phase_name(mtt_phase phase)
     X(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "tokens of a chunk (default 1024, on CUDA 2048)") \
     X(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")                   \
     X(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")                             \
-    X(budget_bytes, BYTES, 0, 0, 9e18, NULL, "memory for recompute budget")                        \
+    X(budget_bytes, BYTES, 0, 0, 1.9e19, NULL, "memory for recompute budget")                        \
     X(split, FLAG, 0, 0, 1, NULL, "a budget may cut the batch into micro-batches")                 \
     X(device, CHOICE, 0, 0, MTT_DEVICE_CUDA, "cpu|cuda", "device")                                 \
-    X(workspace_bytes, BYTES, 0, 0, 9e18, NULL, "scratch of products on CUDA (default 32 MiB)")
+    X(workspace_bytes, BYTES, 0, 0, 1.9e19, NULL, "scratch of products on CUDA (default 32 MiB)")
 #define MTT__OPTIM_FIELDS(X)                                                                                \
     X(lr, FLOAT, 3e-4, 1e-30, 100, NULL, "peak learning rate")                                              \
     X(beta1, FLOAT, 0.9, 0, 1, NULL, "decay of the first moment")                                           \
@@ -3696,56 +3696,72 @@ static mtt_status mtt__fewest(mtt_schedule *s, int batch, int seq_len, size_t bu
     return MTT_OK;
 }
 
-/* Chooses how many layers to recompute whole and how many in part. More recomputation takes less memory, and
-   both memory and cost are close to linear in the two numbers. So the cheapest choice that fits is at an end
-   of the edge: at A, with as few whole as possible and of the others as few in part, or at B, none in part.
+/* Chooses how many layers to recompute whole and how many in part: the cheapest choice that fits. More
+   recomputation takes less memory, so what just fits is a staircase from A, as few whole as possible and the
+   others in part, to B, none in part:
 
       in part  | \
-               | # A
+               | A .
                | . # \          # fits, . does not
-               | . . # \
+               | . # # \
                | . . . B \
                +------------ whole
 
-   Where `packed` is 0, peaks stand for arenas. */
+   The search visits every stair of a small model. Of a large one it visits the ends: memory and cost are close to
+   linear in the two numbers, so one of them is the cheapest. Where `packed` is 0, peaks stand for arenas. */
 static mtt_status mtt__choose(mtt_schedule *s, int batch, int seq_len, size_t budget, int packed, int *whole,
                               int *partial)
 {
-    int layers = s->model.layers, w = 0;
-    double cost;
-    mtt_status status = mtt__fewest(s, batch, seq_len, budget, packed, 0, 1, layers, -1, layers, whole);
-    if (!status)
-        status = mtt__fewest(s, batch, seq_len, budget, packed, *whole, 0, 0, 1, layers - *whole, partial);
-    if (!status) status = mtt__build(s, batch, seq_len, *whole, *partial, 0);
-    if (status || !*partial) return status;
-    cost = mtt__plan_cost(s);
-    status = mtt__fewest(s, batch, seq_len, budget, packed, 0, 1, 0, 0, layers, &w);
-    if (!status) status = mtt__build(s, batch, seq_len, w, 0, 0);
-    if (status || mtt__plan_cost(s) >= cost) return status;
-    *whole = w;
-    *partial = 0;
-    return MTT_OK;
+    int layers = s->model.layers, w = 0, p = 0, last = 0, step;
+    double cost, best = 0;
+    mtt_status status = mtt__fewest(s, batch, seq_len, budget, packed, 0, 1, layers, -1, layers, &w);
+    if (!status) status = mtt__fewest(s, batch, seq_len, budget, packed, w, 1, 0, 0, layers - w, &last);
+    last += w;
+    step = 1 + (last - w) * layers / 256;
+    *whole = -1;
+    for (; !status; w = (int)mtt__min(w + step, last)) {
+        status = mtt__fewest(s, batch, seq_len, budget, packed, w, 0, 0, 1, layers - w, &p);
+        if (!status) status = mtt__build(s, batch, seq_len, w, p, 0);
+        if (status) break;
+        cost = mtt__plan_cost(s);
+        if (*whole < 0 || cost < best) {
+            best = cost;
+            *whole = w;
+            *partial = p;
+        }
+        if (w == last) break;
+    }
+    return status;
 }
 
 /* Recomputes so many layers that the plan fits the budget. Without one, the plan with all layers whole says how
    much memory there is, and the search uses what is left of it. Packing takes longer than building, so a first
-   search does without; if its result has gaps and misses the budget, a second one packs every candidate. */
+   search does without; if its result has gaps and misses the budget, a second one packs every candidate. In small
+   models a mixture, or all layers in part, may take less than all layers whole. */
 static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
 {
-    int whole = s->model.layers, partial = 0, packed;
-    mtt_status status = mtt__build(s, batch, seq_len, whole, partial, SIZE_MAX);
-    size_t budget = s->policy.recompute == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : mtt__arena_bytes(s);
-    s->least = mtt__arena_bytes(s);
-    if (!status && s->least > budget)
+    int layers = s->model.layers, whole = layers, partial = 0, packed;
+    mtt_status status = mtt__build(s, batch, seq_len, layers, 0, SIZE_MAX);
+    size_t budget, arena = mtt__arena_bytes(s);
+    budget = s->policy.recompute == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : arena;
+    s->least = arena;
+    for (packed = 0; packed < 2 && !status; packed++) {
+        status = mtt__choose(s, batch, seq_len, budget > s->least ? budget : s->least, packed, &whole, &partial);
+        if (!status) status = mtt__build(s, batch, seq_len, whole, partial, SIZE_MAX);
+        arena = mtt__arena_bytes(s);
+        if (status || arena <= budget) return status;
+        if (arena < s->least) s->least = arena;
+    }
+    if (!status) status = mtt__build(s, batch, seq_len, 0, layers, SIZE_MAX);
+    if (status) return status;
+    arena = mtt__arena_bytes(s);
+    if (arena < s->least) s->least = arena;
+    if (arena > budget)
         return mtt__fail(s->env, MTT_E_BUDGET, "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the "
                          "batch or seq_len, or use the chunked loss and flash attention", budget, s->least,
                          s->least - budget);
-    for (packed = 0; packed < 2 && !status; packed++) {
-        status = mtt__choose(s, batch, seq_len, budget, packed, &whole, &partial);
-        if (!status) status = mtt__build(s, batch, seq_len, whole, partial, SIZE_MAX);
-        if (mtt__arena_bytes(s) <= budget) break;
-    }
-    return status;
+    status = mtt__fewest(s, batch, seq_len, budget, 1, 0, 0, 0, 1, layers, &partial);
+    return status ? status : mtt__build(s, batch, seq_len, 0, partial, SIZE_MAX);
 }
 
 /* Recomputes what the policy says. A budget with room for everything needs no search. */
@@ -3865,7 +3881,7 @@ MTTDEF int mtt_schedule_op(const mtt_schedule *s, int index, mtt_op_info *info)
     info->layer = op->layer;
     info->recomputed = op->recomputed;
     info->width_in = mtt__width(op->operands[0]);
-    info->width_out = mtt__width(op->operands[op->inputs]);
+    info->width_out = op->operands[op->inputs] ? mtt__width(op->operands[op->inputs]) : 0;
     info->live_bytes = op->live_bytes;
     mtt__op_cost(op, &info->flops, &info->traffic_bytes);
     memcpy(info->bytes, p->bytes[index], sizeof(info->bytes));

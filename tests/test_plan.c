@@ -130,29 +130,33 @@ static void known_models(void)
     }
 }
 
-/* What a parameter leaves for the next step, to the byte: 5 1/8 bytes an element under 16-bit precision, 6 1/8 otherwise, where
-   its last group of 32 is full; and its gradient. */
+/* What the parameters leave for the next step, to the byte: 5 1/8 bytes an element under 16-bit precision, 6 1/8 otherwise.
+   Every parameter's part of the kept state begins at a multiple of 64 elements. And the gradients. */
 static void compact_bytes(void)
 {
     for (int i = 0; i < 100; i++) {
         configuration c = random_configuration();
         mtt_schedule *schedule = NULL;
+        size_t weights = 0, kept = 0, parts = 0;
         c.policy.state = MTT_STATE_COMPACT;
         describe(&c);
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &schedule), "%s: %s", c.text, env.error);
         if (!schedule) continue;
         const mtt__program *p = &schedule->programs[MTT__TRAIN];
+        int halves = c.policy.precision >= MTT_BF16;
         for (int k = 0; k < p->parameter_count; k++) {
             const mtt__parameter *q = &p->parameters[k];
-            size_t n = (size_t)mtt__elements(&p->tensors[q->weight]), bytes = p->tensors[q->weight].bytes + p->tensors[q->m].bytes +
-                       p->tensors[q->v].bytes + (q->master < 0 ? 0 : p->tensors[q->master].bytes);
-            int halves = c.policy.precision >= MTT_BF16;
-            if (n % 32 == 0) check(8 * bytes == (halves ? 41 : 49) * n, "%s: %s takes %zu bytes", c.text, p->tensors[q->weight].name, bytes);
-            check(p->tensors[q->gradient].bytes == (halves && c.policy.accumulate == 1 && q->layer >= 0 && q->shape[1] ? 2 : 4) * n,
-                  "%s: the gradient of %s takes %zu bytes", c.text, p->tensors[q->weight].name, p->tensors[q->gradient].bytes);
-            check(bytes == (halves ? 3 : 4) * n + 2 * 34 * ((n + 31) / 32), "%s: %s takes %zu bytes", c.text,
-                  p->tensors[q->weight].name, bytes);
+            size_t n = (size_t)mtt__elements(q->weight);
+            check(q->first == (int64_t)parts, "%s: the state of %s begins at %lld", c.text, q->weight->name, (long long)q->first);
+            check(q->weight->bytes == (halves ? 2 : 4) * n, "%s: %s takes %zu bytes", c.text, q->weight->name, q->weight->bytes);
+            check(q->gradient->bytes == (halves && c.policy.accumulate == 1 && q->layer >= 0 && q->shape[1] ? 2 : 4) * n,
+                  "%s: the gradient of %s takes %zu bytes", c.text, q->weight->name, q->gradient->bytes);
+            weights += q->weight->bytes;
+            parts += (n + 63) / 64 * 64;
         }
+        for (int kind = 0; kind < MTT__KEPT_KINDS; kind++) kept += p->kept[kind] ? p->kept[kind]->bytes : 0;
+        check(kept == (halves ? parts : 0) + 2 * 34 * (parts / 32), "%s: the state of %zu elements takes %zu bytes", c.text, parts, kept);
+        check(!p->kept[MTT__MASTER] == !halves, "%s: 8 bits beside each weight", c.text);
         mtt_schedule_destroy(schedule);
     }
 }
@@ -288,42 +292,53 @@ static int overlap(const mtt_tensor *a, const mtt_tensor *b)
     return together && a->bytes && b->bytes && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
 }
 
+static int is_among(const mtt_tensor *const *list, int count, const mtt_tensor *tensor)
+{
+    for (int i = 0; i < count; i++)
+        if (list[i] == tensor) return 1;
+    return 0;
+}
+
 /* No two tensors that live together share a byte; everything is written before it is read, and lives as it is used. What is
    made again was gone, and is read. */
 static void check_program(const mtt__program *p, const char *text)
 {
-    char *written = calloc((size_t)p->tensor_count, 1);
+    const mtt_tensor **written = calloc((size_t)p->tensor_count + 1, sizeof(*written)); /* in the order of their first writing */
     size_t peak = 0;
+    int writes = 0;
     for (int i = 0; i < p->tensor_count; i++) {
-        const mtt_tensor *t = &p->tensors[i];
+        const mtt_tensor *t = p->tensors[i];
         check(t->offset % 256 == 0 && t->offset + t->bytes <= p->arena_bytes, "%s: %s ends outside the arena", text,
               t->name);
         for (int k = 0; k < i; k++)
-            if (overlap(t, &p->tensors[k])) check(0, "%s: %s and %s overlap", text, t->name, p->tensors[k].name);
-        written[i] = (char)t->persistent;
+            if (overlap(t, p->tensors[k])) check(0, "%s: %s and %s overlap", text, t->name, p->tensors[k]->name);
+        if (t->persistent) written[writes++] = t;
     }
     for (int i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
         int gone = !op->recomputed, read = !op->recomputed;
-        for (int k = 0; k < op->outputs && op->recomputed; k++) gone |= op->out[k]->first == i, read |= op->out[k]->last > i;
+        for (int k = op->inputs; k < op->inputs + op->outputs && op->recomputed; k++)
+            if (op->operands[k]) gone |= op->operands[k]->first == i, read |= op->operands[k]->last > i;
         check(gone && read, "%s: operation %d makes again what %s", text, i, gone ? "nothing reads" : "is there");
-        for (int k = 0; k < op->inputs + op->outputs; k++) {
-            const mtt_tensor *t = op->in[k];
+        for (int k = 0; k < op->inputs + op->outputs + 2 * op->parameters; k++) {
+            int parameter = k - op->inputs - op->outputs;
+            const mtt_tensor *t = parameter < 0 ? op->operands[k] : parameter < op->parameters ? op->gradients[parameter]
+                                : op->weights ? op->weights[parameter - op->parameters] : NULL;
             if (!t) continue;
-            check(op->in + op->inputs == op->out && t->first <= i && i <= t->last,
-                  "%s: operation %d uses %s outside its life", text, i, t->name);
-            if (k < op->inputs)
-                check(written[t - p->tensors], "%s: operation %d reads %s before it is written", text, i, t->name);
+            check(t->first <= i && i <= t->last, "%s: operation %d uses %s outside its life", text, i, t->name);
+            if (k < op->inputs || parameter >= 0)
+                check(is_among(written, writes, t), "%s: operation %d reads %s before it is written", text, i, t->name);
         }
-        for (int k = 0; k < op->outputs; k++)
-            if (op->out[k]) written[op->out[k] - p->tensors] = 1;
+        for (int k = op->inputs; k < op->inputs + op->outputs; k++)
+            if (op->operands[k] && !is_among(written, writes, op->operands[k])) written[writes++] = op->operands[k];
         for (int k = 0; k < p->tensor_count; k++)
-            if (p->tensors[k].first <= i && i <= p->tensors[k].last) live += (p->tensors[k].bytes + 255) / 256 * 256;
+            if (p->tensors[k]->first <= i && i <= p->tensors[k]->last) live += (p->tensors[k]->bytes + 255) / 256 * 256;
         check(live == op->live_bytes, "%s: %zu bytes live during operation %d, not %zu", text, live, i, op->live_bytes);
         peak = live > peak ? live : peak;
     }
-    for (int i = 0; i < p->tensor_count; i++) check(written[i], "%s: %s is never written", text, p->tensors[i].name);
+    for (int i = 0; i < p->tensor_count; i++)
+        check(is_among(written, writes, p->tensors[i]), "%s: %s is never written", text, p->tensors[i]->name);
     check(p->arena_bytes >= peak, "%s: the arena is smaller than the peak", text);
     free(written);
 }
@@ -340,10 +355,10 @@ static void nothing_overlaps(void)
         for (int k = 0; k < MTT__PROGRAMS; k++) {
             const mtt__program *p = &s->programs[k], *first = &s->programs[0];
             check_program(p, c.text);
-            for (int t = 0; t < first->tensor_count && first->tensors[t].persistent; t++)
-                check(p->tensors[t].persistent && p->tensors[t].offset == first->tensors[t].offset &&
-                          p->tensors[t].bytes == first->tensors[t].bytes,
-                      "%s: %s moves between programs", c.text, p->tensors[t].name);
+            for (int t = 0; t < first->tensor_count && first->tensors[t]->persistent; t++)
+                check(p->tensors[t]->persistent && p->tensors[t]->offset == first->tensors[t]->offset &&
+                          p->tensors[t]->bytes == first->tensors[t]->bytes,
+                      "%s: %s moves between programs", c.text, p->tensors[t]->name);
         }
         mtt_schedule_destroy(s);
     }
@@ -461,16 +476,16 @@ static void traffic_in_place(void)
     double rows = 8 * 256, head = 50304 * 256, fc_biases = 4 * (4 * 4 * 256);
     double gradients = 4 * (4 * 12 * 256 * 256 + 5 * 4 * 256 + head + 50304);
     twice.policy.accumulate = 2;
-    double more = traffic(&twice, "linear_backward_weight") - traffic(&a, "linear_backward_weight");
-    check(more == gradients, "added to, gradients move %g bytes more, they have %g", more, gradients);
-    for (int bf16 = 0; bf16 < 2; bf16++) {
-        const char *name = bf16 ? "linear_backward_gelu" : "gelu_backward";
-        configuration once = a, added = twice;
-        once.policy.precision = added.policy.precision = bf16 ? MTT_BF16 : MTT_FP32;
-        more = traffic(&added, name) - traffic(&once, name);
-        check(more == fc_biases, "added to, gradients of the MLPs' first biases move %g bytes more in %s, they have %g", more, name,
-              fc_biases);
+    for (int bf16 = 0; bf16 < 2; bf16++) { /* in 16 bits linear_backward_gelu makes those of the MLPs' first biases */
+        double more[2], wanted[2] = {gradients + (bf16 ? 0 : fc_biases), bf16 ? fc_biases : 0};
+        static const char *const NAMES[] = {"linear_backward_weight", "linear_backward_gelu"};
+        a.policy.precision = twice.policy.precision = bf16 ? MTT_BF16 : MTT_FP32;
+        for (int k = 0; k < 2; k++) {
+            more[k] = traffic(&twice, NAMES[k]) - traffic(&a, NAMES[k]);
+            check(more[k] == wanted[k], "added to, gradients move %g bytes more in %s, they have %g", more[k], NAMES[k], wanted[k]);
+        }
     }
+    a.policy.precision = MTT_FP32;
     a.policy.loss = MTT_LOSS_CHUNKED;
     a.policy.loss_chunk_rows = 512;
     double loss = traffic(&a, "chunked_loss"), sure = 4 * (2 * 4 + 7) * (head + 50304) + 4 * 5 * rows * 50304 + 4 * rows * (2 * 256 + 4);
@@ -819,9 +834,6 @@ static void validation(void)
             "dropout", "d_ff");
     REFUSED((c.batch = 0, c.seq_len = -1, c.policy.window = -5, c.policy.accumulate = -2), "batch", "seq_len", "window",
             "accumulate");
-    REFUSED((c.policy = (mtt_policy){.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .device = MTT_DEVICE_CUDA,
-                                     .workspace_bytes = 1 << 20}, c.seq_len = 131072), "workspace_bytes", "1048576", "131072");
-    REFUSED((c.policy.device = MTT_DEVICE_CUDA, c.policy.workspace_bytes = 8000), "workspace_bytes", "8192");
 
     mtt_model_desc nothing = {.layers = 0}, resolved;
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.layers == 4 && resolved.heads == 8 &&
@@ -831,11 +843,6 @@ static void validation(void)
     check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 && p.loss_chunk_rows == 1024 &&
               p.accumulate == 1,
           "the policy's defaults are not the manual's");
-    policy = (mtt_policy){.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .device = MTT_DEVICE_CUDA};
-    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 100000, &p) && p.workspace_bytes == (size_t)32 << 20,
-          "CUDA's workspace is %zu bytes by default", p.workspace_bytes);
-    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 131071, &p) && p.workspace_bytes == 256 + 2 * 131072 * (4 * 32 + 8),
-          "of 131071 tokens it is %zu", p.workspace_bytes);
     nothing.d_model = 128;
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.d_ff == 512, "d_ff is %d by default",
           resolved.d_ff);
@@ -859,6 +866,38 @@ static void validation(void)
         check(status == MTT_E_ARGUMENT && strstr(env.error, OPTIM[i]), "%s: %s, \"%s\"", OPTIM[i],
               mtt_status_string(status), env.error);
     }
+}
+
+/* On CUDA the workspace is what the policy says, or what an operation needs if that is more: here flash attention's backward
+   pass of two heads at 131,072 tokens, or the embedding's gradient. */
+static void workspaces(void)
+{
+    static const struct { int seq_len; size_t asked, planned; } CASES[] = {
+        {1024, 0, (size_t)32 << 20}, {1024, (size_t)64 << 20, (size_t)64 << 20}, {131071, 0, 256 + 2 * 131072 * (4 * 32 + 8)},
+        {131071, 1 << 20, 256 + 2 * 131072 * (4 * 32 + 8)}};
+    for (size_t i = 0; i < MTT__LENGTH(CASES); i++) {
+        configuration c = known('A', 1);
+        mtt_schedule *s = NULL;
+        c.seq_len = CASES[i].seq_len;
+        c.policy = (mtt_policy){.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .device = MTT_DEVICE_CUDA,
+                                .workspace_bytes = CASES[i].asked};
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
+        if (!s) continue;
+        for (int k = 0; k < MTT__PROGRAMS; k++)
+            check(s->programs[k].workspace->bytes == CASES[i].planned, "%d tokens: a workspace of %zu bytes instead of %zu",
+                  c.seq_len, s->programs[k].workspace->bytes, CASES[i].planned);
+        mtt_schedule_destroy(s);
+    }
+    configuration c = known('A', 8);
+    mtt_schedule *s = NULL;
+    c.policy = (mtt_policy){.device = MTT_DEVICE_CUDA, .workspace_bytes = 1};
+    check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
+    if (!s) return;
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    size_t most = 0;
+    for (int i = 0; i < p->op_count; i++) most = mtt__op_scratch(&p->ops[i]) > most ? mtt__op_scratch(&p->ops[i]) : most;
+    check(p->workspace->bytes == most && most > 2048 * 16, "a workspace of %zu bytes, operations need %zu", p->workspace->bytes, most);
+    mtt_schedule_destroy(s);
 }
 
 /* The largest of everything must end in numbers or a refusal, not in an overflow. */
@@ -932,7 +971,7 @@ static void listing(void)
                 linear[way] += strcmp(info.name, "linear") == 0;
                 softmax += strcmp(info.name, "softmax") == 0;
                 gelu += strcmp(info.name, "gelu") == 0;
-                norm += strcmp(info.name, "norm") == 0;
+                norm += strcmp(info.name, "norm") == 0 || strcmp(info.name, "residual_norm") == 0;
                 flash += strcmp(info.name, "flash") == 0;
                 check(info.phase == MTT_BACKWARD && info.layer >= 0 && info.layer < 2,
                       "%s is recomputed in phase %d, layer %d", info.name, (int)info.phase, info.layer);
@@ -958,20 +997,48 @@ static void listing(void)
     }
 }
 
-/* Whether an operation that was two has the operands of both, in order; or of the first alone, if GELU comes apart. */
-static int merged_well(const mtt__program *p, const mtt_op *op, int apart)
+/* Whether a fused operation has the operands of both. `apart`: GELU is left out. */
+static int merged_well(const mtt_op *op, int apart)
 {
-    const mtt_tensor *control = &p->tensors[p->control];
+    const mtt_linear_gelu *f = MTT_OPERANDS_OF(linear_gelu, op);
+    const mtt_linear_backward_gelu *g = MTT_OPERANDS_OF(linear_backward_gelu, op);
     char bias[64];
     snprintf(bias, sizeof(bias), "d_h.%d.mlp.c_fc.bias", op->layer);
-    if (op->kind == MTT_OP_LINEAR_GELU)
-        return op->inputs == 3 && op->outputs == 2 - apart && op->in[0]->role == MTT__A_LN_2 && op->out[0]->role == MTT__A_FC &&
-               (apart || (op->out[1]->role == MTT__A_GELU && op->out[1]->layer == op->layer)) && op->in[0]->layer == op->layer &&
-               op->out[0]->layer == op->layer && strstr(op->in[1]->name, "mlp.c_fc.weight") &&
-               strstr(op->in[2]->name, "mlp.c_fc.bias");
-    return op->inputs == 4 && op->outputs == 2 && op->phase == MTT_BACKWARD && !op->recomputed &&
-           strstr(op->in[1]->name, "mlp.c_proj.weight") && op->in[2]->role == MTT__A_FC && op->in[2]->layer == op->layer &&
-           op->in[3] == control && strstr(op->out[0]->name, "d_fc") && !strcmp(op->out[1]->name, bias);
+    if (op->kind == MTT_OP_linear_gelu)
+        return f->x->role == MTT__A_LN_2 && f->x->layer == op->layer && f->pre->role == MTT__A_FC && f->pre->layer == op->layer &&
+               (apart ? !f->y : f->y->role == MTT__A_GELU && f->y->layer == op->layer) && strstr(f->weight->name, "mlp.c_fc.weight") &&
+               strstr(f->bias->name, "mlp.c_fc.bias");
+    return op->phase == MTT_BACKWARD && !op->recomputed && strstr(g->weight->name, "mlp.c_proj.weight") && g->pre->role == MTT__A_FC &&
+           g->pre->layer == op->layer && strstr(g->dx->name, "d_mlp.gelu") && !strcmp(g->d_bias->name, bias);
+}
+
+/* Every residual that a norm of its sum follows is one operation with it; a residual alone is made where the norm is dropped. */
+static void residual_norms(void)
+{
+    for (int way = 0; way < 2 * 4 * 4; way++) {
+        configuration c = known('A', 8);
+        mtt_schedule *s = NULL;
+        int together = 0;
+        c.policy.attention = (mtt_attention)(way % 2);
+        c.policy.recompute = (mtt_recompute)(way / 2 % 4);
+        c.policy.precision = (mtt_precision)(way / 8);
+        describe(&c);
+        if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
+        const mtt__program *p = &s->programs[MTT__TRAIN];
+        for (int i = 0; i < p->op_count; i++) {
+            const mtt_op *op = &p->ops[i], *next = op + 1;
+            const mtt_residual_norm *f = MTT_OPERANDS_OF(residual_norm, op);
+            check(op->kind != MTT_OP_residual || next->kind != MTT_OP_norm ||
+                      MTT_OPERANDS_OF(residual, op)->sum != MTT_OPERANDS_OF(norm, next)->x, "%s: operation %d is apart", c.text, i);
+            if (op->kind != MTT_OP_residual_norm) continue;
+            together += op->phase == MTT_FORWARD;
+            check(f->sum->first <= i && f->y->first == i && f->stats->first == i && f->x->last >= i && f->branch->last >= i &&
+                      strstr(f->gain->name, "ln_") && strstr(f->shift->name, "ln_"),
+                  "%s: operation %d has other operands than a residual and a norm", c.text, i);
+        }
+        check(together == 2 * c.model.layers, "%s: %d residuals with norms in the forward pass", c.text, together);
+        mtt_schedule_destroy(s);
+    }
 }
 
 /* In 16 bits a product and its GELU, or GELU's gradient, are one operation with the FLOPs of both, but where GELU alone is
@@ -1000,9 +1067,9 @@ static void merged(void)
                 for (int i = 0; i < p->op_count; i++) {
                     const mtt_op *op = &p->ops[i];
                     n[op->kind]++;
-                    if (op->kind == MTT_OP_LINEAR_GELU || op->kind == MTT_OP_LINEAR_BACKWARD_GELU)
-                        check(merged_well(p, op, apart), "operation %d, %s, has not the operands of both", i,
-                              mtt__op_name[op->kind]);
+                    if (op->kind == MTT_OP_linear_gelu || op->kind == MTT_OP_linear_backward_gelu)
+                        check(merged_well(op, apart), "operation %d, %s, has not the operands of both", i,
+                              mtt_op_name(op->kind));
                 }
                 check(p->step_begin == p->op_count - (which == MTT__TRAIN ? 2 : 0), "the step begins at operation %d of %d",
                       p->step_begin, p->op_count);
@@ -1010,15 +1077,15 @@ static void merged(void)
             mtt_schedule_destroy(s);
             check(layers[precision] == layers[0] && fabs(flops[precision] - flops[0]) <= 1e-9 * flops[0],
                   "%g FLOPs in precision %d, %g in FP32, recompute %s", flops[precision], precision, flops[0], RECOMPUTES[way / 2]);
-            check(n[MTT_OP_LINEAR_GELU] == (precision < 2 ? 0 : count[0][MTT_OP_GELU] - alone) &&
-                      n[MTT_OP_LINEAR_BACKWARD_GELU] == (precision < 2 ? 0 : 4),
+            check(n[MTT_OP_linear_gelu] == (precision < 2 ? 0 : count[0][MTT_OP_gelu] - alone) &&
+                      n[MTT_OP_linear_backward_gelu] == (precision < 2 ? 0 : 4),
                   "precision %d, recompute %s: %d linear_gelu, %d linear_backward_gelu", precision, RECOMPUTES[way / 2],
-                  n[MTT_OP_LINEAR_GELU], n[MTT_OP_LINEAR_BACKWARD_GELU]);
-            n[MTT_OP_LINEAR] += n[MTT_OP_LINEAR_GELU];
-            if (!apart) n[MTT_OP_GELU] += n[MTT_OP_LINEAR_GELU];
-            n[MTT_OP_LINEAR_BACKWARD_INPUT] += n[MTT_OP_LINEAR_BACKWARD_GELU];
-            n[MTT_OP_GELU_BACKWARD] += n[MTT_OP_LINEAR_BACKWARD_GELU];
-            n[MTT_OP_LINEAR_GELU] = n[MTT_OP_LINEAR_BACKWARD_GELU] = 0;
+                  n[MTT_OP_linear_gelu], n[MTT_OP_linear_backward_gelu]);
+            n[MTT_OP_linear] += n[MTT_OP_linear_gelu];
+            if (!apart) n[MTT_OP_gelu] += n[MTT_OP_linear_gelu];
+            n[MTT_OP_linear_backward_input] += n[MTT_OP_linear_backward_gelu];
+            n[MTT_OP_gelu_backward] += n[MTT_OP_linear_backward_gelu];
+            n[MTT_OP_linear_gelu] = n[MTT_OP_linear_backward_gelu] = 0;
             check(!memcmp(n, count[0], sizeof(count[0])), "precision %d, recompute %s: other operations than in FP32", precision,
                   RECOMPUTES[way / 2]);
         }
@@ -1132,9 +1199,11 @@ int main(void)
     largest_batch();
     fitting_policy();
     validation();
+    workspaces();
     extremes();
     listing();
     merged();
+    residual_norms();
     json();
     failing_allocations();
     return finish();
