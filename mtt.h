@@ -2035,8 +2035,8 @@ MTTDEF const char *mtt_phase_name(mtt_phase phase)
     X(d_model, INT, 256, 8, 16384, NULL, "width")                                                \
     X(d_ff, INT, 0, 8, 131072, NULL, "width of the MLP (default 4 * d_model)")                   \
     X(vocab, INT, 10000, 1, 1 << 24, NULL, "ids of the vocabulary")                              \
-    X(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")             \
     X(positions, CHOICE, 0, 0, MTT_POSITIONS_LEARNED, "sinusoidal|learned", "position encoding") \
+    X(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")             \
     X(tied_head, FLAG, 0, 0, 1, NULL, "the embedding is the output matrix")                      \
     X(no_head_bias, FLAG, 0, 0, 1, NULL, "logits without a bias")                                \
     X(dropout, FLOAT, 0, 0, 0.9, NULL, "dropout probability")

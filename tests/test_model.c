@@ -992,8 +992,8 @@ static void compact_codes(void)
             if (second) x[k] *= x[k];
         }
         for (int way = 0; way < 2; way++) { /* to nearest, and at random */
-            mtt__encode(x, count, second, way ? random : NULL, codes, &scale);
-            mtt__decode(codes, &scale, count, second, y);
+            mtt__pack_moments(x, count, second, way ? random : NULL, codes, &scale);
+            mtt__unpack_moments(codes, &scale, count, second, y);
             double unit = largest * ldexp(1, way ? -10 : -11); /* of the scale */
             check(fabs(mtt__from_scale(scale) - largest) <= unit, "a scale of %g is %g", (double)largest,
                   (double)mtt__from_scale(scale));
@@ -1002,7 +1002,7 @@ static void compact_codes(void)
                 double limit = moment_error(fabs(a) / largest, second, way || second ? 1 : 0.5); /* 1 where at least 1 */
                 wrong += !(fabs(a - b) <= limit * largest * 1.00001 + unit) || (x[k] > 0 && second && !(y[k] > 0));
             }
-            mtt__encode(y, count, second, NULL, again, &scale_again);
+            mtt__pack_moments(y, count, second, NULL, again, &scale_again);
             moved += scale_again != scale || memcmp(codes, again, (size_t)count);
         }
     }
@@ -1018,8 +1018,8 @@ static void compact_codes(void)
                 mtt__split_weight(x, fp16, random, &weight, &rest);
                 mean[fp16] += mtt__join_weight(weight, rest, fp16) / 65536.0;
             }
-            mean[2] += mtt__to_moment(x, 0, random) / 65536.0;
-            mean[3] += mtt__to_moment(x, 1, random) / 65536.0;
+            mean[2] += mtt__round_moment(254 * x / (1 + x) * 65536, 0, random) / 65536.0;
+            mean[3] += mtt__round_moment(255 * x * 65536, 1, random) / 65536.0;
         }
         biased += fabs(mean[0] - x) > 1e-12 || fabs(mean[1] - x) > 1e-12;
         biased += fabs(mean[2] - 127 * 2 * x / (1 + x)) > 0.5 * (2 * x / (1 + x) > 126.5 / 127) + 1e-4;
