@@ -2450,9 +2450,10 @@ struct mtt_schedule {
     mtt_env *env;
     mtt_model_desc model;
     mtt_policy policy;
+    int batch, seq_len;                        /* of a micro-batch */
     int recompute_layers, recompute_selective; /* of the first layers recomputed whole, of the next in part */
-    int split;                                 /* micro-batches in a batch; the policy's `accumulate` counts them */
-    size_t least;                              /* bytes of the smallest plan that was tried for a budget */
+    int split;    /* micro-batches in a batch; the policy's `accumulate` counts them */
+    size_t least; /* bytes of the smallest plan that was tried for a budget */
     mtt__program programs[MTT__PROGRAMS];
 };
 
@@ -3183,10 +3184,11 @@ static void mtt__close_program(mtt__builder *b)
     }
 }
 
-static void mtt__set_shape(mtt_shape *d, const mtt_model_desc *m, const mtt_policy *policy, int batch, int seq_len)
+static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch)
 {
+    const mtt_model_desc *m = &s->model;
     d->batch = batch;
-    d->seq_len = seq_len;
+    d->seq_len = s->seq_len;
     d->layers = m->layers;
     d->d_model = m->d_model;
     d->heads = d->heads_kv = m->heads;
@@ -3194,8 +3196,8 @@ static void mtt__set_shape(mtt_shape *d, const mtt_model_desc *m, const mtt_poli
     d->d_ff = m->d_ff;
     d->vocab = m->vocab;
     d->vocab_padded = (int)mtt__round_up(m->vocab, 128);
-    d->window = policy->window;
-    d->rows = (int64_t)batch * seq_len;
+    d->window = s->policy.window;
+    d->rows = (int64_t)batch * s->seq_len;
     d->dropout = m->dropout;
 }
 
@@ -3221,7 +3223,7 @@ static void mtt__emit_program(mtt__builder *b, int which)
     if (!b->status) mtt__close_program(b);
 }
 
-static mtt_status mtt__build_program(mtt_schedule *s, int which, int batch, int seq_len)
+static mtt_status mtt__build_program(mtt_schedule *s, int which)
 {
     mtt__program *p = &s->programs[which];
     size_t layers = (size_t)s->model.layers + 1, slots = MTT__ROLES * layers, kinds = MTT__PARAMETER_KINDS * layers, i;
@@ -3231,7 +3233,7 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which, int batch, int 
     b.env = s->env;
     b.schedule = s;
     b.program = p;
-    mtt__set_shape(&p->shape, &s->model, &s->policy, which == MTT__NEXT ? 1 : batch, seq_len);
+    mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch);
     if (which != MTT__TRAIN) p->shape.dropout = 0;
     b.head_rows = which == MTT__NEXT ? 1 : p->shape.rows;
     b.current = (mtt_tensor **)mtt__pool_take(s->env, &pool, slots * sizeof(*b.current));
@@ -3660,7 +3662,7 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
    these: the others stay once they are built. Ends at the first program that takes more than `limit` bytes.
    */
-static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole, int partial, size_t limit)
+static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t limit)
 {
     int i;
     mtt__release_program(s, MTT__TRAIN);
@@ -3669,7 +3671,7 @@ static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole,
     for (i = 0; i < MTT__PROGRAMS; i++) {
         mtt_status status = MTT_OK;
         if (i == MTT__TRAIN || !s->programs[i].op_count) {
-            status = mtt__build_program(s, i, batch, seq_len);
+            status = mtt__build_program(s, i);
             if (!status) status = mtt__measure(s->env, &s->programs[i]);
             if (!status) status = mtt__pack(s->env, &s->programs[i], i == MTT__TRAIN ? limit : SIZE_MAX);
         }
@@ -3678,27 +3680,34 @@ static mtt_status mtt__build(mtt_schedule *s, int batch, int seq_len, int whole,
     return MTT_OK;
 }
 
-/* The least k up to n for which the training step takes no more than `budget` bytes, with whole + k * whole_by
-   layers recomputed whole and partial + k * partial_by in part. n itself is known to fit. */
-static mtt_status mtt__fewest(mtt_schedule *s, int batch, int seq_len, size_t budget, int packed, int whole,
-                              int whole_by, int partial, int partial_by, int n, int *fewest)
+/* A search for the cheapest recomputation that fits a budget. Without `packed`, peaks stand for arenas. */
+typedef struct mtt__search {
+    mtt_schedule *schedule;
+    size_t budget;
+    int packed;
+} mtt__search;
+
+/* The least k up to n for which the training step fits, with whole + k * whole_by layers recomputed whole and
+   partial + k * partial_by in part. n itself is known to fit. */
+static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int partial, int partial_by, int n,
+                              int *fewest)
 {
+    mtt_schedule *s = q->schedule;
     int low = 0, high = n;
     while (low < high) {
         int k = low + (high - low) / 2;
-        mtt_status status = mtt__build(s, batch, seq_len, whole + k * whole_by, partial + k * partial_by,
-                                       packed ? budget : 0);
+        mtt_status status = mtt__build(s, whole + k * whole_by, partial + k * partial_by, q->packed ? q->budget : 0);
         if (status) return status;
-        if (s->programs[MTT__TRAIN].arena_bytes <= budget) high = k;
+        if (s->programs[MTT__TRAIN].arena_bytes <= q->budget) high = k;
         else low = k + 1;
     }
     *fewest = low;
     return MTT_OK;
 }
 
-/* Chooses how many layers to recompute whole and how many in part: the cheapest choice that fits. More
-   recomputation takes less memory, so what just fits is a staircase from A, as few whole as possible and the
-   others in part, to B, none in part:
+/* Chooses how many layers to recompute whole and how many in part, and builds that. More recomputation takes
+   less memory, so what just fits is a staircase from A, as few whole as possible and the others in part, to B,
+   none in part:
 
       in part  | \
                | A .
@@ -3707,88 +3716,92 @@ static mtt_status mtt__fewest(mtt_schedule *s, int batch, int seq_len, size_t bu
                | . . . B \
                +------------ whole
 
-   The search visits every stair of a small model. Of a large one it visits the ends: memory and cost are close to
-   linear in the two numbers, so one of them is the cheapest. Where `packed` is 0, peaks stand for arenas. */
-static mtt_status mtt__choose(mtt_schedule *s, int batch, int seq_len, size_t budget, int packed, int *whole,
-                              int *partial)
+   The search visits every stair of a small model. Of a large one it visits the ends: memory and cost are close
+   to linear in the two numbers, so one of them is the cheapest. */
+static mtt_status mtt__choose(const mtt__search *q)
 {
-    int layers = s->model.layers, w = 0, p = 0, last = 0, step;
+    mtt_schedule *s = q->schedule;
+    int layers = s->model.layers, w = 0, p = 0, last = 0, whole = -1, partial = 0, step;
     double cost, best = 0;
-    mtt_status status = mtt__fewest(s, batch, seq_len, budget, packed, 0, 1, layers, -1, layers, &w);
-    if (!status) status = mtt__fewest(s, batch, seq_len, budget, packed, w, 1, 0, 0, layers - w, &last);
+    mtt_status status = mtt__fewest(q, 0, 1, layers, -1, layers, &w);
+    if (!status) status = mtt__fewest(q, w, 1, 0, 0, layers - w, &last);
     last += w;
     step = 1 + (last - w) * layers / 256;
-    *whole = -1;
     for (; !status; w = (int)mtt__min(w + step, last)) {
-        status = mtt__fewest(s, batch, seq_len, budget, packed, w, 0, 0, 1, layers - w, &p);
-        if (!status) status = mtt__build(s, batch, seq_len, w, p, 0);
+        status = mtt__fewest(q, w, 0, 0, 1, layers - w, &p);
+        if (!status) status = mtt__build(s, w, p, 0);
         if (status) break;
         cost = mtt__plan_cost(s);
-        if (*whole < 0 || cost < best) {
-            best = cost;
-            *whole = w;
-            *partial = p;
-        }
+        if (whole < 0 || cost < best) best = cost, whole = w, partial = p;
         if (w == last) break;
     }
-    return status;
+    return status ? status : mtt__build(s, whole, partial, SIZE_MAX);
 }
 
 /* Recomputes so many layers that the plan fits the budget. Without one, the plan with all layers whole says how
    much memory there is, and the search uses what is left of it. Packing takes longer than building, so a first
-   search does without; if its result has gaps and misses the budget, a second one packs every candidate. In small
-   models a mixture, or all layers in part, may take less than all layers whole. */
-static mtt_status mtt__fit_budget(mtt_schedule *s, int batch, int seq_len)
+   search does without; if its result has gaps and misses the budget, a second one packs every candidate. In
+   small models a mixture, or all layers in part, may take less than all layers whole. */
+static mtt_status mtt__fit_budget(mtt_schedule *s)
 {
-    int layers = s->model.layers, whole = layers, partial = 0, packed;
-    mtt_status status = mtt__build(s, batch, seq_len, layers, 0, SIZE_MAX);
-    size_t budget, arena = mtt__arena_bytes(s);
-    budget = s->policy.recompute == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : arena;
+    int layers = s->model.layers, fewest = 0, packed;
+    mtt_status status = mtt__build(s, layers, 0, SIZE_MAX);
+    size_t arena = mtt__arena_bytes(s), budget = arena;
+    mtt__search q = {s, 0, 1};
+    if (s->policy.recompute == MTT_RECOMPUTE_BUDGET) budget = s->policy.budget_bytes;
     s->least = arena;
     for (packed = 0; packed < 2 && !status; packed++) {
-        status = mtt__choose(s, batch, seq_len, budget > s->least ? budget : s->least, packed, &whole, &partial);
-        if (!status) status = mtt__build(s, batch, seq_len, whole, partial, SIZE_MAX);
+        q.budget = budget > s->least ? budget : s->least;
+        q.packed = packed;
+        status = mtt__choose(&q);
         arena = mtt__arena_bytes(s);
         if (status || arena <= budget) return status;
         if (arena < s->least) s->least = arena;
     }
-    if (!status) status = mtt__build(s, batch, seq_len, 0, layers, SIZE_MAX);
+    if (!status) status = mtt__build(s, 0, layers, SIZE_MAX);
     if (status) return status;
     arena = mtt__arena_bytes(s);
     if (arena < s->least) s->least = arena;
     if (arena > budget)
-        return mtt__fail(s->env, MTT_E_BUDGET, "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; lower the "
-                         "batch or seq_len, or use the chunked loss and flash attention", budget, s->least,
-                         s->least - budget);
-    status = mtt__fewest(s, batch, seq_len, budget, 1, 0, 0, 0, 1, layers, &partial);
-    return status ? status : mtt__build(s, batch, seq_len, 0, partial, SIZE_MAX);
+        return mtt__fail(s->env, MTT_E_BUDGET, "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; "
+                         "lower the batch or seq_len, or use the chunked loss and flash attention", budget,
+                         s->least, s->least - budget);
+    q.budget = budget;
+    status = mtt__fewest(&q, 0, 0, 0, 1, layers, &fewest);
+    return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
 }
 
 /* Recomputes what the policy says. A budget with room for everything needs no search. */
-static mtt_status mtt__build_policy(mtt_schedule *s, int batch, int seq_len)
+static mtt_status mtt__build_policy(mtt_schedule *s)
 {
     mtt_recompute how = s->policy.recompute;
     int partial = how == MTT_RECOMPUTE_SELECTIVE ? s->model.layers : 0;
     size_t limit = how == MTT_RECOMPUTE_BUDGET ? s->policy.budget_bytes : SIZE_MAX;
     mtt_status status;
     mtt__release_programs(s);
-    if (how == MTT_RECOMPUTE_LAYER || how == MTT_RECOMPUTE_SEGMENTS) return mtt__fit_budget(s, batch, seq_len);
-    status = mtt__build(s, batch, seq_len, 0, partial, limit);
-    return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s, batch, seq_len);
+    if (how == MTT_RECOMPUTE_LAYER || how == MTT_RECOMPUTE_SEGMENTS) return mtt__fit_budget(s);
+    status = mtt__build(s, 0, partial, limit);
+    return status || mtt__arena_bytes(s) <= limit ? status : mtt__fit_budget(s);
 }
 
-/* Cuts the batch into the cheapest number of micro-batches. Once nothing is recomputed any more, more of them
-   only cost. */
-static mtt_status mtt__fit_split(mtt_schedule *s, int batch, int seq_len)
+/* Cuts the batch into `split` micro-batches. */
+static mtt_status mtt__build_split(mtt_schedule *s, int batch, int accumulate, int split)
 {
-    int accumulate = s->policy.accumulate, best = 0, last = 0, split;
+    s->split = split;
+    s->batch = batch / split;
+    s->policy.accumulate = accumulate * split;
+    return mtt__build_policy(s);
+}
+
+/* Takes the cheapest number of micro-batches. Once nothing is recomputed any more, more of them only cost. */
+static mtt_status mtt__fit_split(mtt_schedule *s)
+{
+    int batch = s->batch, accumulate = s->policy.accumulate, best = 0, last = 0, split;
     double best_cost = 0;
     mtt_status status = MTT_OK;
     for (split = 1; split <= batch && split <= (1 << 20) / accumulate && !last; split++) {
         if (batch % split) continue;
-        s->split = split;
-        s->policy.accumulate = accumulate * split;
-        status = mtt__build_policy(s, batch / split, seq_len);
+        status = mtt__build_split(s, batch, accumulate, split);
         if (status == MTT_E_BUDGET) continue;
         if (status) return status;
         last = s->recompute_layers + s->recompute_selective == 0;
@@ -3796,24 +3809,23 @@ static mtt_status mtt__fit_split(mtt_schedule *s, int batch, int seq_len)
         best = split;
         best_cost = mtt__plan_cost(s);
     }
-    if (!best || best == s->split) return status;
-    s->split = best;
-    s->policy.accumulate = accumulate * best;
-    return mtt__build_policy(s, batch / best, seq_len);
+    return !best || best == s->split ? status : mtt__build_split(s, batch, accumulate, best);
 }
 
-static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
-                                     int batch, int seq_len)
+static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
+                                     const mtt_policy *policy, int batch, int seq_len)
 {
     mtt_status status;
     memset(s, 0, sizeof(*s));
     s->env = env;
+    s->batch = batch;
+    s->seq_len = seq_len;
+    s->split = 1;
     status = mtt_model_resolve(env, model, &s->model);
     if (!status) status = mtt_policy_resolve(env, policy, &s->model, batch, seq_len, &s->policy);
     if (status) return status;
-    s->split = 1;
-    if (s->policy.split && s->policy.recompute == MTT_RECOMPUTE_BUDGET) status = mtt__fit_split(s, batch, seq_len);
-    else status = mtt__build_policy(s, batch, seq_len);
+    if (s->policy.split && s->policy.recompute == MTT_RECOMPUTE_BUDGET) status = mtt__fit_split(s);
+    else status = mtt__build_policy(s);
     if (status) mtt__release_programs(s);
     return status;
 }

@@ -274,7 +274,7 @@ static void segments(void)
                 continue;
             }
             mtt_schedule_report(s, &chosen);
-            mtt__build(s, c.batch, c.seq_len, c.model.layers, 0, SIZE_MAX);
+            mtt__build(s, c.model.layers, 0, SIZE_MAX);
             mtt_schedule_report(s, &whole);
             mtt_schedule_destroy(s);
             check(chosen.arena_bytes <= whole.arena_bytes, "%s: %zu bytes, all recomputed %zu", c.text, chosen.arena_bytes,
@@ -529,7 +529,7 @@ static void cheapest(const configuration *c)
              chosen.arena_bytes);
     for (int whole = layers; whole >= 0; whole--)
         for (int partial = 0; partial <= layers - whole; partial++) {
-            if (mtt__build(s, c->batch, c->seq_len, whole, partial, SIZE_MAX)) continue;
+            if (mtt__build(s, whole, partial, SIZE_MAX)) continue;
             mtt_schedule_report(s, &report);
             if (whole == layers && c->policy.recompute != MTT_RECOMPUTE_BUDGET) limit = report.arena_bytes;
             if (report.arena_bytes <= limit) best = fmin(best, roofline(s));
@@ -555,11 +555,11 @@ static void last_layer(void)
     b.policy.recompute = MTT_RECOMPUTE_LAYER;
     if (mtt_schedule_create(&env, &b.model, &b.policy, b.batch, b.seq_len, &s)) return check(0, "no schedule: %s", env.error);
     mtt_schedule_report(s, &chosen);
-    mtt__build(s, b.batch, b.seq_len, 6, 0, SIZE_MAX);
+    mtt__build(s, 6, 0, SIZE_MAX);
     mtt_schedule_report(s, &all);
-    mtt__build(s, b.batch, b.seq_len, 5, 0, SIZE_MAX);
+    mtt__build(s, 5, 0, SIZE_MAX);
     mtt_schedule_report(s, &kept);
-    mtt__build(s, b.batch, b.seq_len, 5, 1, SIZE_MAX);
+    mtt__build(s, 5, 1, SIZE_MAX);
     mtt_schedule_report(s, &partly);
     mtt_schedule_destroy(s);
     check(chosen.recompute_layers == 6 && chosen.arena_bytes == all.arena_bytes, "full logits: %d of 6 layers are recomputed",
