@@ -299,7 +299,8 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *policy, int *batch);
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity);
 
-/* The fields of a descriptor, for programs that make command lines, forms or files of them. */
+/* The fields of a descriptor, for programs that make command lines, forms or files of them. A field without a
+   name ends a list. */
 typedef enum mtt_field_kind {
     MTT_FIELD_INT,
     MTT_FIELD_INT64,
@@ -318,9 +319,9 @@ typedef struct mtt_field {
     const char *choices;      /* names of an enum's values, joined by |; NULL for other kinds */
     const char *help;
 } mtt_field;
-MTTDEF const mtt_field *mtt_model_fields(int *count);
-MTTDEF const mtt_field *mtt_policy_fields(int *count);
-MTTDEF const mtt_field *mtt_optim_fields(int *count);
+MTTDEF const mtt_field *mtt_model_fields(void);
+MTTDEF const mtt_field *mtt_policy_fields(void);
+MTTDEF const mtt_field *mtt_optim_fields(void);
 
 /* ---------------------------------------------------------------------------------------------- plan ---- */
 
@@ -2013,8 +2014,6 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
 
 static const char *const mtt__category_text[] = {MTT_CATEGORIES(MTT__STRING)};
 static const char *const mtt__phase_text[] = {"forward", "backward", "step"};
-#define MTT__PRECISIONS "fp32|tf32|bf16|fp16"
-static const char *const mtt__precision_name[] = {"fp32", "tf32", "bf16", "fp16"};
 
 MTTDEF const char *mtt_category_name(mtt_category category)
 {
@@ -2029,72 +2028,76 @@ MTTDEF const char *mtt_phase_name(mtt_phase phase)
 /* ---- fields: one row for defaults, validation, checkpoints and the programs' options ---- */
 
 /* Name, kind, default (0 = it depends, see mtt_*_resolve), range, names of values, help. */
-#define MTT__MODEL_FIELDS(X)                                                                     \
-    X(layers, INT, 4, 1, 1024, NULL, "transformer blocks")                                       \
-    X(heads, INT, 8, 1, 1024, NULL, "attention heads")                                           \
-    X(d_model, INT, 256, 8, 16384, NULL, "width")                                                \
-    X(d_ff, INT, 0, 8, 131072, NULL, "width of the MLP (default 4 * d_model)")                   \
-    X(vocab, INT, 10000, 1, 1 << 24, NULL, "ids of the vocabulary")                              \
-    X(positions, CHOICE, 0, 0, MTT_POSITIONS_LEARNED, "sinusoidal|learned", "position encoding") \
-    X(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")             \
-    X(tied_head, FLAG, 0, 0, 1, NULL, "the embedding is the output matrix")                      \
-    X(no_head_bias, FLAG, 0, 0, 1, NULL, "logits without a bias")                                \
-    X(dropout, FLOAT, 0, 0, 0.9, NULL, "dropout probability")
-#define MTT__POLICY_FIELDS(X)                                                                      \
-    X(precision, CHOICE, 0, 0, MTT_FP16, MTT__PRECISIONS, "precision")                             \
-    X(attention, CHOICE, 0, 0, MTT_ATTENTION_FLASH, "plain|flash", "attention")                    \
-    X(window, INT, 0, 0, INT_MAX, NULL, "keys that a query attends, itself counted; 0: all")       \
-    X(recompute, CHOICE, 0, 0, MTT_RECOMPUTE_BUDGET, "none|selective|layer|segments|budget",       \
-      "what the backward pass recomputes")                                                         \
-    X(segment, INT, 0, 1, 1024, NULL, "layers in a segment (default the root of layers)")          \
-    X(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "full|chunked", "logits of all tokens or of a chunk")  \
-    X(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "tokens of a chunk (default 1024, on CUDA 2048)") \
-    X(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")                   \
-    X(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")                             \
-    X(budget_bytes, BYTES, 0, 0, 1.9e19, NULL, "memory for recompute budget")                        \
-    X(split, FLAG, 0, 0, 1, NULL, "a budget may cut the batch into micro-batches")                 \
-    X(device, CHOICE, 0, 0, MTT_DEVICE_CUDA, "cpu|cuda", "device")                                 \
-    X(workspace_bytes, BYTES, 0, 0, 1.9e19, NULL, "scratch of products on CUDA (default 32 MiB)")
-#define MTT__OPTIM_FIELDS(X)                                                                                \
-    X(lr, FLOAT, 3e-4, 1e-30, 100, NULL, "peak learning rate")                                              \
-    X(beta1, FLOAT, 0.9, 0, 1, NULL, "decay of the first moment")                                           \
-    X(beta2, FLOAT, 0.999, 0, 1, NULL, "decay of the second moment")                                        \
-    X(eps, FLOAT, 1e-8, 0, 1, NULL, "added to the root of the second moment")                               \
-    X(weight_decay, FLOAT, 0.01, 0, 100, NULL, "decoupled decay of matrices")                               \
-    X(clip, FLOAT, 1, 0, 1e30, NULL, "largest norm of the gradient")                                        \
-    X(lr_schedule, CHOICE, 0, 0, MTT_LR_COSINE, "constant|linear|cosine", "learning rate after the warmup") \
-    X(warmup_steps, INT64, 0, 0, INT32_MAX, NULL, "steps of linear warmup")                                 \
-    X(total_steps, INT64, 0, 0, 9e18, NULL, "end of the linear or cosine schedule")                         \
-    X(min_lr, FLOAT, 0, 0, 100, NULL, "learning rate at that end")                                          \
-    X(loss_scale, FLOAT, 65536, 1e-30, 1e38, NULL, "first loss scale of fp16")
+#define MTT__FIELD(name, kind, fallback, low, high, choices, help)                      \
+    {#name, MTT_FIELD_##kind, offsetof(MTT__DESC, name), fallback, low, high, choices, help},
+#define MTT__NO_FIELD {NULL, MTT_FIELD_INT, 0, 0, 0, 0, NULL, NULL}
 
-#define MTT__FIELD_OF(desc, name, kind, fallback, low, high, choices, help)             \
-    {#name, MTT_FIELD_##kind, offsetof(desc, name), fallback, low, high, choices, help},
-#define MTT__MODEL_FIELD(name, kind, fallback, low, high, choices, help)                \
-    MTT__FIELD_OF(mtt_model_desc, name, kind, fallback, low, high, choices, help)
-#define MTT__POLICY_FIELD(name, kind, fallback, low, high, choices, help)               \
-    MTT__FIELD_OF(mtt_policy, name, kind, fallback, low, high, choices, help)
-#define MTT__OPTIM_FIELD(name, kind, fallback, low, high, choices, help)                \
-    MTT__FIELD_OF(mtt_optim_desc, name, kind, fallback, low, high, choices, help)
-static const mtt_field mtt__model_field[] = {MTT__MODEL_FIELDS(MTT__MODEL_FIELD)};
-static const mtt_field mtt__policy_field[] = {MTT__POLICY_FIELDS(MTT__POLICY_FIELD)};
-static const mtt_field mtt__optim_field[] = {MTT__OPTIM_FIELDS(MTT__OPTIM_FIELD)};
+static const mtt_field mtt__model_field[] = {
+#define MTT__DESC mtt_model_desc
+    MTT__FIELD(layers, INT, 4, 1, 1024, NULL, "transformer blocks")
+    MTT__FIELD(heads, INT, 8, 1, 1024, NULL, "attention heads")
+    MTT__FIELD(d_model, INT, 256, 8, 16384, NULL, "width")
+    MTT__FIELD(d_ff, INT, 0, 8, 131072, NULL, "width of the MLP (default 4 * d_model)")
+    MTT__FIELD(vocab, INT, 10000, 1, 1 << 24, NULL, "ids of the vocabulary")
+    MTT__FIELD(positions, CHOICE, 0, 0, MTT_POSITIONS_LEARNED, "sinusoidal|learned", "position encoding")
+    MTT__FIELD(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")
+    MTT__FIELD(tied_head, FLAG, 0, 0, 1, NULL, "the embedding is the output matrix")
+    MTT__FIELD(no_head_bias, FLAG, 0, 0, 1, NULL, "logits without a bias")
+    MTT__FIELD(dropout, FLOAT, 0, 0, 0.9, NULL, "dropout probability")
+    MTT__NO_FIELD
+#undef MTT__DESC
+};
 
-MTTDEF const mtt_field *mtt_model_fields(int *count)
+static const mtt_field mtt__policy_field[] = {
+#define MTT__DESC mtt_policy
+    MTT__FIELD(precision, CHOICE, 0, 0, MTT_FP16, "fp32|tf32|bf16|fp16", "precision")
+    MTT__FIELD(attention, CHOICE, 0, 0, MTT_ATTENTION_FLASH, "plain|flash", "attention")
+    MTT__FIELD(window, INT, 0, 0, INT_MAX, NULL, "keys that a query attends, itself counted; 0: all")
+    MTT__FIELD(recompute, CHOICE, 0, 0, MTT_RECOMPUTE_BUDGET, "none|selective|layer|segments|budget",
+               "what the backward pass recomputes")
+    MTT__FIELD(segment, INT, 0, 1, 1024, NULL, "layers in a segment (default the root of layers)")
+    MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "full|chunked", "logits of all tokens or of a chunk")
+    MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "tokens of a chunk (default 1024, on CUDA 2048)")
+    MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
+    MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
+    MTT__FIELD(budget_bytes, BYTES, 0, 0, 1.9e19, NULL, "memory for recompute budget")
+    MTT__FIELD(split, FLAG, 0, 0, 1, NULL, "a budget may cut the batch into micro-batches")
+    MTT__FIELD(device, CHOICE, 0, 0, MTT_DEVICE_CUDA, "cpu|cuda", "device")
+    MTT__FIELD(workspace_bytes, BYTES, 0, 0, 1.9e19, NULL, "scratch of products on CUDA (default 32 MiB)")
+    MTT__NO_FIELD
+#undef MTT__DESC
+};
+
+static const mtt_field mtt__optim_field[] = {
+#define MTT__DESC mtt_optim_desc
+    MTT__FIELD(lr, FLOAT, 3e-4, 1e-30, 100, NULL, "peak learning rate")
+    MTT__FIELD(beta1, FLOAT, 0.9, 0, 1, NULL, "decay of the first moment")
+    MTT__FIELD(beta2, FLOAT, 0.999, 0, 1, NULL, "decay of the second moment")
+    MTT__FIELD(eps, FLOAT, 1e-8, 0, 1, NULL, "added to the root of the second moment")
+    MTT__FIELD(weight_decay, FLOAT, 0.01, 0, 100, NULL, "decoupled decay of matrices")
+    MTT__FIELD(clip, FLOAT, 1, 0, 1e30, NULL, "largest norm of the gradient")
+    MTT__FIELD(lr_schedule, CHOICE, 0, 0, MTT_LR_COSINE, "constant|linear|cosine",
+               "learning rate after the warmup")
+    MTT__FIELD(warmup_steps, INT64, 0, 0, INT32_MAX, NULL, "steps of linear warmup")
+    MTT__FIELD(total_steps, INT64, 0, 0, 9e18, NULL, "end of the linear or cosine schedule")
+    MTT__FIELD(min_lr, FLOAT, 0, 0, 100, NULL, "learning rate at that end")
+    MTT__FIELD(loss_scale, FLOAT, 65536, 1e-30, 1e38, NULL, "first loss scale of fp16")
+    MTT__NO_FIELD
+#undef MTT__DESC
+};
+
+MTTDEF const mtt_field *mtt_model_fields(void)
 {
-    *count = (int)MTT__LENGTH(mtt__model_field);
     return mtt__model_field;
 }
 
-MTTDEF const mtt_field *mtt_policy_fields(int *count)
+MTTDEF const mtt_field *mtt_policy_fields(void)
 {
-    *count = (int)MTT__LENGTH(mtt__policy_field);
     return mtt__policy_field;
 }
 
-MTTDEF const mtt_field *mtt_optim_fields(int *count)
+MTTDEF const mtt_field *mtt_optim_fields(void)
 {
-    *count = (int)MTT__LENGTH(mtt__optim_field);
     return mtt__optim_field;
 }
 
@@ -2153,23 +2156,19 @@ static int mtt__in_range(mtt__faults *faults, const char *name, double value, do
 }
 
 /* Fills in the defaults. For settings of the optimizer, a negative number means none. */
-static void mtt__apply_defaults(void *desc, const mtt_field *fields, size_t count, int negative_is_none)
+static void mtt__apply_defaults(void *desc, const mtt_field *f)
 {
-    size_t i;
-    for (i = 0; i < count; i++) {
-        const mtt_field *f = &fields[i];
+    for (; f->name; f++) {
         double value = mtt__field_get(desc, f);
-        if (value == 0) mtt__field_set(desc, f, f->fallback);
-        else if (value < 0 && negative_is_none && f->kind == MTT_FIELD_FLOAT && f->low == 0) mtt__field_set(desc, f, 0);
+        int none = value < 0 && f->kind == MTT_FIELD_FLOAT && f->low == 0 && f->fallback != 0;
+        if (value == 0 || none) mtt__field_set(desc, f, none ? 0 : f->fallback);
     }
 }
 
-static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_field *fields, size_t count)
+static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_field *f)
 {
-    size_t i;
-    for (i = 0; i < count; i++)
-        if (fields[i].kind != MTT_FIELD_FLAG)
-            mtt__in_range(faults, fields[i].name, mtt__field_get(desc, &fields[i]), fields[i].low, fields[i].high);
+    for (; f->name; f++)
+        if (f->kind != MTT_FIELD_FLAG) mtt__in_range(faults, f->name, mtt__field_get(desc, f), f->low, f->high);
 }
 
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
@@ -2177,9 +2176,9 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
     mtt__faults faults;
     mtt_model_desc m = *model;
     mtt__faults_init(&faults, env);
-    mtt__apply_defaults(&m, mtt__model_field, MTT__LENGTH(mtt__model_field), 0);
+    mtt__apply_defaults(&m, mtt__model_field);
     if (!m.d_ff) m.d_ff = m.d_model > 0 && m.d_model <= 16384 ? 4 * m.d_model : 1024;
-    mtt__check_fields(&faults, &m, mtt__model_field, MTT__LENGTH(mtt__model_field));
+    mtt__check_fields(&faults, &m, mtt__model_field);
     mtt__require(&faults, m.d_ff < 8 || m.d_ff % 8 == 0, "d_ff is %d, it must be a multiple of 8", m.d_ff);
     if (m.heads >= 1 && m.heads <= 1024 && m.d_model >= 8 && m.d_model <= 16384) {
         if (mtt__require(&faults, m.d_model % m.heads == 0, "d_model %d does not divide into %d heads: take a multiple of %d",
@@ -2198,7 +2197,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__faults faults;
     mtt_policy p = *policy;
     mtt__faults_init(&faults, env);
-    mtt__apply_defaults(&p, mtt__policy_field, MTT__LENGTH(mtt__policy_field), 0);
+    mtt__apply_defaults(&p, mtt__policy_field);
     if (!p.segment)
         while (p.segment * p.segment < model->layers) p.segment++;
     if (!p.loss_chunk_rows) p.loss_chunk_rows = p.device == MTT_DEVICE_CUDA ? 2048 : 1024;
@@ -2208,7 +2207,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions == MTT_POSITIONS_SINUSOIDAL,
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len, model->max_seq);
-    mtt__check_fields(&faults, &p, mtt__policy_field, MTT__LENGTH(mtt__policy_field));
+    mtt__check_fields(&faults, &p, mtt__policy_field);
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes, "recompute is budget: set budget_bytes");
     if (faults.count) return MTT_E_ARGUMENT;
     *resolved = p;
@@ -2220,8 +2219,8 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
     mtt__faults faults;
     mtt_optim_desc o = *optim;
     mtt__faults_init(&faults, env);
-    mtt__apply_defaults(&o, mtt__optim_field, MTT__LENGTH(mtt__optim_field), 1);
-    mtt__check_fields(&faults, &o, mtt__optim_field, MTT__LENGTH(mtt__optim_field));
+    mtt__apply_defaults(&o, mtt__optim_field);
+    mtt__check_fields(&faults, &o, mtt__optim_field);
     mtt__require(&faults, o.beta1 != 1 && o.beta2 != 1, "beta1 and beta2 must be below 1");
     mtt__require(&faults, o.min_lr <= o.lr, "min_lr is %g, it must not be above lr", (double)o.min_lr);
     mtt__require(&faults, o.lr_schedule == MTT_LR_CONSTANT || o.total_steps > o.warmup_steps,
@@ -2318,14 +2317,20 @@ MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capac
    >>tensors
    ---------------------------------------------------------------------------------------------------------- */
 
-/* Of each precision: type of activations and weights in use, whether the loss is scaled, and FLOP/s of
+/* Of each precision: name, type of activations and weights in use, whether the loss is scaled, and FLOP/s of
    products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
    x 8192 x 8192, less at a model's widths); the others are estimates. */
 static const struct {
+    const char *name;
     mtt_dtype dtype;
     int scaled;
     double rate;
-} mtt__precisions[] = {{MTT_F32, 0, 50e12}, {MTT_F32, 0, 250e12}, {MTT_BF16_BITS, 0, 500e12}, {MTT_F16_BITS, 1, 500e12}};
+} mtt__precisions[] = {
+    {"fp32", MTT_F32, 0, 50e12},
+    {"tf32", MTT_F32, 0, 250e12},
+    {"bf16", MTT_BF16_BITS, 0, 500e12},
+    {"fp16", MTT_F16_BITS, 1, 500e12},
+};
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
 enum { MTT__ZEROS, MTT__ONES, MTT__NORMAL, MTT__NORMAL_RESIDUAL }; /* N(0, 0.02); the last over sqrt(2 * layers) */
@@ -8419,14 +8424,14 @@ static void mtt__checkpoint_metadata(mtt__checkpoint *c, const mtt_counters *cou
         n.seq_len = (uint64_t)batches->seq_len;
         n.sequences = batches->sequences;
     }
-    for (i = 0; i < MTT__LENGTH(mtt__model_field); i++) {
+    for (i = 0; mtt__model_field[i].name; i++) {
         int value = mtt__checkpoint_field(m, &mtt__model_field[i]);
         if (value >= 0) mtt__checkpoint_pair(c, mtt__model_field[i].name, "%d", value);
     }
 #define MTT__NUMBER_PAIR(member, name, most, loader) \
     if (!loader || batches) mtt__checkpoint_pair(c, name, "%llu", (unsigned long long)n.member);
     MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_PAIR)
-    mtt__checkpoint_pair(c, "precision", "%s", mtt__precision_name[t->schedule->policy.precision]);
+    mtt__checkpoint_pair(c, "precision", "%s", mtt__precisions[t->schedule->policy.precision].name);
     mtt__checkpoint_seal(c);
 }
 
@@ -8485,7 +8490,7 @@ static mtt_status mtt__checkpoint_check_pairs(mtt_env *env, const mtt__st *st)
 static mtt_status mtt__checkpoint_check_model(const mtt_trainer *t, const mtt__st *st)
 {
     size_t i;
-    for (i = 0; i < MTT__LENGTH(mtt__model_field); i++) {
+    for (i = 0; mtt__model_field[i].name; i++) {
         const char *name = mtt__model_field[i].name;
         int expected = mtt__checkpoint_field(&t->schedule->model, &mtt__model_field[i]);
         uint64_t value;
