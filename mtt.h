@@ -1273,7 +1273,8 @@ static size_t mtt__mul(size_t a, size_t b)
 
 static void *mtt__alloc_raw(mtt_env *env, size_t bytes)
 {
-    void *block = bytes > SIZE_MAX / 2 ? NULL : env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
+    void *block = NULL;
+    if (bytes <= SIZE_MAX / 2) block = env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
     if (!block) mtt__fail(env, MTT_E_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);
     return block;
 }
@@ -1367,9 +1368,11 @@ static mtt_status mtt__heap_push(mtt_env *env, mtt__heap *heap, uint64_t key, ui
     size_t i = heap->count;
     entry.key = key;
     entry.tie = tie;
-    if (mtt__reserve(env, (void **)&heap->at, &heap->capacity, i + 1, sizeof(entry)) != MTT_OK) return MTT_E_MEMORY;
+    if (mtt__reserve(env, (void **)&heap->at, &heap->capacity, i + 1, sizeof(entry)) != MTT_OK)
+        return MTT_E_MEMORY;
     heap->count++;
-    for (; i && mtt__before(entry, heap->at[(i - 1) / 2]); i = (i - 1) / 2) heap->at[i] = heap->at[(i - 1) / 2];
+    for (; i && mtt__before(entry, heap->at[(i - 1) / 2]); i = (i - 1) / 2)
+        heap->at[i] = heap->at[(i - 1) / 2];
     heap->at[i] = entry;
     return MTT_OK;
 }
@@ -2152,7 +2155,8 @@ MTT__PRINTF(3, 4) static int mtt__require(mtt__faults *faults, int holds, const 
 
 static int mtt__in_range(mtt__faults *faults, const char *name, double value, double low, double high)
 {
-    return mtt__require(faults, value >= low && value <= high, "%s is %.10g, it must be %.10g to %.10g", name, value, low, high);
+    return mtt__require(faults, value >= low && value <= high, "%s is %.10g, it must be %.10g to %.10g", name,
+                        value, low, high);
 }
 
 /* Fills in the defaults. For settings of the optimizer, a negative number means none. */
@@ -2168,7 +2172,8 @@ static void mtt__apply_defaults(void *desc, const mtt_field *f)
 static void mtt__check_fields(mtt__faults *faults, const void *desc, const mtt_field *f)
 {
     for (; f->name; f++)
-        if (f->kind != MTT_FIELD_FLAG) mtt__in_range(faults, f->name, mtt__field_get(desc, f), f->low, f->high);
+        if (f->kind != MTT_FIELD_FLAG)
+            mtt__in_range(faults, f->name, mtt__field_get(desc, f), f->low, f->high);
 }
 
 MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, mtt_model_desc *resolved)
@@ -2181,18 +2186,20 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
     mtt__check_fields(&faults, &m, mtt__model_field);
     mtt__require(&faults, m.d_ff < 8 || m.d_ff % 8 == 0, "d_ff is %d, it must be a multiple of 8", m.d_ff);
     if (m.heads >= 1 && m.heads <= 1024 && m.d_model >= 8 && m.d_model <= 16384) {
-        if (mtt__require(&faults, m.d_model % m.heads == 0, "d_model %d does not divide into %d heads: take a multiple of %d",
-                         m.d_model, m.heads, 8 * m.heads))
+        if (mtt__require(&faults, m.d_model % m.heads == 0,
+                         "d_model %d does not divide into %d heads: take a multiple of %d", m.d_model,
+                         m.heads, 8 * m.heads))
             mtt__require(&faults, m.d_model / m.heads % 8 == 0 && m.d_model / m.heads <= 256,
-                         "a head is %d wide (d_model / heads), it must be a multiple of 8 up to 256", m.d_model / m.heads);
+                         "a head is %d wide (d_model / heads), it must be a multiple of 8 up to 256",
+                         m.d_model / m.heads);
     }
     if (faults.count) return MTT_E_ARGUMENT;
     *resolved = m;
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model, int batch, int seq_len,
-                                     mtt_policy *resolved)
+MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, const mtt_model_desc *model,
+                                     int batch, int seq_len, mtt_policy *resolved)
 {
     mtt__faults faults;
     mtt_policy p = *policy;
@@ -2206,9 +2213,11 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions == MTT_POSITIONS_SINUSOIDAL,
-                 "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len, model->max_seq);
+                 "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len,
+                 model->max_seq);
     mtt__check_fields(&faults, &p, mtt__policy_field);
-    mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes, "recompute is budget: set budget_bytes");
+    mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
+                 "recompute is budget: set budget_bytes");
     if (faults.count) return MTT_E_ARGUMENT;
     *resolved = p;
     return MTT_OK;
@@ -2238,7 +2247,8 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *o, int64_t step)
     if (o->lr_schedule == MTT_LR_CONSTANT) return o->lr;
     progress = (double)(step - o->warmup_steps) / (double)(o->total_steps - o->warmup_steps);
     if (progress > 1) progress = 1;
-    share = o->lr_schedule == MTT_LR_LINEAR ? 1 - progress : 0.5 * (1 + cos(3.14159265358979323846 * progress));
+    share = 1 - progress;
+    if (o->lr_schedule == MTT_LR_COSINE) share = 0.5 * (1 + cos(3.14159265358979323846 * progress));
     return (float)(o->min_lr + (o->lr - o->min_lr) * share);
 }
 
@@ -2264,13 +2274,19 @@ static const struct {
     {"split", offsetof(mtt_policy, split), 1},
 };
 
+static int *mtt__technique_field(mtt_policy *policy, size_t k)
+{
+    return (int *)(void *)((char *)policy + mtt__technique[k].offset);
+}
+
 /* The number behind `prefix` if that is all of the word, 1 to 2^30; otherwise 0. */
 static int mtt__word_number(const char *word, size_t size, const char *prefix)
 {
     size_t i = strlen(prefix);
     int64_t number = 0;
     if (size <= i || memcmp(word, prefix, i) != 0) return 0;
-    for (; i < size && word[i] >= '0' && word[i] <= '9' && number < 1 << 30; i++) number = 10 * number + (word[i] - '0');
+    for (; i < size && word[i] >= '0' && word[i] <= '9' && number < 1 << 30; i++)
+        number = 10 * number + (word[i] - '0');
     return i == size && number <= 1 << 30 ? (int)number : 0;
 }
 
@@ -2283,14 +2299,17 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
         size_t size = strcspn(at, "_"), k;
         int number = 0;
         for (k = 0; k < MTT__LENGTH(mtt__technique); k++)
-            if (strlen(mtt__technique[k].word) == size && memcmp(at, mtt__technique[k].word, size) == 0) break;
-        if (k < MTT__LENGTH(mtt__technique)) *(int *)(void *)((char *)&p + mtt__technique[k].offset) = mtt__technique[k].value;
+            if (strlen(mtt__technique[k].word) == size && memcmp(at, mtt__technique[k].word, size) == 0)
+                break;
+        if (k < MTT__LENGTH(mtt__technique))
+            *mtt__technique_field(&p, k) = mtt__technique[k].value;
         else if ((number = mtt__word_number(at, size, "window")) != 0) {
             p.attention = MTT_ATTENTION_FLASH;
             p.window = number;
         } else if (batch && (number = mtt__word_number(at, size, "bs")) != 0) new_batch = number;
         else
-            return mtt__fail(env, MTT_E_ARGUMENT, "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 flash windowN "
+            return mtt__fail(env, MTT_E_ARGUMENT,
+                             "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 flash windowN "
                              "selective checkpointing segments budget chunked compact split%s, joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
         at += size;
@@ -2303,11 +2322,12 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
 
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity)
 {
+    mtt_policy p = *policy;
     mtt__text out;
     size_t k;
     mtt__text_init(&out, text, capacity);
     for (k = 0; k < MTT__LENGTH(mtt__technique); k++)
-        if (*(const int *)(const void *)((const char *)policy + mtt__technique[k].offset) == mtt__technique[k].value)
+        if (*mtt__technique_field(&p, k) == mtt__technique[k].value)
             mtt__print(&out, "%s%s", out.size ? "_" : "", mtt__technique[k].word);
     if (policy->window) mtt__print(&out, "_window%d", policy->window);
     return out.size;
@@ -2333,7 +2353,8 @@ static const struct {
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
-enum { MTT__ZEROS, MTT__ONES, MTT__NORMAL, MTT__NORMAL_RESIDUAL }; /* N(0, 0.02); the last over sqrt(2 * layers) */
+/* Initial values. The last two are N(0, 0.02), and the same over sqrt(2 * layers). */
+enum { MTT__ZEROS, MTT__ONES, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
 
 /* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
    [in, out] as GPT-2's, embedding and head [vocab, d_model]. Only matrices decay. Rows of VOCAB are padded in
@@ -2420,7 +2441,8 @@ enum { MTT__BY_SELECTIVE = 1, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
 #define MTT__ROLE_ENUM(role, name, a, b, c, wide, category, dropped_by, frees) MTT__A_##role,
 enum { MTT__A_NONE = -1, MTT__ACTIVATIONS(MTT__ROLE_ENUM) MTT__ROLES };
-#define MTT__ROLE_ROW(role, name, a, b, c, wide, category, dropped_by, frees) {name, dropped_by, MTT__A_##frees},
+#define MTT__ROLE_ROW(role, name, a, b, c, wide, category, dropped_by, frees)                                \
+    {name, dropped_by, MTT__A_##frees},
 static const struct {
     const char *name;
     int dropped_by, frees;
@@ -2440,7 +2462,7 @@ typedef struct mtt__program {
     mtt__pool pool; /* of everything that the pointers below lead to */
     mtt_shape shape;
     mtt_tensor **tensors;
-    mtt_op *ops, *later_ops; /* the second list is for micro-batches after the first; NULL if there are none */
+    mtt_op *ops, *later_ops; /* the second list: of micro-batches after the first; NULL if there are none */
     mtt__parameter *parameters;
     int tensor_count, op_count, parameter_count;
     int step_begin; /* the forward and backward pass end here */
@@ -2718,8 +2740,8 @@ static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int we
     return y;
 }
 
-/* `name` is LN_1, LN_2 or LN_F, whose parameters and activations follow one another in their tables. The final
-   norm is the model's, not a layer's: its operation has layer -1. */
+/* `name` is LN_1, LN_2 or LN_F, whose parameters and activations follow one another in their tables. The
+   final norm is the model's, not a layer's: its operation has layer -1. */
 #define MTT__NORM(b, layer, x, name)                                                    \
     mtt__norm(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name, MTT__A_##name##_STATS)
 static mtt_tensor *mtt__norm(mtt__builder *b, int layer, mtt_tensor *x, int gain, int shift, int y_role,
@@ -2800,9 +2822,9 @@ static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 
 /* ---- the backward pass ---- */
 
-/* The gradient of a parameter, made when it is first asked for. Sets *adds if another operation has written to
-   it. In the compact state with one micro-batch a step, the gradients of the layers' matrices are written once.
-   Nothing is added to them, so they may be as wide as the weights. */
+/* The gradient of a parameter, made when it is first asked for. Sets *adds if another operation has written
+   to it. In the compact state with one micro-batch a step, the gradients of the layers' matrices are written
+   once. Nothing is added to them, so they may be as wide as the weights. */
 static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight, int *adds)
 {
     const mtt_policy *policy = b->policy;
@@ -3296,8 +3318,10 @@ static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
         p->bytes[t->last + 1][t->category] -= mtt__slot_bytes(t);
     }
     if (all > SIZE_MAX / 2)
-        return mtt__fail(env, MTT_E_BUDGET, "the tensors of this plan take more than %zu bytes, the most that can "
-                         "be addressed: lower the batch, seq_len or the model", SIZE_MAX / 2);
+        return mtt__fail(env, MTT_E_BUDGET,
+                         "the tensors of this plan take more than %zu bytes, the most that can "
+                         "be addressed: lower the batch, seq_len or the model",
+                         SIZE_MAX / 2);
     for (i = 0; i < p->op_count; i++)
         for (c = 0; c < MTT_CATEGORY_COUNT; c++) {
             now[c] += p->bytes[i][c]; /* a decrease wraps around, and back with the sum */
@@ -3328,7 +3352,7 @@ typedef struct mtt__box {
 typedef struct mtt__packer {
     mtt_env *env;
     mtt__waiting *waiting, *by_rank;
-    mtt__box *boxes;       /* of the tree: children of node k are 2k + 1 and 2k + 2, each of half of its tensors */
+    mtt__box *boxes; /* of the tree: children of node k are 2k + 1 and 2k + 2, each of half of its tensors */
     int *free_end;         /* at the first operation of a free interval its last one; elsewhere -1 */
     int *free_begin;       /* and the reverse */
     mtt__heap placed;      /* tensors by their ends: when the level reaches one, its interval is free again */
@@ -3494,9 +3518,8 @@ static void mtt__place_all(mtt__packer *p, size_t state)
 
 /* Three rules for the key, in their order until no gap is left: most bytes times life (after Sekiyama et al.
    2018), made first, last used last. After each try the tensors that end highest get the first ranks of the
-   next, eight times a rule. Of
-   9,120 plans, of four known models under all policies and of random ones, 91 keep gaps, of 1.1 % of the peak at
-   most. */
+   next, eight times a rule. Of 9,120 plans, of four known models under all policies and of random ones, 91
+   keep gaps, of 1.1 % of the peak at most. */
 static mtt_status mtt__pack_tensors(mtt__packer *p, mtt__program *program, size_t state, size_t peak)
 {
     enum { RULES = 3, TRIES = 9 };
@@ -3506,7 +3529,8 @@ static mtt_status mtt__pack_tensors(mtt__packer *p, mtt__program *program, size_
     for (try_ = 0; try_ < RULES * TRIES && program->arena_bytes > peak && !p->status; try_++) {
         for (i = 0; i < p->count; i++) {
             mtt__waiting *w = &p->waiting[i];
-            double bytes = (double)mtt__slot_bytes(w->tensor), first = w->tensor->first, last = w->tensor->last;
+            double first = w->tensor->first, last = w->tensor->last;
+            double bytes = (double)mtt__slot_bytes(w->tensor);
             if (try_ % TRIES == 0)
                 w->key = try_ == 0 ? bytes * (last - first + 1) : try_ == TRIES ? -first : last;
             else if (w->tensor->offset + mtt__slot_bytes(w->tensor) == p->arena) w->key = 1e30 * try_;
@@ -3584,7 +3608,8 @@ static double mtt__op_bytes(const mtt_op *op)
     for (i = 0; i < op->inputs + op->outputs; i++)
         if (op->operands[i]) bytes += mtt__tensor_traffic(op->operands[i], i >= op->inputs, copies);
     for (i = 0; i < op->parameters; i++) bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
-    for (i = 0; i < op->parameters && op->weights; i++) bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
+    for (i = 0; i < op->parameters && op->weights; i++)
+        bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
     return bytes;
 }
 
@@ -3594,7 +3619,8 @@ static double mtt__op_bytes(const mtt_op *op)
 static double mtt__chunked_bytes(const mtt_op *op)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    double share = (double)op->shape->rows / (double)o->logits->shape[0], chunks = ceil(share), bytes = mtt__op_bytes(op);
+    double share = (double)op->shape->rows / (double)o->logits->shape[0], chunks = ceil(share);
+    double bytes = mtt__op_bytes(op);
     double reads = o->dx ? 2 * chunks - 1 : chunks - 1;
     bytes += ((o->dx ? 5 : 2) * share - 1) * (double)o->logits->bytes + reads * (double)o->weight->bytes;
     if (o->bias) bytes += reads * (double)o->bias->bytes;
@@ -3711,14 +3737,15 @@ typedef struct mtt__search {
 
 /* The least k up to n for which the training step fits, with whole + k * whole_by layers recomputed whole and
    partial + k * partial_by in part. n itself is known to fit. */
-static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int partial, int partial_by, int n,
-                              int *fewest)
+static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int partial, int partial_by,
+                              int n, int *fewest)
 {
     mtt_schedule *s = q->schedule;
     int low = 0, high = n;
     while (low < high) {
         int k = low + (high - low) / 2;
-        mtt_status status = mtt__build(s, whole + k * whole_by, partial + k * partial_by, q->packed ? q->budget : 0);
+        size_t limit = q->packed ? q->budget : 0;
+        mtt_status status = mtt__build(s, whole + k * whole_by, partial + k * partial_by, limit);
         if (status) return status;
         if (s->programs[MTT__TRAIN].arena_bytes <= q->budget) high = k;
         else low = k + 1;
@@ -3727,9 +3754,9 @@ static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int
     return MTT_OK;
 }
 
-/* Chooses how many layers to recompute whole and how many in part, and builds that. More recomputation takes
-   less memory, so what just fits is a staircase from A, as few whole as possible and the others in part, to B,
-   none in part:
+/* Chooses how many layers to recompute whole and how many in part, and builds that. More recomputation
+   takes less memory, so what just fits is a staircase from A, as few whole as possible and the others in
+   part, to B, none in part:
 
       in part  | \
                | A .
@@ -3738,8 +3765,8 @@ static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int
                | . . . B \
                +------------ whole
 
-   The search visits every stair of a small model. Of a large one it visits the ends: memory and cost are close
-   to linear in the two numbers, so one of them is the cheapest. */
+   The search visits every stair of a small model. Of a large one it visits the ends: memory and cost are
+   close to linear in the two numbers, so one of them is the cheapest. */
 static mtt_status mtt__choose(const mtt__search *q)
 {
     mtt_schedule *s = q->schedule;
@@ -3760,10 +3787,10 @@ static mtt_status mtt__choose(const mtt__search *q)
     return status ? status : mtt__build(s, whole, partial, SIZE_MAX);
 }
 
-/* Recomputes so many layers that the plan fits the budget. Without one, the plan with all layers whole says how
-   much memory there is, and the search uses what is left of it. Packing takes longer than building, so a first
-   search does without; if its result has gaps and misses the budget, a second one packs every candidate. In
-   small models a mixture, or all layers in part, may take less than all layers whole. */
+/* Recomputes so many layers that the plan fits the budget. Without one, the plan with all layers whole says
+   how much memory there is, and the search uses what is left of it. Packing takes longer than building, so a
+   first search does without; if its result has gaps and misses the budget, a second one packs every
+   candidate. In small models a mixture, or all layers in part, may take less than all layers whole. */
 static mtt_status mtt__fit_budget(mtt_schedule *s)
 {
     int layers = s->model.layers, fewest = 0, packed;
@@ -3785,9 +3812,10 @@ static mtt_status mtt__fit_budget(mtt_schedule *s)
     arena = mtt__arena_bytes(s);
     if (arena < s->least) s->least = arena;
     if (arena > budget)
-        return mtt__fail(s->env, MTT_E_BUDGET, "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; "
-                         "lower the batch or seq_len, or use the chunked loss and flash attention", budget,
-                         s->least, s->least - budget);
+        return mtt__fail(s->env, MTT_E_BUDGET,
+                         "the budget is %zu bytes, the smallest plan takes %zu: %zu too many; "
+                         "lower the batch or seq_len, or use the chunked loss and flash attention",
+                         budget, s->least, s->least - budget);
     q.budget = budget;
     status = mtt__fewest(&q, 0, 0, 0, 1, layers, &fewest);
     return status ? status : mtt__build(s, 0, fewest, SIZE_MAX);
@@ -3852,8 +3880,8 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     return status;
 }
 
-MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
-                                      int seq_len, mtt_schedule **out)
+MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                      int batch, int seq_len, mtt_schedule **out)
 {
     mtt_schedule *s = (mtt_schedule *)mtt__alloc(env, 1, sizeof(*s));
     mtt_status status;
@@ -3922,8 +3950,8 @@ MTTDEF int mtt_schedule_op(const mtt_schedule *s, int index, mtt_op_info *info)
     return 1;
 }
 
-MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
-                           mtt_plan_report *report)
+MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
+                           int seq_len, mtt_plan_report *report)
 {
     mtt_schedule s;
     mtt_status status = mtt__schedule_init(&s, env, model, policy, batch, seq_len);
@@ -3933,8 +3961,8 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int seq_len,
-                                     size_t budget_bytes, int *batch)
+MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                     int seq_len, size_t budget_bytes, int *batch)
 {
     mtt_policy p = *policy;
     mtt_plan_report report;
@@ -3949,7 +3977,8 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
         else {
             if (next == 1 && status) return status;
             if (next == 1)
-                return mtt__fail(env, MTT_E_BUDGET, "the budget is %zu bytes, a batch of one sequence takes %zu", budget_bytes,
+                return mtt__fail(env, MTT_E_BUDGET,
+                                 "the budget is %zu bytes, a batch of one sequence takes %zu", budget_bytes,
                                  report.arena_bytes);
             high = next - 1;
         }
@@ -3959,8 +3988,8 @@ MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, 
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch, int seq_len,
-                                 size_t budget_bytes, mtt_policy *fit)
+MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
+                                 int batch, int seq_len, size_t budget_bytes, mtt_policy *fit)
 {
     double best = 0;
     size_t least = SIZE_MAX;
@@ -3987,7 +4016,8 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
         *fit = p;
     }
     if (found) return MTT_OK;
-    return mtt__fail(env, MTT_E_BUDGET, "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower the batch",
+    return mtt__fail(env, MTT_E_BUDGET,
+                     "the budget is %zu bytes, the smallest policy takes %zu: %zu too many; lower the batch",
                      budget_bytes, least, least > budget_bytes ? least - budget_bytes : 0);
 }
 
@@ -5283,7 +5313,8 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
    >>trainer
    ---------------------------------------------------------------------------------------------------------- */
 
-enum { MTT__STAGING = 65536 }; /* elements that pass between host and device at a time; whole groups of the compact state */
+/* Elements that pass between host and device at a time: whole groups of the compact state. */
+enum { MTT__STAGING = 65536 };
 
 struct mtt_trainer {
     mtt_env *env;
@@ -5316,7 +5347,8 @@ static mtt_tensor mtt__staged(const mtt_trainer *t, const mtt_tensor *tensor)
 }
 
 /* Copies floats into a tensor, rounded to its precision. */
-static mtt_status mtt__put(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count, const float *values)
+static mtt_status mtt__put(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count,
+                           const float *values)
 {
     mtt_tensor piece = mtt__staged(t, tensor);
     size_t size = mtt__dtype_bytes[tensor->dtype];
@@ -5325,12 +5357,14 @@ static mtt_status mtt__put(mtt_trainer *t, const mtt_tensor *tensor, int64_t fir
     for (i = 0; i < count && !status; i += n) {
         n = mtt__min(MTT__STAGING, count - i);
         mtt__store(&piece, 0, n, values + i);
-        status = t->backend.upload(t->context, (char *)tensor->data + (size_t)(first + i) * size, piece.data, (size_t)n * size);
+        status = t->backend.upload(t->context, (char *)tensor->data + (size_t)(first + i) * size, piece.data,
+                                   (size_t)n * size);
     }
     return status;
 }
 
-static mtt_status mtt__get(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count, float *values)
+static mtt_status mtt__get(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count,
+                           float *values)
 {
     mtt_tensor piece = mtt__staged(t, tensor);
     size_t size = mtt__dtype_bytes[tensor->dtype];
@@ -5338,8 +5372,8 @@ static mtt_status mtt__get(mtt_trainer *t, const mtt_tensor *tensor, int64_t fir
     int64_t i, n;
     for (i = 0; i < count && !status; i += n) {
         n = mtt__min(MTT__STAGING, count - i);
-        status = t->backend.download(t->context, piece.data, (char *)tensor->data + (size_t)(first + i) * size,
-                                     (size_t)n * size);
+        status = t->backend.download(t->context, piece.data,
+                                     (char *)tensor->data + (size_t)(first + i) * size, (size_t)n * size);
         mtt__load(&piece, 0, n, values + i);
     }
     return status;
@@ -5354,7 +5388,8 @@ typedef struct mtt__compact {
     int fp16;
 } mtt__compact;
 
-static mtt__compact mtt__compact_at(const mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count)
+static mtt__compact mtt__compact_at(const mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at,
+                                    int64_t count)
 {
     const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
     int master = kind == MTT__MASTER;
@@ -5369,7 +5404,8 @@ static mtt__compact mtt__compact_at(const mtt_trainer *t, const mtt__parameter *
     return c;
 }
 
-static mtt_status mtt__get_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count, float *to)
+static mtt_status mtt__get_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at,
+                                   int64_t count, float *to)
 {
     mtt_status status = MTT_OK;
     int64_t i, n;
@@ -5385,8 +5421,8 @@ static mtt_status mtt__get_compact(mtt_trainer *t, const mtt__parameter *q, int 
     return status;
 }
 
-static mtt_status mtt__put_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count,
-                                   const float *from)
+static mtt_status mtt__put_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at,
+                                   int64_t count, const float *from)
 {
     mtt_status status = MTT_OK;
     int64_t i, n;
@@ -5404,12 +5440,14 @@ static mtt_status mtt__put_compact(mtt_trainer *t, const mtt__parameter *q, int 
 
 /* FP32 values that the optimizer keeps of a parameter, elements `at` up. `at` is a multiple of MTT__GROUP.
    Without a master the weight itself is kept. */
-static mtt_status mtt__get_kept(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count, float *values)
+static mtt_status mtt__get_kept(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count,
+                                float *values)
 {
     const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
     if (!kept) return mtt__get(t, q->weight, at, count, values);
     if (kept->dtype == MTT_U8) return mtt__get_compact(t, q, kind, at, count, values);
-    return t->backend.download(t->context, values, (const float *)kept->data + q->first + at, (size_t)count * sizeof(float));
+    return t->backend.download(t->context, values, (const float *)kept->data + q->first + at,
+                               (size_t)count * sizeof(float));
 }
 
 /* A weight in use is its master rounded. */
@@ -5510,7 +5548,8 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
     mtt_counters counters;
     int i;
     for (i = 0; i < p->tensor_count && !status; i++)
-        if (p->tensors[i]->persistent && p->tensors[i] != p->workspace) status = mtt__fill_zeros(t, p->tensors[i]);
+        if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
+            status = mtt__fill_zeros(t, p->tensors[i]);
     for (i = 0; i < p->parameter_count && !status; i++) {
         int64_t count = mtt__parameter_elements(&p->parameters[i]), at, n;
         for (at = 0; at < count && !status; at += n) {
@@ -5551,11 +5590,13 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, s
                 tensor = smaller;
             }
     for (k = 0; k < 3 && most[k]; k++)
-        mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name, mtt_category_name(most[k]->category),
-                   (double)most[k]->bytes / 1048576);
+        mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name,
+                   mtt_category_name(most[k]->category), (double)most[k]->bytes / 1048576);
     mtt_plan_max_batch(t->env, &s->model, policy, p->shape.seq_len, free_bytes, &batch);
-    return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
-                     "seq_len, recompute more, or use the chunked loss", reason, batch, p->shape.seq_len);
+    return mtt__fail(t->env, MTT_E_BUDGET,
+                     "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
+                     "seq_len, recompute more, or use the chunked loss",
+                     reason, batch, p->shape.seq_len);
 }
 #endif
 
@@ -5597,7 +5638,8 @@ static void mtt__unbind(mtt_trainer *t)
     for (which = 0; t->schedule && which < MTT__PROGRAMS; which++)
         for (i = 0; i < t->schedule->programs[which].tensor_count; i++) {
             mtt_tensor *tensor = t->schedule->programs[which].tensors[i];
-            if (tensor->data && (which == 0 || !tensor->persistent)) t->backend.release(t->context, tensor->data);
+            if (tensor->data && (which == 0 || !tensor->persistent))
+                t->backend.release(t->context, tensor->data);
         }
 #endif
 }
@@ -5615,8 +5657,8 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 }
 
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
-                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch, int seq_len,
-                                     mtt_trainer **out)
+                                     const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
+                                     int seq_len, mtt_trainer **out)
 {
     mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_policy p = *policy;
@@ -5643,13 +5685,16 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
 /* ---- steps ---- */
 
 /* Refuses ids outside the vocabulary, which would read and write outside the embedding. */
-static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64_t count, int32_t low, const char *what)
+static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64_t count, int32_t low,
+                                 const char *what)
 {
     int64_t i;
     for (i = 0; i < count; i++)
         if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
-            return mtt__fail(t->env, MTT_E_ARGUMENT, "%s %lld is %d, but the vocabulary has ids 0 to %d: was the text encoded "
-                             "with another tokenizer?", what, (long long)i, (int)ids[i], t->schedule->model.vocab - 1);
+            return mtt__fail(t->env, MTT_E_ARGUMENT,
+                             "%s %lld is %d, but the vocabulary has ids 0 to %d: was the text encoded "
+                             "with another tokenizer?",
+                             what, (long long)i, (int)ids[i], t->schedule->model.vocab - 1);
     return MTT_OK;
 }
 
@@ -5662,8 +5707,8 @@ static int64_t mtt__count_targets(const int32_t *targets, int64_t count)
 
 /* Sends what an execution of a program reads besides state. Targets may be NULL; `counted` are those of the
    whole step. */
-static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets,
-                            int64_t counted, int row)
+static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
+                            const int32_t *targets, int64_t counted, int row)
 {
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
@@ -5688,8 +5733,8 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
 }
 
 /* Runs a program's forward and backward pass over micro-batches. */
-static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens, const int32_t *targets,
-                                         int micro_batches, int training)
+static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
+                                         const int32_t *targets, int micro_batches, int training)
 {
     int64_t rows = p->shape.rows, counted;
     mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
@@ -5707,7 +5752,8 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
 
 /* Waits for what was run and reads the counters into `info`. The device's count of steps is the true one: it
    stops at a failure, which the host may learn some steps later. */
-static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counters *counters, mtt_step_info *info)
+static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counters *counters,
+                               mtt_step_info *info)
 {
     mtt_status status = t->backend.download(t->context, counters, p->counters->data, sizeof(*counters));
     if (status) return status;
@@ -5720,20 +5766,23 @@ static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counte
 }
 
 /* A loss or gradient that is not finite stops the device's updates until the caller knows. */
-static mtt_status mtt__numbers_failed(mtt_trainer *t, const mtt__program *p, mtt_counters *counters, double loss)
+static mtt_status mtt__numbers_failed(mtt_trainer *t, const mtt__program *p, mtt_counters *counters,
+                                      double loss)
 {
     mtt_status status;
-    counters->steps -= counters->skipped == 1; /* FP16 took it for an overflow, but a smaller scale does not help */
+    counters->steps -= counters->skipped == 1; /* FP16 took it for an overflow; no smaller scale helps */
     counters->skipped = 0;
     t->step = counters->steps;
     status = t->backend.upload(t->context, p->counters->data, counters, sizeof(*counters));
     if (status) return status;
-    return mtt__fail(t->env, MTT_E_NUMBERS, "after step %lld the loss is %g and the gradient's norm %g; the weights are as "
-                     "before: lower lr, lengthen the warmup, or check the data", (long long)t->step, loss,
-                     counters->grad_norm);
+    return mtt__fail(t->env, MTT_E_NUMBERS,
+                     "after step %lld the loss is %g and the gradient's norm %g; the weights are as "
+                     "before: lower lr, lengthen the warmup, or check the data",
+                     (long long)t->step, loss, counters->grad_norm);
 }
 
-MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, mtt_step_info *info)
+MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                 mtt_step_info *info)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     double start = mtt__now_ms();
@@ -5751,11 +5800,13 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     info->grad_norm = (float)counters.grad_norm;
     info->skipped = counters.skipped != 0;
     info->ms = mtt__now_ms() - start;
-    if (counters.skipped == 2 || !(fabs(info->loss) < 1e30)) return mtt__numbers_failed(t, p, &counters, info->loss);
+    if (counters.skipped == 2 || !(fabs(info->loss) < 1e30))
+        return mtt__numbers_failed(t, p, &counters, info->loss);
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int32_t *targets, mtt_step_info *info)
+MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                               mtt_step_info *info)
 {
     const mtt__program *p = &t->schedule->programs[MTT__EVALUATE];
     double start = mtt__now_ms();
@@ -5778,7 +5829,9 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     int seen = (int)mtt__min(count, p->shape.seq_len);
     int32_t *padded;
     mtt_status status;
-    if (count < 1) return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it", count);
+    if (count < 1)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "count is %d: the next token needs at least one before it",
+                         count);
     status = mtt__check_ids(t, tokens, count, 0, "token");
     if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
@@ -5801,7 +5854,8 @@ MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *t)
 {
     size_t free_bytes, all_bytes;
-    if (t->backend.memory(t->context, &free_bytes, &all_bytes) || !all_bytes) return mtt__arena_bytes(t->schedule);
+    if (t->backend.memory(t->context, &free_bytes, &all_bytes) || !all_bytes)
+        return mtt__arena_bytes(t->schedule);
     return t->free_before > free_bytes ? t->free_before - free_bytes : 0;
 }
 
@@ -5824,7 +5878,8 @@ static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     if (index >= 0 && index < p->parameter_count) return &p->parameters[index];
-    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d: take 0 to %d", index, p->parameter_count - 1);
+    mtt__fail(t->env, MTT_E_ARGUMENT, "there is no parameter %d: take 0 to %d", index,
+              p->parameter_count - 1);
     return NULL;
 }
 
@@ -5848,10 +5903,12 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     mtt_status status;
     if (!q) return MTT_E_ARGUMENT;
     if (!q->gradient->persistent)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "gradients share their memory with activations: set accumulate above 1 to "
+        return mtt__fail(t->env, MTT_E_ARGUMENT,
+                         "gradients share their memory with activations: set accumulate above 1 to "
                          "keep them");
     count = mtt__parameter_elements(q);
-    status = t->backend.download(t->context, &counters, t->schedule->programs[MTT__TRAIN].counters->data, sizeof(counters));
+    status = t->backend.download(t->context, &counters, t->schedule->programs[MTT__TRAIN].counters->data,
+                                 sizeof(counters));
     if (!status) status = mtt__get(t, q->gradient, 0, count, values);
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
@@ -8609,8 +8666,8 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *
         const mtt_op *op = &p->ops[i];
         mtt__text text;
         mtt__text_init(&text, line, sizeof(line) - 1);
-        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase), op->recomputed ? "again" : "",
-                   (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
+        mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
+                   op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
         mtt__print_operands(&text, op->operands, op->inputs);
         if (op->parameters) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
         mtt__print(&text, " -> ");
@@ -8634,16 +8691,18 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
     mtt__text text;
     int i;
     mtt__text_init(&text, at, capacity);
-    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu", (long long)r->parameters,
-               r->arena_bytes, r->peak_bytes);
+    mtt__print(&text, "{\"parameters\": %lld, \"arena_bytes\": %zu, \"peak_bytes\": %zu",
+               (long long)r->parameters, r->arena_bytes, r->peak_bytes);
     for (i = 0; i < MTT_PHASE_COUNT; i++)
         mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
     mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
     mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d", r->ops, r->tensors, r->recompute_layers);
-    mtt__print(&text, ", \"recompute_selective\": %d, \"micro_batches\": %d", r->recompute_selective, r->micro_batches);
-    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops, r->recompute_flops,
-               r->traffic_bytes);
+    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d", r->ops, r->tensors,
+               r->recompute_layers);
+    mtt__print(&text, ", \"recompute_selective\": %d, \"micro_batches\": %d", r->recompute_selective,
+               r->micro_batches);
+    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops,
+               r->recompute_flops, r->traffic_bytes);
     return text.size;
 }
 
@@ -8653,11 +8712,12 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
     mtt__text text;
     int i;
     mtt__text_init(&text, at, sizeof(at));
-    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB\n", (long long)r->parameters, r->arena_bytes,
-               (double)r->arena_bytes / 1048576);
+    mtt__print(&text, "parameters %lld, arena %zu bytes = %.2f MiB\n", (long long)r->parameters,
+               r->arena_bytes, (double)r->arena_bytes / 1048576);
     mtt__print(&text, "peak  ");
     for (i = 0; i < MTT_PHASE_COUNT; i++)
-        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576, i < 2 ? ", " : "\n");
+        mtt__print(&text, "%s %.2f MiB%s", mtt__phase_text[i], (double)r->phase_peak_bytes[i] / 1048576,
+                   i < 2 ? ", " : "\n");
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
         if (r->bytes[i])
             mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
@@ -8678,10 +8738,11 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
     write(user, at, mtt_plan_json(&plan, at, sizeof(at)));
     for (i = 0; mtt_schedule_op(s, i, &op); i++) {
         mtt__text_init(&text, at, sizeof(at));
-        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d", i ? "," : ",\n\"timeline\": [",
-                   op.name, mtt_phase_name(op.phase), op.layer, op.recomputed);
-        mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ", op.live_bytes, op.flops,
-                   op.traffic_bytes);
+        mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d",
+                   i ? "," : ",\n\"timeline\": [", op.name, mtt_phase_name(op.phase), op.layer,
+                   op.recomputed);
+        mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ",
+                   op.live_bytes, op.flops, op.traffic_bytes);
         mtt__print_categories(&text, op.bytes);
         mtt__print(&text, "}");
         write(user, at, text.size);
@@ -8693,8 +8754,8 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
    >>public
    ---------------------------------------------------------------------------------------------------------- */
 
-MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens, const mtt_tokenizer *tokenizer,
-                                      int batches, mtt_quality *q)
+MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
+                                      const mtt_tokenizer *tokenizer, int batches, mtt_quality *q)
 {
     const mtt_shape *d = &trainer->schedule->programs[MTT__EVALUATE].shape;
     mtt_env *env = trainer->env;
@@ -8747,7 +8808,8 @@ static float mtt__top_k_threshold(const float *x, int n, int k)
     return low;
 }
 
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, uint64_t index)
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
+                          uint64_t index)
 {
     float most = logits[0], threshold = temperature > 0 ? mtt__top_k_threshold(logits, vocab, top_k) : 0;
     double sum = 0, left;
@@ -8775,7 +8837,8 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     mtt_env *env = trainer->env;
     int vocab = trainer->schedule->model.vocab, i;
     size_t size = strlen(prompt), known = 0, bytes;
-    int32_t *ids = (int32_t *)mtt__alloc(env, mtt__add(size + 1, (size_t)(count > 0 ? count : 0)), sizeof(*ids));
+    size_t most = mtt__add(size + 1, (size_t)(count > 0 ? count : 0));
+    int32_t *ids = (int32_t *)mtt__alloc(env, most, sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
     mtt_status status = ids && logits ? mtt_encode(tokenizer, prompt, size, ids, size, &known) : MTT_E_MEMORY;
     if (!status && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
@@ -8807,8 +8870,8 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
     mtt_status status = MTT_OK;
     int i, k;
     if (index < 0 || index >= p->op_count || times < 1)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index, times,
-                         p->op_count - 1);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "operation %d, %d times: take 0 to %d, at least once", index,
+                         times, p->op_count - 1);
     op = &p->ops[index];
     for (i = 0; i < op->inputs; i++)
         for (k = op->inputs; k < op->inputs + op->outputs; k++)
