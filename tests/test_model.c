@@ -865,6 +865,33 @@ static void attention_shape(setup *s, const int *windows, int window_count, doub
     free(w);
 }
 
+/* Where every query attends one key, itself, that key's weight is 1 whatever q and k are: their gradients are 0 exactly, not
+   rounding errors, and those of v are not. */
+static void single_key(void)
+{
+    for (int kind = 0; kind < 4 * 2 * 2 * 2; kind++) {
+        int32_t tokens[32], targets[32];
+        setup s = small_setup();
+        s.policy.precision = (mtt_precision)(kind % 4);
+        s.policy.attention = (mtt_attention)(kind / 4 % 2);
+        s.model.dropout = kind / 8 % 2 ? 0.1f : 0;
+        if (kind / 16) s.policy.window = 1;
+        else s.seq_len = 1;
+        random_tokens(&s, 2, 0, tokens, targets);
+        mtt_trainer *trainer = open_trainer(&s);
+        mtt_step_info info;
+        float g[16 * 48];
+        int zero[3] = {0, 0, 0};
+        check(!mtt_train_step(trainer, tokens, targets, &info), "a step of single keys: %s", env.error);
+        check(!mtt_gradient_get(trainer, find_parameter(trainer, "h.1.attn.c_attn.weight"), g), "no gradient: %s", env.error);
+        for (int i = 0; i < 16 * 48; i++) zero[i % 48 / 16] += g[i] == 0;
+        check(zero[0] == 256 && zero[1] == 256 && zero[2] < 256, "%s, %s, %s: of 256 gradients of q, k and v %d, %d and %d are 0",
+              PRECISIONS[s.policy.precision], kind / 4 % 2 ? "flash" : "plain", kind / 16 ? "a window of 1" : "one token", zero[0],
+              zero[1], zero[2]);
+        mtt_trainer_destroy(trainer);
+    }
+}
+
 static void attention_kinds(void)
 {
     static const int LENGTHS[] = {1, 7, 31, 33, 64, 97, 130}, WIDTHS[] = {8, 16, 24, 40, 64};
@@ -1992,6 +2019,7 @@ int main(int argc, char **argv)
     timed("gradients", gradients);
     timed("uneven targets", uneven_targets);
     timed("attention", attention_kinds);
+    timed("single key", single_key);
     timed("split", split_batches);
     timed("recompute", recompute_bits);
     timed("peaks", recompute_peaks);
