@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# rooms.sh - what the files promise their readers: widths and sizes, rooms that use only those above them, no
+# private name with two definitions, a contract for every kernel, operands by name.
+passed=0 failed=0
+tell() { if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
+none() { [ -z "$1" ]; tell $? "$2: $(head -n 3 <<< "$1" | cut -c1-120 | tr '\n' ' ')($(wc -l <<< "$1") in all)"; }
+
+none "$(awk 'length > 110 {print FILENAME ":" FNR}' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch] {tools,tests}/*.sh .ci/run)" \
+  "wider than 110 columns"
+while read -r file most; do
+  lines=$(cat $file | wc -l)
+  [ "$lines" -le "$most" ]; tell $? "$file has $lines lines, more than $most"
+done << SIZES
+mtt.h 6500
+mtt_kernels.cu 4600
+examples/train.c 300
+examples/hello.c 60
+Makefile 60
+SIZES
+
+# A static function is defined before it is used. Public ones are declared at the top, so nothing but this test
+# keeps a room from calling those of a room below.
+none "$(awk '/^#ifdef MTT_IMPLEMENTATION/ {inside = 1} !inside {next}
+  /^   >>[a-z]+$/ {room++}
+  {line[NR] = $0; of[NR] = room}
+  /^MTTDEF [^;]*$/ && match($0, /mtt_[a-z0-9_]+\(/) {at[substr($0, RSTART, RLENGTH)] = room}
+  END {for (n in line) {
+    text = line[n]
+    gsub(/"[^"]*"/, "", text)
+    while (match(text, /(^|[^a-z0-9_])mtt_[a-z0-9_]+\(/)) {
+      name = substr(text, RSTART, RLENGTH)
+      sub(/^[^a-z]/, "", name)
+      if (name in at && at[name] > of[n]) print "line " n " " name ")"
+      text = substr(text, RSTART + RLENGTH)
+    }
+  }}' mtt.h)" "a room of mtt.h uses one below it"
+none "$(grep -nE '^static [^={]*\);$' mtt.h)" "a static function is declared ahead"
+
+# Names that are defined: functions, macros, types, enumerators.
+defined() {
+  { grep -oE '^#define MTT__[A-Z0-9_]+' "$1" | awk '{print $2}'
+    grep -E '^[a-zA-Z_].*\bmtt__[a-z0-9_]+\([^;]*$' "$1" | grep -oE 'mtt__[a-z0-9_]+\(' | tr -d '('
+    grep -oE '^(typedef )?(struct|union|enum|class) mtt__[a-z0-9_]+ ?\{?$' "$1" | grep -oE 'mtt__[a-z0-9_]+'
+    grep -oE '^\} mtt__[a-z0-9_]+;' "$1" | grep -oE 'mtt__[a-z0-9_]+'
+    sed -n '/^\(static \)\?\(typedef \)\?enum /,/}/p' "$1" | grep -oE '\bMTT__[A-Z0-9_]+ *[,=}]' | grep -oE 'MTT__[A-Z0-9_]+'
+  } | sort -u
+}
+none "$(comm -12 <(defined mtt.h) <(defined mtt_kernels.cu) )" "defined in both files"
+none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
