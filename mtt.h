@@ -5338,128 +5338,72 @@ static double mtt__now_ms(void)
 
 /* ---- values in and out ---- */
 
-/* A piece of a tensor on the host, its elements in the staging buffer. */
-static mtt_tensor mtt__staged(const mtt_trainer *t, const mtt_tensor *tensor)
+enum { MTT__GET, MTT__PUT };
+
+static mtt_status mtt__copy(mtt_trainer *t, int way, void *device, void *host, size_t bytes)
+{
+    if (way == MTT__PUT) return t->backend.upload(t->context, device, host, bytes);
+    return t->backend.download(t->context, host, device, bytes);
+}
+
+/* Moves elements of a tensor from or to floats, rounded to its precision. */
+static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, int64_t first, int64_t count,
+                            float *values)
 {
     mtt_tensor piece = *tensor;
-    piece.data = tensor->dtype == MTT_F32 ? t->staging : t->staging + MTT__STAGING;
-    return piece;
-}
-
-/* Copies floats into a tensor, rounded to its precision. */
-static mtt_status mtt__put(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count,
-                           const float *values)
-{
-    mtt_tensor piece = mtt__staged(t, tensor);
     size_t size = mtt__dtype_bytes[tensor->dtype];
     mtt_status status = MTT_OK;
     int64_t i, n;
+    piece.data = t->staging;
     for (i = 0; i < count && !status; i += n) {
+        char *device = (char *)tensor->data + (size_t)(first + i) * size;
         n = mtt__min(MTT__STAGING, count - i);
-        mtt__store(&piece, 0, n, values + i);
-        status = t->backend.upload(t->context, (char *)tensor->data + (size_t)(first + i) * size, piece.data,
-                                   (size_t)n * size);
+        if (way == MTT__PUT) mtt__store(&piece, 0, n, values + i);
+        status = mtt__copy(t, way, device, t->staging, (size_t)n * size);
+        if (way == MTT__GET) mtt__load(&piece, 0, n, values + i);
     }
     return status;
 }
 
-static mtt_status mtt__get(mtt_trainer *t, const mtt_tensor *tensor, int64_t first, int64_t count,
-                           float *values)
-{
-    mtt_tensor piece = mtt__staged(t, tensor);
-    size_t size = mtt__dtype_bytes[tensor->dtype];
-    mtt_status status = MTT_OK;
-    int64_t i, n;
-    for (i = 0; i < count && !status; i += n) {
-        n = mtt__min(MTT__STAGING, count - i);
-        status = t->backend.download(t->context, piece.data,
-                                     (char *)tensor->data + (size_t)(first + i) * size, (size_t)n * size);
-        mtt__load(&piece, 0, n, values + i);
-    }
-    return status;
-}
-
-/* A part of the compact state on the device, and its copy in the staging buffer: bytes and 16-bit numbers. Of
-   a master these are the rest and the weight in use, of moments codes and scales. */
-typedef struct mtt__compact {
-    uint8_t *bytes, *bytes_at;
-    uint16_t *halves, *halves_at;
-    size_t count, half_bytes;
-    int fp16;
-} mtt__compact;
-
-static mtt__compact mtt__compact_at(const mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at,
-                                    int64_t count)
+/* The same for the compact state, which has two parts. Of a master these are the rest and the weight in use, of
+   moments the codes and the scales of their groups. */
+static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                    int64_t count, float *values)
 {
     const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
-    int master = kind == MTT__MASTER;
-    mtt__compact c;
-    c.halves = (uint16_t *)(void *)t->staging;
-    c.bytes = (uint8_t *)(c.halves + MTT__STAGING);
-    c.bytes_at = mtt__codes(kept, q->first + at);
-    c.halves_at = master ? (uint16_t *)q->weight->data + at : mtt__scales(kept, q->first + at);
-    c.count = (size_t)count;
-    c.half_bytes = sizeof(uint16_t) * (size_t)(master ? count : mtt__ceil_div(count, MTT__GROUP));
-    c.fp16 = q->weight->dtype == MTT_F16_BITS;
-    return c;
-}
-
-static mtt_status mtt__get_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at,
-                                   int64_t count, float *to)
-{
+    int master = kind == MTT__MASTER, second = kind == MTT__SECOND, fp16 = q->weight->dtype == MTT_F16_BITS;
+    uint16_t *halves = (uint16_t *)(void *)t->staging;
+    uint8_t *bytes = (uint8_t *)(halves + MTT__STAGING);
     mtt_status status = MTT_OK;
     int64_t i, n;
     for (i = 0; i < count && !status; i += n) {
-        mtt__compact c;
+        int64_t first = q->first + at + i;
+        void *device = master ? (uint16_t *)q->weight->data + at + i : mtt__scales(kept, first);
+        size_t half_bytes;
         n = mtt__min(MTT__STAGING, count - i);
-        c = mtt__compact_at(t, q, kind, at + i, n);
-        status = t->backend.download(t->context, c.bytes, c.bytes_at, c.count);
-        if (!status) status = t->backend.download(t->context, c.halves, c.halves_at, c.half_bytes);
-        if (kind == MTT__MASTER) mtt__join_weights(c.halves, c.bytes, n, c.fp16, to + i);
-        else mtt__unpack_moments(c.bytes, c.halves, n, kind == MTT__SECOND, to + i);
+        half_bytes = sizeof(uint16_t) * (size_t)(master ? n : mtt__ceil_div(n, MTT__GROUP));
+        if (way == MTT__PUT && master) mtt__split_weights(values + i, n, fp16, NULL, halves, bytes);
+        if (way == MTT__PUT && !master) mtt__pack_moments(values + i, n, second, NULL, bytes, halves);
+        status = mtt__copy(t, way, mtt__codes(kept, first), bytes, (size_t)n);
+        if (!status) status = mtt__copy(t, way, device, halves, half_bytes);
+        if (way == MTT__GET && master) mtt__join_weights(halves, bytes, n, fp16, values + i);
+        if (way == MTT__GET && !master) mtt__unpack_moments(bytes, halves, n, second, values + i);
     }
     return status;
 }
 
-static mtt_status mtt__put_compact(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at,
-                                   int64_t count, const float *from)
-{
-    mtt_status status = MTT_OK;
-    int64_t i, n;
-    for (i = 0; i < count && !status; i += n) {
-        mtt__compact c;
-        n = mtt__min(MTT__STAGING, count - i);
-        c = mtt__compact_at(t, q, kind, at + i, n);
-        if (kind == MTT__MASTER) mtt__split_weights(from + i, n, c.fp16, NULL, c.halves, c.bytes);
-        else mtt__pack_moments(from + i, n, kind == MTT__SECOND, NULL, c.bytes, c.halves);
-        status = t->backend.upload(t->context, c.bytes_at, c.bytes, c.count);
-        if (!status) status = t->backend.upload(t->context, c.halves_at, c.halves, c.half_bytes);
-    }
-    return status;
-}
-
-/* FP32 values that the optimizer keeps of a parameter, elements `at` up. `at` is a multiple of MTT__GROUP.
-   Without a master the weight itself is kept. */
-static mtt_status mtt__get_kept(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count,
-                                float *values)
-{
-    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
-    if (!kept) return mtt__get(t, q->weight, at, count, values);
-    if (kept->dtype == MTT_U8) return mtt__get_compact(t, q, kind, at, count, values);
-    return t->backend.download(t->context, values, (const float *)kept->data + q->first + at,
-                               (size_t)count * sizeof(float));
-}
-
-/* A weight in use is its master rounded. */
-static mtt_status mtt__put_kept(mtt_trainer *t, const mtt__parameter *q, int kind, int64_t at, int64_t count,
-                                const float *values)
+/* Moves FP32 values that the optimizer keeps of a parameter, from element `at` up, which is a multiple of
+   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. */
+static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, float *values)
 {
     const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
     mtt_status status;
-    if (!kept) return mtt__put(t, q->weight, at, count, values);
-    if (kept->dtype == MTT_U8) return mtt__put_compact(t, q, kind, at, count, values);
-    status = mtt__put(t, kept, q->first + at, count, values);
-    return status || kind != MTT__MASTER ? status : mtt__put(t, q->weight, at, count, values);
+    if (!kept) return mtt__move(t, way, q->weight, at, count, values);
+    if (kept->dtype == MTT_U8) return mtt__move_compact(t, way, q, kind, at, count, values);
+    status = mtt__move(t, way, kept, q->first + at, count, values);
+    if (status || way == MTT__GET || kind != MTT__MASTER) return status;
+    return mtt__move(t, way, q->weight, at, count, values);
 }
 
 /* ---- initial state ---- */
@@ -5493,7 +5437,7 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
             double angle = (double)row * pow(10000.0, -(double)(i / 2 * 2) / (double)C);
             values[i] = (float)(0.02 * (i % 2 ? cos(angle) : sin(angle)));
         }
-        status = mtt__put(t, table, row * C, C, values);
+        status = mtt__move(t, MTT__PUT, table, row * C, C, values);
     }
     mtt__free(t->env, values);
     return status;
@@ -5555,7 +5499,7 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
         for (at = 0; at < count && !status; at += n) {
             n = mtt__min(MTT__STAGING, count - at);
             mtt__initial_values(t, i, at, n, values);
-            status = mtt__put_kept(t, &p->parameters[i], MTT__MASTER, at, n, values);
+            status = mtt__move_kept(t, MTT__PUT, &p->parameters[i], MTT__MASTER, at, n, values);
         }
     }
     mtt__free(t->env, values);
@@ -5570,9 +5514,37 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
 
 /* ---- memory ---- */
 
-#ifndef MTT_SEPARATE_ALLOCS
-/* The arena did not fit: says what takes most, and which batch would fit. */
-static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, size_t free_bytes)
+/* Every tensor gets an address, and the programs share the state. */
+#ifdef MTT_SEPARATE_ALLOCS
+/* Each tensor has a block of its own, where a sanitizer sees overruns. */
+static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
+{
+    mtt__program *programs = t->schedule->programs;
+    mtt_status status = MTT_OK;
+    int which, i;
+    (void)policy;
+    for (which = 0; which < MTT__PROGRAMS; which++)
+        for (i = 0; i < programs[which].tensor_count && !status; i++) {
+            mtt_tensor *tensor = programs[which].tensors[i];
+            if (tensor->persistent && which > 0) tensor->data = programs[0].tensors[i]->data;
+            else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
+        }
+    return status;
+}
+
+static void mtt__unbind(mtt_trainer *t)
+{
+    int which, i;
+    for (which = 0; which < MTT__PROGRAMS; which++)
+        for (i = 0; i < t->schedule->programs[which].tensor_count; i++) {
+            mtt_tensor *tensor = t->schedule->programs[which].tensors[i];
+            if (tensor->data && (which == 0 || !tensor->persistent))
+                t->backend.release(t->context, tensor->data);
+        }
+}
+#else
+/* The arena did not fit: names the largest tensors, and the batch that would fit. */
+static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
 {
     const mtt_schedule *s = t->schedule;
     const mtt__program *p = &s->programs[MTT__TRAIN];
@@ -5592,57 +5564,27 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy, s
     for (k = 0; k < 3 && most[k]; k++)
         mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name,
                    mtt_category_name(most[k]->category), (double)most[k]->bytes / 1048576);
-    mtt_plan_max_batch(t->env, &s->model, policy, p->shape.seq_len, free_bytes, &batch);
-    return mtt__fail(t->env, MTT_E_BUDGET,
-                     "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
-                     "seq_len, recompute more, or use the chunked loss",
-                     reason, batch, p->shape.seq_len);
+    mtt_plan_max_batch(t->env, &s->model, policy, s->seq_len, t->free_before, &batch);
+    return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch of sequences of %d tokens that fits is %d: lower "
+                     "batch or seq_len, recompute more, or use the chunked loss", reason, s->seq_len, batch);
 }
-#endif
 
-/* Gives every tensor its address: in the arena, or under MTT_SEPARATE_ALLOCS in a block of its own, where a
-   sanitizer sees overruns. The programs share the state. */
 static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
 {
-    mtt_schedule *s = t->schedule;
+    mtt__program *programs = t->schedule->programs;
+    mtt_status status = t->backend.alloc(t->context, mtt__arena_bytes(t->schedule), &t->arena);
     int which, i;
-    size_t all_bytes;
-    mtt_status status = t->backend.memory(t->context, &t->free_before, &all_bytes);
-    if (status) return status;
-#ifndef MTT_SEPARATE_ALLOCS
-    status = t->backend.alloc(t->context, mtt__arena_bytes(s), &t->arena);
-    if (status == MTT_E_BUDGET) return mtt__refuse_memory(t, policy, t->free_before);
-    if (status) return status;
-#endif
-    for (which = 0; which < MTT__PROGRAMS; which++)
-        for (i = 0; i < s->programs[which].tensor_count; i++) {
-            mtt_tensor *tensor = s->programs[which].tensors[i];
-#ifndef MTT_SEPARATE_ALLOCS
-            tensor->data = (char *)t->arena + tensor->offset;
-#else
-            if (tensor->persistent && which > 0) tensor->data = s->programs[0].tensors[i]->data;
-            else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
-            if (status) return status;
-            (void)policy;
-#endif
-        }
-    return MTT_OK;
+    for (which = 0; which < MTT__PROGRAMS && !status; which++)
+        for (i = 0; i < programs[which].tensor_count; i++)
+            programs[which].tensors[i]->data = (char *)t->arena + programs[which].tensors[i]->offset;
+    return status == MTT_E_BUDGET ? mtt__refuse_memory(t, policy) : status;
 }
 
 static void mtt__unbind(mtt_trainer *t)
 {
-#ifndef MTT_SEPARATE_ALLOCS
     if (t->arena) t->backend.release(t->context, t->arena);
-#else
-    int which, i;
-    for (which = 0; t->schedule && which < MTT__PROGRAMS; which++)
-        for (i = 0; i < t->schedule->programs[which].tensor_count; i++) {
-            mtt_tensor *tensor = t->schedule->programs[which].tensors[i];
-            if (tensor->data && (which == 0 || !tensor->persistent))
-                t->backend.release(t->context, tensor->data);
-        }
-#endif
 }
+#endif
 
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
@@ -5662,6 +5604,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
 {
     mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_policy p = *policy;
+    size_t all_bytes;
     mtt_status status;
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
@@ -5670,11 +5613,10 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     p.device = backend->device;
     status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
-    if (!status) {
-        t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float) + sizeof(uint16_t));
-        status = t->staging ? backend->open(env, backend, &t->schedule->policy, &t->context) : MTT_E_MEMORY;
-    }
+    if (!status && !(t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float)))) status = MTT_E_MEMORY;
+    if (!status) status = backend->open(env, backend, &t->schedule->policy, &t->context);
     t->opened = !status;
+    if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
     if (!status) status = mtt__bind(t, &p);
     if (!status) status = mtt__fill_state(t);
     if (!status) *out = t;
@@ -5840,7 +5782,7 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     status = mtt__send(t, p, padded, NULL, 0, seen - 1);
     mtt__free(t->env, padded);
     if (!status) status = t->backend.run(t->context, p->ops, p->op_count);
-    if (!status) status = mtt__get(t, p->output, 0, t->schedule->model.vocab, logits);
+    if (!status) status = mtt__move(t, MTT__GET, p->output, 0, t->schedule->model.vocab, logits);
     return status;
 }
 
@@ -5886,13 +5828,15 @@ static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
-    return q ? mtt__get_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
+    return q ? mtt__move_kept(t, MTT__GET, q, MTT__MASTER, 0, mtt__parameter_elements(q), values)
+             : MTT_E_ARGUMENT;
 }
 
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
-    return q ? mtt__put_kept(t, q, MTT__MASTER, 0, mtt__parameter_elements(q), values) : MTT_E_ARGUMENT;
+    return q ? mtt__move_kept(t, MTT__PUT, q, MTT__MASTER, 0, mtt__parameter_elements(q), (float *)values)
+             : MTT_E_ARGUMENT;
 }
 
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
@@ -5909,7 +5853,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     count = mtt__parameter_elements(q);
     status = t->backend.download(t->context, &counters, t->schedule->programs[MTT__TRAIN].counters->data,
                                  sizeof(counters));
-    if (!status) status = mtt__get(t, q->gradient, 0, count, values);
+    if (!status) status = mtt__move(t, MTT__GET, q->gradient, 0, count, values);
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
@@ -8386,7 +8330,7 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
 {
     mtt_trainer *t = ((mtt__checkpoint *)user)->t;
     const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / MTT__KEPT_KINDS];
-    return mtt__get_kept(t, q, (int)(index % MTT__KEPT_KINDS), (int64_t)(offset / sizeof(float)),
+    return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), (int64_t)(offset / sizeof(float)),
                          (int64_t)(bytes / sizeof(float)), (float *)buffer);
 }
 
@@ -8602,8 +8546,8 @@ static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, co
     size_t i;
     for (i = 0; i < c->tensor_count && !status; i++) {
         const mtt__st_entry *e = mtt__st_find(st, c->tensors[i].name);
-        status = mtt__put_kept(t, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
-                               (int64_t)(e->bytes / sizeof(float)), (const float *)(const void *)e->data);
+        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
+                               (int64_t)(e->bytes / sizeof(float)), (float *)(uintptr_t)e->data);
     }
     if (status) return status;
     memset(&counters, 0, sizeof(counters));

@@ -1302,7 +1302,7 @@ static void read_kept(mtt_trainer *trainer, const reference *r, int what, float 
 {
     for (int i = 0; i < r->parameters; i++) {
         const mtt__parameter *q = mtt__parameter_at(trainer, find_parameter(trainer, r->parameter[i].name));
-        check(!mtt__get_kept(trainer, q, what, 0, (int64_t)r->parameter[i].count, values + r->parameter[i].first), "no state");
+        check(!mtt__move_kept(trainer, MTT__GET, q, what, 0, (int64_t)r->parameter[i].count, values + r->parameter[i].first), "no state");
     }
 }
 
