@@ -5565,8 +5565,9 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
         mtt__print(&text, "%s %s (%s) %.1f MiB", k ? "," : "", most[k]->name,
                    mtt_category_name(most[k]->category), (double)most[k]->bytes / 1048576);
     mtt_plan_max_batch(t->env, &s->model, policy, s->seq_len, t->free_before, &batch);
-    return mtt__fail(t->env, MTT_E_BUDGET, "%s; the largest batch of sequences of %d tokens that fits is %d: lower "
-                     "batch or seq_len, recompute more, or use the chunked loss", reason, s->seq_len, batch);
+    return mtt__fail(t->env, MTT_E_BUDGET,
+                     "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
+                     "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
 }
 
 static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
