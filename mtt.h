@@ -5824,7 +5824,8 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
     if (mtt__merges_add(&b->merges, &t->pieces, ids[0], ids[1], &id)) return MTT_E_MEMORY;
     if (b->merges.count == merges) return mtt__vocab_fail(f, "a merge occurs twice");
     if (fresh == (t->pieces.count > pieces)) return MTT_OK;
-    return mtt__vocab_fail(f, fresh ? "a merge makes a known piece" : "a merge makes a piece not in the vocabulary");
+    return mtt__vocab_fail(f, fresh ? "a merge makes a piece that exists"
+                                    : "a merge makes a piece that is not in the vocabulary");
 }
 
 /* GPT-2's vocab.bpe: its version, then a merge on each line. */
@@ -5871,7 +5872,8 @@ static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
             if (s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
         }
         if (!status) status = mtt__strings_add(s, piece.at, piece.size, &index);
-        if (id != index || id + 1 != s->count) mtt__json_fail(j, "ids must be 0, 1, 2 and so on, each of a new piece");
+        if (id != index || id + 1 != s->count)
+            mtt__json_fail(j, "the ids must be 0, 1, 2 and so on, of different pieces");
     }
     if (!status && s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
     if (s->count <= t->end_of_text) mtt__json_fail(j, "the id of " MTT__END_OF_TEXT " is not the next");
@@ -5914,9 +5916,9 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
     j->at = mtt__vocab_value(f, "added_tokens").at;
-    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &text, &id); added++)
-        if (added || !mtt_slice_is(text, MTT__END_OF_TEXT)) mtt__json_fail(j, "a second token or another is added");
-    if (!added || id > INT32_MAX) mtt__json_fail(j, "no added token " MTT__END_OF_TEXT " below 2^31");
+    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &text, &id);)
+        added += mtt_slice_is(text, MTT__END_OF_TEXT) && id <= INT32_MAX ? 1 : 2;
+    if (added != 1) mtt__json_fail(j, "the one added token must be " MTT__END_OF_TEXT);
     if (j->fault) return mtt__vocab_fail(f, NULL);
     t->end_of_text = (uint32_t)id;
     j->at = mtt__vocab_value(f, "model.vocab").at;

@@ -10,8 +10,8 @@
 #include <sys/wait.h>
 #include "test.h"
 
-enum { ON_OPEN, ON_READ, ON_PWRITE, ON_FSYNC, ON_CLOSE, ON_RENAME, ON_COUNT };
-static const char *const on_name[] = {"open", "read", "pwrite", "fsync", "close", "rename"};
+enum { ON_OPEN, ON_READ, ON_PWRITE, ON_FSYNC, ON_CLOSE, ON_RENAME, ON_COUNT, ON_UNLINK = ON_COUNT };
+static const char *const on_name[] = {"open", "read", "pwrite", "fsync", "close", "rename", "unlink"};
 static int fault_on = -1, fault_at, fault_errno, fault_calls, one_byte;
 
 static int fault(int kind)
@@ -20,7 +20,14 @@ static int fault(int kind)
     errno = fault_errno;
     return 1;
 }
-static int sys_open(const char *path, int flags, int mode) { return fault(ON_OPEN) ? -1 : open(path, flags, mode); }
+/* A text that changes before it is opened for the second time. */
+static const char *changing;
+static int changing_opens;
+static int sys_open(const char *path, int flags, int mode)
+{
+    if (changing && strcmp(path, changing) == 0 && ++changing_opens == 2) write_file(path, "{\"text\":\"new\"}\n", 15);
+    return fault(ON_OPEN) ? -1 : open(path, flags, mode);
+}
 static size_t some(size_t n) /* of a large piece half, of a small one a byte */
 {
     return !one_byte || !n ? n : n > 2000 ? n / 2 : 1;
@@ -37,7 +44,22 @@ static int sys_close(int fd) /* the descriptor is gone in any case, as on Linux 
     errno = failed ? error : errno;
     return failed ? -1 : result;
 }
-static int sys_rename(const char *from, const char *to) { return fault(ON_RENAME) ? -1 : rename(from, to); }
+/* Dies before a rename or an unlink. */
+static int die_at, changes;
+static void change(void)
+{
+    if (++changes == die_at) _exit(9);
+}
+static int sys_rename(const char *from, const char *to)
+{
+    change();
+    return fault(ON_RENAME) ? -1 : rename(from, to);
+}
+static int sys_unlink(const char *path)
+{
+    change();
+    return fault(ON_UNLINK) ? -1 : unlink(path);
+}
 
 #define MTT__SYS_OPEN sys_open
 #define MTT__SYS_READ sys_read
@@ -45,8 +67,11 @@ static int sys_rename(const char *from, const char *to) { return fault(ON_RENAME
 #define MTT__SYS_FSYNC sys_fsync
 #define MTT__SYS_CLOSE sys_close
 #define MTT__SYS_RENAME sys_rename
+#define unlink sys_unlink
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
+#include "../tools/wordpiece.h"
+#undef unlink
 
 static mtt_env env;
 
@@ -61,6 +86,14 @@ static mtt_status get_file(const char *path, char **data, size_t *bytes)
     if (map.bytes) memcpy(*data, map.data, map.bytes);
     mtt__map_close(&map);
     return status;
+}
+
+static mtt_status replace_file(const char *path, const void *data, size_t bytes)
+{
+    mtt__writer w;
+    mtt_status status = mtt__writer_open(&env, path, &w);
+    if (!status) status = mtt__writer_put(&w, data, bytes);
+    return status ? status : mtt__writer_commit(&w);
 }
 
 static int file_is(const char *path, const void *data, size_t bytes)
@@ -120,9 +153,9 @@ static void every_allocation(mtt_status (*action)(mtt_env *), const char *what)
 
 static int json_good(const char *text, size_t bytes)
 {
-    mtt__json j;
-    mtt__json_init(&j, text, bytes);
-    return mtt__json_skip(&j) && !mtt__json_peek(&j) && j.at == j.end && !j.fault;
+    mtt_json j;
+    mtt_json_init(&j, text, bytes);
+    return mtt_json_skip(&j) && mtt_json_end(&j);
 }
 
 static void test_json(void)
@@ -223,13 +256,13 @@ static void test_json(void)
                                 "\"za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87\"}, "
                                 "\"data_offsets\": [0, 4294967296], \"unknown\": 3.5}";
     char text[64], out[64];
-    mtt__slice slice;
-    mtt__json j;
+    mtt_slice slice;
+    mtt_json j;
     size_t i, malformed = 0;
     for (i = 0; i < MTT__LENGTH(numbers); i++) {
         uint64_t value = 0;
-        mtt__json_init(&j, numbers[i].text, strlen(numbers[i].text));
-        check(mtt__json_u64(&j, &value) == numbers[i].ok && (!numbers[i].ok || value == numbers[i].value), "number %s",
+        mtt_json_init(&j, numbers[i].text, strlen(numbers[i].text));
+        check(mtt_json_u64(&j, &value) == numbers[i].ok && (!numbers[i].ok || value == numbers[i].value), "number %s",
               numbers[i].text);
     }
     for (i = 0; i < MTT__LENGTH(good); i++)
@@ -241,15 +274,15 @@ static void test_json(void)
     check(!json_good("1\0", 2) && !json_good("\0", 1) && !json_good("\"\\\0\"", 4), "a NUL byte passes");
     check(malformed >= 300, "only %zu malformed texts", malformed);
     strcpy(text, "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u0041\\u017c\\u20AC\\uD83D\\uDE00\"");
-    mtt__json_init(&j, text, strlen(text));
-    check(mtt__json_string(&j, &slice), "a string with every escape is refused");
-    i = mtt__json_unescape(slice, out);
+    mtt_json_init(&j, text, strlen(text));
+    check(mtt_json_string(&j, &slice), "a string with every escape is refused");
+    i = mtt_json_unescape(slice, out);
     check(i == 18 && memcmp(out, "\"\\/\b\f\n\r\tA\xc5\xbc\xe2\x82\xac\xf0\x9f\x98\x80", 18) == 0, "escapes: %.*s",
           (int)i, out);
     strcpy(text, "\"\\ud800x\\udc00\\ud800\\ud83d\\ude00\\ud800\\u0041\\udbff\"");
-    mtt__json_init(&j, text, strlen(text));
-    check(mtt__json_string(&j, &slice), "a string of lone surrogates is refused");
-    i = mtt__json_unescape(slice, (char *)slice.at);
+    mtt_json_init(&j, text, strlen(text));
+    check(mtt_json_string(&j, &slice), "a string of lone surrogates is refused");
+    i = mtt_json_unescape(slice, (char *)slice.at);
     check(i == 21 && memcmp(slice.at,
                             "\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd"
                             "A\xef\xbf\xbd",
@@ -288,14 +321,14 @@ static void test_files_plain(void)
     check(mtt__map_open(&env, in("empty"), PROT_READ, &map) == MTT_OK && !map.bytes, "empty map: %s", env.error);
     mtt__map_close(&map);
     check(file_is(in("empty"), "", 0), "empty file");
-    check(mtt__file_replace(&env, in("empty"), bulk, sizeof(bulk)) == MTT_OK &&
+    check(replace_file(in("empty"), bulk, sizeof(bulk)) == MTT_OK &&
               file_is(in("empty"), bulk, sizeof(bulk)),
           "replace");
     if (chdir(folder) == 0)
-        check(mtt__file_replace(&env, "plain", "x", 1) == MTT_OK && file_is(in("plain"), "x", 1),
+        check(replace_file("plain", "x", 1) == MTT_OK && file_is(in("plain"), "x", 1),
               "name without folder");
     write_file(in(".plain.tmp"), "left by the dead", 16);
-    check(mtt__file_replace(&env, in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) && !count_files(".plain"),
+    check(replace_file(in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) && !count_files(".plain"),
           "a stale one in the way: %s", env.error);
     check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
     {
@@ -608,16 +641,18 @@ static void test_tokens(void)
         write_file(in("t"), file, token_file(file, 1, 16, 0, 100, 0) - 64 + i);
         refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "shorter", "short token file");
     }
-    for (i = 36; i < 64; i++) {
+    for (i = 36; i < 64; i++) { /* of the origin, all or nothing: bytes 36..39 say that there is one */
         token_file(file, 1, 16, 0, 100, 0);
         file[i] = 1;
         write_file(in("t"), file, 64);
-        refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "version", "reserved byte");
+        if (i >= 40)
+            refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "version", "byte of an unknown version");
+        else check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK, "an origin: %s", env.error), mtt_tokens_close(t);
     }
     token_file(file, 1, 16, 0, 100, 0);
     file[3] = 'x';
     write_file(in("t"), file, 64);
-    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "mark", "token file of another kind");
+    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "does not begin", "file of another kind");
     size = token_file(file, 1, 16, 4, 100, 8);
     memcpy(file + 64, "\x01\0\x63\0\x64\0\x05\0", 8);
     write_file(in("t"), file, size);
@@ -685,7 +720,7 @@ static void test_batches(void)
     free(seen);
     t = counting_tokens("x.valid.tokens", 514);
     refused(mtt_batches_init(&env, &whole, t, 2, 1024, 0, 0), MTT_E_DATA, "valid.tokens has 514", "too few tokens");
-    refused(MTT_E_DATA, MTT_E_DATA, "has 514 tokens, a sequence of 1024 needs at least 1025: lower --seq-len",
+    refused(MTT_E_DATA, MTT_E_DATA, "has 514 tokens, but a sequence of 1024 needs 1025: lower seq_len",
             "too few tokens");
     refused(mtt_batches_init(&env, &whole, t, 2, 514, 0, 0), MTT_E_DATA, "514", "one too few");
     check(mtt_batches_init(&env, &whole, t, 2, 513, 0, 0) == MTT_OK && whole.sequences == 1, "just enough");
@@ -743,12 +778,13 @@ static mtt_status prepare_small(mtt_env *e) { return prepare_from(e, in("small.j
 
 static mtt_status prepare_words(mtt_env *e)
 {
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_prepare_desc desc;
     memset(&desc, 0, sizeof(desc));
     desc.input = in("small.jsonl");
     desc.output = in("words");
     desc.vocab = 60;
-    desc.kind = MTT_WORDPIECE;
+    desc.kind = &kind;
     return mtt_prepare(e, &desc, NULL);
 }
 
@@ -761,9 +797,18 @@ static int same_files(const char *a, const char *b)
     return same;
 }
 
+static const char *const parts[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
+
+/* Whether a tokenizer was given is in the header, at byte 36. */
+static void forget_options(const char *path)
+{
+    int fd = open(path, O_WRONLY);
+    check(!strstr(path, ".tokens") || pwrite(fd, "\0\0\0\1", 4, 36) == 4, "options");
+    close(fd);
+}
+
 static void test_prepare(void)
 {
-    static const char *const parts[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
     char *text = (char *)malloc(400000), *at = text, name[64];
     size_t i, k;
     const char *gpt2 = shared_data("vocab.bpe");
@@ -783,7 +828,7 @@ static void test_prepare(void)
     check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 && r.documents[1] >= 8 &&
               r.vocab > 257 && r.vocab <= 300,
           "report");
-    check(mtt_tokenizer_load(&env, in("p.tokenizer.json"), &tokenizer) == MTT_OK, "its tokenizer: %s", env.error);
+    check(mtt_tokenizer_load(&env, in("p.tokenizer.json"), NULL, &tokenizer) == MTT_OK, "its tokenizer: %s", env.error);
     collect(&env, in("p.jsonl"), NULL, &docs);
     for (k = 0; k < 3 && tokenizer; k++) { /* every split gives back its documents */
         char *back = (char *)malloc(400000);
@@ -830,7 +875,10 @@ static void test_prepare(void)
         snprintf(name, sizeof(name), "p.%s", parts[k]);
         snprintf(other[0], 64, "q.%s", parts[k]);
         snprintf(other[1], 64, "r.%s", parts[k]);
-        check(same_files(in(name), in(other[0])) && same_files(in(name), in(other[1])), "%s differs", parts[k]);
+        check(same_files(in(name), in(other[0])), "%s of standard input differs", parts[k]);
+        forget_options(in(name));
+        forget_options(in(other[1]));
+        check(same_files(in(name), in(other[1])), "%s with its own tokenizer differs", parts[k]);
     }
     check(count_files("q.spool") == 0 && count_files(".") == 0, "spool or temporary left");
     if (gpt2)
@@ -838,7 +886,7 @@ static void test_prepare(void)
               env.error);
     write_file(in("one.txt"), "one", 3);
     for (i = 0; i < 4; i++) { /* failures leave nothing */
-        static const char *const word[] = {"No such file", "no text", "object", "another seed"};
+        static const char *const word[] = {"No such file", "no text", "neither", "another seed"};
         mtt_prepare_desc desc;
         memset(&desc, 0, sizeof(desc));
         desc.input = i == 0 ? in("missing") : i == 1 ? in("none.txt") : i == 2 ? in("p.jsonl") : in("one.txt");
@@ -862,8 +910,19 @@ static void test_prepare(void)
     every_allocation(prepare_small, "prepare");
     every_allocation(prepare_words, "prepare, WordPiece");
     write_file(in("vocab.txt"), "[PAD]\n[UNK]\n[SEP]\nthe\ncat\nsat\n", 30);
-    check(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &again) == MTT_OK && again.vocab == 6,
-          "a vocab.txt is known by its content: %s", env.error);
+    refused(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &again), MTT_E_FORMAT,
+            "include tools/wordpiece.h", "vocab.txt without its kind");
+    {
+        mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+        mtt_prepare_desc desc;
+        memset(&desc, 0, sizeof(desc));
+        desc.input = in("small.jsonl");
+        desc.output = in("r");
+        desc.tokenizer = in("vocab.txt");
+        desc.kind = &kind;
+        check(mtt_prepare(&env, &desc, &again) == MTT_OK && again.vocab == 6, "a vocab.txt is known by its content: %s",
+              env.error);
+    }
     free(text);
 }
 
@@ -923,7 +982,7 @@ static mtt_status open_tokens(mtt_env *e)
 static void test_round_trip(void)
 {
     unsigned char want[64];
-    mtt__slice value;
+    mtt_slice value;
     mtt__st st;
     size_t i;
     check(save_three(&env) == MTT_OK && mtt__st_open(&env, in("three"), &st) == MTT_OK, "round trip: %s", env.error);
@@ -942,8 +1001,8 @@ static void test_round_trip(void)
     }
     check(!mtt__st_find(&st, "halff") && !mtt__st_find(&st, "hal") && !mtt__st_find(&st, ""),
           "a tensor that is not there");
-    check(mtt__st_metadata(&st, "format", &value) && mtt__slice_is(value, "pt") &&
-              mtt__st_metadata(&st, "te\nxt", &value) && mtt__slice_is(value, "a \"b\" \xc3\xb3") &&
+    check(mtt__st_metadata(&st, "format", &value) && mtt_slice_is(value, "pt") &&
+              mtt__st_metadata(&st, "te\nxt", &value) && mtt_slice_is(value, "a \"b\" \xc3\xb3") &&
               mtt__st_metadata(&st, "crc32.half", &value) && value.size == 8 && !mtt__st_metadata(&st, "stepp", &value),
           "metadata");
     mtt__st_close(&st);
