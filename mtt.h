@@ -6112,59 +6112,38 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
 #define MTT_DOCUMENT_LIMIT ((size_t)1 << 30)
 #endif
 
-/* A hash of a stream of bytes, however it is cut into calls. */
-typedef struct mtt__digest {
-    uint64_t hash, bytes, word; /* `word`: the last bytes, fewer than 8 */
-} mtt__digest;
-
-static void mtt__digest_put(mtt__digest *d, const char *at, size_t size)
-{
-    const uint64_t k = 0x9e3779b97f4a7c15u;
-    uint64_t word, hash = d->hash;
-    while (size) {
-        size_t n = d->bytes % 8 || size < 8 ? 1 : 8;
-        if (n == 8) memcpy(&word, at, 8);
-        else word = d->word | (uint64_t)(unsigned char)*at << d->bytes % 8 * 8;
-        at += n;
-        size -= n;
-        d->bytes += n;
-        d->word = d->bytes % 8 ? word : 0;
-        if (d->bytes % 8) continue;
-        hash = (hash ^ word) * k;
-        hash ^= hash >> 32;
-    }
-    d->hash = hash;
-}
-
 struct mtt_corpus {
     mtt_env *env;
     const char *path, *name, *field; /* `name` is for messages */
     int fd, jsonl, ended;            /* ended: the file has been read to its end */
     char *buffer;
     size_t capacity, start, size; /* bytes [start, size) of the buffer are still to be handed out */
-    uint64_t line;
-    mtt__digest digest; /* of all bytes read */
+    uint64_t line, hash;          /* hash: of all blocks read */
 };
 
-/* Reads on until `bytes` wait in the buffer or the file ends. */
+/* Reads on, in blocks, until `bytes` wait in the buffer or the file ends. */
 static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
 {
+    enum { BLOCK = 1 << 18 };
     while (!c->ended && c->size - c->start < bytes) {
-        ptrdiff_t got;
-        if (c->start && c->size == c->capacity) {
+        size_t got = 0;
+        ptrdiff_t n = 1;
+        if (c->start && c->capacity - c->size < BLOCK) {
             memmove(c->buffer, c->buffer + c->start, c->size -= c->start);
             c->start = 0;
         }
         if (c->size - c->start > MTT_DOCUMENT_LIMIT)
-            return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %llu bytes: split it", c->name,
-                             (unsigned long long)c->line + 1, (unsigned long long)MTT_DOCUMENT_LIMIT);
-        if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + 1, 1)) return MTT_E_MEMORY;
-        got = MTT__SYS_READ(c->fd, c->buffer + c->size, c->capacity - c->size);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return mtt__file_fail(c->env, c->name, "read it", errno);
-        mtt__digest_put(&c->digest, c->buffer + c->size, (size_t)got);
-        c->ended = got == 0;
-        c->size += (size_t)got;
+            return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %llu bytes: split it",
+                             c->name, (unsigned long long)c->line + 1, (unsigned long long)MTT_DOCUMENT_LIMIT);
+        if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + BLOCK, 1)) return MTT_E_MEMORY;
+        while (got < BLOCK && n) {
+            n = MTT__SYS_READ(c->fd, c->buffer + c->size + got, BLOCK - got);
+            if (n < 0 && errno != EINTR) return mtt__file_fail(c->env, c->name, "read it", errno);
+            if (n > 0) got += (size_t)n;
+        }
+        c->hash = c->hash * 0x9e3779b97f4a7c15u + mtt__hash(c->buffer + c->size, got);
+        c->ended = got < BLOCK;
+        c->size += got;
     }
     return MTT_OK;
 }
@@ -6417,78 +6396,66 @@ MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *t, uint64_t first, size_t co
     return MTT_OK;
 }
 
-/* ---- datasets: {prefix}.train.tokens and the others */
+/* ---- datasets */
 
 enum { MTT__TOKENIZER_PART = MTT_SPLIT_COUNT, MTT__PARTS, MTT__PREFIX_BYTES = 2000, MTT__PATH_BYTES = 2048 };
-typedef char mtt__path[MTT__PATH_BYTES];
 
-/* Makes the path of a part: a split, or the tokenizer. */
-static const char *mtt__part_path(mtt__path path, const char *prefix, int part)
+/* Makes the path of a part: of a split, or of the tokenizer. */
+static const char *mtt__part_path(char path[MTT__PATH_BYTES], const char *prefix, int part)
 {
-    static const char *const parts[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
+    static const char *const names[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
     mtt__text text;
-    mtt__text_init(&text, path, sizeof(mtt__path));
-    mtt__print(&text, "%s.%s", prefix, parts[part]);
+    mtt__text_init(&text, path, MTT__PATH_BYTES);
+    mtt__print(&text, "%s.%s", prefix, names[part]);
     return path;
 }
 
-static mtt_status mtt__part_prefix(mtt_env *env, const char *prefix)
+/* Opens the token files, and checks that they are of the vocabulary size `vocab`, unless it is 0, and were made with the
+   tokenizer.json beside them. */
+static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab, mtt_dataset *dataset)
 {
-    size_t size = prefix ? strlen(prefix) : 0;
-    return size && size <= MTT__PREFIX_BYTES
-               ? MTT_OK
-               : mtt__fail(env, MTT_E_ARGUMENT, "the prefix of a dataset must have 1 to %d bytes, not %zu: shorten the path",
-                           MTT__PREFIX_BYTES, size);
-}
-
-static mtt_status mtt__file_crc(mtt_env *env, const char *path, uint32_t *crc)
-{
+    mtt_tokens **files[MTT_SPLIT_COUNT];
+    char path[MTT__PATH_BYTES], tokenizer[MTT__PATH_BYTES];
     mtt__crc_table table;
     mtt__map map;
-    mtt_status status = mtt__map_open(env, path, PROT_READ, &map);
-    if (status) return status;
+    mtt_status status = mtt__map_open(env, mtt__part_path(tokenizer, prefix, MTT__TOKENIZER_PART), PROT_READ, &map);
+    uint32_t crc = 0;
+    int i;
+    files[MTT_TRAIN] = &dataset->train;
+    files[MTT_VALID] = &dataset->valid;
+    files[MTT_TEST] = &dataset->test;
     mtt__crc_init(&table);
-    *crc = mtt__crc32(&table, 0, map.data, map.bytes);
-    mtt__map_close(&map);
-    return MTT_OK;
+    if (!status) crc = mtt__crc32(&table, 0, map.data, map.bytes);
+    if (!status) mtt__map_close(&map);
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
+        const mtt__token_header *h;
+        if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) break;
+        status = mtt_tokens_open(env, path, files[i]);
+        if (status) break;
+        h = &(*files[i])->header;
+        if ((h->options && h->tokenizer != crc) || (vocab && h->vocab != (uint64_t)vocab))
+            status = mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from the text",
+                               tokenizer, path);
+    }
+    return status;
 }
 
 MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_tokenizer_kind *kind,
                                    mtt_dataset *dataset)
 {
-    mtt_tokens *files[MTT_SPLIT_COUNT] = {NULL, NULL, NULL};
-    mtt__path path, other;
-    mtt_status status = mtt__part_prefix(env, prefix);
-    uint32_t crc = 0;
-    int i, vocab;
+    char path[MTT__PATH_BYTES];
+    mtt_status status;
     memset(dataset, 0, sizeof(*dataset));
-    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++)
-        if (access(mtt__part_path(path, prefix, i), F_OK) == 0 || i != MTT_TEST)
-            status = mtt_tokens_open(env, path, &files[i]);
-    if (!status) mtt__part_path(path, prefix, MTT__TOKENIZER_PART);
-    if (!status) status = mtt_tokenizer_load(env, path, kind, &dataset->tokenizer);
-    if (!status) status = mtt__file_crc(env, path, &crc);
-    dataset->train = files[MTT_TRAIN];
-    dataset->valid = files[MTT_VALID];
-    dataset->test = files[MTT_TEST];
-    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
-        if (!files[i]) continue;
-        mtt__part_path(other, prefix, i);
-        vocab = mtt_tokenizer_vocab(dataset->tokenizer);
-        if (mtt_tokens_vocab(files[i]) != vocab)
-            status = mtt__fail(env, MTT_E_MISMATCH, "%s has a vocabulary of %d, but %s of %d: prepare both again from the "
-                               "text", other, mtt_tokens_vocab(files[i]), path, vocab);
-        else if (files[i]->header.options && files[i]->header.tokenizer != crc)
-            status = mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from the text", path,
-                               other);
-    }
+    if (strlen(prefix) > MTT__PREFIX_BYTES)
+        return mtt__fail(env, MTT_E_ARGUMENT, "the prefix of a dataset is longer than 2000 bytes: shorten the path");
+    status = mtt_tokenizer_load(env, mtt__part_path(path, prefix, MTT__TOKENIZER_PART), kind, &dataset->tokenizer);
+    if (!status) status = mtt__dataset_files(env, prefix, mtt_tokenizer_vocab(dataset->tokenizer), dataset);
     if (status) mtt_dataset_close(dataset);
     return status;
 }
 
 MTTDEF void mtt_dataset_close(mtt_dataset *dataset)
 {
-    if (!dataset) return;
     mtt_tokens_close(dataset->train);
     mtt_tokens_close(dataset->valid);
     mtt_tokens_close(dataset->test);
@@ -6501,20 +6468,18 @@ MTTDEF void mtt_dataset_close(mtt_dataset *dataset)
 typedef struct mtt__prepare {
     mtt_env *env;
     const mtt_prepare_desc *desc;
-    mtt_prepare_report report;
-    uint32_t options; /* as in the header */
-    uint64_t text;    /* the same; 0 until the text has been read once */
-    const char *why;  /* why the file at `path` cannot be reused */
-    mtt__path path, spool_path;
     const char *input; /* desc->input or its spool */
     int piped;         /* the input can be read once only */
+    uint32_t options;  /* of the header to be */
+    uint64_t text;     /* the same; 0 until the text has been read once */
     mtt_corpus *corpus;
-    uint64_t document; /* of the corpus */
-    mtt_tokenizer *tokenizer;
+    uint64_t document; /* of the corpus, from 0 */
     mtt_vocab_trainer *trainer;
+    mtt_tokenizer *tokenizer;
     mtt__crc_table crc;
     mtt__token_header header[MTT_SPLIT_COUNT];
     mtt__writer writer[MTT__PARTS], spool;
+    char path[MTT__PATH_BYTES], spool_path[MTT__PATH_BYTES];
     int32_t *ids;
     size_t capacity;
 } mtt__prepare;
@@ -6524,8 +6489,9 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
 {
     const mtt_prepare_desc *d = p->desc;
     const mtt_tokenizer_kind *kind = d->kind ? d->kind : &mtt__bpe_kind;
-    uint64_t words[3] = {(uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB), 0, 0};
+    uint64_t words[3];
     mtt__map map;
+    words[0] = (uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB);
     words[1] = mtt__hash(kind->name, strlen(kind->name));
     words[2] = kind->options ? mtt__hash((const char *)kind->options, kind->options_bytes) : 0;
     if (d->tokenizer) {
@@ -6551,70 +6517,67 @@ static mtt_status mtt__prepare_open(mtt__prepare *p)
     return status;
 }
 
-/* Hashes what decides the documents and their splits, when the text has been read. */
+/* Hashes what decides the documents and their splits, once the text has been read. */
 static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
-    const mtt_corpus *c = p->corpus;
-    uint64_t words[4] = {0, 0, p->desc->seed, MTT_DOCUMENT_BYTES}, before = p->text;
-    words[0] = mtt__hash((const char *)&c->digest, sizeof(c->digest));
-    words[1] = mtt__hash(c->field, strlen(c->field));
+    uint64_t words[4], before = p->text;
+    words[0] = p->corpus->hash;
+    words[1] = mtt__hash(p->corpus->field, strlen(p->corpus->field));
+    words[2] = p->desc->seed;
+    words[3] = MTT_DOCUMENT_BYTES;
     p->text = mtt__hash((const char *)words, sizeof(words)) | 1;
     if (!before || before == p->text) return MTT_OK;
-    return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", c->name);
+    return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);
 }
 
 /* The next document and its split. */
 static mtt_status mtt__prepare_next(mtt__prepare *p, mtt_split *split, const char **text, size_t *bytes)
 {
-    mtt_status status = mtt_corpus_next(p->corpus, text, bytes), hashed;
+    mtt_status status = mtt_corpus_next(p->corpus, text, bytes);
     if (!status) *split = mtt_split_of(p->desc->seed, p->document++);
     if (status != MTT_END) return status;
-    if (!p->document) return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
-    hashed = mtt__prepare_hash(p);
-    return hashed ? hashed : MTT_END;
+    if (!p->document)
+        return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
+    status = mtt__prepare_hash(p);
+    return status ? status : MTT_END;
 }
 
-static mtt_status mtt__prepare_stale(mtt__prepare *p, mtt_status status, const char *why)
-{
-    p->why = why;
-    return status == MTT_E_MEMORY ? status : MTT_E_MISMATCH;
-}
-
-/* MTT_OK if the files are whole and made of the same text, options and tokenizer; MTT_E_MISMATCH if not. */
-static mtt_status mtt__prepare_compare(mtt__prepare *p)
+/* NULL, or what the headers of a dataset say against its use. */
+static const char *mtt__prepare_fault(const mtt__prepare *p)
 {
     const int any_options = p->desc->reuse_only && !p->desc->vocab && !p->desc->tokenizer;
-    mtt__token_header *h = p->header;
-    mtt_status status;
-    uint32_t crc = 0;
+    const mtt__token_header *h = p->header;
     int i;
-    mtt__part_path(p->path, p->desc->output, MTT_TRAIN);
-    if (p->piped) return mtt__prepare_stale(p, MTT_OK, "cannot be compared with standard input or a pipe");
-    for (i = 0; i < MTT_SPLIT_COUNT; i++, h++) {
-        mtt_tokens *t;
-        status = mtt_tokens_open(p->env, mtt__part_path(p->path, p->desc->output, i), &t);
-        if (status) return mtt__prepare_stale(p, status, "is absent or damaged");
-        *h = t->header;
-        mtt_tokens_close(t);
-        if (!h->options) return mtt__prepare_stale(p, MTT_OK, "does not say what it was made of");
-        if (h->options != (any_options ? p->header->options : p->options))
-            return mtt__prepare_stale(p, MTT_OK, "was made with another tokenizer or vocabulary size");
-        if (h->text != p->header->text || h->tokenizer != p->header->tokenizer)
-            return mtt__prepare_stale(p, MTT_OK, "does not belong to the train split");
-        p->report.vocab = (int)h->vocab;
-        p->report.documents[i] = h->documents;
-        p->report.bytes[i] = h->bytes;
-        p->report.tokens[i] = h->count;
+    if (p->piped) return "cannot be compared with standard input or a pipe";
+    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
+        if (!h[i].options) return "is incomplete, or does not say what it was made of";
+        if (h[i].text != h->text || h[i].options != h->options) return "has parts of different origin";
     }
-    status = mtt__file_crc(p->env, mtt__part_path(p->path, p->desc->output, MTT__TOKENIZER_PART), &crc);
-    if (status || crc != p->header->tokenizer)
-        return mtt__prepare_stale(p, status, "is absent, or not the tokenizer of the token files");
-    status = mtt__prepare_open(p);
-    if (!status) status = mtt__corpus_drain(p->corpus, NULL);
-    if (!status) status = mtt__prepare_hash(p);
-    mtt__part_path(p->path, p->desc->output, MTT_TRAIN);
-    if (status || p->text == p->header->text) return status;
-    return mtt__prepare_stale(p, MTT_OK, "was made of another text, field or seed");
+    if (h->options != p->options && !any_options) return "was made with another tokenizer or vocabulary size";
+    return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
+}
+
+/* MTT_OK if the dataset is there, whole, and made of the same text, options and tokenizer; MTT_E_MISMATCH if not. */
+static mtt_status mtt__prepare_compare(mtt__prepare *p)
+{
+    mtt_dataset set = {NULL, NULL, NULL, NULL};
+    const char *fault;
+    mtt_status status = mtt__dataset_files(p->env, p->desc->output, 0, &set);
+    if (status && status != MTT_E_MEMORY) status = MTT_E_MISMATCH;
+    if (!status) p->header[MTT_TRAIN] = set.train->header;
+    if (!status) p->header[MTT_VALID] = set.valid->header;
+    if (!status && set.test) p->header[MTT_TEST] = set.test->header;
+    mtt_dataset_close(&set);
+    fault = mtt__prepare_fault(p);
+    if (!status && !fault) {
+        status = mtt__prepare_open(p);
+        if (!status) status = mtt__corpus_drain(p->corpus, NULL);
+        if (!status) status = mtt__prepare_hash(p);
+        fault = mtt__prepare_fault(p);
+    }
+    if (status || !fault) return status;
+    return mtt__fail(p->env, MTT_E_MISMATCH, "the dataset %s %s: give what it was made of, or prepare it again",
+                     p->desc->output, fault);
 }
 
 static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
@@ -6660,7 +6623,6 @@ static mtt_status mtt__prepare_splits(mtt__prepare *p)
     mtt_status status = mtt__prepare_open(p);
     int i, vocab = mtt_tokenizer_vocab(p->tokenizer);
     for (i = 0; i < MTT_SPLIT_COUNT; i++) {
-        memset(&p->header[i], 0, sizeof(p->header[i]));
         memcpy(p->header[i].magic, "MTTTOKEN", 8);
         p->header[i].version = 1;
         p->header[i].bits = vocab <= 65536 ? 16 : 32;
@@ -6670,11 +6632,11 @@ static mtt_status mtt__prepare_splits(mtt__prepare *p)
         status = mtt__prepare_encode(p, split, text, bytes);
     if (status != MTT_END) return status;
     if (p->header[MTT_TRAIN].count) return MTT_OK;
-    return mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of which is in the train split: give more text or "
-                     "another seed", p->corpus->name, (unsigned long long)p->document);
+    return mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of which is in the train split: give more text "
+                     "or another seed", p->corpus->name, (unsigned long long)p->document);
 }
 
-/* What is read once only is kept, as it comes, for the second pass. */
+/* Copies what can be read once only, for the second pass. */
 static mtt_status mtt__prepare_spool(mtt__prepare *p)
 {
     mtt__text name;
@@ -6697,16 +6659,17 @@ static void mtt__prepare_text(void *user, const char *text, size_t bytes)
     mtt__writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
 }
 
-/* Writes everything to temporary files, removes the old token files, and renames: the train split last. So a death at
-   any moment leaves the old set, or no train split, or the new set. */
+/* Writes everything to temporary files, removes the old token files, and renames, the train split last. So a death at
+   any moment leaves the old dataset, one without a train split, or the new one. */
 static mtt_status mtt__prepare_run(mtt__prepare *p)
 {
+    mtt__token_header *h = p->header;
     mtt_status status = MTT_OK;
     int i;
-    memset(&p->report, 0, sizeof(p->report));
+    memset(p->header, 0, sizeof(p->header));
     for (i = 0; i < MTT__PARTS && !status; i++) {
         status = mtt__writer_open(p->env, mtt__part_path(p->path, p->desc->output, i), &p->writer[i]);
-        if (!status && i < MTT_SPLIT_COUNT) mtt__writer_put(&p->writer[i], &p->header[i], sizeof(p->header[i]));
+        if (!status && i < MTT_SPLIT_COUNT) status = mtt__writer_put(&p->writer[i], &h[i], sizeof(h[i]));
     }
     if (!status && p->piped && !p->desc->tokenizer) status = mtt__prepare_spool(p);
     if (!status) status = mtt__prepare_tokenizer(p);
@@ -6715,15 +6678,10 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
     p->tokenizer->kind.print(p->tokenizer, mtt__prepare_text, p);
     status = mtt__writer_flush(&p->writer[MTT__TOKENIZER_PART]);
     for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
-        mtt__token_header *h = &p->header[i];
-        h->options = p->options;
-        h->text = p->text;
-        h->tokenizer = p->header->tokenizer;
-        p->report.documents[i] = h->documents;
-        p->report.bytes[i] = h->bytes;
-        p->report.tokens[i] = h->count;
-        p->report.vocab = (int)h->vocab;
-        status = mtt__writer_patch(&p->writer[i], 0, h, sizeof(*h));
+        h[i].options = p->options;
+        h[i].text = p->text;
+        h[i].tokenizer = h->tokenizer;
+        status = mtt__writer_patch(&p->writer[i], 0, &h[i], sizeof(h[i]));
     }
     for (i = 0; i < MTT_SPLIT_COUNT && !status; i++)
         if (unlink(mtt__part_path(p->path, p->desc->output, i)) && errno != ENOENT)
@@ -6734,14 +6692,14 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
 
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report)
 {
+    mtt_prepare_report unused, *r = report ? report : &unused;
     mtt__prepare *p;
     struct stat info;
     mtt_status status;
     int i;
-    if (report) memset(report, 0, sizeof(*report));
-    if (!desc || !desc->input) return mtt__fail(env, MTT_E_ARGUMENT, "an input and a prefix for the output are needed");
-    status = mtt__part_prefix(env, desc->output);
-    if (status) return status;
+    memset(r, 0, sizeof(*r));
+    if (!desc || !desc->input || !desc->output || !*desc->output || strlen(desc->output) > MTT__PREFIX_BYTES)
+        return mtt__fail(env, MTT_E_ARGUMENT, "an input, and an output prefix of 1 to 2000 bytes, are needed");
     p = (mtt__prepare *)mtt__alloc(env, 1, sizeof(*p));
     if (!p) return MTT_E_MEMORY;
     p->env = env;
@@ -6751,18 +6709,20 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     mtt__crc_init(&p->crc);
     status = mtt__prepare_options(p);
     if (!status) status = mtt__prepare_compare(p);
-    p->report.reused = !status;
-    if (status == MTT_E_MISMATCH)
-        status = desc->reuse_only ? mtt__fail(env, status, "%s %s: give what it was made of, or prepare it again", p->path,
-                                              p->why)
-                                  : mtt__prepare_run(p);
+    r->reused = !status;
+    if (status == MTT_E_MISMATCH && !desc->reuse_only) status = mtt__prepare_run(p);
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
+        r->documents[i] = p->header[i].documents;
+        r->bytes[i] = p->header[i].bytes;
+        r->tokens[i] = p->header[i].count;
+        r->vocab = (int)p->header[i].vocab;
+    }
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
     mtt__writer_abort(&p->spool);
     if (p->input == p->spool_path) unlink(p->spool_path);
     mtt_corpus_close(p->corpus);
     mtt_vocab_trainer_destroy(p->trainer);
     mtt_tokenizer_destroy(p->tokenizer);
-    if (report && !status) *report = p->report;
     mtt__free(env, p->ids);
     mtt__free(env, p);
     return status;
