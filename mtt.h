@@ -424,110 +424,112 @@ MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_bat
    exactly; what comes from the full one is rounded. Refuses a damaged file before it touches anything. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
-/* ------------------------------------------------------------------------------------------------------ json ---- */
+/* ---------------------------------------------------------------------------------------------- json ---- */
 
-/* A reader for JSON in memory, such as the files that mtt writes. It allocates nothing, and points into the caller's
-   text, which must stay. The caller asks for one value after another:
+/* A reader for JSON in memory, such as the files that mtt writes. It allocates nothing and points into the
+   caller's text, which must stay. The caller takes one value after another:
 
       for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);)
           if (mtt_slice_is(key, "loss")) mtt_json_number(&j, &loss);
           else mtt_json_skip(&j);
-      if (j.fault) printf("byte %zu: %s\n", (size_t)(j.at - j.begin), j.fault);
+      if (!mtt_json_end(&j)) printf("byte %zu: %s\n", (size_t)(j.at - j.begin), j.fault);
 
-   Functions return 1, or 0 at an end or after a fault. The first fault stays and ends every loop, so checking it once
-   is enough. */
+   Functions return 1, or 0 at an end or after a fault. The first fault stays, and every later call returns 0.
+   So it is enough to look for a fault once. */
 typedef struct mtt_json {
-    const char *begin, *at, *end; /* the text, and the place of the next value in it */
+    const char *begin, *at, *end; /* the text, and the place in it */
     const char *fault;            /* NULL, or what is wrong at `at` */
     int first;                    /* private */
 } mtt_json;
 
-/* A string of the text, between its quotes and with its escapes. */
+/* A string in the text, between its quotes and with its escapes. */
 typedef struct mtt_slice {
     const char *at;
     size_t size;
 } mtt_slice;
 
 MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes);
-MTTDEF int mtt_json_peek(mtt_json *j);                        /* the first byte of the next value; 0 at the end */
-MTTDEF int mtt_json_begin(mtt_json *j, int mark);             /* enters an object, '{', or an array, '[' */
-MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key);         /* the next key of an object; its value comes next */
-MTTDEF int mtt_json_item(mtt_json *j);                        /* 1 = the next item of an array comes next */
+MTTDEF int mtt_json_peek(mtt_json *j);                /* first byte of the next value, 0 at the end */
+MTTDEF int mtt_json_begin(mtt_json *j, int mark);     /* enters an object ('{') or an array ('[') */
+MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key); /* in an object: takes a key; its value is next */
+MTTDEF int mtt_json_item(mtt_json *j);                /* in an array: 1 = another item is next */
 MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string);
 MTTDEF int mtt_json_number(mtt_json *j, double *number);
-MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number);       /* a whole number from 0 to 2^64-1 */
-MTTDEF int mtt_json_skip(mtt_json *j);                        /* any value, nested at most 16 deep */
-MTTDEF int mtt_json_end(mtt_json *j);                         /* 1 = nothing follows, and there was no fault */
-/* Writes a string without its escapes and returns its size, at most string.size. `out` may be string.at itself. A lone
-   surrogate becomes U+FFFD. */
+MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number); /* a whole number from 0 to 2^64-1 */
+MTTDEF int mtt_json_skip(mtt_json *j);                  /* any value, nested at most 16 deep */
+MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows and there was no fault */
+/* Writes a string with its escapes undone and returns its size, at most string.size. `out` may be string.at
+   itself. A lone surrogate becomes U+FFFD. */
 MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out);
-MTTDEF int mtt_slice_is(mtt_slice string, const char *text);  /* 1 = they are equal */
+MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes are the same */
 
-/* ------------------------------------------------------------------------------------------------- tokenizer ---- */
+/* ----------------------------------------------------------------------------------------- tokenizer ---- */
 
-/* Text to ids and back. mtt.h has byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): the ids are those of
-   Hugging Face's tokenizers, and decode(encode(x)) == x for every byte string. Other kinds of tokenizer are passed to
-   the functions that load or train one; NULL means BPE alone. tools/wordpiece.h is such a kind: BERT's WordPiece. A
-   tokenizer keeps a cache of words, so one thread at a time may use it. */
+/* Text to ids and back. mtt.h has byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): the ids
+   are those of Hugging Face's tokenizers, and decode(encode(x)) == x for every byte string. Another kind of
+   tokenizer is a table of functions, which the caller passes to what loads or trains a tokenizer; NULL means
+   BPE alone. tools/wordpiece.h is such a kind. A tokenizer keeps a cache of words, so it serves one thread at
+   a time. */
 typedef struct mtt_tokenizer_kind mtt_tokenizer_kind;
 
-/* Trains a tokenizer: create, add each document, finish, destroy. The result does not depend on the order of the
-   documents. Pairs are counted in 64 bits; among equals the pair with the smallest ids is merged first. Ids of BPE: 0 is
-   <|endoftext|>, 1..256 are the bytes in GPT-2's alphabet order, then comes one id for each merge. */
+/* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
+   In BPE, id 0 is <|endoftext|>, 1..256 are the bytes in the order of GPT-2's alphabet, and each merge of the
+   most frequent pair adds an id. Pairs are counted in 64 bits; of equal ones the smallest ids go first. */
 typedef struct mtt_vocab_trainer mtt_vocab_trainer;
-MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind, mtt_vocab_trainer **out);
+MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
+                                           mtt_vocab_trainer **out);
 MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes);
-/* `vocab` is the number of ids, 257 or more in BPE, default 10,000. There are fewer if the text has no more pairs. More
-   can be added afterwards, and the trainer finished again. */
+/* `vocab` is the number of ids: 257 or more in BPE, 0 for the default of 10,000. A text with too few pairs
+   gives fewer. The trainer can be added to and finished again. */
 MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out);
 MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
 
-/* Loads a Hugging Face tokenizer.json, GPT-2's merges `vocab.bpe` (50,257 ids), or the vocabulary file of `kind`. A
-   tokenizer.json that would give other ids here than there is refused, and the error names its key. */
+/* Loads a Hugging Face tokenizer.json, GPT-2's list of merges vocab.bpe (50,257 ids), or the vocabulary file
+   of `kind`. Refuses a tokenizer.json that would not give the same ids here; the error names the key. */
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
                                      mtt_tokenizer **out);
-/* Writes a tokenizer.json. */
-MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
+MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path); /* a tokenizer.json */
 MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
 
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
-MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents */
-/* The bytes that mtt_decode writes for an id, valid as long as the tokenizer: none for <|endoftext|>. NULL for an id
-   outside the vocabulary. Bits per byte count these bytes. */
+MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that ends a document */
+/* The bytes that mtt_decode writes for an id: none for <|endoftext|>; NULL for an id outside the vocabulary.
+   They are valid as long as the tokenizer. Bits per byte count these bytes. */
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
 
-/* Encodes text to at most `capacity` ids. *count is the number that the text needs, never more than `bytes`; if it
-   exceeds the capacity, the call fails. Special tokens in a text are ordinary text. */
-MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids, size_t capacity,
-                             size_t *count);
+/* Encodes text to at most `capacity` ids. *count is the number that the text needs, at most `bytes`; the call
+   fails if it is above the capacity. Special tokens in the text are ordinary text. */
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids,
+                             size_t capacity, size_t *count);
 /* Decodes ids to at most `capacity` bytes, not terminated. *bytes is the number that they need. */
 MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text,
                              size_t capacity, size_t *bytes);
 
-/* A kind of tokenizer, for those who write one; it is compiled with the implementation, whose structs it shares.
-   mtt.h copies it, and uses the options only while a tokenizer is loaded or trained. */
+/* A kind of tokenizer. Who writes one compiles it with the implementation, whose structs it uses. mtt.h
+   copies the table, and reads the options only while it makes a tokenizer. */
 struct mtt__vocab_file;
 struct mtt__strings;
 struct mtt__ids;
 struct mtt_tokenizer_kind {
     const char *name;     /* its model.type in a tokenizer.json */
-    const void *options;  /* its own, or NULL */
-    size_t options_bytes; /* mtt_prepare makes files again when these bytes change */
-    mtt_status (*create)(mtt_tokenizer *t); /* makes its state */
+    const void *options;  /* of a type that the kind knows, or NULL */
+    size_t options_bytes; /* mtt_prepare makes a dataset again if these bytes change */
+    mtt_status (*create)(mtt_tokenizer *t);
     void (*destroy)(mtt_tokenizer *t);
     mtt_status (*load)(mtt_tokenizer *t, struct mtt__vocab_file *file);
-    mtt_status (*learn)(mtt_tokenizer *t, int vocab, const struct mtt__strings *words); /* from counted words */
-    size_t (*cut)(const mtt_tokenizer *t, const char *text, size_t bytes); /* the length of the first word */
+    mtt_status (*learn)(mtt_tokenizer *t, int vocab, const struct mtt__strings *words); /* words and counts */
+    size_t (*cut)(const mtt_tokenizer *t, const char *text, size_t bytes); /* length of the first word */
     mtt_status (*spell)(const mtt_tokenizer *t, const char *word, size_t bytes, struct mtt__ids *ids);
     void (*print)(const mtt_tokenizer *t, mtt_write_fn write, void *user); /* a tokenizer.json */
 };
 
-/* ------------------------------------------------------------------------------------------------------ data ---- */
+/* ---------------------------------------------------------------------------------------------- data ---- */
 
-/* Reads documents one after another from plain text, JSONL or standard input ("-"), without holding a whole file.
-   A file whose first byte is '{', '"' or '[' is JSONL: a document is the named field of a line, a string or a list of
-   strings (joined by a blank line), or a line that is itself one of these. Plain text is cut at blank lines into
-   documents of 4 KiB or more (MTT_DOCUMENT_BYTES), so that there is something to split. */
+/* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
+   file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
+   is a string or a list of strings (joined by a blank line), or a line that is a string itself. Plain text is
+   cut at blank lines into documents of 4 KiB or more (MTT_DOCUMENT_BYTES), so that there is something to
+   split. */
 typedef struct mtt_corpus mtt_corpus;
 MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
                                   mtt_corpus **out);
@@ -535,40 +537,41 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
 MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
 MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
 
-/* The three parts of a corpus. Of 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85, 10 and 5 %).
-   The seed alone decides which. */
+/* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85,
+   10 and 5 %). The seed decides which. */
 typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
 MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
 
-/* Makes a dataset of a text: {output}.train.tokens, .valid.tokens, .test.tokens and .tokenizer.json. The tokenizer is
-   loaded, or trained on the train split alone. Each document ends with <|endoftext|>, or [SEP].
-   If all four files are there, whole, and made of the same text, options and tokenizer, they are kept and only the text
-   is read. Otherwise they are made again: written to temporary files, which then replace the old ones. A process that
-   dies leaves the old dataset, an incomplete one without a train split, or the new one. Standard input and pipes are
-   always prepared again. */
+/* What mtt_prepare makes of what. Where zero is no value, it means the default. */
 typedef struct mtt_prepare_desc {
-    const char *input;     /* required: a file, or "-" for standard input, which is copied beside the output first */
+    const char *input;     /* required: a file; "-" is standard input, which is copied to {output}.spool */
     const char *output;    /* required: the prefix of the files, at most 2000 bytes */
-    const char *field;     /* of JSONL, default "text" */
-    const char *tokenizer; /* a file for mtt_tokenizer_load; default: train one */
+    const char *field;     /* of JSONL documents, default "text" */
+    const char *tokenizer; /* a file for mtt_tokenizer_load, default none: train one */
     const mtt_tokenizer_kind *kind; /* to train, or to load besides BPE; default BPE alone */
     int vocab;             /* ids of the trained tokenizer, default 10,000 */
     uint64_t seed;         /* of the split, default 0 */
-    int reuse_only;        /* 1 = make nothing: MTT_E_MISMATCH says what is absent or differs. If neither vocab nor
-                              tokenizer is given, they are not compared */
+    int reuse_only;        /* 1 = if files would have to be made, fail with MTT_E_MISMATCH and say why; then
+                              tokenizer and vocab are compared only if one of them is given */
 } mtt_prepare_desc;
 
 typedef struct mtt_prepare_report {
     uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
     int vocab;
-    int reused; /* 1 = the files were there */
+    int reused; /* 1 = the dataset was there */
 } mtt_prepare_report;
 
+/* Makes a dataset of a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and .test.tokens.
+   A tokenizer is trained on the train split alone. <|endoftext|>, or [SEP], ends each document. If the files
+   are there, whole, and made of the same text, options and tokenizer, nothing is made: the call takes the
+   time of reading the text once. Standard input and pipes are always prepared again. New files are written
+   beside the old ones first. Then the old token files are removed and the new ones renamed, train last: a
+   process that dies leaves the old dataset, the new one, or one that cannot be opened. */
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
 
-/* A dataset as mtt_prepare makes it. The call fails if its files do not belong together. */
+/* Opens the files of a dataset. Fails if one is absent or damaged, or if they do not belong together. */
 typedef struct mtt_dataset {
-    mtt_tokens *train, *valid, *test; /* test is NULL if there is no {prefix}.test.tokens */
+    mtt_tokens *train, *valid, *test; /* test may be absent: NULL */
     mtt_tokenizer *tokenizer;
 } mtt_dataset;
 
@@ -576,22 +579,24 @@ MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_t
                                    mtt_dataset *dataset);
 MTTDEF void mtt_dataset_close(mtt_dataset *dataset);
 
-/* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. It is mapped, not read. */
+/* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. It is mapped
+   into memory and never read as a whole. */
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
 MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
 MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
-/* Copies `count` ids from `first` on. Refuses a range outside the file and an id outside the vocabulary. */
+/* Copies `count` ids, starting at `first`. Refuses a range outside the file and an id outside the
+   vocabulary. */
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
 
-/* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file; targets are one ahead of tokens. In
-   shuffled batches each epoch is a new permutation of the sequences, a function of (seed, epoch). The cursor counts
-   sequences, so a loader can continue anywhere. */
+/* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file; targets are one ahead of
+   tokens. Shuffled batches run through a new permutation of the sequences in each epoch, a function of (seed,
+   epoch). The cursor counts sequences, so a loader can continue anywhere. */
 struct mtt_batches {
     const mtt_tokens *tokens;
     int batch, seq_len;
     uint64_t seed;
-    int sequential;     /* 0 = shuffled, without end; 1 = in order, once, the last batch filled up with targets of -1 */
+    int sequential;     /* 0 = shuffled, without end; 1 = in order, once; targets of -1 fill the last batch */
     uint64_t sequences; /* in the file */
     uint64_t cursor;    /* sequences handed out so far */
 };
@@ -1154,7 +1159,8 @@ static int mtt__json_take(mtt_json *j, int mark)
 MTTDEF int mtt_json_begin(mtt_json *j, int mark)
 {
     j->first = 1;
-    return mtt__json_take(j, mark) || mtt__json_fail(j, mark == '{' ? "expected an object" : "expected an array");
+    if (mtt__json_take(j, mark)) return 1;
+    return mtt__json_fail(j, mark == '{' ? "expected an object" : "expected an array");
 }
 
 /* Moves past the comma to the next element of an object or array; 0 at its end. */
@@ -1271,7 +1277,8 @@ MTTDEF int mtt_json_skip(mtt_json *j)
         else if ((size_t)(j->end - j->at) < strlen(word) || memcmp(j->at, word, strlen(word)) != 0)
             mtt__json_fail(j, "expected a value");
         else j->at += strlen(word);
-        while (depth && !(marks[depth - 1] == '{' ? mtt_json_key(j, &text) : mtt_json_item(j)) && !j->fault) depth--;
+        while (depth && !j->fault && !(marks[depth - 1] == '{' ? mtt_json_key(j, &text) : mtt_json_item(j)))
+            depth--;
     } while (depth && !j->fault);
     return !j->fault;
 }
@@ -1296,7 +1303,8 @@ static size_t mtt__utf8_put(uint32_t c, char *out)
     return size;
 }
 
-/* The code point of a sequence of two bytes or more; MTT__NONE if it is malformed: overlong, a surrogate, cut. */
+/* The code point of a sequence of two bytes or more; MTT__NONE if it is malformed: overlong, a surrogate,
+   cut. */
 static uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
 {
     uint32_t c = at[0];
@@ -1339,7 +1347,8 @@ MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out)
             unsigned c = 0, low = 0;
             mtt__hex(at + 2, &c);
             at += 6;
-            if (c >= 0xd800 && c < 0xdc00 && end - at >= 6 && memcmp(at, "\\u", 2) == 0) mtt__hex(at + 2, &low);
+            if (c >= 0xd800 && c < 0xdc00 && end - at >= 6 && at[0] == '\\' && at[1] == 'u')
+                mtt__hex(at + 2, &low);
             if (low >= 0xdc00 && low < 0xe000) {
                 c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
                 at += 6;
@@ -1350,8 +1359,8 @@ MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out)
     return n;
 }
 
-/* Reads a string or a list of strings. Undoes the escapes in the text itself, and joins the strings of a list there:
-   three bytes or more are between two of them, so a joint of up to three fits. */
+/* Reads a string or a list of strings. Undoes the escapes in the text itself, and joins the strings of a list
+   there: three bytes or more are between two of them, so a joint of up to three fits. */
 static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
 {
     size_t parts = 0, size = strlen(joint);
@@ -1369,7 +1378,8 @@ static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
     return !j->fault;
 }
 
-/* One byte of a JSON string, escaped where it must be; returns its size. Bytes from 0x80 up pass as they are. */
+/* One byte of a JSON string, escaped where it must be; returns its size. Bytes from 0x80 up pass as they
+   are. */
 static size_t mtt__json_escape(char byte, char out[6])
 {
     static const char digits[] = "0123456789abcdef";
@@ -5086,8 +5096,8 @@ static void mtt__strings_free(mtt__strings *s)
     mtt__free(s->env, s->table.cells);
 }
 
-/* The number of a string, or MTT__NONE. *key is its key in the table: its hash, or the next number if others have
-   that hash. The table must exist. */
+/* The number of a string, or MTT__NONE. *key is its key in the table: its hash, or the next number if others
+   have that hash. The table must exist. */
 static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
     for (*key = mtt__hash(at, size);; ++*key) {
@@ -5206,22 +5216,23 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
     mtt__free(t->env, t);
 }
 
-/* A tokenizer without pieces. */
-static mtt_status mtt__tokenizer_new(mtt_env *env, const mtt_tokenizer_kind *kind, mtt_tokenizer **out)
+/* Makes a tokenizer of a file, or of words, or without pieces. */
+static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *kind,
+                                      struct mtt__vocab_file *file, const mtt__strings *words, int vocab,
+                                      mtt_tokenizer **out)
 {
     mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
+    mtt_status status;
     if (!t) return MTT_E_MEMORY;
     t->env = t->pieces.env = env;
     t->kind = *kind;
-    return mtt__table_grow(env, &t->pieces.table) ? MTT_E_MEMORY : kind->create(t);
-}
-
-/* Hands out a finished tokenizer, or destroys an unfinished one. */
-static mtt_status mtt__tokenizer_done(mtt_status status, mtt_tokenizer *t, mtt_tokenizer **out)
-{
-    if (status) mtt_tokenizer_destroy(t);
-    else t->kind.options = NULL; /* they are the caller's, and no longer needed */
-    *out = status ? NULL : t;
+    status = mtt__table_grow(env, &t->pieces.table);
+    if (!status) status = kind->create(t);
+    if (!status && file) status = kind->load(t, file);
+    if (!status && words) status = kind->learn(t, vocab, words);
+    if (!status) return MTT_OK;
+    mtt_tokenizer_destroy(t);
+    *out = NULL;
     return status;
 }
 
@@ -5290,8 +5301,8 @@ MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, i
     if (status) return status;
     *count = out.count;
     if (out.count <= capacity) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu tokens, but room for %zu: make more room",
-                     out.count, capacity);
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "%zu tokens do not fit an array of %zu: enlarge it", out.count,
+                     capacity);
 }
 
 MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text,
@@ -5302,8 +5313,8 @@ MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t 
     for (i = 0; i < count; i++) {
         const char *piece = mtt_tokenizer_bytes(t, ids[i], &size);
         if (!piece)
-            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu: use its own "
-                             "tokenizer", i, (int)ids[i], t->pieces.count);
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu: use "
+                             "the tokenizer that made it", i, (int)ids[i], t->pieces.count);
         if (size && filled == *bytes && size <= capacity - filled) {
             memcpy(text + filled, piece, size);
             filled += size;
@@ -5311,8 +5322,8 @@ MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t 
         *bytes += size;
     }
     if (*bytes == filled) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu bytes, but room for %zu: make more room",
-                     *bytes, capacity);
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "%zu bytes do not fit a buffer of %zu: enlarge it", *bytes,
+                     capacity);
 }
 
 /* ---- byte-level BPE */
@@ -5329,8 +5340,8 @@ typedef struct mtt__merges {
 } mtt__merges;
 
 typedef struct mtt__bpe {
-    unsigned char *classes; /* of code points: two bits for each below MTT__UNICODE_END */
-    uint16_t code[256];     /* of each byte in GPT-2's printable alphabet */
+    unsigned char *classes;          /* of code points below MTT__UNICODE_END */
+    uint16_t code[256];              /* of each byte in GPT-2's printable alphabet */
     int16_t byte[MTT__ALPHABET_END]; /* of each code; -1 = none */
     uint32_t byte_id[256];
     mtt__merges merges;
@@ -5349,20 +5360,18 @@ static void mtt__bpe_destroy(mtt_tokenizer *t)
 static mtt_status mtt__bpe_create(mtt_tokenizer *t)
 {
     mtt__bpe *b = (mtt__bpe *)mtt__alloc(t->env, 1, sizeof(*b));
-    size_t run, c, end, other = 0x100;
-    unsigned char *classes;
+    size_t run, c, other = 0x100;
     t->own = b;
     if (!b) return MTT_E_MEMORY;
-    b->classes = classes = (unsigned char *)mtt__alloc(t->env, MTT__UNICODE_END / 4 + 1, 1);
-    if (!classes || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
+    b->classes = (unsigned char *)mtt__alloc(t->env, MTT__UNICODE_END, 1);
+    if (!b->classes || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
     memset(b->byte, -1, sizeof(b->byte));
     for (c = 0; c < 256; c++) {
         b->code[c] = (uint16_t)(c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad ? other++ : c);
         b->byte[b->code[c]] = (int16_t)c;
     }
-    for (run = c = 0; run < MTT__LENGTH(mtt__unicode_runs); run++)
-        for (end = c + mtt__unicode_runs[run] / 4; c < end; c++)
-            classes[c / 4] = (unsigned char)(classes[c / 4] | (mtt__unicode_runs[run] & 3) << c % 4 * 2);
+    for (run = c = 0; run < MTT__LENGTH(mtt__unicode_runs); c += mtt__unicode_runs[run++] / 4)
+        memset(b->classes + c, mtt__unicode_runs[run] & 3, mtt__unicode_runs[run] / 4);
     return MTT_OK;
 }
 
@@ -5373,7 +5382,7 @@ MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *a
     uint32_t c = at[0];
     *size = 1;
     if (c >= 0x80) c = mtt__utf8_get(at, end, size);
-    return c < MTT__UNICODE_END ? classes[c / 4] >> c % 4 * 2 & 3 : MTT__OTHER;
+    return c < MTT__UNICODE_END ? classes[c] : MTT__OTHER;
 }
 
 /* The length of the first pre-token of a text that is not empty, by GPT-2's expression
@@ -5410,8 +5419,8 @@ MTT__INLINE uint32_t mtt__rank(const mtt__merges *merges, uint32_t left, uint32_
     return mtt__table_find(&merges->ranks, mtt__pair_key(left, right))->value;
 }
 
-/* Appends the merge of two pieces, unless it exists, and the piece that it makes, unless another merge has made
-   the same bytes: then the piece keeps its id. */
+/* Appends the merge of two pieces, unless it exists, and the piece that it makes, unless another merge has
+   made the same bytes: then the piece keeps its id. */
 static mtt_status mtt__merges_add(mtt__merges *merges, mtt__strings *pieces, uint32_t left, uint32_t right,
                                   uint32_t *id)
 {
@@ -5448,8 +5457,9 @@ MTT__INLINE void mtt__tree_set(uint32_t *tree, size_t at, uint32_t rank)
     }
 }
 
-/* Merges the pair of the lowest rank, the leftmost first, until none is left. The symbols are a linked list. A binary
-   tree has the rank of each symbol and its successor as a leaf, and the lowest rank at the root. O(n log n). */
+/* Merges the pair of the lowest rank, the leftmost first, until none is left. The symbols are a linked list.
+   A binary tree has the rank of each symbol and its successor as a leaf, and the lowest rank at the root. O(n
+   log n). */
 static mtt_status mtt__bpe_spell(const mtt_tokenizer *t, const char *at, size_t size, mtt__ids *out)
 {
     const mtt__bpe *b = (const mtt__bpe *)t->own;
@@ -5672,8 +5682,8 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 {
     mtt_status status;
     if (vocab < 257)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%d ids cannot hold " MTT__END_OF_TEXT " and the 256 bytes: ask for "
-                         "257 or more", vocab);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%d ids cannot hold " MTT__END_OF_TEXT " and the 256 bytes: "
+                         "ask for 257 or more", vocab);
     status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
     if (!status) status = mtt__bpe_add_bytes(t);
     if (status) return status;
@@ -5684,8 +5694,8 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 
 enum { MTT__VOCAB_KEYS = 64 };
 
-/* A key of a tokenizer.json and its value as it is in the text. `part` is the key of the object around it, empty at
-   the top. */
+/* A key of a tokenizer.json and its value as it is in the text. `part` is the key of the object around it,
+   empty at the top. */
 typedef struct mtt__vocab_key {
     mtt_slice part, key, value;
 } mtt__vocab_key;
@@ -5701,8 +5711,8 @@ typedef struct mtt__vocab_file {
 
 static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
 {
-    return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s: get the file or save the tokenizer again", f->path,
-                     (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault);
+    return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s: get the file or save the tokenizer again",
+                     f->path, (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault);
 }
 
 /* Lists the keys of an object, and of the objects in it if it is at the top. */
@@ -5743,8 +5753,8 @@ static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
     return none;
 }
 
-/* What a value must be: one of the texts between bars, where { is any object and [ any array. Keys without a rule
-   change no ids. */
+/* What a value must be: one of the texts between bars, where { is any object and [ any array. Keys without a
+   rule change no ids. */
 typedef struct mtt__vocab_rule {
     const char *path, *allowed;
     int optional;
@@ -5761,11 +5771,11 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
             size = strcspn(at, "|");
             found = size == 1 ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0;
         }
-        if (!found)
-            return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: mtt reads byte-level BPE and "
-                             "BERT's WordPiece alone", f->path, rules->path,
-                             (int)(value.at && value.size < 40 ? value.size : 40), value.at ? value.at : "missing",
-                             rules->allowed);
+        if (found) continue;
+        size = value.size < 40 ? value.size : 40;
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: mtt reads byte-level BPE and "
+                         "BERT's WordPiece alone", f->path, rules->path, value.at ? (int)size : 7,
+                         value.at ? value.at : "missing", rules->allowed);
     }
     return MTT_OK;
 }
@@ -5784,8 +5794,8 @@ static int mtt__vocab_added(mtt_json *j, mtt_slice *content, uint64_t *id)
             mtt_json_skip(j);
         }
     }
-    return has_content && has_id && special ? !j->fault
-                                            : mtt__json_fail(j, "an added token must be special, with content and id");
+    if (has_content && has_id && special) return !j->fault;
+    return mtt__json_fail(j, "an added token must be special, and have a content and an id");
 }
 
 /* Turns a piece in the alphabet into bytes, in place; 0 if it is empty or has a symbol of no byte. */
@@ -5820,7 +5830,8 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
         return mtt__vocab_fail(f, "a merge must be two pieces of GPT-2's alphabet");
     ids[0] = mtt__strings_find(&t->pieces, a.at, a.size, &key);
     ids[1] = mtt__strings_find(&t->pieces, right.at, right.size, &key);
-    if (ids[0] == MTT__NONE || ids[1] == MTT__NONE) return mtt__vocab_fail(f, "a piece of a merge is not known yet");
+    if (ids[0] == MTT__NONE || ids[1] == MTT__NONE)
+        return mtt__vocab_fail(f, "a merge uses a piece that is not known yet");
     if (mtt__merges_add(&b->merges, &t->pieces, ids[0], ids[1], &id)) return MTT_E_MEMORY;
     if (b->merges.count == merges) return mtt__vocab_fail(f, "a merge occurs twice");
     if (fresh == (t->pieces.count > pieces)) return MTT_OK;
@@ -5925,7 +5936,8 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     status = mtt__vocab_pieces(t, f);
     j->at = mtt__vocab_value(f, "model.merges").at;
     if (!status) mtt_json_begin(j, '[');
-    while (!status && mtt_json_item(j) && mtt__json_text(j, " ", &text)) status = mtt__vocab_merge(t, f, text, 0);
+    while (!status && mtt_json_item(j) && mtt__json_text(j, " ", &text))
+        status = mtt__vocab_merge(t, f, text, 0);
     return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
 }
 
@@ -5934,7 +5946,7 @@ typedef struct mtt__out {
     void *user;
 } mtt__out;
 
-/* Writes formatted JSON. Each ' of the format becomes a ". */
+/* Writes formatted JSON. Each ' in it becomes a ". */
 MTT__PRINTF(2, 3) static void mtt__put_json(const mtt__out *out, const char *format, ...)
 {
     char line[512];
@@ -5969,14 +5981,18 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
 {
     const mtt__merges *merges = &((const mtt__bpe *)t->own)->merges;
     const mtt__out out = {write, user};
+    const char *level = "'trim_offsets':true,'use_regex':true";
     uint32_t i;
-    mtt__put_json(&out, "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[{'id':%u,", (unsigned)t->end_of_text);
-    mtt__put_json(&out, "'content':'" MTT__END_OF_TEXT "','single_word':false,'lstrip':false,'rstrip':false,");
-    mtt__put_json(&out, "'normalized':false,'special':true}],'normalizer':null,'pre_tokenizer':{'type':'ByteLevel',");
-    mtt__put_json(&out, "'add_prefix_space':false,'trim_offsets':true,'use_regex':true},'post_processor':null,");
-    mtt__put_json(&out, "'decoder':{'type':'ByteLevel','add_prefix_space':true,'trim_offsets':true,'use_regex':true},");
-    mtt__put_json(&out, "'model':{'type':'BPE','dropout':null,'unk_token':null,'continuing_subword_prefix':null,");
-    mtt__put_json(&out, "'end_of_word_suffix':null,'fuse_unk':false,'byte_fallback':false,'ignore_merges':false,'vocab':{");
+    mtt__put_json(&out, "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[{'id':%u,",
+                  (unsigned)t->end_of_text);
+    mtt__put_json(&out, "'content':'%s','single_word':false,'lstrip':false,", MTT__END_OF_TEXT);
+    mtt__put_json(&out, "'rstrip':false,'normalized':false,'special':true}],'normalizer':null,");
+    mtt__put_json(&out, "'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false,%s},", level);
+    mtt__put_json(&out, "'post_processor':null,");
+    mtt__put_json(&out, "'decoder':{'type':'ByteLevel','add_prefix_space':true,%s},", level);
+    mtt__put_json(&out, "'model':{'type':'BPE','dropout':null,'unk_token':null,");
+    mtt__put_json(&out, "'continuing_subword_prefix':null,'end_of_word_suffix':null,'fuse_unk':false,");
+    mtt__put_json(&out, "'byte_fallback':false,'ignore_merges':false,'vocab':{");
     for (i = 0; i < t->pieces.count; i++) {
         mtt__put_json(&out, i ? ",'" : "'");
         mtt__put_piece(&out, t, i);
@@ -5994,8 +6010,8 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
 }
 
 static const mtt_tokenizer_kind mtt__bpe_kind = {
-    "BPE", NULL, 0, mtt__bpe_create, mtt__bpe_destroy, mtt__bpe_load, mtt__bpe_learn, mtt__bpe_cut, mtt__bpe_spell,
-    mtt__bpe_print,
+    "BPE", NULL, 0, mtt__bpe_create, mtt__bpe_destroy, mtt__bpe_load, mtt__bpe_learn, mtt__bpe_cut,
+    mtt__bpe_spell, mtt__bpe_print,
 };
 
 /* Chooses the kind that reads a file: BPE or the caller's, which may be NULL. */
@@ -6008,8 +6024,8 @@ static mtt_status mtt__vocab_kind(mtt__vocab_file *f, const mtt_tokenizer_kind *
     f->j.at = f->j.begin;
     if (mark == '#' || mark == '{') *kind = &mtt__bpe_kind;
     if (!*kind)
-        return mtt__fail(f->env, MTT_E_FORMAT, "%s is neither a tokenizer.json nor GPT-2's vocab.bpe: check the path; "
-                         "%s", f->path, advice);
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s is neither a tokenizer.json nor a vocab.bpe: check the "
+                         "path; %s", f->path, advice);
     if (mark != '{') return MTT_OK;
     mtt__vocab_keys(f, top);
     if (!mtt_json_end(&f->j)) return mtt__vocab_fail(f, NULL);
@@ -6026,7 +6042,6 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
                                      mtt_tokenizer **out)
 {
     mtt__vocab_file f;
-    mtt_tokenizer *t = NULL;
     mtt__map map;
     mtt_status status = mtt__map_open(env, path, PROT_READ | PROT_WRITE, &map);
     *out = NULL;
@@ -6036,10 +6051,9 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
     f.key_count = 0;
     mtt_json_init(&f.j, map.data ? map.data : "", map.bytes);
     status = mtt__vocab_kind(&f, &kind);
-    if (!status) status = mtt__tokenizer_new(env, kind, &t);
-    if (!status) status = kind->load(t, &f);
+    if (!status) status = mtt__tokenizer_make(env, kind, &f, NULL, 0, out);
     mtt__map_close(&map);
-    return mtt__tokenizer_done(status, t, out);
+    return status;
 }
 
 static void mtt__writer_text(void *writer, const char *text, size_t bytes)
@@ -6056,19 +6070,22 @@ MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
 }
 
 struct mtt_vocab_trainer {
-    mtt_tokenizer *t; /* cuts texts into words */
+    mtt_tokenizer *t; /* without pieces: it cuts texts into words */
     mtt__strings words;
 };
 
-MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind, mtt_vocab_trainer **out)
+MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
+                                           mtt_vocab_trainer **out)
 {
     mtt_vocab_trainer *trainer = *out = (mtt_vocab_trainer *)mtt__alloc(env, 1, sizeof(*trainer));
+    mtt_status status;
     if (!trainer) return MTT_E_MEMORY;
     trainer->words.env = env;
-    if (!mtt__tokenizer_new(env, kind ? kind : &mtt__bpe_kind, &trainer->t)) return MTT_OK;
+    status = mtt__tokenizer_make(env, kind ? kind : &mtt__bpe_kind, NULL, NULL, 0, &trainer->t);
+    if (!status) return MTT_OK;
     mtt_vocab_trainer_destroy(trainer);
     *out = NULL;
-    return MTT_E_MEMORY;
+    return status;
 }
 
 MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer)
@@ -6092,19 +6109,16 @@ MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *
 
 MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out)
 {
-    const mtt_tokenizer_kind *kind = &trainer->t->kind;
-    mtt_tokenizer *t;
-    mtt_status status = mtt__tokenizer_new(trainer->words.env, kind, &t);
-    if (!status) status = kind->learn(t, vocab ? vocab : MTT__DEFAULT_VOCAB, &trainer->words);
-    return mtt__tokenizer_done(status, t, out);
+    return mtt__tokenizer_make(trainer->words.env, &trainer->t->kind, NULL, &trainer->words,
+                               vocab ? vocab : MTT__DEFAULT_VOCAB, out);
 }
 
 /* -----------------------------------------------------------------------------------------------------------
    >>data
    ------------------------------------------------------------------------------------------------------- */
 
-/* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and between
-   two characters at 64 times as many. */
+/* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
+   between two characters at 64 times as many. */
 #ifndef MTT_DOCUMENT_BYTES
 #define MTT_DOCUMENT_BYTES 4096
 #endif
@@ -6133,8 +6147,8 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
             c->start = 0;
         }
         if (c->size - c->start > MTT_DOCUMENT_LIMIT)
-            return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %llu bytes: split it",
-                             c->name, (unsigned long long)c->line + 1, (unsigned long long)MTT_DOCUMENT_LIMIT);
+            return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %zu bytes: split it",
+                             c->name, (unsigned long long)c->line + 1, (size_t)MTT_DOCUMENT_LIMIT);
         if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + BLOCK, 1)) return MTT_E_MEMORY;
         while (got < BLOCK && n) {
             n = MTT__SYS_READ(c->fd, c->buffer + c->size + got, BLOCK - got);
@@ -6167,8 +6181,8 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c)
         if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0)
             command = packed[i][1];
     if (command)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, probably with %s %s | ... -", c->name,
-                         command, c->path);
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps with %s %s | ... -",
+                         c->name, command, c->path);
     if (size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->start = 3;
     c->jsonl = size > c->start && strchr("{\"[", c->buffer[c->start]) != NULL;
     return status;
@@ -6217,10 +6231,12 @@ static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt__writer *copy)
     return status;
 }
 
-/* The text of one line of JSONL, its escapes undone in the buffer. Of a key that occurs twice the last counts. */
-static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text, size_t *bytes)
+/* The text of one line of JSONL, its escapes undone in the buffer. Of a key that occurs twice the last
+   counts. */
+static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
+                                    size_t *bytes)
 {
-    const char *hint = c->line > 1 ? "" : "; plain text that begins with a quote or bracket needs an empty first line";
+    const char *hint = "; plain text that begins with a quote or a bracket needs an empty first line";
     mtt_json j;
     mtt_slice key, found = {NULL, 0};
     mtt_json_init(&j, line, size);
@@ -6232,10 +6248,11 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
             else mtt_json_skip(&j);
         }
     if (!mtt_json_end(&j))
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: byte %zu: %s: each line must be one JSON value%s", c->name,
-                         (unsigned long long)c->line, (size_t)(j.at - j.begin) + 1, j.fault, hint);
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: byte %zu: %s: each line must be one JSON value%s",
+                         c->name, (unsigned long long)c->line, (size_t)(j.at - j.begin) + 1, j.fault,
+                         c->line == 1 ? hint : "");
     if (!found.at)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: there is no field \"%s\": name the field with the text",
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: no field \"%s\": name the field that has the text",
                          c->name, (unsigned long long)c->line, c->field);
     *text = found.at;
     *bytes = found.size;
@@ -6275,12 +6292,12 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
     while (!cut && line < limit) {
         const char *end = (const char *)memchr(at + line, '\n', limit - line);
         size_t next = end ? (size_t)(end - at) + 1 : limit;
-        for (blank = line; blank < next && memchr(" \t\r\n", at[blank], 4); blank++) {}
+        for (blank = line; blank < next && memchr(" \t\r\n", at[blank], 4);) blank++;
         if (end && ((next >= least && blank == next) || next >= least * 16)) cut = next;
         line = next;
     }
     if (!cut)
-        for (cut = limit; cut < waiting && cut + 3 > limit && ((unsigned char)at[cut] & 0xc0) == 0x80; cut--) {}
+        for (cut = limit; cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80;) cut--;
     c->start += cut;
     *text = at;
     *bytes = cut;
@@ -6307,7 +6324,8 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
 
 /* ---- token files */
 
-/* The header of a token file. The second half says what the file was made of; it is 0 in files of older versions. */
+/* The header of a token file. The second half says what the file was made of; it is 0 in files of older
+   versions. */
 typedef struct mtt__token_header {
     char magic[8];
     uint32_t version, bits;
@@ -6338,11 +6356,13 @@ static mtt_status mtt__tokens_parse(mtt_tokens *t)
     else if (h->version != 1 || (!h->options && (h->text || h->tokenizer || h->documents || h->bytes)))
         fault = "is a token file of an unknown version";
     else if (h->bits != 16 && h->bits != 32) fault = "has ids of neither 16 nor 32 bits";
-    else if (!h->vocab || h->vocab > (h->bits == 16 ? 65536 : INT32_MAX)) fault = "has an impossible vocabulary";
+    else if (!h->vocab || h->vocab > (h->bits == 16 ? 65536 : INT32_MAX))
+        fault = "has an impossible vocabulary";
     else if (h->count != (t->map.bytes - size) / (h->bits / 8) || (t->map.bytes - size) % (h->bits / 8))
-        fault = "has not the size that its header says";
+        fault = "does not have the size that its header says";
     t->ids = t->map.data + size;
-    return fault ? mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault) : MTT_OK;
+    if (!fault) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
 }
 
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out)
@@ -6383,14 +6403,16 @@ MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *t, uint64_t first, size_t co
     const size_t width = t->header.bits / 8;
     size_t i;
     if (first > t->header.count || count > t->header.count - first)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, but %zu were asked for from %llu on: ask for fewer",
-                         t->path, (unsigned long long)t->header.count, count, (unsigned long long)first);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, too few to read %zu from %llu on: read "
+                         "fewer", t->path, (unsigned long long)t->header.count, count,
+                         (unsigned long long)first);
     for (i = 0; i < count; i++) {
         uint32_t id = 0;
         memcpy(&id, t->ids + (first + i) * width, width);
         if (id >= t->header.vocab)
-            return mtt__fail(t->env, MTT_E_FORMAT, "%s: token %llu is %u, outside the vocabulary of %d: prepare it again",
-                             t->path, (unsigned long long)(first + i), (unsigned)id, mtt_tokens_vocab(t));
+            return mtt__fail(t->env, MTT_E_FORMAT, "%s: token %llu is %u, outside the vocabulary of %d: "
+                             "prepare it again from the text", t->path, (unsigned long long)(first + i),
+                             (unsigned)id, mtt_tokens_vocab(t));
         ids[i] = (int32_t)id;
     }
     return MTT_OK;
@@ -6410,17 +6432,19 @@ static const char *mtt__part_path(char path[MTT__PATH_BYTES], const char *prefix
     return path;
 }
 
-/* Opens the token files, and checks that they are of the vocabulary size `vocab`, unless it is 0, and were made with the
-   tokenizer.json beside them. */
+/* Opens the token files, and checks that they are of the vocabulary size `vocab`, unless it is 0, and were
+   made with the tokenizer.json beside them. */
 static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab, mtt_dataset *dataset)
 {
     mtt_tokens **files[MTT_SPLIT_COUNT];
     char path[MTT__PATH_BYTES], tokenizer[MTT__PATH_BYTES];
     mtt__crc_table table;
     mtt__map map;
-    mtt_status status = mtt__map_open(env, mtt__part_path(tokenizer, prefix, MTT__TOKENIZER_PART), PROT_READ, &map);
+    mtt_status status;
     uint32_t crc = 0;
     int i;
+    mtt__part_path(tokenizer, prefix, MTT__TOKENIZER_PART);
+    status = mtt__map_open(env, tokenizer, PROT_READ, &map);
     files[MTT_TRAIN] = &dataset->train;
     files[MTT_VALID] = &dataset->valid;
     files[MTT_TEST] = &dataset->test;
@@ -6434,8 +6458,8 @@ static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab
         if (status) break;
         h = &(*files[i])->header;
         if ((h->options && h->tokenizer != crc) || (vocab && h->vocab != (uint64_t)vocab))
-            status = mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from the text",
-                               tokenizer, path);
+            status = mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from "
+                               "the text", tokenizer, path);
     }
     return status;
 }
@@ -6447,8 +6471,9 @@ MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_t
     mtt_status status;
     memset(dataset, 0, sizeof(*dataset));
     if (strlen(prefix) > MTT__PREFIX_BYTES)
-        return mtt__fail(env, MTT_E_ARGUMENT, "the prefix of a dataset is longer than 2000 bytes: shorten the path");
-    status = mtt_tokenizer_load(env, mtt__part_path(path, prefix, MTT__TOKENIZER_PART), kind, &dataset->tokenizer);
+        return mtt__fail(env, MTT_E_ARGUMENT, "the prefix is longer than 2000 bytes: shorten the path");
+    mtt__part_path(path, prefix, MTT__TOKENIZER_PART);
+    status = mtt_tokenizer_load(env, path, kind, &dataset->tokenizer);
     if (!status) status = mtt__dataset_files(env, prefix, mtt_tokenizer_vocab(dataset->tokenizer), dataset);
     if (status) mtt_dataset_close(dataset);
     return status;
@@ -6557,7 +6582,8 @@ static const char *mtt__prepare_fault(const mtt__prepare *p)
     return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
 }
 
-/* MTT_OK if the dataset is there, whole, and made of the same text, options and tokenizer; MTT_E_MISMATCH if not. */
+/* MTT_OK if the dataset is there, whole, and made of the same text, options and tokenizer; MTT_E_MISMATCH if
+   not. */
 static mtt_status mtt__prepare_compare(mtt__prepare *p)
 {
     mtt_dataset set = {NULL, NULL, NULL, NULL};
@@ -6576,8 +6602,8 @@ static mtt_status mtt__prepare_compare(mtt__prepare *p)
         fault = mtt__prepare_fault(p);
     }
     if (status || !fault) return status;
-    return mtt__fail(p->env, MTT_E_MISMATCH, "the dataset %s %s: give what it was made of, or prepare it again",
-                     p->desc->output, fault);
+    return mtt__fail(p->env, MTT_E_MISMATCH, "the dataset %s %s: give what it was made of, or prepare it "
+                     "again", p->desc->output, fault);
 }
 
 static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
@@ -6598,8 +6624,8 @@ static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
 static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
 {
     mtt__token_header *h = &p->header[split];
-    size_t i, count, width = h->bits / 8;
-    mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, mtt__add(bytes, 1), sizeof(*p->ids));
+    size_t i, count, width = h->bits / 8, most = mtt__add(bytes, 1);
+    mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, most, sizeof(*p->ids));
     if (!status) status = mtt_encode(p->tokenizer, text, bytes, p->ids, bytes, &count);
     if (status) return status;
     p->ids[count++] = mtt_tokenizer_end_of_text(p->tokenizer);
@@ -6632,8 +6658,8 @@ static mtt_status mtt__prepare_splits(mtt__prepare *p)
         status = mtt__prepare_encode(p, split, text, bytes);
     if (status != MTT_END) return status;
     if (p->header[MTT_TRAIN].count) return MTT_OK;
-    return mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of which is in the train split: give more text "
-                     "or another seed", p->corpus->name, (unsigned long long)p->document);
+    return mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of them in the train split: give more "
+                     "text or another seed", p->corpus->name, (unsigned long long)p->document);
 }
 
 /* Copies what can be read once only, for the second pass. */
@@ -6659,8 +6685,8 @@ static void mtt__prepare_text(void *user, const char *text, size_t bytes)
     mtt__writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
 }
 
-/* Writes everything to temporary files, removes the old token files, and renames, the train split last. So a death at
-   any moment leaves the old dataset, one without a train split, or the new one. */
+/* Writes everything to temporary files, removes the old token files, and renames, the train split last. So a
+   death at any moment leaves the old dataset, one without a train split, or the new one. */
 static mtt_status mtt__prepare_run(mtt__prepare *p)
 {
     mtt__token_header *h = p->header;
@@ -6699,7 +6725,7 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
     int i;
     memset(r, 0, sizeof(*r));
     if (!desc || !desc->input || !desc->output || !*desc->output || strlen(desc->output) > MTT__PREFIX_BYTES)
-        return mtt__fail(env, MTT_E_ARGUMENT, "an input, and an output prefix of 1 to 2000 bytes, are needed");
+        return mtt__fail(env, MTT_E_ARGUMENT, "mtt_prepare needs an input, and an output of 1 to 2000 bytes");
     p = (mtt__prepare *)mtt__alloc(env, 1, sizeof(*p));
     if (!p) return MTT_E_MEMORY;
     p->env = env;
@@ -6738,11 +6764,12 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
     const uint64_t count = tokens ? mtt_tokens_count(tokens) : 0;
     memset(batches, 0, sizeof(*batches));
     if (!tokens || batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
-        return mtt__fail(env, MTT_E_ARGUMENT, "%d sequences of %d tokens are no batch: both numbers must be 1 or more, and "
-                         "their product below 2^31", batch, seq_len);
+        return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %d sequences of %d tokens is impossible: both must "
+                         "be 1 or more, and their product below 2^31", batch, seq_len);
     if (count <= (uint64_t)seq_len)
-        return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %d: lower seq_len or give more "
-                         "text", tokens->path, (unsigned long long)count, seq_len, seq_len + 1);
+        return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %lld: lower seq_len "
+                         "or give more text", tokens->path, (unsigned long long)count, seq_len,
+                         (long long)seq_len + 1);
     batches->tokens = tokens;
     batches->batch = batch;
     batches->seq_len = seq_len;
@@ -6752,8 +6779,9 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
     return MTT_OK;
 }
 
-/* Place `index` of the permutation of 0..n-1 that (seed, epoch) gives, in constant memory: a Feistel network on the
-   next even number of bits (Luby and Rackoff 1988), repeated until the result is below n (Black and Rogaway 2002). */
+/* Place `index` of the permutation of 0..n-1 that (seed, epoch) gives, in constant memory: a Feistel network
+   on the next even number of bits (Luby and Rackoff 1988), repeated until the result is below n (Black and
+   Rogaway 2002). */
 static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint64_t n)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SHUFFLE, 0, epoch), round;

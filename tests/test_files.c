@@ -1,7 +1,6 @@
-/* test_files.c - JSON, files, corpora, token files, batches and safetensors: what must hold, every refusal, every fault
-   of the disk and of memory, and 200 deaths in the middle of a save.
-   usage: test_files | test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE
-   FIELD */
+/* test_files.c - JSON, files, corpora, token files, batches and safetensors: what must hold, every refusal,
+   every fault of the disk and of memory, and 200 deaths in the middle of a save. usage: test_files |
+   test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE FIELD */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>

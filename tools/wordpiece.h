@@ -24,8 +24,8 @@
 extern "C" {
 #endif
 
-/* What is done to a text before it is cut into words. The defaults suit Polish. BERT's uncased models want lowercase and
-   strip_accents. A tokenizer.json brings its own. */
+/* What is done to a text before it is cut into words. The defaults suit Polish. BERT's uncased models want
+   lowercase and strip_accents. A tokenizer.json brings its own. */
 typedef struct mtt_wordpiece_options {
     int lowercase;     /* default 0 */
     int strip_accents; /* e with an ogonek becomes e; l with a stroke stays, since it has no accent; default 0 */
@@ -731,8 +731,8 @@ static mtt_status mtt__words_load_piece(mtt_tokenizer *t, mtt_slice piece, uint6
     return status;
 }
 
-/* A vocab.txt: a piece a line, whose id is the number of the line from 0. Blanks at the end of a line, such as that of a
-   Windows line end, do not count. */
+/* A vocab.txt: a piece a line, whose id is the number of the line from 0. Blanks at the end of a line, such
+   as that of a Windows line end, do not count. */
 static mtt_status mtt__words_load_list(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     const char *at = f->j.begin, *fault = NULL;
