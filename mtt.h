@@ -6767,8 +6767,8 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
         return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %d sequences of %d tokens is impossible: both must "
                          "be 1 or more, and their product below 2^31", batch, seq_len);
     if (count <= (uint64_t)seq_len)
-        return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %lld: lower seq_len "
-                         "or give more text", tokens->path, (unsigned long long)count, seq_len,
+        return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %lld: lower "
+                         "seq_len or give more text", tokens->path, (unsigned long long)count, seq_len,
                          (long long)seq_len + 1);
     batches->tokens = tokens;
     batches->batch = batch;

@@ -49,7 +49,8 @@ def gpt2_table():
     while runs[-1] % 4 == 0:  # the rest is of class other
         runs.pop()
     end = sum(run // 4 for run in runs)
-    version = re.search(r"supports Unicode ([\d.]+\d)", importlib.metadata.metadata("regex").get_payload()).group(1)
+    about = importlib.metadata.metadata("regex").get_payload()
+    version = re.search(r"supports Unicode ([\d.]+\d)", about).group(1)
     return (f"/* Unicode {version} by Python's regex {importlib.metadata.version('regex')}: "
             + ", ".join(f"{count:,} of {pattern}" for pattern, count in counts.items()) + ". */\n"
             f"enum {{ MTT__UNICODE_END = {end:#x} }}; /* code points from here up are of class other */\n"
@@ -73,7 +74,7 @@ def class_runs(points):
 
 
 def case_runs(lower):
-    """Runs of code points that move by the same distance: every second one where the others between do not."""
+    """Runs of code points that move by the same distance; of every second one if those between do not."""
     out, left = {}, dict(lower)
     for step in (2, 1):
         for c in sorted(left):
@@ -102,7 +103,8 @@ def base_runs(bare):
 def bert_table():
     off = dict(clean_text=False, handle_chinese_chars=False, strip_accents=False, lowercase=False)
     does = lambda option, text: BertNormalizer(**{**off, option: True}).normalize_str(text)
-    words = lambda c: [w for w, _ in tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str(f"a{chr(c)}b")]
+    cutter = tokenizers.pre_tokenizers.BertPreTokenizer()
+    words = lambda c: [w for w, _ in cutter.pre_tokenize_str(f"a{chr(c)}b")]
     cut = {c: words(c) for c in POINTS}
     space = {c for c in POINTS if cut[c] == ["a", "b"]}
     punctuation = {c for c in POINTS if cut[c] == ["a", chr(c), "b"]}
@@ -111,7 +113,8 @@ def bert_table():
     bare = {c: does("strip_accents", chr(c)) for c in POINTS}
     lower = {c: does("lowercase", chr(c)) for c in POINTS}
     mark = {c for c in POINTS if not bare[c]}
-    if gone & punctuation or mark & (gone | punctuation | cjk) or [c for c, t in lower.items() if len(t) > 1] != [0x130]:
+    longer = [c for c, t in lower.items() if len(t) > 1]
+    if gone & punctuation or mark & (gone | punctuation | cjk) or longer != [0x130]:
         sys.exit("Hugging Face's classes do not fit the table")
     kinds = (("CONTROL", gone - space), ("CONTROL_BLANK", gone & space), ("BLANK", space - gone),
              ("PUNCTUATION", punctuation), ("MARK", mark), ("CJK", cjk))
@@ -119,7 +122,8 @@ def bert_table():
     bases = base_runs({c: t for c, t in bare.items() if t and t != chr(c) and not 0xac00 <= c < 0xd7a4})
     return (f"/* As Hugging Face's tokenizers {tokenizers.__version__} treat all code points. */\n"
             "static const mtt__words_class mtt__words_classes[] = {\n"
-            + "".join(wrapped(class_runs(points), " ", f"{{MTT__{kind}, \"", "\"},") for kind, points in kinds) + "};\n"
+            + "".join(wrapped(class_runs(points), " ", f"{{MTT__{kind}, \"", "\"},") for kind, points in kinds)
+            + "};\n"
             "static const char *const mtt__words_cases[] = {\n" + wrapped(cases, " ", '"', '",') + "};\n"
             "static const char *const mtt__words_bases[] = {\n" + wrapped(bases, " ", '"', '",') + "};\n")
 

@@ -1,12 +1,12 @@
 /* prepare.c - makes a dataset of a text: a tokenizer and token files, which train.c takes as --data PREFIX.
 
-   cc -O3 -march=native -fopenmp tools/prepare.c -o prepare -lm                              (or: make build/prepare)
+   cc -O3 -march=native -fopenmp tools/prepare.c -o prepare -lm                 (or: make build/prepare)
    ./prepare --input novel.txt --output data/novel --vocab-size 8000
    ./prepare --input wiki.jsonl --output data/wiki --tokenizer wordpiece --lowercase
-   zstd -dc plwiki.jsonl.zst | ./prepare --input - --output data/plwiki --tokenizer gpt2 --vocab-file vocab.bpe
+   zstd -dc wiki.jsonl.zst | ./prepare --input - --output data/wiki --tokenizer gpt2 --vocab-file vocab.bpe
 
-   Writes PREFIX.tokenizer.json and PREFIX.train.tokens, .valid.tokens and .test.tokens, unless they are there and made of
-   the same text and options. Prints a report. */
+   Writes PREFIX.tokenizer.json and PREFIX.train.tokens, .valid.tokens and .test.tokens, unless they are there
+   and were made of the same text and options. Prints a report. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "wordpiece.h"
@@ -22,8 +22,8 @@ static int seed;
 static const option options[] = {
     {"input", TEXT, &desc.input, "text or JSONL, - for standard input", 0, 0},
     {"output", TEXT, &desc.output, "prefix of the files to write", 0, 0},
-    {"tokenizer", TEXT, &kind, "bpe (default) or wordpiece: train one; gpt2; or the path of a tokenizer", 0, 0},
-    {"vocab-file", TEXT, &file, "vocab.bpe for gpt2; or vocab.txt for wordpiece, which is then not trained", 0, 0},
+    {"tokenizer", TEXT, &kind, "bpe (default), wordpiece: train one; gpt2; or the path of a tokenizer", 0, 0},
+    {"vocab-file", TEXT, &file, "vocab.bpe for gpt2; vocab.txt for wordpiece, to load it", 0, 0},
     {"vocab-size", INT, &desc.vocab, "ids of a trained tokenizer (10000)", 0, 0},
     {"field", TEXT, &desc.field, "field of the JSONL documents (text)", 0, 0},
     {"seed", INT, &seed, "of the split into train, valid and test (0)", 0, 0},
@@ -46,10 +46,11 @@ static int choose_tokenizer(mtt_tokenizer_kind *wordpiece)
         return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (get it with "
                            "tools/get_data.sh vocab.bpe)");
     if (file && !gpt2 && !wp)
-        return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give the path to --tokenizer alone");
+        return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give the path to "
+                           "--tokenizer alone");
     if (!desc.kind && memcmp(&words, &(mtt_wordpiece_options){0}, sizeof(words)))
-        return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk go with --tokenizer wordpiece or "
-                           "a vocab.txt");
+        return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk go with --tokenizer "
+                           "wordpiece or a vocab.txt");
     if (!desc.tokenizer) return 0;
     in = fopen(desc.tokenizer, "rb");
     if (!in) {
@@ -60,15 +61,16 @@ static int choose_tokenizer(mtt_tokenizer_kind *wordpiece)
     first = fgetc(in);
     fclose(in);
     if ((!gpt2 || first == '#') && (!wp || first == '[')) return 0;
-    fprintf(stderr, "prepare: %s is not a %s: get one with tools/get_data.sh %s\n", file, gpt2 ? "vocab.bpe" : "vocab.txt",
-            gpt2 ? "vocab.bpe" : "bert-vocab.txt");
+    fprintf(stderr, "prepare: %s is not a %s: get one with tools/get_data.sh %s\n", file,
+            gpt2 ? "vocab.bpe" : "vocab.txt", gpt2 ? "vocab.bpe" : "bert-vocab.txt");
     return EXIT_DATA;
 }
 
 static void row(const char *name, uint64_t documents, uint64_t bytes, uint64_t tokens)
 {
-    printf("%-6s %12llu %15llu %15llu %12.3f\n", name, (unsigned long long)documents, (unsigned long long)bytes,
-           (unsigned long long)tokens, tokens ? (double)bytes / (double)tokens : 0);
+    double bytes_per_token = tokens ? (double)bytes / (double)tokens : 0;
+    printf("%-6s %12llu %15llu %15llu %12.3f\n", name, (unsigned long long)documents,
+           (unsigned long long)bytes, (unsigned long long)tokens, bytes_per_token);
 }
 
 int main(int argc, char **argv)
@@ -82,8 +84,8 @@ int main(int argc, char **argv)
     int k, code = option_parse(options, OPTIONS, argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (!desc.input || !desc.output)
-        return option_fail("--input and --output are needed, as in --input text.txt --output data/text (--help lists all "
-                           "options)");
+        return option_fail("--input and --output are needed, as in --input text.txt --output data/text "
+                           "(--help lists all options)");
     if ((code = choose_tokenizer(&wordpiece))) return code;
     desc.seed = (uint64_t)seed;
     status = mtt_prepare(&env, &desc, &r);

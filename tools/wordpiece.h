@@ -1,18 +1,19 @@
-/* wordpiece.h - BERT's WordPiece (Devlin et al. 2019) as a kind of tokenizer for mtt.h - same licence as mtt.h
+/* wordpiece.h - BERT's WordPiece (Devlin et al. 2019) as a kind of tokenizer for mtt.h - licence as mtt.h
 
-   Include it after mtt.h, also in the file that defines MTT_IMPLEMENTATION, and pass its kind to what loads or trains
-   a tokenizer:
+   Include it after mtt.h, also in the file that defines MTT_IMPLEMENTATION, and pass its kind to what loads
+   or trains a tokenizer:
 
       mtt_wordpiece_options uncased = {.lowercase = 1, .strip_accents = 1};
       mtt_tokenizer_kind kind = mtt_wordpiece(&uncased);
       mtt_prepare_desc desc = {.input = "novel.txt", .output = "novel", .kind = &kind};
 
-   Besides a tokenizer.json it reads a vocab.txt: a piece a line, [UNK] and [SEP] among them. The ids are those of Hugging
-   Face's tokenizers, without [CLS] and [SEP] around a text. WordPiece is not lossless: line ends and other blanks become
-   single spaces, punctuation is cut off, and a word becomes [UNK] if the pieces cannot spell it or it has more than 100
-   characters. Bytes that are not UTF-8 count as U+FFFD. A document ends with [SEP].
-   Ids of a trained vocabulary: 0..4 are [PAD] [UNK] [CLS] [SEP] [MASK]; then come the 1,000 most frequent characters and
-   ##characters, each by code point; then merges of pairs that occur twice or more. */
+   The ids are those of Hugging Face's tokenizers, but no [CLS] and [SEP] are put around a text. Besides a
+   tokenizer.json it loads BERT's vocab.txt: a piece a line, [UNK] and [SEP] among them. A document ends with
+   [SEP]. WordPiece is not lossless: blanks and line ends become single spaces, punctuation stands alone, and a word
+   that the pieces cannot spell, or of more than 100 characters, becomes [UNK]. Bytes that are not UTF-8 are
+   treated as U+FFFD, a control character.
+   A trained vocabulary has [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0..4, then the 1,000 most frequent
+   characters by code point, then ##characters by code point, then merges of pairs that occur twice or more. */
 #ifndef MTT_WORDPIECE_INCLUDED
 #define MTT_WORDPIECE_INCLUDED
 
@@ -24,16 +25,16 @@
 extern "C" {
 #endif
 
-/* What is done to a text before it is cut into words. The defaults suit Polish. BERT's uncased models want
-   lowercase and strip_accents. A tokenizer.json brings its own. */
+/* What happens to a text before it is cut into words. The defaults suit Polish; BERT's uncased models want
+   lowercase and strip_accents. A tokenizer.json has its own options. */
 typedef struct mtt_wordpiece_options {
     int lowercase;     /* default 0 */
-    int strip_accents; /* e with an ogonek becomes e; l with a stroke stays, since it has no accent; default 0 */
-    int keep_controls; /* control characters are text; default 0, they are dropped */
-    int keep_cjk;      /* Chinese characters are cut as other letters are; default 0, each is a word */
+    int strip_accents; /* e with an ogonek becomes e; l with a stroke stays, it has no accent; default 0 */
+    int keep_controls; /* 1 = control characters are text; default 0, they are dropped */
+    int keep_cjk;      /* 1 = Chinese characters form words; default 0, each is a word of its own */
 } mtt_wordpiece_options;
 
-/* `options` may be NULL. They must last until the tokenizer is loaded or trained. */
+/* `options` may be NULL. They must stay until the tokenizer has been loaded or trained. */
 MTTDEF mtt_tokenizer_kind mtt_wordpiece(const mtt_wordpiece_options *options);
 
 #ifdef __cplusplus
@@ -45,13 +46,15 @@ MTTDEF mtt_tokenizer_kind mtt_wordpiece(const mtt_wordpiece_options *options);
 #ifndef MTT_WORDPIECE_DONE
 #define MTT_WORDPIECE_DONE
 
-/* Tables of code points, all in hexadecimal, to be checked line by line:
-      a run is one code point, FIRST-LAST, or FIRST-LAST/2 for every second one;
-      classes: runs of one class. "0021-002F" are the marks from ! to /.
-      cases: a run and the distance to its lower case. "0041-005A +20" makes A..Z (41..5A) a..z (61..7A).
-      bases: a run and what is left of its letters without accents: one letter, or several joined by +. "00C0-00C5 0041"
-      makes six letters from A with grave to A with ring A. Hangul has a formula instead.
-   A control is dropped with clean_text; a control blank is one too, but cuts words where it is kept. */
+/* Three tables of what is done to code points. All numbers are hexadecimal.
+      RUN      one code point, or FIRST-LAST, or FIRST-LAST/2 for every second one
+      classes  RUN RUN ...          "0021-002F" is the punctuation from ! to /
+      cases    RUN DISTANCE, ...    "0041-005A +20": A..Z become a..z, which begin at 0061
+      bases    RUN LETTERS, ...     "00C0-00C5 0041": six kinds of A with an accent become A. More than one
+                                    letter are joined by +. Hangul is not listed: it has a formula
+   To check a line, look up a code point of it in Unicode's charts.
+   CONTROL and CONTROL_BLANK are dropped unless controls are kept; then CONTROL_BLANK ends a word. MARK is
+   dropped with the accents. */
 enum { MTT__CONTROL = 1, MTT__CONTROL_BLANK, MTT__BLANK, MTT__PUNCTUATION, MTT__MARK, MTT__CJK };
 typedef struct mtt__words_class {
     int kind;
@@ -360,7 +363,7 @@ enum { MTT__WORD_CHARACTERS = 100, MTT__WORD_ALPHABET = 1000, MTT__CODE_POINTS =
 typedef struct mtt__wordpiece {
     mtt_wordpiece_options options;
     unsigned char *classes; /* of all code points */
-    mtt__table letters;     /* by (MTT__CASE, c) the lower case of c; by (MTT__BASE + i, c) letter i of its base */
+    mtt__table letters;     /* (MTT__CASE, c): lower case of c; (MTT__BASE + i, c): letter i of its base */
     uint32_t unknown;
     size_t longest;         /* bytes of the longest piece */
 } mtt__wordpiece;
@@ -401,7 +404,8 @@ static mtt_status mtt__words_read_cases(mtt_env *env, mtt__wordpiece *w)
         while (mtt__words_run(&at, &c, &last, &step)) {
             uint32_t distance = (uint32_t)strtol(at, &end, 16); /* modulo 2^32 */
             for (; c <= last; c += step)
-                if (mtt__table_put(env, &w->letters, mtt__pair_key(MTT__CASE, c), c + distance)) return MTT_E_MEMORY;
+                if (mtt__table_put(env, &w->letters, mtt__pair_key(MTT__CASE, c), c + distance))
+                    return MTT_E_MEMORY;
             at = end + 1;
         }
     }
@@ -486,7 +490,8 @@ typedef struct mtt__spelling {
 
 static void mtt__spell_end(mtt__spelling *s)
 {
-    if (s->count && !s->status) s->status = s->use(s->user, s->word, s->count > MTT__WORD_CHARACTERS ? 1 : s->size);
+    size_t size = s->count > MTT__WORD_CHARACTERS ? 1 : s->size;
+    if (s->count && !s->status) s->status = s->use(s->user, s->word, size);
     s->count = 0;
     s->size = 1;
 }
@@ -518,7 +523,8 @@ static void mtt__spell_point(mtt__spelling *s, uint32_t c)
 }
 
 /* Cuts a text into words. */
-static mtt_status mtt__words_each(const mtt__wordpiece *w, const char *text, size_t bytes, mtt__word_fn use, void *user)
+static mtt_status mtt__words_each(const mtt__wordpiece *w, const char *text, size_t bytes, mtt__word_fn use,
+                                  void *user)
 {
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     mtt__spelling s;
@@ -569,7 +575,8 @@ static const char *mtt__words_finish(mtt_tokenizer *t)
         if (w->longest < t->pieces.items[i].size) w->longest = t->pieces.items[i].size;
     w->unknown = mtt__strings_find(&t->pieces, " [UNK]", 6, &key);
     t->end_of_text = mtt__strings_find(&t->pieces, "[SEP]", 5, &key);
-    return w->unknown != MTT__NONE && t->end_of_text != MTT__NONE ? NULL : "[UNK] or [SEP] is not in the vocabulary";
+    if (w->unknown != MTT__NONE && t->end_of_text != MTT__NONE) return NULL;
+    return "[UNK] or [SEP] is not in the vocabulary";
 }
 
 /* Up to the next of the blanks that end a word with all options. */
@@ -681,7 +688,8 @@ static mtt_status mtt__words_alphabet(mtt_tokenizer *t, const mtt__strings *word
     for (i = 0; i < MTT__LENGTH(special) && !status; i++)
         status = mtt__words_add(t, special[i], strlen(special[i]), &id);
     for (c = 0; c < MTT__CODE_POINTS && !status; c++)
-        if (found[c] & MTT__WORD_FREQUENT) status = mtt__words_add(t, text + 2, mtt__utf8_put(c, text + 2), &id);
+        if (found[c] & MTT__WORD_FREQUENT)
+            status = mtt__words_add(t, text + 2, mtt__utf8_put(c, text + 2), &id);
     for (c = 0; c < MTT__CODE_POINTS && !status; c++)
         if (found[c] == (MTT__WORD_FREQUENT | MTT__WORD_INNER))
             status = mtt__words_add(t, text, 2 + mtt__utf8_put(c, text + 2), &id);
@@ -708,8 +716,8 @@ static mtt_status mtt__words_learn(mtt_tokenizer *t, int vocab, const mtt__strin
     }
     if (!status) status = mtt__words_alphabet(t, &words);
     if (!status && (size_t)vocab < t->pieces.count)
-        status = mtt__fail(t->env, MTT_E_ARGUMENT, "%d ids cannot hold the characters of the text and five special ones: "
-                           "ask for %zu or more", vocab, t->pieces.count);
+        status = mtt__fail(t->env, MTT_E_ARGUMENT, "%d ids cannot hold the characters of the text and five "
+                           "special pieces: ask for %zu or more", vocab, t->pieces.count);
     if (!status) status = mtt__learn(t, &merges, &words, mtt__words_symbol, 2, (size_t)vocab);
     if (!status) mtt__words_finish(t);
     mtt__strings_free(&words);
@@ -725,9 +733,11 @@ static mtt_status mtt__words_load_piece(mtt_tokenizer *t, mtt_slice piece, uint6
 {
     uint32_t index;
     mtt_status status;
-    if (!piece.size || !mtt__utf8_valid(piece.at, piece.size)) return *fault = "a piece is empty or not UTF-8", MTT_OK;
+    if (!piece.size || !mtt__utf8_valid(piece.at, piece.size))
+        return *fault = "a piece is empty or not UTF-8", MTT_OK;
     status = mtt__words_add(t, piece.at, piece.size, &index);
-    if (!status && (id != index || id + 1 != t->pieces.count)) *fault = "a piece occurs twice, or its id is not the next";
+    if (!status && (id != index || id + 1 != t->pieces.count))
+        *fault = "a piece occurs twice, or its id is not the next";
     return status;
 }
 
@@ -749,7 +759,8 @@ static mtt_status mtt__words_load_list(mtt_tokenizer *t, mtt__vocab_file *f)
     }
     if (!status && !fault) fault = mtt__words_finish(t);
     if (status || !fault) return status;
-    return mtt__fail(t->env, MTT_E_FORMAT, "%s:%u: %s: get the vocab.txt of a BERT again", f->path, (unsigned)line, fault);
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s:%u: %s: get the vocab.txt of a BERT again", f->path,
+                     (unsigned)line, fault);
 }
 
 static mtt_status mtt__words_load(mtt_tokenizer *t, mtt__vocab_file *f)
@@ -827,12 +838,14 @@ static void mtt__words_print(const mtt_tokenizer *t, mtt_write_fn write, void *u
         if (i != t->end_of_text && i != w->unknown && !t->pieces.items[i].silent) continue;
         mtt__put_json(&out, "%s{'id':%u,'content':'", between, (unsigned)i);
         mtt__words_put(&out, t, i);
-        mtt__put_json(&out, "','single_word':false,'lstrip':false,'rstrip':false,'normalized':false,'special':true}");
+        mtt__put_json(&out, "','single_word':false,'lstrip':false,'rstrip':false,'normalized':false,");
+        mtt__put_json(&out, "'special':true}");
         between = ",";
     }
     mtt__put_json(&out, "],'normalizer':{'type':'BertNormalizer','clean_text':%s,'handle_chinese_chars':%s,",
              truth[!o->keep_controls], truth[!o->keep_cjk]);
-    mtt__put_json(&out, "'strip_accents':%s,'lowercase':%s},", truth[!!o->strip_accents], truth[!!o->lowercase]);
+    mtt__put_json(&out, "'strip_accents':%s,", truth[!!o->strip_accents]);
+    mtt__put_json(&out, "'lowercase':%s},", truth[!!o->lowercase]);
     mtt__put_json(&out, "'pre_tokenizer':{'type':'BertPreTokenizer'},'post_processor':null,");
     mtt__put_json(&out, "'decoder':{'type':'WordPiece','prefix':'##','cleanup':false},");
     mtt__put_json(&out, "'model':{'type':'WordPiece','unk_token':'[UNK]','continuing_subword_prefix':'##',");
