@@ -925,6 +925,401 @@ static void test_prepare(void)
     free(text);
 }
 
+/* ---- datasets: what is reused, and what is made again ---- */
+
+/* JSONL documents with two texts each, in which one letter can be chosen. */
+static void write_documents(const char *name, char letter)
+{
+    char text[40000], *at = text;
+    int i, k;
+    random_state = 3;
+    for (i = 0; i < 40; i++) {
+        at += sprintf(at, "{\"text\": \"%c%d", i == 30 ? letter : 'a', i);
+        for (k = 0; k < 20; k++) at += sprintf(at, below(2) ? " the cat" : " sat on");
+        at += sprintf(at, "\", \"body\": \"another %d\"}\n", i);
+    }
+    write_file(in(name), text, (size_t)(at - text));
+}
+
+typedef struct snapshot {
+    char *data[4];
+    size_t bytes[4];
+} snapshot;
+
+static const char *part_of(const char *prefix, int part)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "%s.%s", prefix, parts[part]);
+    return in(name);
+}
+
+static snapshot take(const char *prefix)
+{
+    snapshot s;
+    int i;
+    for (i = 0; i < 4; i++) check(get_file(part_of(prefix, i), &s.data[i], &s.bytes[i]) == MTT_OK, "%s", env.error);
+    return s;
+}
+
+static void put_back(const char *prefix, const snapshot *s)
+{
+    int i;
+    for (i = 0; i < 4; i++) write_file(part_of(prefix, i), s->data[i], s->bytes[i]);
+}
+
+static int is_there(const char *prefix, const snapshot *s)
+{
+    int i, same = 1;
+    for (i = 0; i < 4; i++) same = same && file_is(part_of(prefix, i), s->data[i], s->bytes[i]);
+    return same;
+}
+
+static void drop(snapshot *s)
+{
+    int i;
+    for (i = 0; i < 4; i++) free(s->data[i]);
+}
+
+static char dataset_input[400], dataset_output[400];
+
+static mtt_prepare_desc dataset_desc(void)
+{
+    mtt_prepare_desc d;
+    memset(&d, 0, sizeof(d));
+    d.input = strcpy(dataset_input, in("d.jsonl"));
+    d.output = strcpy(dataset_output, in("d"));
+    d.vocab = 275;
+    d.seed = 5;
+    return d;
+}
+
+/* Prepares twice: the first time makes the dataset, the second reuses it and reports the same. */
+static void made_then_reused(const mtt_prepare_desc *d, const char *what)
+{
+    mtt_prepare_report made, reused;
+    snapshot s;
+    struct stat before, after;
+    check(mtt_prepare(&env, d, &made) == MTT_OK && !made.reused, "%s: is not made again: %s", what, env.error);
+    s = take("d");
+    stat(part_of("d", 0), &before);
+    check(mtt_prepare(&env, d, &reused) == MTT_OK && reused.reused, "%s: is not reused: %s", what, env.error);
+    stat(part_of("d", 0), &after);
+    check(is_there("d", &s) && before.st_ino == after.st_ino, "%s: a reused dataset changes", what);
+    check(count_files(".") == 0, "%s: a temporary is left", what);
+    made.reused = 1;
+    check(memcmp(&made, &reused, sizeof(made)) == 0, "%s: the reports differ", what);
+    drop(&s);
+}
+
+static void made_again(const mtt_prepare_desc *d, const snapshot *want, const char *what)
+{
+    mtt_prepare_report r;
+    check(mtt_prepare(&env, d, &r) == MTT_OK && !r.reused && is_there("d", want), "%s: %s", what, env.error);
+}
+
+static void not_reusable(mtt_prepare_desc d, const char *word, const char *what)
+{
+    snapshot s;
+    memset(&s, 0, sizeof(s));
+    if (access(part_of("d", 0), F_OK) == 0 && access(part_of("d", 3), F_OK) == 0 && access(part_of("d", 1), F_OK) == 0 &&
+        access(part_of("d", 2), F_OK) == 0)
+        s = take("d");
+    d.reuse_only = 1;
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_MISMATCH, word, what);
+    check(count_files(".") == 0 && (!s.data[0] || is_there("d", &s)), "%s: reuse_only changes files", what);
+    drop(&s);
+}
+
+/* Every option that decides the files, and every file that it reads. */
+static void test_stale_options(void)
+{
+    mtt_wordpiece_options lower = {1, 0, 0, 0};
+    mtt_tokenizer_kind words = mtt_wordpiece(NULL), lower_words = mtt_wordpiece(&lower);
+    mtt_prepare_desc base = dataset_desc(), d;
+    char other[400];
+    write_documents("d.jsonl", 'a');
+    made_then_reused(&base, "a new dataset");
+    write_documents("d.jsonl", 'b');
+    not_reusable(base, "was made of another text, field or seed", "another text");
+    made_then_reused(&base, "another text");
+    write_documents("d.jsonl", 'a');
+    made_then_reused(&base, "the first text");
+    d = base;
+    d.field = "body";
+    not_reusable(d, "was made of another text, field or seed", "another field");
+    made_then_reused(&d, "another field");
+    d = base;
+    d.field = "text";
+    made_then_reused(&d, "the first field");
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "the default field");
+    d = base;
+    d.seed++;
+    not_reusable(d, "was made of another text, field or seed", "another seed");
+    made_then_reused(&d, "another seed");
+    made_then_reused(&base, "the first seed");
+    d = base;
+    d.vocab--;
+    not_reusable(d, "was made with another tokenizer or vocabulary size", "another vocabulary size");
+    made_then_reused(&d, "another vocabulary size");
+    d.vocab = 0; /* reuse_only then takes any */
+    d.reuse_only = 1;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "options that are not given are compared: %s", env.error);
+    made_then_reused(&base, "the first vocabulary size");
+    d = base;
+    d.vocab = 90;
+    d.kind = &words;
+    not_reusable(d, "was made with another tokenizer", "another kind");
+    made_then_reused(&d, "another kind");
+    d.kind = &lower_words;
+    not_reusable(d, "was made with another tokenizer", "another option of the kind");
+    made_then_reused(&d, "another option of the kind");
+    made_then_reused(&base, "the first kind");
+    strcpy(other, in("other.json"));
+    check(replace_file(other, "", 0) == MTT_OK && rename(part_of("d", 3), other) == 0, "a tokenizer");
+    d = base;
+    d.tokenizer = other;
+    made_then_reused(&d, "a tokenizer that is given");
+    d.vocab = 280; /* of no effect then */
+    d.reuse_only = 1;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "vocab beside a tokenizer: %s", env.error);
+    d.reuse_only = 0;
+    base.vocab--;
+    made_then_reused(&base, "a tokenizer that is trained");
+    check(rename(part_of("d", 3), other) == 0, "another tokenizer");
+    made_then_reused(&d, "another tokenizer under the same path");
+    unlink(other);
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "other.json", "a tokenizer that is absent");
+}
+
+/* Every file absent, cut, longer, of another dataset, or without its origin. */
+static void test_stale_files(void)
+{
+    mtt_prepare_desc base = dataset_desc(), d = base;
+    snapshot first, other;
+    char zero[28] = {0}, prefix[400];
+    int i, fd;
+    write_documents("d.jsonl", 'a');
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    first = take("d");
+    d.output = strcpy(prefix, in("e"));
+    d.seed++;
+    d.vocab--;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "%s", env.error);
+    other = take("e");
+    for (i = 0; i < 4; i++) {
+        unlink(part_of("d", i));
+        not_reusable(base, i == 2 ? "is incomplete" : parts[i], "a file is absent");
+        made_again(&base, &first, "a file is absent");
+        check(truncate(part_of("d", i), (off_t)first.bytes[i] - 2) == 0, "cut");
+        not_reusable(base, parts[i], "a file is cut");
+        made_again(&base, &first, "a file is cut");
+        check(truncate(part_of("d", i), (off_t)first.bytes[i] + 1) == 0, "longer");
+        not_reusable(base, parts[i], "a file is longer");
+        made_again(&base, &first, "a file is longer");
+        write_file(part_of("d", i), other.data[i], other.bytes[i]);
+        not_reusable(base, "", "a file of another dataset");
+        made_again(&base, &first, "a file of another dataset");
+        if (i == 3) break;
+        fd = open(part_of("d", i), O_WRONLY);
+        check(pwrite(fd, zero, 28, 36) == 28, "no origin");
+        close(fd);
+        not_reusable(base, "does not say what it was made of", "a file without its origin");
+        made_again(&base, &first, "a file without its origin");
+    }
+    put_back("d", &first);
+    write_file(part_of("d", 2), other.data[2], other.bytes[2]);
+    check(pwrite(fd = open(part_of("d", 2), O_WRONLY), first.data[2] + 48, 4, 48) == 4, "the tokenizer's checksum");
+    close(fd);
+    not_reusable(base, "has parts of different origin", "a split of another text with the same tokenizer");
+    made_again(&base, &first, "a split of another text with the same tokenizer");
+    for (i = 0; i < 4; i++) unlink(part_of("d", i));
+    not_reusable(base, "d.tokenizer.json", "nothing is there");
+    check(count_files("d.t") == 0, "reuse_only makes files");
+    d = base;
+    d.input = in("absent");
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "absent", "no text");
+    put_back("d", &first);
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "absent", "no text any more");
+    check(is_there("d", &first), "a text that cannot be read leaves the dataset");
+    d.input = "-";
+    not_reusable(d, "cannot be compared with standard input", "standard input");
+    drop(&first);
+    drop(&other);
+}
+
+/* No byte of the files decides alone: with the origin of the other, a file of one is refused. */
+static void consistent(const snapshot *a, const snapshot *b, const mtt_prepare_desc *of_a, const mtt_prepare_desc *of_b,
+                       int k)
+{
+    mtt_prepare_desc d;
+    mtt_dataset set;
+    int is_a = is_there("d", a), is_b = is_there("d", b);
+    mtt_status status = mtt_dataset_open(&env, dataset_output, NULL, &set);
+    check(status || is_a || is_b, "change %d: a mixed dataset is opened", k);
+    check(!status || !(is_a || is_b), "change %d: a whole dataset is refused: %s", k, env.error);
+    if (!status) mtt_dataset_close(&set);
+    d = *of_a;
+    d.reuse_only = 1;
+    status = mtt_prepare(&env, &d, NULL);
+    check(status == MTT_E_MISMATCH || (!status && is_a), "change %d: status %d, not the first", k, status);
+    d = *of_b;
+    d.reuse_only = 1;
+    status = mtt_prepare(&env, &d, NULL);
+    check(status == MTT_E_MISMATCH || (!status && is_b), "change %d: status %d, not the second", k, status);
+}
+
+/* A process dies before each rename and each unlink, or they fail. `origin` 0 = the old dataset does not say its own. */
+static void test_deaths(int origin, int dies)
+{
+    mtt_prepare_desc a = dataset_desc(), b = a;
+    mtt_prepare_report r;
+    snapshot old, fresh;
+    int i, k, done = 0, state, fd;
+    write_documents("d.jsonl", 'a');
+    b.seed++;
+    check(mtt_prepare(&env, &b, NULL) == MTT_OK, "%s", env.error);
+    fresh = take("d");
+    check(mtt_prepare(&env, &a, NULL) == MTT_OK, "%s", env.error);
+    for (i = 0; i < 3 && !origin; i++) {
+        fd = open(part_of("d", i), O_WRONLY);
+        check(pwrite(fd, "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 28, 36) == 28, "no origin");
+        close(fd);
+    }
+    old = take("d");
+    for (k = 1; !done && k < 20; k++) {
+        pid_t child = dies ? fork() : -1;
+        put_back("d", &old);
+        if (child == 0) {
+            die_at = k, changes = 0;
+            _exit(mtt_prepare(&env, &b, NULL) != MTT_OK);
+        }
+        if (dies) {
+            check(waitpid(child, &state, 0) == child && WIFEXITED(state) && WEXITSTATUS(state) % 9 == 0, "child");
+            done = WEXITSTATUS(state) == 0;
+        } else {
+            fault_on = k % 2 ? ON_RENAME : ON_UNLINK, fault_at = (k + 1) / 2, fault_errno = EIO, fault_calls = 0;
+            state = mtt_prepare(&env, &b, NULL);
+            fault_on = -1;
+            check(count_files(".") == 0 && (!state || strstr(env.error, "Input/output")), "fault %d: %s", k, env.error);
+            done = !state && k > 8;
+        }
+        if (origin || is_there("d", &fresh)) consistent(&old, &fresh, &a, &b, k);
+        else {
+            mtt_dataset set;
+            mtt_status status = mtt_dataset_open(&env, dataset_output, NULL, &set);
+            check((status == MTT_OK) == is_there("d", &old), "change %d: a dataset without origin: %s", k, env.error);
+            if (!status) mtt_dataset_close(&set);
+        }
+        check(mtt_prepare(&env, &b, &r) == MTT_OK && is_there("d", &fresh) && count_files(".") == 0,
+              "change %d: prepared again: %s", k, env.error);
+    }
+    check(done && k > 7, "%d renames and unlinks", k - 2);
+    drop(&old);
+    drop(&fresh);
+}
+
+static mtt_status reuse_dataset(mtt_env *e)
+{
+    mtt_prepare_desc d = dataset_desc();
+    mtt_prepare_report r;
+    mtt_status status = mtt_prepare(e, &d, &r);
+    check(status || r.reused, "a failed allocation makes a dataset again");
+    return status;
+}
+
+static mtt_status open_dataset(mtt_env *e)
+{
+    mtt_dataset set;
+    mtt_status status = mtt_dataset_open(e, dataset_output, NULL, &set);
+    if (!status) mtt_dataset_close(&set);
+    else check(!set.train && !set.valid && !set.test && !set.tokenizer, "a failed open leaves pointers");
+    return status;
+}
+
+static void dataset_refused(mtt_status want, const char *word, const char *what)
+{
+    mtt_dataset set;
+    refused(mtt_dataset_open(&env, dataset_output, NULL, &set), want, word, what);
+}
+
+static void test_dataset(void)
+{
+    static const char *const word[] = {"d.train.tokens", "d.valid.tokens", "d.test.tokens", "d.tokenizer.json"};
+    mtt_prepare_desc base = dataset_desc(), d = base;
+    mtt_tokenizer_kind words = mtt_wordpiece(NULL);
+    mtt_dataset set;
+    snapshot first, wider;
+    char prefix[400], longest[2100];
+    int i;
+    write_documents("d.jsonl", 'a');
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    first = take("d");
+    check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK && set.test && mtt_tokens_count(set.train) > 100 &&
+              mtt_tokens_count(set.valid) > 10 && mtt_tokenizer_vocab(set.tokenizer) == 275,
+          "dataset: %s", env.error);
+    mtt_dataset_close(&set);
+    check(!set.train && !set.tokenizer, "a closed dataset has pointers");
+    mtt_dataset_close(&set);
+    every_allocation(open_dataset, "dataset");
+    every_allocation(reuse_dataset, "a reused dataset");
+    d.output = strcpy(prefix, in("e"));
+    d.vocab = 270;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "%s", env.error);
+    wider = take("e");
+    for (i = 0; i < 4; i++) {
+        put_back("d", &first);
+        write_file(part_of("d", i), wider.data[i], wider.bytes[i]);
+        dataset_refused(MTT_E_MISMATCH, "d.tokenizer.json is not the tokenizer of", "parts of two vocabularies");
+        check(i == 3 || strstr(env.error, word[i]), "which part: %s", env.error);
+        write_file(part_of("d", i), first.data[i], 63);
+        dataset_refused(MTT_E_FORMAT, word[i], "a damaged part");
+        unlink(part_of("d", i));
+        if (i != 2) dataset_refused(MTT_E_FILE, word[i], "a part that is absent");
+        else check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK && !set.test, "no test: %s", env.error);
+        if (i == 2) mtt_dataset_close(&set);
+    }
+    put_back("d", &first);
+    first.data[3][first.bytes[3] - 1] = ' '; /* the same tokenizer in other bytes */
+    write_file(part_of("d", 3), first.data[3], first.bytes[3]);
+    dataset_refused(MTT_E_MISMATCH, "d.tokenizer.json is not the tokenizer of", "a changed tokenizer");
+    for (i = 0; i < 3; i++) memset(first.data[i] + 36, 0, 28);
+    put_back("d", &first);
+    check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK, "files of an older version: %s", env.error);
+    mtt_dataset_close(&set);
+    memset(wider.data[1] + 36, 0, 28);
+    write_file(part_of("d", 1), wider.data[1], wider.bytes[1]);
+    dataset_refused(MTT_E_MISMATCH, "d.valid.tokens", "an older file of another vocabulary");
+    base.kind = &words;
+    base.vocab = 90;
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    dataset_refused(MTT_E_FORMAT, "include tools/wordpiece.h", "a WordPiece without its kind");
+    check(mtt_dataset_open(&env, dataset_output, &words, &set) == MTT_OK, "a WordPiece: %s", env.error);
+    mtt_dataset_close(&set);
+    memset(longest, 'x', sizeof(longest));
+    longest[2001] = 0;
+    refused(mtt_dataset_open(&env, longest, NULL, &set), MTT_E_ARGUMENT, "2000 bytes", "a long prefix");
+    d.output = longest;
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_ARGUMENT, "2000 bytes", "a long prefix");
+    longest[2000] = 0;
+    check(mtt_prepare(&env, &d, NULL) == MTT_E_FILE, "a prefix of 2000 bytes: %s", env.error);
+    check(access("tests/golden/files", F_OK) || (!mtt_dataset_open(&env, "tests/golden/files/bpe", NULL, &set) && set.test),
+          "the golden files: %s", env.error);
+    if (set.train) mtt_dataset_close(&set);
+    drop(&first);
+    drop(&wider);
+}
+
+static void test_changing_text(void)
+{
+    mtt_prepare_desc d = dataset_desc();
+    write_documents("d.jsonl", 'a');
+    d.seed = 77;
+    changing = dataset_input, changing_opens = 0;
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "changed while it was read", "a text that changes");
+    changing = NULL;
+    check(count_files(".") == 0, "a temporary is left");
+}
+
 /* ---- safetensors ---- */
 
 static const mtt__st_tensor three[] = {{"we\"ight\xc5\xbc", 0, 2, {3, 4}},
@@ -1324,6 +1719,13 @@ int main(int argc, char **argv)
     test_split();
     test_batches();
     test_prepare();
+    test_stale_options();
+    test_stale_files();
+    test_deaths(1, 1);
+    test_deaths(0, 1);
+    test_deaths(1, 0);
+    test_dataset();
+    test_changing_text();
     test_round_trip();
     test_st_rejections();
     test_st_damage();
