@@ -5382,7 +5382,7 @@ MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *a
     uint32_t c = at[0];
     *size = 1;
     if (c >= 0x80) c = mtt__utf8_get(at, end, size);
-    return c < MTT__UNICODE_END ? classes[c] : MTT__OTHER;
+    return c < MTT__UNICODE_END ? classes[c] : (int)MTT__OTHER;
 }
 
 /* The length of the first pre-token of a text that is not empty, by GPT-2's expression
@@ -6252,8 +6252,8 @@ static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size
                          c->name, (unsigned long long)c->line, (size_t)(j.at - j.begin) + 1, j.fault,
                          c->line == 1 ? hint : "");
     if (!found.at)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: no field \"%s\": name the field that has the text",
-                         c->name, (unsigned long long)c->line, c->field);
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: there is no field \"%s\": name the field with the "
+                         "text", c->name, (unsigned long long)c->line, c->field);
     *text = found.at;
     *bytes = found.size;
     return MTT_OK;

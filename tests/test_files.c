@@ -1066,7 +1066,6 @@ static void test_stale_options(void)
     check(mtt_prepare(&env, &d, NULL) == MTT_OK, "options that are not given are compared: %s", env.error);
     made_then_reused(&base, "the first vocabulary size");
     d = base;
-    d.vocab = 90;
     d.kind = &words;
     not_reusable(d, "was made with another tokenizer", "another kind");
     made_then_reused(&d, "another kind");
@@ -1074,8 +1073,10 @@ static void test_stale_options(void)
     not_reusable(d, "was made with another tokenizer", "another option of the kind");
     made_then_reused(&d, "another option of the kind");
     made_then_reused(&base, "the first kind");
-    strcpy(other, in("other.json"));
-    check(replace_file(other, "", 0) == MTT_OK && rename(part_of("d", 3), other) == 0, "a tokenizer");
+    check(rename(part_of("d", 3), in("wide.json")) == 0, "a tokenizer");
+    base.vocab--;
+    made_then_reused(&base, "one id fewer");
+    check(rename(part_of("d", 3), strcpy(other, in("other.json"))) == 0, "another tokenizer");
     d = base;
     d.tokenizer = other;
     made_then_reused(&d, "a tokenizer that is given");
@@ -1083,10 +1084,9 @@ static void test_stale_options(void)
     d.reuse_only = 1;
     check(mtt_prepare(&env, &d, NULL) == MTT_OK, "vocab beside a tokenizer: %s", env.error);
     d.reuse_only = 0;
-    base.vocab--;
-    made_then_reused(&base, "a tokenizer that is trained");
-    check(rename(part_of("d", 3), other) == 0, "another tokenizer");
+    check(rename(in("wide.json"), other) == 0, "another tokenizer");
     made_then_reused(&d, "another tokenizer under the same path");
+    made_then_reused(&base, "a tokenizer that is trained again");
     unlink(other);
     refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "other.json", "a tokenizer that is absent");
 }
