@@ -48,7 +48,8 @@ static void sha256(const unsigned char *at, size_t size, char hex[65])
         memcpy(v, h, sizeof(v));
         for (i = 0; i < 64; i++) {
             uint32_t a = v[0], e = v[4];
-            uint32_t x = v[7] + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
+            uint32_t x =
+                v[7] + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
             uint32_t y = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
             memmove(v + 1, v, 7 * sizeof(*v));
             v[4] += x;
@@ -90,7 +91,8 @@ static mtt_status load_words(mtt_env *env, const char *path, const char *letters
     return mtt_tokenizer_load(env, path, &kind, t);
 }
 
-static mtt_tokenizer *train_kind(mtt_env *env, const mtt_tokenizer_kind *kind, const char *text, size_t size, int vocab)
+static mtt_tokenizer *train_kind(mtt_env *env, const mtt_tokenizer_kind *kind, const char *text, size_t size,
+                                 int vocab)
 {
     mtt_vocab_trainer *trainer = NULL;
     mtt_tokenizer *t = NULL;
@@ -133,7 +135,8 @@ static int round_trip(mtt_tokenizer *t, const char *text, size_t size, int32_t *
 
 /* ---- tests */
 
-static void stream(mtt_tokenizer *t, const char *name, const char *text, size_t size, size_t tokens, const char *want)
+static void stream(mtt_tokenizer *t, const char *name, const char *text, size_t size, size_t tokens,
+                   const char *want)
 {
     int32_t *ids;
     size_t i, n;
@@ -143,7 +146,8 @@ static void stream(mtt_tokenizer *t, const char *name, const char *text, size_t 
     out = (unsigned char *)malloc(2 * n + 1);
     for (i = 0; i < n; i++) out[2 * i] = (unsigned char)ids[i], out[2 * i + 1] = (unsigned char)(ids[i] >> 8);
     sha256(out, 2 * n, hex);
-    check(n == tokens && strcmp(hex, want) == 0, "%s: %zu tokens, %s instead of %zu, %s", name, n, hex, tokens, want);
+    check(n == tokens && strcmp(hex, want) == 0, "%s: %zu tokens, %s instead of %zu, %s", name, n, hex,
+          tokens, want);
     free(out);
     free(ids);
 }
@@ -153,11 +157,14 @@ static void test_streams(mtt_tokenizer *gpt2)
     size_t size = 0;
     char *text = read_data("tinyshakespeare.txt", &size);
     if (text && gpt2) {
-        stream(gpt2, "all", text, size, 338025, "25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31");
-        stream(gpt2, "90", text, 1003854, 301966, "502a2bdc8210d1ac5d5674867cb74467dd31db575d25cf6dbb08c8bdbea8680f");
+        stream(gpt2, "all", text, size, 338025,
+               "25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31");
+        stream(gpt2, "90", text, 1003854, 301966,
+               "502a2bdc8210d1ac5d5674867cb74467dd31db575d25cf6dbb08c8bdbea8680f");
         stream(gpt2, "10", text + 1003854, 111540, 36059,
                "68a53422394c26a655ebe641f5c6f49888e8f4e45fe5d6f02abda63ba3ebd65b");
-        stream(gpt2, "85", text, 948084, 284734, "cf0568398fdfc2ddf84357976122be503f29316914b30fc0d3cbef1c0b842967");
+        stream(gpt2, "85", text, 948084, 284734,
+               "cf0568398fdfc2ddf84357976122be503f29316914b30fc0d3cbef1c0b842967");
         stream(gpt2, "85-95", text + 948084, 111540, 35299,
                "2e4eec5f72cdc1b9a913ca6ee5308ee05343672107dc871c2b6acf0c3cd41b66");
         stream(gpt2, "last 5", text + 1059624, 55770, 17995,
@@ -166,7 +173,8 @@ static void test_streams(mtt_tokenizer *gpt2)
     free(text);
     text = read_data("wt2_valid.txt", &size);
     if (text && gpt2)
-        stream(gpt2, "wt2", text, size, 258659, "17bc83b54d943c68889ab3b9cb01f17b86fe0216e9738ee39806d2631aac2ef9");
+        stream(gpt2, "wt2", text, size, 258659,
+               "17bc83b54d943c68889ab3b9cb01f17b86fe0216e9738ee39806d2631aac2ef9");
     free(text);
 }
 
@@ -185,7 +193,8 @@ static const struct edge {
     {"I'll we've don't IT'S", 21, {40, 1183, 356, 1053, 836, 470, 7283, 6, 50, -1}},
     {"Za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87 g\xc4\x99\xc5\x9bl\xc4\x85 ja\xc5\xba\xc5\x84",
      26,
-     {57, 64, 129, 120, 10205, 41615, 38325, 308, 128, 247, 129, 249, 75, 128, 227, 45091, 129, 118, 129, 226, -1}},
+     {57, 64, 129, 120, 10205, 41615, 38325, 308, 128, 247, 129, 249, 75, 128, 227, 45091, 129, 118, 129,
+      226, -1}},
     {"\xef\xbc\x91\xef\xbc\x92\xef\xbc\x93 \xc2\xbd \xe2\x85\xab",
      16,
      {171, 120, 239, 171, 120, 240, 171, 120, 241, 25208, 2343, 227, 104, -1}},
@@ -214,9 +223,11 @@ static void test_edges(mtt_tokenizer *gpt2)
         free(ids);
     }
     if (!gpt2) return;
-    check(mtt_tokenizer_vocab(gpt2) == 50257 && mtt_tokenizer_end_of_text(gpt2) == 50256, "GPT-2's vocabulary");
+    check(mtt_tokenizer_vocab(gpt2) == 50257 && mtt_tokenizer_end_of_text(gpt2) == 50256,
+          "GPT-2's vocabulary");
     check(mtt_tokenizer_bytes(gpt2, 50256, &bytes) && !bytes, "end of text has no bytes");
-    check(!mtt_tokenizer_bytes(gpt2, 50257, &bytes) && !mtt_tokenizer_bytes(gpt2, -1, &bytes), "no bytes outside");
+    check(!mtt_tokenizer_bytes(gpt2, 50257, &bytes) && !mtt_tokenizer_bytes(gpt2, -1, &bytes),
+          "no bytes outside");
     check(memcmp(mtt_tokenizer_bytes(gpt2, 262, &bytes), " the", 4) == 0 && bytes == 4, "id 262 is ' the'");
 }
 
@@ -224,10 +235,12 @@ static void test_edges(mtt_tokenizer *gpt2)
 static void test_pretokens(void)
 {
     static const char *const cases[] = {
-        "'s.", "'.S.", "'re.x.", "'.r.", "'.", "''.s.", " '.s.", "'ll.ll.", "'.l.", "'ve.'.v.", "a.'d.", " ?!'.m.",
+        "'s.", "'.S.", "'re.x.", "'.r.", "'.", "''.s.", " '.s.", "'ll.ll.", "'.l.", "'ve.'.v.", "a.'d.",
+        " ?!'.m.",
         "x. \n.", " . a.", "\n. a.", "\n \n. a.", " .\n.a.", "\t.a.", "\t\t.", "12.ab.", " 12. ab.", "a.1.",
         "\xc2\xa0.a.", " .\xc2\xa0.a.", " \xc2\xa0.\n.a.", "\xe2\x80\x8b.a.", " \xe2\x80\x8b. a.", "\xff.a.",
-        " \xff\xfe. \xff.", "\xc3.a.", "\xed\xa0\x80.a.", "\xe0\x80\x80.a.", "\xf4\x90\x80\x80.a.", "\xc3\xa9.\xc3.",
+        " \xff\xfe. \xff.", "\xc3.a.", "\xed\xa0\x80.a.", "\xe0\x80\x80.a.", "\xf4\x90\x80\x80.a.",
+        "\xc3\xa9.\xc3.",
         "\xe1\x9a\x80.a."
     };
     mtt_tokenizer *t = NULL;
@@ -254,8 +267,10 @@ static void test_pretokens(void)
 static void test_round_trips(mtt_tokenizer *t, const char *name)
 {
     static const char *const hard[] = {
-        " ", "  ", "\n", "\r\n", "\t", "'", "'s", "'LL", "a", "Z", "the", "0", "9", ".", "?!", "\xc2\x85", "\xc2\xa0",
-        "\xe2\x80\xa8", "\xc5\xbc", "\xe2\x85\xab", "\xcc\x81", "\xf0\x9f\xa4\x97", "\xe6\x97\xa5", "\xff", "\xc3",
+        " ", "  ", "\n", "\r\n", "\t", "'", "'s", "'LL", "a", "Z", "the", "0", "9", ".", "?!", "\xc2\x85",
+        "\xc2\xa0",
+        "\xe2\x80\xa8", "\xc5\xbc", "\xe2\x85\xab", "\xcc\x81", "\xf0\x9f\xa4\x97", "\xe6\x97\xa5", "\xff",
+        "\xc3",
         "\xe2\x82", "\xed\xa0\x80", "<|endoftext|>"
     };
     char text[512];
@@ -335,24 +350,30 @@ static void test_refusals(mtt_tokenizer *t, mtt_env *env)
     check(mtt_encode(t, "q x z q", 7, NULL, 0, &n) == MTT_E_ARGUMENT && n > 2, "no capacity");
     check(mtt_encode(t, NULL, 0, NULL, 0, &n) == MTT_OK && n == 0, "nothing");
     check(mtt_encode(t, "q x z q", 7, ids, 7, &n) == MTT_OK && ids[7] == 77, "enough");
-    check(mtt_decode(t, ids, n, text, 3, &n) == MTT_E_ARGUMENT && n == 7 && text[3] == 'x', "short text, %zu needed",
-          n);
+    check(mtt_decode(t, ids, n, text, 3, &n) == MTT_E_ARGUMENT && n == 7 && text[3] == 'x',
+          "short text, %zu needed", n);
     ids[1] = -1;
-    check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "token 1 is -1"), "negative id");
+    check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "token 1 is -1"),
+          "negative id");
     ids[1] = mtt_tokenizer_vocab(t);
-    check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "outside"), "id too high");
+    check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "outside"),
+          "id too high");
     check(!mtt_vocab_trainer_create(env, NULL, &trainer), "trainer");
-    check(mtt_vocab_trainer_finish(trainer, 256, &none) == MTT_E_ARGUMENT && !none && strstr(env->error, "257"),
+    check(mtt_vocab_trainer_finish(trainer, 256, &none) == MTT_E_ARGUMENT && !none &&
+              strstr(env->error, "257"),
           "vocab 256");
-    check(mtt_vocab_trainer_finish(trainer, 257, &none) == MTT_OK && mtt_tokenizer_vocab(none) == 257, "bytes alone");
+    check(mtt_vocab_trainer_finish(trainer, 257, &none) == MTT_OK && mtt_tokenizer_vocab(none) == 257,
+          "bytes alone");
     check(round_trip(none, "bytes alone", 11, NULL, &n) && n == 11, "no merges");
     mtt_tokenizer_destroy(none);
-    check(mtt_vocab_trainer_finish(trainer, 0, &none) == MTT_OK && mtt_tokenizer_vocab(none) == 257, "no text");
+    check(mtt_vocab_trainer_finish(trainer, 0, &none) == MTT_OK && mtt_tokenizer_vocab(none) == 257,
+          "no text");
     mtt_tokenizer_destroy(none);
     mtt_vocab_trainer_destroy(trainer);
     mtt_vocab_trainer_destroy(NULL);
     mtt_tokenizer_destroy(NULL);
-    check(mtt_tokenizer_load(env, in("absent"), NULL, &none) == MTT_E_FILE && !none && strstr(env->error, "absent"),
+    check(mtt_tokenizer_load(env, in("absent"), NULL, &none) == MTT_E_FILE && !none &&
+              strstr(env->error, "absent"),
           "absent file");
 }
 
@@ -364,7 +385,8 @@ typedef struct page {
 static void append(void *user, const char *text, size_t bytes)
 {
     page *p = (page *)user;
-    if (p->size + bytes > p->capacity) p->at = (char *)realloc(p->at, p->capacity = 2 * (p->capacity + bytes));
+    if (p->size + bytes > p->capacity)
+        p->at = (char *)realloc(p->at, p->capacity = 2 * (p->capacity + bytes));
     memcpy(p->at + p->size, text, bytes);
     p->size += bytes;
 }
@@ -398,7 +420,8 @@ static void test_counts(mtt_env *env)
     static const struct {
         const char *word;
         uint64_t count;
-    } words[] = {{"ab", 3000000000u}, {"cd", 3000000001u}, {"ef", 5}, {"gh", 0x100000003u}, {"ij", 5}, {"aaaa", 2}};
+    } words[] = {{"ab", 3000000000u},  {"cd", 3000000001u}, {"ef", 5},
+                 {"gh", 0x100000003u}, {"ij", 5},           {"aaaa", 2}};
     static const char *const want[] = {"gh", "cd", "ab", "aa", "ef", "ij", "aaaa"};
     static const struct {
         const char *word;
@@ -422,7 +445,8 @@ static void test_counts(mtt_env *env)
     mtt_tokenizer_destroy(t);
     mtt_vocab_trainer_destroy(trainer);
     check(!mtt_vocab_trainer_create(env, NULL, &trainer), "trainer");
-    for (i = 0; i < MTT__LENGTH(hf); i++) mtt__strings_count(&trainer->words, hf[i].word, strlen(hf[i].word), hf[i].count);
+    for (i = 0; i < MTT__LENGTH(hf); i++)
+        mtt__strings_count(&trainer->words, hf[i].word, strlen(hf[i].word), hf[i].count);
     check(!mtt_vocab_trainer_finish(trainer, 260, &t) && is_piece(t, 257, "re") && is_piece(t, 258, "are") &&
               is_piece(t, 259, "is"),
           "Hugging Face's test_train");
@@ -443,7 +467,8 @@ static void test_training(mtt_env *env)
     sha256((const unsigned char *)merges, n, hex);
     check(strcmp(hex, "74acca26bdb00034f3591dd182384c2bcffb2c153df2e71b1c45266231046d5b") == 0,
           "merges of tinyshakespeare: %s", hex);
-    check(strncmp(merges, "\xc4\xa0 t\nh e\n\xc4\xa0 a\no u\n\xc4\xa0 s\n", 23) == 0 && merges_of(t)->count == 9743,
+    check(strncmp(merges, "\xc4\xa0 t\nh e\n\xc4\xa0 a\no u\n\xc4\xa0 s\n", 23) == 0 &&
+              merges_of(t)->count == 9743,
           "first merges");
     check(round_trip(t, text, size, NULL, &n) && n == 312073, "tokens of tinyshakespeare: %zu", n);
     free(merges);
@@ -463,14 +488,15 @@ static void test_training(mtt_env *env)
             size_t at = size * place[i] / DOCUMENTS, end = size * (place[i] + 1) / DOCUMENTS;
             check(!mtt_vocab_trainer_add(trainer, text + at, end - at), "document");
         }
-        check(!mtt_vocab_trainer_finish(trainer, 3000, &t) && !mtt_tokenizer_save(t, in("order.json")), "order %d",
-              order);
+        check(!mtt_vocab_trainer_finish(trainer, 3000, &t) && !mtt_tokenizer_save(t, in("order.json")),
+              "order %d", order);
         mtt_tokenizer_destroy(t);
         mtt_vocab_trainer_destroy(trainer);
         got = read_file(in("order.json"), &got_size);
         if (!order) first = got, first_size = got_size;
         else
-            check(got_size == first_size && memcmp(first, got, got_size) == 0, "order %d gives another file", order),
+            check(got_size == first_size && memcmp(first, got, got_size) == 0, "order %d gives another file",
+                  order),
                 free(got);
     }
     free(first);
@@ -519,7 +545,8 @@ static void test_save(mtt_tokenizer *t, const char *name, mtt_env *env)
         }
     }
     write_file(in("b.json"), other, out);
-    check(!mtt_tokenizer_load(env, in("b.json"), NULL, &pairs), "%s: load of merges in pairs: %s", name, env->error);
+    check(!mtt_tokenizer_load(env, in("b.json"), NULL, &pairs), "%s: load of merges in pairs: %s", name,
+          env->error);
     same_tokenizer(t, pairs, name);
     mtt_tokenizer_destroy(again);
     mtt_tokenizer_destroy(pairs);
@@ -535,7 +562,8 @@ static void test_bad_json(mtt_env *env)
         {"\"1.0\"", "\"2.0\"", "version"}, {"\"version\":\"1.0\",", "", "version"},
         {"\"truncation\":null", "\"truncation\":{\"max_length\":5}", "truncation"},
         {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "NFC"},
-        {"\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"", "Whitespace"},
+        {"\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"",
+         "Whitespace"},
         {"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false",
          "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true", "add_prefix_space"},
         {"\"use_regex\":true},\"post", "\"use_regex\":false},\"post", "use_regex"},
@@ -550,7 +578,8 @@ static void test_bad_json(mtt_env *env)
         {"\"content\":\"<|endoftext|>\"", "\"content\":\"<pad>\"", "must be <|endoftext|>"},
         {"\"special\":true}", "\"special\":true},{\"id\":1,\"content\":\"[MASK]\",\"special\":true}",
          "the one added token must be"},
-        {"\"added_tokens\":[", "\"added_tokens\":[],\"x\":[", "the one added token must be"}, {"[{\"id\":0", "[{\"id\":1", "two ids"},
+        {"\"added_tokens\":[", "\"added_tokens\":[],\"x\":[", "the one added token must be"},
+        {"[{\"id\":0", "[{\"id\":1", "two ids"},
         {"\"!\":1,", "\"!\":2,", "0, 1, 2"}, {"\"!\":1,", "", "0, 1, 2"},
         {"\"!\":1,", "\"!\":1,\"!\":2,", "different"}, {"\"!\":1,", "\"!!\":1,", "256 bytes"},
         {"\"!\":1,", "\"\\u4e00\":1,", "alphabet"}, {"\"!\":1,", "\"\":1,", "alphabet"},
@@ -564,7 +593,8 @@ static void test_bad_json(mtt_env *env)
         {"\"merges\":[\"", "\"merges\":[[\"a\"],\"", "space"},
         {"\"merges\":[\"", "\"merges\":[[\"a\",\"b\",\"c\"],\"", "two pieces"},
         {"\"merges\":[\"", "\"merges\":[7,\"", "string"}, {"\"merges\":[", "\"x\":[", "model.merges"},
-        {"\"vocab\":{", "\"vocab\":{},\"vocab\":{", "twice"}, {"]}}", "]}}]", "follows"}, {"]}}", "]}", "comma"},
+        {"\"vocab\":{", "\"vocab\":{},\"vocab\":{", "twice"}, {"]}}", "]}}]", "follows"},
+        {"]}}", "]}", "comma"},
         {"{\"version\"", "[\"version\"", "neither a tokenizer.json nor"}
     };
     static const char sample[] = "the then there that at the hat the tat that to the top";
@@ -584,15 +614,15 @@ static void test_bad_json(mtt_env *env)
         write_file(in("bad.json"), other, strlen(other));
         got = NULL;
         status = mtt_tokenizer_load(env, in("bad.json"), NULL, &got);
-        check(status == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word), "bad json %zu (%s): %s, %s", i,
-              cases[i].to, mtt_status_string(status), env->error);
+        check(status == MTT_E_FORMAT && !got && strstr(env->error, cases[i].word),
+              "bad json %zu (%s): %s, %s", i, cases[i].to, mtt_status_string(status), env->error);
         mtt_tokenizer_destroy(got);
     }
     for (cut = 0; cut + 1 < size; cut += cut < size - 300 ? 37 : 1) {
         write_file(in("bad.json"), text, cut);
         got = NULL;
-        check(mtt_tokenizer_load(env, in("bad.json"), NULL, &got) != MTT_OK && !got, "a file cut at byte %zu is refused",
-              cut);
+        check(mtt_tokenizer_load(env, in("bad.json"), NULL, &got) != MTT_OK && !got,
+              "a file cut at byte %zu is refused", cut);
         mtt_tokenizer_destroy(got);
     }
     for (i = 0; i < 3000; i++) {
@@ -618,8 +648,10 @@ static void test_bad_gpt2(mtt_env *env)
         {"#version: 0.3\n", "byte 0:", "#version"}, {"a b\n", "bad.bpe", "neither a tokenizer.json nor"},
         {"#version: 0.2\n", "byte 14:", "merge 50,000"}, {"#version: 0.2\na b\n", "byte 18:", "merge 50,000"},
         {"#version: 0.2\na b", "byte 14:", "no end"}, {"#version: 0.2\nab\n", "byte 14:", "space"},
-        {"#version: 0.2\na b\n\n", "byte 18:", "space"}, {"#version: 0.2\na b\nab c d\n", "byte 18:", "two pieces"},
-        {"#version: 0.2\na b\nabc d\n", "byte 18:", "not known"}, {"#version: 0.2\na b\na b\n", "byte 18:", "twice"},
+        {"#version: 0.2\na b\n\n", "byte 18:", "space"},
+        {"#version: 0.2\na b\nab c d\n", "byte 18:", "two pieces"},
+        {"#version: 0.2\na b\nabc d\n", "byte 18:", "not known"},
+        {"#version: 0.2\na b\na b\n", "byte 18:", "twice"},
         {"#version: 0.2\na b\nb c\nab c\na bc\n", "byte 27:", "exists"},
         {"#version: 0.2\na b\r\n", "byte 14:", "two pieces"},
         {"#version: 0.2\na \xc4\xff\n", "byte 14:", "two pieces"},
@@ -640,24 +672,29 @@ static void test_bad_gpt2(mtt_env *env)
     text = (char *)realloc(text, size + 8);
     memcpy(text + size, "q z\n", 4);
     write_file(in("bad.bpe"), text, size + 4);
-    check(mtt_tokenizer_load(env, in("bad.bpe"), NULL, &got) == MTT_E_FORMAT && strstr(env->error, "byte 456318:"),
+    check(mtt_tokenizer_load(env, in("bad.bpe"), NULL, &got) == MTT_E_FORMAT &&
+              strstr(env->error, "byte 456318:"),
           "a merge too many: %s", env->error);
     write_file(in("bad.bpe"), text, size - 8);
-    check(mtt_tokenizer_load(env, in("bad.bpe"), NULL, &got) == MTT_E_FORMAT && strstr(env->error, "byte 456309:"),
+    check(mtt_tokenizer_load(env, in("bad.bpe"), NULL, &got) == MTT_E_FORMAT &&
+              strstr(env->error, "byte 456309:"),
           "a cut file: %s", env->error);
     free(text);
 }
 
 /* ---- WordPiece */
 
-/* A vocabulary in which a word's fate shows what was done to its text. */
-static const char small_vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nz\n\xc5\xbc\nZ\n\xc5\xbb\n##a\n##b\n##"
+/* A vocabulary whose ids show what was done to a text. */
+static const char small_vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nz\n\xc5\xbc\nZ\n\xc5\xbb\n"
+                                  "##a\n##b\n##"
                                   "ab\n##z\n##\xc5\xbc\nab\n,\n.\n[\n]\nSEP\n"
-                                  "\xe6\x97\xa5\n\xe6\x9c\xac\n##\xe6\x9c\xac\ni\n##i\n##\xcc\x87\n\xe1\x84\x80\n##"
+                                  "\xe6\x97\xa5\n\xe6\x9c\xac\n##\xe6\x9c\xac\ni\n##i\n##\xcc\x87\n"
+                                  "\xe1\x84\x80\n##"
                                   "\xe1\x85\xa1\n##\xe1\x86\xa8\n\xf0\x9d\x85\x9f\nc\n"
                                   "##c\n\xe0\xa7\x87\n##\xe0\xa6\xbe\n;\nAb\ne\n##e\n\xe8\xb1\x88\n";
 
-/* Ids of Hugging Face's tokenizers 0.23.3 with the same vocabulary and options, by tests/oracle_tokenizer.py's bert().
+/* Ids of Hugging Face's tokenizers 0.23.3 with the same vocabulary and options, by
+ * tests/oracle_tokenizer.py's bert().
  */
 static const struct word_case {
     const char *options, *text;
@@ -734,11 +771,13 @@ static void test_words(mtt_env *env)
         check(!mtt_encode(t, c->text, c->size, ids, c->size, &n), "WordPiece case %zu: %s", i, env->error);
         for (k = 0; k < n && same; k++) same = k < 12 && ids[k] == c->ids[k];
         check(same && n < 12 && c->ids[n] == -1, "WordPiece case %zu (%s): %zu ids", i, c->options, n);
-        check(!mtt_encode(again, c->text, c->size, ids, c->size, &k) && k == n, "loaded WordPiece case %zu", i);
+        check(!mtt_encode(again, c->text, c->size, ids, c->size, &k) && k == n, "loaded WordPiece case %zu",
+              i);
     }
     for (k = 100; k < 102; k++) { /* the longest word that is looked at */
         memset(text, 'a', sizeof(text));
-        check(!mtt_encode(t, text, k, ids, k, &n) && (k == 100 ? n == 100 && ids[99] == 11 : n == 1 && ids[0] == 1),
+        check(!mtt_encode(t, text, k, ids, k, &n) &&
+                  (k == 100 ? n == 100 && ids[99] == 11 : n == 1 && ids[0] == 1),
               "%zu characters", k);
     }
     check(!mtt_encode(t, "ab ab,\nxyz Abab [SEP]", 21, ids, 21, &n), "encode");
@@ -786,7 +825,8 @@ static void test_word_bytes(mtt_env *env)
 static void test_word_training(mtt_env *env)
 {
     static const char text[] =
-        "roses are red, violets are blue; BERT is big and so is GPT-2 and so are the rosy reds. G\xc4\x99\xc5\x9b, "
+        "roses are red, violets are blue; BERT is big and so is GPT-2 and so are the rosy reds. "
+        "G\xc4\x99\xc5\x9b, "
         "g\xc4\x99si, g\xc4\x99\xc5\x9b i \xc5\xbc"
         "aba.";
     static const char *const want[] = {
@@ -796,7 +836,8 @@ static void test_word_training(mtt_env *env)
         " g",  " h",     " i",        " l",        " n",        " o",       " r",  " s",   " t",  " u",
         " v",  " y",     " \xc4\x99", " \xc5\x9b", " \xc5\xbc", "E",        "P",   "R",    "T",   "a",
         "b",   "d",      "e",         "g",         "h",         "i",        "l",   "n",    "o",   "r",
-        "s",   "t",      "u",         "y",         "\xc4\x99",  "\xc5\x9b", " ar", " are", " an", " g\xc4\x99",
+        "s",   "t",      "u",         "y",         "\xc4\x99",  "\xc5\x9b", " ar", " are", " an",
+        " g\xc4\x99",
         " is", " re",    " ro",       " so",       " and",      " red",     " ros"};
     mtt_vocab_trainer *trainer = NULL;
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
@@ -806,13 +847,15 @@ static void test_word_training(mtt_env *env)
     int order;
     size_t i;
     check(mtt_tokenizer_vocab(t) == (int)MTT__LENGTH(want), "%d WordPieces", mtt_tokenizer_vocab(t));
-    for (i = 0; i < MTT__LENGTH(want); i++) check(is_piece(t, (int)i, want[i]), "WordPiece %zu is not %s", i, want[i]);
+    for (i = 0; i < MTT__LENGTH(want); i++)
+        check(is_piece(t, (int)i, want[i]), "WordPiece %zu is not %s", i, want[i]);
     check(mtt_tokenizer_end_of_text(t) == 3, "[SEP] ends a text");
     mtt_tokenizer_destroy(t);
-    check(!mtt_vocab_trainer_create(env, &kind, &trainer) && !mtt_vocab_trainer_add(trainer, text, sizeof(text) - 1),
+    check(!mtt_vocab_trainer_create(env, &kind, &trainer) &&
+              !mtt_vocab_trainer_add(trainer, text, sizeof(text) - 1),
           "trainer");
-    check(mtt_vocab_trainer_finish(trainer, 55, &t) == MTT_E_ARGUMENT && !t && strstr(env->error, "56"), "55 ids: %s",
-          env->error);
+    check(mtt_vocab_trainer_finish(trainer, 55, &t) == MTT_E_ARGUMENT && !t && strstr(env->error, "56"),
+          "55 ids: %s", env->error);
     check(!mtt_vocab_trainer_finish(trainer, 56, &t) && mtt_tokenizer_vocab(t) == 56, "56 ids");
     mtt_tokenizer_destroy(t);
     for (order = 0; order < 1200;
@@ -833,13 +876,14 @@ static void test_word_training(mtt_env *env)
         char *got;
         check(!mtt_vocab_trainer_create(env, &kind, &trainer), "trainer");
         for (i = 0; i < DOCUMENTS; i++) {
-            size_t k = (i * 3 + (size_t)order) % DOCUMENTS, at = size * k / DOCUMENTS, end = size * (k + 1) / DOCUMENTS;
+            size_t k = (i * 3 + (size_t)order) % DOCUMENTS, at = size * k / DOCUMENTS,
+                   end = size * (k + 1) / DOCUMENTS;
             while (at && whole[at] != '\n') at++;
             while (end < size && whole[end] != '\n') end++;
             check(!mtt_vocab_trainer_add(trainer, whole + at, end - at), "document");
         }
-        check(!mtt_vocab_trainer_finish(trainer, 2000, &t) && !mtt_tokenizer_save(t, in("order.json")), "order %d",
-              order);
+        check(!mtt_vocab_trainer_finish(trainer, 2000, &t) && !mtt_tokenizer_save(t, in("order.json")),
+              "order %d", order);
         mtt_tokenizer_destroy(t);
         mtt_vocab_trainer_destroy(trainer);
         got = read_file(in("order.json"), &n);
@@ -887,11 +931,13 @@ static void test_bad_words(mtt_env *env)
                                           {"\"clean_text\":true,", "", "clean_text is missing"},
                                           {"\"lowercase\":false", "\"lowercase\":1", "lowercase"},
                                           {"\"BertPreTokenizer\"", "\"Whitespace\"", "Whitespace"},
-                                          {"\"type\":\"WordPiece\",\"prefix\"", "\"type\":\"Fuse\",\"prefix\"", "Fuse"},
+                                          {"\"type\":\"WordPiece\",\"prefix\"",
+                                           "\"type\":\"Fuse\",\"prefix\"", "Fuse"},
                                           {"\"unk_token\":\"[UNK]\"", "\"unk_token\":\"<unk>\"", "<unk>"},
                                           {"prefix\":\"##\",\"max", "prefix\":\"\",\"max", "subword_prefix"},
                                           {"word\":100", "word\":200", "200"},
-                                          {"\"type\":\"WordPiece\",\"unk", "\"type\":\"Unigram\",\"unk", "Unigram"},
+                                          {"\"type\":\"WordPiece\",\"unk",
+                                           "\"type\":\"Unigram\",\"unk", "Unigram"},
                                           {"\"ab\":16", "\"ab\":17", "not the next"},
                                           {"\"ab\":16", "\"a\":16", "twice"},
                                           {"\"ab\":16", "\"\":16", "empty"},
@@ -939,7 +985,8 @@ static void test_bad_words(mtt_env *env)
         mtt_tokenizer_destroy(got);
     }
     check(mtt_tokenizer_load(env, in("w.json"), NULL, &got) == MTT_E_FORMAT && !got &&
-              strstr(env->error, "model.type is \"WordPiece\"") && strstr(env->error, "include tools/wordpiece.h"),
+              strstr(env->error, "model.type is \"WordPiece\"") &&
+              strstr(env->error, "include tools/wordpiece.h"),
           "a WordPiece without its kind: %s", env->error);
     check(mtt_tokenizer_load(env, in("vocab.txt"), NULL, &got) == MTT_E_FORMAT && !got &&
               strstr(env->error, "vocab.txt is neither") && strstr(env->error, "include tools/wordpiece.h"),
@@ -1009,8 +1056,8 @@ static void test_memory(int words)
         memset(&f, 0, sizeof(f));
         f.fail_at = k;
         status = whole_run(&env, text, sizeof(text), words);
-        check((status == MTT_OK || status == MTT_E_MEMORY) && !f.live, "allocation %ld fails: %s, %ld blocks live", k,
-              mtt_status_string(status), f.live);
+        check((status == MTT_OK || status == MTT_E_MEMORY) && !f.live,
+              "allocation %ld fails: %s, %ld blocks live", k, mtt_status_string(status), f.live);
         check(status == MTT_OK || strstr(env.error, "memory"), "allocation %ld: %s", k, env.error);
     }
     check(k > 50 && f.calls < f.fail_at, "%ld allocations failed in turn", k - 2);
@@ -1066,7 +1113,7 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The ids' pages are touched beforehand and the cache is empty: what a user sees with a buffer in use. */
+/* The array of ids has been touched before, and the cache is empty. */
 static void bench_encode(mtt_tokenizer *t, const char *name, const char *text, size_t size)
 {
     int32_t *ids = (int32_t *)malloc(size * sizeof(*ids));
@@ -1088,7 +1135,8 @@ static int mode_bench(const char *path)
     size_t size;
     char *text = read_file(path, &size), *word;
     double start = seconds(), counted;
-    if (!text || mtt_vocab_trainer_create(NULL, NULL, &trainer) || mtt_vocab_trainer_add(trainer, text, size)) return 1;
+    if (!text || mtt_vocab_trainer_create(NULL, NULL, &trainer) || mtt_vocab_trainer_add(trainer, text, size))
+        return 1;
     counted = seconds() - start;
     if (mtt_vocab_trainer_finish(trainer, 10000, &t)) return 1;
     printf("training: %.2f s, of which counting %.2f s\n", seconds() - start, counted);
@@ -1111,7 +1159,9 @@ static int mode_train(const char *path, const char *out, const char *vocab, cons
     size_t size;
     char *text = read_file(path, &size);
     mtt_tokenizer *t = NULL;
-    if (text) t = letters ? train_words(NULL, text, size, atoi(vocab), letters) : train(NULL, text, size, atoi(vocab));
+    if (text)
+        t = letters ? train_words(NULL, text, size, atoi(vocab), letters)
+                    : train(NULL, text, size, atoi(vocab));
     return !t || mtt_tokenizer_save(t, out) != MTT_OK;
 }
 
@@ -1151,8 +1201,10 @@ int main(int argc, char **argv)
     test_word_bytes(&env);
     test_word_training(&env);
     test_bad_words(&env);
-    word_stream(&env, "tinyshakespeare.txt", 288719, "10cdcaa00613634d883e1992e180c1c4e921e967b6d7c593eb67782418414384");
-    word_stream(&env, "wt2_valid.txt", 260172, "058efb7e7b7d77508724559db7b98aa3ddd6925235e3f62083f2b38e58319bd7");
+    word_stream(&env, "tinyshakespeare.txt", 288719,
+                "10cdcaa00613634d883e1992e180c1c4e921e967b6d7c593eb67782418414384");
+    word_stream(&env, "wt2_valid.txt", 260172,
+                "058efb7e7b7d77508724559db7b98aa3ddd6925235e3f62083f2b38e58319bd7");
     test_memory(0);
     test_memory(1);
     mtt_tokenizer_destroy(own);

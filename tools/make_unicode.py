@@ -7,6 +7,7 @@ Each table is between two marker comments, and the comment above it explains its
 GPT-2: the code points that are \\p{L}, \\p{N} and \\s, as Python's regex has them.
 BERT: what Hugging Face's tokenizers do to each code point, asked one by one.
 """
+
 import importlib.metadata
 import re
 import sys
@@ -17,7 +18,7 @@ from tokenizers.normalizers import BertNormalizer
 
 BEGIN, END = "/* written by tools/make_unicode.py: from here */\n", "/* to here */\n"
 CLASSES = ((1, r"\p{L}"), (2, r"\p{N}"), (3, r"\s"))
-POINTS = [c for c in range(0x110000) if not 0xd800 <= c < 0xe000]
+POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
 def wrapped(items, between, begin, end):
@@ -51,11 +52,15 @@ def gpt2_table():
     end = sum(run // 4 for run in runs)
     about = importlib.metadata.metadata("regex").get_payload()
     version = re.search(r"supports Unicode ([\d.]+\d)", about).group(1)
-    return (f"/* Unicode {version} by Python's regex {importlib.metadata.version('regex')}: "
-            + ", ".join(f"{count:,} of {pattern}" for pattern, count in counts.items()) + ". */\n"
-            f"enum {{ MTT__UNICODE_END = {end:#x} }}; /* code points from here up are of class other */\n"
-            "static const uint16_t mtt__unicode_runs[] = {\n"
-            + wrapped([f"{run}," for run in runs], "", "", "") + "};\n")
+    return (
+        f"/* Unicode {version} by Python's regex {importlib.metadata.version('regex')}: "
+        + ", ".join(f"{count:,} of {pattern}" for pattern, count in counts.items())
+        + ". */\n"
+        f"enum {{ MTT__UNICODE_END = {end:#x} }}; /* code points from here up are of class other */\n"
+        "static const uint16_t mtt__unicode_runs[] = {\n"
+        + wrapped([f"{run}," for run in runs], "", "", "")
+        + "};\n"
+    )
 
 
 def run(first, last, step=1):
@@ -79,8 +84,11 @@ def case_runs(lower):
     for step in (2, 1):
         for c in sorted(left):
             n = 0
-            while (c in left and left.get(c + n * step) == left[c] + n * step
-                   and (step == 1 or not n or c + n * step - 1 not in left)):
+            while (
+                c in left
+                and left.get(c + n * step) == left[c] + n * step
+                and (step == 1 or not n or c + n * step - 1 not in left)
+            ):
                 n += 1
             if n > (step == 2):
                 out[c] = f"{run(c, c + (n - 1) * step, step)} {left[c] - c:+X},"
@@ -116,16 +124,24 @@ def bert_table():
     longer = [c for c, t in lower.items() if len(t) > 1]
     if gone & punctuation or mark & (gone | punctuation | cjk) or longer != [0x130]:
         sys.exit("Hugging Face's classes do not fit the table")
-    kinds = (("CONTROL", gone - space), ("CONTROL_BLANK", gone & space), ("BLANK", space - gone),
-             ("PUNCTUATION", punctuation), ("MARK", mark), ("CJK", cjk))
+    kinds = (
+        ("CONTROL", gone - space),
+        ("CONTROL_BLANK", gone & space),
+        ("BLANK", space - gone),
+        ("PUNCTUATION", punctuation),
+        ("MARK", mark),
+        ("CJK", cjk),
+    )
     cases = case_runs({c: ord(t[0]) for c, t in lower.items() if t != chr(c)})
-    bases = base_runs({c: t for c, t in bare.items() if t and t != chr(c) and not 0xac00 <= c < 0xd7a4})
-    return (f"/* As Hugging Face's tokenizers {tokenizers.__version__} treat all code points. */\n"
-            "static const mtt__words_class mtt__words_classes[] = {\n"
-            + "".join(wrapped(class_runs(points), " ", f"{{MTT__{kind}, \"", "\"},") for kind, points in kinds)
-            + "};\n"
-            "static const char *const mtt__words_cases[] = {\n" + wrapped(cases, " ", '"', '",') + "};\n"
-            "static const char *const mtt__words_bases[] = {\n" + wrapped(bases, " ", '"', '",') + "};\n")
+    bases = base_runs({c: t for c, t in bare.items() if t and t != chr(c) and not 0xAC00 <= c < 0xD7A4})
+    return (
+        f"/* As Hugging Face's tokenizers {tokenizers.__version__} treat all code points. */\n"
+        "static const mtt__words_class mtt__words_classes[] = {\n"
+        + "".join(wrapped(class_runs(points), " ", f'{{MTT__{kind}, "', '"},') for kind, points in kinds)
+        + "};\n"
+        "static const char *const mtt__words_cases[] = {\n" + wrapped(cases, " ", '"', '",') + "};\n"
+        "static const char *const mtt__words_bases[] = {\n" + wrapped(bases, " ", '"', '",') + "};\n"
+    )
 
 
 def main():

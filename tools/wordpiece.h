@@ -9,11 +9,12 @@
 
    The ids are those of Hugging Face's tokenizers, but no [CLS] and [SEP] are put around a text. Besides a
    tokenizer.json it loads BERT's vocab.txt: a piece a line, [UNK] and [SEP] among them. A document ends with
-   [SEP]. WordPiece is not lossless: blanks and line ends become single spaces, punctuation stands alone, and a word
-   that the pieces cannot spell, or of more than 100 characters, becomes [UNK]. Bytes that are not UTF-8 are
-   treated as U+FFFD, a control character.
+   [SEP]. WordPiece is not lossless: blanks and line ends become single spaces, punctuation stands alone, and
+   a word that the pieces cannot spell, or of more than 100 characters, becomes [UNK]. Bytes that are not
+   UTF-8 are treated as U+FFFD, a control character.
    A trained vocabulary has [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0..4, then the 1,000 most frequent
-   characters by code point, then ##characters by code point, then merges of pairs that occur twice or more. */
+   characters by code point, then ##characters by code point, then merges of pairs that occur twice or
+   more. */
 #ifndef MTT_WORDPIECE_INCLUDED
 #define MTT_WORDPIECE_INCLUDED
 
