@@ -5731,7 +5731,7 @@ static void mtt__vocab_keys(mtt__vocab_file *f, mtt_slice part)
                 mtt__json_fail(j, "a key occurs twice");
         mtt_json_peek(j);
         k.value.at = j->at;
-        if (mtt_json_peek(j) == '{' && !part.at) mtt__vocab_keys(f, k.key);
+        if (mtt_json_peek(j) == '{' && !part.at && k.key.size) mtt__vocab_keys(f, k.key);
         else mtt_json_skip(j);
         k.value.size = (size_t)(j->at - k.value.at);
         if (f->key_count == MTT__VOCAB_KEYS) mtt__json_fail(j, "more than 64 keys");
@@ -5845,19 +5845,21 @@ static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
     static const char head[] = "#version: 0.2\n";
     const mtt__merges *merges = &((mtt__bpe *)t->own)->merges;
     mtt_json *j = &f->j;
+    const char *stop;
     mtt_slice line;
     mtt_status status = mtt__bpe_add_bytes(t);
+    if (status) return status;
     if ((size_t)(j->end - j->at) < sizeof(head) - 1 || memcmp(j->at, head, sizeof(head) - 1) != 0)
         return mtt__vocab_fail(f, "the first line must be \"#version: 0.2\"");
-    for (j->at += sizeof(head) - 1; j->at < j->end && !status; j->at += status ? 0 : line.size + 1) {
-        const char *stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
+    for (j->at += sizeof(head) - 1; j->at < j->end; j->at = stop + 1) {
+        stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
         if (!stop) return mtt__vocab_fail(f, "the last line has no end");
         if (merges->count == MTT__GPT2_MERGES) return mtt__vocab_fail(f, "a line follows the last merge");
         line.at = j->at;
         line.size = (size_t)(stop - j->at);
         status = mtt__vocab_merge(t, f, line, 1);
+        if (status) return status;
     }
-    if (status) return status;
     if (merges->count != MTT__GPT2_MERGES) return mtt__vocab_fail(f, "the file ends before merge 50,000");
     return mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
 }
@@ -5922,14 +5924,14 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     mtt_status status;
     mtt_slice text;
     uint64_t id = 0;
-    int added = 0;
+    int added = 0, other = 0;
     if (!f->key_count) return mtt__vocab_gpt2(t, f);
     status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
     j->at = mtt__vocab_value(f, "added_tokens").at;
-    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &text, &id);)
-        added += mtt_slice_is(text, MTT__END_OF_TEXT) && id <= INT32_MAX ? 1 : 2;
-    if (added != 1) mtt__json_fail(j, "the one added token must be " MTT__END_OF_TEXT);
+    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &text, &id); added++)
+        other |= !mtt_slice_is(text, MTT__END_OF_TEXT) || id > INT32_MAX;
+    if (added != 1 || other) mtt__json_fail(j, "the one added token must be " MTT__END_OF_TEXT);
     if (j->fault) return mtt__vocab_fail(f, NULL);
     t->end_of_text = (uint32_t)id;
     j->at = mtt__vocab_value(f, "model.vocab").at;
@@ -5981,15 +5983,15 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
 {
     const mtt__merges *merges = &((const mtt__bpe *)t->own)->merges;
     const mtt__out out = {write, user};
-    const char *level = "'trim_offsets':true,'use_regex':true";
+    const char *rest = "'trim_offsets':true,'use_regex':true";
     uint32_t i;
     mtt__put_json(&out, "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[{'id':%u,",
                   (unsigned)t->end_of_text);
     mtt__put_json(&out, "'content':'%s','single_word':false,'lstrip':false,", MTT__END_OF_TEXT);
     mtt__put_json(&out, "'rstrip':false,'normalized':false,'special':true}],'normalizer':null,");
-    mtt__put_json(&out, "'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false,%s},", level);
-    mtt__put_json(&out, "'post_processor':null,");
-    mtt__put_json(&out, "'decoder':{'type':'ByteLevel','add_prefix_space':true,%s},", level);
+    mtt__put_json(&out, "'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false,%s},", rest);
+    mtt__put_json(&out, "'post_processor':null,'decoder':{'type':'ByteLevel',");
+    mtt__put_json(&out, "'add_prefix_space':true,%s},", rest);
     mtt__put_json(&out, "'model':{'type':'BPE','dropout':null,'unk_token':null,");
     mtt__put_json(&out, "'continuing_subword_prefix':null,'end_of_word_suffix':null,'fuse_unk':false,");
     mtt__put_json(&out, "'byte_fallback':false,'ignore_merges':false,'vocab':{");
@@ -6009,6 +6011,7 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
     mtt__put_json(&out, "]}}\n");
 }
 
+/* name, options and their bytes; create, destroy, load, learn, cut, spell, print */
 static const mtt_tokenizer_kind mtt__bpe_kind = {
     "BPE", NULL, 0, mtt__bpe_create, mtt__bpe_destroy, mtt__bpe_load, mtt__bpe_learn, mtt__bpe_cut,
     mtt__bpe_spell, mtt__bpe_print,
@@ -6064,7 +6067,8 @@ static void mtt__writer_text(void *writer, const char *text, size_t bytes)
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
 {
     mtt__writer w;
-    if (mtt__writer_open(t->env, path, &w)) return w.status;
+    mtt_status status = mtt__writer_open(t->env, path, &w);
+    if (status) return status;
     t->kind.print(t, mtt__writer_text, &w);
     return mtt__writer_commit(&w);
 }
@@ -6360,9 +6364,10 @@ static mtt_status mtt__tokens_parse(mtt_tokens *t)
         fault = "has an impossible vocabulary";
     else if (h->count != (t->map.bytes - size) / (h->bits / 8) || (t->map.bytes - size) % (h->bits / 8))
         fault = "does not have the size that its header says";
+    if (fault)
+        return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
     t->ids = t->map.data + size;
-    if (!fault) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
+    return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out)
@@ -6449,8 +6454,10 @@ static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab
     files[MTT_VALID] = &dataset->valid;
     files[MTT_TEST] = &dataset->test;
     mtt__crc_init(&table);
-    if (!status) crc = mtt__crc32(&table, 0, map.data, map.bytes);
-    if (!status) mtt__map_close(&map);
+    if (!status) {
+        crc = mtt__crc32(&table, 0, map.data, map.bytes);
+        mtt__map_close(&map);
+    }
     for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
         const mtt__token_header *h;
         if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) break;
