@@ -434,8 +434,8 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches
           else mtt_json_skip(&j);
       if (!mtt_json_end(&j)) printf("byte %zu: %s\n", (size_t)(j.at - j.begin), j.fault);
 
-   Functions return 1, or 0 at an end or after a fault. The first fault stays, and every later call returns 0.
-   So it is enough to look for a fault once. */
+   Functions return 1, or 0 at an end or after a fault. The first fault stays: every later call returns 0, and
+   gives an empty string or the number 0. So it is enough to look for a fault once. */
 typedef struct mtt_json {
     const char *begin, *at, *end; /* the text, and the place in it */
     const char *fault;            /* NULL, or what is wrong at `at` */
@@ -1188,8 +1188,10 @@ static int mtt__hex(const char *at, unsigned *out)
 MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string)
 {
     unsigned unused;
-    if (!mtt__json_take(j, '"')) return mtt__json_fail(j, "expected a string");
+    int begun = mtt__json_take(j, '"');
     string->at = j->at;
+    string->size = 0;
+    if (!begun) return mtt__json_fail(j, "expected a string");
     for (; j->at < j->end && *j->at != '"'; j->at++) {
         if ((unsigned char)*j->at < 0x20) return mtt__json_fail(j, "a string holds a control character");
         if (*j->at != '\\') continue;
@@ -1220,6 +1222,7 @@ MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number)
     int zero = mtt_json_peek(j) == '0', digits = 0;
     uint64_t value = 0;
     unsigned digit;
+    *number = 0;
     for (; !j->fault && (digit = (unsigned)mtt__json_byte(j) - '0') <= 9; j->at++, digits++) {
         if (value > (UINT64_MAX - digit) / 10) return mtt__json_fail(j, "a number is above 2^64-1");
         value = value * 10 + digit;
@@ -1244,6 +1247,7 @@ MTTDEF int mtt_json_number(mtt_json *j, double *number)
     double value = 0, exponent = 0;
     int negative = mtt__json_take(j, '-'), zero = mtt__json_byte(j) == '0', minus = 0, places = 0;
     int digits = j->fault ? 0 : mtt__json_digits(j, &value);
+    if (number) *number = 0;
     if (!digits || (zero && digits > 1)) return mtt__json_fail(j, "expected a value");
     if (mtt__json_byte(j) == '.' && (j->at++, !(places = mtt__json_digits(j, &value))))
         return mtt__json_fail(j, "a fraction has no digits");

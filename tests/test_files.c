@@ -296,6 +296,58 @@ static void test_json(void)
           "lone surrogates");
 }
 
+static void test_json_values(void)
+{
+    static const struct {
+        const char *text;
+        double value;
+    } numbers[] = {{"0", 0}, {"-0.5", -0.5}, {"12.25", 12.25}, {"1e3", 1000}, {"-2.5E-3", -0.0025},
+                   {"5.123456", 5.123456}, {"1.00000000000000000000", 1}, {"123456789012", 123456789012.0},
+                   {"0e999", 0}, {"1e-999", 0}, {"6.02e+23", 6.02e23}, {" 7", 7}};
+    static const char *const wrong[] = {"", "-", "x", "01", "1.", "1e", "\"1\"", "inf", "NaN"};
+    static const char text[] = "{\"a\": {}, \"b\": [], \"c\": [[], {}, [1]], \"d\": {\"e\": 5}, \"f\": 6}";
+    mtt_slice slice = {text, 3};
+    mtt_json j;
+    double value, d = 0, f = 0;
+    uint64_t whole = 9;
+    size_t i;
+    int keys = 0, items = 0;
+    for (i = 0; i < MTT__LENGTH(numbers); i++) {
+        mtt_json_init(&j, numbers[i].text, strlen(numbers[i].text));
+        check(mtt_json_number(&j, &value) && mtt_json_end(&j) &&
+                  fabs(value - numbers[i].value) <= 1e-15 * fabs(numbers[i].value),
+              "number %s: %g", numbers[i].text, value);
+    }
+    for (i = 0; i < MTT__LENGTH(wrong); i++) {
+        value = 9;
+        mtt_json_init(&j, wrong[i], strlen(wrong[i]));
+        check(!(mtt_json_number(&j, &value) && mtt_json_end(&j)) && (value == 0 || j.at > j.begin),
+              "no number, read: %s", wrong[i]);
+    }
+    mtt_json_init(&j, "nothing", 7);
+    check(!mtt_json_u64(&j, &whole) && !whole && !mtt_json_string(&j, &slice) && !slice.size,
+          "values after a fault");
+    mtt_json_init(&j, text, sizeof(text) - 1);
+    for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &slice); keys++) {
+        if (mtt_slice_is(slice, "f")) mtt_json_number(&j, &f);
+        else if (mtt_slice_is(slice, "d"))
+            for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &slice);) mtt_json_number(&j, &d);
+        else if (mtt_json_peek(&j) == '[')
+            for (mtt_json_begin(&j, '['); mtt_json_item(&j); items++) mtt_json_skip(&j);
+        else mtt_json_skip(&j);
+    }
+    check(mtt_json_end(&j) && keys == 5 && items == 3 && d == 5 && f == 6, "%d keys, %d items", keys, items);
+    for (i = 0; i + 1 < sizeof(text); i++) { /* an element behind an empty one needs its comma */
+        char cut[sizeof(text)];
+        if (text[i] != ',') continue;
+        memcpy(cut, text, sizeof(text));
+        cut[i] = ' ';
+        check(!json_good(cut, sizeof(text) - 1), "no comma at %zu", i);
+    }
+    mtt_json_init(&j, "1\0", 2);
+    check(mtt_json_skip(&j) && !mtt_json_end(&j) && j.fault, "a NUL byte after a value");
+}
+
 /* ---- files ---- */
 
 static void test_files_plain(void)
@@ -1764,6 +1816,7 @@ int main(int argc, char **argv)
         return mtt__st_save(&env, argv[2], three, 5, byte_pattern, NULL, notes, 2) != MTT_OK;
     if (!open_folder()) return finish();
     test_json();
+    test_json_values();
     test_files_plain();
     check(fchdir(home) == 0, "back");
     test_write_faults();
