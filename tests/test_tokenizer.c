@@ -984,6 +984,16 @@ static void test_bad_words(mtt_env *env)
             check(!mtt_encode(got, "ab, z\xc5\xbc", 8, ids, 8, &n), "byte %zu", at);
         mtt_tokenizer_destroy(got);
     }
+    for (i = 0; i < 2; i++) { /* null means: as lowercase */
+        const char *from = "\"strip_accents\":false,\"lowercase\":false", *at = strstr(text, from);
+        sprintf(other, "%.*s\"strip_accents\":null,\"lowercase\":%s%s", (int)(at - text), text,
+                i ? "true" : "false", at + strlen(from));
+        write_file(in("null.json"), other, strlen(other));
+        check(!load_words(env, in("null.json"), "", &got) &&
+                  ((mtt__wordpiece *)got->own)->options.strip_accents == (int)i,
+              "strip_accents null: %s", env->error);
+        mtt_tokenizer_destroy(got);
+    }
     check(mtt_tokenizer_load(env, in("w.json"), NULL, &got) == MTT_E_FORMAT && !got &&
               strstr(env->error, "model.type is \"WordPiece\"") &&
               strstr(env->error, "include tools/wordpiece.h"),
