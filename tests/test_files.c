@@ -892,26 +892,66 @@ static void forget_options(const char *path)
     close(fd);
 }
 
-static void test_prepare(void)
+/* 90 documents in p.jsonl, the first 24 in small.jsonl. Returns the text, which the caller frees. */
+static char *write_text(size_t *size)
 {
-    char *text = (char *)malloc(400000), *at = text, name[64];
-    size_t i, k;
-    const char *gpt2 = shared_data("vocab.bpe");
-    mtt_prepare_report r, piped, again;
-    mtt_tokenizer *tokenizer = NULL;
-    mtt_tokens *t;
-    pid_t child;
+    static const char *const words[] = {"the cat", "sat", "za\\u017c\\u00f3\\u0142\\u0107", "the cat"};
+    char *text = (char *)malloc(400000), *at = text;
+    int i, k;
     for (i = 0; i < 90; i++) {
-        at += sprintf(at, "{\"text\": \"document %d\\n", (int)i);
-        for (k = 0; k < 50 + i; k++)
-            at += sprintf(at, "%s ",
-                          below(2)   ? "the cat"
-                          : below(2) ? "za\\u017c\\u00f3\\u0142\\u0107"
-                                     : "sat");
+        at += sprintf(at, "{\"text\": \"document %d\\n", i);
+        for (k = 0; k < 50 + i; k++) at += sprintf(at, "%s ", words[below(4)]);
         at += sprintf(at, "\"}\n");
         if (i == 23) write_file(in("small.jsonl"), text, (size_t)(at - text));
     }
-    write_file(in("p.jsonl"), text, (size_t)(at - text));
+    *size = (size_t)(at - text);
+    write_file(in("p.jsonl"), text, *size);
+    return text;
+}
+
+/* A token file gives back the documents of its split, which `docs` holds with the others. */
+static void gives_back(const mtt_tokenizer *tokenizer, const mtt_prepare_report *r, int split)
+{
+    char name[64], *back = (char *)malloc(400000);
+    mtt_tokens *t = NULL;
+    mtt__crc_table table;
+    int32_t *ids;
+    size_t bytes = 0, doc, from = 0, to = 0, count;
+    uint32_t crc;
+    snprintf(name, sizeof(name), "p.%s", parts[split]);
+    check(mtt_tokens_open(&env, in(name), &t) == MTT_OK && mtt_tokens_count(t) == r->tokens[split] &&
+              mtt_tokens_vocab(t) == r->vocab,
+          "%s: %s", name, env.error);
+    count = (size_t)mtt_tokens_count(t);
+    ids = (int32_t *)malloc(4 * count);
+    check(mtt_tokens_read(t, 0, count, ids) == MTT_OK &&
+              mtt_decode(tokenizer, ids, count, back, 400000, &bytes) == MTT_OK,
+          "%s: %s", name, env.error);
+    check(count && ids[count - 1] == mtt_tokenizer_end_of_text(tokenizer) && bytes == r->bytes[split],
+          "%s: %zu bytes", name, bytes);
+    for (doc = 0; doc < docs.count; from += docs.size[doc++]) {
+        if (mtt_split_of(5, doc) != (mtt_split)split) continue;
+        check(to + docs.size[doc] <= bytes && memcmp(back + to, docs.text + from, docs.size[doc]) == 0,
+              "%s: document %zu", name, doc);
+        to += docs.size[doc];
+    }
+    memcpy(&crc, t->map.data + 32, 4);
+    mtt__crc_init(&table);
+    check(crc == mtt__crc32(&table, 0, t->ids, t->map.bytes - 64), "%s: checksum", name);
+    mtt_tokens_close(t);
+    free(ids);
+    free(back);
+}
+
+static void test_prepare(void)
+{
+    size_t size;
+    char *text = write_text(&size), name[3][64];
+    const char *gpt2 = shared_data("vocab.bpe");
+    mtt_prepare_report r, piped, again;
+    mtt_tokenizer *tokenizer = NULL;
+    pid_t child;
+    int k;
     check(prepare_from(&env, in("p.jsonl"), in("p"), NULL, &r) == MTT_OK, "prepare: %s", env.error);
     check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 &&
               r.documents[1] >= 8 && r.vocab > 257 && r.vocab <= 300,
@@ -919,41 +959,9 @@ static void test_prepare(void)
     check(mtt_tokenizer_load(&env, in("p.tokenizer.json"), NULL, &tokenizer) == MTT_OK, "its tokenizer: %s",
           env.error);
     collect(&env, in("p.jsonl"), NULL, &docs);
-    for (k = 0; k < 3 && tokenizer; k++) { /* every split gives back its documents */
-        char *back = (char *)malloc(400000);
-        int32_t *ids;
-        size_t bytes = 0, doc, from = 0, to = 0, count;
-        snprintf(name, sizeof(name), "p.%s", parts[k]);
-        check(mtt_tokens_open(&env, in(name), &t) == MTT_OK && mtt_tokens_count(t) == r.tokens[k] &&
-                  mtt_tokens_vocab(t) == r.vocab,
-              "%s: %s", name, env.error);
-        count = (size_t)mtt_tokens_count(t);
-        ids = (int32_t *)malloc(4 * count);
-        check(mtt_tokens_read(t, 0, count, ids) == MTT_OK &&
-                  mtt_decode(tokenizer, ids, count, back, 400000, &bytes) == MTT_OK,
-              "%s: %s", name, env.error);
-        check(count && ids[count - 1] == mtt_tokenizer_end_of_text(tokenizer) && bytes == r.bytes[k],
-              "%s: %zu bytes", name, bytes);
-        for (i = 0, doc = 0; doc < docs.count; from += docs.size[doc++])
-            if (mtt_split_of(5, doc) == (mtt_split)k) {
-                check(to + docs.size[doc] <= bytes &&
-                          memcmp(back + to, docs.text + from, docs.size[doc]) == 0,
-                      "%s: document %zu", name, doc);
-                to += docs.size[doc];
-            }
-        {
-            mtt__crc_table table;
-            uint32_t crc;
-            memcpy(&crc, t->map.data + 32, 4);
-            mtt__crc_init(&table);
-            check(crc == mtt__crc32(&table, 0, t->ids, t->map.bytes - 64), "%s: checksum", name);
-        }
-        mtt_tokens_close(t);
-        free(ids);
-        free(back);
-    }
+    for (k = 0; k < 3 && tokenizer; k++) gives_back(tokenizer, &r, k);
     mtt_tokenizer_destroy(tokenizer);
-    child = feed_stdin(text, (size_t)(at - text));
+    child = feed_stdin(text, size);
     check(prepare_from(&env, "-", in("q"), NULL, &piped) == MTT_OK && memcmp(&r, &piped, sizeof(r)) == 0,
           "prepare from standard input: %s", env.error);
     waitpid(child, NULL, 0);
@@ -961,62 +969,65 @@ static void test_prepare(void)
               memcmp(&r, &again, sizeof(r)) == 0,
           "its own tokenizer: %s", env.error);
     for (k = 0; k < 4; k++) {
-        char other[2][64];
-        snprintf(name, sizeof(name), "p.%s", parts[k]);
-        snprintf(other[0], 64, "q.%s", parts[k]);
-        snprintf(other[1], 64, "r.%s", parts[k]);
-        check(same_files(in(name), in(other[0])), "%s of standard input differs", parts[k]);
-        forget_options(in(name));
-        forget_options(in(other[1]));
-        check(same_files(in(name), in(other[1])), "%s with its own tokenizer differs", parts[k]);
+        snprintf(name[0], 64, "p.%s", parts[k]);
+        snprintf(name[1], 64, "q.%s", parts[k]);
+        snprintf(name[2], 64, "r.%s", parts[k]);
+        check(same_files(in(name[0]), in(name[1])), "%s of standard input differs", parts[k]);
+        forget_options(in(name[0]));
+        forget_options(in(name[2]));
+        check(same_files(in(name[0]), in(name[2])), "%s with its own tokenizer differs", parts[k]);
     }
     check(count_files("q.spool") == 0 && count_files(".") == 0, "spool or temporary left");
     if (gpt2)
         check(prepare_from(&env, in("p.jsonl"), in("r"), gpt2, &again) == MTT_OK && again.vocab == 50257,
               "GPT-2: %s", env.error);
+    free(text);
+}
+
+/* A preparation that fails leaves nothing. */
+static void test_prepare_failures(void)
+{
+    static const struct {
+        const char *input, *tokenizer, *word;
+        mtt_status status;
+    } cases[] = {{"missing", NULL, "No such file", MTT_E_FILE},
+                 {"none.txt", NULL, "no text", MTT_E_DATA},
+                 {"p.jsonl", "bad.json", "neither", MTT_E_FORMAT},
+                 {"one.txt", NULL, "another seed", MTT_E_DATA}};
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+    mtt_prepare_desc desc;
+    mtt_prepare_report r;
+    pid_t child;
+    size_t i;
+    write_file(in("none.txt"), "", 0);
+    write_file(in("bad.json"), "hello", 5);
     write_file(in("one.txt"), "one", 3);
-    for (i = 0; i < 4; i++) { /* failures leave nothing */
-        static const char *const word[] = {"No such file", "no text", "neither", "another seed"};
-        mtt_prepare_desc desc;
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
         memset(&desc, 0, sizeof(desc));
-        desc.input = i == 0   ? in("missing")
-                     : i == 1 ? in("none.txt")
-                     : i == 2 ? in("p.jsonl")
-                              : in("one.txt");
+        desc.input = in(cases[i].input);
         desc.output = in("f");
-        desc.tokenizer = i == 2 ? in("p.jsonl") : NULL;
-        if (i == 1) write_file(in("none.txt"), "", 0);
-        if (i == 2) write_file(in("bad.json"), "hello", 5), desc.tokenizer = in("bad.json");
+        desc.tokenizer = cases[i].tokenizer ? in(cases[i].tokenizer) : NULL;
         while (mtt_split_of(desc.seed, 0) == MTT_TRAIN) desc.seed++;
-        refused(mtt_prepare(&env, &desc, &r),
-                i == 0   ? MTT_E_FILE
-                : i == 2 ? MTT_E_FORMAT
-                         : MTT_E_DATA,
-                word[i], "prepare");
+        refused(mtt_prepare(&env, &desc, &r), cases[i].status, cases[i].word, "prepare");
         check(count_files("f.") == 0 && count_files(".") == 0, "a failed prepare leaves files");
     }
     child = feed_stdin("{\"text\":\"a\"}\n{\"x\":1}\n", 21);
-    refused(prepare_from(&env, "-", in("f"), NULL, &r), MTT_E_FORMAT,
-            "standard input:2: ", "bad line from standard input");
+    refused(prepare_from(&env, "-", in("f"), NULL, &r), MTT_E_FORMAT, "standard input:2: ",
+            "bad line from standard input");
     waitpid(child, NULL, 0);
     check(count_files("f.") == 0 && count_files(".") == 0, "a failed spool leaves files");
     every_allocation(prepare_small, "prepare");
     every_allocation(prepare_words, "prepare, WordPiece");
     write_file(in("vocab.txt"), "[PAD]\n[UNK]\n[SEP]\nthe\ncat\nsat\n", 30);
-    refused(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &again), MTT_E_FORMAT,
+    refused(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &r), MTT_E_FORMAT,
             "include tools/wordpiece.h", "vocab.txt without its kind");
-    {
-        mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-        mtt_prepare_desc desc;
-        memset(&desc, 0, sizeof(desc));
-        desc.input = in("small.jsonl");
-        desc.output = in("r");
-        desc.tokenizer = in("vocab.txt");
-        desc.kind = &kind;
-        check(mtt_prepare(&env, &desc, &again) == MTT_OK && again.vocab == 6,
-              "a vocab.txt is known by its content: %s", env.error);
-    }
-    free(text);
+    memset(&desc, 0, sizeof(desc));
+    desc.input = in("small.jsonl");
+    desc.output = in("r");
+    desc.tokenizer = in("vocab.txt");
+    desc.kind = &kind;
+    check(mtt_prepare(&env, &desc, &r) == MTT_OK && r.vocab == 6, "a vocab.txt is known by its content: %s",
+          env.error);
 }
 
 /* ---- datasets: what is reused, and what is made again ---- */
@@ -1343,6 +1354,39 @@ static void dataset_refused(mtt_status want, const char *word, const char *what)
     refused(mtt_dataset_open(&env, dataset_output, NULL, &set), want, word, what);
 }
 
+/* Files of an older version, which do not say what they were made of. */
+static void test_old_dataset(void)
+{
+    mtt_prepare_desc base = dataset_desc(), d = base;
+    mtt_dataset set;
+    snapshot first, wider;
+    char prefix[400];
+    int i;
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    first = take("d");
+    d.output = strcpy(prefix, in("e"));
+    d.vocab = 270;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "%s", env.error);
+    wider = take("e");
+    first.data[3][first.bytes[3] - 1] = ' '; /* the same tokenizer in other bytes */
+    write_file(part_of("d", 3), first.data[3], first.bytes[3]);
+    dataset_refused(MTT_E_MISMATCH, "d.tokenizer.json is not the tokenizer of", "a changed tokenizer");
+    for (i = 0; i < 3; i++) memset(first.data[i] + 36, 0, 28);
+    put_back("d", &first);
+    check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK, "files of an older version: %s",
+          env.error);
+    mtt_dataset_close(&set);
+    memset(wider.data[1] + 36, 0, 28);
+    write_file(part_of("d", 1), wider.data[1], wider.bytes[1]);
+    dataset_refused(MTT_E_MISMATCH, "d.valid.tokens", "an older file of another vocabulary");
+    drop(&first);
+    drop(&wider);
+    check(access("tests/golden/files", F_OK) ||
+              (!mtt_dataset_open(&env, "tests/golden/files/bpe", NULL, &set) && set.test),
+          "the golden files: %s", env.error);
+    if (set.train) mtt_dataset_close(&set);
+}
+
 static void test_dataset(void)
 {
     static const char *const word[] = {"d.train.tokens", "d.valid.tokens", "d.test.tokens",
@@ -1385,17 +1429,6 @@ static void test_dataset(void)
         if (i == 2) mtt_dataset_close(&set);
     }
     put_back("d", &first);
-    first.data[3][first.bytes[3] - 1] = ' '; /* the same tokenizer in other bytes */
-    write_file(part_of("d", 3), first.data[3], first.bytes[3]);
-    dataset_refused(MTT_E_MISMATCH, "d.tokenizer.json is not the tokenizer of", "a changed tokenizer");
-    for (i = 0; i < 3; i++) memset(first.data[i] + 36, 0, 28);
-    put_back("d", &first);
-    check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK, "files of an older version: %s",
-          env.error);
-    mtt_dataset_close(&set);
-    memset(wider.data[1] + 36, 0, 28);
-    write_file(part_of("d", 1), wider.data[1], wider.bytes[1]);
-    dataset_refused(MTT_E_MISMATCH, "d.valid.tokens", "an older file of another vocabulary");
     base.kind = &words;
     base.vocab = 90;
     check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
@@ -1409,10 +1442,6 @@ static void test_dataset(void)
     refused(mtt_prepare(&env, &d, NULL), MTT_E_ARGUMENT, "2000 bytes", "a long prefix");
     longest[2000] = 0;
     check(mtt_prepare(&env, &d, NULL) == MTT_E_FILE, "a prefix of 2000 bytes: %s", env.error);
-    check(access("tests/golden/files", F_OK) ||
-              (!mtt_dataset_open(&env, "tests/golden/files/bpe", NULL, &set) && set.test),
-          "the golden files: %s", env.error);
-    if (set.train) mtt_dataset_close(&set);
     drop(&first);
     drop(&wider);
 }
@@ -1828,12 +1857,14 @@ int main(int argc, char **argv)
     test_split();
     test_batches();
     test_prepare();
+    test_prepare_failures();
     test_stale_options();
     test_stale_files();
     test_deaths(1, 1);
     test_deaths(0, 1);
     test_deaths(1, 0);
     test_dataset();
+    test_old_dataset();
     test_changing_text();
     test_round_trip();
     test_st_rejections();
