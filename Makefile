@@ -28,15 +28,15 @@ train: deps $(B)/train
 deps:
 	@tools/deps.sh
 
-$(B)/train: examples/train.c tools/options.h mtt.h
+$(B)/train: examples/train.c tools/options.h tools/wordpiece.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
 
-$(B)/%: tests/%.c tests/test.h mtt.h
+$(B)/%: tests/%.c tests/test.h tools/wordpiece.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ -lm
 
-$(B)/%: tools/%.c tools/options.h mtt.h
+$(B)/%: tools/%.c tools/options.h tools/wordpiece.h mtt.h
 	@mkdir -p $(B)
 	$(CC) $(CFLAGS) $< -o $@ -lm
 

@@ -505,122 +505,187 @@ MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_bat
    A damaged file is refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
-/* ------------------------------------------------------------------------------------------------- tokenizer ---- */
+/* ---------------------------------------------------------------------------------------------- json ---- */
 
-/* Byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): decode(encode(x)) == x for every byte string. Or BERT's
-   WordPiece (Devlin et al. 2019), which is not lossless: line ends and other blanks become single spaces, punctuation stands
-   alone, a word that the pieces cannot spell or of over 100 characters is [UNK]. Both give the ids of Hugging Face's
-   tokenizers. One tokenizer serves one thread at a time, since encoding keeps a cache of words. */
-typedef struct mtt_bpe_trainer mtt_bpe_trainer;
-typedef enum mtt_tokenizer_kind { MTT_BPE, MTT_WORDPIECE } mtt_tokenizer_kind;
+/* A reader for JSON in memory, such as the files that mtt writes. It allocates nothing and points into the
+   caller's text, which must stay. The caller takes one value after another:
 
-/* What is done to a text before its words are cut. The defaults keep Polish as it is; BERT's uncased models want 1, 1, 0, 0. */
-typedef struct mtt_wordpiece {
-    int lowercase;     /* default 0 */
-    int strip_accents; /* e with an ogonek becomes e, l with a stroke stays: it has no accent; default 0 */
-    int keep_controls; /* control characters are text; default 0, they are dropped */
-    int keep_cjk;      /* default 0, each Chinese character is a word of its own */
-} mtt_wordpiece;
+      for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);)
+          if (mtt_slice_is(key, "loss")) mtt_json_number(&j, &loss);
+          else mtt_json_skip(&j);
+      if (!mtt_json_end(&j)) printf("byte %zu: %s\n", (size_t)(j.at - j.begin), j.fault);
 
-/* Trains a tokenizer: create, add each document, finish, destroy. Pairs are counted in 64 bits, ties go to the pair
-   with the smallest ids, and the result depends on neither the number of threads nor the order of the documents.
-   Ids: 0 is <|endoftext|>, 1..256 the bytes in GPT-2's alphabet order, then one merge each. WordPiece is trained alike: 0..4
-   are [PAD] [UNK] [CLS] [SEP] [MASK], then the 1,000 most frequent characters by code point, ##characters by code point, and
-   merges of pairs that occur twice or more. */
-MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out);
-MTTDEF mtt_status mtt_wordpiece_trainer_create(mtt_env *env, const mtt_wordpiece *options /* or NULL */, mtt_bpe_trainer **out);
-MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes);
-/* vocab: 257 and up (for WordPiece, what holds the characters), default 10,000 when 0; fewer result when the text has no more
-   pairs. The trainer can be added to and finished again. */
-MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out);
-MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer);
+   Functions return 1, or 0 at an end or after a fault. The first fault stays: every later call returns 0, and
+   gives an empty string or the number 0. So it is enough to look for a fault once. */
+typedef struct mtt_json {
+    const char *begin, *at, *end; /* the text, and the place in it */
+    const char *fault;            /* NULL, or what is wrong at `at` */
+    int first;                    /* private */
+} mtt_json;
 
-/* GPT-2's tokenizer (50,257 ids) from its merge list `vocab.bpe` alone. */
-MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out);
-/* BERT's from its `vocab.txt`, a piece a line, [UNK] and [SEP] among them. */
-MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options /* or NULL */,
-                                          mtt_tokenizer **out);
-/* Saves and loads Hugging Face's tokenizer.json, restricted to byte-level BPE and BERT's WordPiece; a load refuses anything
-   else by name. [CLS] and [SEP] are not put around a text. */
-MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path);
-MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out);
+/* A string in the text, between its quotes and with its escapes. */
+typedef struct mtt_slice {
+    const char *at;
+    size_t size;
+} mtt_slice;
+
+MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes);
+MTTDEF int mtt_json_peek(mtt_json *j);                /* first byte of the next value, 0 at the end */
+MTTDEF int mtt_json_begin(mtt_json *j, int mark);     /* enters an object ('{') or an array ('[') */
+MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key); /* in an object: takes a key; its value is next */
+MTTDEF int mtt_json_item(mtt_json *j);                /* in an array: 1 = another item is next */
+MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string);
+MTTDEF int mtt_json_number(mtt_json *j, double *number);
+MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number); /* a whole number from 0 to 2^64-1 */
+MTTDEF int mtt_json_skip(mtt_json *j);                  /* any value, nested at most 16 deep */
+MTTDEF int mtt_json_end(mtt_json *j);                   /* 1 = nothing follows and there was no fault */
+/* Writes a string with its escapes undone and returns its size, at most string.size. `out` may be string.at
+   itself. A lone surrogate becomes U+FFFD. */
+MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out);
+MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes are the same */
+
+/* ----------------------------------------------------------------------------------------- tokenizer ---- */
+
+/* Text to ids and back. mtt.h has byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): the ids
+   are those of Hugging Face's tokenizers, and decode(encode(x)) == x for every byte string. Another kind of
+   tokenizer is a table of functions, which the caller passes to what loads or trains a tokenizer; NULL means
+   BPE alone. tools/wordpiece.h is such a kind. A tokenizer keeps a cache of words, so it serves one thread at
+   a time. */
+typedef struct mtt_tokenizer_kind mtt_tokenizer_kind;
+
+/* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
+   In BPE, id 0 is <|endoftext|>, 1..256 are the bytes in the order of GPT-2's alphabet, and each merge of the
+   most frequent pair adds an id. Pairs are counted in 64 bits; of equal ones the smallest ids go first. */
+typedef struct mtt_vocab_trainer mtt_vocab_trainer;
+MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
+                                           mtt_vocab_trainer **out);
+MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes);
+/* `vocab` is the number of ids: 257 or more in BPE, 0 for the default of 10,000. A text with too few pairs
+   gives fewer. The trainer can be added to and finished again. */
+MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out);
+MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
+
+/* Loads a Hugging Face tokenizer.json, GPT-2's list of merges vocab.bpe (50,257 ids), or the vocabulary file
+   of `kind`. Refuses a tokenizer.json that would not give the same ids here; the error names the key. */
+MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
+                                     mtt_tokenizer **out);
+MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path); /* a tokenizer.json */
 MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
 
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
-MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that separates documents; [SEP] */
-/* The bytes that mtt_decode writes for an id: nothing for <|endoftext|>, [PAD], [CLS], [SEP] and [MASK]; a WordPiece that
-   begins a word brings a space with it. Bits per byte are of these bytes. Valid as long as the tokenizer; NULL for an id
-   outside the vocabulary. */
+MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that ends a document */
+/* The bytes that mtt_decode writes for an id: none for <|endoftext|>; NULL for an id outside the vocabulary.
+   They are valid as long as the tokenizer. Bits per byte count these bytes. */
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
 
-/* Encodes text to at most `capacity` ids; *count is the number that the whole text needs, so capacity `bytes` is always
-   enough, and a smaller one is refused with *count set. Special tokens in the text are ordinary text. Bytes that are not
-   UTF-8 pass through BPE unharmed and are dropped by WordPiece. */
-MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count);
-/* Decodes ids to at most `capacity` bytes, not terminated; *bytes is what the whole needs. */
-MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes);
+/* Encodes text to at most `capacity` ids. *count is the number that the text needs, at most `bytes`; the call
+   fails if it is above the capacity. Special tokens in the text are ordinary text. */
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids,
+                             size_t capacity, size_t *count);
+/* Decodes ids to at most `capacity` bytes, not terminated. *bytes is the number that they need. */
+MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text,
+                             size_t capacity, size_t *bytes);
 
-/* ------------------------------------------------------------------------------------------------------ data ---- */
+/* A kind of tokenizer. Who writes one compiles it with the implementation, whose structs it uses. mtt.h
+   copies the table, and reads the options only while it makes a tokenizer. */
+struct mtt__vocab_file;
+struct mtt__strings;
+struct mtt__ids;
+struct mtt_tokenizer_kind {
+    const char *name;     /* its model.type in a tokenizer.json */
+    const void *options;  /* of a type that the kind knows, or NULL */
+    size_t options_bytes; /* mtt_prepare makes a dataset again if these bytes change */
+    mtt_status (*create)(mtt_tokenizer *t);
+    void (*destroy)(mtt_tokenizer *t);
+    mtt_status (*load)(mtt_tokenizer *t, struct mtt__vocab_file *file);
+    mtt_status (*learn)(mtt_tokenizer *t, int vocab, const struct mtt__strings *words); /* words and counts */
+    size_t (*cut)(const mtt_tokenizer *t, const char *text, size_t bytes); /* length of the first word */
+    mtt_status (*spell)(const mtt_tokenizer *t, const char *word, size_t bytes, struct mtt__ids *ids);
+    void (*print)(const mtt_tokenizer *t, mtt_write_fn write, void *user); /* a tokenizer.json */
+};
 
-/* Reads documents one after another from plain text, JSONL or standard input ("-"); never holds a file whole.
-   JSONL is told by its first byte, '{', '"' or '['; its documents are the named field of each line, a string or a list of
-   strings (joined by a blank line), or lines that are bare strings. Plain text is cut at blank lines into documents of
-   4 KiB or more (MTT_DOCUMENT_BYTES), so that a split has something to divide. Windows line ends pass as they are. */
+/* ---------------------------------------------------------------------------------------------- data ---- */
+
+/* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
+   file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
+   is a string or a list of strings (joined by a blank line), or a line that is a string itself. Plain text is
+   cut at blank lines into documents of 4 KiB or more (MTT_DOCUMENT_BYTES), so that there is something to
+   split. */
 typedef struct mtt_corpus mtt_corpus;
-MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */, mtt_corpus **out);
+MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
+                                  mtt_corpus **out);
 /* The next document, valid until the next call; MTT_END after the last. Errors name the line. */
 MTTDEF mtt_status mtt_corpus_next(mtt_corpus *corpus, const char **text, size_t *bytes);
 MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
 
-/* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85 / 10 / 5 %);
-   which ones depends on the seed alone. */
+/* The three parts of a corpus. Of every 20 documents in a row, 17 go to train, 2 to valid and 1 to test (85,
+   10 and 5 %). The seed decides which. */
 typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
 MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
 
-/* Text in, token files out: reads `input`, loads or trains a tokenizer, and writes {output}.tokenizer.json and
-   {output}.train.tokens, .valid.tokens and .test.tokens, each by way of a temporary file. Documents are closed by
-   <|endoftext|> or [SEP]. The tokenizer is trained on the train split alone. */
+/* What mtt_prepare makes of what. Where zero is no value, it means the default. */
 typedef struct mtt_prepare_desc {
-    const char *input;     /* required: a file, or "-" for standard input, which is spooled beside the output */
-    const char *output;    /* required: the prefix of the files written */
-    const char *field;     /* JSONL field, default "text" */
-    const char *tokenizer; /* tokenizer.json, GPT-2's vocab.bpe or BERT's vocab.txt; default: train one */
+    const char *input;     /* required: a file; "-" is standard input, which is copied to {output}.spool */
+    const char *output;    /* required: the prefix of the files, at most 2000 bytes */
+    const char *field;     /* of JSONL documents, default "text" */
+    const char *tokenizer; /* a file for mtt_tokenizer_load, default none: train one */
+    const mtt_tokenizer_kind *kind; /* to train, or to load besides BPE; default BPE alone */
     int vocab;             /* ids of the trained tokenizer, default 10,000 */
     uint64_t seed;         /* of the split, default 0 */
-    mtt_tokenizer_kind kind; /* what to train, default MTT_BPE */
-    mtt_wordpiece wordpiece; /* how, and how to read with a vocab.txt */
+    int reuse_only;        /* 1 = if files would have to be made, fail with MTT_E_MISMATCH and say why; then
+                              tokenizer and vocab are compared only if one of them is given */
 } mtt_prepare_desc;
 
 typedef struct mtt_prepare_report {
     uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
     int vocab;
+    int reused; /* 1 = the dataset was there */
 } mtt_prepare_report;
 
+/* Makes a dataset of a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and .test.tokens.
+   A tokenizer is trained on the train split alone. <|endoftext|>, or [SEP], ends each document. If the files
+   are there, whole, and made of the same text, options and tokenizer, nothing is made: the call takes the
+   time of reading the text once. Standard input and pipes are always prepared again. New files are written
+   beside the old ones first. Then the old token files are removed and the new ones renamed, train last: a
+   process that dies leaves the old dataset, the new one, or one that cannot be opened. */
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
 
-/* A token file: a 64-byte header, then ids of 16 bits (vocabularies up to 65,536) or 32. Mapped, never loaded whole. */
+/* Opens the files of a dataset. Fails if one is absent or damaged, or if they do not belong together. */
+typedef struct mtt_dataset {
+    mtt_tokens *train, *valid, *test; /* test may be absent: NULL */
+    mtt_tokenizer *tokenizer;
+} mtt_dataset;
+
+MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_tokenizer_kind *kind,
+                                   mtt_dataset *dataset);
+MTTDEF void mtt_dataset_close(mtt_dataset *dataset);
+
+/* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. It is mapped
+   into memory and never read as a whole. */
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
 MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
 MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
-/* Copies `count` ids from `first` on; refuses a range outside the file and an id outside the vocabulary. */
+/* Copies `count` ids, starting at `first`. Refuses a range outside the file and an id outside the
+   vocabulary. */
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
 
-/* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file, targets one ahead of tokens. Shuffled
-   batches run through a new permutation of the sequences each epoch, a function of (seed, epoch) alone; the cursor is a
-   count of sequences, so a loader resumes anywhere. */
+/* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file; targets are one ahead of
+   tokens. Shuffled batches run through a new permutation of the sequences in each epoch, a function of (seed,
+   epoch). The cursor counts sequences, so a loader can continue anywhere. */
 struct mtt_batches {
     const mtt_tokens *tokens;
     int batch, seq_len;
     uint64_t seed;
-    int sequential;     /* 0 = shuffled without end; 1 = in order, once, the last batch filled up with targets -1 */
+    int sequential;     /* 0 = shuffled, without end; 1 = in order, once; targets of -1 fill the last batch */
     uint64_t sequences; /* in the file */
     uint64_t cursor;    /* sequences handed out so far */
 };
 
-/* Refuses, before any work, a file that is shorter than a sequence. */
-MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch, int seq_len, uint64_t seed, int sequential);
-/* Writes batch * seq_len tokens and as many targets; MTT_END when a sequential loader is through. */
+/* Refuses a file that is shorter than a sequence. */
+MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
+                                   int seq_len, uint64_t seed, int sequential);
+/* Writes batch * seq_len tokens and as many targets; MTT_END after the last batch of a sequential loader. */
 MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_t *targets);
 
 /* ------------------------------------------------------------------------------------------- backend ---- */
@@ -1365,14 +1430,12 @@ MTT__INLINE int mtt__before(mtt__ranked a, mtt__ranked b)
 static mtt_status mtt__heap_push(mtt_env *env, mtt__heap *heap, uint64_t key, uint64_t tie)
 {
     mtt__ranked entry;
-    size_t i = heap->count;
+    size_t i = heap->count, parent;
     entry.key = key;
     entry.tie = tie;
-    if (mtt__reserve(env, (void **)&heap->at, &heap->capacity, i + 1, sizeof(entry)) != MTT_OK)
-        return MTT_E_MEMORY;
-    heap->count++;
-    for (; i && mtt__before(entry, heap->at[(i - 1) / 2]); i = (i - 1) / 2)
-        heap->at[i] = heap->at[(i - 1) / 2];
+    if (mtt__reserve(env, (void **)&heap->at, &heap->capacity, i + 1, sizeof(entry))) return MTT_E_MEMORY;
+    for (heap->count++; i && mtt__before(entry, heap->at[parent = (i - 1) / 2]); i = parent)
+        heap->at[i] = heap->at[parent];
     heap->at[i] = entry;
     return MTT_OK;
 }
@@ -1541,246 +1604,290 @@ static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>json
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* A pull reader over a range of bytes: no allocation, no recursion on input beyond MTT__JSON_DEPTH. The first fault
-   sticks: every later call answers 0, so a caller may check `fault` once at the end. */
 enum { MTT__JSON_DEPTH = 16 };
+#define MTT__NONE UINT32_MAX /* no code point, no id, no place */
 
-typedef struct mtt__json {
-    const char *begin, *at, *end;
-    const char *fault; /* NULL, or what is wrong at `at` */
-} mtt__json;
-
-/* A string as it stands in the text, between its quotes and still escaped. Checked: its escapes are well formed. */
-typedef struct mtt__slice {
-    const char *at;
-    size_t size;
-} mtt__slice;
-
-static void mtt__json_init(mtt__json *j, const char *text, size_t bytes)
+MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes)
 {
+    memset(j, 0, sizeof(*j));
     j->begin = j->at = text;
     j->end = text + bytes;
-    j->fault = NULL;
 }
 
-static int mtt__json_fail(mtt__json *j, const char *fault)
+static int mtt__json_fail(mtt_json *j, const char *fault)
 {
     if (!j->fault) j->fault = fault;
     return 0;
 }
 
-/* The first byte of the next value or mark; 0 at the end and after a fault. */
-static int mtt__json_peek(mtt__json *j)
+/* The byte at `at`; 0 at the end. */
+MTT__INLINE int mtt__json_byte(const mtt_json *j)
 {
-    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
-    return j->fault || j->at == j->end ? 0 : (unsigned char)*j->at;
+    return j->at < j->end ? (unsigned char)*j->at : 0;
 }
 
-static int mtt__json_take(mtt__json *j, int mark)
+MTTDEF int mtt_json_peek(mtt_json *j)
 {
-    if (mtt__json_peek(j) != mark) return 0;
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
+    return j->fault ? 0 : mtt__json_byte(j);
+}
+
+static int mtt__json_take(mtt_json *j, int mark)
+{
+    if (mtt_json_peek(j) != mark) return 0;
     j->at++;
     return 1;
 }
 
-static int mtt__json_begin(mtt__json *j, int mark)
+MTTDEF int mtt_json_begin(mtt_json *j, int mark)
 {
-    return mtt__json_take(j, mark) || mtt__json_fail(j, mark == '{' ? "an object was expected" : "an array was expected");
+    j->first = 1;
+    if (mtt__json_take(j, mark)) return 1;
+    return mtt__json_fail(j, mark == '{' ? "expected an object" : "expected an array");
 }
 
+/* Moves past the comma to the next element of an object or array; 0 at its end. */
+static int mtt__json_next(mtt_json *j, int end, const char *fault)
+{
+    int first = j->first;
+    j->first = 0;
+    if (mtt__json_take(j, end)) return 0;
+    return (first && !j->fault) || mtt__json_take(j, ',') || mtt__json_fail(j, fault);
+}
+
+/* Reads four hexadecimal digits. */
 static int mtt__hex(const char *at, unsigned *out)
 {
-    unsigned value = 0;
+    static const char digits[] = "0123456789abcdefABCDEF";
     int i;
-    for (i = 0; i < 4; i++) {
-        int c = (unsigned char)at[i];
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-        if (digit < 0) return 0;
-        value = value * 16 + (unsigned)digit;
+    for (*out = 0, i = 0; i < 4; i++) {
+        const char *digit = at[i] ? strchr(digits, at[i]) : NULL;
+        if (!digit) return 0;
+        *out = *out * 16 + (unsigned)(digit - digits) - (digit - digits > 15 ? 6 : 0);
     }
-    *out = value;
     return 1;
 }
 
-static int mtt__json_string(mtt__json *j, mtt__slice *out)
+MTTDEF int mtt_json_string(mtt_json *j, mtt_slice *string)
 {
     unsigned unused;
-    if (!mtt__json_take(j, '"')) return mtt__json_fail(j, "a string was expected");
-    out->at = j->at;
+    int begun = mtt__json_take(j, '"');
+    string->at = j->at;
+    string->size = 0;
+    if (!begun) return mtt__json_fail(j, "expected a string");
     for (; j->at < j->end && *j->at != '"'; j->at++) {
-        if ((unsigned char)*j->at < 0x20) return mtt__json_fail(j, "a control character stands unescaped in a string");
+        if ((unsigned char)*j->at < 0x20) return mtt__json_fail(j, "a string holds a control character");
         if (*j->at != '\\') continue;
         if (++j->at == j->end) break;
-        if (*j->at == 'u' ? j->end - j->at < 5 || !mtt__hex(j->at + 1, &unused) : !strchr("\"\\/bfnrt", *j->at) || !*j->at)
-            return mtt__json_fail(j, "an escape is malformed");
+        if (*j->at == 'u' ? j->end - j->at < 5 || !mtt__hex(j->at + 1, &unused)
+                          : !*j->at || !strchr("\"\\/bfnrt", *j->at))
+            return mtt__json_fail(j, "malformed escape");
     }
     if (j->at >= j->end) return mtt__json_fail(j, "a string does not end");
-    out->size = (size_t)(j->at++ - out->at);
+    string->size = (size_t)(j->at++ - string->at);
     return 1;
+}
+
+MTTDEF int mtt_json_key(mtt_json *j, mtt_slice *key)
+{
+    return mtt__json_next(j, '}', "expected a comma or }") && mtt_json_string(j, key) &&
+           (mtt__json_take(j, ':') || mtt__json_fail(j, "expected a colon"));
+}
+
+MTTDEF int mtt_json_item(mtt_json *j)
+{
+    return mtt__json_next(j, ']', "expected a comma or ]") &&
+           (mtt_json_peek(j) || mtt__json_fail(j, "an array does not end"));
+}
+
+MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number)
+{
+    int zero = mtt_json_peek(j) == '0', digits = 0;
+    uint64_t value = 0;
+    unsigned digit;
+    *number = 0;
+    for (; !j->fault && (digit = (unsigned)mtt__json_byte(j) - '0') <= 9; j->at++, digits++) {
+        if (value > (UINT64_MAX - digit) / 10) return mtt__json_fail(j, "a number is above 2^64-1");
+        value = value * 10 + digit;
+    }
+    if (!digits || (zero && digits > 1) || (mtt__json_byte(j) && strchr(".eE-+", mtt__json_byte(j))))
+        return mtt__json_fail(j, "expected a whole number, 0 or more");
+    *number = value;
+    return 1;
+}
+
+/* Passes digits and appends them to `value`; returns how many. */
+static int mtt__json_digits(mtt_json *j, double *value)
+{
+    int count = 0, c;
+    for (; (c = mtt__json_byte(j)) >= '0' && c <= '9'; j->at++, count++) *value = *value * 10 + (c - '0');
+    return count;
+}
+
+/* The grammar of RFC 8259. `number` may be NULL. */
+MTTDEF int mtt_json_number(mtt_json *j, double *number)
+{
+    double value = 0, exponent = 0;
+    int negative = mtt__json_take(j, '-'), zero = mtt__json_byte(j) == '0', minus = 0, places = 0;
+    int digits = j->fault ? 0 : mtt__json_digits(j, &value);
+    if (number) *number = 0;
+    if (!digits || (zero && digits > 1)) return mtt__json_fail(j, "expected a value");
+    if (mtt__json_byte(j) == '.' && (j->at++, !(places = mtt__json_digits(j, &value))))
+        return mtt__json_fail(j, "a fraction has no digits");
+    if (mtt__json_byte(j) == 'e' || mtt__json_byte(j) == 'E') {
+        j->at++;
+        minus = mtt__json_byte(j) == '-';
+        if (minus || mtt__json_byte(j) == '+') j->at++;
+        if (!mtt__json_digits(j, &exponent)) return mtt__json_fail(j, "an exponent has no digits");
+    }
+    exponent = (minus ? -exponent : exponent) - places;
+    if (value != 0) value = exponent < 0 ? value / pow(10, -exponent) : value * pow(10, exponent);
+    if (number) *number = negative ? -value : value;
+    return 1;
+}
+
+/* Keeps a stack of its own, so that no text can exhaust the C stack. */
+MTTDEF int mtt_json_skip(mtt_json *j)
+{
+    char marks[MTT__JSON_DEPTH];
+    int depth = 0;
+    mtt_slice text;
+    do {
+        int c = mtt_json_peek(j);
+        const char *word = c == 't' ? "true" : c == 'f' ? "false" : c == 'n' ? "null" : NULL;
+        if (c == '{' || c == '[') {
+            if (depth == MTT__JSON_DEPTH) return mtt__json_fail(j, "values are nested more than 16 deep");
+            mtt_json_begin(j, c);
+            marks[depth++] = (char)c;
+        } else if (c == '"') mtt_json_string(j, &text);
+        else if (!word) mtt_json_number(j, NULL);
+        else if ((size_t)(j->end - j->at) < strlen(word) || memcmp(j->at, word, strlen(word)) != 0)
+            mtt__json_fail(j, "expected a value");
+        else j->at += strlen(word);
+        while (depth && !j->fault && !(marks[depth - 1] == '{' ? mtt_json_key(j, &text) : mtt_json_item(j)))
+            depth--;
+    } while (depth && !j->fault);
+    return !j->fault;
+}
+
+MTTDEF int mtt_json_end(mtt_json *j)
+{
+    mtt_json_peek(j);
+    return (j->at == j->end && !j->fault) || mtt__json_fail(j, "something follows the value");
+}
+
+MTTDEF int mtt_slice_is(mtt_slice string, const char *text)
+{
+    return string.size == strlen(text) && memcmp(string.at, text, string.size) == 0;
 }
 
 static size_t mtt__utf8_put(uint32_t c, char *out)
 {
-    if (c < 0x80) return out[0] = (char)c, 1;
-    if (c < 0x800) return out[0] = (char)(0xc0 | c >> 6), out[1] = (char)(0x80 | (c & 63)), 2;
-    if (c < 0x10000)
-        return out[0] = (char)(0xe0 | c >> 12), out[1] = (char)(0x80 | (c >> 6 & 63)), out[2] = (char)(0x80 | (c & 63)), 3;
-    out[0] = (char)(0xf0 | c >> 18);
-    out[1] = (char)(0x80 | (c >> 12 & 63));
-    out[2] = (char)(0x80 | (c >> 6 & 63));
-    out[3] = (char)(0x80 | (c & 63));
-    return 4;
+    static const unsigned char marks[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    size_t size = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4, i;
+    for (i = size - 1; i; i--, c >>= 6) out[i] = (char)(0x80 | (c & 63));
+    out[0] = (char)(marks[size] | c);
+    return size;
 }
 
-/* Undoes the escapes of a checked string; `out` needs `in.size` bytes at most, and may be `in.at` itself. A lone
-   surrogate, which no UTF-8 can hold, becomes U+FFFD. */
-static size_t mtt__json_unescape(mtt__slice in, char *out)
+/* The code point of a sequence of two bytes or more; MTT__NONE if it is malformed: overlong, a surrogate,
+   cut. */
+static uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
 {
-    size_t i = 0, n = 0;
-    while (i < in.size) {
-        static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
-        const char *plain;
-        unsigned c = 0, low = 0;
-        if (in.at[i] != '\\') {
-            out[n++] = in.at[i++];
-            continue;
-        }
-        if (in.at[i + 1] != 'u') {
-            plain = strchr(from, in.at[i + 1]);
-            out[n++] = plain ? to[plain - from] : in.at[i + 1];
-            i += 2;
-            continue;
-        }
-        mtt__hex(in.at + i + 2, &c);
-        i += 6;
-        if (c >= 0xd800 && c < 0xe000) {
-            int paired = c < 0xdc00 && i + 6 <= in.size && in.at[i] == '\\' && in.at[i + 1] == 'u' &&
-                         mtt__hex(in.at + i + 2, &low) && low >= 0xdc00 && low < 0xe000;
-            if (paired) {
+    uint32_t c = at[0];
+    int i, n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+    if (c < 0xc2 || c > 0xf4 || end - at < n) return MTT__NONE;
+    c &= 0x7fu >> n;
+    for (i = 1; i < n; i++) {
+        if ((at[i] & 0xc0) != 0x80) return MTT__NONE;
+        c = c << 6 | (at[i] & 0x3fu);
+    }
+    if (c < (n == 4 ? 0x10000u : n == 3 ? 0x800u : 0x80u) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
+        return MTT__NONE;
+    *size = n;
+    return c;
+}
+
+static int mtt__utf8_valid(const char *text, size_t bytes)
+{
+    const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
+    int size;
+    for (; at < end; at += size) {
+        size = 1;
+        if (*at >= 0x80 && mtt__utf8_get(at, end, &size) == MTT__NONE) return 0;
+    }
+    return 1;
+}
+
+MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out)
+{
+    static const char from[] = "bfnrt", to[] = "\b\f\n\r\t";
+    const char *at = string.at, *end = at + string.size;
+    size_t n = 0;
+    while (at < end) {
+        if (*at != '\\') out[n++] = *at++;
+        else if (at[1] != 'u') {
+            const char *plain = strchr(from, at[1]);
+            out[n++] = plain ? to[plain - from] : at[1];
+            at += 2;
+        } else {
+            unsigned c = 0, low = 0;
+            mtt__hex(at + 2, &c);
+            at += 6;
+            if (c >= 0xd800 && c < 0xdc00 && end - at >= 6 && at[0] == '\\' && at[1] == 'u')
+                mtt__hex(at + 2, &low);
+            if (low >= 0xdc00 && low < 0xe000) {
                 c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
-                i += 6;
-            } else c = 0xfffd;
+                at += 6;
+            } else if (c >= 0xd800 && c < 0xe000) c = 0xfffd;
+            n += mtt__utf8_put(c, out + n);
         }
-        n += mtt__utf8_put(c, out + n);
     }
     return n;
 }
 
-/* Inside an object: 1 and the next key, its value standing next; 0 at the object's end and after a fault. `first`
-   starts at 1 and belongs to the caller. */
-static int mtt__json_key(mtt__json *j, int *first, mtt__slice *key)
+/* Reads a string or a list of strings. Undoes the escapes in the text itself, and joins the strings of a list
+   there: three bytes or more are between two of them, so a joint of up to three fits. */
+static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
 {
-    if (mtt__json_take(j, '}')) {
-        return 0;
+    size_t parts = 0, size = strlen(joint);
+    int mark = mtt_json_peek(j);
+    char *text = (char *)j->at;
+    mtt_slice part;
+    out->at = text;
+    out->size = 0;
+    if (mark != '"' && mark != '[') return mtt__json_fail(j, "expected a string or a list of strings");
+    if (mark == '[') mtt_json_begin(j, mark);
+    while ((mark == '"' ? !parts : mtt_json_item(j)) && mtt_json_string(j, &part)) {
+        if (parts++) memcpy(text + out->size, joint, size), out->size += size;
+        out->size += mtt_json_unescape(part, text + out->size);
     }
-    if (!*first && !mtt__json_take(j, ',')) return mtt__json_fail(j, "a comma or } was expected");
-    *first = 0;
-    return mtt__json_string(j, key) && (mtt__json_take(j, ':') || mtt__json_fail(j, "a colon was expected"));
+    return !j->fault;
 }
 
-/* Inside an array: 1 if an item stands next; 0 at the array's end and after a fault. */
-static int mtt__json_item(mtt__json *j, int *first)
+/* One byte of a JSON string, escaped where it must be; returns its size. Bytes from 0x80 up pass as they
+   are. */
+static size_t mtt__json_escape(char byte, char out[6])
 {
-    if (mtt__json_take(j, ']')) return 0;
-    if (!*first && !mtt__json_take(j, ',')) return mtt__json_fail(j, "a comma or ] was expected");
-    *first = 0;
-    return mtt__json_peek(j) ? 1 : mtt__json_fail(j, "the text ends inside an array");
+    static const char digits[] = "0123456789abcdef";
+    if (byte == '"' || byte == '\\') return out[0] = '\\', out[1] = byte, 2;
+    if ((unsigned char)byte >= 0x20) return out[0] = byte, 1;
+    memcpy(out, "\\u00", 4);
+    out[4] = digits[byte >> 4];
+    out[5] = digits[byte & 15];
+    return 6;
 }
 
-/* A whole number from 0 to 2^64-1, without sign, fraction, exponent or leading zero. */
-static int mtt__json_u64(mtt__json *j, uint64_t *out)
+static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
 {
-    const char *start;
-    uint64_t value = 0;
-    mtt__json_peek(j);
-    if (j->fault) return 0;
-    for (start = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++) {
-        unsigned digit = (unsigned)(*j->at - '0');
-        if (value > (UINT64_MAX - digit) / 10) return mtt__json_fail(j, "a number is above 2^64-1");
-        value = value * 10 + digit;
-    }
-    if (j->at == start || (*start == '0' && j->at - start > 1) || (j->at < j->end && strchr(".eE-+", *j->at) && *j->at))
-        return mtt__json_fail(j, "a whole number from 0 up was expected");
-    *out = value;
-    return 1;
+    char escaped[6];
+    mtt__print(out, "\"");
+    for (; bytes; bytes--, at++) mtt__print(out, "%.*s", (int)mtt__json_escape(*at, escaped), escaped);
+    mtt__print(out, "\"");
 }
 
-/* Passes over a number by the grammar of RFC 8259. */
-static int mtt__json_skip_number(mtt__json *j)
-{
-    const char *digits;
-    if (j->at < j->end && *j->at == '-') j->at++;
-    digits = j->at;
-    while (j->at < j->end && *j->at >= '0' && *j->at <= '9') j->at++;
-    if (j->at == digits || (*digits == '0' && j->at - digits > 1)) return mtt__json_fail(j, "a value was expected");
-    if (j->at < j->end && *j->at == '.') {
-        for (digits = ++j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9';) j->at++;
-        if (j->at == digits) return mtt__json_fail(j, "a fraction has no digits");
-    }
-    if (j->at < j->end && (*j->at == 'e' || *j->at == 'E')) {
-        j->at++;
-        if (j->at < j->end && (*j->at == '+' || *j->at == '-')) j->at++;
-        for (digits = j->at; j->at < j->end && *j->at >= '0' && *j->at <= '9';) j->at++;
-        if (j->at == digits) return mtt__json_fail(j, "an exponent has no digits");
-    }
-    return 1;
-}
-
-static int mtt__json_word(mtt__json *j, const char *word)
-{
-    size_t size = strlen(word);
-    if ((size_t)(j->end - j->at) < size || memcmp(j->at, word, size) != 0) return mtt__json_fail(j, "a value was expected");
-    j->at += size;
-    return 1;
-}
-
-/* Passes over one value of any kind, checking that it is well formed. */
-static int mtt__json_skip(mtt__json *j)
-{
-    char marks[MTT__JSON_DEPTH];
-    int first[MTT__JSON_DEPTH], depth = 0;
-    mtt__slice text;
-    for (;;) {
-        int c = mtt__json_peek(j);
-        if (c == '{' || c == '[') {
-            if (depth == MTT__JSON_DEPTH) return mtt__json_fail(j, "values are nested too deep");
-            j->at++;
-            marks[depth] = (char)c;
-            first[depth++] = 1;
-        } else if (c == '"') mtt__json_string(j, &text);
-        else if (c == 't') mtt__json_word(j, "true");
-        else if (c == 'f') mtt__json_word(j, "false");
-        else if (c == 'n') mtt__json_word(j, "null");
-        else mtt__json_skip_number(j);
-        while (depth && !j->fault) {
-            if (marks[depth - 1] == '{' ? mtt__json_key(j, &first[depth - 1], &text) : mtt__json_item(j, &first[depth - 1])) break;
-            depth--;
-        }
-        if (j->fault) return 0;
-        if (!depth) return 1;
-    }
-}
-
-static int mtt__slice_is(mtt__slice slice, const char *text)
-{
-    return slice.size == strlen(text) && memcmp(slice.at, text, slice.size) == 0;
-}
-
-/* Writes `bytes` of text as a JSON string, its quotes left out or not. Bytes from 0x80 up pass as they are. */
-static void mtt__print_json_string(mtt__text *out, const char *quote, const char *at, size_t bytes)
-{
-    size_t i;
-    mtt__print(out, "%s", quote);
-    for (i = 0; i < bytes; i++) {
-        int c = (unsigned char)at[i];
-        if (c == '"' || c == '\\') mtt__print(out, "\\%c", c);
-        else if (c < 0x20) mtt__print(out, "\\u%04x", c);
-        else mtt__print(out, "%c", c);
-    }
-    mtt__print(out, "%s", quote);
-}
 /* ------------------------------------------------------------------------------------------------------------------
    >>files
    ---------------------------------------------------------------------------------------------------------------- */
@@ -1968,14 +2075,6 @@ static mtt_status mtt__writer_commit(mtt__writer *w)
     w->status = MTT_E_FILE; /* of whatever is put after this */
     if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* a folder that cannot be read or synced */
     return mtt__file_fail(w->env, w->path, "sync the folder of the new file", error);
-}
-
-static mtt_status mtt__file_replace(mtt_env *env, const char *path, const void *data, size_t bytes)
-{
-    mtt__writer w;
-    mtt_status status = mtt__writer_open(env, path, &w);
-    if (!status) status = mtt__writer_put(&w, data, bytes);
-    return status ? status : mtt__writer_commit(&w);
 }
 
 /* CRC-32 of IEEE 802.3, eight bytes a step by eight tables (Kounavis and Berry 2005). */
@@ -3431,7 +3530,7 @@ static int mtt__tree_first(const mtt__packer *p, int node, int x, int y, int bes
     return mtt__tree_first(p, 2 * node + 2, x, y, best);
 }
 
-static void mtt__place(mtt__packer *p, int rank)
+static void mtt__place_tensor(mtt__packer *p, int rank)
 {
     mtt_tensor *t = p->by_rank[rank].tensor;
     int leaf = p->by_rank[rank].leaf;
@@ -3454,7 +3553,7 @@ static void mtt__fill(mtt__packer *p, int x, int y)
             p->free_begin[y] = x;
             return;
         }
-        mtt__place(p, rank);
+        mtt__place_tensor(p, rank);
         first = p->by_rank[rank].tensor->first;
         last = p->by_rank[rank].tensor->last;
         if (first - x < y - last) {
@@ -5858,73 +5957,78 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
-
-/* ------------------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>tokenizer
-   ---------------------------------------------------------------------------------------------------------------- */
+   ------------------------------------------------------------------------------------------------------- */
 
-/* The classes that GPT-2's pre-tokenizer tells apart, as runs over the code points from 0 up: length * 4 + class. */
+/* The classes of code points that GPT-2's pre-tokenizer knows, as runs from 0 up: length * 4 + class. */
 enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 
-/* tools/make_unicode.py writes GPT-2's from here */
+/* written by tools/make_unicode.py: from here */
 /* Unicode 18.0.0 by Python's regex 2026.11.15: 158,172 of \p{L}, 2,247 of \p{N}, 25 of \s. */
 enum { MTT__UNICODE_END = 0x3fc40 }; /* code points from here up are of class other */
 static const uint16_t mtt__unicode_runs[] = {
-36,23,72,7,60,42,28,105,24,105,40,7,104,7,36,5,28,10,4,5,12,6,5,4,14,4,93,4,125,4,1833,16,49,56,21,28,5,4,5,516,21,4,9,
-8,17,4,5,24,5,4,13,4,5,4,81,4,333,4,557,32,665,4,153,4,9,24,165,8,9,268,109,16,17,180,173,84,42,16,9,4,397,4,5,60,9,28,
-9,42,13,8,5,64,5,4,121,116,357,44,5,56,42,133,36,9,16,5,20,89,16,5,36,5,12,5,92,101,28,45,20,97,4,29,64,169,232,217,12,
-5,72,5,28,41,16,42,4,65,16,33,8,9,8,89,4,29,4,5,12,17,12,5,64,5,52,9,4,13,16,42,9,8,26,8,5,32,25,16,9,8,89,4,29,4,9,4,9,
-4,9,124,17,4,5,28,42,8,13,64,37,4,13,4,89,4,29,4,9,4,21,12,5,72,5,60,9,16,42,36,5,44,33,8,9,8,89,4,29,4,9,4,21,12,5,120,
-9,4,13,16,42,4,5,26,44,5,4,25,12,13,4,17,12,9,4,5,4,9,12,9,12,13,12,49,88,5,84,54,72,33,4,13,4,93,4,65,12,5,104,13,4,9,
-8,9,16,42,32,30,4,5,16,33,4,13,4,93,4,41,4,21,12,5,120,13,4,9,16,42,4,9,68,37,4,13,4,165,8,5,64,5,20,13,4,30,13,16,78,4,
-25,20,73,12,97,4,37,4,5,8,29,124,42,68,193,4,9,48,29,36,42,156,9,4,5,4,21,4,97,4,5,4,41,4,9,36,5,8,21,4,5,36,42,8,17,
-128,5,124,82,48,33,4,145,108,21,460,173,80,5,42,24,25,16,17,12,5,12,9,28,13,16,53,48,5,4,42,24,153,4,5,20,5,8,173,4,
-1333,4,17,8,29,4,5,4,17,8,165,4,17,8,133,4,17,8,29,4,5,4,17,8,61,4,229,4,17,8,269,56,82,12,65,64,345,8,25,12,2481,8,69,
-7,105,20,301,12,14,33,28,73,52,77,56,73,56,53,4,13,60,209,140,5,16,5,12,42,24,42,88,42,24,357,28,21,8,137,4,5,20,281,40,
-125,156,42,121,8,21,44,177,16,105,24,46,148,93,36,213,172,42,24,42,52,5,372,189,68,33,12,42,164,121,52,9,42,177,104,145,
-112,42,12,13,42,145,8,45,20,173,8,13,164,17,4,25,4,9,12,5,20,769,256,1113,8,25,8,153,8,25,8,33,4,5,4,5,4,5,4,125,8,213,
-4,29,4,5,12,13,4,29,12,17,8,25,16,53,20,13,4,29,12,47,116,11,20,7,188,7,64,6,5,8,26,20,5,42,20,69,392,5,16,5,8,41,4,5,
-12,21,24,5,4,5,4,5,4,17,4,45,8,17,20,21,16,5,4,206,9,22,2904,242,312,90,2520,122,4528,917,24,17,12,9,36,6,8,153,4,5,20,
-5,8,225,28,5,64,93,36,29,4,29,4,29,4,29,4,29,4,29,4,29,4,29,320,5,1856,7,16,9,6,100,38,28,21,8,14,9,16,345,24,13,4,361,
-4,17,20,173,4,377,12,18,40,129,192,65,128,42,120,34,4,62,128,42,156,62,1280,26369,256,65533,23097,268,185,8,1077,12,65,
-42,9,80,189,64,125,8,281,42,156,37,8,413,8,333,16,5,56,69,4,13,4,17,4,93,52,26,40,209,56,201,112,42,96,25,12,5,4,9,4,42,
-113,40,93,100,117,28,189,112,5,42,24,21,4,41,42,21,4,165,92,13,4,33,16,42,24,93,12,5,12,201,4,5,12,9,8,21,8,5,4,5,96,13,
-8,45,28,13,48,25,8,25,8,25,36,29,4,29,4,173,4,57,8,9,8,461,52,42,24,44689,48,93,16,197,33808,1465,8,425,152,29,48,21,20,
-5,4,41,4,53,4,21,4,5,4,9,4,9,4,433,132,1453,72,257,8,217,160,49,464,21,4,541,76,42,28,105,24,105,44,357,12,25,8,25,8,25,
-8,13,140,49,4,105,4,77,4,9,4,61,8,57,136,493,48,182,48,230,68,10,976,117,12,197,64,110,16,129,18,36,81,6,33,6,20,153,40,
-121,8,145,16,33,4,22,168,633,8,42,24,145,16,145,16,161,32,209,48,45,4,61,4,29,4,9,4,45,4,61,4,29,4,9,12,209,48,1245,36,
-89,40,33,96,25,4,169,4,57,256,25,8,5,4,177,4,9,12,5,8,93,8,34,93,8,30,125,32,38,192,77,4,9,20,22,89,26,16,105,24,105,
-152,225,16,10,9,66,8,186,5,60,17,4,13,4,117,40,38,92,117,10,4,117,14,128,33,4,113,24,22,64,217,40,89,8,34,77,20,34,73,
-92,30,320,293,220,205,52,205,28,26,145,48,42,24,42,113,36,93,872,126,4,169,24,9,64,25,68,89,68,117,42,5,32,89,44,18,108,
-73,184,85,30,80,93,48,213,104,122,4,9,8,5,52,181,128,101,28,42,36,145,60,42,16,5,8,5,32,141,12,5,48,193,56,17,44,42,5,4,
-5,16,82,44,73,4,101,76,9,252,29,4,5,4,17,4,61,4,41,28,189,68,42,44,33,8,9,8,89,4,29,4,9,4,21,12,5,72,5,48,21,120,41,4,5,
-8,5,4,153,4,5,100,5,4,5,176,213,72,17,20,42,20,13,120,193,80,9,4,5,32,42,664,189,164,17,144,193,80,5,44,42,152,173,52,5,
-28,42,24,82,112,109,84,50,16,29,740,177,464,257,78,48,33,8,5,8,33,4,9,4,97,60,5,4,5,56,42,280,33,8,157,64,5,4,5,112,5,
-40,161,28,5,84,5,44,185,76,5,72,293,68,5,724,133,60,42,24,37,4,149,68,5,60,118,20,121,448,29,4,9,4,153,84,5,36,42,24,25,
-4,9,4,129,56,5,28,42,24,177,16,42,28,5,952,77,60,5,4,53,4,137,112,42,344,5,60,86,172,3689,408,450,20,46,785,48,1246,
-9252,389,60,4289,68,25,100,15981,20,2333,27364,121,72,42,6936,2277,28,125,4,42,24,317,4,42,24,121,72,193,64,17,48,42,4,
-30,4,85,20,77,1728,181,12,42,792,257,94,36,101,8,101,176,301,20,5,264,53,256,9,4,5,56,9,14,36,29549,144,137,380,461,52,
-3657,56,205,30836,17,4,29,4,9,4,1189,36,5,116,13,8,5,56,21,28,1585,9232,429,20,53,12,37,28,41,16728,42,5912,82,48,82,
-432,102,540,341,4,285,4,9,8,5,8,9,8,17,4,49,4,5,4,29,4,261,4,17,8,33,4,29,4,113,4,17,4,21,4,5,12,29,4,1365,4,101,4,101,
-4,125,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,33,8,202,7168,521,56,29,216,205,192,249,584,181,40,29,8,42,16,5,1284,
-121,72,177,16,42,1880,113,16,42,856,121,8,5,42,788,125,4,13,4,9,4,29,8,21,36,9,896,29,4,17,4,9,4,61,4,789,8,38,192,273,
-28,5,16,42,3164,238,4,14,4,18,304,182,4,62,776,17,4,109,4,9,4,5,8,5,4,41,4,17,4,5,4,5,24,5,16,5,4,5,4,5,4,13,4,9,4,5,8,
-5,4,5,4,5,4,5,4,5,4,9,4,5,8,17,4,29,4,17,4,17,4,5,4,41,4,69,20,13,4,21,4,69,2320,54,11148,42,4120,65533,65533,39817,128,
-17533,4,23097,8,29893,60,2489,9864,2169,6024,19757,20,33961,65532,65532,28192,45313,
+36,23,72,7,60,42,28,105,24,105,40,7,104,7,36,5,28,10,4,5,12,6,5,4,14,4,93,4,125,4,1833,16,49,56,21,28,5,4,5,
+516,21,4,9,8,17,4,5,24,5,4,13,4,5,4,81,4,333,4,557,32,665,4,153,4,9,24,165,8,9,268,109,16,17,180,173,84,42,16,
+9,4,397,4,5,60,9,28,9,42,13,8,5,64,5,4,121,116,357,44,5,56,42,133,36,9,16,5,20,89,16,5,36,5,12,5,92,101,28,45,
+20,97,4,29,64,169,232,217,12,5,72,5,28,41,16,42,4,65,16,33,8,9,8,89,4,29,4,5,12,17,12,5,64,5,52,9,4,13,16,42,
+9,8,26,8,5,32,25,16,9,8,89,4,29,4,9,4,9,4,9,124,17,4,5,28,42,8,13,64,37,4,13,4,89,4,29,4,9,4,21,12,5,72,5,60,
+9,16,42,36,5,44,33,8,9,8,89,4,29,4,9,4,21,12,5,120,9,4,13,16,42,4,5,26,44,5,4,25,12,13,4,17,12,9,4,5,4,9,12,9,
+12,13,12,49,88,5,84,54,72,33,4,13,4,93,4,65,12,5,104,13,4,9,8,9,16,42,32,30,4,5,16,33,4,13,4,93,4,41,4,21,12,
+5,120,13,4,9,16,42,4,9,68,37,4,13,4,165,8,5,64,5,20,13,4,30,13,16,78,4,25,20,73,12,97,4,37,4,5,8,29,124,42,68,
+193,4,9,48,29,36,42,156,9,4,5,4,21,4,97,4,5,4,41,4,9,36,5,8,21,4,5,36,42,8,17,128,5,124,82,48,33,4,145,108,21,
+460,173,80,5,42,24,25,16,17,12,5,12,9,28,13,16,53,48,5,4,42,24,153,4,5,20,5,8,173,4,1333,4,17,8,29,4,5,4,17,8,
+165,4,17,8,133,4,17,8,29,4,5,4,17,8,61,4,229,4,17,8,269,56,82,12,65,64,345,8,25,12,2481,8,69,7,105,20,301,12,
+14,33,28,73,52,77,56,73,56,53,4,13,60,209,140,5,16,5,12,42,24,42,88,42,24,357,28,21,8,137,4,5,20,281,40,125,
+156,42,121,8,21,44,177,16,105,24,46,148,93,36,213,172,42,24,42,52,5,372,189,68,33,12,42,164,121,52,9,42,177,
+104,145,112,42,12,13,42,145,8,45,20,173,8,13,164,17,4,25,4,9,12,5,20,769,256,1113,8,25,8,153,8,25,8,33,4,5,4,
+5,4,5,4,125,8,213,4,29,4,5,12,13,4,29,12,17,8,25,16,53,20,13,4,29,12,47,116,11,20,7,188,7,64,6,5,8,26,20,5,42,
+20,69,392,5,16,5,8,41,4,5,12,21,24,5,4,5,4,5,4,17,4,45,8,17,20,21,16,5,4,206,9,22,2904,242,312,90,2520,122,
+4528,917,24,17,12,9,36,6,8,153,4,5,20,5,8,225,28,5,64,93,36,29,4,29,4,29,4,29,4,29,4,29,4,29,4,29,320,5,1856,
+7,16,9,6,100,38,28,21,8,14,9,16,345,24,13,4,361,4,17,20,173,4,377,12,18,40,129,192,65,128,42,120,34,4,62,128,
+42,156,62,1280,26369,256,65533,23097,268,185,8,1077,12,65,42,9,80,189,64,125,8,281,42,156,37,8,413,8,333,16,5,
+56,69,4,13,4,17,4,93,52,26,40,209,56,201,112,42,96,25,12,5,4,9,4,42,113,40,93,100,117,28,189,112,5,42,24,21,4,
+41,42,21,4,165,92,13,4,33,16,42,24,93,12,5,12,201,4,5,12,9,8,21,8,5,4,5,96,13,8,45,28,13,48,25,8,25,8,25,36,
+29,4,29,4,173,4,57,8,9,8,461,52,42,24,44689,48,93,16,197,33808,1465,8,425,152,29,48,21,20,5,4,41,4,53,4,21,4,
+5,4,9,4,9,4,433,132,1453,72,257,8,217,160,49,464,21,4,541,76,42,28,105,24,105,44,357,12,25,8,25,8,25,8,13,140,
+49,4,105,4,77,4,9,4,61,8,57,136,493,48,182,48,230,68,10,976,117,12,197,64,110,16,129,18,36,81,6,33,6,20,153,
+40,121,8,145,16,33,4,22,168,633,8,42,24,145,16,145,16,161,32,209,48,45,4,61,4,29,4,9,4,45,4,61,4,29,4,9,12,
+209,48,1245,36,89,40,33,96,25,4,169,4,57,256,25,8,5,4,177,4,9,12,5,8,93,8,34,93,8,30,125,32,38,192,77,4,9,20,
+22,89,26,16,105,24,105,152,225,16,10,9,66,8,186,5,60,17,4,13,4,117,40,38,92,117,10,4,117,14,128,33,4,113,24,
+22,64,217,40,89,8,34,77,20,34,73,92,30,320,293,220,205,52,205,28,26,145,48,42,24,42,113,36,93,872,126,4,169,
+24,9,64,25,68,89,68,117,42,5,32,89,44,18,108,73,184,85,30,80,93,48,213,104,122,4,9,8,5,52,181,128,101,28,42,
+36,145,60,42,16,5,8,5,32,141,12,5,48,193,56,17,44,42,5,4,5,16,82,44,73,4,101,76,9,252,29,4,5,4,17,4,61,4,41,
+28,189,68,42,44,33,8,9,8,89,4,29,4,9,4,21,12,5,72,5,48,21,120,41,4,5,8,5,4,153,4,5,100,5,4,5,176,213,72,17,20,
+42,20,13,120,193,80,9,4,5,32,42,664,189,164,17,144,193,80,5,44,42,152,173,52,5,28,42,24,82,112,109,84,50,16,
+29,740,177,464,257,78,48,33,8,5,8,33,4,9,4,97,60,5,4,5,56,42,280,33,8,157,64,5,4,5,112,5,40,161,28,5,84,5,44,
+185,76,5,72,293,68,5,724,133,60,42,24,37,4,149,68,5,60,118,20,121,448,29,4,9,4,153,84,5,36,42,24,25,4,9,4,129,
+56,5,28,42,24,177,16,42,28,5,952,77,60,5,4,53,4,137,112,42,344,5,60,86,172,3689,408,450,20,46,785,48,1246,
+9252,389,60,4289,68,25,100,15981,20,2333,27364,121,72,42,6936,2277,28,125,4,42,24,317,4,42,24,121,72,193,64,
+17,48,42,4,30,4,85,20,77,1728,181,12,42,792,257,94,36,101,8,101,176,301,20,5,264,53,256,9,4,5,56,9,14,36,
+29549,144,137,380,461,52,3657,56,205,30836,17,4,29,4,9,4,1189,36,5,116,13,8,5,56,21,28,1585,9232,429,20,53,12,
+37,28,41,16728,42,5912,82,48,82,432,102,540,341,4,285,4,9,8,5,8,9,8,17,4,49,4,5,4,29,4,261,4,17,8,33,4,29,4,
+113,4,17,4,21,4,5,12,29,4,1365,4,101,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,125,4,101,4,33,8,202,7168,
+521,56,29,216,205,192,249,584,181,40,29,8,42,16,5,1284,121,72,177,16,42,1880,113,16,42,856,121,8,5,42,788,125,
+4,13,4,9,4,29,8,21,36,9,896,29,4,17,4,9,4,61,4,789,8,38,192,273,28,5,16,42,3164,238,4,14,4,18,304,182,4,62,
+776,17,4,109,4,9,4,5,8,5,4,41,4,17,4,5,4,5,24,5,16,5,4,5,4,5,4,13,4,9,4,5,8,5,4,5,4,5,4,5,4,5,4,9,4,5,8,17,4,
+29,4,17,4,17,4,5,4,41,4,69,20,13,4,21,4,69,2320,54,11148,42,4120,65533,65533,39817,128,17533,4,23097,8,29893,
+60,2489,9864,2169,6024,19757,20,33961,65532,65532,28192,45313,
 };
 /* to here */
 
-#define MTT__NONE UINT32_MAX
 #define MTT__END_OF_TEXT "<|endoftext|>"
 enum {
+    MTT__DEFAULT_VOCAB = 10000,
     MTT__ALPHABET_END = 0x144, /* GPT-2's printable alphabet for the 256 bytes lies below this code point */
     MTT__GPT2_MERGES = 50000,
-    MTT__WORD_CACHE_BITS = 16, /* the cache holds 2^16 words of 128 bytes: 8 MiB */
-    MTT__WORD_BYTES = 42,      /* longest pre-token that is cached, and merged by the quadratic loop, the faster for short ones */
-    MTT__WORD_IDS = 21
+    MTT__CACHE_BITS = 17, /* the cache of words has 2^17 entries of 64 bytes: 8 MiB */
+    MTT__WORD_BYTES = 22, /* longer words, and those of more ids, are not cached */
+    MTT__WORD_IDS = 10
 };
 
-/* Multiplicative hash of a byte string, whose upper bits are the good ones. The last load overlaps the one before. */
+/* ---- containers */
+
+/* A multiplicative hash, whose upper bits are the good ones. The last load overlaps the one before. */
 static uint64_t mtt__hash(const char *at, size_t size)
 {
     const uint64_t k = 0x9e3779b97f4a7c15u;
@@ -5945,7 +6049,7 @@ static uint64_t mtt__hash(const char *at, size_t size)
 /* A map from 64-bit keys to numbers by open addressing, at most half full. */
 typedef struct mtt__cell {
     uint64_t key;
-    uint32_t value; /* MTT__NONE in an empty slot */
+    uint32_t value; /* MTT__NONE in an empty cell */
 } mtt__cell;
 
 typedef struct mtt__table {
@@ -5953,7 +6057,7 @@ typedef struct mtt__table {
     size_t count, mask;
 } mtt__table;
 
-/* The slot that holds the key, or the empty one where it belongs. */
+/* The cell that holds the key, or the empty one where it belongs. */
 MTT__INLINE mtt__cell *mtt__table_find(const mtt__table *table, uint64_t key)
 {
     uint64_t hash = key * 0x9e3779b97f4a7c15u;
@@ -5962,7 +6066,7 @@ MTT__INLINE mtt__cell *mtt__table_find(const mtt__table *table, uint64_t key)
     return &table->cells[i];
 }
 
-/* Makes room for one more key; the first call makes the table. */
+/* Makes room for one more key. The first call makes the table. */
 static mtt_status mtt__table_grow(mtt_env *env, mtt__table *table)
 {
     mtt__table old = *table;
@@ -5981,7 +6085,7 @@ static mtt_status mtt__table_grow(mtt_env *env, mtt__table *table)
 static mtt_status mtt__table_put(mtt_env *env, mtt__table *table, uint64_t key, uint32_t value)
 {
     mtt__cell *cell;
-    if (mtt__table_grow(env, table) != MTT_OK) return MTT_E_MEMORY;
+    if (mtt__table_grow(env, table)) return MTT_E_MEMORY;
     cell = mtt__table_find(table, key);
     table->count += cell->value == MTT__NONE;
     cell->key = key;
@@ -5989,10 +6093,11 @@ static mtt_status mtt__table_put(mtt_env *env, mtt__table *table, uint64_t key, 
     return MTT_OK;
 }
 
-/* Distinct byte strings, numbered as they come: the words of a text with their counts, the pieces of a vocabulary. */
+/* Different byte strings, numbered as they arrive: the words of a text, the pieces of a vocabulary. */
 typedef struct mtt__string {
     size_t at, size;
-    uint64_t count;
+    uint64_t count; /* of a word: how often it occurs */
+    int silent;     /* of a piece: 1 = it decodes to nothing, as [CLS] does */
 } mtt__string;
 
 typedef struct mtt__strings {
@@ -6010,469 +6115,99 @@ static void mtt__strings_free(mtt__strings *s)
     mtt__free(s->env, s->table.cells);
 }
 
-/* The number of a string or MTT__NONE, and the key under which it stands or belongs: its hash, or, where others have that,
-   the next one. The table has to be made. */
+/* The number of a string, or MTT__NONE. *key is its key in the table: its hash, or the next number if others
+   have that hash. The table must exist. */
 static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
     for (*key = mtt__hash(at, size);; ++*key) {
         uint32_t i = mtt__table_find(&s->table, *key)->value;
-        if (i == MTT__NONE || (s->items[i].size == size && (!size || memcmp(s->bytes + s->items[i].at, at, size) == 0))) return i;
+        if (i == MTT__NONE) return i;
+        if (s->items[i].size == size && (!size || memcmp(s->bytes + s->items[i].at, at, size) == 0)) return i;
     }
 }
 
-/* Finds or appends; a string is new when *index is the count from before. `at` may be the unused end of s->bytes. */
+static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
+{
+    return mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, size), 1);
+}
+
+/* Finds a string or appends it; *index is then the former count. `at` may be the unused end of s->bytes. */
 static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size, uint32_t *index)
 {
     uint64_t key;
     mtt__string *item;
-    if (mtt__table_grow(s->env, &s->table) != MTT_OK) return MTT_E_MEMORY;
+    if (mtt__table_grow(s->env, &s->table)) return MTT_E_MEMORY;
     *index = mtt__strings_find(s, at, size, &key);
     if (*index != MTT__NONE) return MTT_OK;
     if (s->count >= INT32_MAX)
-        return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 distinct words: use a smaller sample of the text");
-    if (mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, size), 1) != MTT_OK ||
-        mtt__reserve(s->env, (void **)&s->items, &s->capacity, s->count + 1, sizeof(*s->items)) != MTT_OK)
+        return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 different words: use a sample of the text");
+    if (mtt__strings_reserve(s, size) ||
+        mtt__reserve(s->env, (void **)&s->items, &s->capacity, s->count + 1, sizeof(*s->items)))
         return MTT_E_MEMORY;
     if (size) memmove(s->bytes + s->bytes_size, at, size);
     item = &s->items[s->count];
+    memset(item, 0, sizeof(*item));
     item->at = s->bytes_size;
     item->size = size;
-    item->count = 0;
     s->bytes_size += size;
     *index = (uint32_t)s->count++;
     return mtt__table_put(s->env, &s->table, key, *index);
 }
 
-MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
+/* Counts `count` more occurrences of a word. */
+static mtt_status mtt__strings_count(mtt__strings *s, const char *at, size_t size, uint64_t count)
 {
-    return (uint64_t)left << 32 | right;
+    uint32_t word;
+    if (mtt__strings_add(s, at, size, &word)) return MTT_E_MEMORY;
+    s->items[word].count += count;
+    return MTT_OK;
 }
 
-/* ---- pre-tokens */
+/* ---- what all kinds share */
 
-/* Two bits for each code point below MTT__UNICODE_END. */
-static unsigned char *mtt__classes_create(mtt_env *env)
-{
-    unsigned char *classes = (unsigned char *)mtt__alloc(env, MTT__UNICODE_END / 4 + 1, 1);
-    size_t run, c = 0, end;
-    if (!classes) return NULL;
-    for (run = 0; run < MTT__LENGTH(mtt__unicode_runs); run++)
-        for (end = c + mtt__unicode_runs[run] / 4; c < end; c++)
-            classes[c / 4] = (unsigned char)(classes[c / 4] | (mtt__unicode_runs[run] & 3) << c % 4 * 2);
-    return classes;
-}
-
-/* The code point of a UTF-8 sequence of two bytes or more, MTT__NONE if it is malformed: overlong, a surrogate, cut. */
-static uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
-{
-    uint32_t c = at[0];
-    int i, n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
-    if (c < 0xc2 || c > 0xf4 || end - at < n) return MTT__NONE;
-    c &= 0x7fu >> n;
-    for (i = 1; i < n; i++) {
-        if ((at[i] & 0xc0) != 0x80) return MTT__NONE;
-        c = c << 6 | (at[i] & 0x3fu);
-    }
-    if (c < (n == 4 ? 0x10000u : n == 3 ? 0x800u : 0x80u) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
-        return MTT__NONE;
-    *size = n;
-    return c;
-}
-
-/* The class of the symbol at `at`, and its size. A byte outside well-formed UTF-8 is a symbol of class other. */
-MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end, int *size)
-{
-    uint32_t c = at[0];
-    *size = 1;
-    if (c >= 0x80) c = mtt__utf8_get(at, end, size);
-    return c < MTT__UNICODE_END ? classes[c / 4] >> c % 4 * 2 & 3 : MTT__OTHER;
-}
-
-/* The length of the first pre-token of a text that is not empty, by GPT-2's expression
-   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
-static size_t mtt__pretoken(const unsigned char *classes, const unsigned char *text, size_t bytes)
-{
-    const unsigned char *at = text, *end = text + bytes, *last = text;
-    int size, kind = mtt__symbol(classes, at, end, &size);
-    if (*at == '\'' && bytes > 1) {
-        int a = at[1], b = bytes > 2 ? at[2] : 0;
-        if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
-        if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 3;
-    }
-    if (*at == ' ' && bytes > 1) {
-        int next_size, next = mtt__symbol(classes, at + 1, end, &next_size);
-        if (next != MTT__SPACE) {
-            kind = next;
-            size = 1 + next_size;
-        }
-    }
-    for (at += size; at < end && mtt__symbol(classes, at, end, &size) == kind; at += size) last = at;
-    /* A run of spaces leaves its last symbol to the word that follows, unless it would be left empty itself. */
-    return (size_t)((kind == MTT__SPACE && at < end && last > text ? last : at) - text);
-}
-
-/* ---- BERT's normaliser */
-
-/* Runs of code points, a string for each kind. Numbers have digits of base 64, five bits each, the lowest first; a sixth bit
-   tells that more follow; where they have a sign, it is the last bit. A run is the gap since the one before and a length. A
-   case (BY_TWO: of every second code point) adds the way to lower case, a base for each code point its letter without accents,
-   less that of the last but one. A pair is a gap and the two that a code point falls into, less itself. A control may also be
-   a blank, if it is not dropped; a mark is an accent by itself. */
-enum {
-    MTT__CONTROL = 1, MTT__CONTROL_BLANK, MTT__BLANK, MTT__PUNCTUATION, MTT__MARK, MTT__CJK,
-    MTT__CASE, MTT__CASE_BY_TWO, MTT__BASE, MTT__BASE_OF_CJK, MTT__PAIR
-};
-/* tools/make_unicode.py writes BERT's from here */
-/* As Hugging Face's tokenizers 0.23.3 do it. */
-static const char *const mtt__bert_runs[] = {
-"AJFS/CGBaNByqBGWBgGBxBB+nEB8/BFaFxBFBKw8vBgoG/vBB5HDBB/lEBi/qBEvmFIm0rYBegDg8/B+//BC+//B",
-"LC4DB",
-"JCCBSB/DB/uFB/rCLdCFBvBBg9DB",
-"hBPKHaGaEiBBFBDBKCDBDB+VBIByOGpBCzBBBBCBCBsBCUCBCNBCCqCEmDBrBOpHD2BPfBlICKB/LBjYB6CBKCoFPBBlBEnCBqCFECvDGrFBkTJ3EBsT"
-"CsBCuCDnCC9EDBDlBL5JC4GCgEHBGsFH7EE7BF+BCgCILB8ZYIUBNBMeCOC5TEdC9hBOvCCfKzMW/BEgBC7XEBCwDBvEvBBT+NDEKCMQBMBiDB6CBigd"
-"CtIDjDBKBzDG8LE2CCoBDBBxBCvBBhDNQC8DE+DCQC5HByqUCwGKWjBBOBBEBBC1EDBGBEKCDCaDBBbBBBBH6MD8UBwBB+MBnXBnGBfBwIJmBBwDHiCH"
-"5CEqlBHtDCBE+DEwBCvCFDBNBBD4CGrDB8QB6HXpDD4HDxpDF5vRClEBhCFIB6qUBnvHF",
-"gYwDzIFpItBBBBCBCBBoCLwBVQBlDHCGCCBEjBBeb7CL6BJiBEBJBDBFrBDnEgB3BBBBEIEBDHKCdB6BBEEIBUCdC5BBECECCDDBeCDBLC5BBEFBCEBU"
-"CdB6BBCBBEIBIBLCeB9BBMByBB9BDFDBEHCLCdB6BBCBGBFCUCdB/BEIBUCmDBHDBB6CBCHMIiDBCGBCLGqCCbBBBBB3BOBFBCFLBkBJBmDEBGBCCCZC"
-"EDQENBCCGBPB/VDydDdDdCeCgCCBHIBCLJBtBD7EB2DDECJBGD7GCCB6BBBHBBBBCIGKCBwBOiCEwBBBFBBFBoBJMCgBECCBD4BBBCDBBD6BICC4EDBN"
-"BHEBGBDCmG2BGEwWNEBDM+/CDtEBgDgBqRErDC0udBEKgBCwCCwIBDBEBZC9EBbS0BIZLuBDwBBCECBoBBjCGCCCCMBIBvBBzBBBDCCFCBBqBCIBuHBC"
-"BEBw5TBhXQQQteBiHB1EFm0BDBCFEoBDEBlFC6oBB2BP4BDxBECClCDkBFBI+BBMC0BJLDiDDCBBCnFBDIVC6BBDBlBHDF+JGBBECBCuHEGCBCbC1CIC"
-"BBCqDBBBCGBBlDDCEBFk+UF7BH4iBEqoTComFDRICHeE0ED79B3BEyBIBOBWFBPgxDHphmYwH",
-"ggNguGgCgwUgoWgQgohCg3pBgBgpEgIwsFwqKgR",
-"hCagClDWgCDGgCxCBtMnCBxHIBkNEB8MABCBC6MABCCB+EAB0MAB2MABCBB6MAB+MBBmNABiNABCDBmNABqNBBsNGB0NABCBB0NCBCBB0NABCBCyNEB2"
-"NABCDBCHBEABCBBEABCBBEmBBEEBhGABvDoBBjIZB2iVABCBBlKABwiVCBCBBlMABqEABuEwJBCIBoHGBsCBDqCBBgEBC+DBQgCDIgCjBBQkBB3DCBCB"
-"BNABCCDjIAQgFAgBgCwEBewDmBgDp6ClBgmOIBgmOyWwCg9rCAGQzkCBCGrB/7FCD/7F+OB97OpDIPIGPKIPIIPIGPaIPYIPIIPIIPICPACzEABRLErF"
-"ABRLCPACnGMCPAC/GABNLC/HAC7HABRpJB51ODB9rQABrkQGB4BtBQgBTBCyZa0Bw5BwBgDwBBCBBt/UABruHABt+UIB3hVAB5/UAB9hVAB7hVBBCCBC"
-"IC9jVyDBCq0eBnglCNBCBBvyyCcBn0yCAB90yCAB10yCABh0yCABn0yCBBjxyCABzyyCABpxyCABg6BQB/CABl0yCABvjlCEBt2yCQBhkzCYBCr5VagC"
-"lmBoBwCoEkBwC8EKuCDNuCDFuCDBuCq3BzBgE9EWgC65CgBgCgsVgBgCgCZ2BnyeiBkC",
-"2GCgCnBYCDDCCICCXCCDCECCbDCOCCVJCCJCDCCDUCDJCTFChJCCuBCgC0BMCxDRCJbCCHCCwBC28CCgmO4pDrCCLwBC6CEPnoDDCUyBCICCyqeXCTOC"
-"nEHCDfCKCCCFCJCCDKCLICECCCIC/sXCuCNCuCFCuC",
-"gGGiEiEAAAABJEIEAAIIAABGKMCAAACFMMAAICGYQAAAABJEIEAAIIAABGKMCAAACFMMAAIBRIvDvBAAAAEEAAAAAACCCUCCAAAAAAAAEEAAAAAACCCJ"
-"CCAAAAAAADE9BiCCCBGCCAAAAEGEEAAAADGCCAAAACSGGAAAACCAAAAAACCAACXCCAAAAAAAAAAEEEEA9BiCAAAAhBCVVNCMMcQnBnBQQMMMMAAAAAAA"
-"ABGnBnBAAqIqICL9H9HIIIIAAwWmiB5UDC1kBFCkBOOZZqIqIkBkBtJtJAAIIAAIIAAMMAAGGAAGGAADDCCCCXXGONNIIUUAAAAAAUUgKBgmBJB7DGGh"
-"hBs1BeIguBIBBQBDYUoBZHfnBwBgBMIcZFAAMAUECaSrBCmEmEBBDDBdEDOkBSKBAfBqBWC6BFBBDDBiCEDO7BSXC4DkDpCC7F9DNELLAACCKKCGmMoK"
-"jMlKCCCGCCAAMMCM0M2K1L3JTTAAAAIICCIIoJF4f4diCAE5EB8KBBuHQBF1SBumBHB8lBCBWjBI1B5BEMUMUa8DCsHmHBBczCBgJCByIiBD3BhCMCBo"
-"BpHB2STCsPpCiLBobGCmbCBBlBvIBmQoLBgoBJBmXEBeEBUEBUMBrB8FB0M04CBq/FBBgxFFBA8V6EnvNntNCCAAAACCCCAAAAAAAACCAAAAAAAACCCC"
-"CCAAAAAAAACCAAEEAAAACCAAAAAACCAAAACCAAAAAACCAAAAAACCAAEEAAAAAACCAAAAAAAACCAAAAAACCAAAAAAAACCAACCAAAAAAAACCAACCCCAAAA"
-"cLeKBBwQE6CvD7RAAAAAAAAAAAAAAAAAAAAAAIIAAAAAAAAAAAAAAIIAAMMAAAAAAAAAAAAAAAAAAAAAAMMAAAAAAAAAAAAIIAAAAAAGWw1BwzBAAAAA"
-"A/B/BAAAAAAoCoCAAAACG/B/BAAAACmBkCkCAAAAAA/B/BAAAAAAkCkCAAAAAA/B/BAAAAAAsCsCAAAACG/B/BAAAACIsCsCAAAAAABB/BBB/BBBABfA"
-"oCoCAAAAAA/B/BAAAAAAQQIIEEEEMMMMIIC1BvBvBAAAAAA/B/BAAAAAAsCsCAAAAAA/B/BAAAAAAkDkDAAAAAA/B/BAAAAAAQQAAABHAA/B/BAAABBw"
-"CCExuBD+wBABOAAjCjCEEAwiOwiOArgOrgOAACGAA/B/BAABTqmOqmOAxjOxjOAAHHII/B/BAAH5vBxvBvECDiyBy2BABIAAzCzCUUApvBCCylO+0PkJ"
-"BxlODCv7Pv2BuDCq0Qi1QSBIeD8DgEE0BB+CEBsDCBQXB2BBB0BaByBCB8BCBSBBKWBvgRBByBKFghRpiR9gRwiRuiRCCccCCIIGCIICCQQCCIIiBE4B"
-"iCOGwBE5C7CqBqBGEiCiCEE7BCo1Go1Gx9BB1yCvrBBkEBBg3CBBIBBIBBIBBIBBIBBIBBIBBIBBIBBICBKBBKBBIGCSOBCGGBCGGBCGGBCGGWBpDJBk"
-"CNBqGBBgBBBIBBIBBIBBIBBIBBIBBIBBIBBIBBICBKBBKBBIGCSOBCGGBCGGBCGGBCGGWBpDCEoB0EEEDBY+wyBBxxVBB1wVKNgBRAAxBxBACEEEEEBF"
-"GGEEEBBGBCIGBCGGBJGGEEEnBxBMmBrqFB8rlEBBurlEOBYvgBB8hC",
-"go+BuIwkmCovzBkoBo9Sx/Prpf3uN02oBu7lB1kjB18Gz8Bxoc+mGiyO+4Os9HqjEyrBqtErvPn3RutDmsDo2J44Oo7KvuhB3njBkoOsqPyyNmgW5tUl"
-"jX6nUy3MnwR34Ds1S7wRvwQgqHq+Fo2Rr3Rtxfw1B6wJq/L40GohGi/G+xH2lDy+DstIg4GwsDluR1nSoxC0kFo2KsrN7iE/5iBj9Vi4R03Q7/En7Dgm"
-"N6iPz+Zppd2zIw3I4vCq1HwyH4xMp2V/7KrP9rXgkUk/Vq9EurM+4Dr6Z73Q+iUx8NtxXy9Ig6L81K/mQ24Bv1Bj1MjbmyG22LslIp7InsS8zR2+Vy6J"
-"9oMswC8MjrW6lLkK/3GjvK3/R2xBwxL8xV8+M2+Gg2H59b54e8nD0qFklGkxIq2J+6Sg0Q0uEomC3/lBvgc4tM4pUlwGj9W44B0wBmyG+qGs2CioE22E"
-"qqDkzI+nC6P4lH3gftqgBsqBqiPqgak+Mx/UprVkrCy7FmsMu8Dz1W3nOmwGisDqjCw/K6kKw+F69F0pJgrLoxCkS57jBzmPyihB0wOltYjjkBtgIw2G"
-"q2F26Em8GqjGgkG8yJ0jNipNn/U91E9/JlrX02Ks8CyqDwsD6rDkmCu7Dm/Pl6V/ib2wiBlgJ91c+7OihZ9lHr+W4oEmkJ+mX71QtnhB4jFogJyuFqpB"
-"u5C81F6vEm3F6uJw2E6vEigH5ofviU8NsxB2nQ0iK2gR6lL4/D/rantYilNgwGvsDuc/lEx/FwpMx9QjiE03B9yY4mG4sIgjP70Dv7H+yF6hRw5QkxD+"
-"Tz3b1kclxECB0xDBBorICK3nDsrG4uSkhDopByCiDi/O+yBx5LBBo1EBB2zFCCsiFqgDDkCurE+/DyDwrCzkE5vD/ygB/8iB+ZkeuZwIyrBqrB2M0jBg"
-"kBoiCs8BgjC0vC0P0Ii8Bg/BkUmqBsuDq5C2ao1BywBorBsmD4xCwLUOcauDiDmLmPgYm3BykB6EyWoc2nBonB4I8dupD+zCifmakd+cmuBgzB6yDu8D"
-"wVz4bmr1Gm6QCqDvs6HlmYk0BpjBlCggBkY0XstB2lBH6IisBitB0OiK8RodgnCi7BuJoN+WiagDgEwFoGoNkdwe8I0TkiBicuK+D8lComCwciyB0YuE"
-"mV4kBy4DuMvvCqPkc4d0MuRoO6K4L0C+G4EkYi3BovB0c2ZyXmeihBohC0+BuiCk1C6gBqFyTkWYSmDnB2D6J+c86B02BimBogBmuC6mC0NwPyKgD4Du"
-"wBi2DwzmGwqkG24Ftq2H575H4pCijpIupuI0oW54+Gp0vHmp/D+QrwoBr1oBI0u5G+Rn34G2FoF+LuJ6GsDxkO226G+qOru6GuBmCw75G7rOp75GotOo"
-"+5GUt65G1sBQyuBmjgJgE39/IrxOwDu2OuDiD51OgFo7O6BiDiCYkBmE0DiBkCmCYEA6q7GivOjm7GhpOy57GYj37G2B6KkDrFgD0F8I8G6FmFiDiCqB"
-"uC0BuBmWoEC2ElKzkC0nBu8CzP+DxGqCsK0Hmr+GsE5+9GoBmC4BwEs4+Gw4+G3r+G9s+G2DlE+DzuRz2R0hSkkSsD0o/GqI/++GoC2Biz/GYjx/Go1B"
-"4Bj9T8D6uSgG+BoygHsLE2C1ngHcsHsGj7S2By/SgEiE19S0xhH0BlthHujTMuB4tiJoDhmgCmjiH/ywG9giH9tR1lTs5pHmx0Ir1pH9mhI9nT+C0uT6"
-"D4C0K9rTp2T01Tw72HmD34iHqIMA4CkEwDsBF0DmEwB8BqC6EsJuH+JwjkHlB/gkH2CuI4H8mkH8D3ikHxHt5UgMglVoDNhjVwNgwV2rlHuHjxkHsG99"
-"VwEhB56V0oLirL82KuwK66MlsRr5Mk0RUmEkDqmmHzgWx8lH4jWwFgQ2hmHS7kmHsIjoW8CsgXwKqQyrmHmD1o9HsE+o+HmDxl+H8Bi1XwE4BmtnHg14"
-"G6G5r4GkciH9+nHvFyEuNiGGbuD4Bs6nHhF9unH0T3vY6Fo5YsgoH7Ml2nHq2oHgioHv5nHp1nHwF7BvoZ+CuuZ6CgD8qqGwJ8zeuFwU4Ir3oHwCm9pH"
-"gDl3pHqrqH+3qH17pHxoqH7sa0BY5ua+4ao6a0CyCyFz2a0F2xmI0B4FkDlvVgKkgXw6sHmK37nI3joIwvb2uoI8/sHsCiE1/sHnhtHC2CrubiEapvbu"
-"9pIw7bh5tH8Hx6b01uHmncoH+2uH1wuHztuH/lcqF2xcekzvHwlwH2Sx7vHpqsI6rwHo8cj+vH95curwH2qd/9sIsBmkdwBmqxHmGpouIoGiwd8H7sdm"
-"+xHmxvI9svIkJiieqG2Bn0xHgHguyH8xyHznyHqIgBxkZ1pe5q5G8yetqe2D0qLymzHgwmInhaxhaj54Gv54G65Gx5e5wGgifYv9XoBggYYmD+n0HB9h"
-"0H8HgJ/DgBoM0JnJ5IyHkB0m0H+40H+J/j0In+zHw8fqCut3H8E7pCtggB180Iol1Ii31Irk1Ijo1HivgBuBakE+BqG0F2GsEb8Fn5gB2F0ihBv+gB+F"
-"0mhBug3HoHx42HjqhB4Bz3Io73H2qiJ/+4I9p5Ik+hBsiiB0OwW8x4HsFt+3HgHsLoh5H6o9Fn24Hvk9FqCky9FoOr68F8v7Hqr7H7z6H3v6H6H6j7HU"
-"rv6H4bgK1FiSyZig8HsXpmhJ4Ck+hJh9lBnr7H48JgGm55Iuv9HttjJn6jJk3mBo5kJ7ymB4Iy1mB1o+H8B26+HyLlolJuEonnByJuFn/mBkzgIo0nB/"
-"u/H2ej3nB/goBypoBi+pJ9moBuDsxqJ4Yl1hI1zqJ8Dw6oBYiBiB4C0ujI",
-"ruCHZAJW+LHZAJWnCDmE1BHXAHZALW+HRU+DHXAHZALWvEFZAHbAJCnpDB+CBB6CBB2CBByCBBuCDBmCtBDVADXpg+BHZAJWvLFXBJB7HDVADXi9uBNO"
-"ANMABcADcAFcAHcAJc2CDrFADtFAD9EAD/EAH/EAHhF",
-};
-/* to here */
-
-typedef struct mtt__bert {
-    mtt_env *env;
-    mtt_wordpiece options;
-    unsigned char *kinds; /* of all code points; NULL in byte-level BPE */
-    mtt__table map;       /* (MTT__CASE, letter) to lower case, (MTT__BASE, letter) to base, (MTT__PAIR, letter) to its second */
-} mtt__bert;
-
-static uint32_t mtt__letter(const mtt__bert *b, uint32_t kind, uint32_t c, uint32_t otherwise)
-{
-    uint32_t letter = mtt__table_find(&b->map, mtt__pair_key(kind, c))->value;
-    return letter == MTT__NONE ? otherwise : letter;
-}
-
-static uint32_t mtt__run_number(const char **at, int with_sign)
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    uint32_t value = 0, digit = 32;
-    int shift;
-    for (shift = 0; digit & 32; shift += 5) {
-        digit = (uint32_t)(strchr(digits, *(*at)++) - digits);
-        value |= (digit & 31) << shift;
-    }
-    return !with_sign ? value : value & 1 ? ~(value >> 1) : value >> 1;
-}
-
-static mtt_status mtt__bert_init(mtt_env *env, mtt__bert *b, const mtt_wordpiece *options)
-{
-    mtt_status status = mtt__table_grow(env, &b->map);
-    uint32_t kind, c, n, way = 0, letter, before, value, step;
-    b->env = env;
-    if (options) b->options = *options;
-    b->kinds = (unsigned char *)mtt__alloc(env, 0x110000, 1);
-    if (!b->kinds) return MTT_E_MEMORY;
-    for (kind = MTT__CONTROL; kind <= MTT__PAIR; kind++) {
-        const char *at = mtt__bert_runs[kind - 1];
-        const uint32_t cases = kind == MTT__CASE || kind == MTT__CASE_BY_TWO, bases = kind == MTT__BASE || kind == MTT__BASE_OF_CJK;
-        for (c = letter = before = 0, step = kind == MTT__CASE_BY_TWO ? 2 : 1; *at && status == MTT_OK; c -= step - 1) {
-            c += mtt__run_number(&at, 0);
-            n = kind == MTT__PAIR ? 1 : mtt__run_number(&at, 0);
-            if (cases || kind == MTT__PAIR) way = mtt__run_number(&at, 1);
-            for (; n && status == MTT_OK; n--, c += step) {
-                value = bases ? before + mtt__run_number(&at, 1) : c + way;
-                if (bases) before = letter, letter = value;
-                if (kind <= MTT__CJK) b->kinds[c] = (unsigned char)kind;
-                else status = mtt__table_put(env, &b->map, mtt__pair_key(cases ? MTT__CASE : MTT__BASE, c), value);
-                if (kind == MTT__PAIR && status == MTT_OK)
-                    status = mtt__table_put(env, &b->map, mtt__pair_key(kind, c), c + mtt__run_number(&at, 1));
-            }
-        }
-    }
-    return status;
-}
-
-static void mtt__bert_free(mtt__bert *b)
-{
-    mtt__free(b->env, b->kinds);
-    mtt__free(b->env, b->map.cells);
-}
-
-/* A letter without accents, of up to four parts (Unicode's NFD without Mn; Hangul by its formula). */
-static int mtt__bert_strip(const mtt__bert *b, uint32_t c, uint32_t out[4])
-{
-    uint32_t parts[4], second, hangul = c - 0xac00;
-    int n = 0, count = 0;
-    if (b->kinds[c] == MTT__MARK) return 0;
-    if (c >= 0xac00 && c < 0xd7a4) {
-        out[0] = 0x1100 + hangul / 588;
-        out[1] = 0x1161 + hangul % 588 / 28;
-        out[2] = 0x11a7 + hangul % 28;
-        return 2 + (hangul % 28 > 0);
-    }
-    for (; (second = mtt__letter(b, MTT__PAIR, c, 0)) != 0; c = mtt__letter(b, MTT__BASE, c, c)) parts[n++] = second;
-    for (out[count++] = mtt__letter(b, MTT__BASE, c, c); n; n--) out[count++] = parts[n - 1];
-    return count;
-}
-
-/* A word on its way from a text: a space and its normalised characters. A longer one than 100 is not looked at. */
-enum { MTT__WORD_CHARACTERS = 100 };
-typedef struct mtt__spelling {
-    mtt_status (*use)(void *user, const char *word, size_t size); /* size 1 if it is too long */
-    void *user;
-    mtt_status status;
-    size_t size, count; /* bytes and characters */
-    char word[MTT__WORD_CHARACTERS * 4 + 1];
-} mtt__spelling;
-
-static void mtt__spell_end(mtt__spelling *s)
-{
-    if (s->count && s->status == MTT_OK) s->status = s->use(s->user, s->word, s->count > MTT__WORD_CHARACTERS ? 1 : s->size);
-    s->count = 0;
-    s->size = 1;
-}
-
-static void mtt__spell(const mtt__bert *b, mtt__spelling *s, uint32_t c)
-{
-    int kind = b->kinds[c], blank = kind == MTT__BLANK || kind == MTT__CONTROL_BLANK;
-    if (blank || kind == MTT__PUNCTUATION) mtt__spell_end(s);
-    if (!blank && s->count++ < MTT__WORD_CHARACTERS) s->size += mtt__utf8_put(c, s->word + s->size);
-    if (kind == MTT__PUNCTUATION) mtt__spell_end(s);
-}
-
-/* Cuts a text into words as BertNormalizer and BertPreTokenizer do, one after the other. */
-static mtt_status mtt__bert_words(const mtt__bert *b, const unsigned char *at, size_t bytes,
-                                  mtt_status (*use)(void *user, const char *word, size_t size), void *user)
-{
-    const unsigned char *end = at + bytes;
-    const mtt_wordpiece *o = &b->options;
-    mtt__spelling s;
-    int size, i, n;
-    s.use = use;
-    s.user = user;
-    s.status = MTT_OK;
-    s.count = 0;
-    s.word[0] = ' ';
-    for (s.size = 1; at < end && s.status == MTT_OK; at += size) {
-        uint32_t c = at[0], letters[4];
-        int kind, alone;
-        size = 1;
-        if (c >= 0x80) c = mtt__utf8_get(at, end, &size);
-        if (c == MTT__NONE) c = 0xfffd; /* which is a control, too */
-        kind = b->kinds[c];
-        alone = kind == MTT__CJK && !o->keep_cjk;
-        if (!o->keep_controls && (kind == MTT__CONTROL || kind == MTT__CONTROL_BLANK)) continue;
-        if (alone) mtt__spell_end(&s);
-        letters[0] = c;
-        n = o->strip_accents && c >= 0x80 ? mtt__bert_strip(b, c, letters) : 1;
-        for (i = 0; i < n; i++) {
-            mtt__spell(b, &s, o->lowercase ? mtt__letter(b, MTT__CASE, letters[i], letters[i]) : letters[i]);
-            if (o->lowercase && letters[i] == 0x130) mtt__spell(b, &s, 0x307); /* the only one that becomes two */
-        }
-        if (alone) mtt__spell_end(&s);
-    }
-    mtt__spell_end(&s);
-    return s.status;
-}
-
-/* ---- vocabulary */
-
-typedef struct mtt__merge {
-    uint32_t left, right, id;
-} mtt__merge;
-
+/* An entry of the cache. Each word has one place, where it replaces the word before. */
 typedef struct mtt__word {
     uint8_t size, count;
     char text[MTT__WORD_BYTES];
     int32_t ids[MTT__WORD_IDS];
 } mtt__word;
 
-/* Where ids go: all are counted, those that fit are written. */
-typedef struct mtt__ids {
-    int32_t *at;
-    size_t count, capacity;
-} mtt__ids;
-
 struct mtt_tokenizer {
     mtt_env *env;
-    unsigned char *classes;
+    mtt_tokenizer_kind kind;
+    void *own;           /* the kind's state */
     mtt__strings pieces; /* item i holds the bytes of id i */
-    uint32_t byte_id[256], end_of_text;
-    mtt__merge *merges; /* by rank */
-    size_t merge_count, merge_capacity;
-    mtt__table ranks; /* of pairs */
-    mtt__word *cache; /* each word has one place, where the latest stays */
-    mtt__bert bert;   /* of WordPiece, whose pieces stand as they decode: " the", "ing"; those that decode to nothing count 1 */
-    uint32_t unknown; /* MTT__NONE in BPE */
-    size_t longest;   /* bytes of a piece of WordPiece */
-    mtt__ids *found;  /* where mtt__match puts its ids */
+    uint32_t end_of_text;
+    mtt__word *cache; /* NULL until the first mtt_encode */
 };
-
-static mtt_status mtt__tokenizer_new(mtt_env *env, mtt_tokenizer **out)
-{
-    mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
-    if (!t) return MTT_E_MEMORY;
-    t->env = t->pieces.env = env;
-    t->unknown = MTT__NONE;
-    t->classes = mtt__classes_create(env);
-    t->cache = (mtt__word *)mtt__alloc(env, (size_t)1 << MTT__WORD_CACHE_BITS, sizeof(*t->cache));
-    if (!t->classes || !t->cache || mtt__table_grow(env, &t->ranks) != MTT_OK) return MTT_E_MEMORY;
-    return mtt__table_grow(env, &t->pieces.table);
-}
 
 MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
 {
     if (!t) return;
+    if (t->own) t->kind.destroy(t);
     mtt__strings_free(&t->pieces);
-    mtt__free(t->env, t->classes);
-    mtt__free(t->env, t->merges);
-    mtt__free(t->env, t->ranks.cells);
     mtt__free(t->env, t->cache);
-    mtt__bert_free(&t->bert);
     mtt__free(t->env, t);
 }
 
-/* Hands a finished tokenizer out, or frees an unfinished one. */
-static mtt_status mtt__tokenizer_done(mtt_status status, mtt_tokenizer *t, mtt_tokenizer **out)
+/* Makes a tokenizer of a file, or of words, or without pieces. */
+static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *kind,
+                                      struct mtt__vocab_file *file, const mtt__strings *words, int vocab,
+                                      mtt_tokenizer **out)
 {
-    if (status != MTT_OK) mtt_tokenizer_destroy(t);
-    *out = status == MTT_OK ? t : NULL;
-    return status;
-}
-
-/* GPT-2's printable alphabet: bytes 21-7E, A1-AC and AE-FF stand for themselves, the others, in order, for U+0100 and up. */
-static uint32_t mtt__byte_code(int byte)
-{
-    int code = byte <= 0x20 ? 0x100 + byte : byte >= 0x7f && byte <= 0xa0 ? 0xa2 + byte : byte == 0xad ? 0x143 : byte;
-    return (uint32_t)code;
-}
-
-/* The byte that a code point stands for, -1 for none. */
-static int mtt__code_byte(uint32_t code)
-{
-    int byte = (int)(code < 0x100 ? code : code <= 0x120 ? code - 0x100 : code < 0x143 ? code - 0xa2 : 0xad);
-    return code < MTT__ALPHABET_END && mtt__byte_code(byte) == code ? byte : -1;
-}
-
-/* Appends the 256 bytes in the order of the alphabet's code points. */
-static mtt_status mtt__tokenizer_add_bytes(mtt_tokenizer *t)
-{
-    uint32_t code;
-    for (code = 0; code < MTT__ALPHABET_END; code++) {
-        int byte = mtt__code_byte(code);
-        char text = (char)byte;
-        if (byte >= 0 && mtt__strings_add(&t->pieces, &text, 1, &t->byte_id[byte]) != MTT_OK) return MTT_E_MEMORY;
-    }
-    return MTT_OK;
-}
-
-/* Appends a WordPiece as it stands in a vocabulary. */
-static mtt_status mtt__wordpiece_add(mtt_tokenizer *t, const char *at, size_t size, uint32_t *id)
-{
-    static const char *const silent[] = {"[PAD]", "[CLS]", "[SEP]", "[MASK]"};
-    mtt__strings *s = &t->pieces;
-    size_t i, end = s->bytes_size, skip = size > 2 && memcmp(at, "##", 2) == 0 ? 3 : 0;
+    mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_status status;
-    for (i = 0; i < MTT__LENGTH(silent); i++)
-        if (size == strlen(silent[i]) && memcmp(at, silent[i], size) == 0) skip = 1;
-    if (mtt__reserve(t->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(end, size + 1), 1) != MTT_OK) return MTT_E_MEMORY;
-    s->bytes[end] = ' ';
-    memcpy(s->bytes + end + 1, at, size);
-    status = mtt__strings_add(s, s->bytes + end + skip, size + 1 - skip, id);
-    if (status == MTT_OK && skip == 1) s->items[*id].count = 1;
+    if (!t) return MTT_E_MEMORY;
+    t->env = t->pieces.env = env;
+    t->kind = *kind;
+    status = mtt__table_grow(env, &t->pieces.table);
+    if (!status) status = kind->create(t);
+    if (!status && file) status = kind->load(t, file);
+    if (!status && words) status = kind->learn(t, vocab, words);
+    if (!status) return MTT_OK;
+    mtt_tokenizer_destroy(t);
+    *out = NULL;
     return status;
-}
-
-/* NULL, or what a vocabulary of WordPieces lacks. */
-static const char *mtt__wordpiece_finish(mtt_tokenizer *t)
-{
-    uint64_t key;
-    size_t i;
-    for (i = 0; i < t->pieces.count; i++)
-        if (t->longest < t->pieces.items[i].size) t->longest = t->pieces.items[i].size;
-    t->unknown = mtt__strings_find(&t->pieces, " [UNK]", 6, &key);
-    t->end_of_text = mtt__strings_find(&t->pieces, "[SEP]", 5, &key);
-    return t->unknown != MTT__NONE && t->end_of_text != MTT__NONE ? NULL : "[UNK] or [SEP] is not in the vocabulary";
-}
-
-MTT__INLINE uint32_t mtt__rank(const mtt_tokenizer *t, int32_t left, int32_t right)
-{
-    return mtt__table_find(&t->ranks, mtt__pair_key((uint32_t)left, (uint32_t)right))->value;
-}
-
-/* Appends the merge of next lower precedence, unless it is there already, and the piece that it makes, joined at the unused
-   end of the pieces' bytes. A piece of the same bytes may exist by another way: it then keeps its id. */
-static mtt_status mtt__tokenizer_merge(mtt_tokenizer *t, uint32_t left, uint32_t right, uint32_t *id)
-{
-    mtt__strings *s = &t->pieces;
-    const mtt__string a = s->items[left], b = s->items[right];
-    const size_t n = t->merge_count, end = s->bytes_size, size = mtt__add(a.size, b.size);
-    uint32_t rank = mtt__rank(t, (int32_t)left, (int32_t)right);
-    if (rank != MTT__NONE) return *id = t->merges[rank].id, MTT_OK;
-    if (mtt__reserve(t->env, (void **)&t->merges, &t->merge_capacity, n + 1, sizeof(*t->merges)) != MTT_OK ||
-        mtt__reserve(t->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(end, size), 1) != MTT_OK)
-        return MTT_E_MEMORY;
-    memcpy(s->bytes + end, s->bytes + a.at, a.size);
-    memcpy(s->bytes + end + a.size, s->bytes + b.at, b.size);
-    if (mtt__strings_add(s, s->bytes + end, size, id) != MTT_OK) return MTT_E_MEMORY;
-    t->merges[n].left = left;
-    t->merges[n].right = right;
-    t->merges[n].id = *id;
-    t->merge_count++;
-    return mtt__table_put(t->env, &t->ranks, mtt__pair_key(left, right), (uint32_t)n);
 }
 
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *t)
@@ -6487,12 +6222,16 @@ MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *t)
 
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *t, int id, size_t *bytes)
 {
-    int known = id >= 0 && (size_t)id < t->pieces.count;
-    *bytes = known && !t->pieces.items[id].count ? t->pieces.items[id].size : 0;
-    return known ? t->pieces.bytes + t->pieces.items[id].at : NULL;
+    const mtt__string *piece = id >= 0 && (size_t)id < t->pieces.count ? &t->pieces.items[id] : NULL;
+    *bytes = piece && !piece->silent ? piece->size : 0;
+    return piece ? t->pieces.bytes + piece->at : NULL;
 }
 
-/* ---- encoding */
+/* Where ids go: all are counted, those that fit are written. */
+typedef struct mtt__ids {
+    int32_t *at;
+    size_t count, capacity;
+} mtt__ids;
 
 static void mtt__ids_put(mtt__ids *out, const int32_t *ids, size_t count)
 {
@@ -6501,868 +6240,863 @@ static void mtt__ids_put(mtt__ids *out, const int32_t *ids, size_t count)
     out->count += count;
 }
 
-/* Merges the pair of lowest rank, leftmost first, until none is left. Returns the number of ids. */
-static size_t mtt__merge_short(const mtt_tokenizer *t, const unsigned char *at, size_t n, int32_t ids[MTT__WORD_BYTES])
+/* Appends the ids of a short word, from the cache if it is there. */
+MTT__INLINE mtt_status mtt__encode_word(const mtt_tokenizer *t, const char *at, size_t size, mtt__ids *out)
 {
-    uint32_t rank[MTT__WORD_BYTES];
-    size_t i, best;
-    for (i = 0; i < n; i++) ids[i] = (int32_t)t->byte_id[at[i]];
-    for (i = 0; i + 1 < n; i++) rank[i] = mtt__rank(t, ids[i], ids[i + 1]);
-    for (; n > 1; n--) {
-        for (best = 0, i = 1; i + 1 < n; i++)
-            if (rank[i] < rank[best]) best = i;
-        if (rank[best] == MTT__NONE) break;
-        ids[best] = (int32_t)t->merges[rank[best]].id;
-        for (i = best + 1; i + 1 < n; i++) {
-            ids[i] = ids[i + 1];
-            rank[i] = i + 2 < n ? rank[i + 1] : MTT__NONE;
-        }
-        if (best) rank[best - 1] = mtt__rank(t, ids[best - 1], ids[best]);
-        rank[best] = best + 2 < n ? mtt__rank(t, ids[best], ids[best + 1]) : MTT__NONE;
-    }
-    return n;
-}
-
-typedef struct mtt__node {
-    uint32_t previous, next, rank; /* rank of the pair with the next node; MTT__NONE also in nodes merged away */
-    int32_t id;
-} mtt__node;
-
-static mtt_status mtt__node_rank(const mtt_tokenizer *t, mtt__node *nodes, uint32_t i, mtt__heap *heap)
-{
-    uint32_t next = nodes[i].next;
-    nodes[i].rank = next == MTT__NONE ? MTT__NONE : mtt__rank(t, nodes[i].id, nodes[next].id);
-    return nodes[i].rank == MTT__NONE ? MTT_OK : mtt__heap_push(t->env, heap, nodes[i].rank, i);
-}
-
-/* The same in O(n log n): a linked list, and a heap of (rank, place) whose stale entries are passed over. */
-static mtt_status mtt__merge_long(const mtt_tokenizer *t, const unsigned char *at, size_t n, mtt__ids *out)
-{
-    mtt__node *nodes = (mtt__node *)mtt__alloc(t->env, n < MTT__NONE ? n : SIZE_MAX, sizeof(*nodes));
-    mtt_status status = nodes ? MTT_OK : MTT_E_MEMORY;
-    mtt__heap heap = {NULL, 0, 0};
-    mtt__ranked top;
-    uint32_t i;
-    for (i = 0; i < n && nodes; i++) {
-        nodes[i].id = (int32_t)t->byte_id[at[i]];
-        nodes[i].previous = i - 1;
-        nodes[i].next = i + 1 < n ? i + 1 : MTT__NONE;
-    }
-    for (i = 0; i < n && status == MTT_OK; i++) status = mtt__node_rank(t, nodes, i, &heap);
-    while (status == MTT_OK && mtt__heap_pop(&heap, &top)) {
-        uint32_t here = (uint32_t)top.tie, gone = nodes[here].next, after;
-        if (nodes[here].rank != top.key) continue;
-        after = nodes[gone].next;
-        nodes[here].id = (int32_t)t->merges[top.key].id;
-        nodes[gone].rank = MTT__NONE;
-        nodes[here].next = after;
-        if (after != MTT__NONE) nodes[after].previous = here;
-        status = mtt__node_rank(t, nodes, here, &heap);
-        if (status == MTT_OK && here) status = mtt__node_rank(t, nodes, nodes[here].previous, &heap);
-    }
-    for (i = 0; i != MTT__NONE && status == MTT_OK; i = nodes[i].next) mtt__ids_put(out, &nodes[i].id, 1);
-    mtt__free(t->env, nodes);
-    mtt__free(t->env, heap.at);
-    return status;
-}
-
-/* The longest piece that fits from the left, again and again; [UNK] for a word of which a part fits none. */
-static mtt_status mtt__match(void *user, const char *word, size_t size)
-{
-    const mtt_tokenizer *t = (const mtt_tokenizer *)user;
-    int32_t ids[MTT__WORD_CHARACTERS];
-    size_t from = 0, end, count = 0;
-    uint32_t id = size > 1 ? 0 : MTT__NONE;
-    uint64_t key;
-    for (; from < size && id != MTT__NONE; from = end) {
-        end = t->longest < size - from ? from + t->longest : size;
-        for (id = MTT__NONE; end > from; end--)
-            if (end == size || (word[end] & 0xc0) != 0x80) {
-                id = mtt__strings_find(&t->pieces, word + from, end - from, &key);
-                if (id != MTT__NONE) break;
-            }
-        ids[count++] = (int32_t)id;
-    }
-    ids[0] = id == MTT__NONE ? (int32_t)t->unknown : ids[0];
-    mtt__ids_put(t->found, ids, id == MTT__NONE ? 1 : count);
+    mtt__word *word = &t->cache[mtt__hash(at, size) >> (64 - MTT__CACHE_BITS)];
+    int32_t ids[MTT__WORD_BYTES];
+    mtt__ids found = {ids, 0, MTT__WORD_BYTES};
+    mtt_status status;
+    if (word->size == size && memcmp(word->text, at, size) == 0)
+        return mtt__ids_put(out, word->ids, word->count), MTT_OK;
+    status = t->kind.spell(t, at, size, &found);
+    mtt__ids_put(out, ids, found.count);
+    if (status || found.count > MTT__WORD_IDS) return status;
+    word->size = (uint8_t)size;
+    word->count = (uint8_t)found.count;
+    memcpy(word->text, at, size);
+    memcpy(word->ids, ids, found.count * sizeof(*ids));
     return MTT_OK;
 }
 
-/* The length of a pre-token: in WordPiece, of what stands up to the next of the blanks that end a word under all options. */
-static size_t mtt__pretoken_of(const mtt_tokenizer *t, const unsigned char *at, size_t bytes)
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids, size_t capacity,
+                             size_t *count)
 {
-    size_t n = 1;
-    if (!t->bert.kinds) return mtt__pretoken(t->classes, at, bytes);
-    while (n < bytes && !memchr(" \n\r\t", at[n], 4)) n++;
-    return n;
-}
-
-static void mtt__merge_cached(mtt_tokenizer *t, const unsigned char *at, size_t n, mtt__ids *out)
-{
-    mtt__word *word = &t->cache[mtt__hash((const char *)at, n) >> (64 - MTT__WORD_CACHE_BITS)];
-    if (word->size != n || memcmp(word->text, at, n) != 0) {
-        int32_t ids[MTT__WORD_BYTES];
-        mtt__ids found = {ids, 0, MTT__WORD_BYTES};
-        size_t count;
-        t->found = &found;
-        if (t->bert.kinds) mtt__bert_words(&t->bert, at, n, mtt__match, t);
-        count = t->bert.kinds ? found.count : mtt__merge_short(t, at, n, ids);
-        mtt__ids_put(out, ids, count);
-        if (count > MTT__WORD_IDS) return;
-        word->size = (uint8_t)n;
-        word->count = (uint8_t)count;
-        memcpy(word->text, at, n);
-        memcpy(word->ids, ids, count * sizeof(*ids));
-    } else mtt__ids_put(out, word->ids, word->count);
-}
-
-MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids, size_t capacity, size_t *count)
-{
-    const unsigned char *at = (const unsigned char *)text;
-    size_t left = bytes, n;
+    mtt__ids out = {ids, 0, capacity};
     mtt_status status = MTT_OK;
-    mtt__ids out;
-    out.at = ids;
-    out.count = 0;
-    out.capacity = capacity;
-    for (; left && status == MTT_OK; at += n, left -= n) {
-        n = mtt__pretoken_of(t, at, left);
-        t->found = &out;
-        if (n <= MTT__WORD_BYTES) mtt__merge_cached(t, at, n, &out);
-        else if (t->bert.kinds) mtt__bert_words(&t->bert, at, n, mtt__match, t);
-        else status = mtt__merge_long(t, at, n, &out);
+    size_t size;
+    *count = 0;
+    if (!t->cache) t->cache = (mtt__word *)mtt__alloc(t->env, 1u << MTT__CACHE_BITS, sizeof(*t->cache));
+    if (!t->cache) return MTT_E_MEMORY;
+    for (; bytes && !status; text += size, bytes -= size) {
+        size = t->kind.cut(t, text, bytes);
+        status = (size > MTT__WORD_BYTES ? t->kind.spell : mtt__encode_word)(t, text, size, &out);
     }
-    *count = status == MTT_OK ? out.count : 0;
-    if (*count <= capacity) return status;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu tokens, and there is room for %zu: make room", *count, capacity);
+    if (status) return status;
+    *count = out.count;
+    if (out.count <= capacity) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "%zu tokens do not fit an array of %zu: enlarge it", out.count,
+                     capacity);
 }
 
-MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text, size_t capacity, size_t *bytes)
+MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text,
+                             size_t capacity, size_t *bytes)
 {
     size_t i, size, filled = 0;
     *bytes = 0;
     for (i = 0; i < count; i++) {
         const char *piece = mtt_tokenizer_bytes(t, ids[i], &size);
         if (!piece)
-            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the %zu ids: take its own tokenizer", i,
-                             (int)ids[i], t->pieces.count);
-        if (size && filled == *bytes && size <= capacity - filled) memcpy(text + filled, piece, size), filled += size;
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu: use "
+                             "the tokenizer that made it", i, (int)ids[i], t->pieces.count);
+        if (size && filled == *bytes && size <= capacity - filled) {
+            memcpy(text + filled, piece, size);
+            filled += size;
+        }
         *bytes += size;
     }
     if (*bytes == filled) return MTT_OK;
-    return mtt__fail(t->env, MTT_E_ARGUMENT, "the text has %zu bytes, and there is room for %zu: make room", *bytes, capacity);
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "%zu bytes do not fit a buffer of %zu: enlarge it", *bytes,
+                     capacity);
 }
 
-/* ---- training */
+/* ---- byte-level BPE */
 
-struct mtt_bpe_trainer {
-    mtt_env *env;
-    unsigned char *classes;
-    mtt__strings words;
-    mtt__bert bert;
-};
+typedef struct mtt__merge {
+    uint32_t left, right, id;
+} mtt__merge;
 
-MTTDEF mtt_status mtt_bpe_trainer_create(mtt_env *env, mtt_bpe_trainer **out)
+/* Merges in order of their ranks, and the rank of each pair. */
+typedef struct mtt__merges {
+    mtt__merge *at;
+    size_t count, capacity;
+    mtt__table ranks;
+} mtt__merges;
+
+typedef struct mtt__bpe {
+    unsigned char *classes;          /* of code points below MTT__UNICODE_END */
+    uint16_t code[256];              /* of each byte in GPT-2's printable alphabet */
+    int16_t byte[MTT__ALPHABET_END]; /* of each code; -1 = none */
+    uint32_t byte_id[256];
+    mtt__merges merges;
+} mtt__bpe;
+
+static void mtt__bpe_destroy(mtt_tokenizer *t)
 {
-    mtt_bpe_trainer *trainer = (mtt_bpe_trainer *)mtt__alloc(env, 1, sizeof(*trainer));
-    *out = NULL;
-    if (!trainer) return MTT_E_MEMORY;
-    trainer->env = trainer->words.env = env;
-    trainer->classes = mtt__classes_create(env);
-    if (trainer->classes) *out = trainer;
-    else mtt_bpe_trainer_destroy(trainer);
-    return *out ? MTT_OK : MTT_E_MEMORY;
+    mtt__bpe *b = (mtt__bpe *)t->own;
+    mtt__free(t->env, b->classes);
+    mtt__free(t->env, b->merges.at);
+    mtt__free(t->env, b->merges.ranks.cells);
+    mtt__free(t->env, b);
 }
 
-MTTDEF mtt_status mtt_wordpiece_trainer_create(mtt_env *env, const mtt_wordpiece *options, mtt_bpe_trainer **out)
+/* Bytes 21-7E, A1-AC and AE-FF are themselves in the alphabet; the others, in order, are U+0100 and up. */
+static mtt_status mtt__bpe_create(mtt_tokenizer *t)
 {
-    mtt_status status = mtt_bpe_trainer_create(env, out);
-    if (status == MTT_OK) status = mtt__bert_init(env, &(*out)->bert, options);
-    if (status == MTT_OK || !*out) return status;
-    mtt_bpe_trainer_destroy(*out);
-    *out = NULL;
-    return status;
-}
-
-MTTDEF void mtt_bpe_trainer_destroy(mtt_bpe_trainer *trainer)
-{
-    if (!trainer) return;
-    mtt__strings_free(&trainer->words);
-    mtt__bert_free(&trainer->bert);
-    mtt__free(trainer->env, trainer->classes);
-    mtt__free(trainer->env, trainer);
-}
-
-static mtt_status mtt__trainer_word(mtt_bpe_trainer *trainer, const char *at, size_t size, uint64_t count)
-{
-    uint32_t word;
-    if (mtt__strings_add(&trainer->words, at, size, &word) != MTT_OK) return MTT_E_MEMORY;
-    trainer->words.items[word].count += count;
+    mtt__bpe *b = (mtt__bpe *)mtt__alloc(t->env, 1, sizeof(*b));
+    size_t run, c, other = 0x100;
+    t->own = b;
+    if (!b) return MTT_E_MEMORY;
+    b->classes = (unsigned char *)mtt__alloc(t->env, MTT__UNICODE_END, 1);
+    if (!b->classes || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
+    memset(b->byte, -1, sizeof(b->byte));
+    for (c = 0; c < 256; c++) {
+        b->code[c] = (uint16_t)(c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad ? other++ : c);
+        b->byte[b->code[c]] = (int16_t)c;
+    }
+    for (run = c = 0; run < MTT__LENGTH(mtt__unicode_runs); c += mtt__unicode_runs[run++] / 4)
+        memset(b->classes + c, mtt__unicode_runs[run] & 3, mtt__unicode_runs[run] / 4);
     return MTT_OK;
 }
 
-static mtt_status mtt__trainer_count(void *user, const char *word, size_t size)
+/* The class and size of the symbol at `at`. A byte outside well-formed UTF-8 is a symbol of class other. */
+MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end,
+                            int *size)
 {
-    return size > 1 ? mtt__trainer_word((mtt_bpe_trainer *)user, word, size, 1) : MTT_OK;
+    uint32_t c = at[0];
+    *size = 1;
+    if (c >= 0x80) c = mtt__utf8_get(at, end, size);
+    return c < MTT__UNICODE_END ? classes[c] : (int)MTT__OTHER;
 }
 
-MTTDEF mtt_status mtt_bpe_trainer_add(mtt_bpe_trainer *trainer, const char *text, size_t bytes)
+/* The length of the first pre-token of a text that is not empty, by GPT-2's expression
+   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+static size_t mtt__bpe_cut(const mtt_tokenizer *t, const char *text, size_t bytes)
 {
-    size_t n;
-    mtt_status status = MTT_OK;
-    if (trainer->bert.kinds)
-        return mtt__bert_words(&trainer->bert, (const unsigned char *)text, bytes, mtt__trainer_count, trainer);
-    for (; bytes && status == MTT_OK; text += n, bytes -= n) {
-        n = mtt__pretoken(trainer->classes, (const unsigned char *)text, bytes);
-        status = mtt__trainer_word(trainer, text, n, 1);
+    const unsigned char *classes = ((const mtt__bpe *)t->own)->classes;
+    const unsigned char *begin = (const unsigned char *)text, *at = begin, *end = at + bytes, *last = at;
+    int size, kind = mtt__symbol(classes, at, end, &size);
+    if (*at == '\'' && bytes > 1) {
+        int a = at[1], b = bytes > 2 ? at[2] : 0;
+        if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+        if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 3;
     }
-    return status;
+    if (*at == ' ' && bytes > 1) {
+        int next_size, next = mtt__symbol(classes, at + 1, end, &next_size);
+        if (next != MTT__SPACE) {
+            kind = next;
+            size = 1 + next_size;
+        }
+    }
+    for (at += size; at < end && mtt__symbol(classes, at, end, &size) == kind; at += size) last = at;
+    /* A run of spaces leaves its last symbol to the word that follows, unless that is all of the run. */
+    return (size_t)((kind == MTT__SPACE && at < end && last > begin ? last : at) - begin);
 }
 
-typedef struct mtt__bpe_pair {
+MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
+{
+    return (uint64_t)left << 32 | right;
+}
+
+MTT__INLINE uint32_t mtt__rank(const mtt__merges *merges, uint32_t left, uint32_t right)
+{
+    return mtt__table_find(&merges->ranks, mtt__pair_key(left, right))->value;
+}
+
+/* Appends the merge of two pieces, unless it exists, and the piece that it makes, unless another merge has
+   made the same bytes: then the piece keeps its id. */
+static mtt_status mtt__merges_add(mtt__merges *merges, mtt__strings *pieces, uint32_t left, uint32_t right,
+                                  uint32_t *id)
+{
+    const mtt__string a = pieces->items[left], b = pieces->items[right];
+    const size_t n = merges->count, size = mtt__add(a.size, b.size);
+    uint32_t rank = mtt__rank(merges, left, right);
+    char *end;
+    if (rank != MTT__NONE) return *id = merges->at[rank].id, MTT_OK;
+    if (mtt__reserve(pieces->env, (void **)&merges->at, &merges->capacity, n + 1, sizeof(*merges->at)) ||
+        mtt__strings_reserve(pieces, size))
+        return MTT_E_MEMORY;
+    end = pieces->bytes + pieces->bytes_size;
+    memcpy(end, pieces->bytes + a.at, a.size);
+    memcpy(end + a.size, pieces->bytes + b.at, b.size);
+    if (mtt__strings_add(pieces, end, size, id)) return MTT_E_MEMORY;
+    merges->at[n].left = left;
+    merges->at[n].right = right;
+    merges->at[n].id = *id;
+    merges->count++;
+    return mtt__table_put(pieces->env, &merges->ranks, mtt__pair_key(left, right), (uint32_t)n);
+}
+
+typedef struct mtt__node {
+    uint32_t id, next, previous;
+} mtt__node;
+
+/* Changes a leaf of the tree in mtt__bpe_spell. */
+MTT__INLINE void mtt__tree_set(uint32_t *tree, size_t at, uint32_t rank)
+{
+    for (tree[at] = rank; at > 1; tree[at] = rank) {
+        at /= 2;
+        rank = tree[2 * at] < tree[2 * at + 1] ? tree[2 * at] : tree[2 * at + 1];
+        if (tree[at] == rank) break;
+    }
+}
+
+/* Merges the pair of the lowest rank, the leftmost first, until none is left. The symbols are a linked list.
+   A binary tree has the rank of each symbol and its successor as a leaf, and the lowest rank at the root. O(n
+   log n). */
+static mtt_status mtt__bpe_spell(const mtt_tokenizer *t, const char *at, size_t size, mtt__ids *out)
+{
+    const mtt__bpe *b = (const mtt__bpe *)t->own;
+    uint32_t few[64], *tree = few, n = (uint32_t)size, i, gone, after;
+    mtt__node some[32], *nodes = some;
+    size_t leaves = 1, k;
+    while (leaves < size) leaves *= 2;
+    if (leaves > 32) {
+        tree = (uint32_t *)mtt__alloc_raw(t->env, size < MTT__NONE ? mtt__mul(leaves, 20) : SIZE_MAX);
+        if (!tree) return MTT_E_MEMORY;
+        nodes = (mtt__node *)(tree + 2 * leaves);
+    }
+    for (i = 0; i < n; i++) {
+        nodes[i].id = b->byte_id[(unsigned char)at[i]];
+        nodes[i].next = i + 1;
+        nodes[i].previous = i - 1;
+    }
+    for (k = 0; k < leaves; k++)
+        tree[leaves + k] = k + 1 < size ? mtt__rank(&b->merges, nodes[k].id, nodes[k + 1].id) : MTT__NONE;
+    for (k = leaves - 1; k; k--) tree[k] = tree[2 * k] < tree[2 * k + 1] ? tree[2 * k] : tree[2 * k + 1];
+    while (tree[1] != MTT__NONE) {
+        for (k = 1; k < leaves;) k = 2 * k + (tree[2 * k] != tree[1]);
+        i = (uint32_t)(k - leaves);
+        gone = nodes[i].next;
+        after = nodes[gone].next;
+        nodes[i].id = b->merges.at[tree[1]].id;
+        nodes[i].next = after;
+        if (after < n) nodes[after].previous = i;
+        mtt__tree_set(tree, leaves + gone, MTT__NONE);
+        mtt__tree_set(tree, k, after < n ? mtt__rank(&b->merges, nodes[i].id, nodes[after].id) : MTT__NONE);
+        if (!i) continue;
+        after = nodes[i].previous;
+        mtt__tree_set(tree, leaves + after, mtt__rank(&b->merges, nodes[after].id, nodes[i].id));
+    }
+    for (i = 0; i < n; i = nodes[i].next) mtt__ids_put(out, (const int32_t *)&nodes[i].id, 1);
+    if (tree != few) mtt__free(t->env, tree);
+    return MTT_OK;
+}
+
+/* ---- training: merges of the most frequent pairs */
+
+typedef struct mtt__pair {
     uint64_t key, count;
-    uint32_t first; /* of its places: a linked list of the words that may hold the pair */
-} mtt__bpe_pair;
+    uint32_t first; /* of its places, a linked list of the words that may hold the pair */
+} mtt__pair;
 
-typedef struct mtt__bpe_place {
+typedef struct mtt__place {
     uint32_t word, next;
-} mtt__bpe_place;
+} mtt__place;
 
-/* The heap has the highest count on top, then the smallest ids. Counts that fell since are put right on top; one that
-   rises is pushed again. */
-typedef struct mtt__bpe {
-    mtt_env *env;
+/* The size and id of the first symbol of a part of a word. A symbol of id MTT__NONE is left out. */
+typedef size_t (*mtt__symbol_fn)(const mtt_tokenizer *t, const char *at, size_t size, uint32_t *id);
+
+/* The heap has the highest count on top, and among equals the smallest ids. A pair whose count has fallen is
+   corrected when it comes to the top; a pair whose count rises is pushed again. */
+typedef struct mtt__learner {
+    mtt_tokenizer *t;
+    mtt__merges *merges;
     const mtt__strings *words;
-    uint32_t *symbols; /* of a word: from the place of its bytes on */
+    uint32_t *symbols; /* those of a word begin at the place of its bytes */
     size_t *lengths;   /* symbols in each word */
     mtt__table index;  /* of pairs */
-    mtt__bpe_pair *pairs;
-    mtt__bpe_place *places;
+    mtt__pair *pairs;
+    mtt__place *places;
     size_t pair_count, pair_capacity, place_count, place_capacity;
-    size_t pushed; /* pairs that have been in the heap; the others wait until the merge in hand is through */
+    size_t pushed; /* pairs that have been in the heap; newer ones wait until the current merge is done */
     mtt__heap heap;
-    uint64_t least; /* count of a pair that is merged */
-} mtt__bpe;
+} mtt__learner;
 
-static mtt_status mtt__bpe_push(mtt__bpe *b, const mtt__bpe_pair *pair)
+static mtt_status mtt__learn_push(mtt__learner *l, const mtt__pair *pair)
 {
-    return pair->count ? mtt__heap_push(b->env, &b->heap, ~pair->count, pair->key) : MTT_OK;
+    return pair->count ? mtt__heap_push(l->t->env, &l->heap, ~pair->count, pair->key) : MTT_OK;
 }
 
-static mtt_status mtt__bpe_push_new(mtt__bpe *b)
+static mtt_status mtt__learn_push_new(mtt__learner *l)
 {
     mtt_status status = MTT_OK;
-    while (b->pushed < b->pair_count && status == MTT_OK) status = mtt__bpe_push(b, &b->pairs[b->pushed++]);
+    while (l->pushed < l->pair_count && !status) status = mtt__learn_push(l, &l->pairs[l->pushed++]);
     return status;
 }
 
-static void mtt__bpe_fall(mtt__bpe *b, uint32_t left, uint32_t right, uint64_t count)
+static void mtt__learn_fall(mtt__learner *l, uint32_t left, uint32_t right, uint64_t count)
 {
-    b->pairs[mtt__table_find(&b->index, mtt__pair_key(left, right))->value].count -= count;
+    l->pairs[mtt__table_find(&l->index, mtt__pair_key(left, right))->value].count -= count;
 }
 
 /* Counts `count` more of a pair, all in one word. */
-static mtt_status mtt__bpe_rise(mtt__bpe *b, uint32_t left, uint32_t right, uint32_t word, uint64_t count)
+static mtt_status mtt__learn_rise(mtt__learner *l, uint32_t left, uint32_t right, uint32_t word,
+                                  uint64_t count)
 {
+    mtt_env *env = l->t->env;
     uint64_t key = mtt__pair_key(left, right);
-    uint32_t i = mtt__table_find(&b->index, key)->value;
-    mtt__bpe_pair *pair;
-    if (mtt__reserve(b->env, (void **)&b->pairs, &b->pair_capacity, b->pair_count + 1, sizeof(*pair)) != MTT_OK ||
-        mtt__reserve(b->env, (void **)&b->places, &b->place_capacity, b->place_count + 1, sizeof(*b->places)) != MTT_OK)
+    uint32_t i = mtt__table_find(&l->index, key)->value;
+    mtt__pair *pair;
+    if (mtt__reserve(env, (void **)&l->pairs, &l->pair_capacity, l->pair_count + 1, sizeof(*pair)) ||
+        mtt__reserve(env, (void **)&l->places, &l->place_capacity, l->place_count + 1, sizeof(*l->places)))
         return MTT_E_MEMORY;
     if (i == MTT__NONE) {
-        i = (uint32_t)b->pair_count++;
-        b->pairs[i].key = key;
-        b->pairs[i].count = 0;
-        b->pairs[i].first = MTT__NONE;
-        if (mtt__table_put(b->env, &b->index, key, i) != MTT_OK) return MTT_E_MEMORY;
+        i = (uint32_t)l->pair_count++;
+        l->pairs[i].key = key;
+        l->pairs[i].count = 0;
+        l->pairs[i].first = MTT__NONE;
+        if (mtt__table_put(env, &l->index, key, i)) return MTT_E_MEMORY;
     }
-    pair = &b->pairs[i];
+    pair = &l->pairs[i];
     pair->count += count;
-    if (pair->first == MTT__NONE || b->places[pair->first].word != word) {
-        if (b->place_count >= MTT__NONE)
-            return mtt__fail(b->env, MTT_E_MEMORY, "more than 2^32 places of pairs: train on a smaller sample");
-        b->places[b->place_count].word = word;
-        b->places[b->place_count].next = pair->first;
-        pair->first = (uint32_t)b->place_count++;
+    if (pair->first == MTT__NONE || l->places[pair->first].word != word) {
+        if (l->place_count >= MTT__NONE)
+            return mtt__fail(env, MTT_E_MEMORY, "more than 2^32 places of pairs: train on a smaller sample");
+        l->places[l->place_count].word = word;
+        l->places[l->place_count].next = pair->first;
+        pair->first = (uint32_t)l->place_count++;
     }
-    return i < b->pushed ? mtt__bpe_push(b, pair) : MTT_OK;
+    return i < l->pushed ? mtt__learn_push(l, pair) : MTT_OK;
 }
 
-/* Replaces the pair by `id` in one word, from left to right; the counts follow what each replacement changes. */
-static mtt_status mtt__bpe_replace(mtt__bpe *b, uint32_t word, uint32_t left, uint32_t right, uint32_t id)
+/* Replaces a pair by `id` in one word, from left to right, and updates the counts of the pairs around it. */
+static mtt_status mtt__learn_replace(mtt__learner *l, uint32_t word, uint32_t left, uint32_t right,
+                                     uint32_t id)
 {
-    uint32_t *s = b->symbols + b->words->items[word].at;
-    uint64_t count = b->words->items[word].count;
-    size_t i, n = 0, length = b->lengths[word];
+    uint32_t *s = l->symbols + l->words->items[word].at;
+    uint64_t count = l->words->items[word].count;
+    size_t i, n = 0, length = l->lengths[word];
     mtt_status status = MTT_OK;
-    for (i = 0; i < length && status == MTT_OK; i++) {
+    for (i = 0; i < length && !status; i++) {
         if (i + 1 < length && s[i] == left && s[i + 1] == right) {
-            if (n) mtt__bpe_fall(b, s[n - 1], left, count);
-            if (n) status = mtt__bpe_rise(b, s[n - 1], id, word, count);
+            if (n) mtt__learn_fall(l, s[n - 1], left, count);
+            if (n) status = mtt__learn_rise(l, s[n - 1], id, word, count);
             i++;
-            if (i + 1 < length) mtt__bpe_fall(b, right, s[i + 1], count);
-            if (i + 1 < length && status == MTT_OK) status = mtt__bpe_rise(b, id, s[i + 1], word, count);
+            if (i + 1 < length) mtt__learn_fall(l, right, s[i + 1], count);
+            if (i + 1 < length && !status) status = mtt__learn_rise(l, id, s[i + 1], word, count);
             s[n++] = id;
         } else s[n++] = s[i];
     }
-    b->lengths[word] = n;
+    l->lengths[word] = n;
     return status;
 }
 
-/* What training begins with: a byte, or a character of WordPiece, with the space before it; MTT__NONE if it is too rare. */
-static size_t mtt__bpe_symbol(const mtt_tokenizer *t, const char *at, size_t size, uint32_t *id)
+/* Cuts the words into symbols and counts the first pairs. */
+static mtt_status mtt__learn_start(mtt__learner *l, mtt__symbol_fn symbol)
 {
-    size_t n = 1u + (*at == ' ');
-    uint64_t key;
-    *id = t->byte_id[(unsigned char)*at];
-    if (!t->bert.kinds) return 1;
-    while (n < size && (at[n] & 0xc0) == 0x80) n++;
-    *id = mtt__strings_find(&t->pieces, at, n, &key);
-    return n;
-}
-
-/* Appends what WordPiece's vocabulary begins with. */
-static mtt_status mtt__wordpiece_alphabet(mtt__bpe *b, mtt_tokenizer *t)
-{
-    static const char *const special[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
-    enum { LETTERS = 1000, ENDS = 0x110000, INNER = 1, CHOSEN = 2, ONE = 4 };
-    uint64_t *counts = (uint64_t *)mtt__alloc(b->env, ENDS, sizeof(*counts));
-    mtt_status status = counts ? MTT_OK : MTT_E_MEMORY;
-    mtt__heap heap = {NULL, 0, 0};
-    mtt__ranked top;
-    size_t i, word;
-    uint32_t id;
-    int inner, size = 1;
-    for (word = 0; word < b->words->count && counts; word++) {
-        const mtt__string *item = &b->words->items[word];
-        const unsigned char *at = (const unsigned char *)b->words->bytes + item->at, *end = at + item->size;
-        for (at++, inner = 0; at < end; at += size, inner = INNER) {
-            uint32_t c = *at;
-            size = 1;
-            if (c >= 0x80) c = mtt__utf8_get(at, end, &size);
-            counts[c] = (counts[c] | (uint64_t)inner) + ONE * item->count;
-        }
-    }
-    for (i = 0; i < ENDS && status == MTT_OK; i++)
-        if (counts[i]) status = mtt__heap_push(b->env, &heap, ~(counts[i] / ONE), i);
-    for (i = 0; status == MTT_OK && i < LETTERS && mtt__heap_pop(&heap, &top); i++) counts[top.tie] |= CHOSEN;
-    for (i = 0; i < MTT__LENGTH(special) && status == MTT_OK; i++)
-        status = mtt__wordpiece_add(t, special[i], strlen(special[i]), &id);
-    for (i = 0; i < 2 * ENDS && status == MTT_OK; i++) {
-        char text[8] = "##";
-        size_t head = i < ENDS ? 0 : 2;
-        uint64_t wanted = i < ENDS ? CHOSEN : CHOSEN | INNER;
-        if ((counts[i % ENDS] & wanted) != wanted) continue;
-        head += mtt__utf8_put((uint32_t)(i % ENDS), text + head);
-        status = mtt__wordpiece_add(t, text, head, &id);
-    }
-    mtt__free(b->env, counts);
-    mtt__free(b->env, heap.at);
-    return status;
-}
-
-static mtt_status mtt__bpe_start(mtt__bpe *b, const mtt_tokenizer *t)
-{
-    uint32_t word;
-    size_t i, size;
-    b->symbols = (uint32_t *)mtt__alloc(b->env, b->words->bytes_size, sizeof(*b->symbols));
-    b->lengths = (size_t *)mtt__alloc(b->env, b->words->count, sizeof(*b->lengths));
-    if (!b->symbols || !b->lengths || mtt__table_grow(b->env, &b->index) != MTT_OK) return MTT_E_MEMORY;
-    for (word = 0; word < b->words->count; word++) {
-        const mtt__string *item = &b->words->items[word];
-        uint32_t *s = b->symbols + item->at, id;
-        size_t n = 0;
+    uint32_t word, id;
+    l->symbols = (uint32_t *)mtt__alloc(l->t->env, l->words->bytes_size, sizeof(*l->symbols));
+    l->lengths = (size_t *)mtt__alloc(l->t->env, l->words->count, sizeof(*l->lengths));
+    if (!l->symbols || !l->lengths || mtt__table_grow(l->t->env, &l->index)) return MTT_E_MEMORY;
+    for (word = 0; word < l->words->count; word++) {
+        const mtt__string *item = &l->words->items[word];
+        uint32_t *s = l->symbols + item->at;
+        size_t n = 0, i, size;
         for (i = 0; i < item->size; i += size) {
-            size = mtt__bpe_symbol(t, b->words->bytes + item->at + i, item->size - i, &id);
+            size = symbol(l->t, l->words->bytes + item->at + i, item->size - i, &id);
             if (id == MTT__NONE) continue;
-            if (n && mtt__bpe_rise(b, s[n - 1], id, word, item->count) != MTT_OK) return MTT_E_MEMORY;
+            if (n && mtt__learn_rise(l, s[n - 1], id, word, item->count)) return MTT_E_MEMORY;
             s[n++] = id;
         }
-        b->lengths[word] = n;
+        l->lengths[word] = n;
     }
-    return mtt__bpe_push_new(b);
+    return mtt__learn_push_new(l);
 }
 
 /* Merges pair `i` everywhere. */
-static mtt_status mtt__bpe_merge(mtt__bpe *b, mtt_tokenizer *t, uint32_t i)
+static mtt_status mtt__learn_merge(mtt__learner *l, uint32_t i)
 {
-    uint32_t left = (uint32_t)(b->pairs[i].key >> 32), right = (uint32_t)b->pairs[i].key, place = b->pairs[i].first, id;
-    mtt_status status = mtt__tokenizer_merge(t, left, right, &id);
-    b->pairs[i].first = MTT__NONE;
-    for (; place != MTT__NONE && status == MTT_OK; place = b->places[place].next)
-        status = mtt__bpe_replace(b, b->places[place].word, left, right, id);
-    b->pairs[i].count = 0;
-    return status == MTT_OK ? mtt__bpe_push_new(b) : status;
+    uint32_t left = (uint32_t)(l->pairs[i].key >> 32), right = (uint32_t)l->pairs[i].key;
+    uint32_t place = l->pairs[i].first, id;
+    mtt_status status = mtt__merges_add(l->merges, &l->t->pieces, left, right, &id);
+    l->pairs[i].first = MTT__NONE;
+    for (; place != MTT__NONE && !status; place = l->places[place].next)
+        status = mtt__learn_replace(l, l->places[place].word, left, right, id);
+    l->pairs[i].count = 0;
+    return status ? status : mtt__learn_push_new(l);
 }
 
-static mtt_status mtt__bpe_train(mtt__bpe *b, mtt_tokenizer *t, size_t vocab)
+/* Merges symbols of the words until the tokenizer has `vocab` pieces, or no pair occurs `least` times. */
+static mtt_status mtt__learn(mtt_tokenizer *t, mtt__merges *merges, const mtt__strings *words,
+                             mtt__symbol_fn symbol, uint64_t least, size_t vocab)
 {
-    mtt_status status = mtt__bpe_start(b, t);
+    mtt__learner l;
     mtt__ranked top;
-    while (status == MTT_OK && t->pieces.count < vocab && mtt__heap_pop(&b->heap, &top)) {
-        uint32_t i = mtt__table_find(&b->index, top.tie)->value;
-        if (~top.key < b->least) break;
-        status = b->pairs[i].count == ~top.key ? mtt__bpe_merge(b, t, i) : mtt__bpe_push(b, &b->pairs[i]);
+    mtt_status status;
+    memset(&l, 0, sizeof(l));
+    l.t = t;
+    l.merges = merges;
+    l.words = words;
+    status = mtt__learn_start(&l, symbol);
+    while (!status && t->pieces.count < vocab && mtt__heap_pop(&l.heap, &top) && ~top.key >= least) {
+        uint32_t i = mtt__table_find(&l.index, top.tie)->value;
+        status = l.pairs[i].count == ~top.key ? mtt__learn_merge(&l, i) : mtt__learn_push(&l, &l.pairs[i]);
     }
+    mtt__free(t->env, l.symbols);
+    mtt__free(t->env, l.lengths);
+    mtt__free(t->env, l.index.cells);
+    mtt__free(t->env, l.pairs);
+    mtt__free(t->env, l.places);
+    mtt__free(t->env, l.heap.at);
     return status;
 }
 
-MTTDEF mtt_status mtt_bpe_trainer_finish(mtt_bpe_trainer *trainer, int vocab, mtt_tokenizer **out)
+/* Appends the 256 bytes in order of their codes. */
+static mtt_status mtt__bpe_add_bytes(mtt_tokenizer *t)
 {
-    mtt__bpe b;
-    mtt_tokenizer *t = NULL;
-    mtt_status status;
-    *out = NULL;
-    if (!vocab) vocab = 10000;
-    if (vocab < 257 && !trainer->bert.kinds)
-        return mtt__fail(trainer->env, MTT_E_ARGUMENT, "%d ids cannot hold <|endoftext|> and the 256 bytes: ask for 257 or more",
-                         vocab);
-    memset(&b, 0, sizeof(b));
-    b.env = trainer->env;
-    b.words = &trainer->words;
-    status = mtt__tokenizer_new(trainer->env, &t);
-    if (status == MTT_OK && trainer->bert.kinds) {
-        b.least = 2;
-        status = mtt__bert_init(b.env, &t->bert, &trainer->bert.options);
-        if (status == MTT_OK) status = mtt__wordpiece_alphabet(&b, t);
-        if (status == MTT_OK && (size_t)vocab < t->pieces.count)
-            status = mtt__fail(b.env, MTT_E_ARGUMENT, "%d ids cannot hold the characters of the text and five special ones: ask for "
-                               "%zu or more", vocab, t->pieces.count);
-    } else if (status == MTT_OK) {
-        status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
-        if (status == MTT_OK) status = mtt__tokenizer_add_bytes(t);
+    mtt__bpe *b = (mtt__bpe *)t->own;
+    int code;
+    for (code = 0; code < MTT__ALPHABET_END; code++) {
+        char byte = (char)b->byte[code];
+        if (b->byte[code] < 0) continue;
+        if (mtt__strings_add(&t->pieces, &byte, 1, &b->byte_id[b->byte[code]])) return MTT_E_MEMORY;
     }
-    if (status == MTT_OK) status = mtt__bpe_train(&b, t, (size_t)vocab);
-    if (status == MTT_OK && trainer->bert.kinds) t->merge_count = 0, mtt__wordpiece_finish(t);
-    mtt__free(b.env, b.symbols);
-    mtt__free(b.env, b.lengths);
-    mtt__free(b.env, b.index.cells);
-    mtt__free(b.env, b.pairs);
-    mtt__free(b.env, b.places);
-    mtt__free(b.env, b.heap.at);
-    return mtt__tokenizer_done(status, t, out);
+    return MTT_OK;
 }
 
-/* ---- files */
+static size_t mtt__bpe_symbol(const mtt_tokenizer *t, const char *at, size_t size, uint32_t *id)
+{
+    (void)size;
+    *id = ((const mtt__bpe *)t->own)->byte_id[(unsigned char)*at];
+    return 1;
+}
 
-/* What a tokenizer.json may say, value by value as it stands in the text, of BPE and of WordPiece: one of the alternatives
-   between blanks, where { is an object, [ an array, * anything, and nothing, before a blank, that the key may be absent. Keys
-   that change no ids are not listed, or NULL, and pass. */
-enum { MTT__HF_TYPE, MTT__HF_ID, MTT__HF_VOCAB, MTT__HF_MERGES, MTT__HF_CLEAN, MTT__HF_CJK, MTT__HF_STRIP, MTT__HF_LOWER };
-static const char *const mtt__hf_rules[][3] = {
-    {"model.type", " \"BPE\"", "\"WordPiece\""},
-    {"added_tokens.id", "*", "*"},
-    {"model.vocab", "{", "{"},
-    {"model.merges", "[", NULL},
-    {"normalizer.clean_text", NULL, "true false"},
-    {"normalizer.handle_chinese_chars", NULL, "true false"},
-    {"normalizer.strip_accents", NULL, "null true false"},
-    {"normalizer.lowercase", NULL, "true false"},
-    {"version", "\"1.0\"", "\"1.0\""},
-    {"truncation", " null", " null"},
-    {"padding", " null", " null"},
-    {"normalizer", " null", "{"},
-    {"normalizer.type", NULL, "\"BertNormalizer\""},
-    {"added_tokens.content", "\"" MTT__END_OF_TEXT "\"", NULL},
-    {"added_tokens.special", "true", "true"},
-    {"pre_tokenizer.type", "\"ByteLevel\"", "\"BertPreTokenizer\""},
-    {"pre_tokenizer.add_prefix_space", "false", NULL},
-    {"pre_tokenizer.use_regex", " true", NULL},
-    {"post_processor", " null {", " null {"},
-    {"post_processor.type", " \"ByteLevel\"", " \"BertProcessing\" \"TemplateProcessing\""},
-    {"decoder.type", "\"ByteLevel\"", " \"WordPiece\""},
-    {"model.dropout", " null", NULL},
-    {"model.continuing_subword_prefix", " null \"\"", "\"##\""},
-    {"model.end_of_word_suffix", " null \"\"", NULL},
-    {"model.byte_fallback", " false", NULL},
-    {"model.ignore_merges", " false", NULL},
-    {"model.unk_token", NULL, "\"[UNK]\""},
-    {"model.max_input_chars_per_word", NULL, "100"},
-};
+static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings *words)
+{
+    mtt_status status;
+    if (vocab < 257)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%d ids cannot hold " MTT__END_OF_TEXT " and the 256 bytes: "
+                         "ask for 257 or more", vocab);
+    status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
+    if (!status) status = mtt__bpe_add_bytes(t);
+    if (status) return status;
+    return mtt__learn(t, &((mtt__bpe *)t->own)->merges, words, mtt__bpe_symbol, 0, (size_t)vocab);
+}
 
-/* A tokenizer under construction from a file, whose text is changed where it stands: pieces only become shorter. */
-typedef struct mtt__reader {
+/* ---- tokenizer files */
+
+enum { MTT__VOCAB_KEYS = 64 };
+
+/* A key of a tokenizer.json and its value as it is in the text. `part` is the key of the object around it,
+   empty at the top. */
+typedef struct mtt__vocab_key {
+    mtt_slice part, key, value;
+} mtt__vocab_key;
+
+/* A tokenizer file in memory. Loaders may change its text: pieces only become shorter. */
+typedef struct mtt__vocab_file {
     mtt_env *env;
     const char *path;
-    const mtt_wordpiece *options; /* to read with a vocab.txt */
-    mtt_tokenizer *t;
-    mtt__json j;
-    mtt__slice value[MTT__LENGTH(mtt__hf_rules)];
-    int wordpiece;
-} mtt__reader;
+    mtt_json j;
+    size_t key_count; /* 0 = not a tokenizer.json */
+    mtt__vocab_key keys[MTT__VOCAB_KEYS];
+} mtt__vocab_file;
 
-static mtt_status mtt__reader_fail(mtt__reader *r, const char *what)
+static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
 {
-    return mtt__fail(r->env, MTT_E_FORMAT, "%s byte %zu: %s; get or save the tokenizer again, as byte-level BPE or WordPiece", r->path,
-                     (size_t)(r->j.at - r->j.begin), r->j.fault ? r->j.fault : what);
+    return mtt__fail(f->env, MTT_E_FORMAT, "%s: byte %zu: %s: get the file or save the tokenizer again",
+                     f->path, (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault);
 }
 
-/* Takes a string or a list of strings, undoes the escapes in place and joins what is in a list. Between two strings of a
-   list stand three bytes at least, so a joint of up to three fits. */
-static int mtt__json_text(mtt__json *j, const char *joint, mtt__slice *out)
+/* Lists the keys of an object, and of the objects in it if it is at the top. */
+static void mtt__vocab_keys(mtt__vocab_file *f, mtt_slice part)
 {
-    size_t parts = 0, size = strlen(joint);
-    int first = 1, mark = mtt__json_peek(j);
-    char *text = (char *)j->at;
-    mtt__slice part;
-    out->at = text;
-    out->size = 0;
-    if (mark != '"' && !mtt__json_take(j, '[')) return mtt__json_fail(j, "a string or a list of strings was expected");
-    while ((mark == '"' ? !parts : mtt__json_item(j, &first)) && mtt__json_string(j, &part)) {
-        if (parts++) memcpy(text + out->size, joint, size), out->size += size;
-        out->size += mtt__json_unescape(part, text + out->size);
+    mtt_json *j = &f->j;
+    mtt__vocab_key k;
+    size_t i;
+    k.part = part;
+    mtt_json_begin(j, '{');
+    while (mtt_json_key(j, &k.key)) {
+        k.key.size = mtt_json_unescape(k.key, (char *)k.key.at);
+        for (i = 0; i < f->key_count; i++)
+            if (f->keys[i].part.at == part.at && f->keys[i].key.size == k.key.size &&
+                memcmp(f->keys[i].key.at, k.key.at, k.key.size) == 0)
+                mtt__json_fail(j, "a key occurs twice");
+        mtt_json_peek(j);
+        k.value.at = j->at;
+        if (mtt_json_peek(j) == '{' && !part.at && k.key.size) mtt__vocab_keys(f, k.key);
+        else mtt_json_skip(j);
+        k.value.size = (size_t)(j->at - k.value.at);
+        if (f->key_count == MTT__VOCAB_KEYS) mtt__json_fail(j, "more than 64 keys");
+        else f->keys[f->key_count++] = k;
     }
-    return !j->fault;
 }
 
-/* Turns a piece from the alphabet into bytes, in place; 0 if it is empty or holds a symbol of no byte. */
-static int mtt__piece_bytes(mtt__slice *piece)
+/* The value of "key" or "part.key"; its `at` is NULL if there is none. */
+static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
 {
-    char *out = (char *)piece->at;
-    size_t i, n = 0;
-    for (i = 0; i < piece->size; i++) {
-        unsigned c = (unsigned char)piece->at[i], low = i + 1 < piece->size ? (unsigned char)piece->at[i + 1] : 0;
-        if (c >= 0x80) {
-            if (c < 0xc2 || c > 0xc5 || (low & 0xc0) != 0x80) return 0;
-            c = (c & 31) << 6 | (low & 63);
-            i++;
+    const char *dot = strchr(path, '.');
+    const size_t part = dot ? (size_t)(dot - path) : 0;
+    mtt_slice none = {NULL, 0};
+    size_t i;
+    for (i = 0; i < f->key_count; i++)
+        if (f->keys[i].part.size == part && (!part || memcmp(f->keys[i].part.at, path, part) == 0) &&
+            mtt_slice_is(f->keys[i].key, dot ? dot + 1 : path))
+            return f->keys[i].value;
+    return none;
+}
+
+/* What a value must be: one of the texts between bars, where { is any object and [ any array. Keys without a
+   rule change no ids. */
+typedef struct mtt__vocab_rule {
+    const char *path, *allowed;
+    int optional;
+} mtt__vocab_rule;
+
+static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *rules, size_t count)
+{
+    for (; count; count--, rules++) {
+        const mtt_slice value = mtt__vocab_value(f, rules->path);
+        const char *at = rules->allowed;
+        size_t size;
+        int found = !value.at && rules->optional;
+        for (; *at && value.at && !found; at += size + (at[size] == '|')) {
+            size = strcspn(at, "|");
+            found = size == 1 ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0;
         }
-        if (mtt__code_byte(c) < 0) return 0;
-        out[n++] = (char)mtt__code_byte(c);
+        if (found) continue;
+        size = value.size < 40 ? value.size : 40;
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: mtt reads byte-level BPE and "
+                         "BERT's WordPiece alone", f->path, rules->path, value.at ? (int)size : 7,
+                         value.at ? value.at : "missing", rules->allowed);
     }
-    piece->size = n;
-    return n > 0;
+    return MTT_OK;
 }
 
-/* Appends the merge "A B" of two pieces, which make a piece that is new (`fresh`) or known. */
-static mtt_status mtt__read_merge(mtt__reader *r, mtt__slice a, int fresh)
+/* Reads one of the added tokens, all of which must be special. */
+static int mtt__vocab_added(mtt_json *j, mtt_slice *content, uint64_t *id)
 {
-    const mtt__strings *s = &r->t->pieces;
-    const size_t pieces = s->count, merges = r->t->merge_count;
-    const char *space = a.size ? (const char *)memchr(a.at, ' ', a.size) : NULL;
-    mtt__slice b = a;
-    uint64_t key;
-    uint32_t left, right, id;
-    if (!space) return mtt__reader_fail(r, "a merge is not two pieces with a space between");
-    a.size = (size_t)(space - a.at);
-    b.at = space + 1;
-    b.size -= a.size + 1;
-    if (!mtt__piece_bytes(&a) || !mtt__piece_bytes(&b)) return mtt__reader_fail(r, "a merge is not two pieces of the alphabet");
-    left = mtt__strings_find(s, a.at, a.size, &key);
-    right = mtt__strings_find(s, b.at, b.size, &key);
-    if (left == MTT__NONE || right == MTT__NONE) return mtt__reader_fail(r, "a merge has a part that is not known by then");
-    if (mtt__tokenizer_merge(r->t, left, right, &id) != MTT_OK) return MTT_E_MEMORY;
-    if (r->t->merge_count == merges) return mtt__reader_fail(r, "a merge is there twice");
-    if (fresh == (s->count > pieces)) return MTT_OK;
-    return mtt__reader_fail(r, fresh ? "a merge makes a piece that exists" : "a merge makes a piece not in the vocabulary");
+    mtt_slice key;
+    int has_content = 0, has_id = 0, special = 0;
+    mtt_json_begin(j, '{');
+    while (mtt_json_key(j, &key)) {
+        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, content);
+        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, id);
+        else {
+            special |= mtt_slice_is(key, "special") && mtt_json_peek(j) == 't';
+            mtt_json_skip(j);
+        }
+    }
+    if (has_content && has_id && special) return !j->fault;
+    return mtt__json_fail(j, "an added token must be special, and have a content and an id");
 }
 
-static mtt_status mtt__gpt2_read(mtt__reader *r)
+/* Turns a piece in the alphabet into bytes, in place; 0 if it is empty or has a symbol of no byte. */
+static int mtt__piece_bytes(const mtt__bpe *b, mtt_slice *piece)
+{
+    const unsigned char *at = (const unsigned char *)piece->at, *end = at + piece->size;
+    char *out = (char *)piece->at;
+    int size = 1;
+    for (; at < end; at += size, size = 1) {
+        uint32_t c = *at < 0x80 ? *at : mtt__utf8_get(at, end, &size);
+        if (c >= MTT__ALPHABET_END || b->byte[c] < 0) return 0;
+        *out++ = (char)b->byte[c];
+    }
+    piece->size = (size_t)(out - piece->at);
+    return piece->size > 0;
+}
+
+/* Appends the merge "A B". The piece that it makes must be new if `fresh`, and otherwise known. */
+static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_slice a, int fresh)
+{
+    mtt__bpe *b = (mtt__bpe *)t->own;
+    const size_t pieces = t->pieces.count, merges = b->merges.count;
+    const char *space = a.size ? (const char *)memchr(a.at, ' ', a.size) : NULL;
+    mtt_slice right;
+    uint64_t key;
+    uint32_t ids[2], id;
+    if (!space) return mtt__vocab_fail(f, "a merge must be two pieces with a space between them");
+    right.at = space + 1;
+    right.size = a.size - (size_t)(right.at - a.at);
+    a.size = (size_t)(space - a.at);
+    if (!mtt__piece_bytes(b, &a) || !mtt__piece_bytes(b, &right))
+        return mtt__vocab_fail(f, "a merge must be two pieces of GPT-2's alphabet");
+    ids[0] = mtt__strings_find(&t->pieces, a.at, a.size, &key);
+    ids[1] = mtt__strings_find(&t->pieces, right.at, right.size, &key);
+    if (ids[0] == MTT__NONE || ids[1] == MTT__NONE)
+        return mtt__vocab_fail(f, "a merge uses a piece that is not known yet");
+    if (mtt__merges_add(&b->merges, &t->pieces, ids[0], ids[1], &id)) return MTT_E_MEMORY;
+    if (b->merges.count == merges) return mtt__vocab_fail(f, "a merge occurs twice");
+    if (fresh == (t->pieces.count > pieces)) return MTT_OK;
+    return mtt__vocab_fail(f, fresh ? "a merge makes a piece that exists"
+                                    : "a merge makes a piece that is not in the vocabulary");
+}
+
+/* GPT-2's vocab.bpe: its version, then a merge on each line. */
+static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     static const char head[] = "#version: 0.2\n";
-    mtt__json *j = &r->j;
-    mtt_status status = mtt__tokenizer_add_bytes(r->t);
+    const mtt__merges *merges = &((mtt__bpe *)t->own)->merges;
+    mtt_json *j = &f->j;
+    const char *stop;
+    mtt_slice line;
+    mtt_status status = mtt__bpe_add_bytes(t);
+    if (status) return status;
     if ((size_t)(j->end - j->at) < sizeof(head) - 1 || memcmp(j->at, head, sizeof(head) - 1) != 0)
-        return mtt__reader_fail(r, "the first line is not \"#version: 0.2\"");
-    j->at += sizeof(head) - 1;
-    while (j->at < j->end && status == MTT_OK) {
-        const char *stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
-        mtt__slice line;
-        if (!stop || r->t->merge_count == MTT__GPT2_MERGES)
-            return mtt__reader_fail(r, stop ? "a line follows the last merge" : "the line has no end");
+        return mtt__vocab_fail(f, "the first line must be \"#version: 0.2\"");
+    for (j->at += sizeof(head) - 1; j->at < j->end; j->at = stop + 1) {
+        stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
+        if (!stop) return mtt__vocab_fail(f, "the last line has no end");
+        if (merges->count == MTT__GPT2_MERGES) return mtt__vocab_fail(f, "a line follows the last merge");
         line.at = j->at;
         line.size = (size_t)(stop - j->at);
-        status = mtt__read_merge(r, line, 1);
-        j->at = stop + 1;
+        status = mtt__vocab_merge(t, f, line, 1);
+        if (status) return status;
     }
-    if (status != MTT_OK) return status;
-    if (r->t->merge_count != MTT__GPT2_MERGES) return mtt__reader_fail(r, "the file ends before merge 50,000");
-    return mtt__strings_add(&r->t->pieces, "", 0, &r->t->end_of_text);
+    if (merges->count != MTT__GPT2_MERGES) return mtt__vocab_fail(f, "the file ends before merge 50,000");
+    return mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
 }
 
-/* Appends a WordPiece that has to be UTF-8 and new; returns NULL or its fault. */
-static const char *mtt__read_wordpiece(mtt__reader *r, mtt__slice piece, uint64_t id, mtt_status *status)
+/* Reads the pieces, which must be in order of their ids. <|endoftext|> may be an added token alone. */
+static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
 {
-    const unsigned char *at = (const unsigned char *)piece.at, *end = at + piece.size;
-    uint32_t index;
-    int size = 1;
-    for (; at < end; at += size, size = 1)
-        if (*at >= 0x80 && mtt__utf8_get(at, end, &size) == MTT__NONE) break;
-    if (at < end || !piece.size) return "a piece is empty or not UTF-8";
-    *status = mtt__wordpiece_add(r->t, piece.at, piece.size, &index);
-    if (*status != MTT_OK || (id == index && id + 1 == r->t->pieces.count)) return NULL;
-    return "a piece is there twice, or its id is not the next";
-}
-
-/* A piece a line, whose number from 0 is its id. Blanks at the end of a line, a Windows line end among them, do not count. */
-static mtt_status mtt__vocab_read(mtt__reader *r)
-{
-    mtt__json *j = &r->j;
-    const char *fault = NULL;
-    mtt_status status = mtt__bert_init(r->env, &r->t->bert, r->options);
-    uint32_t line = 0;
-    while (status == MTT_OK && !fault && j->at < j->end) {
-        const char *stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
-        mtt__slice piece;
-        piece.at = j->at;
-        piece.size = (size_t)((stop ? stop : j->end) - j->at);
-        while (piece.size && memchr(" \t\r", piece.at[piece.size - 1], 3)) piece.size--;
-        j->at = stop ? stop + 1 : j->end;
-        fault = mtt__read_wordpiece(r, piece, line++, &status);
-    }
-    if (status == MTT_OK && !fault) fault = mtt__wordpiece_finish(r->t);
-    if (status != MTT_OK || !fault) return status;
-    return mtt__fail(r->env, MTT_E_FORMAT, "%s:%u: %s; get the vocab.txt of a BERT again", r->path, line, fault);
-}
-
-static int mtt__hf_allows(const char *allowed, mtt__slice value)
-{
-    size_t size;
-    for (;; allowed += size + 1) {
-        size = strcspn(allowed, " ");
-        if (size == 1 && value.size && (*allowed == '*' || *allowed == value.at[0])) return 1;
-        if (size == value.size && (!size || memcmp(allowed, value.at, size) == 0)) return 1;
-        if (!allowed[size]) return 0;
-    }
-}
-
-/* Finds the value of every key that has a rule, at the top and one object deep, and checks it. */
-static mtt_status mtt__hf_check(mtt__reader *r)
-{
-    mtt__json *j = &r->j;
-    mtt__slice key, part = {NULL, 0}, value;
-    int first[2] = {1, 1}, depth = 0, added = 0;
-    char path[80];
-    mtt__text text;
-    size_t i;
-    for (mtt__json_begin(j, '{'); depth >= 0 && !j->fault;) {
-        if (!mtt__json_key(j, &first[depth], &key)) {
-            if (depth && mtt__slice_is(part, "added_tokens") && !mtt__json_take(j, ']')) {
-                if (mtt__json_take(j, ',')) mtt__json_begin(j, '{');
-                else mtt__json_fail(j, "a comma or ] was expected");
-                first[1] = added = 1;
-            } else depth--;
-            continue;
-        }
-        mtt__text_init(&text, path, sizeof(path));
-        key.size = key.size < 32 ? key.size : 32; /* longer than those of the rules */
-        mtt__print(&text, "%.*s%s%.*s", depth ? (int)part.size : 0, part.at, depth ? "." : "", (int)key.size, key.at);
-        if (!depth && mtt__slice_is(key, "added_tokens")) mtt__json_take(j, '[');
-        mtt__json_peek(j);
-        value.at = j->at;
-        if (!depth && mtt__json_take(j, '{')) part = key, first[depth = 1] = 1;
-        else mtt__json_skip(j);
-        value.size = (size_t)(j->at - value.at);
-        for (i = 0; i < MTT__LENGTH(mtt__hf_rules); i++) {
-            if (strcmp(mtt__hf_rules[i][0], path) != 0) continue;
-            if (r->value[i].at && !(depth && added && mtt__slice_is(part, "added_tokens"))) mtt__json_fail(j, "a key is there twice");
-            if (!added || !r->value[i].at || mtt__slice_is(r->value[i], "true")) r->value[i] = value; /* a false one stays */
-        }
-    }
-    if (j->fault || mtt__json_peek(j)) return mtt__reader_fail(r, "something follows the end");
-    r->wordpiece = r->value[MTT__HF_TYPE].at && mtt__slice_is(r->value[MTT__HF_TYPE], "\"WordPiece\"");
-    for (i = 0; i < MTT__LENGTH(mtt__hf_rules); i++) {
-        const char *at = r->value[i].at ? r->value[i].at : "missing", *allowed = mtt__hf_rules[i][1 + r->wordpiece];
-        size_t left = r->value[i].at ? (size_t)(j->end - at) : 7;
-        if (!allowed || mtt__hf_allows(allowed, r->value[i])) continue;
-        return mtt__fail(r->env, MTT_E_FORMAT, "%s: %s is %.*s, and has to be %s: save a byte-level BPE or a WordPiece", r->path,
-                         mtt__hf_rules[i][0], (int)(left < 40 ? left : 40), at, allowed);
-    }
-    return added && !r->wordpiece ? mtt__reader_fail(r, "a second token is added") : MTT_OK;
-}
-
-/* Appends the pieces, which have to stand in order of their ids; <|endoftext|> may be left to the added tokens. */
-static mtt_status mtt__hf_vocab(mtt__reader *r)
-{
-    mtt__json *j = &r->j;
-    mtt_tokenizer *t = r->t;
-    mtt__slice piece;
+    mtt_json *j = &f->j;
+    mtt__bpe *b = (mtt__bpe *)t->own;
+    mtt__strings *s = &t->pieces;
+    mtt_status status = MTT_OK;
+    mtt_slice piece;
     uint64_t id;
     uint32_t index;
-    int first = 1, i;
-    mtt_status status = MTT_OK;
-    mtt__json_begin(j, '{');
-    while (status == MTT_OK && mtt__json_key(j, &first, &piece) && mtt__json_u64(j, &id)) {
-        int special;
-        piece.size = mtt__json_unescape(piece, (char *)piece.at);
-        if (r->wordpiece) {
-            const char *fault = mtt__read_wordpiece(r, piece, id, &status);
-            if (fault) mtt__json_fail(j, fault);
-            continue;
+    int i;
+    for (mtt_json_begin(j, '{'); !status && mtt_json_key(j, &piece) && mtt_json_u64(j, &id);) {
+        piece.size = mtt_json_unescape(piece, (char *)piece.at);
+        if (mtt_slice_is(piece, MTT__END_OF_TEXT)) {
+            piece.size = 0;
+            if (id != t->end_of_text) mtt__json_fail(j, MTT__END_OF_TEXT " has two ids");
+        } else {
+            if (!mtt__piece_bytes(b, &piece)) mtt__json_fail(j, "a piece is not of GPT-2's alphabet");
+            if (s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
         }
-        special = mtt__slice_is(piece, MTT__END_OF_TEXT);
-        if (special) piece.size = 0;
-        else if (!mtt__piece_bytes(&piece)) mtt__json_fail(j, "a piece is not of GPT-2's alphabet");
-        else if (t->pieces.count == t->end_of_text) status = mtt__strings_add(&t->pieces, "", 0, &index);
-        if (status == MTT_OK) status = mtt__strings_add(&t->pieces, piece.at, piece.size, &index);
-        if (special && id != t->end_of_text) mtt__json_fail(j, MTT__END_OF_TEXT " has two ids");
-        if (id != index || id + 1 != t->pieces.count) mtt__json_fail(j, "the ids are not 0, 1, 2 and so on, of different pieces");
+        if (!status) status = mtt__strings_add(s, piece.at, piece.size, &index);
+        if (id != index || id + 1 != s->count)
+            mtt__json_fail(j, "the ids must be 0, 1, 2 and so on, of different pieces");
     }
-    if (r->wordpiece) {
-        const char *fault = mtt__wordpiece_finish(t);
-        if (fault) mtt__json_fail(j, fault);
-        return status == MTT_OK && j->fault ? mtt__reader_fail(r, NULL) : status;
-    }
-    if (status == MTT_OK && t->pieces.count == t->end_of_text) status = mtt__strings_add(&t->pieces, "", 0, &index);
-    if (t->pieces.count <= t->end_of_text) mtt__json_fail(j, MTT__END_OF_TEXT " has an id above all others");
+    if (!status && s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
+    if (s->count <= t->end_of_text) mtt__json_fail(j, "the id of " MTT__END_OF_TEXT " is not the next");
     for (i = 0; i < 256; i++) {
         char byte = (char)i;
-        t->byte_id[i] = mtt__strings_find(&t->pieces, &byte, 1, &id);
-        if (t->byte_id[i] == MTT__NONE) mtt__json_fail(j, "the vocabulary lacks one of the 256 bytes");
+        b->byte_id[i] = mtt__strings_find(s, &byte, 1, &id);
+        if (b->byte_id[i] == MTT__NONE) mtt__json_fail(j, "the vocabulary lacks one of the 256 bytes");
     }
-    return status == MTT_OK && j->fault ? mtt__reader_fail(r, NULL) : status;
+    return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
 }
 
-static mtt_status mtt__hf_read(mtt__reader *r)
+static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
 {
-    mtt__json *j = &r->j;
-    mtt__slice line;
-    uint64_t id;
-    int first = 1;
-    mtt_status status = mtt__hf_check(r);
-    if (status != MTT_OK) return status;
-    if (r->wordpiece) {
-        mtt_wordpiece options;
-        options.lowercase = mtt__slice_is(r->value[MTT__HF_LOWER], "true");
-        options.keep_controls = mtt__slice_is(r->value[MTT__HF_CLEAN], "false");
-        options.keep_cjk = mtt__slice_is(r->value[MTT__HF_CJK], "false");
-        options.strip_accents = mtt__slice_is(r->value[MTT__HF_STRIP], options.lowercase ? "null" : "true") ||
-                                mtt__slice_is(r->value[MTT__HF_STRIP], "true");
-        j->at = r->value[MTT__HF_VOCAB].at;
-        status = mtt__bert_init(r->env, &r->t->bert, &options);
-        return status == MTT_OK ? mtt__hf_vocab(r) : status;
-    }
-    j->at = r->value[MTT__HF_ID].at;
-    if (!mtt__json_u64(j, &id) || id > INT32_MAX) return mtt__reader_fail(r, "no id below 2^31");
-    r->t->end_of_text = (uint32_t)id;
-    j->at = r->value[MTT__HF_VOCAB].at;
-    status = mtt__hf_vocab(r);
-    j->at = r->value[MTT__HF_MERGES].at;
-    if (status == MTT_OK) mtt__json_begin(j, '[');
-    while (status == MTT_OK && mtt__json_item(j, &first) && mtt__json_text(j, " ", &line)) status = mtt__read_merge(r, line, 0);
-    return status == MTT_OK && j->fault ? mtt__reader_fail(r, NULL) : status;
-}
-
-static mtt_status mtt__tokenizer_read(mtt_env *env, const char *path, const mtt_wordpiece *options, mtt_tokenizer **out,
-                                      mtt_status (*read)(mtt__reader *))
-{
-    mtt__reader r;
-    mtt__map map;
+    static const mtt__vocab_rule rules[] = {
+        {"version", "\"1.0\"", 0},
+        {"truncation", "null", 1},
+        {"padding", "null", 1},
+        {"added_tokens", "[", 0},
+        {"normalizer", "null", 1},
+        {"pre_tokenizer.type", "\"ByteLevel\"", 0},
+        {"pre_tokenizer.add_prefix_space", "false", 0},
+        {"pre_tokenizer.use_regex", "true", 1},
+        {"post_processor", "null|{", 1},
+        {"post_processor.type", "\"ByteLevel\"", 1},
+        {"decoder.type", "\"ByteLevel\"", 0},
+        {"model.dropout", "null", 1},
+        {"model.continuing_subword_prefix", "null|\"\"", 1},
+        {"model.end_of_word_suffix", "null|\"\"", 1},
+        {"model.byte_fallback", "false", 1},
+        {"model.ignore_merges", "false", 1},
+        {"model.vocab", "{", 0},
+        {"model.merges", "[", 0},
+    };
+    mtt_json *j = &f->j;
     mtt_status status;
-    memset(&r, 0, sizeof(r));
-    r.env = env;
-    r.path = path;
-    r.options = options;
-    status = mtt__tokenizer_new(env, &r.t);
-    if (status == MTT_OK) status = mtt__map_open(env, path, PROT_READ | PROT_WRITE, &map);
-    if (status != MTT_OK) return mtt__tokenizer_done(status, r.t, out);
-    mtt__json_init(&r.j, map.data ? map.data : "", map.bytes);
-    status = read(&r);
-    mtt__map_close(&map);
-    return mtt__tokenizer_done(status, r.t, out);
+    mtt_slice text;
+    uint64_t id = 0;
+    int added = 0, other = 0;
+    if (!f->key_count) return mtt__vocab_gpt2(t, f);
+    status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
+    if (status) return status;
+    j->at = mtt__vocab_value(f, "added_tokens").at;
+    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &text, &id); added++)
+        other |= !mtt_slice_is(text, MTT__END_OF_TEXT) || id > INT32_MAX;
+    if (added != 1 || other) mtt__json_fail(j, "the one added token must be " MTT__END_OF_TEXT);
+    if (j->fault) return mtt__vocab_fail(f, NULL);
+    t->end_of_text = (uint32_t)id;
+    j->at = mtt__vocab_value(f, "model.vocab").at;
+    status = mtt__vocab_pieces(t, f);
+    j->at = mtt__vocab_value(f, "model.merges").at;
+    if (!status) mtt_json_begin(j, '[');
+    while (!status && mtt_json_item(j) && mtt__json_text(j, " ", &text))
+        status = mtt__vocab_merge(t, f, text, 0);
+    return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
 }
 
-MTTDEF mtt_status mtt_tokenizer_gpt2(mtt_env *env, const char *path, mtt_tokenizer **out)
+typedef struct mtt__out {
+    mtt_write_fn write;
+    void *user;
+} mtt__out;
+
+/* Writes formatted JSON. Each ' in it becomes a ". */
+MTT__PRINTF(2, 3) static void mtt__put_json(const mtt__out *out, const char *format, ...)
 {
-    return mtt__tokenizer_read(env, path, NULL, out, mtt__gpt2_read);
+    char line[512];
+    mtt__text text;
+    va_list args;
+    size_t i;
+    mtt__text_init(&text, line, sizeof(line));
+    va_start(args, format);
+    mtt__print_va(&text, format, args);
+    va_end(args);
+    for (i = 0; i < text.size; i++)
+        if (line[i] == '\'') line[i] = '"';
+    out->write(out->user, line, text.size);
 }
 
-MTTDEF mtt_status mtt_tokenizer_wordpiece(mtt_env *env, const char *path, const mtt_wordpiece *options, mtt_tokenizer **out)
+/* Writes a piece in the alphabet, without quotes around it. */
+static void mtt__put_piece(const mtt__out *out, const mtt_tokenizer *t, uint32_t id)
 {
-    return mtt__tokenizer_read(env, path, options, out, mtt__vocab_read);
-}
-
-MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, mtt_tokenizer **out)
-{
-    return mtt__tokenizer_read(env, path, NULL, out, mtt__hf_read);
-}
-
-static void mtt__print_piece(mtt__text *out, const mtt_tokenizer *t, uint32_t id)
-{
+    const mtt__bpe *b = (const mtt__bpe *)t->own;
     const mtt__string *piece = &t->pieces.items[id];
-    const char *at = t->pieces.bytes + piece->at;
-    size_t i, skip = t->bert.kinds && *at == ' ';
-    if (t->bert.kinds) {
-        mtt__print(out, skip || piece->count ? "" : "##");
-        mtt__print_json_string(out, "", at + skip, piece->size - skip);
-        return;
-    }
-    if (id == t->end_of_text) mtt__print(out, MTT__END_OF_TEXT);
+    size_t i;
+    if (id == t->end_of_text) mtt__put_json(out, MTT__END_OF_TEXT);
     for (i = 0; i < piece->size; i++) {
-        char symbol[5] = {'\\', 0, 0, 0, 0};
-        uint32_t c = mtt__byte_code((unsigned char)at[i]);
-        mtt__utf8_put(c, symbol + 1);
-        mtt__print(out, "%s", symbol + (c != '"' && c != '\\'));
+        uint32_t c = b->code[(unsigned char)t->pieces.bytes[piece->at + i]];
+        char symbol[5] = "\\";
+        size_t plain = c != '"' && c != '\\', size = 1 + mtt__utf8_put(c, symbol + 1);
+        out->write(out->user, symbol + plain, size - plain);
     }
+}
+
+static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *user)
+{
+    const mtt__merges *merges = &((const mtt__bpe *)t->own)->merges;
+    const mtt__out out = {write, user};
+    const char *rest = "'trim_offsets':true,'use_regex':true";
+    uint32_t i;
+    mtt__put_json(&out, "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[{'id':%u,",
+                  (unsigned)t->end_of_text);
+    mtt__put_json(&out, "'content':'%s','single_word':false,'lstrip':false,", MTT__END_OF_TEXT);
+    mtt__put_json(&out, "'rstrip':false,'normalized':false,'special':true}],'normalizer':null,");
+    mtt__put_json(&out, "'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false,%s},", rest);
+    mtt__put_json(&out, "'post_processor':null,'decoder':{'type':'ByteLevel',");
+    mtt__put_json(&out, "'add_prefix_space':true,%s},", rest);
+    mtt__put_json(&out, "'model':{'type':'BPE','dropout':null,'unk_token':null,");
+    mtt__put_json(&out, "'continuing_subword_prefix':null,'end_of_word_suffix':null,'fuse_unk':false,");
+    mtt__put_json(&out, "'byte_fallback':false,'ignore_merges':false,'vocab':{");
+    for (i = 0; i < t->pieces.count; i++) {
+        mtt__put_json(&out, i ? ",'" : "'");
+        mtt__put_piece(&out, t, i);
+        mtt__put_json(&out, "':%u", (unsigned)i);
+    }
+    mtt__put_json(&out, "},'merges':[");
+    for (i = 0; i < merges->count; i++) {
+        mtt__put_json(&out, i ? ",'" : "'");
+        mtt__put_piece(&out, t, merges->at[i].left);
+        mtt__put_json(&out, " ");
+        mtt__put_piece(&out, t, merges->at[i].right);
+        mtt__put_json(&out, "'");
+    }
+    mtt__put_json(&out, "]}}\n");
+}
+
+/* name, options and their bytes; create, destroy, load, learn, cut, spell, print */
+static const mtt_tokenizer_kind mtt__bpe_kind = {
+    "BPE", NULL, 0, mtt__bpe_create, mtt__bpe_destroy, mtt__bpe_load, mtt__bpe_learn, mtt__bpe_cut,
+    mtt__bpe_spell, mtt__bpe_print,
+};
+
+/* Chooses the kind that reads a file: BPE or the caller's, which may be NULL. */
+static mtt_status mtt__vocab_kind(mtt__vocab_file *f, const mtt_tokenizer_kind **kind)
+{
+    const mtt_tokenizer_kind *other = *kind;
+    const char *advice = "for BERT's WordPiece, include tools/wordpiece.h and pass mtt_wordpiece()";
+    int mark = mtt_json_peek(&f->j);
+    mtt_slice type, top = {NULL, 0};
+    f->j.at = f->j.begin;
+    if (mark == '#' || mark == '{') *kind = &mtt__bpe_kind;
+    if (!*kind)
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s is neither a tokenizer.json nor a vocab.bpe: check the "
+                         "path; %s", f->path, advice);
+    if (mark != '{') return MTT_OK;
+    mtt__vocab_keys(f, top);
+    if (!mtt_json_end(&f->j)) return mtt__vocab_fail(f, NULL);
+    type = mtt__vocab_value(f, "model.type");
+    if (!type.at || mtt_slice_is(type, "\"BPE\"")) return MTT_OK;
+    *kind = other;
+    if (other && type.size == strlen(other->name) + 2 && memcmp(type.at + 1, other->name, type.size - 2) == 0)
+        return MTT_OK;
+    return mtt__fail(f->env, MTT_E_FORMAT, "%s: model.type is %.*s, but must be \"BPE\": %s", f->path,
+                     (int)(type.size < 40 ? type.size : 40), type.at, advice);
+}
+
+MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
+                                     mtt_tokenizer **out)
+{
+    mtt__vocab_file f;
+    mtt__map map;
+    mtt_status status = mtt__map_open(env, path, PROT_READ | PROT_WRITE, &map);
+    *out = NULL;
+    if (status) return status;
+    f.env = env;
+    f.path = path;
+    f.key_count = 0;
+    mtt_json_init(&f.j, map.data ? map.data : "", map.bytes);
+    status = mtt__vocab_kind(&f, &kind);
+    if (!status) status = mtt__tokenizer_make(env, kind, &f, NULL, 0, out);
+    mtt__map_close(&map);
+    return status;
+}
+
+static void mtt__writer_text(void *writer, const char *text, size_t bytes)
+{
+    mtt__writer_put((mtt__writer *)writer, text, bytes);
 }
 
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
 {
-    static const char added[] =
-        "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,\"special\":true}";
-    static const char bpe[] =
-        "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,%s},"
-        "\"post_processor\":null,\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,%s},"
-        "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,"
-        "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,\"vocab\":{";
-    static const char level[] = "\"trim_offsets\":true,\"use_regex\":true";
-    static const char wordpiece[] =
-        "],\"normalizer\":{\"type\":\"BertNormalizer\",\"clean_text\":%s,\"handle_chinese_chars\":%s,\"strip_accents\":%s,"
-        "\"lowercase\":%s},\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},\"post_processor\":null,"
-        "\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\",\"cleanup\":false},\"model\":{\"type\":\"WordPiece\","
-        "\"unk_token\":\"[UNK]\",\"continuing_subword_prefix\":\"##\",\"max_input_chars_per_word\":%d,\"vocab\":{";
-    static const char *const truth[] = {"false", "true"};
-    const mtt_wordpiece *o = &t->bert.options;
-    size_t capacity = 4096;
-    uint32_t i, specials = 0;
-    mtt__text out;
-    char *text;
+    mtt__writer w;
+    mtt_status status = mtt__writer_open(t->env, path, &w);
+    if (status) return status;
+    t->kind.print(t, mtt__writer_text, &w);
+    return mtt__writer_commit(&w);
+}
+
+struct mtt_vocab_trainer {
+    mtt_tokenizer *t; /* without pieces: it cuts texts into words */
+    mtt__strings words;
+};
+
+MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
+                                           mtt_vocab_trainer **out)
+{
+    mtt_vocab_trainer *trainer = *out = (mtt_vocab_trainer *)mtt__alloc(env, 1, sizeof(*trainer));
     mtt_status status;
-    /* In BPE a byte takes two at most, and a piece of n bytes stands here once, and twice more for each merge at most; in
-       WordPiece a byte takes up to six. */
-    for (i = 0; i < t->pieces.count; i++)
-        capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[i].size, t->bert.kinds ? 6 : 2), 24));
-    for (i = 0; i < t->merge_count; i++)
-        capacity = mtt__add(capacity, mtt__add(mtt__mul(t->pieces.items[t->merges[i].id].size, 2), 4));
-    text = (char *)mtt__alloc(t->env, capacity, 1);
-    if (!text) return MTT_E_MEMORY;
-    mtt__text_init(&out, text, capacity);
-    mtt__print(&out, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[");
-    for (i = 0; i < t->pieces.count; i++) {
-        if (i != t->end_of_text && i != t->unknown && !t->pieces.items[i].count) continue;
-        mtt__print(&out, "%s{\"id\":%u,\"content\":\"", specials++ ? "," : "", i);
-        mtt__print_piece(&out, t, i);
-        mtt__print(&out, "%s", added);
-    }
-    if (t->bert.kinds)
-        mtt__print(&out, wordpiece, truth[!o->keep_controls], truth[!o->keep_cjk], truth[!!o->strip_accents],
-                   truth[!!o->lowercase], MTT__WORD_CHARACTERS);
-    else mtt__print(&out, bpe, level, level);
-    for (i = 0; i < t->pieces.count; i++) {
-        mtt__print(&out, i ? ",\"" : "\"");
-        mtt__print_piece(&out, t, i);
-        mtt__print(&out, "\":%u", i);
-    }
-    mtt__print(&out, t->bert.kinds ? "}" : "},\"merges\":[");
-    for (i = 0; i < t->merge_count; i++) {
-        mtt__print(&out, i ? ",\"" : "\"");
-        mtt__print_piece(&out, t, t->merges[i].left);
-        mtt__print(&out, " ");
-        mtt__print_piece(&out, t, t->merges[i].right);
-        mtt__print(&out, "\"");
-    }
-    mtt__print(&out, t->bert.kinds ? "}}\n" : "]}}\n");
-    status = mtt__file_replace(t->env, path, text, out.size);
-    mtt__free(t->env, text);
+    if (!trainer) return MTT_E_MEMORY;
+    trainer->words.env = env;
+    status = mtt__tokenizer_make(env, kind ? kind : &mtt__bpe_kind, NULL, NULL, 0, &trainer->t);
+    if (!status) return MTT_OK;
+    mtt_vocab_trainer_destroy(trainer);
+    *out = NULL;
     return status;
 }
-/* ------------------------------------------------------------------------------------------------------------------
-   >>data
-   ---------------------------------------------------------------------------------------------------------------- */
 
-/* A plain text is cut at the first blank line from this many bytes on, at a line end from 16 times as many on, and
-   anywhere between two characters at 64 times as many. */
+MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer)
+{
+    if (!trainer) return;
+    mtt_tokenizer_destroy(trainer->t);
+    mtt__strings_free(&trainer->words);
+    mtt__free(trainer->words.env, trainer);
+}
+
+MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes)
+{
+    mtt_status status = MTT_OK;
+    size_t size;
+    for (; bytes && !status; text += size, bytes -= size) {
+        size = trainer->t->kind.cut(trainer->t, text, bytes);
+        status = mtt__strings_count(&trainer->words, text, size, 1);
+    }
+    return status;
+}
+
+MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out)
+{
+    return mtt__tokenizer_make(trainer->words.env, &trainer->t->kind, NULL, &trainer->words,
+                               vocab ? vocab : MTT__DEFAULT_VOCAB, out);
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>data
+   ------------------------------------------------------------------------------------------------------- */
+
+/* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
+   between two characters at 64 times as many. */
 #ifndef MTT_DOCUMENT_BYTES
 #define MTT_DOCUMENT_BYTES 4096
 #endif
@@ -7372,31 +7106,36 @@ MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
 
 struct mtt_corpus {
     mtt_env *env;
-    const char *path, *name, *field; /* the name is for messages */
-    int fd, jsonl, ended;            /* ended: the file is read to its end */
+    const char *path, *name, *field; /* `name` is for messages */
+    int fd, jsonl, ended;            /* ended: the file has been read to its end */
     char *buffer;
-    size_t capacity, start, size; /* bytes [start, size) wait in the buffer */
-    uint64_t line;
+    size_t capacity, start, size; /* bytes [start, size) of the buffer are still to be handed out */
+    uint64_t line, hash;          /* hash: of all blocks read */
 };
 
-/* Reads on until `bytes` wait in the buffer or the file ends. */
+/* Reads on, in blocks, until `bytes` wait in the buffer or the file ends. */
 static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
 {
+    enum { BLOCK = 1 << 18 };
     while (!c->ended && c->size - c->start < bytes) {
-        ptrdiff_t got;
-        if (c->start && c->size == c->capacity) {
+        size_t got = 0;
+        ptrdiff_t n = 1;
+        if (c->start && c->capacity - c->size < BLOCK) {
             memmove(c->buffer, c->buffer + c->start, c->size -= c->start);
             c->start = 0;
         }
         if (c->size - c->start > MTT_DOCUMENT_LIMIT)
-            return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %llu bytes: split it", c->name,
-                             (unsigned long long)c->line + 1, (unsigned long long)MTT_DOCUMENT_LIMIT);
-        if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + 1, 1) != MTT_OK) return MTT_E_MEMORY;
-        got = MTT__SYS_READ(c->fd, c->buffer + c->size, c->capacity - c->size);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return mtt__file_fail(c->env, c->name, "read it", errno);
-        c->ended = got == 0;
-        c->size += (size_t)got;
+            return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: a line is longer than %zu bytes: split it",
+                             c->name, (unsigned long long)c->line + 1, (size_t)MTT_DOCUMENT_LIMIT);
+        if (mtt__reserve(c->env, (void **)&c->buffer, &c->capacity, c->size + BLOCK, 1)) return MTT_E_MEMORY;
+        while (got < BLOCK && n) {
+            n = MTT__SYS_READ(c->fd, c->buffer + c->size + got, BLOCK - got);
+            if (n < 0 && errno != EINTR) return mtt__file_fail(c->env, c->name, "read it", errno);
+            if (n > 0) got += (size_t)n;
+        }
+        c->hash = c->hash * 0x9e3779b97f4a7c15u + mtt__hash(c->buffer + c->size, got);
+        c->ended = got < BLOCK;
+        c->size += got;
     }
     return MTT_OK;
 }
@@ -7410,16 +7149,18 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c)
         {"\xfd" "7zXZ", "xz -dc"},
         {"\xff\xfe", "iconv -f UTF-16 -t UTF-8"},
         {"\xfe\xff", "iconv -f UTF-16 -t UTF-8"},
-        {"PAR1", "python3 -c \"import pandas, sys; print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
+        {"PAR1", "python3 -c \"import pandas, sys; "
+                 "print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
     };
     mtt_status status = mtt__corpus_need(c, 4096);
     size_t i, size = c->size < 4096 ? c->size : 4096;
     const char *command = !status && size && memchr(c->buffer, 0, size) ? "iconv -f UTF-16LE -t UTF-8" : NULL;
-    for (i = 0; i < MTT__LENGTH(packed); i++)
-        if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0) command = packed[i][1];
-    if (command && !status)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, likely with %s %s | ... -", c->name, command,
-                         c->path);
+    for (i = 0; i < MTT__LENGTH(packed) && !status; i++)
+        if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0)
+            command = packed[i][1];
+    if (command)
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps with %s %s | ... -",
+                         c->name, command, c->path);
     if (size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->start = 3;
     c->jsonl = size > c->start && strchr("{\"[", c->buffer[c->start]) != NULL;
     return status;
@@ -7429,14 +7170,13 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
 {
     size_t path_size = strlen(path) + 1, field_size = strlen(field ? field : "text") + 1;
     mtt_corpus *c = (mtt_corpus *)mtt__alloc(env, 1, mtt__add(sizeof(*c), path_size + field_size));
-    char *names = (char *)(c + 1);
     mtt_status status = MTT_OK;
     struct stat info;
     *out = NULL;
     if (!c) return MTT_E_MEMORY;
     c->env = env;
-    c->path = (const char *)memcpy(names, path, path_size);
-    c->field = (const char *)memcpy(names + path_size, field ? field : "text", field_size);
+    c->path = (const char *)memcpy(c + 1, path, path_size);
+    c->field = (const char *)memcpy((char *)(c + 1) + path_size, field ? field : "text", field_size);
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
     if (c->fd < 0) status = mtt__file_fail(env, path, "open it", errno);
@@ -7457,29 +7197,41 @@ MTTDEF void mtt_corpus_close(mtt_corpus *c)
     mtt__free(c->env, c);
 }
 
-/* The text of one line of JSONL, undone where it stands. Of a key that comes twice the last counts. */
-static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text, size_t *bytes)
+/* Reads the rest of the file, and copies all of it to `copy` unless that is NULL. */
+static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt__writer *copy)
 {
-    const char *hint = c->line > 1 ? "" : "; plain text that begins with a quote or bracket needs an empty first line";
-    mtt__json j;
-    mtt__slice key, found = {NULL, 0};
-    int first = 1;
-    mtt__json_init(&j, line, size);
-    if (!mtt__json_take(&j, '{')) mtt__json_text(&j, "\n\n", &found);
+    mtt_status status = MTT_OK;
+    while (!status && c->size) {
+        if (copy) status = mtt__writer_put(copy, c->buffer, c->size);
+        c->start = c->size = 0;
+        if (!status) status = mtt__corpus_need(c, 1);
+    }
+    return status;
+}
+
+/* The text of one line of JSONL, its escapes undone in the buffer. Of a key that occurs twice the last
+   counts. */
+static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
+                                    size_t *bytes)
+{
+    const char *hint = "; plain text that begins with a quote or a bracket needs an empty first line";
+    mtt_json j;
+    mtt_slice key, found = {NULL, 0};
+    mtt_json_init(&j, line, size);
+    if (mtt_json_peek(&j) != '{') mtt__json_text(&j, "\n\n", &found);
     else
-        while (mtt__json_key(&j, &first, &key)) {
-            key.size = mtt__json_unescape(key, (char *)key.at);
-            if (mtt__slice_is(key, c->field)) mtt__json_text(&j, "\n\n", &found);
-            else mtt__json_skip(&j);
+        for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);) {
+            key.size = mtt_json_unescape(key, (char *)key.at);
+            if (mtt_slice_is(key, c->field)) mtt__json_text(&j, "\n\n", &found);
+            else mtt_json_skip(&j);
         }
-    mtt__json_peek(&j);
-    if (j.at != j.end) mtt__json_fail(&j, "something follows the value");
-    if (j.fault)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: byte %zu: %s: every line must be one JSON value%s", c->name,
-                         (unsigned long long)c->line, (size_t)(j.at - j.begin) + 1, j.fault, hint);
+    if (!mtt_json_end(&j))
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: byte %zu: %s: each line must be one JSON value%s",
+                         c->name, (unsigned long long)c->line, (size_t)(j.at - j.begin) + 1, j.fault,
+                         c->line == 1 ? hint : "");
     if (!found.at)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: there is no field \"%s\": name the one with the text", c->name,
-                         (unsigned long long)c->line, c->field);
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s:%llu: there is no field \"%s\": name the field with the "
+                         "text", c->name, (unsigned long long)c->line, c->field);
     *text = found.at;
     *bytes = found.size;
     return MTT_OK;
@@ -7518,12 +7270,12 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
     while (!cut && line < limit) {
         const char *end = (const char *)memchr(at + line, '\n', limit - line);
         size_t next = end ? (size_t)(end - at) + 1 : limit;
-        for (blank = line; blank < next && memchr(" \t\r\n", at[blank], 4); blank++) {}
+        for (blank = line; blank < next && memchr(" \t\r\n", at[blank], 4);) blank++;
         if (end && ((next >= least && blank == next) || next >= least * 16)) cut = next;
         line = next;
     }
     if (!cut)
-        for (cut = limit; cut < waiting && cut + 3 > limit && ((unsigned char)at[cut] & 0xc0) == 0x80; cut--) {}
+        for (cut = limit; cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80;) cut--;
     c->start += cut;
     *text = at;
     *bytes = cut;
@@ -7548,217 +7300,47 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
     return place == first || place == second ? MTT_VALID : place == third ? MTT_TEST : MTT_TRAIN;
 }
 
-static const char *const mtt__split_name[] = {"train", "valid", "test"};
+/* ---- token files */
 
-/* The header of a token file; the checksum is of the ids. */
+/* The header of a token file. The second half says what the file was made of; it is 0 in files of older
+   versions. */
 typedef struct mtt__token_header {
     char magic[8];
     uint32_t version, bits;
     uint64_t count, vocab;
-    uint32_t crc, rest[7];
+    uint32_t crc;       /* CRC-32 of the ids */
+    uint32_t options;   /* hash of the options and of the tokenizer that was given; never 0 */
+    uint64_t text;      /* hash of the text, the field and the seed */
+    uint32_t tokenizer; /* CRC-32 of the tokenizer.json made with it */
+    uint32_t documents; /* in this split */
+    uint64_t bytes;
 } mtt__token_header;
-
-typedef struct mtt__prepare {
-    mtt_env *env;
-    const mtt_prepare_desc *desc;
-    mtt_prepare_report report;
-    const char *input; /* desc->input or its spool */
-    char path[2048], spool_path[2048];
-    mtt_tokenizer *tokenizer;
-    mtt_bpe_trainer *trainer;
-    mtt__crc_table crc;
-    mtt__token_header header[MTT_SPLIT_COUNT];
-    mtt__writer writer[MTT_SPLIT_COUNT], spool;
-    int32_t *ids;
-    size_t capacity;
-} mtt__prepare;
-
-typedef mtt_status (*mtt__document_fn)(mtt__prepare *p, mtt_split split, const char *text, size_t bytes);
-
-static mtt_status mtt__prepare_train(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
-{
-    return split == MTT_TRAIN ? mtt_bpe_trainer_add(p->trainer, text, bytes) : MTT_OK;
-}
-
-static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
-{
-    mtt__token_header *header = &p->header[split];
-    size_t i, count, width = header->bits / 8;
-    mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, mtt__add(bytes, 1), sizeof(*p->ids));
-    if (!status) status = mtt_encode(p->tokenizer, text, bytes, p->ids, bytes, &count);
-    if (status) return status;
-    p->ids[count++] = mtt_tokenizer_end_of_text(p->tokenizer);
-    for (i = 0; i < count && width == 2; i++) {
-        uint16_t narrow = (uint16_t)p->ids[i];
-        memcpy((char *)p->ids + 2 * i, &narrow, 2);
-    }
-    header->crc = mtt__crc32(&p->crc, header->crc, p->ids, count * width);
-    header->count += count;
-    p->report.documents[split]++;
-    p->report.bytes[split] += bytes;
-    return mtt__writer_put(&p->writer[split], p->ids, count * width);
-}
-
-static mtt_status mtt__prepare_pass(mtt__prepare *p, mtt__document_fn use)
-{
-    const char *text;
-    size_t bytes;
-    uint64_t document = 0;
-    mtt_corpus *corpus;
-    mtt_status status = mtt_corpus_open(p->env, p->input, p->desc->field, &corpus);
-    if (!status && p->input == p->spool_path) corpus->name = strcmp(p->desc->input, "-") ? p->desc->input : "standard input";
-    while (!status) {
-        status = mtt_corpus_next(corpus, &text, &bytes);
-        if (!status) status = use(p, mtt_split_of(p->desc->seed, document++), text, bytes);
-    }
-    mtt_corpus_close(corpus);
-    if (status != MTT_END) return status;
-    return document ? MTT_OK : mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with some", p->input);
-}
-
-/* Loads the tokenizer, told by its first byte, or trains one. */
-static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
-{
-    const char *path = p->desc->tokenizer;
-    mtt__map map;
-    mtt_status status;
-    int first;
-    if (!path) {
-        status = p->desc->kind == MTT_BPE ? mtt_bpe_trainer_create(p->env, &p->trainer)
-                                          : mtt_wordpiece_trainer_create(p->env, &p->desc->wordpiece, &p->trainer);
-        if (!status) status = mtt__prepare_pass(p, mtt__prepare_train);
-        return status ? status : mtt_bpe_trainer_finish(p->trainer, p->desc->vocab, &p->tokenizer);
-    }
-    status = mtt__map_open(p->env, path, PROT_READ, &map);
-    if (status) return status;
-    first = map.bytes ? map.data[0] : 0;
-    mtt__map_close(&map);
-    if (first == '#') return mtt_tokenizer_gpt2(p->env, path, &p->tokenizer);
-    if (first == '[') return mtt_tokenizer_wordpiece(p->env, path, &p->desc->wordpiece, &p->tokenizer);
-    return mtt_tokenizer_load(p->env, path, &p->tokenizer);
-}
-
-/* What is read once only is kept, as it comes, for the second pass. */
-static mtt_status mtt__prepare_input(mtt__prepare *p)
-{
-    struct stat info;
-    mtt__text name;
-    mtt_corpus *c = NULL;
-    mtt_status status;
-    p->input = p->desc->input;
-    if (p->desc->tokenizer) return MTT_OK;
-    if (strcmp(p->input, "-") != 0 && (stat(p->input, &info) != 0 || S_ISREG(info.st_mode))) return MTT_OK;
-    mtt__text_init(&name, p->spool_path, sizeof(p->spool_path));
-    mtt__print(&name, "%s.spool", p->desc->output);
-    status = mtt__writer_open(p->env, p->spool_path, &p->spool);
-    if (!status) status = mtt_corpus_open(p->env, p->input, NULL, &c);
-    for (p->input = p->spool_path; !status && c->size;) {
-        status = mtt__writer_put(&p->spool, c->buffer, c->size);
-        c->start = c->size = 0;
-        if (!status) status = mtt__corpus_need(c, 1);
-    }
-    mtt_corpus_close(c);
-    return status ? status : mtt__writer_commit(&p->spool);
-}
-
-/* The path of an output, valid until the next call. */
-static const char *mtt__prepare_path(mtt__prepare *p, const char *part, const char *kind)
-{
-    mtt__text name;
-    mtt__text_init(&name, p->path, sizeof(p->path));
-    mtt__print(&name, "%s.%s%s", p->desc->output, part, kind);
-    return p->path;
-}
-
-static mtt_status mtt__prepare_run(mtt__prepare *p)
-{
-    mtt_status status = MTT_OK;
-    int i, vocab;
-    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
-        status = mtt__writer_open(p->env, mtt__prepare_path(p, mtt__split_name[i], ".tokens"), &p->writer[i]);
-        if (!status) status = mtt__writer_put(&p->writer[i], &p->header[i], sizeof(p->header[i]));
-    }
-    if (!status) status = mtt__prepare_input(p);
-    if (!status) status = mtt__prepare_tokenizer(p);
-    if (status) return status;
-    p->report.vocab = vocab = mtt_tokenizer_vocab(p->tokenizer);
-    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
-        memcpy(p->header[i].magic, "MTTTOKEN", 8);
-        p->header[i].version = 1;
-        p->header[i].bits = vocab <= 65536 ? 16 : 32;
-        p->header[i].vocab = (uint64_t)vocab;
-    }
-    status = mtt__prepare_pass(p, mtt__prepare_encode);
-    if (!status && !p->report.documents[MTT_TRAIN])
-        status = mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of which fell to the train split: give "
-                           "more text or another seed", p->desc->input,
-                           (unsigned long long)(p->report.documents[MTT_VALID] + p->report.documents[MTT_TEST]));
-    if (!status) status = mtt_tokenizer_save(p->tokenizer, mtt__prepare_path(p, "tokenizer", ".json"));
-    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
-        p->report.tokens[i] = p->header[i].count;
-        status = mtt__writer_patch(&p->writer[i], 0, &p->header[i], sizeof(p->header[i]));
-        if (!status) status = mtt__writer_commit(&p->writer[i]);
-    }
-    return status;
-}
-
-MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report)
-{
-    mtt__prepare *p;
-    mtt_status status;
-    int i;
-    if (report) memset(report, 0, sizeof(*report));
-    if (!desc || !desc->input || !desc->output || !*desc->output || strlen(desc->output) > 2000)
-        return mtt__fail(env, MTT_E_ARGUMENT, "an input and a prefix of 1 to 2000 bytes for the output are needed");
-    p = (mtt__prepare *)mtt__alloc(env, 1, sizeof(*p));
-    if (!p) return MTT_E_MEMORY;
-    p->env = env;
-    p->desc = desc;
-    mtt__crc_init(&p->crc);
-    status = mtt__prepare_run(p);
-    for (i = 0; i < MTT_SPLIT_COUNT; i++) mtt__writer_abort(&p->writer[i]);
-    mtt__writer_abort(&p->spool);
-    if (p->input == p->spool_path) unlink(p->spool_path);
-    mtt_bpe_trainer_destroy(p->trainer);
-    mtt_tokenizer_destroy(p->tokenizer);
-    if (report && !status) *report = p->report;
-    mtt__free(env, p->ids);
-    mtt__free(env, p);
-    return status;
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>batches
-   ---------------------------------------------------------------------------------------------------------------- */
 
 struct mtt_tokens {
     mtt_env *env;
     mtt__map map;
-    const char *ids;
-    uint64_t count;
-    int vocab, width;
-    char *path;
+    mtt__token_header header;
+    const char *ids, *path;
 };
 
 static mtt_status mtt__tokens_parse(mtt_tokens *t)
 {
-    static const uint32_t zero[7] = {0};
-    mtt__token_header h;
+    mtt__token_header *h = &t->header;
+    const size_t size = sizeof(*h);
     const char *fault = NULL;
-    memset(&h, 0, sizeof(h));
-    if (t->map.bytes >= sizeof(h)) memcpy(&h, t->map.data, sizeof(h));
-    if (t->map.bytes < sizeof(h)) fault = "is shorter than the header of a token file";
-    else if (memcmp(h.magic, "MTTTOKEN", 8) != 0) fault = "has not the mark of a token file";
-    else if (h.version != 1 || memcmp(h.rest, zero, sizeof(zero)) != 0) fault = "is a token file of an unknown version";
-    else if (h.bits != 16 && h.bits != 32) fault = "has ids of neither 16 nor 32 bits";
-    else if (!h.vocab || h.vocab > (h.bits == 16 ? 65536 : INT32_MAX)) fault = "has an impossible vocabulary";
-    else if (h.count != (t->map.bytes - sizeof(h)) / (h.bits / 8) || (t->map.bytes - sizeof(h)) % (h.bits / 8))
-        fault = "has not the size that its header tells";
-    if (fault) return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it from text", t->path, fault);
-    t->ids = t->map.data + sizeof(h);
-    t->count = h.count;
-    t->vocab = (int)h.vocab;
-    t->width = (int)h.bits / 8;
+    if (t->map.bytes >= size) memcpy(h, t->map.data, size);
+    if (t->map.bytes < size) fault = "is shorter than the header of a token file";
+    else if (memcmp(h->magic, "MTTTOKEN", 8) != 0) fault = "does not begin as a token file does";
+    else if (h->version != 1 || (!h->options && (h->text || h->tokenizer || h->documents || h->bytes)))
+        fault = "is a token file of an unknown version";
+    else if (h->bits != 16 && h->bits != 32) fault = "has ids of neither 16 nor 32 bits";
+    else if (!h->vocab || h->vocab > (h->bits == 16 ? 65536 : INT32_MAX))
+        fault = "has an impossible vocabulary";
+    else if (h->count != (t->map.bytes - size) / (h->bits / 8) || (t->map.bytes - size) % (h->bits / 8))
+        fault = "does not have the size that its header says";
+    if (fault)
+        return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
+    t->ids = t->map.data + size;
     return MTT_OK;
 }
 
@@ -7787,53 +7369,400 @@ MTTDEF void mtt_tokens_close(mtt_tokens *t)
 
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *t)
 {
-    return t->count;
+    return t->header.count;
 }
 
 MTTDEF int mtt_tokens_vocab(const mtt_tokens *t)
 {
-    return t->vocab;
+    return (int)t->header.vocab;
 }
 
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *t, uint64_t first, size_t count, int32_t *ids)
 {
+    const size_t width = t->header.bits / 8;
     size_t i;
-    if (first > t->count || count > t->count - first)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, and %zu from %llu on were wanted: read fewer",
-                         t->path, (unsigned long long)t->count, count, (unsigned long long)first);
+    if (first > t->header.count || count > t->header.count - first)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, too few to read %zu from %llu on: read "
+                         "fewer", t->path, (unsigned long long)t->header.count, count,
+                         (unsigned long long)first);
     for (i = 0; i < count; i++) {
         uint32_t id = 0;
-        memcpy(&id, t->ids + (first + i) * (uint64_t)t->width, (size_t)t->width);
-        if (id >= (uint32_t)t->vocab)
-            return mtt__fail(t->env, MTT_E_FORMAT, "%s: token %llu is %u, outside the vocabulary of %d: prepare again",
-                             t->path, (unsigned long long)(first + i), (unsigned)id, t->vocab);
+        memcpy(&id, t->ids + (first + i) * width, width);
+        if (id >= t->header.vocab)
+            return mtt__fail(t->env, MTT_E_FORMAT, "%s: token %llu is %u, outside the vocabulary of %d: "
+                             "prepare it again from the text", t->path, (unsigned long long)(first + i),
+                             (unsigned)id, mtt_tokens_vocab(t));
         ids[i] = (int32_t)id;
     }
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch, int seq_len,
-                                   uint64_t seed, int sequential)
+/* ---- datasets */
+
+enum { MTT__TOKENIZER_PART = MTT_SPLIT_COUNT, MTT__PARTS, MTT__PREFIX_BYTES = 2000, MTT__PATH_BYTES = 2048 };
+
+/* Makes the path of a part: of a split, or of the tokenizer. */
+static const char *mtt__part_path(char path[MTT__PATH_BYTES], const char *prefix, int part)
 {
+    static const char *const names[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
+    mtt__text text;
+    mtt__text_init(&text, path, MTT__PATH_BYTES);
+    mtt__print(&text, "%s.%s", prefix, names[part]);
+    return path;
+}
+
+/* Opens the token files, and checks that they are of the vocabulary size `vocab`, unless it is 0, and were
+   made with the tokenizer.json beside them. */
+static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab, mtt_dataset *dataset)
+{
+    mtt_tokens **files[MTT_SPLIT_COUNT];
+    char path[MTT__PATH_BYTES], tokenizer[MTT__PATH_BYTES];
+    mtt__crc_table table;
+    mtt__map map;
+    mtt_status status;
+    uint32_t crc = 0;
+    int i;
+    mtt__part_path(tokenizer, prefix, MTT__TOKENIZER_PART);
+    status = mtt__map_open(env, tokenizer, PROT_READ, &map);
+    files[MTT_TRAIN] = &dataset->train;
+    files[MTT_VALID] = &dataset->valid;
+    files[MTT_TEST] = &dataset->test;
+    mtt__crc_init(&table);
+    if (!status) {
+        crc = mtt__crc32(&table, 0, map.data, map.bytes);
+        mtt__map_close(&map);
+    }
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
+        const mtt__token_header *h;
+        if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) break;
+        status = mtt_tokens_open(env, path, files[i]);
+        if (status) break;
+        h = &(*files[i])->header;
+        if ((h->options && h->tokenizer != crc) || (vocab && h->vocab != (uint64_t)vocab))
+            status = mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from "
+                               "the text", tokenizer, path);
+    }
+    return status;
+}
+
+MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_tokenizer_kind *kind,
+                                   mtt_dataset *dataset)
+{
+    char path[MTT__PATH_BYTES];
+    mtt_status status;
+    memset(dataset, 0, sizeof(*dataset));
+    if (strlen(prefix) > MTT__PREFIX_BYTES)
+        return mtt__fail(env, MTT_E_ARGUMENT, "the prefix is longer than 2000 bytes: shorten the path");
+    mtt__part_path(path, prefix, MTT__TOKENIZER_PART);
+    status = mtt_tokenizer_load(env, path, kind, &dataset->tokenizer);
+    if (!status) status = mtt__dataset_files(env, prefix, mtt_tokenizer_vocab(dataset->tokenizer), dataset);
+    if (status) mtt_dataset_close(dataset);
+    return status;
+}
+
+MTTDEF void mtt_dataset_close(mtt_dataset *dataset)
+{
+    mtt_tokens_close(dataset->train);
+    mtt_tokens_close(dataset->valid);
+    mtt_tokens_close(dataset->test);
+    mtt_tokenizer_destroy(dataset->tokenizer);
+    memset(dataset, 0, sizeof(*dataset));
+}
+
+/* ---- prepare */
+
+typedef struct mtt__prepare {
+    mtt_env *env;
+    const mtt_prepare_desc *desc;
+    const char *input; /* desc->input or its spool */
+    int piped;         /* the input can be read once only */
+    uint32_t options;  /* of the header to be */
+    uint64_t text;     /* the same; 0 until the text has been read once */
+    mtt_corpus *corpus;
+    uint64_t document; /* of the corpus, from 0 */
+    mtt_vocab_trainer *trainer;
+    mtt_tokenizer *tokenizer;
+    mtt__crc_table crc;
+    mtt__token_header header[MTT_SPLIT_COUNT];
+    mtt__writer writer[MTT__PARTS], spool;
+    char path[MTT__PATH_BYTES], spool_path[MTT__PATH_BYTES];
+    int32_t *ids;
+    size_t capacity;
+} mtt__prepare;
+
+/* Hashes what the tokenizer depends on besides the text. */
+static mtt_status mtt__prepare_options(mtt__prepare *p)
+{
+    const mtt_prepare_desc *d = p->desc;
+    const mtt_tokenizer_kind *kind = d->kind ? d->kind : &mtt__bpe_kind;
+    uint64_t words[3];
+    mtt__map map;
+    words[0] = (uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB);
+    words[1] = mtt__hash(kind->name, strlen(kind->name));
+    words[2] = kind->options ? mtt__hash((const char *)kind->options, kind->options_bytes) : 0;
+    if (d->tokenizer) {
+        mtt_status status = mtt__map_open(p->env, d->tokenizer, PROT_READ, &map);
+        if (status) return status;
+        words[0] = map.bytes ? mtt__hash(map.data, map.bytes) : 0;
+        words[1] = 0;
+        mtt__map_close(&map);
+    }
+    p->options = (uint32_t)(mtt__hash((const char *)words, sizeof(words)) >> 32) | 1;
+    return MTT_OK;
+}
+
+/* Opens the text for another pass. */
+static mtt_status mtt__prepare_open(mtt__prepare *p)
+{
+    mtt_status status;
+    mtt_corpus_close(p->corpus);
+    status = mtt_corpus_open(p->env, p->input, p->desc->field, &p->corpus);
+    p->document = 0;
+    if (!status && p->input == p->spool_path)
+        p->corpus->name = strcmp(p->desc->input, "-") ? p->desc->input : "standard input";
+    return status;
+}
+
+/* Hashes what decides the documents and their splits, once the text has been read. */
+static mtt_status mtt__prepare_hash(mtt__prepare *p)
+{
+    uint64_t words[4], before = p->text;
+    words[0] = p->corpus->hash;
+    words[1] = mtt__hash(p->corpus->field, strlen(p->corpus->field));
+    words[2] = p->desc->seed;
+    words[3] = MTT_DOCUMENT_BYTES;
+    p->text = mtt__hash((const char *)words, sizeof(words)) | 1;
+    if (!before || before == p->text) return MTT_OK;
+    return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);
+}
+
+/* The next document and its split. */
+static mtt_status mtt__prepare_next(mtt__prepare *p, mtt_split *split, const char **text, size_t *bytes)
+{
+    mtt_status status = mtt_corpus_next(p->corpus, text, bytes);
+    if (!status) *split = mtt_split_of(p->desc->seed, p->document++);
+    if (status != MTT_END) return status;
+    if (!p->document)
+        return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
+    status = mtt__prepare_hash(p);
+    return status ? status : MTT_END;
+}
+
+/* NULL, or what the headers of a dataset say against its use. */
+static const char *mtt__prepare_fault(const mtt__prepare *p)
+{
+    const int any_options = p->desc->reuse_only && !p->desc->vocab && !p->desc->tokenizer;
+    const mtt__token_header *h = p->header;
+    int i;
+    if (p->piped) return "cannot be compared with standard input or a pipe";
+    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
+        if (!h[i].options) return "is incomplete, or does not say what it was made of";
+        if (h[i].text != h->text || h[i].options != h->options) return "has parts of different origin";
+    }
+    if (h->options != p->options && !any_options) return "was made with another tokenizer or vocabulary size";
+    return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
+}
+
+/* MTT_OK if the dataset is there, whole, and made of the same text, options and tokenizer; MTT_E_MISMATCH if
+   not. */
+static mtt_status mtt__prepare_compare(mtt__prepare *p)
+{
+    mtt_dataset set = {NULL, NULL, NULL, NULL};
+    const char *fault;
+    mtt_status status = mtt__dataset_files(p->env, p->desc->output, 0, &set);
+    if (status && status != MTT_E_MEMORY) status = MTT_E_MISMATCH;
+    if (!status) p->header[MTT_TRAIN] = set.train->header;
+    if (!status) p->header[MTT_VALID] = set.valid->header;
+    if (!status && set.test) p->header[MTT_TEST] = set.test->header;
+    mtt_dataset_close(&set);
+    fault = mtt__prepare_fault(p);
+    if (!status && !fault) {
+        status = mtt__prepare_open(p);
+        if (!status) status = mtt__corpus_drain(p->corpus, NULL);
+        if (!status) status = mtt__prepare_hash(p);
+        fault = mtt__prepare_fault(p);
+    }
+    if (status || !fault) return status;
+    return mtt__fail(p->env, MTT_E_MISMATCH, "the dataset %s %s: give what it was made of, or prepare it "
+                     "again", p->desc->output, fault);
+}
+
+static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
+{
+    const mtt_prepare_desc *d = p->desc;
+    const char *text;
+    size_t bytes;
+    mtt_split split = MTT_TRAIN;
+    mtt_status status;
+    if (d->tokenizer) return mtt_tokenizer_load(p->env, d->tokenizer, d->kind, &p->tokenizer);
+    status = mtt_vocab_trainer_create(p->env, d->kind, &p->trainer);
+    if (!status) status = mtt__prepare_open(p);
+    while (!status && (status = mtt__prepare_next(p, &split, &text, &bytes)) == MTT_OK)
+        if (split == MTT_TRAIN) status = mtt_vocab_trainer_add(p->trainer, text, bytes);
+    return status == MTT_END ? mtt_vocab_trainer_finish(p->trainer, d->vocab, &p->tokenizer) : status;
+}
+
+static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
+{
+    mtt__token_header *h = &p->header[split];
+    size_t i, count, width = h->bits / 8, most = mtt__add(bytes, 1);
+    mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, most, sizeof(*p->ids));
+    if (!status) status = mtt_encode(p->tokenizer, text, bytes, p->ids, bytes, &count);
+    if (status) return status;
+    p->ids[count++] = mtt_tokenizer_end_of_text(p->tokenizer);
+    for (i = 0; i < count && width == 2; i++) {
+        uint16_t narrow = (uint16_t)p->ids[i];
+        memcpy((char *)p->ids + 2 * i, &narrow, 2);
+    }
+    h->crc = mtt__crc32(&p->crc, h->crc, p->ids, count * width);
+    h->count += count;
+    h->bytes += bytes;
+    if (++h->documents == 0)
+        return mtt__fail(p->env, MTT_E_DATA, "%s has 2^32 documents or more: join some", p->corpus->name);
+    return mtt__writer_put(&p->writer[split], p->ids, count * width);
+}
+
+static mtt_status mtt__prepare_splits(mtt__prepare *p)
+{
+    const char *text;
+    size_t bytes;
+    mtt_split split = MTT_TRAIN;
+    mtt_status status = mtt__prepare_open(p);
+    int i, vocab = mtt_tokenizer_vocab(p->tokenizer);
+    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
+        memcpy(p->header[i].magic, "MTTTOKEN", 8);
+        p->header[i].version = 1;
+        p->header[i].bits = vocab <= 65536 ? 16 : 32;
+        p->header[i].vocab = (uint64_t)vocab;
+    }
+    while (!status && (status = mtt__prepare_next(p, &split, &text, &bytes)) == MTT_OK)
+        status = mtt__prepare_encode(p, split, text, bytes);
+    if (status != MTT_END) return status;
+    if (p->header[MTT_TRAIN].count) return MTT_OK;
+    return mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of them in the train split: give more "
+                     "text or another seed", p->corpus->name, (unsigned long long)p->document);
+}
+
+/* Copies what can be read once only, for the second pass. */
+static mtt_status mtt__prepare_spool(mtt__prepare *p)
+{
+    mtt__text name;
+    mtt_corpus *c = NULL;
+    mtt_status status;
+    mtt__text_init(&name, p->spool_path, sizeof(p->spool_path));
+    mtt__print(&name, "%s.spool", p->desc->output);
+    status = mtt__writer_open(p->env, p->spool_path, &p->spool);
+    if (!status) status = mtt_corpus_open(p->env, p->input, NULL, &c);
+    p->input = p->spool_path;
+    if (!status) status = mtt__corpus_drain(c, &p->spool);
+    mtt_corpus_close(c);
+    return status ? status : mtt__writer_commit(&p->spool);
+}
+
+static void mtt__prepare_text(void *user, const char *text, size_t bytes)
+{
+    mtt__prepare *p = (mtt__prepare *)user;
+    p->header->tokenizer = mtt__crc32(&p->crc, p->header->tokenizer, text, bytes);
+    mtt__writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
+}
+
+/* Writes everything to temporary files, removes the old token files, and renames, the train split last. So a
+   death at any moment leaves the old dataset, one without a train split, or the new one. */
+static mtt_status mtt__prepare_run(mtt__prepare *p)
+{
+    mtt__token_header *h = p->header;
+    mtt_status status = MTT_OK;
+    int i;
+    memset(p->header, 0, sizeof(p->header));
+    for (i = 0; i < MTT__PARTS && !status; i++) {
+        status = mtt__writer_open(p->env, mtt__part_path(p->path, p->desc->output, i), &p->writer[i]);
+        if (!status && i < MTT_SPLIT_COUNT) status = mtt__writer_put(&p->writer[i], &h[i], sizeof(h[i]));
+    }
+    if (!status && p->piped && !p->desc->tokenizer) status = mtt__prepare_spool(p);
+    if (!status) status = mtt__prepare_tokenizer(p);
+    if (!status) status = mtt__prepare_splits(p);
+    if (status) return status;
+    p->tokenizer->kind.print(p->tokenizer, mtt__prepare_text, p);
+    status = mtt__writer_flush(&p->writer[MTT__TOKENIZER_PART]);
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
+        h[i].options = p->options;
+        h[i].text = p->text;
+        h[i].tokenizer = h->tokenizer;
+        status = mtt__writer_patch(&p->writer[i], 0, &h[i], sizeof(h[i]));
+    }
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++)
+        if (unlink(mtt__part_path(p->path, p->desc->output, i)) && errno != ENOENT)
+            status = mtt__file_fail(p->env, p->path, "remove it", errno);
+    for (i = MTT__PARTS - 1; i >= 0 && !status; i--) status = mtt__writer_commit(&p->writer[i]);
+    return status;
+}
+
+MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report)
+{
+    mtt_prepare_report unused, *r = report ? report : &unused;
+    mtt__prepare *p;
+    struct stat info;
+    mtt_status status;
+    int i;
+    memset(r, 0, sizeof(*r));
+    if (!desc || !desc->input || !desc->output || !*desc->output || strlen(desc->output) > MTT__PREFIX_BYTES)
+        return mtt__fail(env, MTT_E_ARGUMENT, "mtt_prepare needs an input, and an output of 1 to 2000 bytes");
+    p = (mtt__prepare *)mtt__alloc(env, 1, sizeof(*p));
+    if (!p) return MTT_E_MEMORY;
+    p->env = env;
+    p->desc = desc;
+    p->input = desc->input;
+    p->piped = strcmp(p->input, "-") == 0 || (stat(p->input, &info) == 0 && !S_ISREG(info.st_mode));
+    mtt__crc_init(&p->crc);
+    status = mtt__prepare_options(p);
+    if (!status) status = mtt__prepare_compare(p);
+    r->reused = !status;
+    if (status == MTT_E_MISMATCH && !desc->reuse_only) status = mtt__prepare_run(p);
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
+        r->documents[i] = p->header[i].documents;
+        r->bytes[i] = p->header[i].bytes;
+        r->tokens[i] = p->header[i].count;
+        r->vocab = (int)p->header[i].vocab;
+    }
+    for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
+    mtt__writer_abort(&p->spool);
+    if (p->input == p->spool_path) unlink(p->spool_path);
+    mtt_corpus_close(p->corpus);
+    mtt_vocab_trainer_destroy(p->trainer);
+    mtt_tokenizer_destroy(p->tokenizer);
+    mtt__free(env, p->ids);
+    mtt__free(env, p);
+    return status;
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>batches
+   ------------------------------------------------------------------------------------------------------- */
+
+MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
+                                   int seq_len, uint64_t seed, int sequential)
+{
+    const uint64_t count = tokens ? mtt_tokens_count(tokens) : 0;
     memset(batches, 0, sizeof(*batches));
     if (!tokens || batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
-        return mtt__fail(env, MTT_E_ARGUMENT, "%d sequences of %d tokens are no batch: both must be 1 or more, and their product "
-                         "below 2^31", batch, seq_len);
-    if (tokens->count <= (uint64_t)seq_len)
-        return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, a sequence of %d needs at least %llu: lower --seq-len or "
-                         "give more text", tokens->path, (unsigned long long)tokens->count, seq_len,
-                         (unsigned long long)seq_len + 1);
+        return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %d sequences of %d tokens is impossible: both must "
+                         "be 1 or more, and their product below 2^31", batch, seq_len);
+    if (count <= (uint64_t)seq_len)
+        return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %lld: lower "
+                         "seq_len or give more text", tokens->path, (unsigned long long)count, seq_len,
+                         (long long)seq_len + 1);
     batches->tokens = tokens;
     batches->batch = batch;
     batches->seq_len = seq_len;
     batches->seed = seed;
     batches->sequential = sequential;
-    batches->sequences = (tokens->count - 1) / (uint64_t)seq_len;
+    batches->sequences = (count - 1) / (uint64_t)seq_len;
     return MTT_OK;
 }
 
-/* Place `index` of the permutation of 0..n-1 that (seed, epoch) gives, in constant memory: a Feistel network on the
-   next even number of bits (Luby and Rackoff 1988), walked until it comes back below n (Black and Rogaway 2002). */
+/* Place `index` of the permutation of 0..n-1 that (seed, epoch) gives, in constant memory: a Feistel network
+   on the next even number of bits (Luby and Rackoff 1988), repeated until the result is below n (Black and
+   Rogaway 2002). */
 static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint64_t n)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SHUFFLE, 0, epoch), round;
@@ -7871,6 +7800,7 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
     if (!status) b->cursor = cursor;
     return status;
 }
+
 /* ------------------------------------------------------------------------------------------------------------------
    >>checkpoint
    ---------------------------------------------------------------------------------------------------------------- */
@@ -7886,7 +7816,7 @@ enum {
 
 /* A tensor of a file by its name, or, with its value alone, a pair of the metadata. */
 typedef struct mtt__st_entry {
-    mtt__slice key, value;
+    mtt_slice key, value;
     int dtype, rank;
     uint64_t shape[MTT__ST_RANK], begin, end;
     const unsigned char *data;
@@ -7905,21 +7835,9 @@ typedef struct mtt__st {
 
 #define MTT__ST_REMEDY "the file is damaged or cut off: copy or save it again"
 
-/* 1 if the bytes are UTF-8: no surrogates, nothing overlong, nothing above U+10FFFF. */
-static int mtt__utf8_valid(const char *text, size_t bytes)
-{
-    const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
-    int size;
-    for (; at < end; at += size) {
-        size = 1;
-        if (*at >= 0x80 && mtt__utf8_get(at, end, &size) == MTT__NONE) return 0;
-    }
-    return 1;
-}
-
 static int mtt__st_by_key(const void *a, const void *b)
 {
-    const mtt__slice *x = &((const mtt__st_entry *)a)->key, *y = &((const mtt__st_entry *)b)->key;
+    const mtt_slice *x = &((const mtt__st_entry *)a)->key, *y = &((const mtt__st_entry *)b)->key;
     int order = memcmp(x->at, y->at, x->size < y->size ? x->size : y->size);
     return order ? order : (x->size > y->size) - (x->size < y->size);
 }
@@ -7939,57 +7857,57 @@ static const mtt__st_entry *mtt__st_search(const mtt__st_entry *entries, size_t 
 }
 
 /* A fault of the header: the first one sticks, and `at` is where it is. */
-static void mtt__st_fault(mtt__json *j, const char *at, const char *what)
+static void mtt__st_fault(mtt_json *j, const char *at, const char *what)
 {
     if (!j->fault) j->at = at;
     mtt__json_fail(j, what);
 }
 
-static int mtt__st_string(mtt__json *j, mtt__slice *out)
+static int mtt__st_string(mtt_json *j, mtt_slice *out)
 {
-    int ok = mtt__json_string(j, out);
-    if (ok) out->size = mtt__json_unescape(*out, (char *)out->at);
+    int ok = mtt_json_string(j, out);
+    if (ok) out->size = mtt_json_unescape(*out, (char *)out->at);
     return ok;
 }
 
-static int mtt__st_key(mtt__json *j, int *first, mtt__slice *key)
+static int mtt__st_key(mtt_json *j, mtt_slice *key)
 {
-    int ok = mtt__json_key(j, first, key);
-    if (ok) key->size = mtt__json_unescape(*key, (char *)key->at);
+    int ok = mtt_json_key(j, key);
+    if (ok) key->size = mtt_json_unescape(*key, (char *)key->at);
     return ok;
 }
 
-static int mtt__st_numbers(mtt__json *j, uint64_t *out, int capacity)
+static int mtt__st_numbers(mtt_json *j, uint64_t *out, int capacity)
 {
-    int first = 1, count = 0;
-    mtt__json_begin(j, '[');
-    while (mtt__json_item(j, &first)) {
+    int count = 0;
+    mtt_json_begin(j, '[');
+    while (mtt_json_item(j)) {
         if (count == capacity) return mtt__json_fail(j, "a shape above rank 8 or more than two offsets");
-        if (!mtt__json_u64(j, &out[count++])) return 0;
+        if (!mtt_json_u64(j, &out[count++])) return 0;
     }
     return count;
 }
 
 /* {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}; unknown fields are passed over. */
-static void mtt__st_tensor_info(mtt__json *j, mtt__st_entry *e)
+static void mtt__st_tensor_info(mtt_json *j, mtt__st_entry *e)
 {
     static const char *const fields[] = {"dtype", "shape", "data_offsets"};
     uint64_t offsets[2] = {0, 0};
-    mtt__slice key, text;
-    int first = 1, seen = 0, two = 0, field;
-    mtt__json_begin(j, '{');
-    while (mtt__st_key(j, &first, &key)) {
-        for (field = 0; field < 3 && !mtt__slice_is(key, fields[field]);) field++;
+    mtt_slice key, text;
+    int seen = 0, two = 0, field;
+    mtt_json_begin(j, '{');
+    while (mtt__st_key(j, &key)) {
+        for (field = 0; field < 3 && !mtt_slice_is(key, fields[field]);) field++;
         if (field < 3 && seen & 1 << field) mtt__json_fail(j, "a field of a tensor that comes twice");
         seen |= 1 << field;
         if (field == 0 && mtt__st_string(j, &text)) {
             for (e->dtype = 0; e->dtype < (int)MTT__LENGTH(mtt__dtype_name); e->dtype++)
-                if (mtt__slice_is(text, mtt__dtype_name[e->dtype])) break;
+                if (mtt_slice_is(text, mtt__dtype_name[e->dtype])) break;
             if (e->dtype == (int)MTT__LENGTH(mtt__dtype_name))
                 mtt__st_fault(j, text.at, "a dtype that is none of F32, BF16, F16, I32, U8");
         } else if (field == 1) e->rank = mtt__st_numbers(j, e->shape, MTT__ST_RANK);
         else if (field == 2) two = mtt__st_numbers(j, offsets, 2);
-        else if (field == 3) mtt__json_skip(j);
+        else if (field == 3) mtt_json_skip(j);
     }
     if ((seen & 7) != 7 || two != 2) mtt__json_fail(j, "a tensor without dtype, shape or two data_offsets");
     e->begin = offsets[0];
@@ -7997,7 +7915,7 @@ static void mtt__st_tensor_info(mtt__json *j, mtt__st_entry *e)
 }
 
 /* Appends an entry to an array of them; NULL when it cannot be had. */
-static mtt__st_entry *mtt__st_add(mtt__st *st, mtt__json *j, mtt__slice key, mtt__st_entry **array, size_t *count, size_t *room)
+static mtt__st_entry *mtt__st_add(mtt__st *st, mtt_json *j, mtt_slice key, mtt__st_entry **array, size_t *count, size_t *room)
 {
     mtt__st_entry *e;
     if (*count == MTT__ST_ENTRIES) mtt__json_fail(j, "more than 131072 tensors or entries of metadata");
@@ -8008,12 +7926,11 @@ static mtt__st_entry *mtt__st_add(mtt__st *st, mtt__json *j, mtt__slice key, mtt
     return e;
 }
 
-static mtt_status mtt__st_metadata_in(mtt__st *st, mtt__json *j)
+static mtt_status mtt__st_metadata_in(mtt__st *st, mtt_json *j)
 {
-    int first = 1;
-    mtt__slice key;
-    mtt__json_begin(j, '{');
-    while (mtt__st_key(j, &first, &key)) {
+    mtt_slice key;
+    mtt_json_begin(j, '{');
+    while (mtt__st_key(j, &key)) {
         mtt__st_entry *e = mtt__st_add(st, j, key, &st->pairs, &st->pair_count, &st->pair_capacity);
         if (!e) return MTT_E_MEMORY;
         mtt__st_string(j, &e->value);
@@ -8022,7 +7939,7 @@ static mtt_status mtt__st_metadata_in(mtt__st *st, mtt__json *j)
 }
 
 /* Tensors lie in the data one after another from 0 to the end, each as large as its shape says. */
-static void mtt__st_layout(mtt__st *st, mtt__json *j, uint64_t data_bytes)
+static void mtt__st_layout(mtt__st *st, mtt_json *j, uint64_t data_bytes)
 {
     uint64_t end = 0;
     size_t i;
@@ -8046,7 +7963,7 @@ static void mtt__st_layout(mtt__st *st, mtt__json *j, uint64_t data_bytes)
     if (end != data_bytes) mtt__json_fail(j, "tensors that end before the file: extra bytes follow");
 }
 
-static void mtt__st_index(mtt__json *j, mtt__st_entry *entries, size_t count)
+static void mtt__st_index(mtt_json *j, mtt__st_entry *entries, size_t count)
 {
     size_t i;
     if (count) qsort(entries, count, sizeof(*entries), mtt__st_by_key);
@@ -8057,16 +7974,16 @@ static void mtt__st_index(mtt__json *j, mtt__st_entry *entries, size_t count)
 /* Reads a header, which changes where it stands. Faults of every kind are told here, with a glance at the place. */
 static mtt_status mtt__st_parse(mtt__st *st, char *header, size_t size, uint64_t data_bytes)
 {
-    mtt__json j;
-    mtt__slice key;
-    int first = 1, metadata = 0;
-    mtt__json_init(&j, header, size);
+    mtt_json j;
+    mtt_slice key;
+    int metadata = 0;
+    mtt_json_init(&j, header, size);
     if (size > MTT__ST_HEADER) mtt__json_fail(&j, "a header above 16 MiB");
     if (!mtt__utf8_valid(header, size)) mtt__json_fail(&j, "a header that is not UTF-8");
-    mtt__json_begin(&j, '{');
-    while (mtt__st_key(&j, &first, &key)) {
+    mtt_json_begin(&j, '{');
+    while (mtt__st_key(&j, &key)) {
         mtt__st_entry *e;
-        if (mtt__slice_is(key, "__metadata__")) {
+        if (mtt_slice_is(key, "__metadata__")) {
             if (metadata++) mtt__json_fail(&j, "__metadata__ comes twice");
             if (mtt__st_metadata_in(st, &j)) return MTT_E_MEMORY;
             continue;
@@ -8076,7 +7993,7 @@ static mtt_status mtt__st_parse(mtt__st *st, char *header, size_t size, uint64_t
         if (e->key.size > MTT__ST_NAME) mtt__json_fail(&j, "a name above 512 bytes");
         mtt__st_tensor_info(&j, e);
     }
-    mtt__json_peek(&j);
+    mtt_json_peek(&j);
     if (j.at != j.end) mtt__json_fail(&j, "something after the header's object");
     if (!j.fault) mtt__st_layout(st, &j, data_bytes);
     if (!j.fault) mtt__st_index(&j, st->entries, st->count);
@@ -8124,7 +8041,7 @@ static const mtt__st_entry *mtt__st_find(const mtt__st *st, const char *name)
     return mtt__st_search(st->entries, st->count, name, strlen(name));
 }
 
-static int mtt__st_metadata(const mtt__st *st, const char *name, mtt__slice *value)
+static int mtt__st_metadata(const mtt__st *st, const char *name, mtt_slice *value)
 {
     const mtt__st_entry *e = mtt__st_search(st->pairs, st->pair_count, name, strlen(name));
     if (e) *value = e->value;
@@ -8199,15 +8116,15 @@ static void mtt__st_print_header(mtt__st_saving *s, size_t room)
     mtt__print(&text, "{\"__metadata__\":{\"format\":\"pt\"");
     for (i = 0; i < s->pairs; i++) {
         mtt__print(&text, ",");
-        mtt__print_json_string(&text, "\"", s->metadata[i].key, strlen(s->metadata[i].key));
+        mtt__print_json_string(&text, s->metadata[i].key, strlen(s->metadata[i].key));
         mtt__print(&text, ":");
-        mtt__print_json_string(&text, "\"", s->metadata[i].value, strlen(s->metadata[i].value));
+        mtt__print_json_string(&text, s->metadata[i].value, strlen(s->metadata[i].value));
     }
     for (i = 0; i < s->count; i++) {
         mtt__text_init(&key, name, sizeof(name));
         mtt__print(&key, "crc32.%s", s->tensors[i].name);
         mtt__print(&text, ",");
-        mtt__print_json_string(&text, "\"", name, key.size);
+        mtt__print_json_string(&text, name, key.size);
         mtt__print(&text, ":\"%08x\"", (unsigned)s->sums[i]);
     }
     mtt__print(&text, "}");
@@ -8215,7 +8132,7 @@ static void mtt__st_print_header(mtt__st_saving *s, size_t room)
         const mtt__st_tensor *t = &s->tensors[i];
         end = mtt__add(begin, mtt__st_tensor_bytes(t));
         mtt__print(&text, ",");
-        mtt__print_json_string(&text, "\"", t->name, strlen(t->name));
+        mtt__print_json_string(&text, t->name, strlen(t->name));
         mtt__print(&text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[t->dtype]);
         for (k = 0; k < t->rank; k++) mtt__print(&text, "%s%llu", k ? "," : "", (unsigned long long)t->shape[k]);
         mtt__print(&text, "],\"data_offsets\":[%zu,%zu]}", begin, end);
@@ -8455,13 +8372,13 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
 /* A whole number among the metadata. */
 static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const char *key, uint64_t most, uint64_t *value)
 {
-    mtt__slice text;
-    mtt__json j;
+    mtt_slice text;
+    mtt_json j;
     if (!mtt__st_metadata(st, key, &text))
         return mtt__fail(env, MTT_E_MISMATCH, "%s has no \"%s\" in its metadata: it is not a checkpoint of mtt_save", st->path,
                          key);
-    mtt__json_init(&j, text.at, text.size);
-    if (!mtt__json_u64(&j, value) || j.at != j.end)
+    mtt_json_init(&j, text.at, text.size);
+    if (!mtt_json_u64(&j, value) || j.at != j.end)
         return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is not a whole number", st->path, key);
     if (*value <= most) return MTT_OK;
     return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is out of range", st->path, key);
@@ -8472,20 +8389,20 @@ static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const 
 static mtt_status mtt__checkpoint_check_pairs(mtt_env *env, const mtt__st *st)
 {
     mtt__crc_table table;
-    mtt__slice sealed;
+    mtt_slice sealed;
     uint32_t crc = 0;
     char expected[16];
     mtt__text text;
     size_t i;
     mtt__crc_init(&table);
     for (i = 0; i < st->pair_count; i++) {
-        mtt__slice key = st->pairs[i].key, value = st->pairs[i].value;
-        if ((key.size >= 5 && !memcmp(key.at, "crc32", 5)) || mtt__slice_is(key, "format")) continue;
+        mtt_slice key = st->pairs[i].key, value = st->pairs[i].value;
+        if ((key.size >= 5 && !memcmp(key.at, "crc32", 5)) || mtt_slice_is(key, "format")) continue;
         crc ^= mtt__pair_crc(&table, key.at, key.size, value.at, value.size);
     }
     mtt__text_init(&text, expected, sizeof(expected));
     mtt__print(&text, "%08x", (unsigned)crc);
-    if (mtt__st_metadata(st, "crc32", &sealed) && mtt__slice_is(sealed, expected)) return MTT_OK;
+    if (mtt__st_metadata(st, "crc32", &sealed) && mtt_slice_is(sealed, expected)) return MTT_OK;
     return mtt__fail(env, MTT_E_FORMAT, "%s: the metadata do not match their checksum; " MTT__ST_REMEDY, st->path);
 }
 

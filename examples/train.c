@@ -6,6 +6,7 @@
    Uses nothing but the public interface. Results on stdout, progress on stderr, files under --results-dir. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
+#include "../tools/wordpiece.h"
 #include "../tools/options.h"
 #include <signal.h>
 
@@ -310,13 +311,14 @@ static int is_made_of(const char *prefix, const char *is)
 static mtt_status open_files(const char *prefix, mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
 {
     char path[512];
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_status status;
     snprintf(path, sizeof(path), "%s.train.tokens", prefix);
     status = mtt_tokens_open(&env, path, data);
     snprintf(path, sizeof(path), "%s.valid.tokens", prefix);
     if (!status) status = mtt_tokens_open(&env, path, valid);
     snprintf(path, sizeof(path), "%s.tokenizer.json", prefix);
-    if (!status) status = mtt_tokenizer_load(&env, path, tokenizer);
+    if (!status) status = mtt_tokenizer_load(&env, path, &kind, tokenizer);
     if (status || mtt_tokenizer_vocab(*tokenizer) == mtt_tokens_vocab(*data)) return status;
     snprintf(env.error, sizeof(env.error), "%s is not the tokenizer of %s.train.tokens: prepare both from the text", path, prefix);
     return MTT_E_DATA;
@@ -327,8 +329,9 @@ static mtt_status open_text(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer
 {
     char prefix[480], path[512], is[1024];
     struct stat info;
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_prepare_desc desc = {.input = set.data, .field = set.field, .output = prefix, .tokenizer = set.tokenizer,
-                             .vocab = set.model.vocab, .seed = (uint64_t)set.seed};
+                             .kind = set.tokenizer ? &kind : NULL, .vocab = set.model.vocab, .seed = (uint64_t)set.seed};
     mtt_status status;
     int there, made;
     FILE *f;

@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Compares the tokenizer with tiktoken and Hugging Face's tokenizers, by hand: pip install tiktoken tokenizers regex.
+"""Compares the tokenizers with tiktoken and Hugging Face's tokenizers. Run it by hand.
 
-usage: oracle_tokenizer.py PATH_TO_test_tokenizer [DATA_FOLDER]      default ../shared/data
+usage: oracle_tokenizer.py PATH/TO/test_tokenizer [DATA]      DATA is a folder, default ../shared/data
+       pip install tiktoken tokenizers regex
 
-1. GPT-2's ids of 100,000 random strings: ours, tiktoken's and an encoder in a few lines on Python's `regex`.
-2. A tokenizer.json that we trained and one of GPT-2, read by Hugging Face: the ids of 1 MB of English and of Polish.
-3. WordPiece against Hugging Face with all options: 20,000 random strings and WikiText-2 with BERT's vocab.txt, and every code
-   point with a vocabulary that has all of them, so that nothing hides in [UNK].
-4. WordPiece trained by both: the vocabulary piece by piece. Hugging Face numbers the ##characters in the order of a hash table
-   and breaks ties by that number, so it is given our alphabet, in our order, as special tokens. What we save, it reads.
-tiktoken and Hugging Face may know an older Unicode, so code points that their classes put elsewhere are told and left out.
+1. GPT-2's ids of 100,000 random strings: ours, tiktoken's, and those of a few lines of Python with `regex`.
+2. Hugging Face reads a tokenizer.json that we trained, and GPT-2's: the ids of 1 MB of English and of Polish.
+3. WordPiece with all options: 20,000 random strings and WikiText-2 with BERT's vocab.txt, and every code point with a
+   vocabulary that has all of them, so that no difference hides in [UNK].
+4. WordPiece trained by both, compared piece by piece. Hugging Face numbers the ##characters in the order of a hash
+   table and breaks ties by these numbers. So it gets our alphabet, in our order, as special tokens. It also reads what
+   we save.
+tiktoken and Hugging Face may know an older Unicode: code points of which they have another class are listed and left
+out.
 """
+
 import base64
 import random
 import subprocess
@@ -22,8 +26,10 @@ import tiktoken
 import tokenizers
 
 PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-HARD = (list(" \n\r\t'\"aeszLRTMDVE019.,!?_-<>|{}\0\x1c\x7f\x85\u00a0\u1680\u180e\u200b\u2003\u2028\u3000\ufeff\u0301½Ⅻ²٣éżółćęśąźń"
-             "жшقאहிไทย日本語カ한국🤗👩\u200d🔬\U0010ffff\U00020000") + ["  ", "   ", "\r\n", "'s", "'re", "'LL", " the", "Zażółć", "2024"])
+HARD = list(
+    " \n\r\t'\"aeszLRTMDVE019.,!?_-<>|{}\0\x1c\x7f\x85\u00a0\u1680\u180e\u200b\u2003\u2028\u3000\ufeff\u0301½Ⅻ²٣éżółćęśąźń"
+    "жшقאहிไทย日本語カ한국🤗👩\u200d🔬\U0010ffff\U00020000"
+) + ["  ", "   ", "\r\n", "'s", "'re", "'LL", " the", "Zażółć", "2024"]
 
 
 def gpt2(data):
@@ -37,7 +43,9 @@ def gpt2(data):
 
 def ours(binary, tokenizer, texts, options=""):
     lines = "".join(t.encode().hex() + "\n" for t in texts)
-    out = subprocess.run([binary, "encode", tokenizer, "hex", options], input=lines, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [binary, "encode", tokenizer, "hex", options], input=lines, capture_output=True, text=True, check=True
+    ).stdout
     return [[int(n) for n in line.split()] for line in out.split("\n")[:-1]]
 
 
@@ -49,14 +57,14 @@ def by_regex(ranks, text):
             rank, i = min((ranks.get(a + b, 1 << 30), i) for i, (a, b) in enumerate(zip(parts, parts[1:])))
             if rank == 1 << 30:
                 break
-            parts[i:i + 2] = [parts[i] + parts[i + 1]]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
         ids += [ranks[p] for p in parts]
     return ids
 
 
 def random_texts(count):
     rng = random.Random(7)
-    known = [chr(c) for c in range(0x110000) if not 0xd800 <= c < 0xe000]
+    known = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     pick = lambda: rng.choice(HARD) if rng.random() < 0.9 else rng.choice(known)
     return ["".join(pick() for _ in range(rng.randrange(1, 24))) for _ in range(count)]
 
@@ -72,8 +80,12 @@ def report(name, texts, got, want):
 def bert(vocab, options):
     model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
     hf = tokenizers.Tokenizer(model)
-    hf.normalizer = tokenizers.normalizers.BertNormalizer(clean_text="c" not in options, handle_chinese_chars="j" not in options,
-                                                          strip_accents="a" in options, lowercase="l" in options)
+    hf.normalizer = tokenizers.normalizers.BertNormalizer(
+        clean_text="c" not in options,
+        handle_chinese_chars="j" not in options,
+        strip_accents="a" in options,
+        lowercase="l" in options,
+    )
     hf.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     return hf
 
@@ -81,7 +93,7 @@ def bert(vocab, options):
 def wordpiece(binary, data, texts, folder):
     path, wrong = f"{data}/bert-base-uncased-vocab.txt", []
     vocab = {line.rstrip(): i for i, line in enumerate(open(path, encoding="utf-8"))}
-    known = [chr(c) for c in range(0x110000) if not 0xd800 <= c < 0xe000]
+    known = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     points = [f"x{c}y {c}" for c in known]
     every = ["[UNK]", "[SEP]"] + [mark + c for mark in ("", "##") for c in known if c not in " \t\r\n"]
     with open(f"{folder}/every.txt", "w", encoding="utf-8", newline="") as file:
@@ -90,17 +102,27 @@ def wordpiece(binary, data, texts, folder):
     with open(f"{data}/wt2_valid.txt", encoding="utf-8", newline="") as file:
         whole = [file.read()]
     for options in ("", "l", "a", "la", "c", "j", "lacj"):
-        for name, many, pieces, file in (("code points", points, every, f"{folder}/every.txt"), ("random characters", texts, every,
-                                         f"{folder}/every.txt"), ("random", texts, vocab, path), ("wt2_valid", whole, vocab, path)):
+        for name, many, pieces, file in (
+            ("code points", points, every, f"{folder}/every.txt"),
+            ("random characters", texts, every, f"{folder}/every.txt"),
+            ("random", texts, vocab, path),
+            ("wt2_valid", whole, vocab, path),
+        ):
             theirs = bert(pieces, options).encode_batch(many)
-            wrong += report(f"BERT {options} {name}", many, ours(binary, file, many, options), [e.ids for e in theirs])
+            wrong += report(
+                f"BERT {options} {name}", many, ours(binary, file, many, options), [e.ids for e in theirs]
+            )
     return wrong
 
 
 def trained(binary, data, folder):
     wrong, special = [], ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    for name, size, vocab, options in (("tinyshakespeare", -1, 2000, "w"), ("tinyshakespeare", -1, 8000, "la"),
-                                       ("polish_novels", 5_000_000, 30_000, "w"), ("english_novels", 5_000_000, 10_000, "l")):
+    for name, size, vocab, options in (
+        ("tinyshakespeare", -1, 2000, "w"),
+        ("tinyshakespeare", -1, 8000, "la"),
+        ("polish_novels", 5_000_000, 30_000, "w"),
+        ("english_novels", 5_000_000, 10_000, "l"),
+    ):
         path, out = f"{folder}/{name}", f"{folder}/{name}.json"
         with open(f"{data}/{name}.txt", encoding="utf-8", newline="") as file:
             text = file.read(size)
@@ -109,23 +131,37 @@ def trained(binary, data, folder):
         subprocess.run([binary, "train", path, out, str(vocab), options], check=True)
         hf = tokenizers.Tokenizer.from_file(out)
         mine = sorted(hf.get_vocab(), key=hf.get_vocab().get)
-        alphabet = [p for i, p in enumerate(mine) if i < 5 or len(p) == 1 or (len(p) == 3 and p.startswith("##"))]
+        alphabet = [
+            p for i, p in enumerate(mine) if i < 5 or len(p) == 1 or (len(p) == 3 and p.startswith("##"))
+        ]
         theirs = bert({}, options)
-        trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab, min_frequency=2, special_tokens=alphabet, show_progress=False)
+        trainer = tokenizers.trainers.WordPieceTrainer(
+            vocab_size=vocab, min_frequency=2, special_tokens=alphabet, show_progress=False
+        )
         theirs.train_from_iterator([text], trainer)
         theirs = sorted(theirs.get_vocab(), key=theirs.get_vocab().get)
-        print(f"WordPiece trained on {name}: {sum(a == b for a, b in zip(mine, theirs))} of {len(mine)} and {len(theirs)} pieces are the "
-              f"same in order, {len(set(mine) & set(theirs))} in any")
+        print(
+            f"WordPiece trained on {name}: {sum(a == b for a, b in zip(mine, theirs))} of {len(mine)} and {len(theirs)} pieces are the "
+            f"same in order, {len(set(mine) & set(theirs))} in any"
+        )
         wrong += [name] * (mine != theirs)
         free = bert({}, options)
-        free.train_from_iterator([text], tokenizers.trainers.WordPieceTrainer(vocab_size=vocab, min_frequency=2, special_tokens=special,
-                                                                              show_progress=False))
+        free.train_from_iterator(
+            [text],
+            tokenizers.trainers.WordPieceTrainer(
+                vocab_size=vocab, min_frequency=2, special_tokens=special, show_progress=False
+            ),
+        )
         print(f"  without its alphabet given: {len(set(mine) & set(free.get_vocab()))} in any")
         sample = text[:1_000_000]
-        wrong += report(f"Hugging Face reads {name}", [sample], ours(binary, out, [sample]), [hf.encode(sample).ids])
+        wrong += report(
+            f"Hugging Face reads {name}", [sample], ours(binary, out, [sample]), [hf.encode(sample).ids]
+        )
         again = f"{folder}/{name}.again.json"
         hf.save(again)
-        wrong += report(f"read again {name}", [sample], ours(binary, again, [sample]), [hf.encode(sample).ids])
+        wrong += report(
+            f"read again {name}", [sample], ours(binary, again, [sample]), [hf.encode(sample).ids]
+        )
     return wrong
 
 
@@ -138,7 +174,7 @@ def main():
     reference = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
     theirs = [reference.encode_ordinary(t) for t in texts]
     # After a letter or number 's stands alone; after a symbol of class other it does not.
-    probes = [f"{chr(c)}'s" for c in range(0x110000) if not 0xd800 <= c < 0xe000]
+    probes = [f"{chr(c)}'s" for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     other = {p[0] for p, i in zip(probes, ours(binary, bpe, probes)) if i != reference.encode_ordinary(p)}
     print(f"tiktoken: {len(other)} code points differ", *(f"U+{ord(c):04X}" for c in sorted(other)[:8]))
     kept = [i for i, t in enumerate(texts) if not other & set(t)]
@@ -160,9 +196,19 @@ def main():
             again = f"{path}.again.json"
             hf.save(again)  # Hugging Face's own layout, merges in pairs
             for tokenizer in (f"{path}.json", again):
-                wrong += report(f"Hugging Face, trained {i}", samples, ours(binary, tokenizer, samples), [hf.encode(s).ids for s in samples])
+                wrong += report(
+                    f"Hugging Face, trained {i}",
+                    samples,
+                    ours(binary, tokenizer, samples),
+                    [hf.encode(s).ids for s in samples],
+                )
             kept = [t for t in texts if not other & set(t)][:20_000]
-            wrong += report(f"Hugging Face, trained {i}, random", kept, ours(binary, f"{path}.json", kept), [hf.encode(t).ids for t in kept])
+            wrong += report(
+                f"Hugging Face, trained {i}, random",
+                kept,
+                ours(binary, f"{path}.json", kept),
+                [hf.encode(t).ids for t in kept],
+            )
     return bool(wrong)
 
 

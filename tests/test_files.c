@@ -1,7 +1,6 @@
-/* test_files.c - JSON, files, corpora, token files, batches and safetensors: what must hold, every refusal, every fault
-   of the disk and of memory, and 200 deaths in the middle of a save.
-   usage: test_files | test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE
-   FIELD */
+/* test_files.c - JSON, files, corpora, token files, batches and safetensors: what must hold, every refusal,
+   every fault of the disk and of memory, and 200 deaths in the middle of a save. usage: test_files |
+   test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE FIELD */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <fcntl.h>
@@ -10,8 +9,8 @@
 #include <sys/wait.h>
 #include "test.h"
 
-enum { ON_OPEN, ON_READ, ON_PWRITE, ON_FSYNC, ON_CLOSE, ON_RENAME, ON_COUNT };
-static const char *const on_name[] = {"open", "read", "pwrite", "fsync", "close", "rename"};
+enum { ON_OPEN, ON_READ, ON_PWRITE, ON_FSYNC, ON_CLOSE, ON_RENAME, ON_COUNT, ON_UNLINK = ON_COUNT };
+static const char *const on_name[] = {"open", "read", "pwrite", "fsync", "close", "rename", "unlink"};
 static int fault_on = -1, fault_at, fault_errno, fault_calls, one_byte;
 
 static int fault(int kind)
@@ -20,12 +19,23 @@ static int fault(int kind)
     errno = fault_errno;
     return 1;
 }
-static int sys_open(const char *path, int flags, int mode) { return fault(ON_OPEN) ? -1 : open(path, flags, mode); }
+/* A text that changes before it is opened for the second time. */
+static const char *changing;
+static int changing_opens;
+static int sys_open(const char *path, int flags, int mode)
+{
+    if (changing && strcmp(path, changing) == 0 && ++changing_opens == 2)
+        write_file(path, "{\"text\":\"new\"}\n", 15);
+    return fault(ON_OPEN) ? -1 : open(path, flags, mode);
+}
 static size_t some(size_t n) /* of a large piece half, of a small one a byte */
 {
     return !one_byte || !n ? n : n > 2000 ? n / 2 : 1;
 }
-static ssize_t sys_read(int fd, void *data, size_t n) { return fault(ON_READ) ? -1 : read(fd, data, some(n)); }
+static ssize_t sys_read(int fd, void *data, size_t n)
+{
+    return fault(ON_READ) ? -1 : read(fd, data, some(n));
+}
 static ssize_t sys_pwrite(int fd, const void *data, size_t n, off_t at)
 {
     return fault(ON_PWRITE) ? -1 : pwrite(fd, data, some(n), at);
@@ -37,7 +47,22 @@ static int sys_close(int fd) /* the descriptor is gone in any case, as on Linux 
     errno = failed ? error : errno;
     return failed ? -1 : result;
 }
-static int sys_rename(const char *from, const char *to) { return fault(ON_RENAME) ? -1 : rename(from, to); }
+/* Dies before a rename or an unlink. */
+static int die_at, changes;
+static void change(void)
+{
+    if (++changes == die_at) _exit(9);
+}
+static int sys_rename(const char *from, const char *to)
+{
+    change();
+    return fault(ON_RENAME) ? -1 : rename(from, to);
+}
+static int sys_unlink(const char *path)
+{
+    change();
+    return fault(ON_UNLINK) ? -1 : unlink(path);
+}
 
 #define MTT__SYS_OPEN sys_open
 #define MTT__SYS_READ sys_read
@@ -45,8 +70,11 @@ static int sys_rename(const char *from, const char *to) { return fault(ON_RENAME
 #define MTT__SYS_FSYNC sys_fsync
 #define MTT__SYS_CLOSE sys_close
 #define MTT__SYS_RENAME sys_rename
+#define unlink sys_unlink
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
+#include "../tools/wordpiece.h"
+#undef unlink
 
 static mtt_env env;
 
@@ -63,6 +91,14 @@ static mtt_status get_file(const char *path, char **data, size_t *bytes)
     return status;
 }
 
+static mtt_status replace_file(const char *path, const void *data, size_t bytes)
+{
+    mtt__writer w;
+    mtt_status status = mtt__writer_open(&env, path, &w);
+    if (!status) status = mtt__writer_put(&w, data, bytes);
+    return status ? status : mtt__writer_commit(&w);
+}
+
 static int file_is(const char *path, const void *data, size_t bytes)
 {
     char *got;
@@ -75,8 +111,8 @@ static int file_is(const char *path, const void *data, size_t bytes)
 
 static void refused(mtt_status got, mtt_status want, const char *word, const char *what)
 {
-    check(got == want && strstr(env.error, word), "%s: status %d, not %d; \"%s\" misses \"%s\"", what, got, want,
-          env.error, word);
+    check(got == want && strstr(env.error, word), "%s: status %d, not %d; \"%s\" misses \"%s\"", what, got,
+          want, env.error, word);
 }
 
 static long alloc_calls, alloc_at, alloc_live;
@@ -107,8 +143,8 @@ static void every_allocation(mtt_status (*action)(mtt_env *), const char *what)
         alloc_calls = alloc_live = 0;
         alloc_at = k;
         status = action(&e);
-        check(status == MTT_OK || status == MTT_E_MEMORY, "%s, allocation %ld fails: status %d, %s", what, k, status,
-              e.error);
+        check(status == MTT_OK || status == MTT_E_MEMORY, "%s, allocation %ld fails: status %d, %s", what, k,
+              status, e.error);
         check(alloc_live == 0, "%s, allocation %ld fails: %ld blocks are left", what, k, alloc_live);
         check(count_files(".") == 0, "%s, allocation %ld fails: a temporary is left", what, k);
     }
@@ -120,9 +156,9 @@ static void every_allocation(mtt_status (*action)(mtt_env *), const char *what)
 
 static int json_good(const char *text, size_t bytes)
 {
-    mtt__json j;
-    mtt__json_init(&j, text, bytes);
-    return mtt__json_skip(&j) && !mtt__json_peek(&j) && j.at == j.end && !j.fault;
+    mtt_json j;
+    mtt_json_init(&j, text, bytes);
+    return mtt_json_skip(&j) && mtt_json_end(&j);
 }
 
 static void test_json(void)
@@ -135,8 +171,10 @@ static void test_json(void)
         {"0", 1, 0}, {"1", 1, 1}, {"2147483647", 1, 2147483647}, {"2147483648", 1, 2147483648u},
         {"4294967296", 1, 4294967296u}, {"9007199254740993", 1, 9007199254740993u},
         {"9223372036854775807", 1, INT64_MAX}, {"9223372036854775808", 1, 9223372036854775808u},
-        {"18446744073709551615", 1, UINT64_MAX}, {"18446744073709551616", 0, 0}, {"99999999999999999999999", 0, 0},
-        {"-1", 0, 0}, {"1e3", 0, 0}, {"1.0", 0, 0}, {"01", 0, 0}, {"00", 0, 0}, {"+1", 0, 0}, {"", 0, 0}, {"x", 0, 0},
+        {"18446744073709551615", 1, UINT64_MAX}, {"18446744073709551616", 0, 0},
+        {"99999999999999999999999", 0, 0},
+        {"-1", 0, 0}, {"1e3", 0, 0}, {"1.0", 0, 0}, {"01", 0, 0}, {"00", 0, 0}, {"+1", 0, 0}, {"", 0, 0},
+        {"x", 0, 0},
         {"-0", 0, 0}
     };
     static const char *const good[] = {
@@ -217,20 +255,21 @@ static void test_json(void)
                                       "{\"a\":[1}]",
                                       "[true false]",
                                       "\"a\"\"b\""};
-    static const char whole[] = "{\"name\": [\"\\ud83d\\ude00 \\\"x\\\\\", -1.25e-7, {\"deep\": [true, false, null, "
+    static const char whole[] = "{\"name\": [\"\\ud83d\\ude00 \\\"x\\\\\", -1.25e-7, {\"deep\": [true, "
+                                "false, null, "
                                 "{}], \"e\": []}], \"shape\": "
                                 "[18446744073709551615, 0], \"__metadata__\": {\"format\": \"pt\", \"text\": "
                                 "\"za\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87\"}, "
                                 "\"data_offsets\": [0, 4294967296], \"unknown\": 3.5}";
     char text[64], out[64];
-    mtt__slice slice;
-    mtt__json j;
+    mtt_slice slice;
+    mtt_json j;
     size_t i, malformed = 0;
     for (i = 0; i < MTT__LENGTH(numbers); i++) {
         uint64_t value = 0;
-        mtt__json_init(&j, numbers[i].text, strlen(numbers[i].text));
-        check(mtt__json_u64(&j, &value) == numbers[i].ok && (!numbers[i].ok || value == numbers[i].value), "number %s",
-              numbers[i].text);
+        mtt_json_init(&j, numbers[i].text, strlen(numbers[i].text));
+        check(mtt_json_u64(&j, &value) == numbers[i].ok && (!numbers[i].ok || value == numbers[i].value),
+              "number %s", numbers[i].text);
     }
     for (i = 0; i < MTT__LENGTH(good); i++)
         check(json_good(good[i], strlen(good[i])), "well formed, refused: %s", good[i]);
@@ -241,20 +280,72 @@ static void test_json(void)
     check(!json_good("1\0", 2) && !json_good("\0", 1) && !json_good("\"\\\0\"", 4), "a NUL byte passes");
     check(malformed >= 300, "only %zu malformed texts", malformed);
     strcpy(text, "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u0041\\u017c\\u20AC\\uD83D\\uDE00\"");
-    mtt__json_init(&j, text, strlen(text));
-    check(mtt__json_string(&j, &slice), "a string with every escape is refused");
-    i = mtt__json_unescape(slice, out);
-    check(i == 18 && memcmp(out, "\"\\/\b\f\n\r\tA\xc5\xbc\xe2\x82\xac\xf0\x9f\x98\x80", 18) == 0, "escapes: %.*s",
-          (int)i, out);
+    mtt_json_init(&j, text, strlen(text));
+    check(mtt_json_string(&j, &slice), "a string with every escape is refused");
+    i = mtt_json_unescape(slice, out);
+    check(i == 18 && memcmp(out, "\"\\/\b\f\n\r\tA\xc5\xbc\xe2\x82\xac\xf0\x9f\x98\x80", 18) == 0,
+          "escapes: %.*s", (int)i, out);
     strcpy(text, "\"\\ud800x\\udc00\\ud800\\ud83d\\ude00\\ud800\\u0041\\udbff\"");
-    mtt__json_init(&j, text, strlen(text));
-    check(mtt__json_string(&j, &slice), "a string of lone surrogates is refused");
-    i = mtt__json_unescape(slice, (char *)slice.at);
+    mtt_json_init(&j, text, strlen(text));
+    check(mtt_json_string(&j, &slice), "a string of lone surrogates is refused");
+    i = mtt_json_unescape(slice, (char *)slice.at);
     check(i == 21 && memcmp(slice.at,
                             "\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd\xf0\x9f\x98\x80\xef\xbf\xbd"
                             "A\xef\xbf\xbd",
                             21) == 0,
           "lone surrogates");
+}
+
+static void test_json_values(void)
+{
+    static const struct {
+        const char *text;
+        double value;
+    } numbers[] = {{"0", 0}, {"-0.5", -0.5}, {"12.25", 12.25}, {"1e3", 1000}, {"-2.5E-3", -0.0025},
+                   {"5.123456", 5.123456}, {"1.00000000000000000000", 1}, {"123456789012", 123456789012.0},
+                   {"0e999", 0}, {"1e-999", 0}, {"6.02e+23", 6.02e23}, {" 7", 7}};
+    static const char *const wrong[] = {"", "-", "x", "01", "1.", "1e", "\"1\"", "inf", "NaN"};
+    static const char text[] = "{\"a\": {}, \"b\": [], \"c\": [[], {}, [1]], \"d\": {\"e\": 5}, \"f\": 6}";
+    mtt_slice slice = {text, 3};
+    mtt_json j;
+    double value, d = 0, f = 0;
+    uint64_t whole = 9;
+    size_t i;
+    int keys = 0, items = 0;
+    for (i = 0; i < MTT__LENGTH(numbers); i++) {
+        mtt_json_init(&j, numbers[i].text, strlen(numbers[i].text));
+        check(mtt_json_number(&j, &value) && mtt_json_end(&j) &&
+                  fabs(value - numbers[i].value) <= 1e-15 * fabs(numbers[i].value),
+              "number %s: %g", numbers[i].text, value);
+    }
+    for (i = 0; i < MTT__LENGTH(wrong); i++) {
+        value = 9;
+        mtt_json_init(&j, wrong[i], strlen(wrong[i]));
+        check(!(mtt_json_number(&j, &value) && mtt_json_end(&j)) && (value == 0 || j.at > j.begin),
+              "no number, read: %s", wrong[i]);
+    }
+    mtt_json_init(&j, "nothing", 7);
+    check(!mtt_json_u64(&j, &whole) && !whole && !mtt_json_string(&j, &slice) && !slice.size,
+          "values after a fault");
+    mtt_json_init(&j, text, sizeof(text) - 1);
+    for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &slice); keys++) {
+        if (mtt_slice_is(slice, "f")) mtt_json_number(&j, &f);
+        else if (mtt_slice_is(slice, "d"))
+            for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &slice);) mtt_json_number(&j, &d);
+        else if (mtt_json_peek(&j) == '[')
+            for (mtt_json_begin(&j, '['); mtt_json_item(&j); items++) mtt_json_skip(&j);
+        else mtt_json_skip(&j);
+    }
+    check(mtt_json_end(&j) && keys == 5 && items == 3 && d == 5 && f == 6, "%d keys, %d items", keys, items);
+    for (i = 0; i + 1 < sizeof(text); i++) { /* an element behind an empty one needs its comma */
+        char cut[sizeof(text)];
+        if (text[i] != ',') continue;
+        memcpy(cut, text, sizeof(text));
+        cut[i] = ' ';
+        check(!json_good(cut, sizeof(text) - 1), "no comma at %zu", i);
+    }
+    mtt_json_init(&j, "1\0", 2);
+    check(mtt_json_skip(&j) && !mtt_json_end(&j) && j.fault, "a NUL byte after a value");
 }
 
 /* ---- files ---- */
@@ -285,23 +376,27 @@ static void test_files_plain(void)
     refused(mtt__writer_open(&env, in(""), &w), MTT_E_FILE, "regular file", "write to no name");
     unlink(in("pipe"));
     write_file(in("empty"), "", 0);
-    check(mtt__map_open(&env, in("empty"), PROT_READ, &map) == MTT_OK && !map.bytes, "empty map: %s", env.error);
+    check(mtt__map_open(&env, in("empty"), PROT_READ, &map) == MTT_OK && !map.bytes, "empty map: %s",
+          env.error);
     mtt__map_close(&map);
     check(file_is(in("empty"), "", 0), "empty file");
-    check(mtt__file_replace(&env, in("empty"), bulk, sizeof(bulk)) == MTT_OK &&
+    check(replace_file(in("empty"), bulk, sizeof(bulk)) == MTT_OK &&
               file_is(in("empty"), bulk, sizeof(bulk)),
           "replace");
     if (chdir(folder) == 0)
-        check(mtt__file_replace(&env, "plain", "x", 1) == MTT_OK && file_is(in("plain"), "x", 1),
+        check(replace_file("plain", "x", 1) == MTT_OK && file_is(in("plain"), "x", 1),
               "name without folder");
     write_file(in(".plain.tmp"), "left by the dead", 16);
-    check(mtt__file_replace(&env, in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) && !count_files(".plain"),
+    check(replace_file(in("plain"), "y", 1) == MTT_OK && file_is(in("plain"), "y", 1) &&
+              !count_files(".plain"),
           "a stale one in the way: %s", env.error);
     check(mtt__writer_open(&env, in("plain"), &w) == MTT_OK, "first writer");
     {
         mtt__writer second;
-        refused(mtt__writer_open(&env, in("plain"), &second), MTT_E_FILE, "another process", "two writers of one file");
-        check(mtt__writer_put(&w, "z", 1) == MTT_OK && mtt__writer_commit(&w) == MTT_OK && file_is(in("plain"), "z", 1),
+        refused(mtt__writer_open(&env, in("plain"), &second), MTT_E_FILE, "another process",
+                "two writers of one file");
+        check(mtt__writer_put(&w, "z", 1) == MTT_OK && mtt__writer_commit(&w) == MTT_OK &&
+                  file_is(in("plain"), "z", 1),
               "the first one wins");
         check(mtt__writer_put(&w, "z", 1) != MTT_OK, "put after commit");
     }
@@ -331,7 +426,8 @@ static void test_write_faults(void)
     int kind, k;
     old_data = (unsigned char *)malloc(SAVED);
     new_data = (unsigned char *)malloc(SAVED);
-    for (i = 0; i < SAVED; i++) old_data[i] = (unsigned char)below(256), new_data[i] = (unsigned char)below(256);
+    for (i = 0; i < SAVED; i++)
+        old_data[i] = (unsigned char)below(256), new_data[i] = (unsigned char)below(256);
     for (one_byte = 0; one_byte < 2; one_byte++)
         for (kind = 0; kind < ON_COUNT; kind++)
             for (e = 0; e < MTT__LENGTH(errors); e++)
@@ -342,15 +438,17 @@ static void test_write_faults(void)
                     fault_on = kind, fault_at = k, fault_errno = errors[e], fault_calls = 0;
                     status = save_in_pieces(&env);
                     fault_on = -1;
-                    fresh = file_is(in("saved"), new_data, SAVED), stale = file_is(in("saved"), old_data, SAVED);
-                    check(status ? stale || ((kind == ON_FSYNC || kind == ON_OPEN) && k == 2 && fresh) : fresh,
+                    fresh = file_is(in("saved"), new_data, SAVED),
+                    stale = file_is(in("saved"), old_data, SAVED);
+                    check(status ? stale || ((kind == ON_FSYNC || kind == ON_OPEN) && k == 2 && fresh)
+                                 : fresh,
                           "%s %d, errno %d: status %d, %s", on_name[kind], k, errors[e], status, env.error);
-                    check(count_files(".saved") == 0, "%s %d, errno %d: a temporary is left", on_name[kind], k,
-                          errors[e]);
+                    check(count_files(".saved") == 0, "%s %d, errno %d: a temporary is left", on_name[kind],
+                          k, errors[e]);
                     if (status)
                         check(strstr(env.error, "saved") && strstr(env.error, strerror(errors[e])) &&
-                                  (errors[e] != ENOSPC || kind == ON_OPEN || strstr(env.error, "bytes are needed") ||
-                                   fresh),
+                                  (errors[e] != ENOSPC || kind == ON_OPEN ||
+                                   strstr(env.error, "bytes are needed") || fresh),
                               "%s %d: %s", on_name[kind], k, env.error);
                     if (errors[e] == EINTR && kind != ON_RENAME)
                         check(!status, "%s %d interrupted: %s", on_name[kind], k, env.error);
@@ -418,14 +516,16 @@ static void test_jsonl(void)
     char *big;
     check(collect_string("{\"text\":\"a\\n\\u017c\\ud83d\\ude00\\/\",\"meta\":{\"x\":[1,2.5]}}\r\n\r\n  "
                          "\n\"bare\"\r\n{\"id\":7,\"text\":[\"p1\",\"\",\"p3\\t\"]}\n"
-                         "[\"x\",\"y\"]\n{\"text\":\"first\",\"text\":\"last\"}\n{\"t\\u0065xt\":\"key\"}\n{\"text\":"
+                         "[\"x\",\"y\"]\n{\"text\":\"first\",\"text\":\"last\"}\n{\"t\\u0065xt\":\"key\"}\n"
+                         "{\"text\":"
                          "\"\"}\n{\"text\":[]}\n{\"text\":[\"\",\"\"]}",
                          NULL) == MTT_END,
           "JSONL: %s", env.error);
     check(docs.count == 9 && docs.bytes == 35 &&
               strcmp(docs.text, "a\n\xc5\xbc\xf0\x9f\x98\x80/barep1\n\n\n\np3\tx\n\nylastkey\n\n") == 0,
           "JSONL: %zu documents, %zu bytes: %s", docs.count, docs.bytes, docs.text);
-    check(collect_string("\xef\xbb\xbf{\"body\":\"b\"}\n", "body") == MTT_END && docs.count == 1 && docs.bytes == 1,
+    check(collect_string("\xef\xbb\xbf{\"body\":\"b\"}\n", "body") == MTT_END && docs.count == 1 &&
+              docs.bytes == 1,
           "BOM and field");
     for (i = 0; i < MTT__LENGTH(bad); i++) {
         refused(collect_text(bad[i][0], strlen(bad[i][0]), NULL), MTT_E_FORMAT, bad[i][1], bad[i][0]);
@@ -450,14 +550,16 @@ static void test_refusals(void)
         size_t size;
         const char *word;
     } packed[] = {
-        {"\x1f\x8b\x08xxxx", 7, "gzip -dc"}, {"\x28\xb5\x2f\xfdxxxx", 8, "zstd -dc"}, {"\xfd" "7zXZ\0xx", 8, "xz -dc"},
+        {"\x1f\x8b\x08xxxx", 7, "gzip -dc"}, {"\x28\xb5\x2f\xfdxxxx", 8, "zstd -dc"},
+        {"\xfd" "7zXZ\0xx", 8, "xz -dc"},
         {"PAR1xxxx", 8, "read_parquet"}, {"\xff\xfeh\0i\0", 6, "iconv -f UTF-16"},
         {"\xfe\xff\0h\0i", 6, "iconv -f UTF-16"}, {"h\0i\0", 4, "iconv -f UTF-16LE"}
     };
     mtt_corpus *c;
     size_t i;
     for (i = 0; i < MTT__LENGTH(packed); i++)
-        refused(collect_text(packed[i].bytes, packed[i].size, NULL), MTT_E_FORMAT, packed[i].word, packed[i].word);
+        refused(collect_text(packed[i].bytes, packed[i].size, NULL), MTT_E_FORMAT, packed[i].word,
+                packed[i].word);
     refused(mtt_corpus_open(&env, in("missing"), NULL, &c), MTT_E_FILE, "No such file", "missing corpus");
     refused(mtt_corpus_open(&env, folder, NULL, &c), MTT_E_FILE, "folder", "folder as corpus");
     check(collect_text("", 0, NULL) == MTT_END && docs.count == 0, "empty corpus");
@@ -503,7 +605,8 @@ static void test_plain(void)
           "plain text comes back whole");
     for (i = at = 0; i + 1 < docs.count; at += docs.size[i++]) {
         size_t end = at + docs.size[i] - 1;
-        check(docs.size[i] >= MTT_DOCUMENT_BYTES && docs.size[i] <= 64 * MTT_DOCUMENT_BYTES && text[end] == '\n',
+        check(docs.size[i] >= MTT_DOCUMENT_BYTES && docs.size[i] <= 64 * MTT_DOCUMENT_BYTES &&
+                  text[end] == '\n',
               "document %zu: %zu bytes", i, docs.size[i]);
         while (end > at && memchr(" \t\r", text[end - 1], 3)) end--;
         check(docs.size[i] >= 16 * MTT_DOCUMENT_BYTES || text[end - 1] == '\n',
@@ -511,7 +614,8 @@ static void test_plain(void)
     }
     child = feed_stdin(text, n);
     check(collect(&env, "-", NULL, &piped) == MTT_END && piped.count == docs.count &&
-              memcmp(piped.size, docs.size, docs.count * sizeof(size_t)) == 0 && memcmp(piped.text, text, n) == 0,
+              memcmp(piped.size, docs.size, docs.count * sizeof(size_t)) == 0 &&
+              memcmp(piped.text, text, n) == 0,
           "standard input: %zu documents, not %zu; %s", piped.count, docs.count, env.error);
     waitpid(child, &state, 0);
     free(piped.text);
@@ -519,7 +623,8 @@ static void test_plain(void)
     check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n &&
               docs.size[0] == (16 * MTT_DOCUMENT_BYTES + 80) / 81 * 81,
           "no blank line: %zu", docs.size[0]);
-    for (i = 0; i < n; i += 3) memcpy(text + i, "\xe2\x82\xac", 3); /* no line ends: 262,144 = 3 * 87,381 + 1 */
+    for (i = 0; i < n; i += 3)
+        memcpy(text + i, "\xe2\x82\xac", 3); /* no line ends: 262,144 = 3 * 87,381 + 1 */
     check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.size[0] == 262143 &&
               docs.size[1] == 262143 && memcmp(docs.text, text, n) == 0,
           "no line end: %zu", docs.size[0]);
@@ -527,7 +632,8 @@ static void test_plain(void)
     check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.count == 12,
           "continuation bytes alone: %zu documents", docs.count);
     free(text);
-    check(collect_string("one\r\n\r\ntwo\r\n", NULL) == MTT_END && docs.count == 1 && docs.bytes == 12, "CRLF passes");
+    check(collect_string("one\r\n\r\ntwo\r\n", NULL) == MTT_END && docs.count == 1 && docs.bytes == 12,
+          "CRLF passes");
 }
 
 static void test_speakleash(void)
@@ -545,8 +651,8 @@ static void test_speakleash(void)
     }
     if (!pipe_in || pclose(pipe_in) || !n) printf("skipped: zstd cannot be run\n");
     else {
-        check(collect_text(text, n, NULL) == MTT_END && docs.count == 200, "Speakleash: %zu documents, %s", docs.count,
-              env.error);
+        check(collect_text(text, n, NULL) == MTT_END && docs.count == 200, "Speakleash: %zu documents, %s",
+              docs.count, env.error);
         check(mtt__utf8_valid(docs.text, docs.bytes), "Speakleash: the text is not UTF-8");
     }
     free(text);
@@ -590,8 +696,10 @@ static void test_tokens(void)
     } bad[] = {
         {2, 16, 4, 100, 8, "version"}, {0, 16, 4, 100, 8, "version"}, {1, 8, 8, 100, 8, "bits"},
         {1, 0, 4, 100, 8, "bits"}, {1, 16, 4, 0, 8, "vocabulary"}, {1, 16, 4, 65537, 8, "vocabulary"},
-        {1, 32, 2, 2147483648u, 8, "vocabulary"}, {1, 16, 4, UINT64_MAX, 8, "vocabulary"}, {1, 16, 5, 100, 8, "size"},
-        {1, 16, 3, 100, 8, "size"}, {1, 16, 4, 100, 9, "size"}, {1, 16, 4, 100, 7, "size"}, {1, 32, 4, 100, 8, "size"},
+        {1, 32, 2, 2147483648u, 8, "vocabulary"}, {1, 16, 4, UINT64_MAX, 8, "vocabulary"},
+        {1, 16, 5, 100, 8, "size"},
+        {1, 16, 3, 100, 8, "size"}, {1, 16, 4, 100, 9, "size"}, {1, 16, 4, 100, 7, "size"},
+        {1, 32, 4, 100, 8, "size"},
         {1, 16, UINT64_MAX, 100, 8, "size"}, {1, 16, (uint64_t)1 << 63, 100, 0, "size"},
         {1, 32, ((uint64_t)1 << 62) + 2, 100, 8, "size"}
     };
@@ -608,20 +716,26 @@ static void test_tokens(void)
         write_file(in("t"), file, token_file(file, 1, 16, 0, 100, 0) - 64 + i);
         refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "shorter", "short token file");
     }
-    for (i = 36; i < 64; i++) {
+    for (i = 36; i < 64; i++) { /* of the origin, all or nothing: bytes 36..39 say that there is one */
         token_file(file, 1, 16, 0, 100, 0);
         file[i] = 1;
         write_file(in("t"), file, 64);
-        refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "version", "reserved byte");
+        if (i >= 40)
+            refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "version",
+                    "byte of an unknown version");
+        else
+            check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK, "an origin: %s", env.error),
+                mtt_tokens_close(t);
     }
     token_file(file, 1, 16, 0, 100, 0);
     file[3] = 'x';
     write_file(in("t"), file, 64);
-    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "mark", "token file of another kind");
+    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "does not begin", "file of another kind");
     size = token_file(file, 1, 16, 4, 100, 8);
     memcpy(file + 64, "\x01\0\x63\0\x64\0\x05\0", 8);
     write_file(in("t"), file, size);
-    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 4 && mtt_tokens_vocab(t) == 100,
+    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 4 &&
+              mtt_tokens_vocab(t) == 100,
           "token file: %s", env.error);
     check(mtt_tokens_read(t, 0, 2, ids) == MTT_OK && ids[0] == 1 && ids[1] == 99 &&
               mtt_tokens_read(t, 3, 1, ids) == MTT_OK && ids[0] == 5,
@@ -633,7 +747,8 @@ static void test_tokens(void)
     refused(mtt_tokens_read(t, 1, SIZE_MAX, ids), MTT_E_ARGUMENT, "4 tokens", "count that wraps");
     mtt_tokens_close(t);
     write_file(in("t"), file, token_file(file, 1, 16, 0, 65536, 0));
-    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 0, "no tokens at all: %s", env.error);
+    check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 0, "no tokens at all: %s",
+          env.error);
     mtt_tokens_close(t);
 }
 
@@ -650,8 +765,8 @@ static void test_split(void)
                 places[s][k]++;
                 differ += s != mtt_split_of(seed + 1, block * 20 + k);
             }
-            check(count[0] == 17 && count[1] == 2 && count[2] == 1, "block %d: %d, %d, %d", (int)block, count[0],
-                  count[1], count[2]);
+            check(count[0] == 17 && count[1] == 2 && count[2] == 1, "block %d: %d, %d, %d", (int)block,
+                  count[0], count[1], count[2]);
         }
     for (i = 0; i < 20; i++)
         check(places[1][i] > 300 && places[1][i] < 500 && places[2][i] > 130 && places[2][i] < 270,
@@ -684,8 +799,9 @@ static void test_batches(void)
         check(mtt__permute(1, 2, k, n) < n, "large permutation");
     free(seen);
     t = counting_tokens("x.valid.tokens", 514);
-    refused(mtt_batches_init(&env, &whole, t, 2, 1024, 0, 0), MTT_E_DATA, "valid.tokens has 514", "too few tokens");
-    refused(MTT_E_DATA, MTT_E_DATA, "has 514 tokens, a sequence of 1024 needs at least 1025: lower --seq-len",
+    refused(mtt_batches_init(&env, &whole, t, 2, 1024, 0, 0), MTT_E_DATA, "valid.tokens has 514",
+            "too few tokens");
+    refused(MTT_E_DATA, MTT_E_DATA, "has 514 tokens, but a sequence of 1024 needs 1025: lower seq_len",
             "too few tokens");
     refused(mtt_batches_init(&env, &whole, t, 2, 514, 0, 0), MTT_E_DATA, "514", "one too few");
     check(mtt_batches_init(&env, &whole, t, 2, 513, 0, 0) == MTT_OK && whole.sequences == 1, "just enough");
@@ -694,7 +810,8 @@ static void test_batches(void)
     refused(mtt_batches_init(&env, &whole, t, 65536, 65536, 0, 0), MTT_E_ARGUMENT, "2^31", "2^32 tokens");
     mtt_tokens_close(t);
     t = counting_tokens("tokens", 5 * 7 + 3); /* 7 sequences of 5, in batches of 3 */
-    check(mtt_batches_init(&env, &whole, t, 3, 5, 42, 0) == MTT_OK && whole.sequences == 7, "batches: %s", env.error);
+    check(mtt_batches_init(&env, &whole, t, 3, 5, 42, 0) == MTT_OK && whole.sequences == 7, "batches: %s",
+          env.error);
     {
         int count[4][7] = {{0}}, first = 1;
         for (k = 0; k < 28; k += 3) {
@@ -739,16 +856,20 @@ static mtt_status prepare_from(mtt_env *e, const char *input, const char *output
     return mtt_prepare(e, &desc, r);
 }
 
-static mtt_status prepare_small(mtt_env *e) { return prepare_from(e, in("small.jsonl"), in("small"), NULL, NULL); }
+static mtt_status prepare_small(mtt_env *e)
+{
+    return prepare_from(e, in("small.jsonl"), in("small"), NULL, NULL);
+}
 
 static mtt_status prepare_words(mtt_env *e)
 {
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_prepare_desc desc;
     memset(&desc, 0, sizeof(desc));
     desc.input = in("small.jsonl");
     desc.output = in("words");
     desc.vocab = 60;
-    desc.kind = MTT_WORDPIECE;
+    desc.kind = &kind;
     return mtt_prepare(e, &desc, NULL);
 }
 
@@ -761,64 +882,86 @@ static int same_files(const char *a, const char *b)
     return same;
 }
 
-static void test_prepare(void)
+static const char *const parts[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
+
+/* Whether a tokenizer was given is in the header, at byte 36. */
+static void forget_options(const char *path)
 {
-    static const char *const parts[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
-    char *text = (char *)malloc(400000), *at = text, name[64];
-    size_t i, k;
-    const char *gpt2 = shared_data("vocab.bpe");
-    mtt_prepare_report r, piped, again;
-    mtt_tokenizer *tokenizer = NULL;
-    mtt_tokens *t;
-    pid_t child;
+    int fd = open(path, O_WRONLY);
+    check(!strstr(path, ".tokens") || pwrite(fd, "\0\0\0\1", 4, 36) == 4, "options");
+    close(fd);
+}
+
+/* 90 documents in p.jsonl, the first 24 in small.jsonl. Returns the text, which the caller frees. */
+static char *write_text(size_t *size)
+{
+    static const char *const words[] = {"the cat", "sat", "za\\u017c\\u00f3\\u0142\\u0107", "the cat"};
+    char *text = (char *)malloc(400000), *at = text;
+    int i, k;
     for (i = 0; i < 90; i++) {
-        at += sprintf(at, "{\"text\": \"document %d\\n", (int)i);
-        for (k = 0; k < 50 + i; k++)
-            at += sprintf(at, "%s ", below(2) ? "the cat" : below(2) ? "za\\u017c\\u00f3\\u0142\\u0107" : "sat");
+        at += sprintf(at, "{\"text\": \"document %d\\n", i);
+        for (k = 0; k < 50 + i; k++) at += sprintf(at, "%s ", words[below(4)]);
         at += sprintf(at, "\"}\n");
         if (i == 23) write_file(in("small.jsonl"), text, (size_t)(at - text));
     }
-    write_file(in("p.jsonl"), text, (size_t)(at - text));
-    check(prepare_from(&env, in("p.jsonl"), in("p"), NULL, &r) == MTT_OK, "prepare: %s", env.error);
-    check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 && r.documents[1] >= 8 &&
-              r.vocab > 257 && r.vocab <= 300,
-          "report");
-    check(mtt_tokenizer_load(&env, in("p.tokenizer.json"), &tokenizer) == MTT_OK, "its tokenizer: %s", env.error);
-    collect(&env, in("p.jsonl"), NULL, &docs);
-    for (k = 0; k < 3 && tokenizer; k++) { /* every split gives back its documents */
-        char *back = (char *)malloc(400000);
-        int32_t *ids;
-        size_t bytes = 0, doc, from = 0, to = 0, count;
-        snprintf(name, sizeof(name), "p.%s", parts[k]);
-        check(mtt_tokens_open(&env, in(name), &t) == MTT_OK && mtt_tokens_count(t) == r.tokens[k] &&
-                  mtt_tokens_vocab(t) == r.vocab,
-              "%s: %s", name, env.error);
-        count = (size_t)mtt_tokens_count(t);
-        ids = (int32_t *)malloc(4 * count);
-        check(mtt_tokens_read(t, 0, count, ids) == MTT_OK &&
-                  mtt_decode(tokenizer, ids, count, back, 400000, &bytes) == MTT_OK,
-              "%s: %s", name, env.error);
-        check(count && ids[count - 1] == mtt_tokenizer_end_of_text(tokenizer) && bytes == r.bytes[k], "%s: %zu bytes",
-              name, bytes);
-        for (i = 0, doc = 0; doc < docs.count; from += docs.size[doc++])
-            if (mtt_split_of(5, doc) == (mtt_split)k) {
-                check(to + docs.size[doc] <= bytes && memcmp(back + to, docs.text + from, docs.size[doc]) == 0,
-                      "%s: document %zu", name, doc);
-                to += docs.size[doc];
-            }
-        {
-            mtt__crc_table table;
-            uint32_t crc;
-            memcpy(&crc, t->map.data + 32, 4);
-            mtt__crc_init(&table);
-            check(crc == mtt__crc32(&table, 0, t->ids, t->map.bytes - 64), "%s: checksum", name);
-        }
-        mtt_tokens_close(t);
-        free(ids);
-        free(back);
+    *size = (size_t)(at - text);
+    write_file(in("p.jsonl"), text, *size);
+    return text;
+}
+
+/* A token file gives back the documents of its split, which `docs` holds with the others. */
+static void gives_back(const mtt_tokenizer *tokenizer, const mtt_prepare_report *r, int split)
+{
+    char name[64], *back = (char *)malloc(400000);
+    mtt_tokens *t = NULL;
+    mtt__crc_table table;
+    int32_t *ids;
+    size_t bytes = 0, doc, from = 0, to = 0, count;
+    uint32_t crc;
+    snprintf(name, sizeof(name), "p.%s", parts[split]);
+    check(mtt_tokens_open(&env, in(name), &t) == MTT_OK && mtt_tokens_count(t) == r->tokens[split] &&
+              mtt_tokens_vocab(t) == r->vocab,
+          "%s: %s", name, env.error);
+    count = (size_t)mtt_tokens_count(t);
+    ids = (int32_t *)malloc(4 * count);
+    check(mtt_tokens_read(t, 0, count, ids) == MTT_OK &&
+              mtt_decode(tokenizer, ids, count, back, 400000, &bytes) == MTT_OK,
+          "%s: %s", name, env.error);
+    check(count && ids[count - 1] == mtt_tokenizer_end_of_text(tokenizer) && bytes == r->bytes[split],
+          "%s: %zu bytes", name, bytes);
+    for (doc = 0; doc < docs.count; from += docs.size[doc++]) {
+        if (mtt_split_of(5, doc) != (mtt_split)split) continue;
+        check(to + docs.size[doc] <= bytes && memcmp(back + to, docs.text + from, docs.size[doc]) == 0,
+              "%s: document %zu", name, doc);
+        to += docs.size[doc];
     }
+    memcpy(&crc, t->map.data + 32, 4);
+    mtt__crc_init(&table);
+    check(crc == mtt__crc32(&table, 0, t->ids, t->map.bytes - 64), "%s: checksum", name);
+    mtt_tokens_close(t);
+    free(ids);
+    free(back);
+}
+
+static void test_prepare(void)
+{
+    size_t size;
+    char *text = write_text(&size), name[3][64];
+    const char *gpt2 = shared_data("vocab.bpe");
+    mtt_prepare_report r, piped, again;
+    mtt_tokenizer *tokenizer = NULL;
+    pid_t child;
+    int k;
+    check(prepare_from(&env, in("p.jsonl"), in("p"), NULL, &r) == MTT_OK, "prepare: %s", env.error);
+    check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 &&
+              r.documents[1] >= 8 && r.vocab > 257 && r.vocab <= 300,
+          "report");
+    check(mtt_tokenizer_load(&env, in("p.tokenizer.json"), NULL, &tokenizer) == MTT_OK, "its tokenizer: %s",
+          env.error);
+    collect(&env, in("p.jsonl"), NULL, &docs);
+    for (k = 0; k < 3 && tokenizer; k++) gives_back(tokenizer, &r, k);
     mtt_tokenizer_destroy(tokenizer);
-    child = feed_stdin(text, (size_t)(at - text));
+    child = feed_stdin(text, size);
     check(prepare_from(&env, "-", in("q"), NULL, &piped) == MTT_OK && memcmp(&r, &piped, sizeof(r)) == 0,
           "prepare from standard input: %s", env.error);
     waitpid(child, NULL, 0);
@@ -826,45 +969,492 @@ static void test_prepare(void)
               memcmp(&r, &again, sizeof(r)) == 0,
           "its own tokenizer: %s", env.error);
     for (k = 0; k < 4; k++) {
-        char other[2][64];
-        snprintf(name, sizeof(name), "p.%s", parts[k]);
-        snprintf(other[0], 64, "q.%s", parts[k]);
-        snprintf(other[1], 64, "r.%s", parts[k]);
-        check(same_files(in(name), in(other[0])) && same_files(in(name), in(other[1])), "%s differs", parts[k]);
+        snprintf(name[0], 64, "p.%s", parts[k]);
+        snprintf(name[1], 64, "q.%s", parts[k]);
+        snprintf(name[2], 64, "r.%s", parts[k]);
+        check(same_files(in(name[0]), in(name[1])), "%s of standard input differs", parts[k]);
+        forget_options(in(name[0]));
+        forget_options(in(name[2]));
+        check(same_files(in(name[0]), in(name[2])), "%s with its own tokenizer differs", parts[k]);
     }
     check(count_files("q.spool") == 0 && count_files(".") == 0, "spool or temporary left");
     if (gpt2)
-        check(prepare_from(&env, in("p.jsonl"), in("r"), gpt2, &again) == MTT_OK && again.vocab == 50257, "GPT-2: %s",
-              env.error);
+        check(prepare_from(&env, in("p.jsonl"), in("r"), gpt2, &again) == MTT_OK && again.vocab == 50257,
+              "GPT-2: %s", env.error);
+    free(text);
+}
+
+/* A preparation that fails leaves nothing. */
+static void test_prepare_failures(void)
+{
+    static const struct {
+        const char *input, *tokenizer, *word;
+        mtt_status status;
+    } cases[] = {{"missing", NULL, "No such file", MTT_E_FILE},
+                 {"none.txt", NULL, "no text", MTT_E_DATA},
+                 {"p.jsonl", "bad.json", "neither", MTT_E_FORMAT},
+                 {"one.txt", NULL, "another seed", MTT_E_DATA}};
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+    mtt_prepare_desc desc;
+    mtt_prepare_report r;
+    pid_t child;
+    size_t i;
+    write_file(in("none.txt"), "", 0);
+    write_file(in("bad.json"), "hello", 5);
     write_file(in("one.txt"), "one", 3);
-    for (i = 0; i < 4; i++) { /* failures leave nothing */
-        static const char *const word[] = {"No such file", "no text", "object", "another seed"};
-        mtt_prepare_desc desc;
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
         memset(&desc, 0, sizeof(desc));
-        desc.input = i == 0 ? in("missing") : i == 1 ? in("none.txt") : i == 2 ? in("p.jsonl") : in("one.txt");
+        desc.input = in(cases[i].input);
         desc.output = in("f");
-        desc.tokenizer = i == 2 ? in("p.jsonl") : NULL;
-        if (i == 1) write_file(in("none.txt"), "", 0);
-        if (i == 2) write_file(in("bad.json"), "hello", 5), desc.tokenizer = in("bad.json");
+        desc.tokenizer = cases[i].tokenizer ? in(cases[i].tokenizer) : NULL;
         while (mtt_split_of(desc.seed, 0) == MTT_TRAIN) desc.seed++;
-        refused(mtt_prepare(&env, &desc, &r),
-                i == 0   ? MTT_E_FILE
-                : i == 2 ? MTT_E_FORMAT
-                         : MTT_E_DATA,
-                word[i], "prepare");
+        refused(mtt_prepare(&env, &desc, &r), cases[i].status, cases[i].word, "prepare");
         check(count_files("f.") == 0 && count_files(".") == 0, "a failed prepare leaves files");
     }
     child = feed_stdin("{\"text\":\"a\"}\n{\"x\":1}\n", 21);
-    refused(prepare_from(&env, "-", in("f"), NULL, &r), MTT_E_FORMAT,
-            "standard input:2: ", "bad line from standard input");
+    refused(prepare_from(&env, "-", in("f"), NULL, &r), MTT_E_FORMAT, "standard input:2: ",
+            "bad line from standard input");
     waitpid(child, NULL, 0);
     check(count_files("f.") == 0 && count_files(".") == 0, "a failed spool leaves files");
     every_allocation(prepare_small, "prepare");
     every_allocation(prepare_words, "prepare, WordPiece");
     write_file(in("vocab.txt"), "[PAD]\n[UNK]\n[SEP]\nthe\ncat\nsat\n", 30);
-    check(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &again) == MTT_OK && again.vocab == 6,
-          "a vocab.txt is known by its content: %s", env.error);
-    free(text);
+    refused(prepare_from(&env, in("small.jsonl"), in("r"), in("vocab.txt"), &r), MTT_E_FORMAT,
+            "include tools/wordpiece.h", "vocab.txt without its kind");
+    memset(&desc, 0, sizeof(desc));
+    desc.input = in("small.jsonl");
+    desc.output = in("r");
+    desc.tokenizer = in("vocab.txt");
+    desc.kind = &kind;
+    check(mtt_prepare(&env, &desc, &r) == MTT_OK && r.vocab == 6, "a vocab.txt is known by its content: %s",
+          env.error);
+}
+
+/* ---- datasets: what is reused, and what is made again ---- */
+
+/* JSONL documents with two texts each, in which one letter can be chosen. */
+static void write_documents(const char *name, char letter)
+{
+    char text[40000], *at = text;
+    int i, k;
+    random_state = 3;
+    for (i = 0; i < 40; i++) {
+        at += sprintf(at, "{\"text\": \"%c%d", i == 30 ? letter : 'a', i);
+        for (k = 0; k < 20; k++) at += sprintf(at, below(2) ? " the cat" : " sat on");
+        at += sprintf(at, "\", \"body\": \"another %d\"}\n", i);
+    }
+    write_file(in(name), text, (size_t)(at - text));
+}
+
+typedef struct snapshot {
+    char *data[4];
+    size_t bytes[4];
+} snapshot;
+
+static const char *part_of(const char *prefix, int part)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "%s.%s", prefix, parts[part]);
+    return in(name);
+}
+
+static snapshot take(const char *prefix)
+{
+    snapshot s;
+    int i;
+    for (i = 0; i < 4; i++)
+        check(get_file(part_of(prefix, i), &s.data[i], &s.bytes[i]) == MTT_OK, "%s", env.error);
+    return s;
+}
+
+static void put_back(const char *prefix, const snapshot *s)
+{
+    int i;
+    for (i = 0; i < 4; i++) write_file(part_of(prefix, i), s->data[i], s->bytes[i]);
+}
+
+static int is_there(const char *prefix, const snapshot *s)
+{
+    int i, same = 1;
+    for (i = 0; i < 4; i++) same = same && file_is(part_of(prefix, i), s->data[i], s->bytes[i]);
+    return same;
+}
+
+static void drop(snapshot *s)
+{
+    int i;
+    for (i = 0; i < 4; i++) free(s->data[i]);
+}
+
+static char dataset_input[400], dataset_output[400];
+
+static mtt_prepare_desc dataset_desc(void)
+{
+    mtt_prepare_desc d;
+    memset(&d, 0, sizeof(d));
+    d.input = strcpy(dataset_input, in("d.jsonl"));
+    d.output = strcpy(dataset_output, in("d"));
+    d.vocab = 275;
+    d.seed = 5;
+    return d;
+}
+
+/* Prepares twice: the first time makes the dataset, the second reuses it and reports the same. */
+static void made_then_reused(const mtt_prepare_desc *d, const char *what)
+{
+    mtt_prepare_report made, reused;
+    snapshot s;
+    struct stat before, after;
+    check(mtt_prepare(&env, d, &made) == MTT_OK && !made.reused, "%s: is not made again: %s", what,
+          env.error);
+    s = take("d");
+    stat(part_of("d", 0), &before);
+    check(mtt_prepare(&env, d, &reused) == MTT_OK && reused.reused, "%s: is not reused: %s", what, env.error);
+    stat(part_of("d", 0), &after);
+    check(is_there("d", &s) && before.st_ino == after.st_ino, "%s: a reused dataset changes", what);
+    check(count_files(".") == 0, "%s: a temporary is left", what);
+    made.reused = 1;
+    check(memcmp(&made, &reused, sizeof(made)) == 0, "%s: the reports differ", what);
+    drop(&s);
+}
+
+static void made_again(const mtt_prepare_desc *d, const snapshot *want, const char *what)
+{
+    mtt_prepare_report r;
+    check(mtt_prepare(&env, d, &r) == MTT_OK && !r.reused && is_there("d", want), "%s: %s", what, env.error);
+}
+
+static void not_reusable(mtt_prepare_desc d, const char *word, const char *what)
+{
+    snapshot s;
+    memset(&s, 0, sizeof(s));
+    if (count_files("d.t") + count_files("d.v") == 4) s = take("d");
+    d.reuse_only = 1;
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_MISMATCH, word, what);
+    check(count_files(".") == 0 && (!s.data[0] || is_there("d", &s)), "%s: reuse_only changes files", what);
+    drop(&s);
+}
+
+/* Every option that decides the files, and every file that it reads. */
+static void test_stale_options(void)
+{
+    mtt_wordpiece_options lower = {1, 0, 0, 0};
+    mtt_tokenizer_kind words = mtt_wordpiece(NULL), lower_words = mtt_wordpiece(&lower);
+    mtt_prepare_desc base = dataset_desc(), d;
+    char other[400];
+    write_documents("d.jsonl", 'a');
+    made_then_reused(&base, "a new dataset");
+    write_documents("d.jsonl", 'b');
+    not_reusable(base, "was made of another text, field or seed", "another text");
+    made_then_reused(&base, "another text");
+    write_documents("d.jsonl", 'a');
+    made_then_reused(&base, "the first text");
+    d = base;
+    d.field = "body";
+    not_reusable(d, "was made of another text, field or seed", "another field");
+    made_then_reused(&d, "another field");
+    d = base;
+    d.field = "text";
+    made_then_reused(&d, "the first field");
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "the default field");
+    d = base;
+    d.seed++;
+    not_reusable(d, "was made of another text, field or seed", "another seed");
+    made_then_reused(&d, "another seed");
+    made_then_reused(&base, "the first seed");
+    d = base;
+    d.vocab--;
+    not_reusable(d, "was made with another tokenizer or vocabulary size", "another vocabulary size");
+    made_then_reused(&d, "another vocabulary size");
+    d.vocab = 0; /* reuse_only then takes any */
+    d.reuse_only = 1;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "options that are not given are compared: %s", env.error);
+    made_then_reused(&base, "the first vocabulary size");
+    d = base;
+    d.kind = &words;
+    not_reusable(d, "was made with another tokenizer", "another kind");
+    made_then_reused(&d, "another kind");
+    d.kind = &lower_words;
+    not_reusable(d, "was made with another tokenizer", "another option of the kind");
+    made_then_reused(&d, "another option of the kind");
+    made_then_reused(&base, "the first kind");
+    check(rename(part_of("d", 3), in("wide.json")) == 0, "a tokenizer");
+    base.vocab--;
+    made_then_reused(&base, "one id fewer");
+    check(rename(part_of("d", 3), strcpy(other, in("other.json"))) == 0, "another tokenizer");
+    d = base;
+    d.tokenizer = other;
+    made_then_reused(&d, "a tokenizer that is given");
+    d.vocab = 280; /* of no effect then */
+    d.reuse_only = 1;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "vocab beside a tokenizer: %s", env.error);
+    d.reuse_only = 0;
+    check(rename(in("wide.json"), other) == 0, "another tokenizer");
+    made_then_reused(&d, "another tokenizer under the same path");
+    made_then_reused(&base, "a tokenizer that is trained again");
+    unlink(other);
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "other.json", "a tokenizer that is absent");
+}
+
+/* Every file absent, cut, longer, of another dataset, or without its origin. */
+static void test_stale_files(void)
+{
+    mtt_prepare_desc base = dataset_desc(), d = base;
+    snapshot first, other;
+    char zero[28] = {0}, prefix[400];
+    int i, fd;
+    write_documents("d.jsonl", 'a');
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    first = take("d");
+    d.output = strcpy(prefix, in("e"));
+    d.seed++;
+    d.vocab--;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "%s", env.error);
+    other = take("e");
+    for (i = 0; i < 4; i++) {
+        unlink(part_of("d", i));
+        not_reusable(base, i == 2 ? "is incomplete" : parts[i], "a file is absent");
+        made_again(&base, &first, "a file is absent");
+        check(truncate(part_of("d", i), (off_t)first.bytes[i] - 2) == 0, "cut");
+        not_reusable(base, parts[i], "a file is cut");
+        made_again(&base, &first, "a file is cut");
+        check(truncate(part_of("d", i), (off_t)first.bytes[i] + 1) == 0, "longer");
+        not_reusable(base, parts[i], "a file is longer");
+        made_again(&base, &first, "a file is longer");
+        write_file(part_of("d", i), other.data[i], other.bytes[i]);
+        not_reusable(base, "", "a file of another dataset");
+        made_again(&base, &first, "a file of another dataset");
+        if (i == 3) break;
+        fd = open(part_of("d", i), O_WRONLY);
+        check(pwrite(fd, zero, 28, 36) == 28, "no origin");
+        close(fd);
+        not_reusable(base, "does not say what it was made of", "a file without its origin");
+        made_again(&base, &first, "a file without its origin");
+    }
+    put_back("d", &first);
+    write_file(part_of("d", 2), other.data[2], other.bytes[2]);
+    check(pwrite(fd = open(part_of("d", 2), O_WRONLY), first.data[2] + 48, 4, 48) == 4,
+          "the tokenizer's checksum");
+    close(fd);
+    not_reusable(base, "has parts of different origin", "a split of another text with the same tokenizer");
+    made_again(&base, &first, "a split of another text with the same tokenizer");
+    for (i = 0; i < 4; i++) unlink(part_of("d", i));
+    not_reusable(base, "d.tokenizer.json", "nothing is there");
+    check(count_files("d.t") == 0, "reuse_only makes files");
+    d = base;
+    d.input = in("absent");
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "absent", "no text");
+    put_back("d", &first);
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "absent", "no text any more");
+    check(is_there("d", &first), "a text that cannot be read leaves the dataset");
+    d.input = "-";
+    not_reusable(d, "cannot be compared with standard input", "standard input");
+    drop(&first);
+    drop(&other);
+}
+
+/* A dataset that is neither the one nor the other is not opened and not reused. */
+static void consistent(const snapshot *a, const snapshot *b, const mtt_prepare_desc *of_a,
+                       const mtt_prepare_desc *of_b, int k)
+{
+    mtt_prepare_desc d;
+    mtt_dataset set;
+    int is_a = is_there("d", a), is_b = is_there("d", b);
+    mtt_status status = mtt_dataset_open(&env, dataset_output, NULL, &set);
+    check(status || is_a || is_b, "change %d: a mixed dataset is opened", k);
+    check(!status || !(is_a || is_b), "change %d: a whole dataset is refused: %s", k, env.error);
+    if (!status) mtt_dataset_close(&set);
+    d = *of_a;
+    d.reuse_only = 1;
+    status = mtt_prepare(&env, &d, NULL);
+    check(status == MTT_E_MISMATCH || (!status && is_a), "change %d: status %d, not the first", k, status);
+    d = *of_b;
+    d.reuse_only = 1;
+    status = mtt_prepare(&env, &d, NULL);
+    check(status == MTT_E_MISMATCH || (!status && is_b), "change %d: status %d, not the second", k, status);
+}
+
+/* A process dies before each rename and each unlink, or these fail. `origin` is 0 if the old dataset does not
+   say what it was made of. */
+static void test_deaths(int origin, int dies)
+{
+    mtt_prepare_desc a = dataset_desc(), b = a;
+    mtt_prepare_report r;
+    snapshot old, fresh;
+    int i, k, done = 0, state, fd;
+    write_documents("d.jsonl", 'a');
+    b.seed++;
+    check(mtt_prepare(&env, &b, NULL) == MTT_OK, "%s", env.error);
+    fresh = take("d");
+    check(mtt_prepare(&env, &a, NULL) == MTT_OK, "%s", env.error);
+    for (i = 0; i < 3 && !origin; i++) {
+        fd = open(part_of("d", i), O_WRONLY);
+        check(pwrite(fd, "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 28, 36) == 28,
+              "no origin");
+        close(fd);
+    }
+    old = take("d");
+    for (k = 1; !done && k < 20; k++) {
+        pid_t child = dies ? fork() : -1;
+        put_back("d", &old);
+        if (child == 0) {
+            die_at = k, changes = 0;
+            _exit(mtt_prepare(&env, &b, NULL) != MTT_OK);
+        }
+        if (dies) {
+            check(waitpid(child, &state, 0) == child && WIFEXITED(state) && WEXITSTATUS(state) % 9 == 0,
+                  "child");
+            done = WEXITSTATUS(state) == 0;
+        } else {
+            fault_on = k % 2 ? ON_RENAME : ON_UNLINK, fault_at = (k + 1) / 2, fault_errno = EIO,
+            fault_calls = 0;
+            state = mtt_prepare(&env, &b, NULL);
+            fault_on = -1;
+            check(count_files(".") == 0 && (!state || strstr(env.error, "Input/output")), "fault %d: %s", k,
+                  env.error);
+            done = !state && k > 8;
+        }
+        if (origin || is_there("d", &fresh)) consistent(&old, &fresh, &a, &b, k);
+        else {
+            mtt_dataset set;
+            mtt_status status = mtt_dataset_open(&env, dataset_output, NULL, &set);
+            check((status == MTT_OK) == is_there("d", &old), "change %d: a dataset without origin: %s", k,
+                  env.error);
+            if (!status) mtt_dataset_close(&set);
+        }
+        check(mtt_prepare(&env, &b, &r) == MTT_OK && is_there("d", &fresh) && count_files(".") == 0,
+              "change %d: prepared again: %s", k, env.error);
+    }
+    check(done && k > 7, "%d renames and unlinks", k - 2);
+    drop(&old);
+    drop(&fresh);
+}
+
+static mtt_status reuse_dataset(mtt_env *e)
+{
+    mtt_prepare_desc d = dataset_desc();
+    mtt_prepare_report r;
+    mtt_status status = mtt_prepare(e, &d, &r);
+    check(status || r.reused, "a failed allocation makes a dataset again");
+    return status;
+}
+
+static mtt_status open_dataset(mtt_env *e)
+{
+    mtt_dataset set;
+    mtt_status status = mtt_dataset_open(e, dataset_output, NULL, &set);
+    if (!status) mtt_dataset_close(&set);
+    else check(!set.train && !set.valid && !set.test && !set.tokenizer, "a failed open leaves pointers");
+    return status;
+}
+
+static void dataset_refused(mtt_status want, const char *word, const char *what)
+{
+    mtt_dataset set;
+    refused(mtt_dataset_open(&env, dataset_output, NULL, &set), want, word, what);
+}
+
+/* Files of an older version, which do not say what they were made of. */
+static void test_old_dataset(void)
+{
+    mtt_prepare_desc base = dataset_desc(), d = base;
+    mtt_dataset set;
+    snapshot first, wider;
+    char prefix[400];
+    int i;
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    first = take("d");
+    d.output = strcpy(prefix, in("e"));
+    d.vocab = 270;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "%s", env.error);
+    wider = take("e");
+    first.data[3][first.bytes[3] - 1] = ' '; /* the same tokenizer in other bytes */
+    write_file(part_of("d", 3), first.data[3], first.bytes[3]);
+    dataset_refused(MTT_E_MISMATCH, "d.tokenizer.json is not the tokenizer of", "a changed tokenizer");
+    for (i = 0; i < 3; i++) memset(first.data[i] + 36, 0, 28);
+    put_back("d", &first);
+    check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK, "files of an older version: %s",
+          env.error);
+    mtt_dataset_close(&set);
+    memset(wider.data[1] + 36, 0, 28);
+    write_file(part_of("d", 1), wider.data[1], wider.bytes[1]);
+    dataset_refused(MTT_E_MISMATCH, "d.valid.tokens", "an older file of another vocabulary");
+    drop(&first);
+    drop(&wider);
+    check(access("tests/golden/files", F_OK) ||
+              (!mtt_dataset_open(&env, "tests/golden/files/bpe", NULL, &set) && set.test),
+          "the golden files: %s", env.error);
+    if (set.train) mtt_dataset_close(&set);
+}
+
+static void test_dataset(void)
+{
+    static const char *const word[] = {"d.train.tokens", "d.valid.tokens", "d.test.tokens",
+                                       "d.tokenizer.json"};
+    mtt_prepare_desc base = dataset_desc(), d = base;
+    mtt_tokenizer_kind words = mtt_wordpiece(NULL);
+    mtt_dataset set;
+    snapshot first, wider;
+    char prefix[400], longest[2100];
+    int i;
+    write_documents("d.jsonl", 'a');
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    first = take("d");
+    check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK && set.test &&
+              mtt_tokens_count(set.train) > 100 && mtt_tokens_count(set.valid) > 10 &&
+              mtt_tokenizer_vocab(set.tokenizer) == 275,
+          "dataset: %s", env.error);
+    mtt_dataset_close(&set);
+    check(!set.train && !set.tokenizer, "a closed dataset has pointers");
+    mtt_dataset_close(&set);
+    every_allocation(open_dataset, "dataset");
+    every_allocation(reuse_dataset, "a reused dataset");
+    d.output = strcpy(prefix, in("e"));
+    d.vocab = 270;
+    check(mtt_prepare(&env, &d, NULL) == MTT_OK, "%s", env.error);
+    wider = take("e");
+    for (i = 0; i < 4; i++) {
+        put_back("d", &first);
+        write_file(part_of("d", i), wider.data[i], wider.bytes[i]);
+        dataset_refused(MTT_E_MISMATCH, "d.tokenizer.json is not the tokenizer of",
+                        "parts of two vocabularies");
+        check(i == 3 || strstr(env.error, word[i]), "which part: %s", env.error);
+        write_file(part_of("d", i), first.data[i], 63);
+        dataset_refused(MTT_E_FORMAT, word[i], "a damaged part");
+        unlink(part_of("d", i));
+        if (i != 2) dataset_refused(MTT_E_FILE, word[i], "a part that is absent");
+        else
+            check(mtt_dataset_open(&env, dataset_output, NULL, &set) == MTT_OK && !set.test, "no test: %s",
+                  env.error);
+        if (i == 2) mtt_dataset_close(&set);
+    }
+    put_back("d", &first);
+    base.kind = &words;
+    base.vocab = 90;
+    check(mtt_prepare(&env, &base, NULL) == MTT_OK, "%s", env.error);
+    dataset_refused(MTT_E_FORMAT, "include tools/wordpiece.h", "a WordPiece without its kind");
+    check(mtt_dataset_open(&env, dataset_output, &words, &set) == MTT_OK, "a WordPiece: %s", env.error);
+    mtt_dataset_close(&set);
+    memset(longest, 'x', sizeof(longest));
+    longest[2001] = 0;
+    refused(mtt_dataset_open(&env, longest, NULL, &set), MTT_E_ARGUMENT, "2000 bytes", "a long prefix");
+    d.output = longest;
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_ARGUMENT, "2000 bytes", "a long prefix");
+    longest[2000] = 0;
+    check(mtt_prepare(&env, &d, NULL) == MTT_E_FILE, "a prefix of 2000 bytes: %s", env.error);
+    drop(&first);
+    drop(&wider);
+}
+
+static void test_changing_text(void)
+{
+    mtt_prepare_desc d = dataset_desc();
+    write_documents("d.jsonl", 'a');
+    d.seed = 77;
+    changing = dataset_input, changing_opens = 0;
+    refused(mtt_prepare(&env, &d, NULL), MTT_E_FILE, "changed while it was read", "a text that changes");
+    changing = NULL;
+    check(count_files(".") == 0, "a temporary is left");
 }
 
 /* ---- safetensors ---- */
@@ -923,7 +1513,7 @@ static mtt_status open_tokens(mtt_env *e)
 static void test_round_trip(void)
 {
     unsigned char want[64];
-    mtt__slice value;
+    mtt_slice value;
     mtt__st st;
     size_t i;
     check(save_three(&env) == MTT_OK && mtt__st_open(&env, in("three"), &st) == MTT_OK, "round trip: %s", env.error);
@@ -942,8 +1532,8 @@ static void test_round_trip(void)
     }
     check(!mtt__st_find(&st, "halff") && !mtt__st_find(&st, "hal") && !mtt__st_find(&st, ""),
           "a tensor that is not there");
-    check(mtt__st_metadata(&st, "format", &value) && mtt__slice_is(value, "pt") &&
-              mtt__st_metadata(&st, "te\nxt", &value) && mtt__slice_is(value, "a \"b\" \xc3\xb3") &&
+    check(mtt__st_metadata(&st, "format", &value) && mtt_slice_is(value, "pt") &&
+              mtt__st_metadata(&st, "te\nxt", &value) && mtt_slice_is(value, "a \"b\" \xc3\xb3") &&
               mtt__st_metadata(&st, "crc32.half", &value) && value.size == 8 && !mtt__st_metadata(&st, "stepp", &value),
           "metadata");
     mtt__st_close(&st);
@@ -1255,6 +1845,7 @@ int main(int argc, char **argv)
         return mtt__st_save(&env, argv[2], three, 5, byte_pattern, NULL, notes, 2) != MTT_OK;
     if (!open_folder()) return finish();
     test_json();
+    test_json_values();
     test_files_plain();
     check(fchdir(home) == 0, "back");
     test_write_faults();
@@ -1266,6 +1857,15 @@ int main(int argc, char **argv)
     test_split();
     test_batches();
     test_prepare();
+    test_prepare_failures();
+    test_stale_options();
+    test_stale_files();
+    test_deaths(1, 1);
+    test_deaths(0, 1);
+    test_deaths(1, 0);
+    test_dataset();
+    test_old_dataset();
+    test_changing_text();
     test_round_trip();
     test_st_rejections();
     test_st_damage();

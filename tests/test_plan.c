@@ -1099,27 +1099,27 @@ static void json(void)
     configuration c = known('A', 32);
     mtt_plan_report report;
     char text[4096], small[16];
-    int found = 0, first = 1, inner = 1;
-    mtt__json j;
-    mtt__slice key;
+    int found = 0;
+    mtt_json j;
+    mtt_slice key;
     uint64_t value, sum = 0;
     plan(&c, &report);
     size_t length = mtt_plan_json(&report, text, sizeof(text));
     check(length == strlen(text) && length > 100, "the JSON of a plan is %zu long, it says %zu", strlen(text), length);
-    mtt__json_init(&j, text, length);
-    mtt__json_begin(&j, '{');
-    while (mtt__json_key(&j, &first, &key)) {
-        for (size_t k = 0; k < MTT__LENGTH(KEYS); k++) found |= mtt__slice_is(key, KEYS[k]) << k;
-        if (mtt__slice_is(key, "bytes")) {
-            mtt__json_begin(&j, '{');
-            while (mtt__json_key(&j, &inner, &key)) mtt__json_u64(&j, &value), sum += value;
-        } else if (mtt__slice_is(key, "parameters"))
-            mtt__json_u64(&j, &value), check(value == 28941393, "JSON says %d parameters", (int)value);
-        else if (mtt__slice_is(key, "arena_bytes"))
-            mtt__json_u64(&j, &value), check(value == report.arena_bytes, "JSON says another arena");
-        else mtt__json_skip(&j);
+    mtt_json_init(&j, text, length);
+    mtt_json_begin(&j, '{');
+    while (mtt_json_key(&j, &key)) {
+        for (size_t k = 0; k < MTT__LENGTH(KEYS); k++) found |= mtt_slice_is(key, KEYS[k]) << k;
+        if (mtt_slice_is(key, "bytes")) {
+            mtt_json_begin(&j, '{');
+            while (mtt_json_key(&j, &key)) mtt_json_u64(&j, &value), sum += value;
+        } else if (mtt_slice_is(key, "parameters"))
+            mtt_json_u64(&j, &value), check(value == 28941393, "JSON says %d parameters", (int)value);
+        else if (mtt_slice_is(key, "arena_bytes"))
+            mtt_json_u64(&j, &value), check(value == report.arena_bytes, "JSON says another arena");
+        else mtt_json_skip(&j);
     }
-    check(!j.fault && mtt__json_peek(&j) == 0, "the JSON of a plan does not parse: %s",
+    check(!j.fault && mtt_json_peek(&j) == 0, "the JSON of a plan does not parse: %s",
           j.fault ? j.fault : "more follows");
     check(found == (1 << MTT__LENGTH(KEYS)) - 1, "the JSON of a plan lacks keys: %s", text);
     check(sum == report.peak_bytes, "the JSON's categories add up to %llu", (unsigned long long)sum);

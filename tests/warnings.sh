@@ -8,6 +8,9 @@ tell() { if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1
 printf '#include "../../mtt.h"\n#include "../../mtt.h"\nint main(void) { return mtt_status_string(MTT_OK)[0] != 111; }\n' > "$build/use.c"
 printf '#include "../../mtt.h"\nconst char *other(void) { return mtt_status_string(MTT_OK); }\n' > "$build/other.c"
 printf '#include "../../mtt.h"\nint main(void) { return (int)sizeof(mtt_plan_report) == 0; }\n' > "$build/declare.c"
+{ for _ in 1 2; do printf '#include "../../mtt.h"\n#include "../../tools/wordpiece.h"\n'; done
+  printf 'int main(void) { mtt_tokenizer_kind kind = mtt_wordpiece(NULL); return kind.name[0] != 87; }\n'; } > "$build/words.c"
+printf '#include "../../tools/wordpiece.h"\n' > "$build/early.c"
 for cc in gcc clang; do
   command -v $cc >/dev/null || { echo "skipped: $cc is absent"; continue; }
   for std in c99 c11 c++11 c++17; do
@@ -17,8 +20,13 @@ for cc in gcc clang; do
     done
     $cc -x $lang -std=$std $flags -DMTT_IMPLEMENTATION -DMTT_SEPARATE_ALLOCS -fsyntax-only "$build/use.c"; tell $? "$cc $std, separate allocations"
     $cc -x $lang -std=$std $flags -fsyntax-only "$build/declare.c"; tell $? "$cc $std, declarations alone"
+    $cc -x $lang -std=$std $flags -fsyntax-only "$build/words.c"; tell $? "$cc $std, wordpiece.h, declarations alone"
+    $cc -x $lang -std=$std $flags -fsyntax-only -DMTT_IMPLEMENTATION "$build/words.c"; tell $? "$cc $std, wordpiece.h"
   done
   for unit in use other; do $cc -std=c99 $flags -DMTT_IMPLEMENTATION -DMTT_STATIC -c "$build/$unit.c" -o "$build/static_$unit.o"; tell $? "$cc, static $unit.c"; done
+  $cc -std=c99 $flags -DMTT_IMPLEMENTATION -DMTT_STATIC -c "$build/words.c" -o "$build/static_words.o"; tell $? "$cc, static wordpiece.h"
+  ! $cc -x c++ -std=c++20 -Wdeprecated-enum-enum-conversion -fsyntax-only -DMTT_IMPLEMENTATION "$build/words.c" 2>&1 | grep wordpiece.h; tell $? "$cc c++20, wordpiece.h"
+  ! $cc -std=c99 -fsyntax-only "$build/early.c" 2> /dev/null; tell $? "$cc, wordpiece.h before mtt.h"
   $cc "$build/static_use.o" "$build/static_other.o" -o "$build/static" -lm && "$build/static"; tell $? "$cc, two static translation units"
   $cc -std=c99 -O2 -fno-pic -DMTT_IMPLEMENTATION -c "$build/use.c" -o "$build/symbols.o"
   [ -z "$(nm -g --defined-only "$build/symbols.o" | awk '$3 != "main" && $3 !~ /^mtt_[a-z]/')" ]; tell $? "$cc, an external symbol without mtt_"

@@ -1,87 +1,99 @@
-/* prepare.c - makes a tokenizer and token files of a text, as train.c takes them by --data PREFIX.
+/* prepare.c - makes a dataset of a text: a tokenizer and token files, which train.c takes as --data PREFIX.
 
-   cc -O3 -march=native -fopenmp tools/prepare.c -o prepare -lm                                      (or: make build/prepare)
+   cc -O3 -march=native -fopenmp tools/prepare.c -o prepare -lm                 (or: make build/prepare)
    ./prepare --input novel.txt --output data/novel --vocab-size 8000
    ./prepare --input wiki.jsonl --output data/wiki --tokenizer wordpiece --lowercase
-   zstd -dc plwiki.jsonl.zst | ./prepare --input - --output data/plwiki --tokenizer gpt2 --vocab-file vocab.bpe
+   zstd -dc wiki.jsonl.zst | ./prepare --input - --output data/wiki --tokenizer gpt2 --vocab-file vocab.bpe
 
-   Writes PREFIX.tokenizer.json and PREFIX.train.tokens, .valid.tokens and .test.tokens. The report is on stdout. */
+   Writes PREFIX.tokenizer.json and PREFIX.train.tokens, .valid.tokens and .test.tokens, unless they are there
+   and were made of the same text and options. Prints a report. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
+#include "wordpiece.h"
 #include "options.h"
 
 enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
 
 static mtt_prepare_desc desc;
+static mtt_wordpiece_options words;
 static const char *kind = "bpe", *file;
 static int seed;
 
 static const option options[] = {
     {"input", TEXT, &desc.input, "text or JSONL, - for standard input", 0, 0},
     {"output", TEXT, &desc.output, "prefix of the files to write", 0, 0},
-    {"tokenizer", TEXT, &kind, "bpe (the default) and wordpiece are trained; gpt2; or the path of a tokenizer", 0, 0},
-    {"vocab-file", TEXT, &file, "vocab.bpe for gpt2, or a vocab.txt for wordpiece, which is then not trained", 0, 0},
+    {"tokenizer", TEXT, &kind, "bpe (default), wordpiece: train one; gpt2; or the path of a tokenizer", 0, 0},
+    {"vocab-file", TEXT, &file, "vocab.bpe for gpt2; vocab.txt for wordpiece, to load it", 0, 0},
     {"vocab-size", INT, &desc.vocab, "ids of a trained tokenizer (10000)", 0, 0},
     {"field", TEXT, &desc.field, "field of the JSONL documents (text)", 0, 0},
     {"seed", INT, &seed, "of the split into train, valid and test (0)", 0, 0},
-    {"lowercase", FLAG, &desc.wordpiece.lowercase, "wordpiece: capitals become small", 0, 1},
-    {"strip-accents", FLAG, &desc.wordpiece.strip_accents, "wordpiece: letters lose their accents, which Polish needs", 0, 1},
-    {"keep-controls", FLAG, &desc.wordpiece.keep_controls, "wordpiece: control characters are text", 0, 1},
-    {"keep-cjk", FLAG, &desc.wordpiece.keep_cjk, "wordpiece: Chinese characters are not cut into single words", 0, 1},
+    {"lowercase", FLAG, &words.lowercase, "wordpiece: make capitals small", 0, 1},
+    {"strip-accents", FLAG, &words.strip_accents, "wordpiece: remove accents, which Polish needs", 0, 1},
+    {"keep-controls", FLAG, &words.keep_controls, "wordpiece: treat control characters as text", 0, 1},
+    {"keep-cjk", FLAG, &words.keep_cjk, "wordpiece: do not cut Chinese characters into single words", 0, 1},
 };
 enum { OPTIONS = sizeof(options) / sizeof(options[0]) };
 
-/* Says what to train or load; returns an exit code. */
-static int choose_tokenizer(void)
+/* Decides what to train or load; returns an exit code. */
+static int choose_tokenizer(mtt_tokenizer_kind *wordpiece)
 {
-    int gpt2 = !strcmp(kind, "gpt2"), words = !strcmp(kind, "wordpiece"), train = words || !strcmp(kind, "bpe");
+    int gpt2 = !strcmp(kind, "gpt2"), wp = !strcmp(kind, "wordpiece"), bpe = !strcmp(kind, "bpe");
     FILE *in;
     int first;
-    desc.kind = words ? MTT_WORDPIECE : MTT_BPE;
-    desc.tokenizer = train || gpt2 ? file : kind;
+    desc.tokenizer = wp || gpt2 ? file : bpe ? NULL : kind;
+    desc.kind = bpe || gpt2 ? NULL : wordpiece;
     if (gpt2 && !file)
-        return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (tools/get_data.sh vocab.bpe brings it)");
-    if (file && !gpt2 && !words)
-        return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give a path to --tokenizer alone");
-    if ((gpt2 || (train && !words)) && memcmp(&desc.wordpiece, &(mtt_wordpiece){0}, sizeof(desc.wordpiece)))
-        return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk go with --tokenizer wordpiece or a vocab.txt");
+        return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (get it with "
+                           "tools/get_data.sh vocab.bpe)");
+    if (file && !gpt2 && !wp)
+        return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give the path to "
+                           "--tokenizer alone");
+    if (!desc.kind && memcmp(&words, &(mtt_wordpiece_options){0}, sizeof(words)))
+        return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk go with --tokenizer "
+                           "wordpiece or a vocab.txt");
     if (!desc.tokenizer) return 0;
     in = fopen(desc.tokenizer, "rb");
-    if (!in)
-        return fprintf(stderr, "prepare: cannot open %s: expected %s\n", desc.tokenizer,
-                       file ? "the path of a vocabulary" : "bpe, gpt2, wordpiece or the path of a tokenizer"), EXIT_DATA;
+    if (!in) {
+        fprintf(stderr, "prepare: cannot open %s: expected %s\n", desc.tokenizer,
+                file ? "the path of a vocabulary" : "bpe, gpt2, wordpiece or the path of a tokenizer");
+        return EXIT_DATA;
+    }
     first = fgetc(in);
     fclose(in);
-    if ((gpt2 && first != '#') || (words && first != '['))
-        return fprintf(stderr, "prepare: %s is no %s: tools/get_data.sh %s brings one\n", file, gpt2 ? "vocab.bpe" : "vocab.txt",
-                       gpt2 ? "vocab.bpe" : "bert-vocab.txt"), EXIT_DATA;
-    return 0;
+    if ((!gpt2 || first == '#') && (!wp || first == '[')) return 0;
+    fprintf(stderr, "prepare: %s is not a %s: get one with tools/get_data.sh %s\n", file,
+            gpt2 ? "vocab.bpe" : "vocab.txt", gpt2 ? "vocab.bpe" : "bert-vocab.txt");
+    return EXIT_DATA;
 }
 
 static void row(const char *name, uint64_t documents, uint64_t bytes, uint64_t tokens)
 {
-    printf("%-6s %12llu %15llu %15llu %12.3f\n", name, (unsigned long long)documents, (unsigned long long)bytes,
-           (unsigned long long)tokens, tokens ? (double)bytes / (double)tokens : 0);
+    double bytes_per_token = tokens ? (double)bytes / (double)tokens : 0;
+    printf("%-6s %12llu %15llu %15llu %12.3f\n", name, (unsigned long long)documents,
+           (unsigned long long)bytes, (unsigned long long)tokens, bytes_per_token);
 }
 
 int main(int argc, char **argv)
 {
     static const char *const names[] = {"train", "valid", "test"};
     static mtt_env env;
+    mtt_tokenizer_kind wordpiece = mtt_wordpiece(&words);
     mtt_prepare_report r;
     mtt_status status;
     uint64_t documents = 0, bytes = 0, tokens = 0;
     int k, code = option_parse(options, OPTIONS, argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (!desc.input || !desc.output)
-        return option_fail("--input and --output are needed: --input text.txt --output data/text (--help lists all options)");
-    if ((code = choose_tokenizer())) return code;
+        return option_fail("--input and --output are needed, as in --input text.txt --output data/text "
+                           "(--help lists all options)");
+    if ((code = choose_tokenizer(&wordpiece))) return code;
     desc.seed = (uint64_t)seed;
     status = mtt_prepare(&env, &desc, &r);
     if (status) {
         fprintf(stderr, "prepare: %s\n", env.error[0] ? env.error : mtt_status_string(status));
         return status == MTT_E_ARGUMENT ? EXIT_USAGE : status == MTT_E_MEMORY ? EXIT_MEMORY : EXIT_DATA;
     }
+    if (r.reused) fprintf(stderr, "prepare: %s is up to date\n", desc.output);
     printf("vocabulary %d, %s.tokenizer.json\n", r.vocab, desc.output);
     printf("%-6s %12s %15s %15s %12s\n", "split", "documents", "bytes", "tokens", "bytes/token");
     for (k = 0; k < MTT_SPLIT_COUNT; k++) {

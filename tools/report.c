@@ -63,36 +63,35 @@ static const char *path_of(const char *name, const char *ending)
     return path;
 }
 
-static void put_text(run *r, mtt__slice key, mtt__slice value)
+static void put_text(run *r, mtt_slice key, mtt_slice value)
 {
     char plain[2048];
-    size_t k, size = value.size < sizeof(plain) ? mtt__json_unescape(value, plain) : 0;
+    size_t k, size = value.size < sizeof(plain) ? mtt_json_unescape(value, plain) : 0;
     for (k = 0; k < MTT__LENGTH(text_rows); k++)
-        if (mtt__slice_is(key, text_rows[k].name)) snprintf((char *)r + text_rows[k].at, text_rows[k].room, "%.*s", (int)size, plain);
+        if (mtt_slice_is(key, text_rows[k].name)) snprintf((char *)r + text_rows[k].at, text_rows[k].room, "%.*s", (int)size, plain);
 }
 
-static void put_number(run *r, mtt__slice key, double value)
+static void put_number(run *r, mtt_slice key, double value)
 {
     int k;
-    for (k = 0; k < NUMBER_COUNT; k++) if (mtt__slice_is(key, number_name[k])) r->v[k] = value;
-    for (k = 0; k < MTT_CATEGORY_COUNT; k++) if (mtt__slice_is(key, mtt_category_name((mtt_category)k))) r->bytes[k] = value;
+    for (k = 0; k < NUMBER_COUNT; k++) if (mtt_slice_is(key, number_name[k])) r->v[k] = value;
+    for (k = 0; k < MTT_CATEGORY_COUNT; k++) if (mtt_slice_is(key, mtt_category_name((mtt_category)k))) r->bytes[k] = value;
 }
 
 /* Reads an object into a run and gives each item of an array to `item`; passes over what a run does not know. */
-typedef void (*item_fn)(mtt__json *j, run *r, FILE *to);
-static void read_object(mtt__json *j, run *r, item_fn item, FILE *to)
+typedef void (*item_fn)(mtt_json *j, run *r, FILE *to);
+static void read_object(mtt_json *j, run *r, item_fn item, FILE *to)
 {
-    mtt__slice key, value;
-    int first = 1;
-    for (mtt__json_begin(j, '{'); mtt__json_key(j, &first, &key);) {
-        int mark = mtt__json_peek(j), next = 1;
-        if (mark == '"' && mtt__json_string(j, &value)) put_text(r, key, value);
-        else if (mtt__slice_is(key, "plan") || mtt__slice_is(key, "bytes")) read_object(j, r, NULL, NULL);
+    mtt_slice key, value;
+    for (mtt_json_begin(j, '{'); mtt_json_key(j, &key);) {
+        int mark = mtt_json_peek(j);
+        if (mark == '"' && mtt_json_string(j, &value)) put_text(r, key, value);
+        else if (mtt_slice_is(key, "plan") || mtt_slice_is(key, "bytes")) read_object(j, r, NULL, NULL);
         else if (mark == '[' && item)
-            for (mtt__json_begin(j, '['); mtt__json_item(j, &next);) item(j, r, to);
+            for (mtt_json_begin(j, '['); mtt_json_item(j);) item(j, r, to);
         else {
             if (mark == '-' || (mark >= '0' && mark <= '9')) put_number(r, key, strtod(j->at, NULL));
-            mtt__json_skip(j);
+            mtt_json_skip(j);
         }
     }
 }
@@ -103,15 +102,15 @@ static int read_file(const char *path, run *r, item_fn item, FILE *to, int lines
     FILE *f = fopen(path, "rb");
     size_t size = 0, room = 1 << 16, got;
     char *text = f ? malloc(room) : NULL;
-    mtt__json j;
+    mtt_json j;
     while (text && (got = fread(text + size, 1, room - 1 - size, f)) > 0)
         if ((size += got) == room - 1 && !(text = realloc(text, room *= 2))) out_of_memory();
     if (f) fclose(f);
     if (!text) return 0;
     text[size] = 0;
-    mtt__json_init(&j, text, size);
+    mtt_json_init(&j, text, size);
     if (!lines) read_object(&j, r, item, to);
-    else while (mtt__json_peek(&j)) item(&j, r, to);
+    else while (mtt_json_peek(&j)) item(&j, r, to);
     if (j.fault) fprintf(stderr, "report: %s: %s\n", path, j.fault);
     free(text);
     return !j.fault;
@@ -125,14 +124,14 @@ static run *add_run(const char *name)
     return &runs[run_count++];
 }
 
-static void on_experiment(mtt__json *j, run *r, FILE *to)
+static void on_experiment(mtt_json *j, run *r, FILE *to)
 {
     (void)r, (void)to;
     read_object(j, add_run(NULL), NULL, NULL);
 }
 
 /* An operation of the timeline: its layer says how many there are, and with `to` it becomes a line for the plots. */
-static void on_operation(mtt__json *j, run *r, FILE *to)
+static void on_operation(mtt_json *j, run *r, FILE *to)
 {
     run op = {0};
     int k;
@@ -146,7 +145,7 @@ static void on_operation(mtt__json *j, run *r, FILE *to)
 static double *times;
 static int time_count;
 
-static void on_step(mtt__json *j, run *r, FILE *to)
+static void on_step(mtt_json *j, run *r, FILE *to)
 {
     run step = {0};
     (void)r, (void)to;

@@ -9,6 +9,7 @@
    choice of fused multiply-adds, so golden.txt belongs to a build with -std=c99 -O2 and without -march. */
 #define MTT_IMPLEMENTATION
 #include "../../mtt.h"
+#include "../../tools/wordpiece.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -323,7 +324,8 @@ static void tokenizer(const char *folder, const char *name)
     size_t count, i, bytes = 0, size;
     uint64_t pieces = HASH_START;
     mtt_tokenizer *t;
-    if (mtt_tokenizer_load(&env, path(folder, name), &t)) fail(name);
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+    if (mtt_tokenizer_load(&env, path(folder, name), &kind, &t)) fail(name);
     if (mtt_encode(t, sample, strlen(sample), ids, 512, &count)) fail(name);
     for (i = 0; i < (size_t)mtt_tokenizer_vocab(t); i++) {
         const char *piece = mtt_tokenizer_bytes(t, (int)i, &size);
@@ -368,6 +370,8 @@ static void write_text(const char *name)
 static int files(const char *folder, int make)
 {
     mtt_prepare_desc desc;
+    mtt_wordpiece_options options = {.lowercase = 1, .strip_accents = 1};
+    mtt_tokenizer_kind kind = mtt_wordpiece(&options);
     memset(&desc, 0, sizeof(desc));
     if (make) {
         write_text(path(folder, "text.jsonl"));
@@ -375,9 +379,8 @@ static int files(const char *folder, int make)
         desc.vocab = 300;
         desc.output = path(folder, "bpe");
         if (mtt_prepare(&env, &desc, NULL)) fail("prepare");
-        desc.kind = MTT_WORDPIECE;
+        desc.kind = &kind;
         desc.vocab = 60;
-        desc.wordpiece.lowercase = desc.wordpiece.strip_accents = 1;
         desc.output = path(folder, "wordpiece");
         if (mtt_prepare(&env, &desc, NULL)) fail("prepare");
         checkpoint(folder, 0, 1);
