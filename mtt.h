@@ -7853,7 +7853,8 @@ enum {
     MTT__ST_HEADER = 16 << 20, /* bytes of JSON */
     MTT__ST_ENTRIES = 1 << 17, /* tensors, and as many pairs of metadata */
     MTT__ST_NAME = 512,
-    MTT__ST_RANK = 8
+    MTT__ST_RANK = 8,
+    MTT__CHECKPOINT_NAME = 56
 };
 
 /* A tensor of a file. Or a pair of the metadata: name and value. */
@@ -8255,8 +8256,6 @@ typedef struct mtt__checkpoint {
     uint64_t seed;
     mtt_batches batches; /* without tokens: none */
 } mtt__checkpoint;
-
-enum { MTT__CHECKPOINT_NAME = 56 };
 
 static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches)
 {

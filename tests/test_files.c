@@ -1123,6 +1123,12 @@ static void test_st_damage(void)
         check(pwrite(fd, file + i / 8, 1, (off_t)(i / 8)) == 1, "restored");
     }
     check(found == flips, "%zu of %zu data flips found", found, flips);
+    for (i = 0; memcmp(file + i, "\"120\"", 5) != 0; i++) {
+    }
+    check(pwrite(fd, "121", 3, (off_t)i + 1) == 3 && mtt__st_open(&env, in("damaged"), &st) == MTT_OK, "%s", env.error);
+    refused(mtt__st_verify(&st), MTT_E_FORMAT, "the metadata", "a step that was changed");
+    mtt__st_close(&st);
+    check(pwrite(fd, file + i, 5, (off_t)i) == 5, "restored");
     for (i = 0; i < 20000; i++) {
         size_t at = (size_t)below((int)bytes);
         char byte = (char)below(256);
