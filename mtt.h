@@ -1888,11 +1888,13 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
     mtt__print(out, "\"");
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>files
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* The calls that fail on a sick disk; tests put their own in place, all of them together. */
+/* Reading whole files as memory, replacing files atomically, and checksums. */
+
+/* The system calls that a bad disk makes fail. Tests replace them, all together. */
 #ifndef MTT__SYS_OPEN
 #define MTT__SYS_OPEN open
 #define MTT__SYS_READ read
@@ -1904,10 +1906,10 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
 
 static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *verb, int error)
 {
-    const char *remedy = error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG ? "check the path"
-                         : error == EACCES || error == EPERM || error == EROFS        ? "check the permissions of the folder"
-                         : error == ENOSPC || error == EDQUOT                         ? "make room or use another folder"
-                                                                                      : "check the disk and try again";
+    const char *remedy = "check the disk and try again";
+    if (error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG) remedy = "check the path";
+    if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions of the folder";
+    if (error == ENOSPC || error == EDQUOT) remedy = "make room or use another folder";
     return mtt__fail(env, MTT_E_FILE, "%s: cannot %s: %s; %s", path, verb, strerror(error), remedy);
 }
 
@@ -1919,7 +1921,7 @@ static int mtt__open_retry(const char *path, int flags)
     return fd;
 }
 
-/* A regular file seen as memory. An empty one has no data. With PROT_WRITE the memory can be changed, not the file. */
+/* A regular file as memory; NULL if it is empty. With PROT_WRITE the memory may change; the file does not. */
 typedef struct mtt__map {
     char *data;
     size_t bytes;
@@ -1927,7 +1929,7 @@ typedef struct mtt__map {
 
 static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, mtt__map *map)
 {
-    int fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK); /* a named pipe is refused instead of waited for */
+    int fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK); /* does not wait for the writer of a named pipe */
     struct stat info;
     void *data = NULL;
     int error = fd < 0 || fstat(fd, &info) ? errno : 0, regular = !error && S_ISREG(info.st_mode);
@@ -1937,7 +1939,8 @@ static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, 
     map->data = error ? NULL : (char *)data;
     if (fd >= 0) MTT__SYS_CLOSE(fd);
     if (error) return mtt__file_fail(env, path, "read it", error);
-    return regular ? MTT_OK : mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
+    if (regular) return MTT_OK;
+    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
 }
 
 static void mtt__map_close(mtt__map *map)
@@ -1946,21 +1949,23 @@ static void mtt__map_close(mtt__map *map)
     memset(map, 0, sizeof(*map));
 }
 
-/* Replaces a file so that death at any moment leaves the old one or the new one, whole: everything goes to .NAME.tmp in
-   the same folder, which is synced, then renamed (Pillai et al. 2014, "All file systems are not created equal"). The
-   temporary is locked: what a dead writer left is taken over, what a living one writes is not touched. A failure removes
-   the temporary and sticks. A zeroed writer is a closed one. */
+/* Replaces a file so that a crash at any moment leaves the old file or the new one, complete. All bytes go to
+   .NAME.tmp in the same folder. That file is synced, then renamed (Pillai et al. 2014, "All file systems are
+   not created equal"). It is locked: the temporary of a dead process is reused, that of a living one is not
+   touched. After a failure the temporary is gone and every call returns the same status. A zeroed writer is
+   closed. */
 typedef struct mtt__writer {
     mtt_env *env;
     int fd, live;
     mtt_status status;
-    uint64_t written, expected; /* bytes put so far, and in the end if known */
-    size_t pending;             /* of those put, in the buffer */
-    char path[2048], folder[2052], temporary[4096];
+    uint64_t written, expected; /* bytes put so far; bytes of the finished file, if known */
+    size_t pending;             /* bytes in the buffer */
+    size_t folder_size;         /* of `temporary`, which begins with FOLDER/. */
+    char path[2048], temporary[4096];
     unsigned char buffer[65536];
 } mtt__writer;
 
-/* Removes before it closes: without the lock the name may be another writer's. */
+/* Removes before closing: once the lock is gone, the name may be another writer's. */
 static void mtt__writer_abort(mtt__writer *w)
 {
     if (!w->live) return;
@@ -1971,12 +1976,13 @@ static void mtt__writer_abort(mtt__writer *w)
 
 static mtt_status mtt__writer_fail(mtt__writer *w, const char *verb, int error)
 {
-    uint64_t wanted = w->expected > w->written ? w->expected : w->written;
+    uint64_t bytes = w->expected > w->written ? w->expected : w->written;
     mtt__writer_abort(w);
     w->status = mtt__file_fail(w->env, w->path, verb, error);
-    return error != ENOSPC ? w->status
-                           : mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed: make room", w->path, verb,
-                                       strerror(error), (unsigned long long)wanted);
+    if (error == ENOSPC)
+        mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed: make room", w->path, verb,
+                  strerror(error), (unsigned long long)bytes);
+    return w->status;
 }
 
 static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *w)
@@ -1988,31 +1994,31 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
     w->env = env;
     w->status = MTT_E_FILE;
     if (strlen(path) >= sizeof(w->path) || !*name || (stat(path, &named) == 0 && !S_ISREG(named.st_mode)))
-        return mtt__fail(env, MTT_E_FILE, "%s: the name of a regular file is needed, below %zu bytes", path, sizeof(w->path));
+        return mtt__fail(env, MTT_E_FILE, "%s: give the name of a regular file, below 2048 bytes", path);
     memcpy(w->path, path, strlen(path) + 1);
-    mtt__text_init(&text, w->folder, sizeof(w->folder));
-    mtt__print(&text, "%.*s.", (int)(name - path), path);
+    w->folder_size = (size_t)(name - path) + 1;
     mtt__text_init(&text, w->temporary, sizeof(w->temporary));
-    mtt__print(&text, "%s%s.tmp", w->folder, name);
+    mtt__print(&text, "%.*s.%s.tmp", (int)(name - path), path, name);
     w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
     if (w->fd < 0) return mtt__file_fail(env, w->temporary, "create it", errno);
-    /* A writer that finished since renamed the file that was opened here. Some file systems have no locks at all. */
-    if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) || stat(w->temporary, &named) ||
-        mine.st_ino != named.st_ino) {
+    /* The name may have moved on: another writer can finish between the open and the lock. A file system
+       without locks fails with another error, and is accepted. */
+    if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) ||
+        stat(w->temporary, &named) || mine.st_ino != named.st_ino) {
         MTT__SYS_CLOSE(w->fd);
-        return mtt__fail(env, MTT_E_FILE, "%s is being written by another process: wait for its end", path);
+        return mtt__fail(env, MTT_E_FILE, "another process is writing %s: wait until it ends", path);
     }
     w->live = 1;
     return w->status = ftruncate(w->fd, 0) ? mtt__writer_fail(w, "empty its temporary", errno) : MTT_OK;
 }
 
-/* Tells how many bytes will come, so that a full disk is known before the work. */
+/* Announces the size of the finished file, so that a full disk fails before the work, not after it. */
 static mtt_status mtt__writer_expect(mtt__writer *w, uint64_t bytes)
 {
     struct statvfs info;
-    int known = statvfs(w->folder, &info) == 0 && info.f_blocks;
     w->expected = bytes;
-    return known && bytes / info.f_frsize >= info.f_bavail && !w->status ? mtt__writer_fail(w, "write it", ENOSPC) : w->status;
+    if (w->status || fstatvfs(w->fd, &info) || !info.f_blocks) return w->status; /* no blocks: unknown */
+    return bytes / info.f_frsize < info.f_bavail ? MTT_OK : mtt__writer_fail(w, "write it", ENOSPC);
 }
 
 static mtt_status mtt__writer_out(mtt__writer *w, uint64_t offset, const void *data, size_t bytes)
@@ -2056,43 +2062,41 @@ static int mtt__sync(int fd)
     int result;
     do result = MTT__SYS_FSYNC(fd);
     while (result && errno == EINTR);
-    return result ? errno : 0;
+    return result;
 }
 
-/* What close says is of no weight: the data is synced, and the lock has to last until the new name stands. */
+/* The result of close does not matter: the data is synced. The lock must last until the rename. */
 static mtt_status mtt__writer_commit(mtt__writer *w)
 {
     int folder, error;
     if (mtt__writer_flush(w)) return w->status;
-    error = mtt__sync(w->fd);
-    if (error) return mtt__writer_fail(w, "sync it", error);
-    if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename the temporary to it", errno);
-    folder = mtt__open_retry(w->folder, O_RDONLY);
-    error = folder < 0 ? errno : mtt__sync(folder);
+    if (mtt__sync(w->fd)) return mtt__writer_fail(w, "sync it", errno);
+    if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename its temporary", errno);
+    w->temporary[w->folder_size] = 0;
+    folder = mtt__open_retry(w->temporary, O_RDONLY);
+    error = folder < 0 || mtt__sync(folder) ? errno : 0;
     if (folder >= 0) MTT__SYS_CLOSE(folder);
     MTT__SYS_CLOSE(w->fd);
     w->live = 0;
-    w->status = MTT_E_FILE; /* of whatever is put after this */
-    if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* a folder that cannot be read or synced */
-    return mtt__file_fail(w->env, w->path, "sync the folder of the new file", error);
+    w->status = MTT_E_FILE; /* of a later put */
+    if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* not every folder can be synced */
+    return mtt__file_fail(w->env, w->path, "sync its folder", error);
 }
 
-/* CRC-32 of IEEE 802.3, eight bytes a step by eight tables (Kounavis and Berry 2005). */
+/* CRC-32 of IEEE 802.3, eight bytes at a time with eight tables (Kounavis and Berry 2005): at[k][i] is the
+   checksum of byte i followed by k zero bytes. */
 typedef struct mtt__crc_table {
     uint32_t at[8][256];
 } mtt__crc_table;
 
 static void mtt__crc_init(mtt__crc_table *table)
 {
-    uint32_t i, k;
+    uint32_t i, k, crc;
     for (i = 0; i < 256; i++)
-        for (table->at[0][i] = i, k = 0; k < 8; k++)
-            table->at[0][i] = table->at[0][i] >> 1 ^ (table->at[0][i] & 1 ? 0xedb88320u : 0);
-    for (k = 1; k < 8; k++)
-        for (i = 0; i < 256; i++) table->at[k][i] = table->at[k - 1][i] >> 8 ^ table->at[0][table->at[k - 1][i] & 255];
+        for (crc = i, k = 0; k < 64; k++) table->at[k / 8][i] = crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
 }
 
-/* Continues `crc`, which starts at 0; equal to zlib's crc32. */
+/* Continues `crc`, which starts at 0. Equal to zlib's crc32. */
 static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void *data, size_t bytes)
 {
     const uint32_t(*t)[256] = table->at;
@@ -7801,80 +7805,102 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>checkpoint
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* safetensors: a length of 8 bytes, that many bytes of JSON, the data of the tensors one after another without gaps.
-   Everything that the reference reader of Hugging Face refuses is refused here, and duplicates and excess with it. */
+/* A checkpoint is one safetensors file: 8 bytes with the size of a header, the header in JSON, then the data
+   of all tensors in one piece. The header of a model with one vector is
+
+       {"__metadata__": {"step": "3"}, "ln_f.bias": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}
+
+   The reader refuses everything that Hugging Face's refuses, and also duplicates and NUL bytes in strings. */
 enum {
     MTT__ST_HEADER = 16 << 20, /* bytes of JSON */
     MTT__ST_ENTRIES = 1 << 17, /* tensors, and as many pairs of metadata */
     MTT__ST_NAME = 512,
-    MTT__ST_RANK = 8
+    MTT__ST_RANK = 8,
+    MTT__CHECKPOINT_NAME = 56
 };
 
-/* A tensor of a file by its name, or, with its value alone, a pair of the metadata. */
+/* A tensor of a file. Or a pair of the metadata: name and value. */
 typedef struct mtt__st_entry {
-    mtt_slice key, value;
+    const char *name, *value;
     int dtype, rank;
-    uint64_t shape[MTT__ST_RANK], begin, end;
+    uint64_t shape[MTT__ST_RANK], begin, end; /* in the data */
     const unsigned char *data;
     size_t bytes;
+    uint32_t crc;
 } mtt__st_entry;
+
+typedef struct mtt__st_list {
+    mtt__st_entry *at; /* sorted by name */
+    size_t count, capacity;
+} mtt__st_list;
 
 typedef struct mtt__st {
     mtt_env *env;
     const char *path; /* the caller's */
     mtt__map map;
     const unsigned char *data;
-    char *header; /* a copy, its escapes undone */
-    mtt__st_entry *entries, *pairs; /* by key */
-    size_t count, capacity, pair_count, pair_capacity;
+    char *header; /* a copy, in which strings lose their escapes and end with a NUL */
+    mtt__st_list tensors, metadata;
+    mtt__crc_table crc;
+    uint32_t metadata_crc;
 } mtt__st;
 
 #define MTT__ST_REMEDY "the file is damaged or cut off: copy or save it again"
 
-static int mtt__st_by_key(const void *a, const void *b)
+static int mtt__st_by_name(const void *a, const void *b)
 {
-    const mtt_slice *x = &((const mtt__st_entry *)a)->key, *y = &((const mtt__st_entry *)b)->key;
-    int order = memcmp(x->at, y->at, x->size < y->size ? x->size : y->size);
-    return order ? order : (x->size > y->size) - (x->size < y->size);
+    return strcmp(((const mtt__st_entry *)a)->name, ((const mtt__st_entry *)b)->name);
 }
 
 static int mtt__st_by_place(const void *a, const void *b)
 {
     const mtt__st_entry *x = (const mtt__st_entry *)a, *y = (const mtt__st_entry *)b;
-    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin) : (x->end > y->end) - (x->end < y->end);
+    int order = (x->begin > y->begin) - (x->begin < y->begin);
+    return order ? order : (x->end > y->end) - (x->end < y->end);
 }
 
-static const mtt__st_entry *mtt__st_search(const mtt__st_entry *entries, size_t count, const char *name, size_t size)
+/* NULL if the list has no entry of that name. */
+static const mtt__st_entry *mtt__st_find(const mtt__st_list *list, const char *name)
 {
     mtt__st_entry key;
-    key.key.at = name;
-    key.key.size = size;
-    return count ? (const mtt__st_entry *)bsearch(&key, entries, count, sizeof(key), mtt__st_by_key) : NULL;
+    key.name = name;
+    if (!list->count) return NULL;
+    return (const mtt__st_entry *)bsearch(&key, list->at, list->count, sizeof(key), mtt__st_by_name);
 }
 
-/* A fault of the header: the first one sticks, and `at` is where it is. */
-static void mtt__st_fault(mtt_json *j, const char *at, const char *what)
+/* Computes the bytes of a tensor. 0 if there is no such tensor. */
+static int mtt__st_measure(mtt__st_entry *e)
+{
+    uint64_t bytes;
+    int k;
+    if (e->dtype < 0 || e->dtype >= MTT_DTYPE_COUNT || e->rank < 0 || e->rank > MTT__ST_RANK) return 0;
+    for (bytes = mtt__dtype_bytes[e->dtype], k = 0; k < e->rank; k++) {
+        if (e->shape[k] && bytes > SIZE_MAX / e->shape[k]) return 0;
+        bytes *= e->shape[k];
+    }
+    e->bytes = (size_t)bytes;
+    return 1;
+}
+
+/* Records a fault that is not at the reader's place. The first fault counts. */
+static void mtt__st_fault(mtt_json *j, const char *at, const char *fault)
 {
     if (!j->fault) j->at = at;
-    mtt__json_fail(j, what);
+    mtt__json_fail(j, fault);
 }
 
-static int mtt__st_string(mtt_json *j, mtt_slice *out)
+/* Turns a string of the header into a C string in place: a NUL replaces the closing quote. */
+static int mtt__st_text(mtt_json *j, mtt_slice string, const char **out)
 {
-    int ok = mtt_json_string(j, out);
-    if (ok) out->size = mtt_json_unescape(*out, (char *)out->at);
-    return ok;
-}
-
-static int mtt__st_key(mtt_json *j, mtt_slice *key)
-{
-    int ok = mtt_json_key(j, key);
-    if (ok) key->size = mtt_json_unescape(*key, (char *)key->at);
-    return ok;
+    char *text = (char *)string.at;
+    size_t size = mtt_json_unescape(string, text);
+    text[size] = 0;
+    *out = text;
+    return strlen(text) == size || mtt__json_fail(j, "a NUL byte in a string");
 }
 
 static int mtt__st_numbers(mtt_json *j, uint64_t *out, int capacity)
@@ -7888,126 +7914,128 @@ static int mtt__st_numbers(mtt_json *j, uint64_t *out, int capacity)
     return count;
 }
 
-/* {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}; unknown fields are passed over. */
-static void mtt__st_tensor_info(mtt_json *j, mtt__st_entry *e)
+/* {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}; other fields are skipped. */
+static void mtt__st_describe(mtt_json *j, mtt__st_entry *e)
 {
-    static const char *const fields[] = {"dtype", "shape", "data_offsets"};
     uint64_t offsets[2] = {0, 0};
     mtt_slice key, text;
-    int seen = 0, two = 0, field;
+    const char *name, *dtype = "";
+    int dtypes = 0, shapes = 0, places = 0, numbers = 0;
     mtt_json_begin(j, '{');
-    while (mtt__st_key(j, &key)) {
-        for (field = 0; field < 3 && !mtt_slice_is(key, fields[field]);) field++;
-        if (field < 3 && seen & 1 << field) mtt__json_fail(j, "a field of a tensor that comes twice");
-        seen |= 1 << field;
-        if (field == 0 && mtt__st_string(j, &text)) {
-            for (e->dtype = 0; e->dtype < (int)MTT__LENGTH(mtt__dtype_name); e->dtype++)
-                if (mtt_slice_is(text, mtt__dtype_name[e->dtype])) break;
-            if (e->dtype == (int)MTT__LENGTH(mtt__dtype_name))
-                mtt__st_fault(j, text.at, "a dtype that is none of F32, BF16, F16, I32, U8");
-        } else if (field == 1) e->rank = mtt__st_numbers(j, e->shape, MTT__ST_RANK);
-        else if (field == 2) two = mtt__st_numbers(j, offsets, 2);
-        else if (field == 3) mtt_json_skip(j);
+    while (mtt_json_key(j, &key) && mtt__st_text(j, key, &name)) {
+        if (!strcmp(name, "dtype")) dtypes += mtt_json_string(j, &text) && mtt__st_text(j, text, &dtype);
+        else if (!strcmp(name, "shape")) shapes++, e->rank = mtt__st_numbers(j, e->shape, MTT__ST_RANK);
+        else if (!strcmp(name, "data_offsets")) places++, numbers = mtt__st_numbers(j, offsets, 2);
+        else mtt_json_skip(j);
     }
-    if ((seen & 7) != 7 || two != 2) mtt__json_fail(j, "a tensor without dtype, shape or two data_offsets");
+    if (dtypes != 1 || shapes != 1 || places != 1 || numbers != 2)
+        mtt__json_fail(j, "a tensor without dtype, shape or two data_offsets, or with one of them twice");
+    while (e->dtype < MTT_DTYPE_COUNT && strcmp(dtype, mtt__dtype_name[e->dtype])) e->dtype++;
+    if (e->dtype == MTT_DTYPE_COUNT) mtt__st_fault(j, dtype, "a dtype other than F32, BF16, F16, I32, U8");
     e->begin = offsets[0];
     e->end = offsets[1];
 }
 
-/* Appends an entry to an array of them; NULL when it cannot be had. */
-static mtt__st_entry *mtt__st_add(mtt__st *st, mtt_json *j, mtt_slice key, mtt__st_entry **array, size_t *count, size_t *room)
+/* Files of ours have a CRC-32 of each tensor's data in the metadata, under "crc32.NAME". Another, under
+   "crc32", is of the other pairs. It combines them by exclusive or, because a reader sorts them. */
+static void mtt__st_add_crc(mtt__st *st, const mtt__st_entry *pair)
 {
-    mtt__st_entry *e;
-    if (*count == MTT__ST_ENTRIES) mtt__json_fail(j, "more than 131072 tensors or entries of metadata");
-    if (mtt__reserve(st->env, (void **)array, room, *count + 1, sizeof(*e)) != MTT_OK) return NULL;
-    e = *array + (*count)++;
-    memset(e, 0, sizeof(*e));
-    e->key = key;
-    return e;
+    size_t size = strlen(pair->name);
+    uint32_t crc = mtt__crc32(&st->crc, (uint32_t)size, pair->name, size);
+    if (strncmp(pair->name, "crc32", 5) != 0 && strcmp(pair->name, "format") != 0)
+        st->metadata_crc ^= mtt__crc32(&st->crc, crc, pair->value, strlen(pair->value));
 }
 
-static mtt_status mtt__st_metadata_in(mtt__st *st, mtt_json *j)
+/* Reads the header's object, or the metadata, which is an object in it. */
+static mtt_status mtt__st_entries(mtt__st *st, mtt_json *j, mtt__st_list *list)
 {
-    mtt_slice key;
+    mtt_slice key, text;
+    const char *name;
+    int metadata = 0;
     mtt_json_begin(j, '{');
-    while (mtt__st_key(j, &key)) {
-        mtt__st_entry *e = mtt__st_add(st, j, key, &st->pairs, &st->pair_count, &st->pair_capacity);
-        if (!e) return MTT_E_MEMORY;
-        mtt__st_string(j, &e->value);
+    while (mtt_json_key(j, &key) && mtt__st_text(j, key, &name)) {
+        mtt__st_entry *e;
+        if (list == &st->tensors && !strcmp(name, "__metadata__")) {
+            if (metadata++) mtt__json_fail(j, "__metadata__ comes twice");
+            if (mtt__st_entries(st, j, &st->metadata)) return MTT_E_MEMORY;
+            continue;
+        }
+        if (list->count == MTT__ST_ENTRIES) mtt__json_fail(j, "more than 131072 tensors or pairs");
+        if (mtt__reserve(st->env, (void **)&list->at, &list->capacity, list->count + 1, sizeof(*e)))
+            return MTT_E_MEMORY;
+        e = &list->at[list->count++];
+        memset(e, 0, sizeof(*e));
+        e->name = name;
+        if (list == &st->tensors) mtt__st_describe(j, e);
+        else if (mtt_json_string(j, &text) && mtt__st_text(j, text, &e->value)) mtt__st_add_crc(st, e);
     }
     return MTT_OK;
 }
 
-/* Tensors lie in the data one after another from 0 to the end, each as large as its shape says. */
-static void mtt__st_layout(mtt__st *st, mtt_json *j, uint64_t data_bytes)
+static void mtt__st_sort(mtt_json *j, mtt__st_list *list)
 {
+    size_t i;
+    if (list->count) qsort(list->at, list->count, sizeof(*list->at), mtt__st_by_name);
+    for (i = 1; i < list->count; i++)
+        if (!mtt__st_by_name(&list->at[i - 1], &list->at[i]))
+            mtt__st_fault(j, list->at[i].name, "a name that comes twice");
+}
+
+/* Tensors lie in the data one after another from 0 to the end. Each is as large as its shape says. */
+static void mtt__st_place(mtt__st *st, mtt_json *j, uint64_t data_bytes)
+{
+    mtt__st_list *list = &st->tensors;
     uint64_t end = 0;
     size_t i;
-    int k;
-    if (st->count) qsort(st->entries, st->count, sizeof(*st->entries), mtt__st_by_place);
-    for (i = 0; i < st->count && !j->fault; i++) {
-        mtt__st_entry *e = &st->entries[i];
-        uint64_t size = mtt__dtype_bytes[e->dtype];
-        for (k = 0; k < e->rank; k++) {
-            if (e->shape[k] && size > UINT64_MAX / e->shape[k]) mtt__st_fault(j, e->key.at, "a size that overflows");
-            size *= e->shape[k];
-        }
-        if (e->end < e->begin) mtt__st_fault(j, e->key.at, "an end before its begin");
-        if (e->begin != end) mtt__st_fault(j, e->key.at, "a hole or an overlap in the data");
-        if (e->end - e->begin != size) mtt__st_fault(j, e->key.at, "data_offsets that do not fit the shape");
-        if (e->end > data_bytes) mtt__st_fault(j, e->key.at, "data that is missing at the end of the file");
-        e->bytes = (size_t)size;
-        if (st->data && !j->fault) e->data = st->data + e->begin;
+    if (list->count) qsort(list->at, list->count, sizeof(*list->at), mtt__st_by_place);
+    for (i = 0; i < list->count && !j->fault; i++) {
+        mtt__st_entry *e = &list->at[i];
+        const char *fault = strlen(e->name) > MTT__ST_NAME  ? "a name above 512 bytes"
+                            : !mtt__st_measure(e)           ? "a size that overflows"
+                            : e->end < e->begin             ? "an end before its begin"
+                            : e->begin != end               ? "a hole or an overlap in the data"
+                            : e->end - e->begin != e->bytes ? "data_offsets that do not match the shape"
+                            : e->end > data_bytes           ? "data that is missing at the end of the file"
+                                                            : NULL;
+        if (fault) mtt__st_fault(j, e->name, fault);
+        else if (st->data) e->data = st->data + e->begin;
         end = e->end;
     }
     if (end != data_bytes) mtt__json_fail(j, "tensors that end before the file: extra bytes follow");
 }
 
-static void mtt__st_index(mtt_json *j, mtt__st_entry *entries, size_t count)
-{
-    size_t i;
-    if (count) qsort(entries, count, sizeof(*entries), mtt__st_by_key);
-    for (i = 1; i < count; i++)
-        if (!mtt__st_by_key(&entries[i - 1], &entries[i])) mtt__st_fault(j, entries[i].key.at, "a name that comes twice");
-}
-
-/* Reads a header, which changes where it stands. Faults of every kind are told here, with a glance at the place. */
+/* Reads a header and overwrites it. The error shows the first fault and the text there. */
 static mtt_status mtt__st_parse(mtt__st *st, char *header, size_t size, uint64_t data_bytes)
 {
     mtt_json j;
-    mtt_slice key;
-    int metadata = 0;
     mtt_json_init(&j, header, size);
     if (size > MTT__ST_HEADER) mtt__json_fail(&j, "a header above 16 MiB");
     if (!mtt__utf8_valid(header, size)) mtt__json_fail(&j, "a header that is not UTF-8");
-    mtt_json_begin(&j, '{');
-    while (mtt__st_key(&j, &key)) {
-        mtt__st_entry *e;
-        if (mtt_slice_is(key, "__metadata__")) {
-            if (metadata++) mtt__json_fail(&j, "__metadata__ comes twice");
-            if (mtt__st_metadata_in(st, &j)) return MTT_E_MEMORY;
-            continue;
-        }
-        e = mtt__st_add(st, &j, key, &st->entries, &st->count, &st->capacity);
-        if (!e) return MTT_E_MEMORY;
-        if (e->key.size > MTT__ST_NAME) mtt__json_fail(&j, "a name above 512 bytes");
-        mtt__st_tensor_info(&j, e);
-    }
+    if (mtt__st_entries(st, &j, &st->tensors)) return MTT_E_MEMORY;
     mtt_json_peek(&j);
     if (j.at != j.end) mtt__json_fail(&j, "something after the header's object");
-    if (!j.fault) mtt__st_layout(st, &j, data_bytes);
-    if (!j.fault) mtt__st_index(&j, st->entries, st->count);
-    if (!j.fault) mtt__st_index(&j, st->pairs, st->pair_count);
+    mtt__st_place(st, &j, data_bytes);
+    mtt__st_sort(&j, &st->tensors);
+    mtt__st_sort(&j, &st->metadata);
     if (!j.fault) return MTT_OK;
+    size = (size_t)(j.end - j.at);
     return mtt__fail(st->env, MTT_E_FORMAT, "%s: byte %zu: %s (at \"%.*s\"); " MTT__ST_REMEDY, st->path,
-                     (size_t)(j.at - j.begin) + 8, j.fault, (int)(j.end - j.at < 80 ? j.end - j.at : 80), j.at);
+                     (size_t)(j.at - j.begin) + 8, j.fault, size < 80 ? (int)size : 80, j.at);
+}
+
+static void mtt__st_init(mtt_env *env, const char *path, mtt__st *st)
+{
+    memset(st, 0, sizeof(*st));
+    st->env = env;
+    st->path = path;
+    mtt__crc_init(&st->crc);
 }
 
 static void mtt__st_close(mtt__st *st)
 {
     mtt__free(st->env, st->header);
-    mtt__free(st->env, st->entries);
-    mtt__free(st->env, st->pairs);
+    mtt__free(st->env, st->tensors.at);
+    mtt__free(st->env, st->metadata.at);
     mtt__map_close(&st->map);
     memset(st, 0, sizeof(*st));
 }
@@ -8016,17 +8044,15 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
 {
     mtt_status status;
     uint64_t size = 0;
-    memset(st, 0, sizeof(*st));
-    st->env = env;
-    st->path = path;
+    mtt__st_init(env, path, st);
     status = mtt__map_open(env, path, PROT_READ, &st->map);
     if (status) return status;
     if (st->map.bytes >= 8) memcpy(&size, st->map.data, 8);
     if (st->map.bytes < 8 || size > st->map.bytes - 8)
-        status = mtt__fail(env, MTT_E_FORMAT, "%s: a header of %llu bytes does not fit a file of %zu; " MTT__ST_REMEDY, path,
-                           (unsigned long long)size, st->map.bytes);
-    if (!status && (st->header = (char *)mtt__alloc_raw(env, (size_t)size + 1)) == NULL) status = MTT_E_MEMORY;
-    if (!status) {
+        status = mtt__fail(env, MTT_E_FORMAT, "%s: a header of %llu bytes does not fit a file of %zu; "
+                           MTT__ST_REMEDY, path, (unsigned long long)size, st->map.bytes);
+    else if ((st->header = (char *)mtt__alloc_raw(env, (size_t)size + 1)) == NULL) status = MTT_E_MEMORY;
+    else {
         st->data = (const unsigned char *)st->map.data + 8 + size;
         memcpy(st->header, st->map.data + 8, (size_t)size);
         status = mtt__st_parse(st, st->header, (size_t)size, st->map.bytes - 8 - size);
@@ -8035,471 +8061,305 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
     return status;
 }
 
-/* NULL if there is no tensor of that name. */
-static const mtt__st_entry *mtt__st_find(const mtt__st *st, const char *name)
+static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
 {
-    return mtt__st_search(st->entries, st->count, name, strlen(name));
+    const mtt__st_entry *pair = mtt__st_find(&st->metadata, key);
+    unsigned high = 0, low = 0;
+    return pair && mtt__hex(pair->value, &high) && mtt__hex(pair->value + 4, &low) && !pair->value[8] &&
+           (high << 16 | low) == crc;
 }
 
-static int mtt__st_metadata(const mtt__st *st, const char *name, mtt_slice *value)
+/* Checks the data and the metadata. A file without checksums, as other programs write, is refused. */
+static mtt_status mtt__st_verify(const mtt__st *st)
 {
-    const mtt__st_entry *e = mtt__st_search(st->pairs, st->pair_count, name, strlen(name));
-    if (e) *value = e->value;
-    return e != NULL;
-}
-
-/* Compares every tensor with its checksum, eight hexadecimal digits under "crc32." and its name in the metadata. A file
-   without any, as other programs write, passes. */
-static mtt_status mtt__st_verify(mtt_env *env, const mtt__st *st)
-{
-    mtt__crc_table table;
-    size_t i, found = 0;
-    mtt__crc_init(&table);
-    for (i = 0; i < st->count; i++) {
-        const mtt__st_entry *e = &st->entries[i], *sum;
-        char key[MTT__ST_NAME + 8] = "crc32.";
-        unsigned high = 0, low = 0;
-        memcpy(key + 6, e->key.at, e->key.size);
-        sum = mtt__st_search(st->pairs, st->pair_count, key, e->key.size + 6);
-        if (!sum && !found) continue;
-        if (sum && found++ == i && sum->value.size == 8 && mtt__hex(sum->value.at, &high) && mtt__hex(sum->value.at + 4, &low) &&
-            (high << 16 | low) == mtt__crc32(&table, 0, e->data, e->bytes))
-            continue;
-        return mtt__fail(env, MTT_E_FORMAT, "%s: tensor %.*s or the one before does not fit its checksum; " MTT__ST_REMEDY,
-                         st->path, (int)e->key.size, e->key.at);
+    char key[MTT__ST_NAME + 8] = "crc32.";
+    const char *wrong = mtt__st_crc_is(st, "crc32", st->metadata_crc) ? NULL : "the metadata";
+    size_t i;
+    for (i = 0; i < st->tensors.count && !wrong; i++) {
+        const mtt__st_entry *e = &st->tensors.at[i];
+        memcpy(key + 6, e->name, strlen(e->name) + 1);
+        if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
     }
-    return MTT_OK;
+    if (!wrong) return MTT_OK;
+    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s does not match its checksum; " MTT__ST_REMEDY, st->path,
+                     wrong);
 }
 
-/* What is written, in this order, so wide types should come first, to be aligned. `read` gives `bytes` bytes from `offset`
-   on of the tensor at that place of the list. */
-typedef struct mtt__st_tensor {
-    const char *name;
-    int dtype, rank;
-    uint64_t shape[MTT__ST_RANK];
-} mtt__st_tensor;
+/* ---- writing ---- */
 
-typedef struct mtt__st_text {
-    const char *key, *value;
-} mtt__st_text;
-
+/* Gives `bytes` bytes of a tensor's data, from `offset` up. */
 typedef mtt_status (*mtt__st_read_fn)(void *user, size_t tensor, size_t offset, void *buffer, size_t bytes);
 
 typedef struct mtt__st_saving {
-    const mtt__st_tensor *tensors;
-    const mtt__st_text *metadata;
-    size_t count, pairs, header_bytes, total; /* bytes of header and data */
-    char *header;
-    uint32_t *sums; /* checksums of the tensors */
-    mtt__crc_table crc;
+    mtt__st st; /* the header as a reader sees it */
+    mtt__st_entry *tensors;
+    const char *metadata;
+    size_t count;
+    mtt__text header;
     mtt__writer writer;
-    float chunk[1 << 18]; /* of any type, aligned for the widest */
+    float chunk[1 << 18]; /* data of any type */
 } mtt__st_saving;
 
-static size_t mtt__st_tensor_bytes(const mtt__st_tensor *t)
-{
-    size_t bytes = mtt__dtype_bytes[t->dtype];
-    int k;
-    for (k = 0; k < t->rank; k++) bytes = mtt__mul(bytes, t->shape[k]);
-    return bytes;
-}
-
-/* The header, its length before it, blanks behind it so that the data is aligned. */
-static void mtt__st_print_header(mtt__st_saving *s, size_t room)
+/* Prints the header, after its size. Blanks at the end align the data to 64 bytes. */
+static void mtt__st_print_header(mtt__st_saving *s)
 {
     char name[MTT__ST_NAME + 8];
+    const mtt__st_entry *e;
     uint64_t size;
-    size_t i, begin = 0, end;
     int k;
-    mtt__text text, key;
-    mtt__text_init(&text, s->header + 8, room - 8);
-    mtt__print(&text, "{\"__metadata__\":{\"format\":\"pt\"");
-    for (i = 0; i < s->pairs; i++) {
-        mtt__print(&text, ",");
-        mtt__print_json_string(&text, s->metadata[i].key, strlen(s->metadata[i].key));
-        mtt__print(&text, ":");
-        mtt__print_json_string(&text, s->metadata[i].value, strlen(s->metadata[i].value));
-    }
-    for (i = 0; i < s->count; i++) {
+    mtt__text *text = &s->header, key;
+    mtt__text_init(text, text->at, text->capacity);
+    mtt__print(text, "%8s{\"__metadata__\":{\"format\":\"pt\"%s,\"crc32\":\"%08x\"", "", s->metadata,
+               (unsigned)s->st.metadata_crc);
+    for (e = s->tensors; e < s->tensors + s->count; e++) {
         mtt__text_init(&key, name, sizeof(name));
-        mtt__print(&key, "crc32.%s", s->tensors[i].name);
-        mtt__print(&text, ",");
-        mtt__print_json_string(&text, name, key.size);
-        mtt__print(&text, ":\"%08x\"", (unsigned)s->sums[i]);
+        mtt__print(&key, "crc32.%s", e->name);
+        mtt__print(text, ",");
+        mtt__print_json_string(text, name, key.size);
+        mtt__print(text, ":\"%08x\"", (unsigned)e->crc);
     }
-    mtt__print(&text, "}");
-    for (i = 0; i < s->count; i++, begin = end) {
-        const mtt__st_tensor *t = &s->tensors[i];
-        end = mtt__add(begin, mtt__st_tensor_bytes(t));
-        mtt__print(&text, ",");
-        mtt__print_json_string(&text, t->name, strlen(t->name));
-        mtt__print(&text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[t->dtype]);
-        for (k = 0; k < t->rank; k++) mtt__print(&text, "%s%llu", k ? "," : "", (unsigned long long)t->shape[k]);
-        mtt__print(&text, "],\"data_offsets\":[%zu,%zu]}", begin, end);
+    mtt__print(text, "}");
+    for (e = s->tensors; e < s->tensors + s->count; e++) {
+        mtt__print(text, ",");
+        mtt__print_json_string(text, e->name, strlen(e->name));
+        mtt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[e->dtype]);
+        for (k = 0; k < e->rank; k++)
+            mtt__print(text, "%s%llu", k ? "," : "", (unsigned long long)e->shape[k]);
+        mtt__print(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)e->begin,
+                   (unsigned long long)e->end);
     }
-    mtt__print(&text, "}");
-    while ((text.size + 8) % 64) mtt__print(&text, " ");
-    size = text.size;
-    memcpy(s->header, &size, 8);
-    s->header_bytes = text.size + 8;
-    s->total = begin;
+    mtt__print(text, "}");
+    while (text->size % 64) mtt__print(text, " ");
+    size = text->size - 8;
+    memcpy(text->at, &size, 8);
 }
 
-/* Copies the data, then writes the header a second time, with the checksums. */
-static mtt_status mtt__st_write(mtt__st_saving *s, size_t room, mtt__st_read_fn read, void *user)
+/* Leaves room for the header, copies the data, then writes the header with the checksums. */
+static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *user)
 {
-    mtt_status status = mtt__writer_put(&s->writer, s->header, s->header_bytes);
+    mtt_status status = mtt__writer_put(&s->writer, s->header.at, s->header.size);
     size_t i, done, part;
-    for (i = 0; i < s->count && !status; i++) {
-        size_t bytes = mtt__st_tensor_bytes(&s->tensors[i]);
-        for (done = 0; done < bytes && !status; done += part) {
-            part = bytes - done < sizeof(s->chunk) ? bytes - done : sizeof(s->chunk);
+    for (i = 0; i < s->count; i++) {
+        mtt__st_entry *e = &s->tensors[i];
+        for (done = 0; done < e->bytes && !status; done += part) {
+            part = e->bytes - done < sizeof(s->chunk) ? e->bytes - done : sizeof(s->chunk);
             status = read(user, i, done, s->chunk, part);
-            if (status) break;
-            s->sums[i] = mtt__crc32(&s->crc, s->sums[i], s->chunk, part);
+            if (status) return status;
+            e->crc = mtt__crc32(&s->st.crc, e->crc, s->chunk, part);
             status = mtt__writer_put(&s->writer, s->chunk, part);
         }
     }
-    mtt__st_print_header(s, room);
-    if (!status) status = mtt__writer_patch(&s->writer, 0, s->header, s->header_bytes);
+    mtt__st_print_header(s);
+    if (!status) status = mtt__writer_patch(&s->writer, 0, s->header.at, s->header.size);
     return status ? status : mtt__writer_commit(&s->writer);
 }
 
-/* Replaces the file. The header is given to the reader before anything is written: what cannot be loaded is not saved.
-   `metadata` needs no "format"; that is written for the sake of Python. */
-static mtt_status mtt__st_save(mtt_env *env, const char *path, const mtt__st_tensor *tensors, size_t count, mtt__st_read_fn read,
-                               void *user, const mtt__st_text *metadata, size_t pairs)
+/* Replaces the file. The reader parses the header before anything is written, so that every file saved can be
+   read. The data has the order of the list: to align it, list wide types first. `metadata` is JSON: pairs,
+   each after a comma. */
+static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *tensors, size_t count,
+                               const char *metadata, mtt__st_read_fn read, void *user)
 {
-    mtt__st_saving *s = (mtt__st_saving *)mtt__alloc(env, 1, sizeof(*s));
     mtt_status status = MTT_OK;
-    mtt__st check;
-    size_t i, room = 256;
+    mtt__st_saving *s;
+    uint64_t end = 0;
+    size_t i, room = 256 + strlen(metadata);
+    for (i = 0; i < count; i++) {
+        if (!mtt__st_measure(&tensors[i])) status = MTT_E_FORMAT;
+        tensors[i].crc = 0;
+        tensors[i].begin = end;
+        tensors[i].end = end += tensors[i].bytes;
+        room += 12 * strlen(tensors[i].name) + 320; /* the name twice, 6 bytes an escape */
+    }
+    s = (mtt__st_saving *)mtt__alloc(env, 1, sizeof(*s) + room);
     if (!s) return MTT_E_MEMORY;
-    memset(&check, 0, sizeof(check));
-    check.env = env;
-    check.path = path;
-    mtt__crc_init(&s->crc);
+    mtt__st_init(env, path, &s->st);
     s->tensors = tensors;
     s->metadata = metadata;
     s->count = count;
-    s->pairs = pairs;
-    for (i = 0; i < count; i++) {
-        int dtype = tensors[i].dtype, rank = tensors[i].rank;
-        if (dtype < 0 || dtype >= (int)MTT__LENGTH(mtt__dtype_name) || rank < 0 || rank > MTT__ST_RANK) status = MTT_E_FORMAT;
-        room += 12 * strlen(tensors[i].name) + 320;
-    }
-    for (i = 0; i < pairs; i++) room += 6 * (strlen(metadata[i].key) + strlen(metadata[i].value)) + 8;
-    s->header = (char *)mtt__alloc_raw(env, room);
-    s->sums = (uint32_t *)mtt__alloc(env, count, sizeof(*s->sums));
-    if (!s->header || !s->sums) status = MTT_E_MEMORY;
+    mtt__text_init(&s->header, (char *)(s + 1), room);
     if (!status) {
-        mtt__st_print_header(s, room);
-        status = mtt__st_parse(&check, s->header + 8, s->header_bytes - 8, s->total);
-        mtt__st_close(&check);
-        mtt__st_print_header(s, room);
+        mtt__st_print_header(s);
+        status = mtt__st_parse(&s->st, s->header.at + 8, s->header.size - 8, end);
     }
     if (status == MTT_E_FORMAT)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different names in UTF-8, of at most 512 bytes, "
-                           "known dtypes, ranks up to 8, 16 MiB of header at most and sizes below 2^64", path);
+        status = mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different UTF-8 names, up to "
+                           "512 bytes long, known dtypes, ranks up to 8 and sizes below 2^64", path);
     if (!status) status = mtt__writer_open(env, path, &s->writer);
-    if (!status) status = mtt__writer_expect(&s->writer, s->header_bytes + s->total);
-    if (!status) status = mtt__st_write(s, room, read, user);
+    if (!status) status = mtt__writer_expect(&s->writer, s->header.size + end);
+    if (!status) status = mtt__st_write(s, read, user);
     mtt__writer_abort(&s->writer);
-    mtt__free(env, s->header);
-    mtt__free(env, s->sums);
+    mtt__st_close(&s->st);
     mtt__free(env, s);
     return status;
 }
 
 /* ---- a trainer's checkpoint ---- */
 
-/* The whole numbers of a checkpoint's metadata besides the model's fields: member, name, largest value, 1 =
-   the loader's. */
-#define MTT__CHECKPOINT_NUMBERS(X)                                                                       \
-    X(step, "step", INT64_MAX, 0)                                                                        \
-    X(micro_batch, "micro_batch", INT64_MAX, 0)                                                          \
-    X(updates, "updates", INT64_MAX, 0)                                                                  \
-    X(good_steps, "good_steps", INT32_MAX, 0)                                                            \
-    X(loss_scale_bits, "loss_scale_bits", 0x7f7fffff, 0)                                                 \
-    X(seed, "seed", UINT64_MAX, 0)                                                                       \
-    X(cursor, "batches.cursor", UINT64_MAX, 1)                                                           \
-    X(batches_seed, "batches.seed", UINT64_MAX, 1)                                                       \
-    X(seq_len, "batches.seq_len", UINT64_MAX, 1)                                                         \
-    X(sequences, "batches.sequences", UINT64_MAX, 1)
-#define MTT__NUMBER_MEMBER(member, name, most, loader) uint64_t member;
-typedef struct mtt__checkpoint_numbers {
-    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_MEMBER)
-} mtt__checkpoint_numbers;
-
-enum { MTT__CHECKPOINT_PAIRS = 32, MTT__CHECKPOINT_NAME = 56 };
-
+/* A file has FP32 tensors, for each parameter all that the optimizer keeps (see MTT__KEPT), and numbers in
+   its metadata. The values of a compact state encode to the same bits again. */
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
-    mtt__st_tensor *tensors; /* of each parameter in turn what the optimizer keeps: see MTT__KEPT */
-    char (*names)[MTT__CHECKPOINT_NAME];
-    mtt__st_text pairs[MTT__CHECKPOINT_PAIRS];
-    char values[MTT__CHECKPOINT_PAIRS][40];
-    size_t tensor_count, pair_count;
+    const mtt__st *st; /* NULL when saving */
+    mtt_status status;
+    mtt__st_entry *tensors;
+    size_t count;
+    mtt__text metadata;
+    mtt_counters counters;
+    int64_t micro_batch;
+    uint64_t seed;
+    mtt_batches batches; /* without tokens: none */
 } mtt__checkpoint;
 
-/* A piece of the file's tensor of that number. The file has FP32 of every state: what the compact one decodes
-   to encodes to the same bits, and any other state can take it over. */
-static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
-{
-    mtt_trainer *t = ((mtt__checkpoint *)user)->t;
-    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / MTT__KEPT_KINDS];
-    return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), (int64_t)(offset / sizeof(float)),
-                         (int64_t)(bytes / sizeof(float)), (float *)buffer);
-}
-
-MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const char *key, const char *format, ...)
-{
-    mtt__text text;
-    va_list args;
-    mtt__text_init(&text, c->values[c->pair_count], sizeof(c->values[0]));
-    va_start(args, format);
-    mtt__print_va(&text, format, args);
-    va_end(args);
-    c->pairs[c->pair_count].key = key;
-    c->pairs[c->pair_count].value = c->values[c->pair_count];
-    c->pair_count++;
-}
-
-/* A checksum of one pair. Those of all pairs are combined by exclusive or, since a reader sorts them. */
-static uint32_t mtt__pair_crc(const mtt__crc_table *table, const char *key, size_t key_size, const char *value, size_t size)
-{
-    return mtt__crc32(table, mtt__crc32(table, (uint32_t)key_size, key, key_size), value, size);
-}
-
-/* Appends the checksum of the pairs so far. */
-static void mtt__checkpoint_seal(mtt__checkpoint *c)
-{
-    mtt__crc_table table;
-    uint32_t crc = 0;
-    size_t i;
-    mtt__crc_init(&table);
-    for (i = 0; i < c->pair_count; i++)
-        crc ^= mtt__pair_crc(&table, c->pairs[i].key, strlen(c->pairs[i].key), c->pairs[i].value, strlen(c->pairs[i].value));
-    mtt__checkpoint_pair(c, "crc32", "%08x", (unsigned)crc);
-}
-
-/* Names and shapes of the tensors that a checkpoint holds. */
-static mtt_status mtt__checkpoint_list(mtt__checkpoint *c, mtt_trainer *t)
+static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches)
 {
 #define MTT__KEPT_PREFIX(kind, name, prefix, exists) prefix,
     static const char *const prefixes[] = {MTT__KEPT(MTT__KEPT_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    char *name;
     size_t i;
     memset(c, 0, sizeof(*c));
     c->t = t;
-    c->tensor_count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
-    c->tensors = (mtt__st_tensor *)mtt__alloc(t->env, c->tensor_count, sizeof(*c->tensors));
-    c->names = (char(*)[MTT__CHECKPOINT_NAME])mtt__alloc(t->env, c->tensor_count, sizeof(*c->names));
-    if (!c->tensors || !c->names) return MTT_E_MEMORY;
-    for (i = 0; i < c->tensor_count; i++) {
+    c->micro_batch = t->micro_batch;
+    c->seed = t->optim.seed;
+    if (batches) c->batches = *batches;
+    c->count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
+    c->tensors = (mtt__st_entry *)mtt__alloc(t->env, c->count, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME);
+    if (!c->tensors) return MTT_E_MEMORY;
+    for (i = 0, name = (char *)(c->tensors + c->count); i < c->count; i++, name += MTT__CHECKPOINT_NAME) {
         const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
         mtt__text text;
-        mtt__text_init(&text, c->names[i], MTT__CHECKPOINT_NAME);
+        mtt__text_init(&text, name, MTT__CHECKPOINT_NAME);
         mtt__print(&text, "%s%s", prefixes[i % MTT__KEPT_KINDS], q->weight->name);
-        c->tensors[i].name = c->names[i];
+        c->tensors[i].name = name;
         c->tensors[i].dtype = MTT_F32;
         c->tensors[i].rank = q->shape[1] ? 2 : 1;
-        c->tensors[i].shape[0] = (uint64_t)q->shape[0];
-        c->tensors[i].shape[1] = (uint64_t)q->shape[1];
+        memcpy(c->tensors[i].shape, q->shape, sizeof(q->shape));
     }
     return MTT_OK;
 }
 
-static void mtt__checkpoint_release(mtt__checkpoint *c)
+/* Prints a number to the metadata, or reads it from a file. high 0: the file must have the same number. */
+static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
+                                   void *number, size_t size)
 {
-    mtt__free(c->t->env, c->tensors);
-    mtt__free(c->t->env, c->names);
+    const mtt__st_entry *pair;
+    uint64_t here = 0, value = 0;
+    mtt_json j;
+    if (c->status) return;
+    memcpy(&here, number, size);
+    if (!c->st) {
+        mtt__print(&c->metadata, ",\"%s\":\"%llu\"", name, (unsigned long long)here);
+        return;
+    }
+    if (!high) low = high = here;
+    pair = mtt__st_find(&c->st->metadata, name);
+    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
+    if (pair && mtt_json_u64(&j, &value) && j.at == j.end && value >= low && value <= high)
+        memcpy(number, &value, size);
+    else if (!pair || low < high)
+        c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH,
+                              "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
+                              c->st->path, name);
+    else
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: make them the same",
+                              c->st->path, name, pair->value, (unsigned long long)here);
 }
 
-/* A model's field as a checkpoint has it: -1 for those that may differ. */
-static int mtt__checkpoint_field(const mtt_model_desc *m, const mtt_field *f)
+/* The model must be the same, except for dropout, and for max_seq without a table of positions. */
+static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
-    if (f->offset == offsetof(mtt_model_desc, dropout)) return -1;
-    if (f->offset == offsetof(mtt_model_desc, max_seq) && m->positions != MTT_POSITIONS_LEARNED) return 0;
-    return (int)mtt__field_get(m, f);
-}
-
-static void mtt__checkpoint_metadata(mtt__checkpoint *c, const mtt_counters *counters, const mtt_batches *batches)
-{
-    const mtt_trainer *t = c->t;
-    const mtt_model_desc *m = &t->schedule->model;
-    mtt__checkpoint_numbers n;
+#define MTT__NUMBER(name, member, low, high) \
+    mtt__checkpoint_number(c, name, low, high, &c->member, sizeof(c->member))
+    const mtt_model_desc *m = &c->t->schedule->model;
     size_t i;
-    memset(&n, 0, sizeof(n));
-    n.step = (uint64_t)counters->steps;
-    n.micro_batch = (uint64_t)t->micro_batch;
-    n.updates = (uint64_t)counters->updates;
-    n.good_steps = (uint64_t)counters->good_steps;
-    n.loss_scale_bits = mtt__float_bits(counters->loss_scale);
-    n.seed = t->optim.seed;
-    if (batches) {
-        n.cursor = batches->cursor;
-        n.batches_seed = batches->seed;
-        n.seq_len = (uint64_t)batches->seq_len;
-        n.sequences = batches->sequences;
-    }
     for (i = 0; mtt__model_field[i].name; i++) {
-        int value = mtt__checkpoint_field(m, &mtt__model_field[i]);
-        if (value >= 0) mtt__checkpoint_pair(c, mtt__model_field[i].name, "%d", value);
+        const mtt_field *f = &mtt__model_field[i];
+        int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
+        if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
+        if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
+        mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
     }
-#define MTT__NUMBER_PAIR(member, name, most, loader) \
-    if (!loader || batches) mtt__checkpoint_pair(c, name, "%llu", (unsigned long long)n.member);
-    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_PAIR)
-    mtt__checkpoint_pair(c, "precision", "%s", mtt__precisions[t->schedule->policy.precision].name);
-    mtt__checkpoint_seal(c);
+    MTT__NUMBER("step", counters.steps, 0, INT64_MAX);
+    MTT__NUMBER("micro_batch", micro_batch, 0, INT64_MAX);
+    MTT__NUMBER("updates", counters.updates, 0, INT64_MAX);
+    MTT__NUMBER("good_steps", counters.good_steps, 0, INT32_MAX);
+    MTT__NUMBER("loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff); /* positive and finite */
+    MTT__NUMBER("seed", seed, 0, UINT64_MAX);
+    if (!c->batches.tokens) return c->status;
+    MTT__NUMBER("batches.cursor", batches.cursor, 0, UINT64_MAX);
+    MTT__NUMBER("batches.seed", batches.seed, 0, UINT64_MAX);
+    MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
+    MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
+    return c->status;
+}
+
+static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
+{
+    mtt_trainer *t = (mtt_trainer *)user;
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / MTT__KEPT_KINDS];
+    int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
+    return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
 }
 
 MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt_tensor *counters = t->schedule->programs[MTT__TRAIN].counters;
+    char metadata[2048];
     mtt__checkpoint c;
-    mtt_counters counters;
-    mtt_status status = mtt__checkpoint_list(&c, t);
-    if (!status) status = t->backend.download(t->context, &counters, p->counters->data, sizeof(counters));
+    mtt_status status = mtt__checkpoint_init(&c, t, batches);
+    if (!status) status = t->backend.download(t->context, &c.counters, counters->data, sizeof(c.counters));
     if (!status) {
-        mtt__checkpoint_metadata(&c, &counters, batches);
-        status = mtt__st_save(t->env, path, c.tensors, c.tensor_count, mtt__checkpoint_read, &c, c.pairs, c.pair_count);
+        mtt__text_init(&c.metadata, metadata, sizeof(metadata));
+        mtt__checkpoint_numbers(&c);
+        mtt__print(&c.metadata, ",\"precision\":\"%s\"", mtt__precisions[t->schedule->policy.precision].name);
+        status = mtt__st_save(t->env, path, c.tensors, c.count, metadata, mtt__checkpoint_read, t);
     }
-    mtt__checkpoint_release(&c);
+    mtt__free(t->env, c.tensors);
     return status;
 }
 
-/* A whole number among the metadata. */
-static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const char *key, uint64_t most, uint64_t *value)
-{
-    mtt_slice text;
-    mtt_json j;
-    if (!mtt__st_metadata(st, key, &text))
-        return mtt__fail(env, MTT_E_MISMATCH, "%s has no \"%s\" in its metadata: it is not a checkpoint of mtt_save", st->path,
-                         key);
-    mtt_json_init(&j, text.at, text.size);
-    if (!mtt_json_u64(&j, value) || j.at != j.end)
-        return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is not a whole number", st->path, key);
-    if (*value <= most) return MTT_OK;
-    return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is out of range", st->path, key);
-}
-
-/* Compares the metadata with their checksum. Pairs that belong to tensors or to the format are not part of
-   it. */
-static mtt_status mtt__checkpoint_check_pairs(mtt_env *env, const mtt__st *st)
-{
-    mtt__crc_table table;
-    mtt_slice sealed;
-    uint32_t crc = 0;
-    char expected[16];
-    mtt__text text;
-    size_t i;
-    mtt__crc_init(&table);
-    for (i = 0; i < st->pair_count; i++) {
-        mtt_slice key = st->pairs[i].key, value = st->pairs[i].value;
-        if ((key.size >= 5 && !memcmp(key.at, "crc32", 5)) || mtt_slice_is(key, "format")) continue;
-        crc ^= mtt__pair_crc(&table, key.at, key.size, value.at, value.size);
-    }
-    mtt__text_init(&text, expected, sizeof(expected));
-    mtt__print(&text, "%08x", (unsigned)crc);
-    if (mtt__st_metadata(st, "crc32", &sealed) && mtt_slice_is(sealed, expected)) return MTT_OK;
-    return mtt__fail(env, MTT_E_FORMAT, "%s: the metadata do not match their checksum; " MTT__ST_REMEDY, st->path);
-}
-
-static mtt_status mtt__checkpoint_check_model(const mtt_trainer *t, const mtt__st *st)
+/* Finds the data of all tensors in the file. */
+static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 {
     size_t i;
-    for (i = 0; mtt__model_field[i].name; i++) {
-        const char *name = mtt__model_field[i].name;
-        int expected = mtt__checkpoint_field(&t->schedule->model, &mtt__model_field[i]);
-        uint64_t value;
-        mtt_status status = expected < 0 ? MTT_OK : mtt__checkpoint_number(t->env, st, name, UINT64_MAX, &value);
-        if (status) return status;
-        if (expected >= 0 && value != (uint64_t)expected)
-            return mtt__fail(t->env, MTT_E_MISMATCH, "%s has %s %llu, the model here %d: make them the same", st->path, name,
-                             (unsigned long long)value, expected);
+    for (i = 0; i < c->count; i++) {
+        mtt__st_entry *want = &c->tensors[i];
+        const mtt__st_entry *e = mtt__st_find(&c->st->tensors, want->name);
+        if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
+            memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
+                             c->st->path, want->name, e ? "of another shape, type or alignment" : "missing");
+        *want = *e;
     }
     return MTT_OK;
-}
-
-static mtt_status mtt__checkpoint_check_tensors(const mtt__checkpoint *c, const mtt__st *st)
-{
-    size_t i;
-    for (i = 0; i < c->tensor_count; i++) {
-        const mtt__st_tensor *want = &c->tensors[i];
-        const mtt__st_entry *e = mtt__st_find(st, want->name);
-        int aligned = e && (uintptr_t)e->data % sizeof(float) == 0;
-        if (!aligned || e->dtype != want->dtype || e->rank != want->rank || e->shape[0] != want->shape[0] ||
-            (e->rank > 1 && e->shape[1] != want->shape[1]))
-            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s", st->path, want->name,
-                             e ? "of another shape, type or alignment than the model's" : "missing");
-    }
-    return MTT_OK;
-}
-
-static mtt_status mtt__checkpoint_read_numbers(const mtt_trainer *t, const mtt__st *st, const mtt_batches *batches,
-                                               mtt__checkpoint_numbers *n)
-{
-    mtt_status status = MTT_OK;
-#define MTT__NUMBER_READ(member, name, most, loader) \
-    if (!status && (!loader || batches)) status = mtt__checkpoint_number(t->env, st, name, most, &n->member);
-    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_READ)
-    if (!status && !n->loss_scale_bits)
-        status = mtt__fail(t->env, MTT_E_FORMAT, "%s: the loss scale in the metadata is 0; " MTT__ST_REMEDY, st->path);
-    if (!status && batches && (n->seq_len != (uint64_t)batches->seq_len || n->sequences != batches->sequences))
-        status = mtt__fail(t->env, MTT_E_MISMATCH, "%s was trained on %llu sequences of %llu tokens, the data here has %llu of "
-                           "%d: give the same token file and seq_len, or no batches", st->path,
-                           (unsigned long long)n->sequences, (unsigned long long)n->seq_len,
-                           (unsigned long long)batches->sequences, batches->seq_len);
-    return status;
-}
-
-/* Takes over a checkpoint that is known to fit. */
-static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, const mtt__checkpoint_numbers *n)
-{
-    mtt_trainer *t = c->t;
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    mtt_status status = MTT_OK;
-    mtt_counters counters;
-    size_t i;
-    for (i = 0; i < c->tensor_count && !status; i++) {
-        const mtt__st_entry *e = mtt__st_find(st, c->tensors[i].name);
-        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
-                               (int64_t)(e->bytes / sizeof(float)), (float *)(uintptr_t)e->data);
-    }
-    if (status) return status;
-    memset(&counters, 0, sizeof(counters));
-    counters.updates = (int64_t)n->updates;
-    counters.good_steps = (int32_t)n->good_steps;
-    counters.loss_scale = 1.0f;
-    if (mtt__precisions[t->schedule->policy.precision].scaled)
-        counters.loss_scale = mtt__bits_float((uint32_t)n->loss_scale_bits);
-    t->step = counters.steps = (int64_t)n->step;
-    t->micro_batch = (int64_t)n->micro_batch;
-    t->optim.seed = n->seed;
-    return t->backend.upload(t->context, p->counters->data, &counters, sizeof(counters));
 }
 
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
-    mtt__st st;
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt__checkpoint c;
-    mtt__checkpoint_numbers n;
+    mtt__st st;
+    size_t i;
     mtt_status status = mtt__st_open(t->env, path, &st);
     if (status) return status;
-    memset(&n, 0, sizeof(n));
-    status = mtt__checkpoint_list(&c, t);
-    if (!status) status = mtt__checkpoint_check_model(t, &st);
-    if (!status) status = mtt__checkpoint_check_tensors(&c, &st);
-    if (!status) status = mtt__checkpoint_read_numbers(t, &st, batches, &n);
-    if (!status) status = mtt__checkpoint_check_pairs(t->env, &st);
-    if (!status) status = mtt__st_verify(t->env, &st);
-    if (!status) status = mtt__checkpoint_load(&c, &st, &n);
-    if (!status && batches) {
-        batches->cursor = n.cursor;
-        batches->seed = n.batches_seed;
+    status = mtt__checkpoint_init(&c, t, batches);
+    c.st = &st;
+    if (!status) status = mtt__checkpoint_numbers(&c);
+    if (!status) status = mtt__checkpoint_find(&c);
+    if (!status) status = mtt__st_verify(&st);
+    for (i = 0; i < c.count && !status; i++) /* the trainer changes from here on */
+        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
+                                (int64_t)(c.tensors[i].bytes / sizeof(float)), (float *)(uintptr_t)c.tensors[i].data);
+    if (!status) {
+        if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
+        t->step = c.counters.steps;
+        t->micro_batch = c.micro_batch;
+        t->optim.seed = c.seed;
+        status = t->backend.upload(t->context, p->counters->data, &c.counters, sizeof(c.counters));
     }
-    mtt__checkpoint_release(&c);
+    if (!status && batches) *batches = c.batches;
+    mtt__free(t->env, c.tensors);
     mtt__st_close(&st);
     return status;
 }
