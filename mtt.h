@@ -6119,15 +6119,23 @@ static void mtt__strings_free(mtt__strings *s)
     mtt__free(s->env, s->table.cells);
 }
 
-/* The number of a string, or MTT__NONE. *key is its key in the table: its hash, or the next number if others
-   have that hash. The table must exist. */
-static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
+/* The cell of a string, or the empty one where it belongs, and its key: its hash, or the next number if
+   others have that hash. The table must exist. */
+static mtt__cell *mtt__strings_cell(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
     for (*key = mtt__hash(at, size);; ++*key) {
-        uint32_t i = mtt__table_find(&s->table, *key)->value;
-        if (i == MTT__NONE) return i;
-        if (s->items[i].size == size && (!size || memcmp(s->bytes + s->items[i].at, at, size) == 0)) return i;
+        mtt__cell *cell = mtt__table_find(&s->table, *key);
+        const mtt__string *item = cell->value == MTT__NONE ? NULL : &s->items[cell->value];
+        if (!item) return cell;
+        if (item->size == size && (!size || memcmp(s->bytes + item->at, at, size) == 0)) return cell;
     }
+}
+
+/* The number of a string, or MTT__NONE. */
+static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size)
+{
+    uint64_t key;
+    return mtt__strings_cell(s, at, size, &key)->value;
 }
 
 static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
@@ -6139,9 +6147,11 @@ static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
 static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size, uint32_t *index)
 {
     uint64_t key;
+    mtt__cell *cell;
     mtt__string *item;
     if (mtt__table_grow(s->env, &s->table)) return MTT_E_MEMORY;
-    *index = mtt__strings_find(s, at, size, &key);
+    cell = mtt__strings_cell(s, at, size, &key);
+    *index = cell->value;
     if (*index != MTT__NONE) return MTT_OK;
     if (s->count >= INT32_MAX)
         return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 different words: use a sample of the text");
@@ -6154,8 +6164,10 @@ static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size,
     item->at = s->bytes_size;
     item->size = size;
     s->bytes_size += size;
-    *index = (uint32_t)s->count++;
-    return mtt__table_put(s->env, &s->table, key, *index);
+    s->table.count++;
+    cell->key = key;
+    cell->value = *index = (uint32_t)s->count++;
+    return MTT_OK;
 }
 
 /* Counts `count` more occurrences of a word. */
@@ -6798,7 +6810,6 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
     const size_t pieces = t->pieces.count, merges = b->merges.count;
     const char *space = a.size ? (const char *)memchr(a.at, ' ', a.size) : NULL;
     mtt_slice right;
-    uint64_t key;
     uint32_t ids[2], id;
     if (!space) return mtt__vocab_fail(f, "a merge must be two pieces with a space between them");
     right.at = space + 1;
@@ -6806,8 +6817,8 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
     a.size = (size_t)(space - a.at);
     if (!mtt__piece_bytes(b, &a) || !mtt__piece_bytes(b, &right))
         return mtt__vocab_fail(f, "a merge must be two pieces of GPT-2's alphabet");
-    ids[0] = mtt__strings_find(&t->pieces, a.at, a.size, &key);
-    ids[1] = mtt__strings_find(&t->pieces, right.at, right.size, &key);
+    ids[0] = mtt__strings_find(&t->pieces, a.at, a.size);
+    ids[1] = mtt__strings_find(&t->pieces, right.at, right.size);
     if (ids[0] == MTT__NONE || ids[1] == MTT__NONE)
         return mtt__vocab_fail(f, "a merge uses a piece that is not known yet");
     if (mtt__merges_add(&b->merges, &t->pieces, ids[0], ids[1], &id)) return MTT_E_MEMORY;
@@ -6870,7 +6881,7 @@ static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
     if (s->count <= t->end_of_text) mtt__json_fail(j, "the id of " MTT__END_OF_TEXT " is not the next");
     for (i = 0; i < 256; i++) {
         char byte = (char)i;
-        b->byte_id[i] = mtt__strings_find(s, &byte, 1, &id);
+        b->byte_id[i] = mtt__strings_find(s, &byte, 1);
         if (b->byte_id[i] == MTT__NONE) mtt__json_fail(j, "the vocabulary lacks one of the 256 bytes");
     }
     return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
