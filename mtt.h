@@ -869,8 +869,10 @@ struct mtt_backend {
 
 #ifdef __CUDACC__
 #define MTT__BOTH static __host__ __device__ __forceinline__
+#define MTT__UNROLL _Pragma("unroll")
 #else
 #define MTT__BOTH static inline MTT__UNUSED
+#define MTT__UNROLL
 #endif
 
 MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -903,26 +905,51 @@ MTT__BOTH float mtt__bits_float(uint32_t bits)
     return x;
 }
 
+/* The upper 32 bits of a product. A device has an instruction for them. */
+MTT__BOTH uint32_t mtt__multiply_high(uint32_t a, uint32_t b)
+{
+#ifdef __CUDA_ARCH__
+    return __umulhi(a, b);
+#else
+    return (uint32_t)((uint64_t)a * b >> 32);
+#endif
+}
+
+/* 128 random bits, returned as a value: a kernel keeps them in registers. */
+typedef struct mtt_draw {
+    uint32_t word[4];
+} mtt_draw;
+
 /* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits as a
    function of a 128-bit counter and a 64-bit key, with no state to carry from one element to the next. */
-MTT__BOTH void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
+MTT__BOTH mtt_draw mtt__draw(uint64_t key, uint64_t low, uint64_t high)
 {
     uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    mtt_draw draw;
     int round;
+    MTT__UNROLL
     for (round = 0; round < 10; round++) {
-        uint64_t p = (uint64_t)0xd2511f53u * c0, q = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(q >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)q;
-        c2 = (uint32_t)(p >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p;
+        uint32_t p_low = 0xd2511f53u * c0, p_high = mtt__multiply_high(0xd2511f53u, c0);
+        uint32_t q_low = 0xcd9e8d57u * c2, q_high = mtt__multiply_high(0xcd9e8d57u, c2);
+        c0 = q_high ^ c1 ^ k0;
+        c1 = q_low;
+        c2 = p_high ^ c3 ^ k1;
+        c3 = p_low;
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+    draw.word[0] = c0;
+    draw.word[1] = c1;
+    draw.word[2] = c2;
+    draw.word[3] = c3;
+    return draw;
+}
+
+MTT__BOTH void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
+{
+    mtt_draw draw = mtt__draw(key, low, high);
+    memcpy(out, draw.word, sizeof(draw.word));
 }
 
 /* The upper half of a counter: which site, which layer or tensor, and which micro-batch, update or epoch (its
@@ -1180,8 +1207,7 @@ static inline MTT__UNUSED size_t mtt__op_scratch(const mtt_op *op)
 #define MTT__OP_SCRATCH(name, inputs, operands_, flops, bytes, scratch)                 \
     case MTT_OP_##name: {                                                               \
         const mtt_##name *o = MTT_OPERANDS_OF(name, op);                                \
-        (void)o;                                                                        \
-        return (size_t)(scratch);                                                       \
+        return o ? (size_t)(scratch) : 0;                                               \
     }
         MTT_OPS(MTT__OP_SCRATCH)
     case MTT_OP_KIND_COUNT: break;
