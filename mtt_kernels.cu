@@ -11,8 +11,8 @@
 
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
 
-   Contents: >>toolbox >>backend state >>matmul >>embedding >>norm >>elementwise >>attention
-             >>linear and GELU >>loss >>optimizer >>backend */
+   Contents: >>toolbox >>backend state >>elementwise >>matmul >>norm >>embedding >>optimizer >>attention >>flash
+             >>linear and GELU >>loss >>backend */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -365,6 +365,147 @@ static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, voi
     if (bytes <= op->workspace->bytes) return MTT_OK;
     return mtt__cuda_fail(c->env, MTT_E_BUDGET, "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes", bytes,
                      op->workspace->bytes);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>elementwise
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. With 16-bit data -2u log2(e) is one
+   polynomial. */
+template <class T> static __device__ __forceinline__ float mtt__gelu_gate(float x)
+{
+    if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
+    return mtt__reciprocal(1.0f + mtt__exp2(x * fmaf(x * x, -0.1029432395f, -2.302208198f)));
+}
+
+/* GELU' = s + x s (1 - s) 2u' */
+template <class T> static __device__ __forceinline__ float mtt__gelu_slope(float x)
+{
+    const float s = mtt__gelu_gate<T>(x), xs = x * s;
+    return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
+}
+
+/* Math:        y = GELU(x)
+   Shapes:      x, y [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8
+   Traffic:     x read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(const T *x, T *y, int64_t count)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8];
+    if (at >= count) return;
+    mtt__read_floats(x + at, v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
+    mtt__store_floats(y + at, v);
+}
+
+/* Math:        dx = dy GELU'(x)
+   Shapes:      dy, x, dx [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8; dx may be dy
+   Traffic:     dy and x read, dx written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu_backward */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float g[8], v[8];
+    if (at >= count) return;
+    mtt__read_floats(dy + at, g);
+    mtt__read_floats(x + at, v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
+    mtt__store_floats(dx + at, g);
+}
+
+/* Math:        y = a + mask * b; without an a: y = mask * b
+   Shapes:      a, b, y [count] T
+   Launch:      256 threads, 8 elements each; the last thread takes what is left
+   Requires:    y may be a or b
+   Traffic:     a and b read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_masked_sum */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8], more[8];
+    if (at + 8 <= count) {
+        mtt__read_floats(b + at, v);
+        if (a) mtt__read_floats(a + at, more);
+        mtt__apply_dropout<8>(dropout, at, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
+        mtt__store_floats(y + at, v);
+        return;
+    }
+    for (; at < count; at++) {
+        v[0] = mtt__to_float(b[at]);
+        mtt__apply_dropout<1>(dropout, at, v);
+        y[at] = mtt__from_float<T>(a ? mtt__to_float(a[at]) + v[0] : v[0]);
+    }
+}
+
+template <class T> static mtt_status mtt__masked_sum_of(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
+                                                        const mtt_tensor *control, const mtt_tensor *y)
+{
+    int64_t count = mtt__elements(y);
+    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a), mtt__at<T>(b), mtt__at<T>(y),
+                       count, mtt__dropout_of(op, control));
+}
+
+static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
+                                         const mtt_tensor *control, const mtt_tensor *y)
+{
+    MTT__BY_TYPE(y, mtt__masked_sum_of<T>(c, op, a, b, control, y))
+}
+
+static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_residual *o = MTT_OPERANDS_OF(residual, op);
+    return mtt__launch_masked_sum(c, op, o->x, o->branch, o->control, o->sum);
+}
+
+static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dropout_scores *o = MTT_OPERANDS_OF(dropout_scores, op);
+    return mtt__launch_masked_sum(c, op, NULL, o->probs, o->control, o->dropped);
+}
+
+static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dropout_backward *o = MTT_OPERANDS_OF(dropout_backward, op);
+    return mtt__launch_masked_sum(c, op, NULL, o->dy, o->control, o->dx);
+}
+
+static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
+{
+    int64_t count = mtt__elements(y);
+    MTT__BY_TYPE(y, mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x), mtt__at<T>(y), count))
+}
+
+static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    return mtt__launch_gelu(c, o->x, o->y);
+}
+
+static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *dx)
+{
+    int64_t count = mtt__elements(dx);
+    MTT__BY_TYPE(dx, mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(dy),
+                                 mtt__at<T>(x), mtt__at<T>(dx), count))
+}
+
+static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -753,6 +894,320 @@ static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *o
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
+   >>norm
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
+#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+
+template <class T> struct mtt__norm_forward {
+    const T *x, *branch, *w, *b;
+    T *joined, *y;
+    float2 *stats;
+    int64_t rows;
+    int width;
+    mtt__dropout dropout; /* of the branch */
+};
+
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
+                branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
+   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
+   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
+                compiler would otherwise spill for the sake of an eighth
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
+   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
+   Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
+   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
+template <class T, int THREADS, int PACKS>
+static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
+    mtt_k_norm(const mtt__norm_forward<T> o)
+{
+    const int width = o.width;
+    __shared__ float shared[32];
+    int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
+    int lane = threadIdx.x % THREADS;
+    mtt__vector<T> xs[PACKS];
+    float sum = 0, squares = 0;
+    if (row >= o.rows) return;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * 8;
+        if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
+    }
+#pragma unroll
+    for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
+        int64_t at = row * width + (p * THREADS + lane) * 8;
+        float branch[8];
+        if ((p * THREADS + lane) * 8 >= width) break;
+        mtt__read_floats(o.branch + at, branch);
+        mtt__apply_dropout<8>(o.dropout, at, branch);
+#pragma unroll
+        for (int k = 0; k < 8; k++) xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
+        *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
+    }
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        if ((p * THREADS + lane) * 8 < width)
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
+    float mean = mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        if ((p * THREADS + lane) * 8 < width)
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float d = mtt__to_float(xs[p].v[k]) - mean;
+                squares += d * d;
+            }
+    float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + 1e-5f);
+    if (lane == 0) o.stats[row] = make_float2(mean, rstd);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * 8;
+        float gain[8], shift[8], out[8];
+        if (column >= width) break;
+        mtt__read_floats(o.w + column, gain);
+        mtt__read_floats(o.b + column, shift);
+#pragma unroll
+        for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
+        mtt__store_floats(o.y + row * width + column, out);
+    }
+}
+
+template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
+{
+#define MTT__NORM(threads, packs)                                                                                    \
+    if (o.width <= threads * packs * 8)                                                                                \
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1), \
+                           threads < 128 ? 128 : threads, o);
+    MTT__NORM_SHAPES(MTT__NORM)
+#undef MTT__NORM
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
+}
+
+template <class T> static mtt_status mtt__norm_of(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm *n = MTT_OPERANDS_OF(norm, op);
+    mtt__norm_forward<T> o = {};
+    o.x = mtt__at<T>(n->x), o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
+    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
+    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
+    return mtt__launch_norm<T>(c, o);
+}
+
+static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(MTT_OPERANDS_OF(norm, op)->y, mtt__norm_of<T>(c, op))
+}
+
+template <class T> static mtt_status mtt__residual_norm_of(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_residual_norm *n = MTT_OPERANDS_OF(residual_norm, op);
+    mtt__norm_forward<T> o = {};
+    o.x = mtt__at<T>(n->x), o.branch = mtt__at<T>(n->branch), o.joined = mtt__at<T>(n->sum);
+    o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
+    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
+    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
+    o.dropout = mtt__dropout_of(op, n->control);
+    return mtt__launch_norm<T>(c, o);
+}
+
+static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(MTT_OPERANDS_OF(residual_norm, op)->y, mtt__residual_norm_of<T>(c, op))
+}
+
+template <class T> struct mtt__norm_operands {
+    const T *dy, *x, *w, *joined;
+    const float2 *stats;
+    T *dx;
+    float *partial;
+    int64_t rows;
+    int width;
+};
+
+/* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
+   writes to a set again before all have passed the barrier of the other. */
+template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2) {
+        v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
+        v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
+    }
+    if (THREADS == 32) return v;
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
+    __syncthreads(); /* the warps' values are there before anyone joins them */
+    v = make_float2(0, 0);
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; warp++) {
+        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
+        v.x += other.x;
+        v.y += other.y;
+    }
+    return v;
+}
+
+/* A block of norm_backward: SIZE threads, BLOCKS of them on a processor, work on ROWS rows at once; THREADS share a row of at
+   most THREADS COLUMNS elements in packs of 16 bytes. STAGES of ROWS rows are in shared memory or on their way there: what fits
+   96 KB, which every device has. Where one does not fit (FP32, more than 8,192 columns), rows are read in place, twice. */
+template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
+    typedef TYPE T;
+    enum {
+        THREADS = ROW_THREADS,
+        COLUMNS = ROW_COLUMNS,
+        PACK = 16 / sizeof(T),
+        USUAL = 512 / sizeof(T),
+        SIZE = THREADS < USUAL ? USUAL : THREADS,
+        ROWS = SIZE / THREADS,
+        BLOCKS = SIZE < 512 ? 2 : 1,
+        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
+    };
+};
+
+/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Past the end the group is empty. */
+template <class S, class T>
+static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane, T *to, int step)
+{
+    const T *const from[3] = {o.dy, o.x, o.joined};
+#pragma unroll
+    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
+        int column = (p * S::THREADS + lane) * S::PACK;
+        if (column >= o.width || row >= o.rows) break;
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (i < 2 || o.joined)
+                mtt__copy_async(mtt__smem(to + i * step + column), from[i] + row * o.width + column, true);
+    }
+    mtt__copy_commit();
+}
+
+/* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
+                partial[block] = (sum of dy xhat, sum of dy) over the block's rows
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
+   Launch:      S = mtt__norm_block: THREADS threads a row; blocks pass over the rows in strides of ROWS a block, and while rows
+                are worked on the copies of the next STAGES - 1 are under way. A thread reads what it has copied itself, which
+                takes no barrier; the sums of a row that warps share take one
+   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and joined, which holds
+                the rows' sums in the end; joined, dy or x may be dx
+   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages dy and x are read again, from L2
+   Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
+   Reference:   mtt__cpu_norm_backward */
+template <class S>
+static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
+{
+    typedef typename S::T T;
+    enum { THREADS = S::THREADS, ROWS = S::ROWS, PACK = S::PACK, PACKS = S::COLUMNS / S::PACK, STAGES = S::STAGES };
+    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float), "sums of dw and db fit where rows were");
+    extern __shared__ uint4 ring[];
+    __shared__ float2 slots[2][S::SIZE / 32];
+    const int width = o.width, group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS, step = ROWS * width;
+    const int64_t stride = (int64_t)gridDim.x * ROWS;
+    int64_t row = (int64_t)blockIdx.x * ROWS + group;
+    T *const staged = reinterpret_cast<T *>(ring) + group * width;
+    const float share = 1.0f / (float)width;
+    float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
+    float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
+    for (int stage = 0, turn = 0; row - group < o.rows; row += stride, turn ^= 1) {
+        T *const copy = staged + stage * 3 * step;
+        const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
+        const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
+        float2 stat = next, sum = make_float2(0, 0);
+        if (row + stride < o.rows) next = o.stats[row + stride];
+        if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * PACK;
+            float dys[PACK], xs[PACK], gain[PACK];
+            if (column >= width || row >= o.rows) break;
+            mtt__read_floats<PACK>(dy + column, dys);
+            mtt__read_floats<PACK>(x + column, xs);
+            mtt__read_floats<PACK>(o.w + column, gain);
+#pragma unroll
+            for (int k = 0; k < PACK; k++) {
+                float xhat = (xs[k] - stat.x) * stat.y;
+                dw[p][k] += dys[k] * xhat;
+                db[p][k] += dys[k];
+                sum.x += dys[k] * gain[k];
+                sum.y += dys[k] * gain[k] * xhat;
+            }
+        }
+        sum = mtt__row_sums<THREADS>(sum, slots[turn]);
+        sum.x *= share;
+        sum.y *= share;
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * PACK;
+            float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
+            if (column >= width || row >= o.rows) break;
+            mtt__read_floats<PACK>(dy + column, dys);
+            mtt__read_floats<PACK>(x + column, xs);
+            mtt__read_floats<PACK>(o.w + column, gain);
+            if (o.joined) mtt__read_floats<PACK>(joined + column, others);
+#pragma unroll
+            for (int k = 0; k < PACK; k++)
+                out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
+            mtt__store_floats<PACK>(o.dx + row * width + column, out);
+        }
+        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+    }
+    float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
+    if (ROWS > 1) __syncthreads(); /* nobody reads rows any more when sums take their place */
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * PACK;
+        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
+        if (column >= width) break;
+        mtt__store_floats<PACK>(to, dw[p]);
+        mtt__store_floats<PACK>(to + width, db[p]);
+    }
+    if (ROWS == 1) return;
+    __syncthreads(); /* all rows' sums are there before they are added up */
+    for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
+        float total = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
+        partial[j] = total;
+    }
+}
+
+/* Threads a row and columns a thread. */
+#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
+
+template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    int64_t width = mtt__width(n->dy), rows = mtt__rows(n->dy), blocks = 0;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
+    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
+                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch, rows, (int)width};
+    if (status != MTT_OK) return status;
+#define MTT__NORM(threads, columns)                                                                                  \
+    if (!blocks && width <= threads * columns) {                                                                     \
+        typedef mtt__norm_block<T, threads, columns> S;                                                              \
+        blocks = mtt__min(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
+        blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
+        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
+                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
+    }
+    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
+#undef MTT__NORM
+    if (!blocks) return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
+                       mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width, blocks, 2 * width, blocks, op->adds);
+}
+
+static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(MTT_OPERANDS_OF(norm_backward, op)->dy, mtt__norm_backward<T>(c, op))
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
    >>embedding
    ---------------------------------------------------------------------------------------------------------------- */
 
@@ -1091,458 +1546,273 @@ static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>norm
+   >>optimizer
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
-#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+/* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces of one
+   parameter, each for MTT__RANGE_BLOCKS blocks. */
+static __device__ __forceinline__ int mtt__range_count(const mtt_range &r)
+{
+    return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK; /* from the block's first element on */
+}
 
-template <class T> struct mtt__norm_forward {
-    const T *x, *branch, *w, *b;
-    T *joined, *y;
-    float2 *stats;
-    int64_t rows;
-    int width;
-    mtt__dropout dropout; /* of the branch */
+/* The block's first element within the parameter. */
+static __device__ __forceinline__ int64_t mtt__range_begin(const mtt_range &r)
+{
+    return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
+}
+
+/* An address from a table in memory: the compiler cannot know that it is global, and would take slower generic accesses. */
+template <class T> static __device__ __forceinline__ T *mtt__global(T *p)
+{
+    __builtin_assume(__isGlobal(p));
+    return p;
+}
+
+static __device__ __forceinline__ void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
+{
+    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)mtt__global(r.gradient) + at, g);
+    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)mtt__global(r.gradient) + at, g);
+    else mtt__read_floats((const __half *)mtt__global(r.gradient) + at, g);
+}
+
+/* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
+   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks with elements] double
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
+   Requires:    counts multiples of 8
+   Traffic:     gradients read once
+   Determinism: fixed tree
+   Reference:   mtt__sum_squares */
+static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial)
+{
+    __shared__ double shared[32];
+    const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const int count = mtt__range_count(r);
+    const int64_t begin = mtt__range_begin(r);
+    float sum = 0;
+    if (count <= 0) return;
+#pragma unroll
+    for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
+        int at = i + threadIdx.x * 8;
+        float g[8];
+        if (at >= count) break;
+        mtt__read_gradient(r, begin + at, g);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += g[k] * g[k];
+    }
+    double total = mtt__reduce<mtt__plus, 256>((double)sum, shared);
+    if (threadIdx.x == 0) partial[r.block + blockIdx.x % MTT__RANGE_BLOCKS] = total;
+}
+
+/* Math:        mtt__scale_gradients of the sum of partial
+   Shapes:      partial [count] double
+   Launch:      one block of 1,024 threads
+   Requires:    -
+   Traffic:     partial read once
+   Determinism: fixed order, in double
+   Reference:   mtt__cpu_grad_norm */
+static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control,
+                                                                mtt_counters *counters)
+{
+    __shared__ double shared[32];
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
+    sum = mtt__reduce<mtt__plus, 1024>(sum, shared);
+    if (threadIdx.x == 0) mtt__scale_gradients(control, counters, sum);
+}
+
+/* Math:        out = mtt__adamw_step, mtt__adamw_correction
+   Shapes:      out [2] float
+   Launch:      one block of 2 threads: a power in double takes too long for every thread of the update
+   Requires:    mtt_k_grad_norm before it
+   Traffic:     -
+   Determinism: elementwise
+   Reference:   mtt__update_parameter */
+static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
+{
+    out[threadIdx.x] = threadIdx.x ? mtt__adamw_correction(control, counters) : mtt__adamw_step(control, counters);
+}
+
+/* What the kernels of the update share. */
+struct mtt__update {
+    const mtt_range *ranges;
+    const mtt_control *control;
+    const mtt_counters *counters;
+    const float *corrections;
+    void *master, *m, *v; /* of all parameters; without a master the weight is it */
+    int64_t elements;     /* of m: in the compact state scales are behind so many codes */
+    uint64_t site;        /* of the stream of random numbers */
+    int dtype;            /* of the weights */
 };
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
-                branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
-   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
-                compiler would otherwise spill for the sake of an eighth
-   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
-   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
-   Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
-   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
-    mtt_k_norm(const mtt__norm_forward<T> o)
+static __device__ __forceinline__ mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
 {
-    const int width = o.width;
-    __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
-    int lane = threadIdx.x % THREADS;
-    mtt__vector<T> xs[PACKS];
-    float sum = 0, squares = 0;
-    if (row >= o.rows) return;
+    return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
+}
+
+/* Math:        mtt__adamw_element
+   Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so that a warp's stores fill
+                whole lines
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     28 bytes a parameter, 30 with a 16-bit weight
+   Determinism: elementwise
+   Reference:   mtt__adamw_full */
+static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r);
+    float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
+    float *const w_at = mtt__global(u.master ? (float *)u.master + r.first + begin : (float *)r.weight + begin);
+    for (int at = threadIdx.x * 4; at < count; at += 1024) {
+        float g[4], m[4], v[4], w[4];
+        mtt__read_floats<4>((const float *)mtt__global(r.gradient) + begin + at, g);
+        mtt__read_floats<4>(m_at + at, m);
+        mtt__read_floats<4>(v_at + at, v);
+        mtt__read_floats<4>(w_at + at, w);
 #pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * 8;
-        if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
+        for (int k = 0; k < 4; k++) mtt__adamw_element(&rates, g[k], &m[k], &v[k], &w[k]);
+        mtt__store_floats<4>(m_at + at, m);
+        mtt__store_floats<4>(v_at + at, v);
+        mtt__store_floats<4>(w_at + at, w);
+        if (u.dtype == MTT_BF16_BITS) mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
+        else if (u.dtype == MTT_F16_BITS) mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
     }
+}
+
+/* The special function unit's root, good to 2 ulp like mtt__reciprocal: 8 bits see nothing of that, and a weight little, since
+   its change is a small part of it. */
+static __device__ __forceinline__ float mtt__root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* A thread's 8 of the 32 moments of a group, whose other threads are its neighbours; of second moments their roots. A second
+   moment of 1e-60 and more gets at least one unit. */
+template <bool SECOND>
+static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
+{
+    const float ONE = 65536.0f;
+    float largest = 0;
 #pragma unroll
-    for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
-        int64_t at = row * width + (p * THREADS + lane) * 8;
-        float branch[8];
-        if ((p * THREADS + lane) * 8 >= width) break;
-        mtt__read_floats(o.branch + at, branch);
-        mtt__apply_dropout<8>(o.dropout, at, branch);
+    for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
+    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
 #pragma unroll
-        for (int k = 0; k < 8; k++) xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
-        *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
+    for (int k = 0; k < 8; k++) {
+        float y = SECOND ? x[k] * (255.0f * ONE * inverse) : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
+        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
+        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
     }
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
-        if ((p * THREADS + lane) * 8 < width)
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
-    float mean = mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
-        if ((p * THREADS + lane) * 8 < width)
+    return scale;
+}
+
+/* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
+   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
+                a byte of rest
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 at a time: a draw of Philox for each 8, a group for
+                each 4 threads
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
+   Determinism: elementwise; rounds by (seed, update, parameter, element)
+   Reference:   mtt__adamw_compact */
+template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const bool FP16 = TYPE == MTT_F16_BITS;
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
+    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | mtt__stream_step((uint64_t)u.counters->updates);
+    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first, *const rests = (uint8_t *)u.master + first;
+    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
+    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
+    for (int i = 0; i < count; i += 2048) {
+        const int at = i + threadIdx.x * 8;
+        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
+        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
+        mtt__vector<uint8_t> m_code, v_code, rest;
+        mtt__vector<uint16_t> weight;
+        if (inside) {
+            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
+            mtt__read_gradient(r, begin + at, g);
+            m_code = mtt__load_vector(m_codes + at);
+            v_code = mtt__load_vector(v_codes + at);
+            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
+            else {
+                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
+                rest = mtt__load_vector(rests + at);
+            }
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                float d = mtt__to_float(xs[p].v[k]) - mean;
-                squares += d * d;
-            }
-    float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + 1e-5f);
-    if (lane == 0) o.stats[row] = make_float2(mean, rstd);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * 8;
-        float gain[8], shift[8], out[8];
-        if (column >= width) break;
-        mtt__read_floats(o.w + column, gain);
-        mtt__read_floats(o.b + column, shift);
-#pragma unroll
-        for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
-        mtt__store_floats(o.y + row * width + column, out);
-    }
-}
-
-template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
-{
-#define MTT__NORM(threads, packs)                                                                                    \
-    if (o.width <= threads * packs * 8)                                                                                \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1), \
-                           threads < 128 ? 128 : threads, o);
-    MTT__NORM_SHAPES(MTT__NORM)
-#undef MTT__NORM
-    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
-}
-
-template <class T> static mtt_status mtt__norm_of(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_norm *n = MTT_OPERANDS_OF(norm, op);
-    mtt__norm_forward<T> o = {};
-    o.x = mtt__at<T>(n->x), o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
-    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
-    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
-    return mtt__launch_norm<T>(c, o);
-}
-
-static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(MTT_OPERANDS_OF(norm, op)->y, mtt__norm_of<T>(c, op))
-}
-
-template <class T> static mtt_status mtt__residual_norm_of(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_residual_norm *n = MTT_OPERANDS_OF(residual_norm, op);
-    mtt__norm_forward<T> o = {};
-    o.x = mtt__at<T>(n->x), o.branch = mtt__at<T>(n->branch), o.joined = mtt__at<T>(n->sum);
-    o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
-    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
-    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
-    o.dropout = mtt__dropout_of(op, n->control);
-    return mtt__launch_norm<T>(c, o);
-}
-
-static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(MTT_OPERANDS_OF(residual_norm, op)->y, mtt__residual_norm_of<T>(c, op))
-}
-
-template <class T> struct mtt__norm_operands {
-    const T *dy, *x, *w, *joined;
-    const float2 *stats;
-    T *dx;
-    float *partial;
-    int64_t rows;
-    int width;
-};
-
-/* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
-   writes to a set again before all have passed the barrier of the other. */
-template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
-{
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
-        v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
-        v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
-    }
-    if (THREADS == 32) return v;
-    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
-    __syncthreads(); /* the warps' values are there before anyone joins them */
-    v = make_float2(0, 0);
-#pragma unroll
-    for (int warp = 0; warp < THREADS / 32; warp++) {
-        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
-        v.x += other.x;
-        v.y += other.y;
-    }
-    return v;
-}
-
-/* A block of norm_backward: SIZE threads, BLOCKS of them on a processor, work on ROWS rows at once; THREADS share a row of at
-   most THREADS COLUMNS elements in packs of 16 bytes. STAGES of ROWS rows are in shared memory or on their way there: what fits
-   96 KB, which every device has. Where one does not fit (FP32, more than 8,192 columns), rows are read in place, twice. */
-template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
-    typedef TYPE T;
-    enum {
-        THREADS = ROW_THREADS,
-        COLUMNS = ROW_COLUMNS,
-        PACK = 16 / sizeof(T),
-        USUAL = 512 / sizeof(T),
-        SIZE = THREADS < USUAL ? USUAL : THREADS,
-        ROWS = SIZE / THREADS,
-        BLOCKS = SIZE < 512 ? 2 : 1,
-        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
-    };
-};
-
-/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Past the end the group is empty. */
-template <class S, class T>
-static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane, T *to, int step)
-{
-    const T *const from[3] = {o.dy, o.x, o.joined};
-#pragma unroll
-    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
-        int column = (p * S::THREADS + lane) * S::PACK;
-        if (column >= o.width || row >= o.rows) break;
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            if (i < 2 || o.joined)
-                mtt__copy_async(mtt__smem(to + i * step + column), from[i] + row * o.width + column, true);
-    }
-    mtt__copy_commit();
-}
-
-/* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
-                partial[block] = (sum of dy xhat, sum of dy) over the block's rows
-   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
-   Launch:      S = mtt__norm_block: THREADS threads a row; blocks pass over the rows in strides of ROWS a block, and while rows
-                are worked on the copies of the next STAGES - 1 are under way. A thread reads what it has copied itself, which
-                takes no barrier; the sums of a row that warps share take one
-   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and joined, which holds
-                the rows' sums in the end; joined, dy or x may be dx
-   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages dy and x are read again, from L2
-   Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
-   Reference:   mtt__cpu_norm_backward */
-template <class S>
-static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
-{
-    typedef typename S::T T;
-    enum { THREADS = S::THREADS, ROWS = S::ROWS, PACK = S::PACK, PACKS = S::COLUMNS / S::PACK, STAGES = S::STAGES };
-    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float), "sums of dw and db fit where rows were");
-    extern __shared__ uint4 ring[];
-    __shared__ float2 slots[2][S::SIZE / 32];
-    const int width = o.width, group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS, step = ROWS * width;
-    const int64_t stride = (int64_t)gridDim.x * ROWS;
-    int64_t row = (int64_t)blockIdx.x * ROWS + group;
-    T *const staged = reinterpret_cast<T *>(ring) + group * width;
-    const float share = 1.0f / (float)width;
-    float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
-    float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
-    for (int stage = 0, turn = 0; row - group < o.rows; row += stride, turn ^= 1) {
-        T *const copy = staged + stage * 3 * step;
-        const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
-        const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
-        float2 stat = next, sum = make_float2(0, 0);
-        if (row + stride < o.rows) next = o.stats[row + stride];
-        if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
-            float dys[PACK], xs[PACK], gain[PACK];
-            if (column >= width || row >= o.rows) break;
-            mtt__read_floats<PACK>(dy + column, dys);
-            mtt__read_floats<PACK>(x + column, xs);
-            mtt__read_floats<PACK>(o.w + column, gain);
-#pragma unroll
-            for (int k = 0; k < PACK; k++) {
-                float xhat = (xs[k] - stat.x) * stat.y;
-                dw[p][k] += dys[k] * xhat;
-                db[p][k] += dys[k];
-                sum.x += dys[k] * gain[k];
-                sum.y += dys[k] * gain[k] * xhat;
+                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
+                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
+                m[k] = rates.b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - rates.b1) * d;
+                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* what is stored of it */
+                w[k] = rates.keep * w[k] - rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
             }
         }
-        sum = mtt__row_sums<THREADS>(sum, slots[turn]);
-        sum.x *= share;
-        sum.y *= share;
+        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
+        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v), v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
+        if (!inside) continue;
+        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
+        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
+        if (at % 32 == 0) m_scales[at / 32] = m_scale, v_scales[at / 32] = v_scale;
+        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
+        else {
 #pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
-            float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
-            if (column >= width || row >= o.rows) break;
-            mtt__read_floats<PACK>(dy + column, dys);
-            mtt__read_floats<PACK>(x + column, xs);
-            mtt__read_floats<PACK>(o.w + column, gain);
-            if (o.joined) mtt__read_floats<PACK>(joined + column, others);
-#pragma unroll
-            for (int k = 0; k < PACK; k++)
-                out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
-            mtt__store_floats<PACK>(o.dx + row * width + column, out);
+            for (int k = 0; k < 8; k++) mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
+            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
+            *(mtt__vector<uint8_t> *)(rests + at) = rest;
         }
-        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
-    float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
-    if (ROWS > 1) __syncthreads(); /* nobody reads rows any more when sums take their place */
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * PACK;
-        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
-        if (column >= width) break;
-        mtt__store_floats<PACK>(to, dw[p]);
-        mtt__store_floats<PACK>(to + width, db[p]);
-    }
-    if (ROWS == 1) return;
-    __syncthreads(); /* all rows' sums are there before they are added up */
-    for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
-        float total = 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
-        partial[j] = total;
     }
 }
 
-/* Threads a row and columns a thread. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
-
-template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    int64_t width = mtt__width(n->dy), rows = mtt__rows(n->dy), blocks = 0;
+    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
+    int64_t count = 0;
     void *scratch;
-    mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
-    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
-                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch, rows, (int)width};
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    for (int i = 0; i < op->parameters; i++) count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
+    if (status == MTT_OK)
+        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, (unsigned)mtt__range_blocks(o->ranges), 256,
+                             mtt__at<mtt_range>(o->ranges), (double *)scratch);
     if (status != MTT_OK) return status;
-#define MTT__NORM(threads, columns)                                                                                  \
-    if (!blocks && width <= threads * columns) {                                                                     \
-        typedef mtt__norm_block<T, threads, columns> S;                                                              \
-        blocks = mtt__min(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
-        blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
-        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
-                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
-    }
-    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
-#undef MTT__NORM
-    if (!blocks) return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
+    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count, mtt__at<mtt_control>(o->control),
+                       mtt__at<mtt_counters>(o->counters));
+}
+
+static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
+    const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
+    void (*kernel)(mtt__update) = !compact                ? mtt_k_adamw
+                                  : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
+                                  : type == MTT_F16_BITS  ? mtt_k_adamw_compact<MTT_F16_BITS>
+                                                          : mtt_k_adamw_compact<MTT_F32>;
+    mtt__update u = {};
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    u.ranges = mtt__at<const mtt_range>(o->ranges);
+    u.control = mtt__at<const mtt_control>(o->control), u.counters = mtt__at<const mtt_counters>(o->counters);
+    u.corrections = (const float *)scratch;
+    u.master = mtt__at<void>(o->master), u.m = o->m->data, u.v = o->v->data;
+    u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
+    u.site = mtt__stream(op->site, 0, 0);
+    u.dtype = type;
+    if (status == MTT_OK) status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters, (float *)scratch);
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
-                       mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width, blocks, 2 * width, blocks, op->adds);
-}
-
-static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(MTT_OPERANDS_OF(norm_backward, op)->dy, mtt__norm_backward<T>(c, op))
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>elementwise
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. With 16-bit data -2u log2(e) is one
-   polynomial. */
-template <class T> static __device__ __forceinline__ float mtt__gelu_gate(float x)
-{
-    if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
-    return mtt__reciprocal(1.0f + mtt__exp2(x * fmaf(x * x, -0.1029432395f, -2.302208198f)));
-}
-
-/* GELU' = s + x s (1 - s) 2u' */
-template <class T> static __device__ __forceinline__ float mtt__gelu_slope(float x)
-{
-    const float s = mtt__gelu_gate<T>(x), xs = x * s;
-    return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
-}
-
-/* Math:        y = GELU(x)
-   Shapes:      x, y [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8
-   Traffic:     x read, y written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(const T *x, T *y, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8];
-    if (at >= count) return;
-    mtt__read_floats(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
-    mtt__store_floats(y + at, v);
-}
-
-/* Math:        dx = dy GELU'(x)
-   Shapes:      dy, x, dx [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8; dx may be dy
-   Traffic:     dy and x read, dx written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu_backward */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float g[8], v[8];
-    if (at >= count) return;
-    mtt__read_floats(dy + at, g);
-    mtt__read_floats(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
-    mtt__store_floats(dx + at, g);
-}
-
-/* Math:        y = a + mask * b; without an a: y = mask * b
-   Shapes:      a, b, y [count] T
-   Launch:      256 threads, 8 elements each; the last thread takes what is left
-   Requires:    y may be a or b
-   Traffic:     a and b read, y written
-   Determinism: elementwise
-   Reference:   mtt__cpu_masked_sum */
-template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8], more[8];
-    if (at + 8 <= count) {
-        mtt__read_floats(b + at, v);
-        if (a) mtt__read_floats(a + at, more);
-        mtt__apply_dropout<8>(dropout, at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
-        mtt__store_floats(y + at, v);
-        return;
-    }
-    for (; at < count; at++) {
-        v[0] = mtt__to_float(b[at]);
-        mtt__apply_dropout<1>(dropout, at, v);
-        y[at] = mtt__from_float<T>(a ? mtt__to_float(a[at]) + v[0] : v[0]);
-    }
-}
-
-template <class T> static mtt_status mtt__masked_sum_of(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                                        const mtt_tensor *control, const mtt_tensor *y)
-{
-    int64_t count = mtt__elements(y);
-    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a), mtt__at<T>(b), mtt__at<T>(y),
-                       count, mtt__dropout_of(op, control));
-}
-
-static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                         const mtt_tensor *control, const mtt_tensor *y)
-{
-    MTT__BY_TYPE(y, mtt__masked_sum_of<T>(c, op, a, b, control, y))
-}
-
-static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_residual *o = MTT_OPERANDS_OF(residual, op);
-    return mtt__launch_masked_sum(c, op, o->x, o->branch, o->control, o->sum);
-}
-
-static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_dropout_scores *o = MTT_OPERANDS_OF(dropout_scores, op);
-    return mtt__launch_masked_sum(c, op, NULL, o->probs, o->control, o->dropped);
-}
-
-static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_dropout_backward *o = MTT_OPERANDS_OF(dropout_backward, op);
-    return mtt__launch_masked_sum(c, op, NULL, o->dy, o->control, o->dx);
-}
-
-static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
-{
-    int64_t count = mtt__elements(y);
-    MTT__BY_TYPE(y, mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x), mtt__at<T>(y), count))
-}
-
-static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
-    return mtt__launch_gelu(c, o->x, o->y);
-}
-
-static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *dx)
-{
-    int64_t count = mtt__elements(dx);
-    MTT__BY_TYPE(dx, mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(dy),
-                                 mtt__at<T>(x), mtt__at<T>(dx), count))
-}
-
-static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
-    return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
+    return mtt__launch(c, "adamw", kernel, (unsigned)mtt__range_blocks(o->ranges), 256, u);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -4456,276 +4726,6 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
     const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
     return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses), mtt__at<mtt_control>(o->control),
                        mtt__at<mtt_counters>(o->counters), op->shape->rows, op->later);
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>optimizer
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces of one
-   parameter, each for MTT__RANGE_BLOCKS blocks. */
-static __device__ __forceinline__ int mtt__range_count(const mtt_range &r)
-{
-    return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK; /* from the block's first element on */
-}
-
-/* The block's first element within the parameter. */
-static __device__ __forceinline__ int64_t mtt__range_begin(const mtt_range &r)
-{
-    return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
-}
-
-/* An address from a table in memory: the compiler cannot know that it is global, and would take slower generic accesses. */
-template <class T> static __device__ __forceinline__ T *mtt__global(T *p)
-{
-    __builtin_assume(__isGlobal(p));
-    return p;
-}
-
-static __device__ __forceinline__ void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
-{
-    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)mtt__global(r.gradient) + at, g);
-    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)mtt__global(r.gradient) + at, g);
-    else mtt__read_floats((const __half *)mtt__global(r.gradient) + at, g);
-}
-
-/* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
-   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks with elements] double
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
-   Requires:    counts multiples of 8
-   Traffic:     gradients read once
-   Determinism: fixed tree
-   Reference:   mtt__sum_squares */
-static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial)
-{
-    __shared__ double shared[32];
-    const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    const int count = mtt__range_count(r);
-    const int64_t begin = mtt__range_begin(r);
-    float sum = 0;
-    if (count <= 0) return;
-#pragma unroll
-    for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
-        int at = i + threadIdx.x * 8;
-        float g[8];
-        if (at >= count) break;
-        mtt__read_gradient(r, begin + at, g);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum += g[k] * g[k];
-    }
-    double total = mtt__reduce<mtt__plus, 256>((double)sum, shared);
-    if (threadIdx.x == 0) partial[r.block + blockIdx.x % MTT__RANGE_BLOCKS] = total;
-}
-
-/* Math:        mtt__scale_gradients of the sum of partial
-   Shapes:      partial [count] double
-   Launch:      one block of 1,024 threads
-   Requires:    -
-   Traffic:     partial read once
-   Determinism: fixed order, in double
-   Reference:   mtt__cpu_grad_norm */
-static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control,
-                                                                mtt_counters *counters)
-{
-    __shared__ double shared[32];
-    double sum = 0;
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
-    sum = mtt__reduce<mtt__plus, 1024>(sum, shared);
-    if (threadIdx.x == 0) mtt__scale_gradients(control, counters, sum);
-}
-
-/* Math:        out = mtt__adamw_step, mtt__adamw_correction
-   Shapes:      out [2] float
-   Launch:      one block of 2 threads: a power in double takes too long for every thread of the update
-   Requires:    mtt_k_grad_norm before it
-   Traffic:     -
-   Determinism: elementwise
-   Reference:   mtt__update_parameter */
-static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
-{
-    out[threadIdx.x] = threadIdx.x ? mtt__adamw_correction(control, counters) : mtt__adamw_step(control, counters);
-}
-
-/* What the kernels of the update share. */
-struct mtt__update {
-    const mtt_range *ranges;
-    const mtt_control *control;
-    const mtt_counters *counters;
-    const float *corrections;
-    void *master, *m, *v; /* of all parameters; without a master the weight is it */
-    int64_t elements;     /* of m: in the compact state scales are behind so many codes */
-    uint64_t site;        /* of the stream of random numbers */
-    int dtype;            /* of the weights */
-};
-
-static __device__ __forceinline__ mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
-{
-    return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
-}
-
-/* Math:        mtt__adamw_element
-   Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so that a warp's stores fill
-                whole lines
-   Requires:    counts multiples of 8; mtt_k_corrections before it
-   Traffic:     28 bytes a parameter, 30 with a 16-bit weight
-   Determinism: elementwise
-   Reference:   mtt__adamw_full */
-static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
-{
-    if (u.counters->skipped) return;
-    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    const mtt_adamw_rates rates = mtt__update_rates(u, r);
-    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
-    const int64_t begin = mtt__range_begin(r);
-    float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
-    float *const w_at = mtt__global(u.master ? (float *)u.master + r.first + begin : (float *)r.weight + begin);
-    for (int at = threadIdx.x * 4; at < count; at += 1024) {
-        float g[4], m[4], v[4], w[4];
-        mtt__read_floats<4>((const float *)mtt__global(r.gradient) + begin + at, g);
-        mtt__read_floats<4>(m_at + at, m);
-        mtt__read_floats<4>(v_at + at, v);
-        mtt__read_floats<4>(w_at + at, w);
-#pragma unroll
-        for (int k = 0; k < 4; k++) mtt__adamw_element(&rates, g[k], &m[k], &v[k], &w[k]);
-        mtt__store_floats<4>(m_at + at, m);
-        mtt__store_floats<4>(v_at + at, v);
-        mtt__store_floats<4>(w_at + at, w);
-        if (u.dtype == MTT_BF16_BITS) mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
-        else if (u.dtype == MTT_F16_BITS) mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
-    }
-}
-
-/* The special function unit's root, good to 2 ulp like mtt__reciprocal: 8 bits see nothing of that, and a weight little, since
-   its change is a small part of it. */
-static __device__ __forceinline__ float mtt__root(float x)
-{
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* A thread's 8 of the 32 moments of a group, whose other threads are its neighbours; of second moments their roots. A second
-   moment of 1e-60 and more gets at least one unit. */
-template <bool SECOND>
-static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
-{
-    const float ONE = 65536.0f;
-    float largest = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
-    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float y = SECOND ? x[k] * (255.0f * ONE * inverse) : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
-        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
-        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
-    }
-    return scale;
-}
-
-/* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
-   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
-                a byte of rest
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 at a time: a draw of Philox for each 8, a group for
-                each 4 threads
-   Requires:    counts multiples of 8; mtt_k_corrections before it
-   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
-   Determinism: elementwise; rounds by (seed, update, parameter, element)
-   Reference:   mtt__adamw_compact */
-template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__update u)
-{
-    if (u.counters->skipped) return;
-    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    const mtt_adamw_rates rates = mtt__update_rates(u, r);
-    const bool FP16 = TYPE == MTT_F16_BITS;
-    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
-    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
-    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | mtt__stream_step((uint64_t)u.counters->updates);
-    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first, *const rests = (uint8_t *)u.master + first;
-    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
-    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
-    for (int i = 0; i < count; i += 2048) {
-        const int at = i + threadIdx.x * 8;
-        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
-        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
-        mtt__vector<uint8_t> m_code, v_code, rest;
-        mtt__vector<uint16_t> weight;
-        if (inside) {
-            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
-            mtt__read_gradient(r, begin + at, g);
-            m_code = mtt__load_vector(m_codes + at);
-            v_code = mtt__load_vector(v_codes + at);
-            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
-            else {
-                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
-                rest = mtt__load_vector(rests + at);
-            }
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
-                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
-                m[k] = rates.b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - rates.b1) * d;
-                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* what is stored of it */
-                w[k] = rates.keep * w[k] - rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
-            }
-        }
-        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
-        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v), v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
-        if (!inside) continue;
-        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
-        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
-        if (at % 32 == 0) m_scales[at / 32] = m_scale, v_scales[at / 32] = v_scale;
-        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
-        else {
-#pragma unroll
-            for (int k = 0; k < 8; k++) mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
-            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
-            *(mtt__vector<uint8_t> *)(rests + at) = rest;
-        }
-    }
-}
-
-static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
-    int64_t count = 0;
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    for (int i = 0; i < op->parameters; i++) count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
-    if (status == MTT_OK)
-        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, (unsigned)mtt__range_blocks(o->ranges), 256,
-                             mtt__at<mtt_range>(o->ranges), (double *)scratch);
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count, mtt__at<mtt_control>(o->control),
-                       mtt__at<mtt_counters>(o->counters));
-}
-
-static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
-    const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
-    void (*kernel)(mtt__update) = !compact                ? mtt_k_adamw
-                                  : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
-                                  : type == MTT_F16_BITS  ? mtt_k_adamw_compact<MTT_F16_BITS>
-                                                          : mtt_k_adamw_compact<MTT_F32>;
-    mtt__update u = {};
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    u.ranges = mtt__at<const mtt_range>(o->ranges);
-    u.control = mtt__at<const mtt_control>(o->control), u.counters = mtt__at<const mtt_counters>(o->counters);
-    u.corrections = (const float *)scratch;
-    u.master = mtt__at<void>(o->master), u.m = o->m->data, u.v = o->v->data;
-    u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
-    u.site = mtt__stream(op->site, 0, 0);
-    u.dtype = type;
-    if (status == MTT_OK) status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters, (float *)scratch);
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "adamw", kernel, (unsigned)mtt__range_blocks(o->ranges), 256, u);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
