@@ -869,8 +869,10 @@ struct mtt_backend {
 
 #ifdef __CUDACC__
 #define MTT__BOTH static __host__ __device__ __forceinline__
+#define MTT__UNROLL _Pragma("unroll")
 #else
 #define MTT__BOTH static inline MTT__UNUSED
+#define MTT__UNROLL
 #endif
 
 MTT__BOTH int64_t mtt__min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -903,26 +905,51 @@ MTT__BOTH float mtt__bits_float(uint32_t bits)
     return x;
 }
 
+/* The upper 32 bits of a product. A device has an instruction for them. */
+MTT__BOTH uint32_t mtt__multiply_high(uint32_t a, uint32_t b)
+{
+#ifdef __CUDA_ARCH__
+    return __umulhi(a, b);
+#else
+    return (uint32_t)((uint64_t)a * b >> 32);
+#endif
+}
+
+/* 128 random bits, returned as a value: a kernel keeps them in registers. */
+typedef struct mtt_draw {
+    uint32_t word[4];
+} mtt_draw;
+
 /* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits as a
    function of a 128-bit counter and a 64-bit key, with no state to carry from one element to the next. */
-MTT__BOTH void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
+MTT__BOTH mtt_draw mtt__draw(uint64_t key, uint64_t low, uint64_t high)
 {
     uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    mtt_draw draw;
     int round;
+    MTT__UNROLL
     for (round = 0; round < 10; round++) {
-        uint64_t p = (uint64_t)0xd2511f53u * c0, q = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(q >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)q;
-        c2 = (uint32_t)(p >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p;
+        uint32_t p_low = 0xd2511f53u * c0, p_high = mtt__multiply_high(0xd2511f53u, c0);
+        uint32_t q_low = 0xcd9e8d57u * c2, q_high = mtt__multiply_high(0xcd9e8d57u, c2);
+        c0 = q_high ^ c1 ^ k0;
+        c1 = q_low;
+        c2 = p_high ^ c3 ^ k1;
+        c3 = p_low;
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+    draw.word[0] = c0;
+    draw.word[1] = c1;
+    draw.word[2] = c2;
+    draw.word[3] = c3;
+    return draw;
+}
+
+MTT__BOTH void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
+{
+    mtt_draw draw = mtt__draw(key, low, high);
+    memcpy(out, draw.word, sizeof(draw.word));
 }
 
 /* The upper half of a counter: which site, which layer or tensor, and which micro-batch, update or epoch (its
@@ -1180,8 +1207,7 @@ static inline MTT__UNUSED size_t mtt__op_scratch(const mtt_op *op)
 #define MTT__OP_SCRATCH(name, inputs, operands_, flops, bytes, scratch)                 \
     case MTT_OP_##name: {                                                               \
         const mtt_##name *o = MTT_OPERANDS_OF(name, op);                                \
-        (void)o;                                                                        \
-        return (size_t)(scratch);                                                       \
+        return o ? (size_t)(scratch) : 0;                                               \
     }
         MTT_OPS(MTT__OP_SCRATCH)
     case MTT_OP_KIND_COUNT: break;
@@ -1461,15 +1487,14 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    >>numbers
    ---------------------------------------------------------------------------------------------------------- */
 
+/* 16-bit floats, the arrays of the compact state, and random numbers that are functions of a counter. */
+
 #define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
 #define MTT__DTYPE_NAME(dtype, bytes, name) name,
 static const size_t mtt__dtype_bytes[] = {MTT_DTYPES(MTT__DTYPE_BYTES)};
 static const char *const mtt__dtype_name[] = {MTT_DTYPES(MTT__DTYPE_NAME)};
 
-MTT__INLINE float mtt__from_bf16(uint16_t h)
-{
-    return mtt__bits_float((uint32_t)h << 16);
-}
+MTT__INLINE float mtt__from_bf16(uint16_t h) { return mtt__bits_float((uint32_t)h << 16); }
 
 /* Rounds to nearest, ties to even. A NaN stays a NaN. */
 MTT__INLINE uint16_t mtt__to_bf16(float x)
@@ -1502,12 +1527,12 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
 
-/* ---- arrays of the compact state; `random` has 16 bits for each element, NULL rounds to nearest ---- */
+/* ---- arrays of the compact state ---- */
 
+/* Arrays are rounded by `random`, 16 bits an element, or to nearest where it is NULL. */
 MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
 {
-    if (!random) return MTT__NEAREST;
-    return random[i];
+    return random ? (uint32_t)random[i] : (uint32_t)MTT__NEAREST;
 }
 
 static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random, uint16_t *weights,
@@ -1524,8 +1549,8 @@ static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int6
     for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
 }
 
-/* Moments to codes, and a scale for each group: its largest absolute value, of second moments their largest
-   root. */
+/* Moments to codes, and a scale for each group: its largest absolute value; of second moments, the root of
+   its largest. */
 static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random, uint8_t *codes,
                               uint16_t *scales)
 {
@@ -1545,60 +1570,51 @@ static void mtt__pack_moments(const float *x, int64_t count, int second, const u
     }
 }
 
-static float mtt__moment(uint8_t code, int second)
-{
-    float y = (float)(second ? code : code - (code & 128) * 2);
-    return second ? y * (1.0f / 255.0f) : y / (254.0f - fabsf(y));
-}
-
 static void mtt__unpack_moments(const uint8_t *codes, const uint16_t *scales, int64_t count, int second, float *x)
 {
     int64_t i;
     for (i = 0; i < count; i++) {
-        x[i] = mtt__from_scale(scales[i / MTT__GROUP]) * mtt__moment(codes[i], second);
+        float scale = mtt__from_scale(scales[i / MTT__GROUP]);
+        float code = (float)(second ? codes[i] : codes[i] - (codes[i] & 128) * 2);
+        x[i] = scale * (second ? code * (1.0f / 255.0f) : code / (254.0f - fabsf(code)));
         if (second) x[i] *= x[i];
     }
 }
 
 /* ---- randomness ---- */
 
-/* What a random number is for. */
+/* The site of a stream: what its numbers are for. */
 enum {
-    MTT__SITE_INIT,
-    MTT__SITE_SHUFFLE,
-    MTT__SITE_SPLIT,
-    MTT__SITE_SAMPLE,
-    MTT__SITE_EMBED,
-    MTT__SITE_ATTENTION,
-    MTT__SITE_PROJ,
-    MTT__SITE_MLP,
-    MTT__SITE_ROUND
+    MTT__SITE_INIT, MTT__SITE_SHUFFLE, MTT__SITE_SPLIT, MTT__SITE_SAMPLE,
+    MTT__SITE_EMBED, MTT__SITE_ATTENTION, MTT__SITE_PROJ, MTT__SITE_MLP, /* dropout */
+    MTT__SITE_ROUND                                                      /* of the compact state */
 };
+
+static uint64_t mtt__random_bits(uint64_t seed, uint64_t stream, uint64_t index)
+{
+    uint32_t r[4];
+    mtt__philox(seed, index, stream, r);
+    return (uint64_t)r[1] << 32 | r[0];
+}
 
 /* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits, whose bias is below 2^-32. */
 static uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
 {
-    uint32_t r[4];
-    mtt__philox(seed, index, stream, r);
-    return ((uint64_t)r[1] << 32 | r[0]) % bound;
+    return mtt__random_bits(seed, stream, index) % bound;
 }
 
-/* Uniform in (0, 1). */
+/* Uniform in (0, 1), from the upper 52 bits. */
 static double mtt__random_uniform(uint64_t seed, uint64_t stream, uint64_t index)
 {
-    uint32_t r[4];
-    mtt__philox(seed, index, stream, r);
-    return ((double)((uint64_t)r[1] << 20 ^ r[0] >> 12) + 0.5) * (1.0 / 4503599627370496.0);
+    return ((double)(mtt__random_bits(seed, stream, index) >> 12) + 0.5) * (1.0 / 4503599627370496.0);
 }
 
-/* Element `index` of a stream of normal numbers (Box & Muller 1958): two of them share a draw. */
+/* Element `index` of a stream of normal numbers (Box & Muller 1958). Two of them share a draw. */
 static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
 {
-    uint32_t r[4];
-    double radius, angle;
-    mtt__philox(seed, (uint64_t)index >> 1, stream, r);
-    radius = sqrt(-2.0 * log(((double)r[0] + 0.5) / 4294967296.0));
-    angle = 6.28318530717958647692 * ((double)r[1] + 0.5) / 4294967296.0;
+    uint64_t bits = mtt__random_bits(seed, stream, (uint64_t)index >> 1);
+    double radius = sqrt(-2.0 * log(((double)(uint32_t)bits + 0.5) / 4294967296.0));
+    double angle = 6.28318530717958647692 * ((double)(bits >> 32) + 0.5) / 4294967296.0;
     return (float)(radius * (index & 1 ? sin(angle) : cos(angle)));
 }
 
@@ -1888,11 +1904,13 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
     mtt__print(out, "\"");
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>files
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* The calls that fail on a sick disk; tests put their own in place, all of them together. */
+/* Reading whole files as memory, replacing files atomically, and checksums. */
+
+/* The system calls that a bad disk makes fail. Tests replace them, all together. */
 #ifndef MTT__SYS_OPEN
 #define MTT__SYS_OPEN open
 #define MTT__SYS_READ read
@@ -1904,10 +1922,10 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
 
 static mtt_status mtt__file_fail(mtt_env *env, const char *path, const char *verb, int error)
 {
-    const char *remedy = error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG ? "check the path"
-                         : error == EACCES || error == EPERM || error == EROFS        ? "check the permissions of the folder"
-                         : error == ENOSPC || error == EDQUOT                         ? "make room or use another folder"
-                                                                                      : "check the disk and try again";
+    const char *remedy = "check the disk and try again";
+    if (error == ENOENT || error == ENOTDIR || error == ENAMETOOLONG) remedy = "check the path";
+    if (error == EACCES || error == EPERM || error == EROFS) remedy = "check the permissions of the folder";
+    if (error == ENOSPC || error == EDQUOT) remedy = "make room or use another folder";
     return mtt__fail(env, MTT_E_FILE, "%s: cannot %s: %s; %s", path, verb, strerror(error), remedy);
 }
 
@@ -1919,7 +1937,7 @@ static int mtt__open_retry(const char *path, int flags)
     return fd;
 }
 
-/* A regular file seen as memory. An empty one has no data. With PROT_WRITE the memory can be changed, not the file. */
+/* A regular file as memory; NULL if it is empty. With PROT_WRITE the memory may change; the file does not. */
 typedef struct mtt__map {
     char *data;
     size_t bytes;
@@ -1927,7 +1945,7 @@ typedef struct mtt__map {
 
 static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, mtt__map *map)
 {
-    int fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK); /* a named pipe is refused instead of waited for */
+    int fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK); /* does not wait for the writer of a named pipe */
     struct stat info;
     void *data = NULL;
     int error = fd < 0 || fstat(fd, &info) ? errno : 0, regular = !error && S_ISREG(info.st_mode);
@@ -1937,7 +1955,8 @@ static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, 
     map->data = error ? NULL : (char *)data;
     if (fd >= 0) MTT__SYS_CLOSE(fd);
     if (error) return mtt__file_fail(env, path, "read it", error);
-    return regular ? MTT_OK : mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
+    if (regular) return MTT_OK;
+    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
 }
 
 static void mtt__map_close(mtt__map *map)
@@ -1946,21 +1965,23 @@ static void mtt__map_close(mtt__map *map)
     memset(map, 0, sizeof(*map));
 }
 
-/* Replaces a file so that death at any moment leaves the old one or the new one, whole: everything goes to .NAME.tmp in
-   the same folder, which is synced, then renamed (Pillai et al. 2014, "All file systems are not created equal"). The
-   temporary is locked: what a dead writer left is taken over, what a living one writes is not touched. A failure removes
-   the temporary and sticks. A zeroed writer is a closed one. */
+/* Replaces a file so that a crash at any moment leaves the old file or the new one, complete. All bytes go to
+   .NAME.tmp in the same folder. That file is synced, then renamed (Pillai et al. 2014, "All file systems are
+   not created equal"). It is locked: the temporary of a dead process is reused, that of a living one is not
+   touched. After a failure the temporary is gone and every call returns the same status. A zeroed writer is
+   closed. */
 typedef struct mtt__writer {
     mtt_env *env;
     int fd, live;
     mtt_status status;
-    uint64_t written, expected; /* bytes put so far, and in the end if known */
-    size_t pending;             /* of those put, in the buffer */
-    char path[2048], folder[2052], temporary[4096];
+    uint64_t written, expected; /* bytes put so far; bytes of the finished file, if known */
+    size_t pending;             /* bytes in the buffer */
+    size_t folder_size;         /* of `temporary`, which begins with FOLDER/. */
+    char path[2048], temporary[4096];
     unsigned char buffer[65536];
 } mtt__writer;
 
-/* Removes before it closes: without the lock the name may be another writer's. */
+/* Removes before closing: once the lock is gone, the name may be another writer's. */
 static void mtt__writer_abort(mtt__writer *w)
 {
     if (!w->live) return;
@@ -1971,12 +1992,13 @@ static void mtt__writer_abort(mtt__writer *w)
 
 static mtt_status mtt__writer_fail(mtt__writer *w, const char *verb, int error)
 {
-    uint64_t wanted = w->expected > w->written ? w->expected : w->written;
+    uint64_t bytes = w->expected > w->written ? w->expected : w->written;
     mtt__writer_abort(w);
     w->status = mtt__file_fail(w->env, w->path, verb, error);
-    return error != ENOSPC ? w->status
-                           : mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed: make room", w->path, verb,
-                                       strerror(error), (unsigned long long)wanted);
+    if (error == ENOSPC)
+        mtt__fail(w->env, w->status, "%s: cannot %s: %s; %llu bytes are needed: make room", w->path, verb,
+                  strerror(error), (unsigned long long)bytes);
+    return w->status;
 }
 
 static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *w)
@@ -1988,31 +2010,31 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
     w->env = env;
     w->status = MTT_E_FILE;
     if (strlen(path) >= sizeof(w->path) || !*name || (stat(path, &named) == 0 && !S_ISREG(named.st_mode)))
-        return mtt__fail(env, MTT_E_FILE, "%s: the name of a regular file is needed, below %zu bytes", path, sizeof(w->path));
+        return mtt__fail(env, MTT_E_FILE, "%s: give the name of a regular file, below 2048 bytes", path);
     memcpy(w->path, path, strlen(path) + 1);
-    mtt__text_init(&text, w->folder, sizeof(w->folder));
-    mtt__print(&text, "%.*s.", (int)(name - path), path);
+    w->folder_size = (size_t)(name - path) + 1;
     mtt__text_init(&text, w->temporary, sizeof(w->temporary));
-    mtt__print(&text, "%s%s.tmp", w->folder, name);
+    mtt__print(&text, "%.*s.%s.tmp", (int)(name - path), path, name);
     w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
     if (w->fd < 0) return mtt__file_fail(env, w->temporary, "create it", errno);
-    /* A writer that finished since renamed the file that was opened here. Some file systems have no locks at all. */
-    if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) || stat(w->temporary, &named) ||
-        mine.st_ino != named.st_ino) {
+    /* The name may have moved on: another writer can finish between the open and the lock. A file system
+       without locks fails with another error, and is accepted. */
+    if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) ||
+        stat(w->temporary, &named) || mine.st_ino != named.st_ino) {
         MTT__SYS_CLOSE(w->fd);
-        return mtt__fail(env, MTT_E_FILE, "%s is being written by another process: wait for its end", path);
+        return mtt__fail(env, MTT_E_FILE, "another process is writing %s: wait until it ends", path);
     }
     w->live = 1;
     return w->status = ftruncate(w->fd, 0) ? mtt__writer_fail(w, "empty its temporary", errno) : MTT_OK;
 }
 
-/* Tells how many bytes will come, so that a full disk is known before the work. */
+/* Announces the size of the finished file, so that a full disk fails before the work, not after it. */
 static mtt_status mtt__writer_expect(mtt__writer *w, uint64_t bytes)
 {
     struct statvfs info;
-    int known = statvfs(w->folder, &info) == 0 && info.f_blocks;
     w->expected = bytes;
-    return known && bytes / info.f_frsize >= info.f_bavail && !w->status ? mtt__writer_fail(w, "write it", ENOSPC) : w->status;
+    if (w->status || fstatvfs(w->fd, &info) || !info.f_blocks) return w->status; /* no blocks: unknown */
+    return bytes / info.f_frsize < info.f_bavail ? MTT_OK : mtt__writer_fail(w, "write it", ENOSPC);
 }
 
 static mtt_status mtt__writer_out(mtt__writer *w, uint64_t offset, const void *data, size_t bytes)
@@ -2056,43 +2078,41 @@ static int mtt__sync(int fd)
     int result;
     do result = MTT__SYS_FSYNC(fd);
     while (result && errno == EINTR);
-    return result ? errno : 0;
+    return result;
 }
 
-/* What close says is of no weight: the data is synced, and the lock has to last until the new name stands. */
+/* The result of close does not matter: the data is synced. The lock must last until the rename. */
 static mtt_status mtt__writer_commit(mtt__writer *w)
 {
     int folder, error;
     if (mtt__writer_flush(w)) return w->status;
-    error = mtt__sync(w->fd);
-    if (error) return mtt__writer_fail(w, "sync it", error);
-    if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename the temporary to it", errno);
-    folder = mtt__open_retry(w->folder, O_RDONLY);
-    error = folder < 0 ? errno : mtt__sync(folder);
+    if (mtt__sync(w->fd)) return mtt__writer_fail(w, "sync it", errno);
+    if (MTT__SYS_RENAME(w->temporary, w->path)) return mtt__writer_fail(w, "rename its temporary", errno);
+    w->temporary[w->folder_size] = 0;
+    folder = mtt__open_retry(w->temporary, O_RDONLY);
+    error = folder < 0 || mtt__sync(folder) ? errno : 0;
     if (folder >= 0) MTT__SYS_CLOSE(folder);
     MTT__SYS_CLOSE(w->fd);
     w->live = 0;
-    w->status = MTT_E_FILE; /* of whatever is put after this */
-    if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* a folder that cannot be read or synced */
-    return mtt__file_fail(w->env, w->path, "sync the folder of the new file", error);
+    w->status = MTT_E_FILE; /* of a later put */
+    if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* not every folder can be synced */
+    return mtt__file_fail(w->env, w->path, "sync its folder", error);
 }
 
-/* CRC-32 of IEEE 802.3, eight bytes a step by eight tables (Kounavis and Berry 2005). */
+/* CRC-32 of IEEE 802.3, eight bytes at a time with eight tables (Kounavis and Berry 2005): at[k][i] is the
+   checksum of byte i followed by k zero bytes. */
 typedef struct mtt__crc_table {
     uint32_t at[8][256];
 } mtt__crc_table;
 
 static void mtt__crc_init(mtt__crc_table *table)
 {
-    uint32_t i, k;
+    uint32_t i, k, crc;
     for (i = 0; i < 256; i++)
-        for (table->at[0][i] = i, k = 0; k < 8; k++)
-            table->at[0][i] = table->at[0][i] >> 1 ^ (table->at[0][i] & 1 ? 0xedb88320u : 0);
-    for (k = 1; k < 8; k++)
-        for (i = 0; i < 256; i++) table->at[k][i] = table->at[k - 1][i] >> 8 ^ table->at[0][table->at[k - 1][i] & 255];
+        for (crc = i, k = 0; k < 64; k++) table->at[k / 8][i] = crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
 }
 
-/* Continues `crc`, which starts at 0; equal to zlib's crc32. */
+/* Continues `crc`, which starts at 0. Equal to zlib's crc32. */
 static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void *data, size_t bytes)
 {
     const uint32_t(*t)[256] = table->at;
@@ -4124,13 +4144,23 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
    >>cpu
    ---------------------------------------------------------------------------------------------------------- */
 
-/* Every operation in plain C, beside its formula. Tensors are read and written as floats, so one text serves
-   all precisions. Sums have an order that does not depend on the number of threads. */
+/* Every operation in plain C, beside its formula: mtt__cpu_norm(op, operands) runs the row `norm` of MTT_OPS.
+   Tensors are read and written as floats, so one text serves all precisions. Threads share rows, columns, tiles
+   or heads. No sum is divided between threads in another order than on one, so their number changes no bit.
+   First come tools: numbers, elementwise operations, matrix products. Then the operations in the order of a
+   step: embedding, norms, GELU, linear layers, attention, loss, update. */
 
-/* Below this many elements an operation stays on one thread: waking the others takes longer, much longer on a
-   busy machine. */
-enum { MTT__ALONE = 32768 };
-enum { MTT__BLOCK = 1024, MTT__MAX_WIDTH = 16384, MTT__TILE = 64, MTT__MAX_HEAD = 256 };
+enum {
+    MTT__ALONE = 32768,    /* up to this many elements one thread works alone: waking others takes longer */
+    MTT__BLOCK = 1024,     /* elements that are converted to floats at a time */
+    MTT__TILE = 64,        /* rows and columns of a tile of a product; queries and keys of flash attention */
+    MTT__LANES = 16,       /* partial sums of a long sum */
+    MTT__MAX_WIDTH = 16384,
+    MTT__MAX_HEAD = 256
+};
+#define MTT__THREADS(elements) MTT__OMP(omp parallel for schedule(static) if ((elements) > MTT__ALONE))
+
+/* ---- numbers ---- */
 
 static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
 {
@@ -4164,15 +4194,8 @@ static const float *mtt__read(const mtt_tensor *t, int64_t first, int64_t count,
     return buffer;
 }
 
-static const mtt_control *mtt__control(const mtt_tensor *t)
-{
-    return (const mtt_control *)t->data;
-}
-
-static mtt_counters *mtt__counters(const mtt_tensor *t)
-{
-    return (mtt_counters *)t->data;
-}
+MTT__INLINE const mtt_control *mtt__control(const mtt_tensor *t) { return (const mtt_control *)t->data; }
+MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_counters *)t->data; }
 
 /* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
    on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
@@ -4185,9 +4208,7 @@ MTT__INLINE float mtt__exp(float x)
     return (y * r * r + r + 1.0f) * mtt__bits_float((mtt__float_bits(shifted) + 127u) << 23);
 }
 
-/* Sums and largest values in 16 lanes: one order for every build, and vectors without licence to reorder. */
-enum { MTT__LANES = 16 };
-
+/* Sums and largest values in lanes: one order for every build, and vectors without licence to reorder. */
 static float mtt__sum_lanes(const float *lane)
 {
     float sum = 0;
@@ -4231,7 +4252,29 @@ static float mtt__largest(const float *x, int64_t n)
     return best;
 }
 
-/* Multiplies `count` values, elements from `first` on, by their masks: 0 or 1 / (1 - p). */
+/* Softmax over a row of any length: its largest element, and a block's part of the sum of e^(x - largest). */
+static float mtt__row_largest(const mtt_tensor *t, int64_t first, int64_t count)
+{
+    float buffer[MTT__BLOCK], best = -3.4e38f;
+    int64_t i, n;
+    for (i = 0; i < count; i += n) {
+        n = mtt__min(MTT__BLOCK, count - i);
+        best = fmaxf(best, mtt__largest(mtt__read(t, first + i, n, buffer), n));
+    }
+    return best;
+}
+
+static float mtt__exp_sum(const float *x, int64_t n, float largest)
+{
+    float e[MTT__BLOCK];
+    int64_t k;
+    for (k = 0; k < n; k++) e[k] = mtt__exp(x[k] - largest);
+    return mtt__sum(e, n);
+}
+
+/* ---- elementwise operations ---- */
+
+/* Dropout: multiplies `count` values, elements from `first` up, by their masks: 0 or 1 / (1 - p). */
 static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count, float *values)
 {
     const mtt_control *c = mtt__control(control);
@@ -4254,71 +4297,141 @@ static void mtt__dropout_mask(const mtt_op *op, const mtt_tensor *control, int64
     mtt__drop(op, control, first, count, mask);
 }
 
+/* out = f(a, dropout(b)): f changes a block of b in place. Without a control there is no dropout. */
+static void mtt__elementwise(const mtt_op *op, const mtt_tensor *control, const mtt_tensor *a, const mtt_tensor *b,
+                             const mtt_tensor *out, void (*f)(const float *a, float *b, int64_t n))
+{
+    int64_t count = mtt__elements(out), i;
+    MTT__THREADS(count)
+    for (i = 0; i < count; i += MTT__BLOCK) {
+        float as[MTT__BLOCK], bs[MTT__BLOCK];
+        int64_t n = mtt__min(MTT__BLOCK, count - i);
+        mtt__load(b, i, n, bs);
+        if (control) mtt__drop(op, control, i, n, bs);
+        if (f) f(a ? mtt__read(a, i, n, as) : NULL, bs, n);
+        mtt__store(out, i, n, bs);
+    }
+}
+
+static void mtt__add_block(const float *a, float *b, int64_t n)
+{
+    int64_t k;
+    for (k = 0; k < n; k++) b[k] += a[k];
+}
+
+/* sum = x + dropout(branch) */
+static void mtt__cpu_residual(const mtt_op *op, const mtt_residual *o)
+{
+    mtt__elementwise(op, o->control, o->x, o->branch, o->sum, mtt__add_block);
+}
+
+static void mtt__cpu_dropout_scores(const mtt_op *op, const mtt_dropout_scores *o)
+{
+    mtt__elementwise(op, o->control, NULL, o->probs, o->dropped, NULL);
+}
+
+/* Dropout is its own gradient. */
+static void mtt__cpu_dropout_backward(const mtt_op *op, const mtt_dropout_backward *o)
+{
+    mtt__elementwise(op, o->control, NULL, o->dy, o->dx, NULL);
+}
+
+/* s = 1 / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s, free of
+   cancellation. */
+MTT__INLINE float mtt__gelu_sigmoid(float x)
+{
+    return 1.0f / (1.0f + mtt__exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
+}
+
+static void mtt__gelu_block(const float *unused, float *x, int64_t n)
+{
+    int64_t k;
+    (void)unused;
+    for (k = 0; k < n; k++) x[k] *= mtt__gelu_sigmoid(x[k]);
+}
+
+/* y = GELU(x) */
+static void mtt__cpu_gelu(const mtt_op *op, const mtt_gelu *o)
+{
+    mtt__elementwise(op, NULL, NULL, o->x, o->y, mtt__gelu_block);
+}
+
+static void mtt__gelu_backward_block(const float *x, float *g, int64_t n)
+{
+    int64_t k;
+    for (k = 0; k < n; k++) {
+        float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
+        g[k] *= s + x[k] * s * (1.0f - s) * slope;
+    }
+}
+
+/* dx = dy (s + x s (1 - s) 2u') */
+static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
+{
+    mtt__elementwise(op, NULL, o->x, o->dy, o->dx, mtt__gelu_backward_block);
+}
+
 /* ---- matrix products ---- */
 
-/* A matrix inside a tensor: element (i, j) is at offset + i * row + j * column, and one of the steps is 1. */
+/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column, and a step is 1. */
 typedef struct mtt__view {
     const mtt_tensor *t;
-    int64_t offset, row, column;
+    int64_t first, m, n, row, column;
 } mtt__view;
 
-static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t offset, int transposed)
+static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
 {
-    mtt__view v;
-    v.t = t;
-    v.offset = offset;
-    v.row = transposed ? 1 : mtt__width(t);
-    v.column = transposed ? mtt__width(t) : 1;
-    return v;
+    mtt__view straight = {t, first, m, n, mtt__width(t), 1}, turned = {t, first, n, m, 1, mtt__width(t)};
+    return transposed ? turned : straight;
 }
 
 static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
 {
-    return mtt__matrix_at(t, 0, transposed);
+    return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
 }
 
-static mtt__view mtt__transposed(mtt__view v)
-{
-    int64_t row = v.row;
-    v.row = v.column;
-    v.column = row;
-    return v;
-}
-
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats. Where columns are contiguous in
-   memory, 16 of them are read and then written side by side, a cache line at a time. */
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 4.
+   Where columns are contiguous in memory, 16 of them are read and then written side by side, a cache line at
+   a time. */
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out, int64_t stride)
 {
     enum { W = 16 };
-    float columns[W][MTT__PANEL_K];
+    float columns[W][MTT__MAX_HEAD];
     int64_t i, j, l, w;
-    if (v.column == 1) {
-        for (i = 0; i < m; i++) mtt__load(v.t, v.offset + (i0 + i) * v.row + j0, n, out + i * stride);
-        return;
-    }
-    for (j = 0; j < n; j += W) {
+    for (i = 0; i < m && v.column == 1; i++) mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
+    for (j = 0; j < n && v.column != 1; j += W) {
         w = mtt__min(W, n - j);
-        for (l = 0; l < w; l++) mtt__load(v.t, v.offset + i0 + (j0 + j + l) * v.column, m, columns[l]);
+        for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
         for (i = 0; i < m; i++)
             for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
     }
+    for (i = 0; i < mtt__round_up(m, 4); i++)
+        for (j = i < m ? n : 0; j < mtt__round_up(n, 4); j++) out[i * stride + j] = 0;
 }
 
-/* C += A B for an m x k and a k x n block. m is even and k a multiple of 4: blocks are padded to that with
-   zeros. Rows of B and C have room up to the next multiple of 16, where what is computed is never read. The
-   two local rows tell the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56 GFLOP/s
-   a core instead of 10. */
-static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
-                                int64_t ldb, float *c, int64_t ldc)
+/* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
+static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in, int64_t stride)
+{
+    int64_t i;
+    for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
+}
+
+/* C += A B for an m x k and a k x n block. It works on whole multiples of 2 rows, 4 terms and 16 columns: A and B
+   are padded with zeros as by mtt__load_block, and what is computed in columns beyond n is never read. The two
+   local rows tell the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56 GFLOP/s a core
+   instead of 10. */
+static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,
+                                const float *b, int64_t ldb, float *c, int64_t ldc)
 {
     enum { W = 16 };
     int64_t i, j, p;
     int l;
     for (i = 0; i < m; i += 2)
         for (p = 0; p < k; p += 4) {
-            const float *x = a + i * lda + p, *y = x + lda;
+            const float *x = a + i * a_row + p * a_column, *y = x + a_row;
             const float *b0 = b + p * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
-            float x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3], y0 = y[0], y1 = y[1], y2 = y[2], y3 = y[3];
+            float x0 = x[0], x1 = x[a_column], x2 = x[2 * a_column], x3 = x[3 * a_column];
+            float y0 = y[0], y1 = y[a_column], y2 = y[2 * a_column], y3 = y[3 * a_column];
             float *c0 = c + i * ldc, *c1 = c0 + ldc;
             for (j = 0; j < n; j += W) {
                 float u[W], v[W];
@@ -4332,6 +4445,36 @@ static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a,
         }
 }
 
+/* C = scale A B by tiles on one thread: for attention, which has a product for each head. */
+static void mtt__tile_gemm(float scale, mtt__view a, mtt__view b, mtt__view c)
+{
+    enum { S = MTT__TILE };
+    float ta[S * S], tb[S * S], tc[S * S];
+    int64_t i, j, p, l;
+    for (i = 0; i < c.m; i += S)
+        for (j = 0; j < c.n; j += S) {
+            int64_t m = mtt__min(S, c.m - i), n = mtt__min(S, c.n - j);
+            memset(tc, 0, sizeof(tc));
+            for (p = 0; p < a.n; p += S) {
+                int64_t k = mtt__min(S, a.n - p);
+                mtt__load_block(a, i, m, p, k, ta, S);
+                mtt__load_block(b, p, k, j, n, tb, S);
+                mtt__multiply_block(m, n, k, ta, S, 1, tb, S, tc, S);
+            }
+            for (l = 0; l < S * S; l++) tc[l] *= scale;
+            mtt__store_block(c, i, m, j, n, tc, S);
+        }
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n panel, on all threads. */
+static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel, int64_t stride)
+{
+    int64_t i;
+    MTT__THREADS(m * n)
+    for (i = 0; i < m; i += MTT__TILE)
+        mtt__load_block(v, i0 + i, mtt__min(MTT__TILE, m - i), j0, n, panel + i * stride, stride);
+}
+
 /* C += A B for panels, on all threads. */
 static void mtt__multiply_panel(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float *c)
 {
@@ -4340,247 +4483,177 @@ static void mtt__multiply_panel(int64_t m, int64_t n, int64_t k, const float *a,
                 MTT__PANEL_N, 1.0f, c, MTT__PANEL_N);
 #else
     int64_t columns = mtt__ceil_div(n, MTT__TILE), tiles = mtt__ceil_div(m, MTT__TILE) * columns, tile;
-    MTT__OMP(omp parallel for schedule(static) if (m * n * k > MTT__ALONE))
+    MTT__THREADS(m * n * k)
     for (tile = 0; tile < tiles; tile++) {
         int64_t i = tile / columns * MTT__TILE, j = tile % columns * MTT__TILE;
         mtt__multiply_block(mtt__min(MTT__TILE, m - i), mtt__min(MTT__TILE, n - j), k, a + i * MTT__PANEL_K,
-                            MTT__PANEL_K, b + j, MTT__PANEL_N, c + i * MTT__PANEL_N + j, MTT__PANEL_N);
+                            MTT__PANEL_K, 1, b + j, MTT__PANEL_N, c + i * MTT__PANEL_N + j, MTT__PANEL_N);
     }
 #endif
 }
 
-/* Fills a panel with a block of a view, padded with zeros to whole steps of the inner loops. */
-static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel, int64_t stride,
-                            int64_t padded_m, int64_t padded_n)
+/* C = A B + bias, or C += A B where `add` is set, without panels. 1 = done, 0 = not in FP32 or no BLAS. */
+static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
 {
+#ifdef MTT_CBLAS
+    float *out = (float *)c.t->data + c.first;
     int64_t i;
-    MTT__OMP(omp parallel for schedule(static) if (padded_m * padded_n > MTT__ALONE))
-    for (i = 0; i < padded_m; i += MTT__TILE) {
-        int64_t rows = mtt__min(MTT__TILE, m - i), all = mtt__min(MTT__TILE, padded_m - i), k;
-        if (rows > 0) mtt__load_block(v, i0 + i, rows, j0, n, panel + i * stride, stride);
-        for (k = 0; k < all; k++) {
-            float *row = panel + (i + k) * stride;
-            if (k >= rows) memset(row, 0, (size_t)padded_n * sizeof(float));
-            else memset(row + n, 0, (size_t)(padded_n - n) * sizeof(float));
-        }
-    }
+    if (a.t->dtype != MTT_F32 || b.t->dtype != MTT_F32 || c.t->dtype != MTT_F32) return 0;
+    if (a.m > INT_MAX || a.n > INT_MAX || b.n > INT_MAX) return 0;
+    MTT__THREADS(c.m * c.n)
+    for (i = 0; i < (bias ? c.m : 0); i++) memcpy(out + i * c.row, bias->data, (size_t)c.n * sizeof(float));
+    cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans, b.column == 1 ? CblasNoTrans : CblasTrans,
+                (int)c.m, (int)c.n, (int)a.n, 1.0f, (const float *)a.t->data + a.first, (int)(a.row * a.column),
+                (const float *)b.t->data + b.first, (int)(b.row * b.column), bias || add ? 1.0f : 0.0f, out, (int)c.row);
+    return 1;
+#else
+    (void)a, (void)b, (void)c, (void)bias, (void)add;
+    return 0;
+#endif
 }
 
-/* C (m x n) = A (m x k) B (k x n) + bias, or + C where `add` is set. C's columns are contiguous. */
-static void mtt__gemm(const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__view a, mtt__view b, mtt__view c,
-                      const mtt_tensor *bias, int add)
+/* C = A B + bias, or C += A B where `add` is set, by panels of floats in the workspace. */
+static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
 {
     float *pa = (float *)op->workspace->data, *pb = pa + MTT__PANEL_M * MTT__PANEL_K;
     float *pc = pb + MTT__PANEL_K * MTT__PANEL_N;
     int64_t i, j, p, r;
-#ifdef MTT_CBLAS
-    if (a.t->dtype == MTT_F32 && b.t->dtype == MTT_F32 && c.t->dtype == MTT_F32 && m <= INT_MAX && n <= INT_MAX &&
-        k <= INT_MAX) {
-        float *out = (float *)c.t->data + c.offset;
-        MTT__OMP(omp parallel for schedule(static) if (m * n > MTT__ALONE))
-        for (r = 0; r < (bias ? m : 0); r++) memcpy(out + r * c.row, bias->data, (size_t)n * sizeof(float));
-        cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans, b.column == 1 ? CblasNoTrans : CblasTrans,
-                    (int)m, (int)n, (int)k, 1.0f, (const float *)a.t->data + a.offset,
-                    (int)(a.column == 1 ? a.row : a.column), (const float *)b.t->data + b.offset,
-                    (int)(b.column == 1 ? b.row : b.column), bias || add ? 1.0f : 0.0f, out, (int)c.row);
-        return;
-    }
-#endif
-    for (j = 0; j < n; j += MTT__PANEL_N)
-        for (i = 0; i < m; i += MTT__PANEL_M) {
-            int64_t cm = mtt__min(MTT__PANEL_M, m - i), cn = mtt__min(MTT__PANEL_N, n - j), even = mtt__round_up(cm, 2);
-            memset(pc, 0, (size_t)(even * MTT__PANEL_N) * sizeof(float));
-            for (p = 0; p < k; p += MTT__PANEL_K) {
-                int64_t ck = mtt__min(MTT__PANEL_K, k - p), whole = mtt__round_up(ck, 4);
-                mtt__load_panel(a, i, cm, p, ck, pa, MTT__PANEL_K, even, whole);
-                mtt__load_panel(b, p, ck, j, cn, pb, MTT__PANEL_N, whole, cn);
-                mtt__multiply_panel(even, cn, whole, pa, pb, pc);
+    if (mtt__blas_gemm(a, b, c, bias, add)) return;
+    for (j = 0; j < c.n; j += MTT__PANEL_N)
+        for (i = 0; i < c.m; i += MTT__PANEL_M) {
+            int64_t m = mtt__min(MTT__PANEL_M, c.m - i), n = mtt__min(MTT__PANEL_N, c.n - j);
+            memset(pc, 0, (size_t)(mtt__round_up(m, 2) * MTT__PANEL_N) * sizeof(float));
+            for (p = 0; p < a.n; p += MTT__PANEL_K) {
+                int64_t k = mtt__min(MTT__PANEL_K, a.n - p);
+                mtt__load_panel(a, i, m, p, k, pa, MTT__PANEL_K);
+                mtt__load_panel(b, p, k, j, n, pb, MTT__PANEL_N);
+                mtt__multiply_panel(m, n, k, pa, pb, pc);
             }
-            MTT__OMP(omp parallel for schedule(static) if (m * n > MTT__ALONE))
-            for (r = 0; r < cm; r++) {
-                float buffer[MTT__PANEL_N], *row = pc + r * MTT__PANEL_N;
-                const float *more = add    ? mtt__read(c.t, c.offset + (i + r) * c.row + j, cn, buffer)
-                                    : bias ? mtt__read(bias, j, cn, buffer)
-                                           : NULL;
-                int64_t l;
-                for (l = 0; more && l < cn; l++) row[l] += more[l];
-                mtt__store(c.t, c.offset + (i + r) * c.row + j, cn, row);
+            MTT__THREADS(m * n)
+            for (r = 0; r < m; r++) {
+                float buffer[MTT__PANEL_N];
+                int64_t at = c.first + (i + r) * c.row + j;
+                if (add) mtt__add_block(mtt__read(c.t, at, n, buffer), pc + r * MTT__PANEL_N, n);
+                if (bias) mtt__add_block(mtt__read(bias, j, n, buffer), pc + r * MTT__PANEL_N, n);
+                mtt__store(c.t, at, n, pc + r * MTT__PANEL_N);
             }
         }
 }
 
-/* Sums of columns, each in the order of the rows; added to what is there where `add` is set. */
-static void mtt__column_sums(const mtt_tensor *x, int64_t rows, float *sums, int add)
+/* Sums over rows, row after row: of dy, or of dy xhat if there are x and its statistics, with
+   xhat = (x - mean) rstd. They are added to `sums` where `add` is set. */
+static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *stats, const mtt_tensor *sums,
+                          int add)
 {
     enum { STRIPE = 64 };
-    int64_t n = mtt__width(x), stripe;
-    MTT__OMP(omp parallel for schedule(static) if (rows * n > MTT__ALONE))
+    int64_t n = mtt__width(dy), rows = mtt__rows(dy), stripe;
+    MTT__THREADS(rows * n)
     for (stripe = 0; stripe < n; stripe += STRIPE) {
-        float buffer[STRIPE], sum[STRIPE] = {0};
+        float gs[STRIPE], xs[STRIPE], sum[STRIPE] = {0}, *out = (float *)sums->data + stripe;
         int64_t width = mtt__min(STRIPE, n - stripe), r, k;
         for (r = 0; r < rows; r++) {
-            const float *values = mtt__read(x, r * n + stripe, width, buffer);
-            for (k = 0; k < width; k++) sum[k] += values[k];
+            const float *g = mtt__read(dy, r * n + stripe, width, gs);
+            if (x) {
+                const float *v = mtt__read(x, r * n + stripe, width, xs), *s = (const float *)stats->data + 2 * r;
+                for (k = 0; k < width; k++) sum[k] += g[k] * (v[k] - s[0]) * s[1];
+            } else
+                for (k = 0; k < width; k++) sum[k] += g[k];
         }
-        for (k = 0; k < width; k++) sums[stripe + k] = sum[k] + (add ? sums[stripe + k] : 0.0f);
+        for (k = 0; k < width; k++) out[k] = sum[k] + (add ? out[k] : 0.0f);
     }
 }
 
 /* ---- embedding ---- */
 
 /* x = dropout(wte[token] + position) */
-static void mtt__cpu_embed(const mtt_op *op)
+static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
 {
-    const mtt_embed *o = MTT_OPERANDS_OF(embed, op);
     const int32_t *tokens = (const int32_t *)o->tokens->data;
     int64_t C = op->shape->d_model, row;
-    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * C > MTT__ALONE))
+    MTT__THREADS(op->shape->rows * C)
     for (row = 0; row < op->shape->rows; row++) {
         float x[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH];
-        const float *position;
-        int64_t k;
         mtt__load(o->wte, tokens[row] * C, C, x);
-        position = mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer);
-        for (k = 0; k < C; k++) x[k] += position[k];
+        mtt__add_block(mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer), x, C);
         mtt__drop(op, o->control, row * C, C, x);
         mtt__store(o->x, row * C, C, x);
     }
 }
 
 /* d_wte[token] += mask * dx and d_wpe[t] += mask * dx, row after row within a stripe of columns. */
-static void mtt__cpu_embed_backward(const mtt_op *op)
+static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *o)
 {
     enum { STRIPE = 32 };
-    const mtt_embed_backward *o = MTT_OPERANDS_OF(embed_backward, op);
     const int32_t *tokens = (const int32_t *)o->tokens->data;
     float *d_wte = (float *)o->d_wte->data, *d_wpe = o->d_wpe ? (float *)o->d_wpe->data : NULL;
     int64_t C = op->shape->d_model, stripe;
     if (!op->adds) memset(d_wte, 0, o->d_wte->bytes);
     if (d_wpe && !op->later) memset(d_wpe, 0, o->d_wpe->bytes);
-    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * C > MTT__ALONE))
+    MTT__THREADS(op->shape->rows * C)
     for (stripe = 0; stripe < C; stripe += STRIPE) {
-        int64_t n = mtt__min(STRIPE, C - stripe), row, k;
+        int64_t n = mtt__min(STRIPE, C - stripe), row;
         for (row = 0; row < op->shape->rows; row++) {
-            float buffer[STRIPE], mask[STRIPE];
-            const float *dx = mtt__read(o->dx, row * C + stripe, n, buffer);
-            float *word = d_wte + tokens[row] * C + stripe;
-            float *position = d_wpe ? d_wpe + row % op->shape->seq_len * C + stripe : NULL;
-            mtt__dropout_mask(op, o->control, row * C + stripe, n, mask);
-            for (k = 0; k < n; k++) word[k] += mask[k] * dx[k];
-            for (k = 0; position && k < n; k++) position[k] += mask[k] * dx[k];
+            float dx[STRIPE];
+            mtt__load(o->dx, row * C + stripe, n, dx);
+            mtt__drop(op, o->control, row * C + stripe, n, dx);
+            mtt__add_block(dx, d_wte + tokens[row] * C + stripe, n);
+            if (d_wpe) mtt__add_block(dx, d_wpe + row % op->shape->seq_len * C + stripe, n);
         }
     }
 }
 
-static void mtt__cpu_pick_row(const mtt_op *op)
+static void mtt__cpu_pick_row(const mtt_op *op, const mtt_pick_row *o)
 {
-    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
-    size_t row = (size_t)mtt__control(o->control)->row;
-    memcpy(o->row->data, (const char *)o->x->data + row * o->row->bytes, o->row->bytes);
+    size_t bytes = o->row->bytes;
+    (void)op;
+    memcpy(o->row->data, (const char *)o->x->data + (size_t)mtt__control(o->control)->row * bytes, bytes);
 }
 
 /* ---- norms ---- */
 
-/* y = (x - mean) / sqrt(var + 1e-5) * gain + shift, with the biased variance, in two passes; keeps mean and
-   1 / deviation. */
-static void mtt__norm_rows(const mtt_tensor *x_in, const mtt_tensor *gain_in, const mtt_tensor *shift_in,
-                           const mtt_tensor *y_out, const mtt_tensor *stats_out)
+/* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + 1e-5), the biased variance, in two passes.
+   Keeps mean and rstd. */
+static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
 {
-    int64_t C = mtt__width(y_out), rows = mtt__rows(y_out), row;
-    float *stats = (float *)stats_out->data;
-    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
+    int64_t C = op->shape->d_model, rows = mtt__rows(o->y), row;
+    MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
         float xs[MTT__MAX_WIDTH], gains[MTT__MAX_WIDTH], shifts[MTT__MAX_WIDTH], y[MTT__MAX_WIDTH];
-        const float *x = mtt__read(x_in, row * C, C, xs), *gain = mtt__read(gain_in, 0, C, gains);
-        const float *shift = mtt__read(shift_in, 0, C, shifts);
-        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd;
+        const float *x = mtt__read(o->x, row * C, C, xs), *gain = mtt__read(o->gain, 0, C, gains);
+        const float *shift = mtt__read(o->shift, 0, C, shifts);
+        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd, *stats = (float *)o->stats->data + 2 * row;
         int64_t i, k;
         for (i = 0; i < C; i += 8)
             for (k = 0; k < 8; k++) lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
         rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)C + 1e-5f);
-        stats[2 * row] = mean;
-        stats[2 * row + 1] = rstd;
+        stats[0] = mean;
+        stats[1] = rstd;
         for (k = 0; k < C; k++) y[k] = (x[k] - mean) * rstd * gain[k] + shift[k];
-        mtt__store(y_out, row * C, C, y);
+        mtt__store(o->y, row * C, C, y);
     }
 }
 
-static void mtt__cpu_norm(const mtt_op *op)
+/* A fused operation is its parts in order. */
+static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_residual_norm *o)
 {
-    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
-    mtt__norm_rows(o->x, o->gain, o->shift, o->y, o->stats);
+    mtt_residual residual = {o->x, o->branch, o->control, o->sum};
+    mtt_norm norm = {o->sum, o->gain, o->shift, o->y, o->stats};
+    mtt__cpu_residual(op, &residual);
+    mtt__cpu_norm(op, &norm);
 }
 
-/* y = a + dropout(b); without an `a`, y = dropout(b), which is dropout's own gradient. */
-static void mtt__masked_sum(const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b, const mtt_tensor *control,
-                            const mtt_tensor *y)
+/* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over rows
+   of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]. */
+static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 {
-    int64_t count = mtt__elements(y), i;
-    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
-    for (i = 0; i < count; i += MTT__BLOCK) {
-        float buffer[MTT__BLOCK], sum[MTT__BLOCK];
-        int64_t n = mtt__min(MTT__BLOCK, count - i), k;
-        mtt__load(b, i, n, sum);
-        mtt__drop(op, control, i, n, sum);
-        if (a) {
-            const float *x = mtt__read(a, i, n, buffer);
-            for (k = 0; k < n; k++) sum[k] += x[k];
-        }
-        mtt__store(y, i, n, sum);
-    }
-}
-
-static void mtt__cpu_residual(const mtt_op *op)
-{
-    const mtt_residual *o = MTT_OPERANDS_OF(residual, op);
-    mtt__masked_sum(op, o->x, o->branch, o->control, o->sum);
-}
-
-static void mtt__cpu_residual_norm(const mtt_op *op)
-{
-    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
-    mtt__masked_sum(op, o->x, o->branch, o->control, o->sum);
-    mtt__norm_rows(o->sum, o->gain, o->shift, o->y, o->stats);
-}
-
-static void mtt__cpu_dropout_backward(const mtt_op *op)
-{
-    const mtt_dropout_backward *o = MTT_OPERANDS_OF(dropout_backward, op);
-    mtt__masked_sum(op, NULL, o->dy, o->control, o->dx);
-}
-
-/* With xhat = (x - mean) rstd: d_gain = sum over rows of dy xhat, d_shift = sum over rows of dy. */
-static void mtt__norm_parameter_gradients(const mtt_norm_backward *o, int add)
-{
-    enum { STRIPE = 32 };
-    const float *stats = (const float *)o->stats->data;
-    float *d_gain = (float *)o->d_gain->data, *d_shift = (float *)o->d_shift->data;
-    int64_t C = mtt__width(o->dy), rows = mtt__rows(o->dy), stripe;
-    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
-    for (stripe = 0; stripe < C; stripe += STRIPE) {
-        float gs[STRIPE], xs[STRIPE], gain[STRIPE] = {0}, shift[STRIPE] = {0};
-        int64_t n = mtt__min(STRIPE, C - stripe), r, k;
-        for (r = 0; r < rows; r++) {
-            const float *g = mtt__read(o->dy, r * C + stripe, n, gs), *x = mtt__read(o->x, r * C + stripe, n, xs);
-            for (k = 0; k < n; k++) gain[k] += g[k] * (x[k] - stats[2 * r]) * stats[2 * r + 1];
-            for (k = 0; k < n; k++) shift[k] += g[k];
-        }
-        for (k = 0; k < n; k++) d_gain[stripe + k] = gain[k] + (add ? d_gain[stripe + k] : 0.0f);
-        for (k = 0; k < n; k++) d_shift[stripe + k] = shift[k] + (add ? d_shift[stripe + k] : 0.0f);
-    }
-}
-
-/* With g = dy gain: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient] */
-static void mtt__cpu_norm_backward(const mtt_op *op)
-{
-    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
-    const float *stats = (const float *)o->stats->data;
-    int64_t C = mtt__width(o->dy), rows = mtt__rows(o->dy), row;
-    mtt__norm_parameter_gradients(o, op->adds);
-    MTT__OMP(omp parallel for schedule(static) if (rows * C > MTT__ALONE))
+    int64_t C = op->shape->d_model, rows = mtt__rows(o->dy), row;
+    mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, op->adds);
+    mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, op->adds);
+    MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
         float g[MTT__MAX_WIDTH], xhat[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH], mean_g, mean_gx;
-        const float mean = stats[2 * row], rstd = stats[2 * row + 1], *gain = mtt__read(o->gain, 0, C, buffer);
+        const float *stats = (const float *)o->stats->data + 2 * row, *gain = mtt__read(o->gain, 0, C, buffer);
+        const float mean = stats[0], rstd = stats[1];
         int64_t k;
         mtt__load(o->dy, row * C, C, g);
         mtt__load(o->x, row * C, C, xhat);
@@ -4589,220 +4662,108 @@ static void mtt__cpu_norm_backward(const mtt_op *op)
         mean_g = mtt__sum(g, C) / (float)C;
         mean_gx = mtt__dot(g, xhat, C) / (float)C;
         for (k = 0; k < C; k++) g[k] = rstd * (g[k] - mean_g - xhat[k] * mean_gx);
-        if (o->joined) {
-            const float *joined = mtt__read(o->joined, row * C, C, xhat);
-            for (k = 0; k < C; k++) g[k] += joined[k];
-        }
+        if (o->joined) mtt__add_block(mtt__read(o->joined, row * C, C, xhat), g, C);
         mtt__store(o->dx, row * C, C, g);
     }
 }
 
-/* ---- GELU ---- */
-
-/* s = 1 / (1 + exp(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s, free of
-   cancellation. */
-MTT__INLINE float mtt__gelu_sigmoid(float x)
-{
-    return 1.0f / (1.0f + mtt__exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
-}
-
-/* y = GELU(x) */
-static void mtt__gelu_elements(const mtt_tensor *x_in, const mtt_tensor *y_out)
-{
-    int64_t count = mtt__elements(y_out), i;
-    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
-    for (i = 0; i < count; i += MTT__BLOCK) {
-        float buffer[MTT__BLOCK], y[MTT__BLOCK];
-        int64_t n = mtt__min(MTT__BLOCK, count - i), k;
-        const float *x = mtt__read(x_in, i, n, buffer);
-        for (k = 0; k < n; k++) y[k] = x[k] * mtt__gelu_sigmoid(x[k]);
-        mtt__store(y_out, i, n, y);
-    }
-}
-
-static void mtt__cpu_gelu(const mtt_op *op)
-{
-    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
-    mtt__gelu_elements(o->x, o->y);
-}
-
-/* dx = dy (s + x s (1 - s) 2u') */
-static void mtt__gelu_gradients(const mtt_tensor *dy, const mtt_tensor *x_in, const mtt_tensor *dx)
-{
-    int64_t count = mtt__elements(dx), i;
-    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
-    for (i = 0; i < count; i += MTT__BLOCK) {
-        float buffer[MTT__BLOCK], g[MTT__BLOCK];
-        int64_t n = mtt__min(MTT__BLOCK, count - i), k;
-        const float *x = mtt__read(x_in, i, n, buffer);
-        mtt__load(dy, i, n, g);
-        for (k = 0; k < n; k++) {
-            float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
-            g[k] *= s + x[k] * s * (1.0f - s) * slope;
-        }
-        mtt__store(dx, i, n, g);
-    }
-}
-
-static void mtt__cpu_gelu_backward(const mtt_op *op)
-{
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
-    mtt__gelu_gradients(o->dy, o->x, o->dx);
-}
-
 /* ---- linear layers ---- */
 
-/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
-static void mtt__multiply(const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
-                          const mtt_tensor *bias, const mtt_tensor *y)
+/* y = x W + b, or x W^T + b for a transposed weight */
+static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm(op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__matrix(x, 0), mtt__matrix(weight, transposed),
-              mtt__matrix(y, 0), bias, 0);
-}
-
-static void mtt__cpu_linear(const mtt_op *op)
-{
-    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
-    mtt__multiply(op, o->x, o->weight, op->transposed, o->bias, o->y);
+    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias, 0);
 }
 
 /* dx = dy W^T */
-static void mtt__cpu_linear_backward_input(const mtt_op *op)
+static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
-    mtt__multiply(op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL, 0);
+}
+
+/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy */
+static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_backward_weight *o)
+{
+    const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    mtt__gemm(op, mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL, op->adds);
+    if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
-static void mtt__cpu_linear_gelu(const mtt_op *op)
+static void mtt__cpu_linear_gelu(const mtt_op *op, const mtt_linear_gelu *o)
 {
-    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
-    mtt__multiply(op, o->x, o->weight, op->transposed, o->bias, o->pre);
-    if (o->y) mtt__gelu_elements(o->pre, o->y);
+    mtt_linear linear = {o->x, o->weight, o->bias, o->pre};
+    mtt_gelu gelu = {o->pre, o->y};
+    mtt__cpu_linear(op, &linear);
+    if (o->y) mtt__cpu_gelu(op, &gelu);
 }
 
 /* dx = (dy W^T) GELU'(pre); d_bias (+)= sum over rows of dx as it is stored */
-static void mtt__cpu_linear_backward_gelu(const mtt_op *op)
+static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_linear_backward_gelu *o)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    mtt__multiply(op, o->dy, o->weight, !op->transposed, NULL, o->dx);
-    mtt__gelu_gradients(o->dx, o->pre, o->dx);
-    if (o->d_bias) mtt__column_sums(o->dx, mtt__rows(o->dx), (float *)o->d_bias->data, op->adds);
-}
-
-/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy. x begins at row
-   `first`. */
-static void mtt__weight_gradient(const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy, int64_t rows,
-                                 const mtt_tensor *d_weight, const mtt_tensor *d_bias, int add)
-{
-    int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__view left = mtt__matrix_at(x, first * k, !op->transposed), right = mtt__matrix(dy, op->transposed);
-    if (op->transposed) mtt__gemm(op, n, k, rows, right, left, mtt__matrix(d_weight, 0), NULL, add);
-    else mtt__gemm(op, k, n, rows, left, right, mtt__matrix(d_weight, 0), NULL, add);
-    if (d_bias) mtt__column_sums(dy, rows, (float *)d_bias->data, add);
-}
-
-static void mtt__cpu_linear_backward_weight(const mtt_op *op)
-{
-    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
-    mtt__weight_gradient(op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
+    mtt_linear_backward_input linear = {o->dy, o->weight, o->dx};
+    mtt_gelu_backward gelu = {o->dx, o->pre, o->dx};
+    mtt__cpu_linear_backward_input(op, &linear);
+    mtt__cpu_gelu_backward(op, &gelu);
+    if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, op->adds);
 }
 
 /* ---- plain attention ---- */
 
-/* One head of one sequence: its q, k and v, and its part of the output. */
-typedef struct mtt__head {
-    mtt__view q, k, v;
-    int64_t out;   /* offset of its output, rows d_model apart */
-    int64_t index; /* of the head in the batch: its scores are rows index * T up */
-    float scale;   /* 1 / sqrt(head_dim) */
-} mtt__head;
+/* The matrix of a head: its columns in rows of qkv or of the output, or its T x T square of scores. */
+enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
 
-static mtt__head mtt__head_at(const mtt_op *op, const mtt_tensor *qkv, int64_t index)
+static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
+
+/* Heads are counted through the batch, sequence after sequence. */
+static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
 {
     const mtt_shape *d = op->shape;
-    mtt_qkv parts = mtt_qkv_of(d);
-    int64_t tokens = index / d->heads * d->seq_len;
-    int h = (int)(index % d->heads);
-    mtt__head head;
-    head.q = mtt__matrix_at(qkv, tokens * parts.row + mtt_qkv_column(&parts, 0, h), 0);
-    head.k = mtt__matrix_at(qkv, tokens * parts.row + mtt_qkv_column(&parts, 1, h), 0);
-    head.v = mtt__matrix_at(qkv, tokens * parts.row + mtt_qkv_column(&parts, 2, h), 0);
-    head.out = tokens * d->d_model + h * d->head_dim;
-    head.index = index;
-    head.scale = 1.0f / sqrtf((float)d->head_dim);
-    return head;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int head = (int)(index % d->heads), transposed = part & MTT__TRANSPOSED, which = part & ~MTT__TRANSPOSED;
+    int64_t T = d->seq_len, D = d->head_dim, first = index / d->heads * T * mtt__width(t);
+    if (which == MTT__SQUARE) return mtt__matrix_at(t, index * T * T, T, T, transposed);
+    first += which == MTT__OUT ? head * D : mtt_qkv_column(&qkv, which, head);
+    return mtt__matrix_at(t, first, T, D, transposed);
 }
 
-static int64_t mtt__heads(const mtt_op *op)
+/* 1 / sqrt(head_dim), by which scores are multiplied */
+static float mtt__score_scale(const mtt_op *op)
 {
-    return (int64_t)op->shape->batch * op->shape->heads;
+    return 1.0f / sqrtf((float)op->shape->head_dim);
 }
 
-/* The T x T matrix of a head. */
-static mtt__view mtt__square(const mtt_op *op, const mtt_tensor *t, int64_t head, int transposed)
+/* C = scale A B for every head */
+static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part, const mtt_tensor *b,
+                            int b_part, const mtt_tensor *c, int c_part)
 {
-    return mtt__matrix_at(t, head * op->shape->seq_len * op->shape->seq_len, transposed);
-}
-
-/* C = alpha A B by blocks on one thread: the products of plain attention, of which each head has its own. */
-static void mtt__head_gemm(int64_t m, int64_t n, int64_t k, mtt__view a, mtt__view b, mtt__view c, float alpha)
-{
-    enum { S = MTT__TILE };
-    float ta[S * S], tb[S * S], tc[S * S];
-    int64_t i, j, p, r, l;
-    for (i = 0; i < m; i += S)
-        for (j = 0; j < n; j += S) {
-            int64_t cm = mtt__min(S, m - i), cn = mtt__min(S, n - j);
-            memset(tc, 0, sizeof(tc));
-            for (p = 0; p < k; p += S) {
-                int64_t ck = mtt__min(S, k - p);
-                if (cm < S || ck < S) memset(ta, 0, sizeof(ta));
-                if (ck < S) memset(tb, 0, sizeof(tb));
-                mtt__load_block(a, i, cm, p, ck, ta, S);
-                mtt__load_block(b, p, ck, j, cn, tb, S);
-                mtt__multiply_block(mtt__round_up(cm, 2), cn, mtt__round_up(ck, 4), ta, S, tb, S, tc, S);
-            }
-            for (r = 0; r < cm; r++) {
-                for (l = 0; l < cn; l++) tc[r * S + l] *= alpha;
-                mtt__store(c.t, c.offset + (i + r) * c.row + j, cn, tc + r * S);
-            }
-        }
+    int64_t T = op->shape->seq_len, i;
+    MTT__THREADS(mtt__heads(op) * T * T)
+    for (i = 0; i < mtt__heads(op); i++)
+        mtt__tile_gemm(scale, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i), mtt__head(op, c, c_part, i));
 }
 
 /* S = Q K^T / sqrt(head_dim), the whole square */
-static void mtt__cpu_attention_scores(const mtt_op *op)
+static void mtt__cpu_attention_scores(const mtt_op *op, const mtt_attention_scores *o)
 {
-    const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
-    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
-    for (i = 0; i < mtt__heads(op); i++) {
-        mtt__head h = mtt__head_at(op, o->qkv, i);
-        mtt__head_gemm(T, T, D, h.q, mtt__transposed(h.k), mtt__square(op, o->scores, i, 0), h.scale);
-    }
+    mtt__heads_gemm(op, mtt__score_scale(op), o->qkv, MTT__Q, o->qkv, MTT__K | MTT__TRANSPOSED, o->scores, MTT__SQUARE);
 }
 
 /* P = softmax of the keys that each query attends, 0 elsewhere */
-static void mtt__cpu_softmax(const mtt_op *op)
+static void mtt__cpu_softmax(const mtt_op *op, const mtt_softmax *o)
 {
-    const mtt_softmax *o = MTT_OPERANDS_OF(softmax, op);
     int64_t T = op->shape->seq_len, rows = mtt__rows(o->scores), row;
-    MTT__OMP(omp parallel for schedule(static) if (rows * T > MTT__ALONE))
+    MTT__THREADS(rows * T)
     for (row = 0; row < rows; row++) {
-        float xs[MTT__BLOCK], ys[MTT__BLOCK], most = -3.4e38f, sum = 0;
+        float xs[MTT__BLOCK], ys[MTT__BLOCK], sum = 0, most;
         int64_t query = row % T, low = mtt__first_key(op->shape->window, query), j, n, k;
-        const float *x;
-        for (j = low; j <= query; j += MTT__BLOCK) {
+        most = mtt__row_largest(o->scores, row * T + low, query + 1 - low);
+        for (j = low; j <= query; j += n) {
             n = mtt__min(MTT__BLOCK, query + 1 - j);
-            most = fmaxf(most, mtt__largest(mtt__read(o->scores, row * T + j, n, xs), n));
-        }
-        for (j = low; j <= query; j += MTT__BLOCK) {
-            n = mtt__min(MTT__BLOCK, query + 1 - j);
-            x = mtt__read(o->scores, row * T + j, n, xs);
-            for (k = 0; k < n; k++) ys[k] = mtt__exp(x[k] - most);
-            sum += mtt__sum(ys, n);
+            sum += mtt__exp_sum(mtt__read(o->scores, row * T + j, n, xs), n, most);
         }
         for (j = 0; j < T; j += n) {
+            const float *x;
             n = mtt__min(MTT__BLOCK, T - j);
             x = mtt__read(o->scores, row * T + j, n, xs);
             for (k = 0; k < n; k++) ys[k] = j + k < low || j + k > query ? 0.0f : mtt__exp(x[k] - most) / sum;
@@ -4811,412 +4772,335 @@ static void mtt__cpu_softmax(const mtt_op *op)
     }
 }
 
-static void mtt__cpu_dropout_scores(const mtt_op *op)
-{
-    const mtt_dropout_scores *o = MTT_OPERANDS_OF(dropout_scores, op);
-    mtt__masked_sum(op, NULL, o->probs, o->control, o->dropped);
-}
-
 /* O = P V */
-static void mtt__cpu_attention_values(const mtt_op *op)
+static void mtt__cpu_attention_values(const mtt_op *op, const mtt_attention_values *o)
 {
-    const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
-    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
-    for (i = 0; i < mtt__heads(op); i++) {
-        mtt__head h = mtt__head_at(op, o->qkv, i);
-        mtt__head_gemm(T, D, T, mtt__square(op, o->probs, i, 0), h.v, mtt__matrix_at(o->out, h.out, 0), 1.0f);
-    }
+    mtt__heads_gemm(op, 1.0f, o->probs, MTT__SQUARE, o->qkv, MTT__V, o->out, MTT__OUT);
 }
 
 /* dP = dO V^T, dV = P^T dO */
-static void mtt__cpu_attention_values_backward(const mtt_op *op)
+static void mtt__cpu_attention_values_backward(const mtt_op *op, const mtt_attention_values_backward *o)
 {
-    const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
-    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
-    for (i = 0; i < mtt__heads(op); i++) {
-        mtt__head h = mtt__head_at(op, o->qkv, i), grad = mtt__head_at(op, o->d_qkv, i);
-        mtt__view d_out = mtt__matrix_at(o->d_out, h.out, 0);
-        mtt__head_gemm(T, T, D, d_out, mtt__transposed(h.v), mtt__square(op, o->d_probs, i, 0), 1.0f);
-        mtt__head_gemm(T, D, T, mtt__square(op, o->probs, i, 1), d_out, grad.v, 1.0f);
-    }
+    mtt__heads_gemm(op, 1.0f, o->d_out, MTT__OUT, o->qkv, MTT__V | MTT__TRANSPOSED, o->d_probs, MTT__SQUARE);
+    mtt__heads_gemm(op, 1.0f, o->probs, MTT__SQUARE | MTT__TRANSPOSED, o->d_out, MTT__OUT, o->d_qkv, MTT__V);
 }
 
 /* dS = P (mask dP - sum(mask dP P)), in place */
-static void mtt__cpu_softmax_backward(const mtt_op *op)
+static void mtt__cpu_softmax_backward(const mtt_op *op, const mtt_softmax_backward *o)
 {
-    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
     int64_t T = op->shape->seq_len, rows = mtt__rows(o->d_probs), row;
-    MTT__OMP(omp parallel for schedule(static) if (rows * T > MTT__ALONE))
+    MTT__THREADS(rows * T)
     for (row = 0; row < rows; row++) {
         float g[MTT__BLOCK], buffer[MTT__BLOCK], sum = 0;
-        int64_t j, n, k, pass;
+        int64_t at, n, k, pass;
         for (pass = 0; pass < 2; pass++)
-            for (j = 0; j < T; j += n) {
+            for (at = row * T; at < (row + 1) * T; at += n) {
                 const float *p;
-                n = mtt__min(MTT__BLOCK, T - j);
-                mtt__load(o->d_probs, row * T + j, n, g);
-                p = mtt__read(o->probs, row * T + j, n, buffer);
-                mtt__drop(op, o->control, row * T + j, n, g);
+                n = mtt__min(MTT__BLOCK, (row + 1) * T - at);
+                mtt__load(o->d_probs, at, n, g);
+                p = mtt__read(o->probs, at, n, buffer);
+                mtt__drop(op, o->control, at, n, g);
                 if (pass == 0) {
                     sum += mtt__dot(g, p, n);
                     continue;
                 }
                 for (k = 0; k < n; k++) g[k] = p[k] * (g[k] - sum);
-                mtt__store(o->d_scores, row * T + j, n, g);
+                mtt__store(o->d_scores, at, n, g);
             }
     }
 }
 
 /* dQ = dS K / sqrt(head_dim), dK = dS^T Q / sqrt(head_dim) */
-static void mtt__cpu_attention_scores_backward(const mtt_op *op)
+static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_attention_scores_backward *o)
 {
-    const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, i;
-    MTT__OMP(omp parallel for schedule(static) if (mtt__heads(op) * T * T > MTT__ALONE))
-    for (i = 0; i < mtt__heads(op); i++) {
-        mtt__head h = mtt__head_at(op, o->qkv, i), grad = mtt__head_at(op, o->d_qkv, i);
-        mtt__head_gemm(T, D, T, mtt__square(op, o->d_scores, i, 0), h.k, grad.q, h.scale);
-        mtt__head_gemm(T, D, T, mtt__square(op, o->d_scores, i, 1), h.q, grad.k, h.scale);
-    }
+    float scale = mtt__score_scale(op);
+    mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE, o->qkv, MTT__K, o->d_qkv, MTT__Q);
+    mtt__heads_gemm(op, scale, o->d_scores, MTT__SQUARE | MTT__TRANSPOSED, o->qkv, MTT__Q, o->d_qkv, MTT__K);
 }
 
-/* ---- flash attention: tiles of 64 queries and 64 keys, 0.3 to 0.5 MB of stack a thread ---- */
+/* ---- flash attention (Dao et al. 2022) ---- */
 
-/* A tile of queries or keys, rows MTT__MAX_HEAD apart; the same transposed; a tile of scores. */
-typedef float mtt__rows_tile[MTT__TILE * MTT__MAX_HEAD];
-typedef float mtt__columns_tile[MTT__MAX_HEAD * MTT__TILE];
+/* Tiles of 64 queries by 64 keys pass through caches, so no T x T matrix is in memory. A thread needs 0.3 MB of
+   stack, in the backward pass 0.5 MB. A tile has queries or keys as rows MTT__MAX_HEAD apart or, transposed, as
+   columns. */
+typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
 typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
 
-/* Rows i0 up of a view, `rows` rounded up to 4 by zeros, which add nothing to any product. */
-static void mtt__load_rows(mtt__view v, int64_t i0, int64_t rows, int64_t width, float *out)
+static void mtt__load_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first, float *tile)
 {
-    int64_t i;
-    mtt__load_block(v, i0, rows, 0, width, out, MTT__MAX_HEAD);
-    for (i = rows; i < mtt__round_up(rows, 4); i++) memset(out + i * MTT__MAX_HEAD, 0, (size_t)width * sizeof(float));
+    int64_t D = op->shape->head_dim, count = mtt__min(MTT__TILE, op->shape->seq_len - first);
+    if (part & MTT__TRANSPOSED) mtt__load_block(mtt__head(op, t, part, head), 0, D, first, count, tile, MTT__TILE);
+    else mtt__load_block(mtt__head(op, t, part, head), first, count, 0, D, tile, MTT__MAX_HEAD);
 }
 
-static void mtt__store_rows(mtt__view v, int64_t i0, int64_t rows, int64_t width, const float *values)
+static void mtt__store_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first,
+                            const float *tile)
 {
-    int64_t i;
-    for (i = 0; i < rows; i++) mtt__store(v.t, v.offset + (i0 + i) * v.row, width, values + i * MTT__MAX_HEAD);
+    int64_t D = op->shape->head_dim, count = mtt__min(MTT__TILE, op->shape->seq_len - first);
+    mtt__store_block(mtt__head(op, t, part, head), first, count, 0, D, tile, MTT__MAX_HEAD);
 }
 
-/* The keys of a tile of `n` from j0 that a query attends: [*low, *high) of the tile, empty if low == high. */
-static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t n, int64_t *low, int64_t *high)
+/* Finds the keys of a tile that a query attends, [*low, *high) counted from its first key j0, and clears the
+   scores of the others. */
+static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, float *scores, int64_t *low, int64_t *high)
 {
-    int64_t first = mtt__first_key(d->window, query) - j0;
-    *low = first > 0 ? first : 0;
-    *high = mtt__min(n, query - j0 + 1);
-    if (*high < *low) *high = *low = 0;
+    int64_t first = mtt__first_key(d->window, query) - j0, j;
+    *high = mtt__min(MTT__TILE, query + 1 - j0);
+    *low = mtt__min(first > 0 ? first : 0, *high);
+    for (j = 0; j < *low; j++) scores[j] = 0;
+    for (j = *high; j < MTT__TILE; j++) scores[j] = 0;
 }
 
-/* Element 0 of a row of masks: dropout counts the scores of the whole batch. */
-static int64_t mtt__score_element(const mtt_shape *d, const mtt__head *h, int64_t query, int64_t key)
-{
-    return (h->index * d->seq_len + query) * d->seq_len + key;
-}
-
-/* FlashAttention, forward (Dao et al. 2022, algorithm 1, queries outside). For a tile of queries, tiles of keys pass by,
-   while a running maximum m and sum l keep O = softmax(S) V exact:
+/* The forward pass of a tile of queries (algorithm 1, queries outside). Tiles of keys pass by, while each query's
+   running maximum m and sum l keep O = softmax(S) V exact:
      m' = max(m, rowmax S), O = e^(m - m') O + e^(S - m') V, l = e^(m - m') l + rowsum e^(S - m'); at the end O / l.
    Keeps lse = m + log l, from which the backward pass recomputes P. */
-static void mtt__flash_tile(const mtt_op *op, mtt__head h, int64_t i0)
+static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, int64_t i0)
 {
-    enum { S = MTT__TILE };
-    const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
-    const mtt_shape *d = op->shape;
-    mtt__rows_tile q, v, o;
-    mtt__columns_tile kt;
+    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
+    mtt__tile q, k_t, v, o;
     mtt__score_tile s;
-    float row_max[S], row_sum[S];
-    int64_t D = d->head_dim, m = mtt__min(S, d->seq_len - i0), j0, i, j;
-    mtt__load_rows(h.q, i0, m, D, q);
+    float row_max[S], row_sum[S], scale = mtt__score_scale(op), *lse = (float *)f->lse->data;
+    int64_t T = op->shape->seq_len, D = op->shape->head_dim, m = mtt__min(S, T - i0), j0, i, j;
+    mtt__load_tile(op, f->qkv, MTT__Q, head, i0, q);
     memset(o, 0, sizeof(o));
     for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
-    for (j0 = mtt__first_key(d->window, i0) / S * S; j0 < i0 + m; j0 += S) {
-        int64_t n = mtt__min(S, d->seq_len - j0), low, high;
-        mtt__load_block(mtt__transposed(h.k), 0, D, j0, n, kt, S);
-        mtt__load_rows(h.v, j0, n, D, v);
+    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + m; j0 += S) {
+        int64_t n = mtt__min(S, T - j0), low, high;
+        mtt__load_tile(op, f->qkv, MTT__K | MTT__TRANSPOSED, head, j0, k_t);
+        mtt__load_tile(op, f->qkv, MTT__V, head, j0, v);
         memset(s, 0, sizeof(s));
-        mtt__multiply_block(mtt__round_up(m, 2), n, D, q, MTT__MAX_HEAD, kt, S, s, S);
+        mtt__multiply_block(m, n, D, q, W, 1, k_t, S, s, S);
         for (i = 0; i < m; i++) {
-            float *p = s + i * S, *out = o + i * MTT__MAX_HEAD, most, rescale;
-            mtt__attended(d, i0 + i, j0, n, &low, &high);
-            for (j = 0; j < low; j++) p[j] = 0;
-            for (j = high; j < S; j++) p[j] = 0;
+            float *p = s + i * S, *out = o + i * W, most, rescale;
+            mtt__attended(op->shape, i0 + i, j0, p, &low, &high);
             if (low == high) continue;
-            for (j = low; j < high; j++) p[j] *= h.scale;
+            for (j = low; j < high; j++) p[j] *= scale;
             most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
             rescale = mtt__exp(row_max[i] - most);
             for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
             row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
             row_max[i] = most;
             for (j = 0; j < D; j++) out[j] *= rescale;
-            mtt__drop(op, f->control, mtt__score_element(d, &h, i0 + i, j0), n, p);
+            mtt__drop(op, f->control, ((head * T) + i0 + i) * T + j0, n, p);
         }
-        mtt__multiply_block(mtt__round_up(m, 2), D, mtt__round_up(n, 4), s, S, v, MTT__MAX_HEAD, o, MTT__MAX_HEAD);
+        mtt__multiply_block(m, D, n, s, S, 1, v, W, o, W);
     }
     for (i = 0; i < m; i++) {
-        for (j = 0; j < D; j++) o[i * MTT__MAX_HEAD + j] /= row_sum[i];
-        ((float *)f->lse->data)[h.index * d->seq_len + i0 + i] = row_max[i] + logf(row_sum[i]);
+        for (j = 0; j < D; j++) o[i * W + j] /= row_sum[i];
+        lse[head * T + i0 + i] = row_max[i] + logf(row_sum[i]);
     }
-    mtt__store_rows(mtt__matrix_at(f->out, h.out, 0), i0, m, D, o);
+    mtt__store_tile(op, f->out, MTT__OUT, head, i0, o);
 }
 
-static void mtt__cpu_flash(const mtt_op *op)
+static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
 {
-    const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
-    for (i = 0; i < jobs; i++) mtt__flash_tile(op, mtt__head_at(op, f->qkv, i / tiles), i % tiles * MTT__TILE);
+    for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
 }
 
-/* A tile of queries in the backward pass. */
-typedef struct mtt__queries {
-    int64_t i0, count;
-    mtt__rows_tile q, d_out;
+/* The backward pass of a head: a tile of m queries from i0, a tile of n keys from j0, their P and dS. */
+typedef struct mtt__flash_pair {
+    int64_t head, i0, m, j0, n;
+    mtt__tile q, d_out, k, k_t, v_t;
+    mtt__score_tile p, ds;
     float delta[MTT__TILE]; /* rowsum(dO O) */
-} mtt__queries;
+} mtt__flash_pair;
 
-static void mtt__load_queries(const mtt_op *op, const mtt__head *h, int64_t i0, mtt__queries *t)
+static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t i0, mtt__flash_pair *t)
 {
-    const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, op);
-    const mtt_shape *d = op->shape;
-    float out[MTT__MAX_HEAD];
+    mtt__tile out;
     int64_t i;
     t->i0 = i0;
-    t->count = mtt__min(MTT__TILE, d->seq_len - i0);
-    mtt__load_rows(h->q, i0, t->count, d->head_dim, t->q);
-    mtt__load_rows(mtt__matrix_at(f->d_out, h->out, 0), i0, t->count, d->head_dim, t->d_out);
-    for (i = 0; i < t->count; i++) {
-        mtt__load(f->out, h->out + (i0 + i) * d->d_model, d->head_dim, out);
-        t->delta[i] = mtt__dot(t->d_out + i * MTT__MAX_HEAD, out, d->head_dim);
-    }
+    t->m = mtt__min(MTT__TILE, op->shape->seq_len - i0);
+    mtt__load_tile(op, f->qkv, MTT__Q, t->head, i0, t->q);
+    mtt__load_tile(op, f->d_out, MTT__OUT, t->head, i0, t->d_out);
+    mtt__load_tile(op, f->out, MTT__OUT, t->head, i0, out);
+    for (i = 0; i < t->m; i++)
+        t->delta[i] = mtt__dot(t->d_out + i * MTT__MAX_HEAD, out + i * MTT__MAX_HEAD, op->shape->head_dim);
 }
 
-/* A tile of n keys from j0, transposed. */
-typedef struct mtt__keys {
-    int64_t j0, count;
-    mtt__columns_tile k, v;
-} mtt__keys;
-
-static void mtt__load_keys(const mtt_op *op, const mtt__head *h, int64_t j0, mtt__keys *t)
+static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t j0, mtt__flash_pair *t)
 {
     t->j0 = j0;
-    t->count = mtt__min(MTT__TILE, op->shape->seq_len - j0);
-    mtt__load_block(mtt__transposed(h->k), 0, op->shape->head_dim, j0, t->count, t->k, MTT__TILE);
-    mtt__load_block(mtt__transposed(h->v), 0, op->shape->head_dim, j0, t->count, t->v, MTT__TILE);
+    t->n = mtt__min(MTT__TILE, op->shape->seq_len - j0);
+    mtt__load_tile(op, f->qkv, MTT__K, t->head, j0, t->k);
+    mtt__load_tile(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head, j0, t->k_t);
+    mtt__load_tile(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head, j0, t->v_t);
 }
 
-/* For a tile of queries and one of keys: P = mask e^(S - lse), dS = e^(S - lse) (mask dP - delta) /
-   sqrt(head_dim) with dP = dO V^T. */
-static void mtt__flash_gradients(const mtt_op *op, const mtt__head *h, const mtt__queries *q, const mtt__keys *k, float *p,
-                                 float *ds)
+/* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T */
+static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, mtt__flash_pair *t)
 {
-    enum { S = MTT__TILE };
-    const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, op);
+    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
-    const float *lse = (const float *)f->lse->data + h->index * d->seq_len + q->i0;
-    float mask[S], scale = mtt__attends_one(d) ? 0.0f : h->scale;
-    int64_t rows = mtt__round_up(q->count, 2), i, j, low, high;
-    memset(p, 0, sizeof(mtt__score_tile));
-    memset(ds, 0, sizeof(mtt__score_tile));
-    mtt__multiply_block(rows, k->count, d->head_dim, q->q, MTT__MAX_HEAD, k->k, S, p, S);
-    mtt__multiply_block(rows, k->count, d->head_dim, q->d_out, MTT__MAX_HEAD, k->v, S, ds, S);
-    for (i = 0; i < q->count; i++) {
-        float *ps = p + i * S, *gs = ds + i * S;
-        mtt__attended(d, q->i0 + i, k->j0, k->count, &low, &high);
-        mtt__dropout_mask(op, f->control, mtt__score_element(d, h, q->i0 + i, k->j0), k->count, mask);
-        for (j = 0; j < low; j++) ps[j] = gs[j] = 0;
+    int64_t first = t->head * d->seq_len + t->i0, D = d->head_dim, i, j, low, high;
+    float mask[S], scale = mtt__score_scale(op), d_scale = mtt__attends_one(d) ? 0.0f : scale;
+    memset(t->p, 0, sizeof(t->p));
+    memset(t->ds, 0, sizeof(t->ds));
+    mtt__multiply_block(t->m, t->n, D, t->q, W, 1, t->k_t, S, t->p, S);
+    mtt__multiply_block(t->m, t->n, D, t->d_out, W, 1, t->v_t, S, t->ds, S);
+    for (i = 0; i < t->m; i++) {
+        float *p = t->p + i * S, *ds = t->ds + i * S, lse = ((const float *)f->lse->data)[first + i];
+        mtt__attended(d, t->i0 + i, t->j0, p, &low, &high);
+        mtt__attended(d, t->i0 + i, t->j0, ds, &low, &high);
+        mtt__dropout_mask(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
         for (j = low; j < high; j++) {
-            float e = mtt__exp(ps[j] * h->scale - lse[i]);
-            ps[j] = e * mask[j];
-            gs[j] = e * (mask[j] * gs[j] - q->delta[i]) * scale;
+            float e = mtt__exp(p[j] * scale - lse);
+            p[j] = e * mask[j];
+            ds[j] = e * (mask[j] * ds[j] - t->delta[i]) * d_scale;
         }
-        for (j = high; j < S; j++) ps[j] = gs[j] = 0;
     }
-}
-
-static void mtt__transpose_tile(const float *in, float *out)
-{
-    int i, j;
-    for (i = 0; i < MTT__TILE; i++)
-        for (j = 0; j < MTT__TILE; j++) out[j * MTT__TILE + i] = in[i * MTT__TILE + j];
 }
 
 /* dV = P^T dO and dK = dS^T Q of one tile of keys, over the tiles of queries that attend it. */
-static void mtt__flash_backward_keys(const mtt_op *op, mtt__head h, int64_t j0)
+static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t j0)
 {
-    enum { S = MTT__TILE };
+    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
     const mtt_shape *d = op->shape;
-    mtt__head grad = mtt__head_at(op, MTT_OPERANDS_OF(flash_backward, op)->d_qkv, h.index);
-    mtt__rows_tile dk, dv;
-    mtt__score_tile p, ds, transposed;
-    mtt__queries q;
-    mtt__keys k;
-    int64_t D = d->head_dim, i0, rows, end;
-    mtt__load_keys(op, &h, j0, &k);
-    rows = mtt__round_up(k.count, 2);
-    end = d->window ? mtt__min(d->seq_len, j0 + k.count - 1 + d->window) : d->seq_len;
+    int64_t end = d->window ? mtt__min(d->seq_len, j0 + S - 1 + d->window) : d->seq_len, i0;
+    mtt__flash_pair t;
+    mtt__tile dk, dv;
+    t.head = head;
+    mtt__load_keys(op, f, j0, &t);
     memset(dk, 0, sizeof(dk));
     memset(dv, 0, sizeof(dv));
     for (i0 = j0; i0 < end; i0 += S) {
-        int64_t queries;
-        mtt__load_queries(op, &h, i0, &q);
-        queries = mtt__round_up(q.count, 4);
-        mtt__flash_gradients(op, &h, &q, &k, p, ds);
-        mtt__transpose_tile(p, transposed);
-        mtt__multiply_block(rows, D, queries, transposed, S, q.d_out, MTT__MAX_HEAD, dv, MTT__MAX_HEAD);
-        mtt__transpose_tile(ds, transposed);
-        mtt__multiply_block(rows, D, queries, transposed, S, q.q, MTT__MAX_HEAD, dk, MTT__MAX_HEAD);
+        mtt__load_queries(op, f, i0, &t);
+        mtt__flash_gradients(op, f, &t);
+        mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
+        mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
     }
-    mtt__store_rows(grad.k, j0, k.count, D, dk);
-    mtt__store_rows(grad.v, j0, k.count, D, dv);
+    mtt__store_tile(op, f->d_qkv, MTT__K, head, j0, dk);
+    mtt__store_tile(op, f->d_qkv, MTT__V, head, j0, dv);
 }
 
 /* dQ = dS K of one tile of queries. Computing dS twice costs two products of seven, and saves an accumulator
    of dQ. */
-static void mtt__flash_backward_queries(const mtt_op *op, mtt__head h, int64_t i0)
+static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t i0)
 {
-    enum { S = MTT__TILE };
-    const mtt_shape *d = op->shape;
-    mtt__head grad = mtt__head_at(op, MTT_OPERANDS_OF(flash_backward, op)->d_qkv, h.index);
-    mtt__rows_tile dq, rows;
-    mtt__score_tile p, ds;
-    mtt__queries q;
-    mtt__keys k;
+    enum { S = MTT__TILE, W = MTT__MAX_HEAD };
+    mtt__flash_pair t;
+    mtt__tile dq;
     int64_t j0;
-    mtt__load_queries(op, &h, i0, &q);
+    t.head = head;
+    mtt__load_queries(op, f, i0, &t);
     memset(dq, 0, sizeof(dq));
-    for (j0 = mtt__first_key(d->window, i0) / S * S; j0 < i0 + q.count; j0 += S) {
-        mtt__load_keys(op, &h, j0, &k);
-        mtt__load_rows(h.k, j0, k.count, d->head_dim, rows);
-        mtt__flash_gradients(op, &h, &q, &k, p, ds);
-        mtt__multiply_block(mtt__round_up(q.count, 2), d->head_dim, mtt__round_up(k.count, 4), ds, S, rows, MTT__MAX_HEAD, dq,
-                            MTT__MAX_HEAD);
+    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + t.m; j0 += S) {
+        mtt__load_keys(op, f, j0, &t);
+        mtt__flash_gradients(op, f, &t);
+        mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, dq, W);
     }
-    mtt__store_rows(grad.q, i0, q.count, d->head_dim, dq);
+    mtt__store_tile(op, f->d_qkv, MTT__Q, head, i0, dq);
 }
 
-static void mtt__cpu_flash_backward(const mtt_op *op)
+static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
 {
-    const mtt_flash_backward *f = MTT_OPERANDS_OF(flash_backward, op);
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
     for (i = 0; i < 2 * jobs; i++) {
-        mtt__head h = mtt__head_at(op, f->qkv, i / 2 / tiles);
-        if (i % 2) mtt__flash_backward_queries(op, h, i / 2 % tiles * MTT__TILE);
-        else mtt__flash_backward_keys(op, h, i / 2 % tiles * MTT__TILE);
+        int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
+        if (i % 2) mtt__flash_backward_queries(op, f, head, first);
+        else mtt__flash_backward_keys(op, f, head, first);
     }
 }
 
 /* ---- loss ---- */
 
-/* Loss, hit and logsumexp of one row of logits: out = {lse - x[target], x[target] is the largest, lse}. */
-static void mtt__row_loss(const mtt_tensor *logits, int64_t row, int64_t classes, int32_t target, float *out)
+/* Of each row of logits: {lse - x[target], x[target] is the largest, lse} with lse = log(sum of e^x); zeros where
+   the target does not count. */
+static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
 {
-    float xs[MTT__BLOCK], es[MTT__BLOCK], most = -3.4e38f, at, lse;
-    double sum = 0;
-    int64_t first = row * mtt__width(logits), j, n, k;
-    memset(out, 0, 3 * sizeof(float));
-    if (target < 0) return;
-    for (j = 0; j < classes; j += n) {
-        n = mtt__min(MTT__BLOCK, classes - j);
-        most = fmaxf(most, mtt__largest(mtt__read(logits, first + j, n, xs), n));
-    }
-    for (j = 0; j < classes; j += n) {
-        const float *x;
-        n = mtt__min(MTT__BLOCK, classes - j);
-        x = mtt__read(logits, first + j, n, xs);
-        for (k = 0; k < n; k++) es[k] = mtt__exp(x[k] - most);
-        sum += mtt__sum(es, n);
-    }
-    mtt__load(logits, first + target, 1, &at);
-    lse = most + (float)log(sum);
-    out[0] = lse - at;
-    out[1] = at >= most;
-    out[2] = lse;
-}
-
-/* A row of logits becomes its gradient: (softmax - [j = target]) * factor, 0 in the padding and where nothing
-   counts. */
-static void mtt__row_gradient(const mtt_tensor *logits, int64_t row, int64_t classes, int32_t target, float lse, float factor)
-{
-    float xs[MTT__BLOCK];
-    int64_t width = mtt__width(logits), j, n, k;
-    for (j = 0; j < width; j += n) {
-        int64_t live = target < 0 ? 0 : classes - j;
-        n = mtt__min(MTT__BLOCK, width - j);
-        live = live < 0 ? 0 : mtt__min(live, n);
-        mtt__load(logits, row * width + j, n, xs);
-        for (k = 0; k < live; k++) xs[k] = mtt__exp(xs[k] - lse) * factor;
-        for (k = live; k < n; k++) xs[k] = 0;
-        if (target >= j && target < j + n) xs[target - j] -= factor;
-        mtt__store(logits, row * width + j, n, xs);
-    }
-}
-
-static void mtt__cpu_cross_entropy(const mtt_op *op)
-{
-    const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
-    const int32_t *targets = (const int32_t *)o->targets->data;
-    float *losses = (float *)o->losses->data;
-    int64_t V = op->shape->vocab, i;
-    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * V > MTT__ALONE))
-    for (i = 0; i < op->shape->rows; i++) mtt__row_loss(o->logits, i, V, targets[i], losses + 3 * i);
-}
-
-static void mtt__cpu_cross_entropy_backward(const mtt_op *op)
-{
-    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
-    const float *losses = (const float *)o->losses->data;
-    const int32_t *targets = (const int32_t *)o->targets->data;
-    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
-    int64_t V = op->shape->vocab, i;
-    MTT__OMP(omp parallel for schedule(static) if (op->shape->rows * V > MTT__ALONE))
-    for (i = 0; i < op->shape->rows; i++) mtt__row_gradient(o->d_logits, i, V, targets[i], losses[3 * i + 2], factor);
-}
-
-/* Head, loss and their gradients for a few rows at a time: the logits of a chunk become their gradients in
-   place, and feed both products before the next chunk overwrites them. The weight's gradient adds up in FP32.
-   */
-static void mtt__cpu_chunked_loss(const mtt_op *op)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    const int32_t *targets = (const int32_t *)o->targets->data;
-    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
-    float *losses = (float *)o->losses->data;
-    int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), V = op->shape->vocab, first, count, i;
-    for (first = 0; first < op->shape->rows; first += count) {
-        count = mtt__min(o->logits->shape[0], op->shape->rows - first);
-        mtt__gemm(op, count, Vp, C, mtt__matrix_at(o->x, first * C, 0), mtt__matrix(o->weight, 1), mtt__matrix(o->logits, 0),
-                  o->bias, 0);
-        MTT__OMP(omp parallel for schedule(static) if (count * Vp > MTT__ALONE))
-        for (i = 0; i < count; i++) {
-            float *row = losses + 3 * (first + i);
-            mtt__row_loss(o->logits, i, V, targets[first + i], row);
-            if (o->dx) mtt__row_gradient(o->logits, i, V, targets[first + i], row[2], factor);
+    int64_t V = op->shape->vocab, rows = mtt__rows(o->losses), width = mtt__width(o->logits), i;
+    MTT__THREADS(rows * V)
+    for (i = 0; i < rows; i++) {
+        int32_t target = ((const int32_t *)o->targets->data)[i];
+        float buffer[MTT__BLOCK], *out = (float *)o->losses->data + 3 * i, most, at;
+        double sum = 0;
+        int64_t j, n;
+        memset(out, 0, 3 * sizeof(float));
+        if (target < 0) continue;
+        most = mtt__row_largest(o->logits, i * width, V);
+        for (j = 0; j < V; j += n) {
+            n = mtt__min(MTT__BLOCK, V - j);
+            sum += mtt__exp_sum(mtt__read(o->logits, i * width + j, n, buffer), n, most);
         }
+        mtt__load(o->logits, i * width + target, 1, &at);
+        out[2] = most + (float)log(sum);
+        out[1] = at >= most;
+        out[0] = out[2] - at;
+    }
+}
+
+/* Logits become their gradients: (softmax - [j = target]) * factor, 0 in the padding and where the target does not
+   count. */
+static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_cross_entropy_backward *o)
+{
+    float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
+    int64_t rows = mtt__rows(o->losses), width = mtt__width(o->logits), i;
+    MTT__THREADS(rows * width)
+    for (i = 0; i < rows; i++) {
+        int32_t target = ((const int32_t *)o->targets->data)[i];
+        float x[MTT__BLOCK], lse = ((const float *)o->losses->data)[3 * i + 2];
+        int64_t classes = target < 0 ? 0 : op->shape->vocab, j, n, k, live;
+        for (j = 0; j < width; j += n) {
+            n = mtt__min(MTT__BLOCK, width - j);
+            mtt__load(o->logits, i * width + j, n, x);
+            live = mtt__min(n, classes - j);
+            for (k = 0; k < live; k++) x[k] = mtt__exp(x[k] - lse) * factor;
+            for (; k < n; k++) x[k] = 0;
+            if (target >= j && target < j + n) x[target - j] -= factor;
+            mtt__store(o->d_logits, i * width + j, n, x);
+        }
+    }
+}
+
+static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t count)
+{
+    mtt_tensor part = *t;
+    size_t row = t->bytes / (size_t)t->shape[0];
+    part.shape[0] = count;
+    part.bytes = row * (size_t)count;
+    part.data = (char *)t->data + row * (size_t)first;
+    return part;
+}
+
+/* Head, loss and their gradients for a few rows at a time. The logits of a chunk become their gradients in place
+   and feed both products before the next chunk overwrites them. The weight's gradient adds up in FP32. */
+static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
+{
+    mtt_op part = *op;
+    int64_t rows = op->shape->rows, first, count;
+    for (first = 0; first < rows; first += count, part.adds = 1) {
+        mtt_tensor x, targets, losses, logits, dx;
+        mtt_linear head = {&x, o->weight, o->bias, &logits};
+        mtt_cross_entropy loss = {&logits, &targets, &losses};
+        mtt_cross_entropy_backward d_loss = {&logits, &losses, &targets, o->control, o->counters, &logits};
+        mtt_linear_backward_input d_input = {&logits, o->weight, &dx};
+        mtt_linear_backward_weight d_weight = {&x, &logits, o->d_weight, o->d_bias};
+        count = mtt__min(o->logits->shape[0], rows - first);
+        x = mtt__row_range(o->x, first, count);
+        targets = mtt__row_range(o->targets, first, count);
+        losses = mtt__row_range(o->losses, first, count);
+        logits = mtt__row_range(o->logits, 0, count);
+        mtt__cpu_linear(&part, &head);
+        mtt__cpu_cross_entropy(&part, &loss);
         if (!o->dx) continue;
-        mtt__gemm(op, count, C, Vp, mtt__matrix(o->logits, 0), mtt__matrix(o->weight, 0), mtt__matrix_at(o->dx, first * C, 0),
-                  NULL, 0);
-        mtt__weight_gradient(op, o->x, first, o->logits, count, o->d_weight, o->d_bias, first > 0 || op->adds);
+        dx = mtt__row_range(o->dx, first, count);
+        mtt__cpu_cross_entropy_backward(&part, &d_loss);
+        mtt__cpu_linear_backward_input(&part, &d_input);
+        mtt__cpu_linear_backward_weight(&part, &d_weight);
     }
 }
 
 /* Adds the rows to the sums of the step, which the first micro-batch begins. */
-static void mtt__cpu_sum_loss(const mtt_op *op)
+static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_sum_loss *o)
 {
-    const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
     const float *losses = (const float *)o->losses->data;
     mtt_counters *counters = mtt__counters(o->counters);
     int64_t i;
-    if (!op->later) {
-        counters->loss = 0;
-        counters->hits = 0;
-    }
+    if (!op->later) counters->loss = 0, counters->hits = 0;
     for (i = 0; i < op->shape->rows; i++) {
         counters->loss += (double)losses[3 * i];
         counters->hits += losses[3 * i + 1] > 0;
@@ -5232,7 +5116,7 @@ static double mtt__sum_squares(const mtt_tensor *t)
     enum { PIECES = 64 };
     int64_t count = mtt__elements(t), piece, size = mtt__ceil_div(count, PIECES);
     double sums[PIECES] = {0}, sum = 0;
-    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
+    MTT__THREADS(count)
     for (piece = 0; piece < PIECES; piece++) {
         int64_t at = mtt__min(piece * size, count), end = mtt__min(at + size, count), n;
         for (; at < end; at += n) {
@@ -5247,16 +5131,15 @@ static double mtt__sum_squares(const mtt_tensor *t)
     return sum;
 }
 
-static void mtt__cpu_grad_norm(const mtt_op *op)
+static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_grad_norm *o)
 {
-    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
     double sum = 0;
     int i;
     for (i = 0; i < op->parameters; i++) sum += mtt__sum_squares(op->gradients[i]);
     mtt__scale_gradients(mtt__control(o->control), mtt__counters(o->counters), sum);
 }
 
-/* Codes of compact moments from element `first` on. The scales of all groups are behind the codes of all. */
+/* Codes of compact moments from element `first` up. The scales of all groups are behind the codes of all. */
 static uint8_t *mtt__codes(const mtt_tensor *moments, int64_t first)
 {
     return (uint8_t *)moments->data + first;
@@ -5267,83 +5150,71 @@ static uint16_t *mtt__scales(const mtt_tensor *moments, int64_t first)
     return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]) + first / MTT__GROUP;
 }
 
-/* A block of the compact state: decoded, updated and encoded. `at` counts elements of the parameter, `first`
-   of the kept tensors. */
-static void mtt__adamw_compact(const mtt_adamw *o, const mtt_adamw_rates *r, uint64_t stream, const mtt_tensor *weight,
-                               int64_t at, int64_t first, int64_t count, const float *g)
+/* Updates n elements of a parameter from `at` up, which the kept tensors hold from `first` up. The compact state is
+   decoded before and encoded after, rounded by 16 bits of `stream` for each element. */
+static void mtt__adamw_block(const mtt_op *op, const mtt_adamw *o, const mtt_adamw_rates *r, uint64_t stream,
+                             int parameter, int64_t at, int64_t first, int64_t n)
 {
-    float m[MTT__BLOCK], v[MTT__BLOCK], joined[MTT__BLOCK], *w = o->master ? joined : (float *)weight->data + at;
+    const mtt_tensor *weight = op->weights[parameter];
+    int compact = o->m->dtype == MTT_U8, joined = compact && o->master, fp16 = weight->dtype == MTT_F16_BITS;
+    float gs[MTT__BLOCK], ms[MTT__BLOCK], vs[MTT__BLOCK], ws[MTT__BLOCK];
+    const float *g = mtt__read(op->gradients[parameter], at, n, gs);
+    float *m = compact ? ms : (float *)o->m->data + first, *v = compact ? vs : (float *)o->v->data + first;
+    float *w = joined ? ws : o->master ? (float *)o->master->data + first : (float *)weight->data + at;
     uint16_t random[MTT__BLOCK], *weights = (uint16_t *)weight->data + at;
-    uint8_t *rest = o->master ? (uint8_t *)o->master->data + first : NULL;
-    int fp16 = weight->dtype == MTT_F16_BITS;
     int64_t k;
-    for (k = 0; k < count; k += 8) {
+    for (k = 0; k < n && compact; k += 8) {
         uint32_t draw[4];
         int i;
         mtt__philox(mtt__control(o->control)->seed, (uint64_t)(at + k) >> 3, stream, draw);
         for (i = 0; i < 8; i++) random[k + i] = (uint16_t)mtt__draw_bits(draw, i);
     }
-    mtt__unpack_moments(mtt__codes(o->m, first), mtt__scales(o->m, first), count, 0, m);
-    mtt__unpack_moments(mtt__codes(o->v, first), mtt__scales(o->v, first), count, 1, v);
-    if (rest) mtt__join_weights(weights, rest, count, fp16, w);
-    for (k = 0; k < count; k++) mtt__adamw_element(r, g[k], &m[k], &v[k], &w[k]);
-    mtt__pack_moments(m, count, 0, random, mtt__codes(o->m, first), mtt__scales(o->m, first));
-    mtt__pack_moments(v, count, 1, random, mtt__codes(o->v, first), mtt__scales(o->v, first));
-    if (rest) mtt__split_weights(w, count, fp16, random, weights, rest);
+    if (compact) mtt__unpack_moments(mtt__codes(o->m, first), mtt__scales(o->m, first), n, 0, m);
+    if (compact) mtt__unpack_moments(mtt__codes(o->v, first), mtt__scales(o->v, first), n, 1, v);
+    if (joined) mtt__join_weights(weights, mtt__codes(o->master, first), n, fp16, w);
+    for (k = 0; k < n; k++) mtt__adamw_element(r, g[k], &m[k], &v[k], &w[k]);
+    if (compact) mtt__pack_moments(m, n, 0, random, mtt__codes(o->m, first), mtt__scales(o->m, first));
+    if (compact) mtt__pack_moments(v, n, 1, random, mtt__codes(o->v, first), mtt__scales(o->v, first));
+    if (joined) mtt__split_weights(w, n, fp16, random, weights, mtt__codes(o->master, first));
+    else if (o->master) mtt__store(weight, at, n, w);
 }
 
-static void mtt__adamw_full(const mtt_adamw *o, const mtt_adamw_rates *r, const mtt_tensor *weight, int64_t at, int64_t first,
-                            int64_t count, const float *g)
+/* The weights do not change after an overflow. */
+static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
 {
-    float *w = o->master ? (float *)o->master->data + first : (float *)weight->data + at;
-    float *m = (float *)o->m->data + first, *v = (float *)o->v->data + first;
-    int64_t k;
-    for (k = 0; k < count; k++) mtt__adamw_element(r, g[k], &m[k], &v[k], &w[k]);
-    if (o->master) mtt__store(weight, at, count, w);
-}
-
-/* Updates one parameter, whose part of the kept tensors begins at `first`. */
-static void mtt__update_parameter(const mtt_op *op, int parameter, int64_t first)
-{
-    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
     const mtt_control *c = mtt__control(o->control);
     const mtt_counters *counters = mtt__counters(o->counters);
-    const mtt_tensor *gradient = op->gradients[parameter], *weight = op->weights[parameter];
-    uint64_t stream = mtt__stream(op->site, parameter, (uint64_t)counters->updates);
-    int64_t count = mtt__elements(weight), i;
-    mtt_adamw_rates r = mtt__adamw_rates(c, counters, weight->rank > 1, mtt__adamw_step(c, counters),
-                                         mtt__adamw_correction(c, counters));
-    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
-    for (i = 0; i < count; i += MTT__BLOCK) {
-        int64_t n = mtt__min(MTT__BLOCK, count - i);
-        float buffer[MTT__BLOCK];
-        const float *g = mtt__read(gradient, i, n, buffer);
-        if (o->m->dtype == MTT_U8) mtt__adamw_compact(o, &r, stream, weight, i, first + i, n, g);
-        else mtt__adamw_full(o, &r, weight, i, first + i, n, g);
-    }
-}
-
-static void mtt__cpu_adamw(const mtt_op *op)
-{
     int64_t first = 0;
-    int i;
-    if (mtt__counters(MTT_OPERANDS_OF(adamw, op)->counters)->skipped) return;
-    for (i = 0; i < op->parameters; i++) {
-        mtt__update_parameter(op, i, first);
-        first += mtt__part_elements(op->weights[i]);
+    int p;
+    for (p = 0; p < op->parameters && !counters->skipped; p++) {
+        uint64_t stream = mtt__stream(op->site, p, (uint64_t)counters->updates);
+        mtt_adamw_rates r = mtt__adamw_rates(c, counters, op->weights[p]->rank > 1, mtt__adamw_step(c, counters),
+                                             mtt__adamw_correction(c, counters));
+        int64_t count = mtt__elements(op->weights[p]), i;
+        MTT__THREADS(count)
+        for (i = 0; i < count; i += MTT__BLOCK)
+            mtt__adamw_block(op, o, &r, stream, p, i, first + i, mtt__min(MTT__BLOCK, count - i));
+        first += mtt__part_elements(op->weights[p]);
     }
 }
 
 /* ---- backend ---- */
 
-#define MTT__CPU_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cpu_##name,
+#define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
+    static void mtt__cpu_run_##name(const mtt_op *op)                                   \
+    {                                                                                   \
+        mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op));                                 \
+    }
+MTT_OPS(MTT__CPU_RUN)
+#define MTT__CPU_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cpu_run_##name,
 static void (*const mtt__cpu_functions[])(const mtt_op *op) = {MTT_OPS(MTT__CPU_FUNCTION)};
 
+/* The context is the environment: a CPU needs only a source of memory. */
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
 {
     (void)backend;
     (void)policy;
-    *context = env; /* the CPU needs only a source of memory */
+    *context = env;
     return MTT_OK;
 }
 
@@ -5388,10 +5259,11 @@ static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 
 static const mtt_backend mtt__cpu_table = {
     "cpu", MTT_DEVICE_CPU, 0,
-    mtt__cpu_open, mtt__cpu_close, mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
-    mtt__cpu_copy, mtt__cpu_copy, /* upload and download */
+    mtt__cpu_open, mtt__cpu_close,
+    mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
+    mtt__cpu_copy /* upload */, mtt__cpu_copy /* download */,
     mtt__cpu_run,
-    NULL, NULL, NULL, NULL        /* stream and memory, a CUDA device's */
+    NULL, NULL, NULL, NULL /* a caller's stream and allocator, for CUDA only */
 };
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)
@@ -5403,8 +5275,8 @@ MTTDEF const mtt_backend *mtt_cpu_backend(void)
 MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     memset(backend, 0, sizeof(*backend));
-    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d cannot be used: this build has no CUDA; compile with -DMTT_CUDA and "
-                     "mtt_kernels.cu", device);
+    return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d cannot be used: this build has no CUDA; compile with "
+                     "-DMTT_CUDA and mtt_kernels.cu", device);
 }
 #endif
 
@@ -6115,15 +5987,23 @@ static void mtt__strings_free(mtt__strings *s)
     mtt__free(s->env, s->table.cells);
 }
 
-/* The number of a string, or MTT__NONE. *key is its key in the table: its hash, or the next number if others
-   have that hash. The table must exist. */
-static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
+/* The cell of a string, or the empty one where it belongs, and its key: its hash, or the next number if
+   others have that hash. The table must exist. */
+static mtt__cell *mtt__strings_cell(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
     for (*key = mtt__hash(at, size);; ++*key) {
-        uint32_t i = mtt__table_find(&s->table, *key)->value;
-        if (i == MTT__NONE) return i;
-        if (s->items[i].size == size && (!size || memcmp(s->bytes + s->items[i].at, at, size) == 0)) return i;
+        mtt__cell *cell = mtt__table_find(&s->table, *key);
+        const mtt__string *item = cell->value == MTT__NONE ? NULL : &s->items[cell->value];
+        if (!item) return cell;
+        if (item->size == size && (!size || memcmp(s->bytes + item->at, at, size) == 0)) return cell;
     }
+}
+
+/* The number of a string, or MTT__NONE. */
+static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size)
+{
+    uint64_t key;
+    return mtt__strings_cell(s, at, size, &key)->value;
 }
 
 static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
@@ -6135,9 +6015,11 @@ static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
 static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size, uint32_t *index)
 {
     uint64_t key;
+    mtt__cell *cell;
     mtt__string *item;
     if (mtt__table_grow(s->env, &s->table)) return MTT_E_MEMORY;
-    *index = mtt__strings_find(s, at, size, &key);
+    cell = mtt__strings_cell(s, at, size, &key);
+    *index = cell->value;
     if (*index != MTT__NONE) return MTT_OK;
     if (s->count >= INT32_MAX)
         return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 different words: use a sample of the text");
@@ -6150,8 +6032,10 @@ static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size,
     item->at = s->bytes_size;
     item->size = size;
     s->bytes_size += size;
-    *index = (uint32_t)s->count++;
-    return mtt__table_put(s->env, &s->table, key, *index);
+    s->table.count++;
+    cell->key = key;
+    cell->value = *index = (uint32_t)s->count++;
+    return MTT_OK;
 }
 
 /* Counts `count` more occurrences of a word. */
@@ -6794,7 +6678,6 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
     const size_t pieces = t->pieces.count, merges = b->merges.count;
     const char *space = a.size ? (const char *)memchr(a.at, ' ', a.size) : NULL;
     mtt_slice right;
-    uint64_t key;
     uint32_t ids[2], id;
     if (!space) return mtt__vocab_fail(f, "a merge must be two pieces with a space between them");
     right.at = space + 1;
@@ -6802,8 +6685,8 @@ static mtt_status mtt__vocab_merge(mtt_tokenizer *t, mtt__vocab_file *f, mtt_sli
     a.size = (size_t)(space - a.at);
     if (!mtt__piece_bytes(b, &a) || !mtt__piece_bytes(b, &right))
         return mtt__vocab_fail(f, "a merge must be two pieces of GPT-2's alphabet");
-    ids[0] = mtt__strings_find(&t->pieces, a.at, a.size, &key);
-    ids[1] = mtt__strings_find(&t->pieces, right.at, right.size, &key);
+    ids[0] = mtt__strings_find(&t->pieces, a.at, a.size);
+    ids[1] = mtt__strings_find(&t->pieces, right.at, right.size);
     if (ids[0] == MTT__NONE || ids[1] == MTT__NONE)
         return mtt__vocab_fail(f, "a merge uses a piece that is not known yet");
     if (mtt__merges_add(&b->merges, &t->pieces, ids[0], ids[1], &id)) return MTT_E_MEMORY;
@@ -6866,7 +6749,7 @@ static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
     if (s->count <= t->end_of_text) mtt__json_fail(j, "the id of " MTT__END_OF_TEXT " is not the next");
     for (i = 0; i < 256; i++) {
         char byte = (char)i;
-        b->byte_id[i] = mtt__strings_find(s, &byte, 1, &id);
+        b->byte_id[i] = mtt__strings_find(s, &byte, 1);
         if (b->byte_id[i] == MTT__NONE) mtt__json_fail(j, "the vocabulary lacks one of the 256 bytes");
     }
     return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
@@ -7801,80 +7684,102 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>checkpoint
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* safetensors: a length of 8 bytes, that many bytes of JSON, the data of the tensors one after another without gaps.
-   Everything that the reference reader of Hugging Face refuses is refused here, and duplicates and excess with it. */
+/* A checkpoint is one safetensors file: 8 bytes with the size of a header, the header in JSON, then the data
+   of all tensors in one piece. The header of a model with one vector is
+
+       {"__metadata__": {"step": "3"}, "ln_f.bias": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}
+
+   The reader refuses everything that Hugging Face's refuses, and also duplicates and NUL bytes in strings. */
 enum {
     MTT__ST_HEADER = 16 << 20, /* bytes of JSON */
     MTT__ST_ENTRIES = 1 << 17, /* tensors, and as many pairs of metadata */
     MTT__ST_NAME = 512,
-    MTT__ST_RANK = 8
+    MTT__ST_RANK = 8,
+    MTT__CHECKPOINT_NAME = 56
 };
 
-/* A tensor of a file by its name, or, with its value alone, a pair of the metadata. */
+/* A tensor of a file. Or a pair of the metadata: name and value. */
 typedef struct mtt__st_entry {
-    mtt_slice key, value;
+    const char *name, *value;
     int dtype, rank;
-    uint64_t shape[MTT__ST_RANK], begin, end;
+    uint64_t shape[MTT__ST_RANK], begin, end; /* in the data */
     const unsigned char *data;
     size_t bytes;
+    uint32_t crc;
 } mtt__st_entry;
+
+typedef struct mtt__st_list {
+    mtt__st_entry *at; /* sorted by name */
+    size_t count, capacity;
+} mtt__st_list;
 
 typedef struct mtt__st {
     mtt_env *env;
     const char *path; /* the caller's */
     mtt__map map;
     const unsigned char *data;
-    char *header; /* a copy, its escapes undone */
-    mtt__st_entry *entries, *pairs; /* by key */
-    size_t count, capacity, pair_count, pair_capacity;
+    char *header; /* a copy, in which strings lose their escapes and end with a NUL */
+    mtt__st_list tensors, metadata;
+    mtt__crc_table crc;
+    uint32_t metadata_crc;
 } mtt__st;
 
 #define MTT__ST_REMEDY "the file is damaged or cut off: copy or save it again"
 
-static int mtt__st_by_key(const void *a, const void *b)
+static int mtt__st_by_name(const void *a, const void *b)
 {
-    const mtt_slice *x = &((const mtt__st_entry *)a)->key, *y = &((const mtt__st_entry *)b)->key;
-    int order = memcmp(x->at, y->at, x->size < y->size ? x->size : y->size);
-    return order ? order : (x->size > y->size) - (x->size < y->size);
+    return strcmp(((const mtt__st_entry *)a)->name, ((const mtt__st_entry *)b)->name);
 }
 
 static int mtt__st_by_place(const void *a, const void *b)
 {
     const mtt__st_entry *x = (const mtt__st_entry *)a, *y = (const mtt__st_entry *)b;
-    return x->begin != y->begin ? (x->begin > y->begin) - (x->begin < y->begin) : (x->end > y->end) - (x->end < y->end);
+    int order = (x->begin > y->begin) - (x->begin < y->begin);
+    return order ? order : (x->end > y->end) - (x->end < y->end);
 }
 
-static const mtt__st_entry *mtt__st_search(const mtt__st_entry *entries, size_t count, const char *name, size_t size)
+/* NULL if the list has no entry of that name. */
+static const mtt__st_entry *mtt__st_find(const mtt__st_list *list, const char *name)
 {
     mtt__st_entry key;
-    key.key.at = name;
-    key.key.size = size;
-    return count ? (const mtt__st_entry *)bsearch(&key, entries, count, sizeof(key), mtt__st_by_key) : NULL;
+    key.name = name;
+    if (!list->count) return NULL;
+    return (const mtt__st_entry *)bsearch(&key, list->at, list->count, sizeof(key), mtt__st_by_name);
 }
 
-/* A fault of the header: the first one sticks, and `at` is where it is. */
-static void mtt__st_fault(mtt_json *j, const char *at, const char *what)
+/* Computes the bytes of a tensor. 0 if there is no such tensor. */
+static int mtt__st_measure(mtt__st_entry *e)
+{
+    uint64_t bytes;
+    int k;
+    if (e->dtype < 0 || e->dtype >= MTT_DTYPE_COUNT || e->rank < 0 || e->rank > MTT__ST_RANK) return 0;
+    for (bytes = mtt__dtype_bytes[e->dtype], k = 0; k < e->rank; k++) {
+        if (e->shape[k] && bytes > SIZE_MAX / e->shape[k]) return 0;
+        bytes *= e->shape[k];
+    }
+    e->bytes = (size_t)bytes;
+    return 1;
+}
+
+/* Records a fault that is not at the reader's place. The first fault counts. */
+static void mtt__st_fault(mtt_json *j, const char *at, const char *fault)
 {
     if (!j->fault) j->at = at;
-    mtt__json_fail(j, what);
+    mtt__json_fail(j, fault);
 }
 
-static int mtt__st_string(mtt_json *j, mtt_slice *out)
+/* Turns a string of the header into a C string in place: a NUL replaces the closing quote. */
+static int mtt__st_text(mtt_json *j, mtt_slice string, const char **out)
 {
-    int ok = mtt_json_string(j, out);
-    if (ok) out->size = mtt_json_unescape(*out, (char *)out->at);
-    return ok;
-}
-
-static int mtt__st_key(mtt_json *j, mtt_slice *key)
-{
-    int ok = mtt_json_key(j, key);
-    if (ok) key->size = mtt_json_unescape(*key, (char *)key->at);
-    return ok;
+    char *text = (char *)string.at;
+    size_t size = mtt_json_unescape(string, text);
+    text[size] = 0;
+    *out = text;
+    return strlen(text) == size || mtt__json_fail(j, "a NUL byte in a string");
 }
 
 static int mtt__st_numbers(mtt_json *j, uint64_t *out, int capacity)
@@ -7888,126 +7793,128 @@ static int mtt__st_numbers(mtt_json *j, uint64_t *out, int capacity)
     return count;
 }
 
-/* {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}; unknown fields are passed over. */
-static void mtt__st_tensor_info(mtt_json *j, mtt__st_entry *e)
+/* {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}; other fields are skipped. */
+static void mtt__st_describe(mtt_json *j, mtt__st_entry *e)
 {
-    static const char *const fields[] = {"dtype", "shape", "data_offsets"};
     uint64_t offsets[2] = {0, 0};
     mtt_slice key, text;
-    int seen = 0, two = 0, field;
+    const char *name, *dtype = "";
+    int dtypes = 0, shapes = 0, places = 0, numbers = 0;
     mtt_json_begin(j, '{');
-    while (mtt__st_key(j, &key)) {
-        for (field = 0; field < 3 && !mtt_slice_is(key, fields[field]);) field++;
-        if (field < 3 && seen & 1 << field) mtt__json_fail(j, "a field of a tensor that comes twice");
-        seen |= 1 << field;
-        if (field == 0 && mtt__st_string(j, &text)) {
-            for (e->dtype = 0; e->dtype < (int)MTT__LENGTH(mtt__dtype_name); e->dtype++)
-                if (mtt_slice_is(text, mtt__dtype_name[e->dtype])) break;
-            if (e->dtype == (int)MTT__LENGTH(mtt__dtype_name))
-                mtt__st_fault(j, text.at, "a dtype that is none of F32, BF16, F16, I32, U8");
-        } else if (field == 1) e->rank = mtt__st_numbers(j, e->shape, MTT__ST_RANK);
-        else if (field == 2) two = mtt__st_numbers(j, offsets, 2);
-        else if (field == 3) mtt_json_skip(j);
+    while (mtt_json_key(j, &key) && mtt__st_text(j, key, &name)) {
+        if (!strcmp(name, "dtype")) dtypes += mtt_json_string(j, &text) && mtt__st_text(j, text, &dtype);
+        else if (!strcmp(name, "shape")) shapes++, e->rank = mtt__st_numbers(j, e->shape, MTT__ST_RANK);
+        else if (!strcmp(name, "data_offsets")) places++, numbers = mtt__st_numbers(j, offsets, 2);
+        else mtt_json_skip(j);
     }
-    if ((seen & 7) != 7 || two != 2) mtt__json_fail(j, "a tensor without dtype, shape or two data_offsets");
+    if (dtypes != 1 || shapes != 1 || places != 1 || numbers != 2)
+        mtt__json_fail(j, "a tensor without dtype, shape or two data_offsets, or with one of them twice");
+    while (e->dtype < MTT_DTYPE_COUNT && strcmp(dtype, mtt__dtype_name[e->dtype])) e->dtype++;
+    if (e->dtype == MTT_DTYPE_COUNT) mtt__st_fault(j, dtype, "a dtype other than F32, BF16, F16, I32, U8");
     e->begin = offsets[0];
     e->end = offsets[1];
 }
 
-/* Appends an entry to an array of them; NULL when it cannot be had. */
-static mtt__st_entry *mtt__st_add(mtt__st *st, mtt_json *j, mtt_slice key, mtt__st_entry **array, size_t *count, size_t *room)
+/* Files of ours have a CRC-32 of each tensor's data in the metadata, under "crc32.NAME". Another, under
+   "crc32", is of the other pairs. It combines them by exclusive or, because a reader sorts them. */
+static void mtt__st_add_crc(mtt__st *st, const mtt__st_entry *pair)
 {
-    mtt__st_entry *e;
-    if (*count == MTT__ST_ENTRIES) mtt__json_fail(j, "more than 131072 tensors or entries of metadata");
-    if (mtt__reserve(st->env, (void **)array, room, *count + 1, sizeof(*e)) != MTT_OK) return NULL;
-    e = *array + (*count)++;
-    memset(e, 0, sizeof(*e));
-    e->key = key;
-    return e;
+    size_t size = strlen(pair->name);
+    uint32_t crc = mtt__crc32(&st->crc, (uint32_t)size, pair->name, size);
+    if (strncmp(pair->name, "crc32", 5) != 0 && strcmp(pair->name, "format") != 0)
+        st->metadata_crc ^= mtt__crc32(&st->crc, crc, pair->value, strlen(pair->value));
 }
 
-static mtt_status mtt__st_metadata_in(mtt__st *st, mtt_json *j)
+/* Reads the header's object, or the metadata, which is an object in it. */
+static mtt_status mtt__st_entries(mtt__st *st, mtt_json *j, mtt__st_list *list)
 {
-    mtt_slice key;
+    mtt_slice key, text;
+    const char *name;
+    int metadata = 0;
     mtt_json_begin(j, '{');
-    while (mtt__st_key(j, &key)) {
-        mtt__st_entry *e = mtt__st_add(st, j, key, &st->pairs, &st->pair_count, &st->pair_capacity);
-        if (!e) return MTT_E_MEMORY;
-        mtt__st_string(j, &e->value);
+    while (mtt_json_key(j, &key) && mtt__st_text(j, key, &name)) {
+        mtt__st_entry *e;
+        if (list == &st->tensors && !strcmp(name, "__metadata__")) {
+            if (metadata++) mtt__json_fail(j, "__metadata__ comes twice");
+            if (mtt__st_entries(st, j, &st->metadata)) return MTT_E_MEMORY;
+            continue;
+        }
+        if (list->count == MTT__ST_ENTRIES) mtt__json_fail(j, "more than 131072 tensors or pairs");
+        if (mtt__reserve(st->env, (void **)&list->at, &list->capacity, list->count + 1, sizeof(*e)))
+            return MTT_E_MEMORY;
+        e = &list->at[list->count++];
+        memset(e, 0, sizeof(*e));
+        e->name = name;
+        if (list == &st->tensors) mtt__st_describe(j, e);
+        else if (mtt_json_string(j, &text) && mtt__st_text(j, text, &e->value)) mtt__st_add_crc(st, e);
     }
     return MTT_OK;
 }
 
-/* Tensors lie in the data one after another from 0 to the end, each as large as its shape says. */
-static void mtt__st_layout(mtt__st *st, mtt_json *j, uint64_t data_bytes)
+static void mtt__st_sort(mtt_json *j, mtt__st_list *list)
 {
+    size_t i;
+    if (list->count) qsort(list->at, list->count, sizeof(*list->at), mtt__st_by_name);
+    for (i = 1; i < list->count; i++)
+        if (!mtt__st_by_name(&list->at[i - 1], &list->at[i]))
+            mtt__st_fault(j, list->at[i].name, "a name that comes twice");
+}
+
+/* Tensors lie in the data one after another from 0 to the end. Each is as large as its shape says. */
+static void mtt__st_place(mtt__st *st, mtt_json *j, uint64_t data_bytes)
+{
+    mtt__st_list *list = &st->tensors;
     uint64_t end = 0;
     size_t i;
-    int k;
-    if (st->count) qsort(st->entries, st->count, sizeof(*st->entries), mtt__st_by_place);
-    for (i = 0; i < st->count && !j->fault; i++) {
-        mtt__st_entry *e = &st->entries[i];
-        uint64_t size = mtt__dtype_bytes[e->dtype];
-        for (k = 0; k < e->rank; k++) {
-            if (e->shape[k] && size > UINT64_MAX / e->shape[k]) mtt__st_fault(j, e->key.at, "a size that overflows");
-            size *= e->shape[k];
-        }
-        if (e->end < e->begin) mtt__st_fault(j, e->key.at, "an end before its begin");
-        if (e->begin != end) mtt__st_fault(j, e->key.at, "a hole or an overlap in the data");
-        if (e->end - e->begin != size) mtt__st_fault(j, e->key.at, "data_offsets that do not fit the shape");
-        if (e->end > data_bytes) mtt__st_fault(j, e->key.at, "data that is missing at the end of the file");
-        e->bytes = (size_t)size;
-        if (st->data && !j->fault) e->data = st->data + e->begin;
+    if (list->count) qsort(list->at, list->count, sizeof(*list->at), mtt__st_by_place);
+    for (i = 0; i < list->count && !j->fault; i++) {
+        mtt__st_entry *e = &list->at[i];
+        const char *fault = strlen(e->name) > MTT__ST_NAME  ? "a name above 512 bytes"
+                            : !mtt__st_measure(e)           ? "a size that overflows"
+                            : e->end < e->begin             ? "an end before its begin"
+                            : e->begin != end               ? "a hole or an overlap in the data"
+                            : e->end - e->begin != e->bytes ? "data_offsets that do not match the shape"
+                            : e->end > data_bytes           ? "data that is missing at the end of the file"
+                                                            : NULL;
+        if (fault) mtt__st_fault(j, e->name, fault);
+        else if (st->data) e->data = st->data + e->begin;
         end = e->end;
     }
     if (end != data_bytes) mtt__json_fail(j, "tensors that end before the file: extra bytes follow");
 }
 
-static void mtt__st_index(mtt_json *j, mtt__st_entry *entries, size_t count)
-{
-    size_t i;
-    if (count) qsort(entries, count, sizeof(*entries), mtt__st_by_key);
-    for (i = 1; i < count; i++)
-        if (!mtt__st_by_key(&entries[i - 1], &entries[i])) mtt__st_fault(j, entries[i].key.at, "a name that comes twice");
-}
-
-/* Reads a header, which changes where it stands. Faults of every kind are told here, with a glance at the place. */
+/* Reads a header and overwrites it. The error shows the first fault and the text there. */
 static mtt_status mtt__st_parse(mtt__st *st, char *header, size_t size, uint64_t data_bytes)
 {
     mtt_json j;
-    mtt_slice key;
-    int metadata = 0;
     mtt_json_init(&j, header, size);
     if (size > MTT__ST_HEADER) mtt__json_fail(&j, "a header above 16 MiB");
     if (!mtt__utf8_valid(header, size)) mtt__json_fail(&j, "a header that is not UTF-8");
-    mtt_json_begin(&j, '{');
-    while (mtt__st_key(&j, &key)) {
-        mtt__st_entry *e;
-        if (mtt_slice_is(key, "__metadata__")) {
-            if (metadata++) mtt__json_fail(&j, "__metadata__ comes twice");
-            if (mtt__st_metadata_in(st, &j)) return MTT_E_MEMORY;
-            continue;
-        }
-        e = mtt__st_add(st, &j, key, &st->entries, &st->count, &st->capacity);
-        if (!e) return MTT_E_MEMORY;
-        if (e->key.size > MTT__ST_NAME) mtt__json_fail(&j, "a name above 512 bytes");
-        mtt__st_tensor_info(&j, e);
-    }
+    if (mtt__st_entries(st, &j, &st->tensors)) return MTT_E_MEMORY;
     mtt_json_peek(&j);
     if (j.at != j.end) mtt__json_fail(&j, "something after the header's object");
-    if (!j.fault) mtt__st_layout(st, &j, data_bytes);
-    if (!j.fault) mtt__st_index(&j, st->entries, st->count);
-    if (!j.fault) mtt__st_index(&j, st->pairs, st->pair_count);
+    mtt__st_place(st, &j, data_bytes);
+    mtt__st_sort(&j, &st->tensors);
+    mtt__st_sort(&j, &st->metadata);
     if (!j.fault) return MTT_OK;
+    size = (size_t)(j.end - j.at);
     return mtt__fail(st->env, MTT_E_FORMAT, "%s: byte %zu: %s (at \"%.*s\"); " MTT__ST_REMEDY, st->path,
-                     (size_t)(j.at - j.begin) + 8, j.fault, (int)(j.end - j.at < 80 ? j.end - j.at : 80), j.at);
+                     (size_t)(j.at - j.begin) + 8, j.fault, size < 80 ? (int)size : 80, j.at);
+}
+
+static void mtt__st_init(mtt_env *env, const char *path, mtt__st *st)
+{
+    memset(st, 0, sizeof(*st));
+    st->env = env;
+    st->path = path;
+    mtt__crc_init(&st->crc);
 }
 
 static void mtt__st_close(mtt__st *st)
 {
     mtt__free(st->env, st->header);
-    mtt__free(st->env, st->entries);
-    mtt__free(st->env, st->pairs);
+    mtt__free(st->env, st->tensors.at);
+    mtt__free(st->env, st->metadata.at);
     mtt__map_close(&st->map);
     memset(st, 0, sizeof(*st));
 }
@@ -8016,17 +7923,15 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
 {
     mtt_status status;
     uint64_t size = 0;
-    memset(st, 0, sizeof(*st));
-    st->env = env;
-    st->path = path;
+    mtt__st_init(env, path, st);
     status = mtt__map_open(env, path, PROT_READ, &st->map);
     if (status) return status;
     if (st->map.bytes >= 8) memcpy(&size, st->map.data, 8);
     if (st->map.bytes < 8 || size > st->map.bytes - 8)
-        status = mtt__fail(env, MTT_E_FORMAT, "%s: a header of %llu bytes does not fit a file of %zu; " MTT__ST_REMEDY, path,
-                           (unsigned long long)size, st->map.bytes);
-    if (!status && (st->header = (char *)mtt__alloc_raw(env, (size_t)size + 1)) == NULL) status = MTT_E_MEMORY;
-    if (!status) {
+        status = mtt__fail(env, MTT_E_FORMAT, "%s: a header of %llu bytes does not fit a file of %zu; "
+                           MTT__ST_REMEDY, path, (unsigned long long)size, st->map.bytes);
+    else if ((st->header = (char *)mtt__alloc_raw(env, (size_t)size + 1)) == NULL) status = MTT_E_MEMORY;
+    else {
         st->data = (const unsigned char *)st->map.data + 8 + size;
         memcpy(st->header, st->map.data + 8, (size_t)size);
         status = mtt__st_parse(st, st->header, (size_t)size, st->map.bytes - 8 - size);
@@ -8035,471 +7940,305 @@ static mtt_status mtt__st_open(mtt_env *env, const char *path, mtt__st *st)
     return status;
 }
 
-/* NULL if there is no tensor of that name. */
-static const mtt__st_entry *mtt__st_find(const mtt__st *st, const char *name)
+static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
 {
-    return mtt__st_search(st->entries, st->count, name, strlen(name));
+    const mtt__st_entry *pair = mtt__st_find(&st->metadata, key);
+    unsigned high = 0, low = 0;
+    return pair && mtt__hex(pair->value, &high) && mtt__hex(pair->value + 4, &low) && !pair->value[8] &&
+           (high << 16 | low) == crc;
 }
 
-static int mtt__st_metadata(const mtt__st *st, const char *name, mtt_slice *value)
+/* Checks the data and the metadata. A file without checksums, as other programs write, is refused. */
+static mtt_status mtt__st_verify(const mtt__st *st)
 {
-    const mtt__st_entry *e = mtt__st_search(st->pairs, st->pair_count, name, strlen(name));
-    if (e) *value = e->value;
-    return e != NULL;
-}
-
-/* Compares every tensor with its checksum, eight hexadecimal digits under "crc32." and its name in the metadata. A file
-   without any, as other programs write, passes. */
-static mtt_status mtt__st_verify(mtt_env *env, const mtt__st *st)
-{
-    mtt__crc_table table;
-    size_t i, found = 0;
-    mtt__crc_init(&table);
-    for (i = 0; i < st->count; i++) {
-        const mtt__st_entry *e = &st->entries[i], *sum;
-        char key[MTT__ST_NAME + 8] = "crc32.";
-        unsigned high = 0, low = 0;
-        memcpy(key + 6, e->key.at, e->key.size);
-        sum = mtt__st_search(st->pairs, st->pair_count, key, e->key.size + 6);
-        if (!sum && !found) continue;
-        if (sum && found++ == i && sum->value.size == 8 && mtt__hex(sum->value.at, &high) && mtt__hex(sum->value.at + 4, &low) &&
-            (high << 16 | low) == mtt__crc32(&table, 0, e->data, e->bytes))
-            continue;
-        return mtt__fail(env, MTT_E_FORMAT, "%s: tensor %.*s or the one before does not fit its checksum; " MTT__ST_REMEDY,
-                         st->path, (int)e->key.size, e->key.at);
+    char key[MTT__ST_NAME + 8] = "crc32.";
+    const char *wrong = mtt__st_crc_is(st, "crc32", st->metadata_crc) ? NULL : "the metadata";
+    size_t i;
+    for (i = 0; i < st->tensors.count && !wrong; i++) {
+        const mtt__st_entry *e = &st->tensors.at[i];
+        memcpy(key + 6, e->name, strlen(e->name) + 1);
+        if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
     }
-    return MTT_OK;
+    if (!wrong) return MTT_OK;
+    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s does not match its checksum; " MTT__ST_REMEDY, st->path,
+                     wrong);
 }
 
-/* What is written, in this order, so wide types should come first, to be aligned. `read` gives `bytes` bytes from `offset`
-   on of the tensor at that place of the list. */
-typedef struct mtt__st_tensor {
-    const char *name;
-    int dtype, rank;
-    uint64_t shape[MTT__ST_RANK];
-} mtt__st_tensor;
+/* ---- writing ---- */
 
-typedef struct mtt__st_text {
-    const char *key, *value;
-} mtt__st_text;
-
+/* Gives `bytes` bytes of a tensor's data, from `offset` up. */
 typedef mtt_status (*mtt__st_read_fn)(void *user, size_t tensor, size_t offset, void *buffer, size_t bytes);
 
 typedef struct mtt__st_saving {
-    const mtt__st_tensor *tensors;
-    const mtt__st_text *metadata;
-    size_t count, pairs, header_bytes, total; /* bytes of header and data */
-    char *header;
-    uint32_t *sums; /* checksums of the tensors */
-    mtt__crc_table crc;
+    mtt__st st; /* the header as a reader sees it */
+    mtt__st_entry *tensors;
+    const char *metadata;
+    size_t count;
+    mtt__text header;
     mtt__writer writer;
-    float chunk[1 << 18]; /* of any type, aligned for the widest */
+    float chunk[1 << 18]; /* data of any type */
 } mtt__st_saving;
 
-static size_t mtt__st_tensor_bytes(const mtt__st_tensor *t)
-{
-    size_t bytes = mtt__dtype_bytes[t->dtype];
-    int k;
-    for (k = 0; k < t->rank; k++) bytes = mtt__mul(bytes, t->shape[k]);
-    return bytes;
-}
-
-/* The header, its length before it, blanks behind it so that the data is aligned. */
-static void mtt__st_print_header(mtt__st_saving *s, size_t room)
+/* Prints the header, after its size. Blanks at the end align the data to 64 bytes. */
+static void mtt__st_print_header(mtt__st_saving *s)
 {
     char name[MTT__ST_NAME + 8];
+    const mtt__st_entry *e;
     uint64_t size;
-    size_t i, begin = 0, end;
     int k;
-    mtt__text text, key;
-    mtt__text_init(&text, s->header + 8, room - 8);
-    mtt__print(&text, "{\"__metadata__\":{\"format\":\"pt\"");
-    for (i = 0; i < s->pairs; i++) {
-        mtt__print(&text, ",");
-        mtt__print_json_string(&text, s->metadata[i].key, strlen(s->metadata[i].key));
-        mtt__print(&text, ":");
-        mtt__print_json_string(&text, s->metadata[i].value, strlen(s->metadata[i].value));
-    }
-    for (i = 0; i < s->count; i++) {
+    mtt__text *text = &s->header, key;
+    mtt__text_init(text, text->at, text->capacity);
+    mtt__print(text, "%8s{\"__metadata__\":{\"format\":\"pt\"%s,\"crc32\":\"%08x\"", "", s->metadata,
+               (unsigned)s->st.metadata_crc);
+    for (e = s->tensors; e < s->tensors + s->count; e++) {
         mtt__text_init(&key, name, sizeof(name));
-        mtt__print(&key, "crc32.%s", s->tensors[i].name);
-        mtt__print(&text, ",");
-        mtt__print_json_string(&text, name, key.size);
-        mtt__print(&text, ":\"%08x\"", (unsigned)s->sums[i]);
+        mtt__print(&key, "crc32.%s", e->name);
+        mtt__print(text, ",");
+        mtt__print_json_string(text, name, key.size);
+        mtt__print(text, ":\"%08x\"", (unsigned)e->crc);
     }
-    mtt__print(&text, "}");
-    for (i = 0; i < s->count; i++, begin = end) {
-        const mtt__st_tensor *t = &s->tensors[i];
-        end = mtt__add(begin, mtt__st_tensor_bytes(t));
-        mtt__print(&text, ",");
-        mtt__print_json_string(&text, t->name, strlen(t->name));
-        mtt__print(&text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[t->dtype]);
-        for (k = 0; k < t->rank; k++) mtt__print(&text, "%s%llu", k ? "," : "", (unsigned long long)t->shape[k]);
-        mtt__print(&text, "],\"data_offsets\":[%zu,%zu]}", begin, end);
+    mtt__print(text, "}");
+    for (e = s->tensors; e < s->tensors + s->count; e++) {
+        mtt__print(text, ",");
+        mtt__print_json_string(text, e->name, strlen(e->name));
+        mtt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[e->dtype]);
+        for (k = 0; k < e->rank; k++)
+            mtt__print(text, "%s%llu", k ? "," : "", (unsigned long long)e->shape[k]);
+        mtt__print(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)e->begin,
+                   (unsigned long long)e->end);
     }
-    mtt__print(&text, "}");
-    while ((text.size + 8) % 64) mtt__print(&text, " ");
-    size = text.size;
-    memcpy(s->header, &size, 8);
-    s->header_bytes = text.size + 8;
-    s->total = begin;
+    mtt__print(text, "}");
+    while (text->size % 64) mtt__print(text, " ");
+    size = text->size - 8;
+    memcpy(text->at, &size, 8);
 }
 
-/* Copies the data, then writes the header a second time, with the checksums. */
-static mtt_status mtt__st_write(mtt__st_saving *s, size_t room, mtt__st_read_fn read, void *user)
+/* Leaves room for the header, copies the data, then writes the header with the checksums. */
+static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *user)
 {
-    mtt_status status = mtt__writer_put(&s->writer, s->header, s->header_bytes);
+    mtt_status status = mtt__writer_put(&s->writer, s->header.at, s->header.size);
     size_t i, done, part;
-    for (i = 0; i < s->count && !status; i++) {
-        size_t bytes = mtt__st_tensor_bytes(&s->tensors[i]);
-        for (done = 0; done < bytes && !status; done += part) {
-            part = bytes - done < sizeof(s->chunk) ? bytes - done : sizeof(s->chunk);
+    for (i = 0; i < s->count; i++) {
+        mtt__st_entry *e = &s->tensors[i];
+        for (done = 0; done < e->bytes && !status; done += part) {
+            part = e->bytes - done < sizeof(s->chunk) ? e->bytes - done : sizeof(s->chunk);
             status = read(user, i, done, s->chunk, part);
-            if (status) break;
-            s->sums[i] = mtt__crc32(&s->crc, s->sums[i], s->chunk, part);
+            if (status) return status;
+            e->crc = mtt__crc32(&s->st.crc, e->crc, s->chunk, part);
             status = mtt__writer_put(&s->writer, s->chunk, part);
         }
     }
-    mtt__st_print_header(s, room);
-    if (!status) status = mtt__writer_patch(&s->writer, 0, s->header, s->header_bytes);
+    mtt__st_print_header(s);
+    if (!status) status = mtt__writer_patch(&s->writer, 0, s->header.at, s->header.size);
     return status ? status : mtt__writer_commit(&s->writer);
 }
 
-/* Replaces the file. The header is given to the reader before anything is written: what cannot be loaded is not saved.
-   `metadata` needs no "format"; that is written for the sake of Python. */
-static mtt_status mtt__st_save(mtt_env *env, const char *path, const mtt__st_tensor *tensors, size_t count, mtt__st_read_fn read,
-                               void *user, const mtt__st_text *metadata, size_t pairs)
+/* Replaces the file. The reader parses the header before anything is written, so that every file saved can be
+   read. The data has the order of the list: to align it, list wide types first. `metadata` is JSON: pairs,
+   each after a comma. */
+static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *tensors, size_t count,
+                               const char *metadata, mtt__st_read_fn read, void *user)
 {
-    mtt__st_saving *s = (mtt__st_saving *)mtt__alloc(env, 1, sizeof(*s));
     mtt_status status = MTT_OK;
-    mtt__st check;
-    size_t i, room = 256;
+    mtt__st_saving *s;
+    uint64_t end = 0;
+    size_t i, room = 256 + strlen(metadata);
+    for (i = 0; i < count; i++) {
+        if (!mtt__st_measure(&tensors[i])) status = MTT_E_FORMAT;
+        tensors[i].crc = 0;
+        tensors[i].begin = end;
+        tensors[i].end = end += tensors[i].bytes;
+        room += 12 * strlen(tensors[i].name) + 320; /* the name twice, 6 bytes an escape */
+    }
+    s = (mtt__st_saving *)mtt__alloc(env, 1, sizeof(*s) + room);
     if (!s) return MTT_E_MEMORY;
-    memset(&check, 0, sizeof(check));
-    check.env = env;
-    check.path = path;
-    mtt__crc_init(&s->crc);
+    mtt__st_init(env, path, &s->st);
     s->tensors = tensors;
     s->metadata = metadata;
     s->count = count;
-    s->pairs = pairs;
-    for (i = 0; i < count; i++) {
-        int dtype = tensors[i].dtype, rank = tensors[i].rank;
-        if (dtype < 0 || dtype >= (int)MTT__LENGTH(mtt__dtype_name) || rank < 0 || rank > MTT__ST_RANK) status = MTT_E_FORMAT;
-        room += 12 * strlen(tensors[i].name) + 320;
-    }
-    for (i = 0; i < pairs; i++) room += 6 * (strlen(metadata[i].key) + strlen(metadata[i].value)) + 8;
-    s->header = (char *)mtt__alloc_raw(env, room);
-    s->sums = (uint32_t *)mtt__alloc(env, count, sizeof(*s->sums));
-    if (!s->header || !s->sums) status = MTT_E_MEMORY;
+    mtt__text_init(&s->header, (char *)(s + 1), room);
     if (!status) {
-        mtt__st_print_header(s, room);
-        status = mtt__st_parse(&check, s->header + 8, s->header_bytes - 8, s->total);
-        mtt__st_close(&check);
-        mtt__st_print_header(s, room);
+        mtt__st_print_header(s);
+        status = mtt__st_parse(&s->st, s->header.at + 8, s->header.size - 8, end);
     }
     if (status == MTT_E_FORMAT)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different names in UTF-8, of at most 512 bytes, "
-                           "known dtypes, ranks up to 8, 16 MiB of header at most and sizes below 2^64", path);
+        status = mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different UTF-8 names, up to "
+                           "512 bytes long, known dtypes, ranks up to 8 and sizes below 2^64", path);
     if (!status) status = mtt__writer_open(env, path, &s->writer);
-    if (!status) status = mtt__writer_expect(&s->writer, s->header_bytes + s->total);
-    if (!status) status = mtt__st_write(s, room, read, user);
+    if (!status) status = mtt__writer_expect(&s->writer, s->header.size + end);
+    if (!status) status = mtt__st_write(s, read, user);
     mtt__writer_abort(&s->writer);
-    mtt__free(env, s->header);
-    mtt__free(env, s->sums);
+    mtt__st_close(&s->st);
     mtt__free(env, s);
     return status;
 }
 
 /* ---- a trainer's checkpoint ---- */
 
-/* The whole numbers of a checkpoint's metadata besides the model's fields: member, name, largest value, 1 =
-   the loader's. */
-#define MTT__CHECKPOINT_NUMBERS(X)                                                                       \
-    X(step, "step", INT64_MAX, 0)                                                                        \
-    X(micro_batch, "micro_batch", INT64_MAX, 0)                                                          \
-    X(updates, "updates", INT64_MAX, 0)                                                                  \
-    X(good_steps, "good_steps", INT32_MAX, 0)                                                            \
-    X(loss_scale_bits, "loss_scale_bits", 0x7f7fffff, 0)                                                 \
-    X(seed, "seed", UINT64_MAX, 0)                                                                       \
-    X(cursor, "batches.cursor", UINT64_MAX, 1)                                                           \
-    X(batches_seed, "batches.seed", UINT64_MAX, 1)                                                       \
-    X(seq_len, "batches.seq_len", UINT64_MAX, 1)                                                         \
-    X(sequences, "batches.sequences", UINT64_MAX, 1)
-#define MTT__NUMBER_MEMBER(member, name, most, loader) uint64_t member;
-typedef struct mtt__checkpoint_numbers {
-    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_MEMBER)
-} mtt__checkpoint_numbers;
-
-enum { MTT__CHECKPOINT_PAIRS = 32, MTT__CHECKPOINT_NAME = 56 };
-
+/* A file has FP32 tensors, for each parameter all that the optimizer keeps (see MTT__KEPT), and numbers in
+   its metadata. The values of a compact state encode to the same bits again. */
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
-    mtt__st_tensor *tensors; /* of each parameter in turn what the optimizer keeps: see MTT__KEPT */
-    char (*names)[MTT__CHECKPOINT_NAME];
-    mtt__st_text pairs[MTT__CHECKPOINT_PAIRS];
-    char values[MTT__CHECKPOINT_PAIRS][40];
-    size_t tensor_count, pair_count;
+    const mtt__st *st; /* NULL when saving */
+    mtt_status status;
+    mtt__st_entry *tensors;
+    size_t count;
+    mtt__text metadata;
+    mtt_counters counters;
+    int64_t micro_batch;
+    uint64_t seed;
+    mtt_batches batches; /* without tokens: none */
 } mtt__checkpoint;
 
-/* A piece of the file's tensor of that number. The file has FP32 of every state: what the compact one decodes
-   to encodes to the same bits, and any other state can take it over. */
-static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
-{
-    mtt_trainer *t = ((mtt__checkpoint *)user)->t;
-    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / MTT__KEPT_KINDS];
-    return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), (int64_t)(offset / sizeof(float)),
-                         (int64_t)(bytes / sizeof(float)), (float *)buffer);
-}
-
-MTT__PRINTF(3, 4) static void mtt__checkpoint_pair(mtt__checkpoint *c, const char *key, const char *format, ...)
-{
-    mtt__text text;
-    va_list args;
-    mtt__text_init(&text, c->values[c->pair_count], sizeof(c->values[0]));
-    va_start(args, format);
-    mtt__print_va(&text, format, args);
-    va_end(args);
-    c->pairs[c->pair_count].key = key;
-    c->pairs[c->pair_count].value = c->values[c->pair_count];
-    c->pair_count++;
-}
-
-/* A checksum of one pair. Those of all pairs are combined by exclusive or, since a reader sorts them. */
-static uint32_t mtt__pair_crc(const mtt__crc_table *table, const char *key, size_t key_size, const char *value, size_t size)
-{
-    return mtt__crc32(table, mtt__crc32(table, (uint32_t)key_size, key, key_size), value, size);
-}
-
-/* Appends the checksum of the pairs so far. */
-static void mtt__checkpoint_seal(mtt__checkpoint *c)
-{
-    mtt__crc_table table;
-    uint32_t crc = 0;
-    size_t i;
-    mtt__crc_init(&table);
-    for (i = 0; i < c->pair_count; i++)
-        crc ^= mtt__pair_crc(&table, c->pairs[i].key, strlen(c->pairs[i].key), c->pairs[i].value, strlen(c->pairs[i].value));
-    mtt__checkpoint_pair(c, "crc32", "%08x", (unsigned)crc);
-}
-
-/* Names and shapes of the tensors that a checkpoint holds. */
-static mtt_status mtt__checkpoint_list(mtt__checkpoint *c, mtt_trainer *t)
+static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches)
 {
 #define MTT__KEPT_PREFIX(kind, name, prefix, exists) prefix,
     static const char *const prefixes[] = {MTT__KEPT(MTT__KEPT_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    char *name;
     size_t i;
     memset(c, 0, sizeof(*c));
     c->t = t;
-    c->tensor_count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
-    c->tensors = (mtt__st_tensor *)mtt__alloc(t->env, c->tensor_count, sizeof(*c->tensors));
-    c->names = (char(*)[MTT__CHECKPOINT_NAME])mtt__alloc(t->env, c->tensor_count, sizeof(*c->names));
-    if (!c->tensors || !c->names) return MTT_E_MEMORY;
-    for (i = 0; i < c->tensor_count; i++) {
+    c->micro_batch = t->micro_batch;
+    c->seed = t->optim.seed;
+    if (batches) c->batches = *batches;
+    c->count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
+    c->tensors = (mtt__st_entry *)mtt__alloc(t->env, c->count, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME);
+    if (!c->tensors) return MTT_E_MEMORY;
+    for (i = 0, name = (char *)(c->tensors + c->count); i < c->count; i++, name += MTT__CHECKPOINT_NAME) {
         const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
         mtt__text text;
-        mtt__text_init(&text, c->names[i], MTT__CHECKPOINT_NAME);
+        mtt__text_init(&text, name, MTT__CHECKPOINT_NAME);
         mtt__print(&text, "%s%s", prefixes[i % MTT__KEPT_KINDS], q->weight->name);
-        c->tensors[i].name = c->names[i];
+        c->tensors[i].name = name;
         c->tensors[i].dtype = MTT_F32;
         c->tensors[i].rank = q->shape[1] ? 2 : 1;
-        c->tensors[i].shape[0] = (uint64_t)q->shape[0];
-        c->tensors[i].shape[1] = (uint64_t)q->shape[1];
+        memcpy(c->tensors[i].shape, q->shape, sizeof(q->shape));
     }
     return MTT_OK;
 }
 
-static void mtt__checkpoint_release(mtt__checkpoint *c)
+/* Prints a number to the metadata, or reads it from a file. high 0: the file must have the same number. */
+static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
+                                   void *number, size_t size)
 {
-    mtt__free(c->t->env, c->tensors);
-    mtt__free(c->t->env, c->names);
+    const mtt__st_entry *pair;
+    uint64_t here = 0, value = 0;
+    mtt_json j;
+    if (c->status) return;
+    memcpy(&here, number, size);
+    if (!c->st) {
+        mtt__print(&c->metadata, ",\"%s\":\"%llu\"", name, (unsigned long long)here);
+        return;
+    }
+    if (!high) low = high = here;
+    pair = mtt__st_find(&c->st->metadata, name);
+    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
+    if (pair && mtt_json_u64(&j, &value) && j.at == j.end && value >= low && value <= high)
+        memcpy(number, &value, size);
+    else if (!pair || low < high)
+        c->status = mtt__fail(c->t->env, pair ? MTT_E_FORMAT : MTT_E_MISMATCH,
+                              "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
+                              c->st->path, name);
+    else
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: make them the same",
+                              c->st->path, name, pair->value, (unsigned long long)here);
 }
 
-/* A model's field as a checkpoint has it: -1 for those that may differ. */
-static int mtt__checkpoint_field(const mtt_model_desc *m, const mtt_field *f)
+/* The model must be the same, except for dropout, and for max_seq without a table of positions. */
+static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
-    if (f->offset == offsetof(mtt_model_desc, dropout)) return -1;
-    if (f->offset == offsetof(mtt_model_desc, max_seq) && m->positions != MTT_POSITIONS_LEARNED) return 0;
-    return (int)mtt__field_get(m, f);
-}
-
-static void mtt__checkpoint_metadata(mtt__checkpoint *c, const mtt_counters *counters, const mtt_batches *batches)
-{
-    const mtt_trainer *t = c->t;
-    const mtt_model_desc *m = &t->schedule->model;
-    mtt__checkpoint_numbers n;
+#define MTT__NUMBER(name, member, low, high) \
+    mtt__checkpoint_number(c, name, low, high, &c->member, sizeof(c->member))
+    const mtt_model_desc *m = &c->t->schedule->model;
     size_t i;
-    memset(&n, 0, sizeof(n));
-    n.step = (uint64_t)counters->steps;
-    n.micro_batch = (uint64_t)t->micro_batch;
-    n.updates = (uint64_t)counters->updates;
-    n.good_steps = (uint64_t)counters->good_steps;
-    n.loss_scale_bits = mtt__float_bits(counters->loss_scale);
-    n.seed = t->optim.seed;
-    if (batches) {
-        n.cursor = batches->cursor;
-        n.batches_seed = batches->seed;
-        n.seq_len = (uint64_t)batches->seq_len;
-        n.sequences = batches->sequences;
-    }
     for (i = 0; mtt__model_field[i].name; i++) {
-        int value = mtt__checkpoint_field(m, &mtt__model_field[i]);
-        if (value >= 0) mtt__checkpoint_pair(c, mtt__model_field[i].name, "%d", value);
+        const mtt_field *f = &mtt__model_field[i];
+        int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
+        if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
+        if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
+        mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
     }
-#define MTT__NUMBER_PAIR(member, name, most, loader) \
-    if (!loader || batches) mtt__checkpoint_pair(c, name, "%llu", (unsigned long long)n.member);
-    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_PAIR)
-    mtt__checkpoint_pair(c, "precision", "%s", mtt__precisions[t->schedule->policy.precision].name);
-    mtt__checkpoint_seal(c);
+    MTT__NUMBER("step", counters.steps, 0, INT64_MAX);
+    MTT__NUMBER("micro_batch", micro_batch, 0, INT64_MAX);
+    MTT__NUMBER("updates", counters.updates, 0, INT64_MAX);
+    MTT__NUMBER("good_steps", counters.good_steps, 0, INT32_MAX);
+    MTT__NUMBER("loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff); /* positive and finite */
+    MTT__NUMBER("seed", seed, 0, UINT64_MAX);
+    if (!c->batches.tokens) return c->status;
+    MTT__NUMBER("batches.cursor", batches.cursor, 0, UINT64_MAX);
+    MTT__NUMBER("batches.seed", batches.seed, 0, UINT64_MAX);
+    MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
+    MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
+    return c->status;
+}
+
+static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
+{
+    mtt_trainer *t = (mtt_trainer *)user;
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / MTT__KEPT_KINDS];
+    int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
+    return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
 }
 
 MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt_tensor *counters = t->schedule->programs[MTT__TRAIN].counters;
+    char metadata[2048];
     mtt__checkpoint c;
-    mtt_counters counters;
-    mtt_status status = mtt__checkpoint_list(&c, t);
-    if (!status) status = t->backend.download(t->context, &counters, p->counters->data, sizeof(counters));
+    mtt_status status = mtt__checkpoint_init(&c, t, batches);
+    if (!status) status = t->backend.download(t->context, &c.counters, counters->data, sizeof(c.counters));
     if (!status) {
-        mtt__checkpoint_metadata(&c, &counters, batches);
-        status = mtt__st_save(t->env, path, c.tensors, c.tensor_count, mtt__checkpoint_read, &c, c.pairs, c.pair_count);
+        mtt__text_init(&c.metadata, metadata, sizeof(metadata));
+        mtt__checkpoint_numbers(&c);
+        mtt__print(&c.metadata, ",\"precision\":\"%s\"", mtt__precisions[t->schedule->policy.precision].name);
+        status = mtt__st_save(t->env, path, c.tensors, c.count, metadata, mtt__checkpoint_read, t);
     }
-    mtt__checkpoint_release(&c);
+    mtt__free(t->env, c.tensors);
     return status;
 }
 
-/* A whole number among the metadata. */
-static mtt_status mtt__checkpoint_number(mtt_env *env, const mtt__st *st, const char *key, uint64_t most, uint64_t *value)
-{
-    mtt_slice text;
-    mtt_json j;
-    if (!mtt__st_metadata(st, key, &text))
-        return mtt__fail(env, MTT_E_MISMATCH, "%s has no \"%s\" in its metadata: it is not a checkpoint of mtt_save", st->path,
-                         key);
-    mtt_json_init(&j, text.at, text.size);
-    if (!mtt_json_u64(&j, value) || j.at != j.end)
-        return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is not a whole number", st->path, key);
-    if (*value <= most) return MTT_OK;
-    return mtt__fail(env, MTT_E_FORMAT, "%s: \"%s\" in the metadata is out of range", st->path, key);
-}
-
-/* Compares the metadata with their checksum. Pairs that belong to tensors or to the format are not part of
-   it. */
-static mtt_status mtt__checkpoint_check_pairs(mtt_env *env, const mtt__st *st)
-{
-    mtt__crc_table table;
-    mtt_slice sealed;
-    uint32_t crc = 0;
-    char expected[16];
-    mtt__text text;
-    size_t i;
-    mtt__crc_init(&table);
-    for (i = 0; i < st->pair_count; i++) {
-        mtt_slice key = st->pairs[i].key, value = st->pairs[i].value;
-        if ((key.size >= 5 && !memcmp(key.at, "crc32", 5)) || mtt_slice_is(key, "format")) continue;
-        crc ^= mtt__pair_crc(&table, key.at, key.size, value.at, value.size);
-    }
-    mtt__text_init(&text, expected, sizeof(expected));
-    mtt__print(&text, "%08x", (unsigned)crc);
-    if (mtt__st_metadata(st, "crc32", &sealed) && mtt_slice_is(sealed, expected)) return MTT_OK;
-    return mtt__fail(env, MTT_E_FORMAT, "%s: the metadata do not match their checksum; " MTT__ST_REMEDY, st->path);
-}
-
-static mtt_status mtt__checkpoint_check_model(const mtt_trainer *t, const mtt__st *st)
+/* Finds the data of all tensors in the file. */
+static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 {
     size_t i;
-    for (i = 0; mtt__model_field[i].name; i++) {
-        const char *name = mtt__model_field[i].name;
-        int expected = mtt__checkpoint_field(&t->schedule->model, &mtt__model_field[i]);
-        uint64_t value;
-        mtt_status status = expected < 0 ? MTT_OK : mtt__checkpoint_number(t->env, st, name, UINT64_MAX, &value);
-        if (status) return status;
-        if (expected >= 0 && value != (uint64_t)expected)
-            return mtt__fail(t->env, MTT_E_MISMATCH, "%s has %s %llu, the model here %d: make them the same", st->path, name,
-                             (unsigned long long)value, expected);
+    for (i = 0; i < c->count; i++) {
+        mtt__st_entry *want = &c->tensors[i];
+        const mtt__st_entry *e = mtt__st_find(&c->st->tensors, want->name);
+        if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
+            memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
+                             c->st->path, want->name, e ? "of another shape, type or alignment" : "missing");
+        *want = *e;
     }
     return MTT_OK;
-}
-
-static mtt_status mtt__checkpoint_check_tensors(const mtt__checkpoint *c, const mtt__st *st)
-{
-    size_t i;
-    for (i = 0; i < c->tensor_count; i++) {
-        const mtt__st_tensor *want = &c->tensors[i];
-        const mtt__st_entry *e = mtt__st_find(st, want->name);
-        int aligned = e && (uintptr_t)e->data % sizeof(float) == 0;
-        if (!aligned || e->dtype != want->dtype || e->rank != want->rank || e->shape[0] != want->shape[0] ||
-            (e->rank > 1 && e->shape[1] != want->shape[1]))
-            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s", st->path, want->name,
-                             e ? "of another shape, type or alignment than the model's" : "missing");
-    }
-    return MTT_OK;
-}
-
-static mtt_status mtt__checkpoint_read_numbers(const mtt_trainer *t, const mtt__st *st, const mtt_batches *batches,
-                                               mtt__checkpoint_numbers *n)
-{
-    mtt_status status = MTT_OK;
-#define MTT__NUMBER_READ(member, name, most, loader) \
-    if (!status && (!loader || batches)) status = mtt__checkpoint_number(t->env, st, name, most, &n->member);
-    MTT__CHECKPOINT_NUMBERS(MTT__NUMBER_READ)
-    if (!status && !n->loss_scale_bits)
-        status = mtt__fail(t->env, MTT_E_FORMAT, "%s: the loss scale in the metadata is 0; " MTT__ST_REMEDY, st->path);
-    if (!status && batches && (n->seq_len != (uint64_t)batches->seq_len || n->sequences != batches->sequences))
-        status = mtt__fail(t->env, MTT_E_MISMATCH, "%s was trained on %llu sequences of %llu tokens, the data here has %llu of "
-                           "%d: give the same token file and seq_len, or no batches", st->path,
-                           (unsigned long long)n->sequences, (unsigned long long)n->seq_len,
-                           (unsigned long long)batches->sequences, batches->seq_len);
-    return status;
-}
-
-/* Takes over a checkpoint that is known to fit. */
-static mtt_status mtt__checkpoint_load(mtt__checkpoint *c, const mtt__st *st, const mtt__checkpoint_numbers *n)
-{
-    mtt_trainer *t = c->t;
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    mtt_status status = MTT_OK;
-    mtt_counters counters;
-    size_t i;
-    for (i = 0; i < c->tensor_count && !status; i++) {
-        const mtt__st_entry *e = mtt__st_find(st, c->tensors[i].name);
-        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
-                               (int64_t)(e->bytes / sizeof(float)), (float *)(uintptr_t)e->data);
-    }
-    if (status) return status;
-    memset(&counters, 0, sizeof(counters));
-    counters.updates = (int64_t)n->updates;
-    counters.good_steps = (int32_t)n->good_steps;
-    counters.loss_scale = 1.0f;
-    if (mtt__precisions[t->schedule->policy.precision].scaled)
-        counters.loss_scale = mtt__bits_float((uint32_t)n->loss_scale_bits);
-    t->step = counters.steps = (int64_t)n->step;
-    t->micro_batch = (int64_t)n->micro_batch;
-    t->optim.seed = n->seed;
-    return t->backend.upload(t->context, p->counters->data, &counters, sizeof(counters));
 }
 
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
-    mtt__st st;
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     mtt__checkpoint c;
-    mtt__checkpoint_numbers n;
+    mtt__st st;
+    size_t i;
     mtt_status status = mtt__st_open(t->env, path, &st);
     if (status) return status;
-    memset(&n, 0, sizeof(n));
-    status = mtt__checkpoint_list(&c, t);
-    if (!status) status = mtt__checkpoint_check_model(t, &st);
-    if (!status) status = mtt__checkpoint_check_tensors(&c, &st);
-    if (!status) status = mtt__checkpoint_read_numbers(t, &st, batches, &n);
-    if (!status) status = mtt__checkpoint_check_pairs(t->env, &st);
-    if (!status) status = mtt__st_verify(t->env, &st);
-    if (!status) status = mtt__checkpoint_load(&c, &st, &n);
-    if (!status && batches) {
-        batches->cursor = n.cursor;
-        batches->seed = n.batches_seed;
+    status = mtt__checkpoint_init(&c, t, batches);
+    c.st = &st;
+    if (!status) status = mtt__checkpoint_numbers(&c);
+    if (!status) status = mtt__checkpoint_find(&c);
+    if (!status) status = mtt__st_verify(&st);
+    for (i = 0; i < c.count && !status; i++) /* the trainer changes from here on */
+        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
+                                (int64_t)(c.tensors[i].bytes / sizeof(float)), (float *)(uintptr_t)c.tensors[i].data);
+    if (!status) {
+        if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
+        t->step = c.counters.steps;
+        t->micro_batch = c.micro_batch;
+        t->optim.seed = c.seed;
+        status = t->backend.upload(t->context, p->counters->data, &c.counters, sizeof(c.counters));
     }
-    mtt__checkpoint_release(&c);
+    if (!status && batches) *batches = c.batches;
+    mtt__free(t->env, c.tensors);
     mtt__st_close(&st);
     return status;
 }

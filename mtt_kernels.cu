@@ -11,8 +11,8 @@
 
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
 
-   Contents: >>toolbox >>backend state >>matmul >>embedding >>norm >>elementwise >>attention
-             >>linear and GELU >>loss >>optimizer >>backend */
+   Contents: >>toolbox >>backend state >>elementwise >>matmul >>norm >>embedding >>optimizer >>attention >>flash
+             >>linear and GELU >>loss >>backend */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -58,19 +58,19 @@ template <> __device__ __forceinline__ float mtt__from_float<float>(float x) { r
 template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ __half mtt__from_float<__half>(float x) { return __float2half_rn(x); }
 
-template <int N = 8, class T> static __device__ __forceinline__ mtt__vector<T, N> mtt__load(const T *at)
+template <int N = 8, class T> static __device__ __forceinline__ mtt__vector<T, N> mtt__load_vector(const T *at)
 {
     return *reinterpret_cast<const mtt__vector<T, N> *>(at);
 }
 
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__read(const T *at, float *values)
+template <int N = 8, class T> static __device__ __forceinline__ void mtt__read_floats(const T *at, float *values)
 {
-    mtt__vector<T, N> vector = mtt__load<N>(at);
+    mtt__vector<T, N> vector = mtt__load_vector<N>(at);
 #pragma unroll
     for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__store(T *at, const float *values)
+template <int N = 8, class T> static __device__ __forceinline__ void mtt__store_floats(T *at, const float *values)
 {
     mtt__vector<T, N> vector;
 #pragma unroll
@@ -108,7 +108,7 @@ template <int PENDING = 0> static __device__ __forceinline__ void mtt__copy_wait
 }
 
 /* The largest of eight. */
-static __device__ __forceinline__ float mtt__largest(const mtt__vector<float> &x)
+static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<float> &x)
 {
     float most = x.v[0];
 #pragma unroll
@@ -116,14 +116,14 @@ static __device__ __forceinline__ float mtt__largest(const mtt__vector<float> &x
     return most;
 }
 
-static __device__ __forceinline__ float mtt__largest(const mtt__vector<__nv_bfloat16> &x)
+static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
 {
     const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
     float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
     return fmaxf(most.x, most.y);
 }
 
-static __device__ __forceinline__ float mtt__largest(const mtt__vector<__half> &x)
+static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__half> &x)
 {
     const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
     float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
@@ -188,16 +188,16 @@ static __device__ __forceinline__ float mtt__reciprocal(float x)
 }
 
 /* e^x: 2 ulp for floats; for 16-bit data the special function unit's, whose 1e-6 is lost in the rounding of the store. */
-template <class T> static __device__ __forceinline__ float mtt__exp(float x)
+template <class T> static __device__ __forceinline__ float mtt__exp_for(float x)
 {
     return sizeof(T) == 4 ? expf(x) : __expf(x);
 }
 
-struct mtt__sum {
+struct mtt__plus {
     template <class V> static __device__ V join(V a, V b) { return a + b; }
 };
 
-struct mtt__max {
+struct mtt__maximum {
     static __device__ float join(float a, float b) { return fmaxf(a, b); }
 };
 
@@ -216,24 +216,6 @@ template <class JOIN, int THREADS, class V> static __device__ __forceinline__ V 
     return x;
 }
 
-/* Philox4x32-10 (Salmon et al. 2011), bit for bit as mtt.h has it. */
-static __device__ __forceinline__ uint4 mtt__philox(uint64_t key, uint64_t low, uint64_t high)
-{
-    uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        uint32_t p = __umulhi(0xd2511f53u, c0), q = __umulhi(0xcd9e8d57u, c2), a = 0xd2511f53u * c0, b = 0xcd9e8d57u * c2;
-        c0 = q ^ c1 ^ k0;
-        c1 = b;
-        c2 = p ^ c3 ^ k1;
-        c3 = a;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    return make_uint4(c0, c1, c2, c3);
-}
-
 /* What an operation's dropout needs besides the control tensor: elements whose 16 random bits are below the threshold are
    dropped, the others scaled; threshold 0 = no dropout. */
 struct mtt__dropout {
@@ -245,18 +227,16 @@ struct mtt__dropout {
 
 /* Multiplies WIDTH values from element `first` on by their mask; 8 of them begin at a multiple of 8. The products stay
    products (no fused multiply-add with what follows), so that they are the CPU's bit for bit. */
-template <int WIDTH> static __device__ __forceinline__ void mtt__drop(const mtt__dropout &d, int64_t first, float *values)
+template <int WIDTH> static __device__ __forceinline__ void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
 {
     if (!d.threshold) return;
-    uint64_t stream = d.stream | (d.control->micro_batch & 0xffffffffffu);
-    uint4 random = mtt__philox(d.control->seed, (uint64_t)first >> 3, stream);
+    const mtt_draw draw = mtt__draw(d.control->seed, (uint64_t)first >> 3, d.stream | mtt__stream_step(d.control->micro_batch));
     if (WIDTH == 8) {
-        const uint32_t words[4] = {random.x, random.y, random.z, random.w};
 #pragma unroll
         for (int k = 0; k < WIDTH; k++)
-            values[k] = __fmul_rn(values[k], (words[k / 2] >> k % 2 * 16 & 0xffffu) >= d.threshold ? d.scale : 0.0f);
+            values[k] = __fmul_rn(values[k], mtt__draw_bits(draw.word, k) >= d.threshold ? d.scale : 0.0f);
     } else {
-        uint32_t word = first & 4 ? (first & 2 ? random.w : random.z) : (first & 2 ? random.y : random.x);
+        uint32_t word = first & 4 ? (first & 2 ? draw.word[3] : draw.word[2]) : (first & 2 ? draw.word[1] : draw.word[0]);
         values[0] = __fmul_rn(values[0], (word >> (first & 1) * 16 & 0xffffu) >= d.threshold ? d.scale : 0.0f);
     }
 }
@@ -291,7 +271,7 @@ struct mtt__product_plan {
 /* A list of operations as one graph: captured when it runs for the second time, replayed from then on. */
 struct mtt__graph {
     const mtt_op *ops;
-    int count, accumulate;
+    int count;
     int64_t runs;
     cudaGraphExec_t exec; /* NULL where there is none (yet) */
 };
@@ -306,14 +286,13 @@ struct mtt__cuda {
     PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes maps for the copy engine; NULL where the driver has none */
     char *pinned;
     size_t pinned_used; /* by uploads that may still be under way */
-    int accumulate; /* of the operations that are running */
     mtt__product_plan *plans;
     int plan_count, next_plan; /* the oldest plan makes room when all are taken */
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
 };
 
-static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
+static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
     va_list args;
     if (!env) return status;
@@ -326,7 +305,7 @@ static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format,
 static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return MTT_OK;
-    return mtt__fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
                      c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
@@ -356,29 +335,12 @@ static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P..
     case MTT_F32: { typedef float T; return call; }                                                                  \
     case MTT_BF16_BITS: { typedef __nv_bfloat16 T; return call; }                                                    \
     case MTT_F16_BITS: { typedef __half T; return call; }                                                            \
-    default: return mtt__fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", (tensor)->name);            \
+    default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", (tensor)->name);            \
     }
-
-static int64_t mtt__elements(const mtt_tensor *t)
-{
-    int64_t product = 1;
-    for (int i = 0; i < t->rank; i++) product *= t->shape[i];
-    return product;
-}
-
-static int64_t mtt__width(const mtt_tensor *t)
-{
-    return t->shape[t->rank - 1];
-}
 
 static unsigned mtt__blocks(int64_t work, int64_t per_block)
 {
     return (unsigned)((work + per_block - 1) / per_block);
-}
-
-static int64_t mtt__least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
 }
 
 template <class T> static T *mtt__at(const mtt_tensor *t)
@@ -390,9 +352,9 @@ static mtt__dropout mtt__dropout_of(const mtt_op *op, const mtt_tensor *control)
 {
     mtt__dropout d;
     d.control = mtt__at<const mtt_control>(control);
-    d.stream = (uint64_t)op->site << 56 | (uint64_t)(op->layer < 0 ? 0 : op->layer) << 40;
-    d.threshold = (uint32_t)(op->shape->dropout * 65536.0f + 0.5f);
-    d.scale = 65536.0f / (float)(65536u - d.threshold);
+    d.stream = mtt__op_stream(op);
+    d.threshold = mtt__dropout_threshold(op->shape->dropout);
+    d.scale = mtt__dropout_scale(d.threshold);
     return d;
 }
 
@@ -401,14 +363,149 @@ static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, voi
 {
     *out = op->workspace->data;
     if (bytes <= op->workspace->bytes) return MTT_OK;
-    return mtt__fail(c->env, MTT_E_BUDGET, "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes", bytes,
+    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes", bytes,
                      op->workspace->bytes);
 }
 
-/* Whether an operation adds to its outputs. */
-static int mtt__accumulates(const mtt__cuda *c, const mtt_op *op)
+/* ------------------------------------------------------------------------------------------------------------------
+   >>elementwise
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. With 16-bit data -2u log2(e) is one
+   polynomial. */
+template <class T> static __device__ __forceinline__ float mtt__gelu_gate(float x)
 {
-    return op->accumulate || c->accumulate;
+    if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
+    return mtt__reciprocal(1.0f + mtt__exp2(x * fmaf(x * x, -0.1029432395f, -2.302208198f)));
+}
+
+/* GELU' = s + x s (1 - s) 2u' */
+template <class T> static __device__ __forceinline__ float mtt__gelu_slope(float x)
+{
+    const float s = mtt__gelu_gate<T>(x), xs = x * s;
+    return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
+}
+
+/* Math:        y = GELU(x)
+   Shapes:      x, y [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8
+   Traffic:     x read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(const T *x, T *y, int64_t count)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8];
+    if (at >= count) return;
+    mtt__read_floats(x + at, v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
+    mtt__store_floats(y + at, v);
+}
+
+/* Math:        dx = dy GELU'(x)
+   Shapes:      dy, x, dx [count] T
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8; dx may be dy
+   Traffic:     dy and x read, dx written
+   Determinism: elementwise
+   Reference:   mtt__cpu_gelu_backward */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float g[8], v[8];
+    if (at >= count) return;
+    mtt__read_floats(dy + at, g);
+    mtt__read_floats(x + at, v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
+    mtt__store_floats(dx + at, g);
+}
+
+/* Math:        y = a + mask * b; without an a: y = mask * b
+   Shapes:      a, b, y [count] T
+   Launch:      256 threads, 8 elements each; the last thread takes what is left
+   Requires:    y may be a or b
+   Traffic:     a and b read, y written
+   Determinism: elementwise
+   Reference:   mtt__cpu_masked_sum */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8], more[8];
+    if (at + 8 <= count) {
+        mtt__read_floats(b + at, v);
+        if (a) mtt__read_floats(a + at, more);
+        mtt__apply_dropout<8>(dropout, at, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
+        mtt__store_floats(y + at, v);
+        return;
+    }
+    for (; at < count; at++) {
+        v[0] = mtt__to_float(b[at]);
+        mtt__apply_dropout<1>(dropout, at, v);
+        y[at] = mtt__from_float<T>(a ? mtt__to_float(a[at]) + v[0] : v[0]);
+    }
+}
+
+template <class T> static mtt_status mtt__masked_sum_of(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
+                                                        const mtt_tensor *control, const mtt_tensor *y)
+{
+    int64_t count = mtt__elements(y);
+    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a), mtt__at<T>(b), mtt__at<T>(y),
+                       count, mtt__dropout_of(op, control));
+}
+
+static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
+                                         const mtt_tensor *control, const mtt_tensor *y)
+{
+    MTT__BY_TYPE(y, mtt__masked_sum_of<T>(c, op, a, b, control, y))
+}
+
+static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_residual *o = MTT_OPERANDS_OF(residual, op);
+    return mtt__launch_masked_sum(c, op, o->x, o->branch, o->control, o->sum);
+}
+
+static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dropout_scores *o = MTT_OPERANDS_OF(dropout_scores, op);
+    return mtt__launch_masked_sum(c, op, NULL, o->probs, o->control, o->dropped);
+}
+
+static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dropout_backward *o = MTT_OPERANDS_OF(dropout_backward, op);
+    return mtt__launch_masked_sum(c, op, NULL, o->dy, o->control, o->dx);
+}
+
+static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
+{
+    int64_t count = mtt__elements(y);
+    MTT__BY_TYPE(y, mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x), mtt__at<T>(y), count))
+}
+
+static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
+    return mtt__launch_gelu(c, o->x, o->y);
+}
+
+static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *dx)
+{
+    int64_t count = mtt__elements(dx);
+    MTT__BY_TYPE(dx, mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(dy),
+                                 mtt__at<T>(x), mtt__at<T>(dx), count))
+}
+
+static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -416,15 +513,15 @@ static int mtt__accumulates(const mtt__cuda *c, const mtt_op *op)
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* A row-major matrix or a batch of them; `transposed`: it is stored with rows and columns swapped. */
-struct mtt__matrix {
+struct mtt__blas_matrix {
     const void *data;
     int64_t ld, stride;
     int transposed;
 };
 
-static mtt__matrix mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
+static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
 {
-    mtt__matrix m;
+    mtt__blas_matrix m;
     m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
     m.ld = ld;
     m.stride = stride;
@@ -432,9 +529,9 @@ static mtt__matrix mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t ld
     return m;
 }
 
-static mtt__matrix mtt__whole(const mtt_tensor *t, int transposed)
+static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
 {
-    return mtt__matrix_at(t, 0, mtt__width(t), 0, transposed);
+    return mtt__blas_matrix_at(t, 0, mtt__width(t), 0, transposed);
 }
 
 static cudaDataType mtt__cuda_type(int dtype)
@@ -469,7 +566,7 @@ static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_
 }
 
 /* Asks for the best algorithms. Partial sums of a split K are added up in FP32 and in a fixed order, or not at all. */
-static cublasStatus_t mtt__choose(mtt__cuda *c, mtt__product_plan *p)
+static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
 {
     const mtt__product_key *key = &p->key;
     uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a, align_c = (uint32_t)key->align_c;
@@ -511,11 +608,11 @@ static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const v
     if (!s && k->bias) {
         s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
         if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
-        if (!s && mtt__choose(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
+        if (!s && mtt__blas_heuristic(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
         p->bias_apart = 1;
         if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &none, sizeof(none));
     }
-    return s ? s : mtt__choose(c, p);
+    return s ? s : mtt__blas_heuristic(c, p);
 }
 
 static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias, mtt__product_plan **out)
@@ -536,7 +633,7 @@ static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, cons
     *out = p;
     if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
     mtt__forget_plan(p);
-    return mtt__fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
                      (long long)key->m, (long long)key->n, (long long)key->k, key->in == MTT_F32 ? "32 bits" : "16 bits",
                      cublasLtGetStatusString(made));
 }
@@ -553,11 +650,11 @@ template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, in
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
     float a[8], b[8];
     if (at >= count) return;
-    mtt__read(y + at, a);
-    mtt__read(bias + at % width, b);
+    mtt__read_floats(y + at, a);
+    mtt__read_floats(bias + at % width, b);
 #pragma unroll
     for (int k = 0; k < 8; k++) a[k] += b[k];
-    mtt__store(y + at, a);
+    mtt__store_floats(y + at, a);
 }
 
 template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
@@ -588,7 +685,7 @@ static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, 
     atomicAdd(&sums[1], telling);
 }
 
-static cublasStatus_t mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
+static cublasStatus_t mtt__blas_multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
                                     float beta, const void *a, const void *b, void *out)
 {
     return cublasLtMatmul(c->blas, p->desc, &alpha, b, p->a, a, p->b, &beta, out, p->c, out, p->c, &p->found[algorithm].algo,
@@ -605,7 +702,7 @@ static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p
     const uint32_t exponent = p->key.out == MTT_F32 ? 0x7f800000u : p->key.out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
     const int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
     float ms = -1;
-    if (mtt__multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
+    if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
     if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
     if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
         return -1;
@@ -615,7 +712,7 @@ static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p
     if (own[0] != *sum) return -1;
     if (cudaEventRecord(marks[0], c->stream)) return -1;
     for (int i = 0; i < TIMES; i++)
-        if (mtt__multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
+        if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
     if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1]) ||
         cudaEventElapsedTime(&ms, marks[0], marks[1]))
         return -1;
@@ -657,8 +754,8 @@ static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_pla
 
 /* C (m x n) = alpha A (m x k) B (k x n) + bias + beta C, `batch` times, all row-major; A and B have `in`'s precision, C and
    the bias `out`'s. */
-static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__matrix a, mtt__matrix b,
-                               mtt__matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
+static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
+                               mtt__blas_matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
                                int add, const mtt_tensor *bias)
 {
     float beta = add ? 1.0f : 0.0f;
@@ -684,9 +781,9 @@ static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_
     if (bias && !p->bias_apart)
         blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof(bias_at));
     if (!blas && mtt__may_tune(c, op, p, add)) mtt__tune(c, op, p, a.data, b.data, (void *)out.data);
-    if (!blas) blas = mtt__multiply(c, op, p, 0, alpha, beta, a.data, b.data, (void *)out.data);
+    if (!blas) blas = mtt__blas_multiply(c, op, p, 0, alpha, beta, a.data, b.data, (void *)out.data);
     if (blas)
-        return mtt__fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
+        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
                          (long long)k, cublasLtGetStatusString(blas));
     if (!bias || !p->bias_apart) return MTT_OK;
     MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
@@ -711,7 +808,7 @@ static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, floa
 #pragma unroll 4
         for (int64_t r = begin + threadIdx.y; r < end; r += 32) {
             float v[8];
-            mtt__read(x + r * width + column, v);
+            mtt__read_floats(x + r * width + column, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
@@ -739,12 +836,12 @@ static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int
 
 /* Sums of columns in two stages: slices of rows into the workspace, then the slices; enough of them to fill the device. */
 template <class T>
-static mtt_status mtt__column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows, int64_t width, float *out, int add)
+static mtt_status mtt__launch_column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows, int64_t width, float *out, int add)
 {
-    int64_t columns = mtt__blocks(width, 64), slices = mtt__least((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
+    int64_t columns = mtt__blocks(width, 64), slices = mtt__min((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
     float *scratch = mtt__at<float>(op->workspace);
     mtt_status status;
-    slices = mtt__least(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    slices = mtt__min(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
     if (slices < 2) return mtt__sum_slices<T>(c, x, rows, width, 1, rows, out, add);
     status = mtt__sum_slices<T>(c, x, rows, width, slices, (rows + slices - 1) / slices, scratch, 0);
     if (status != MTT_OK) return status;
@@ -754,43 +851,360 @@ static mtt_status mtt__column_sums(mtt__cuda *c, const mtt_op *op, const void *x
 static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows, const mtt_tensor *db,
                                      int add)
 {
-    MTT__BY_TYPE(dy, mtt__column_sums<T>(c, op, dy->data, rows, mtt__width(dy), mtt__at<float>(db), add))
+    MTT__BY_TYPE(dy, mtt__launch_column_sums<T>(c, op, dy->data, rows, mtt__width(dy), mtt__at<float>(db), add))
 }
 
-/* y = x W + b */
+/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
+static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
+                                     const mtt_tensor *bias, const mtt_tensor *y)
+{
+    return mtt__product(c, op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0), mtt__blas_whole(weight, transposed),
+                        mtt__blas_whole(y, 0), x, y, 1, 1.0f, 0, bias);
+}
+
 static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_tensor *x = op->in[0], *w = op->in[1], *y = op->out[0];
-    int64_t n = mtt__width(y);
-    return mtt__product(c, op, mtt__elements(y) / n, n, mtt__width(x), mtt__whole(x, 0), mtt__whole(w, op->transposed),
-                        mtt__whole(y, 0), x, y, 1, 1.0f, 0, op->in[2]);
+    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
+    return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
 }
 
 /* dx = dy W^T */
 static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_tensor *dy = op->in[0], *w = op->in[1], *dx = op->out[0];
-    int64_t n = mtt__width(dx);
-    return mtt__product(c, op, mtt__elements(dx) / n, n, mtt__width(dy), mtt__whole(dy, 0), mtt__whole(w, !op->transposed),
-                        mtt__whole(dx, 0), dy, dx, 1, 1.0f, 0, NULL);
+    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
+    return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
 }
 
 /* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; db (+)= sum over rows of dy. x begins at row `first`. */
-static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
+static mtt_status mtt__launch_weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
                                        int64_t rows, const mtt_tensor *dw, const mtt_tensor *db, int add)
 {
     int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__matrix left = mtt__matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__whole(dy, op->transposed);
+    mtt__blas_matrix left = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__blas_whole(dy, op->transposed);
     mtt_status status = db ? mtt__bias_gradient(c, op, dy, rows, db, add) : MTT_OK; /* first, while dy is in cache */
     if (status != MTT_OK) return status;
-    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
-                          : mtt__product(c, op, k, n, rows, left, right, mtt__whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
+    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
+                          : mtt__product(c, op, k, n, rows, left, right, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
 }
 
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__weight_gradient(c, op, op->in[0], 0, op->in[1], mtt__elements(op->in[1]) / mtt__width(op->in[1]), op->out[0],
-                                op->out[1], mtt__accumulates(c, op));
+    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    return mtt__launch_weight_gradient(c, op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>norm
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
+#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+
+template <class T> struct mtt__norm_forward {
+    const T *x, *branch, *w, *b;
+    T *joined, *y;
+    float2 *stats;
+    int64_t rows;
+    int width;
+    mtt__dropout dropout; /* of the branch */
+};
+
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
+                branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
+   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
+   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
+                compiler would otherwise spill for the sake of an eighth
+   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
+   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
+   Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
+   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
+template <class T, int THREADS, int PACKS>
+static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
+    mtt_k_norm(const mtt__norm_forward<T> o)
+{
+    const int width = o.width;
+    __shared__ float shared[32];
+    int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
+    int lane = threadIdx.x % THREADS;
+    mtt__vector<T> xs[PACKS];
+    float sum = 0, squares = 0;
+    if (row >= o.rows) return;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * 8;
+        if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
+    }
+#pragma unroll
+    for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
+        int64_t at = row * width + (p * THREADS + lane) * 8;
+        float branch[8];
+        if ((p * THREADS + lane) * 8 >= width) break;
+        mtt__read_floats(o.branch + at, branch);
+        mtt__apply_dropout<8>(o.dropout, at, branch);
+#pragma unroll
+        for (int k = 0; k < 8; k++) xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
+        *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
+    }
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        if ((p * THREADS + lane) * 8 < width)
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
+    float mean = mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++)
+        if ((p * THREADS + lane) * 8 < width)
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float d = mtt__to_float(xs[p].v[k]) - mean;
+                squares += d * d;
+            }
+    float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + 1e-5f);
+    if (lane == 0) o.stats[row] = make_float2(mean, rstd);
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * 8;
+        float gain[8], shift[8], out[8];
+        if (column >= width) break;
+        mtt__read_floats(o.w + column, gain);
+        mtt__read_floats(o.b + column, shift);
+#pragma unroll
+        for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
+        mtt__store_floats(o.y + row * width + column, out);
+    }
+}
+
+template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
+{
+#define MTT__NORM(threads, packs)                                                                                    \
+    if (o.width <= threads * packs * 8)                                                                                \
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1), \
+                           threads < 128 ? 128 : threads, o);
+    MTT__NORM_SHAPES(MTT__NORM)
+#undef MTT__NORM
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
+}
+
+template <class T> static mtt_status mtt__norm_of(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm *n = MTT_OPERANDS_OF(norm, op);
+    mtt__norm_forward<T> o = {};
+    o.x = mtt__at<T>(n->x), o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
+    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
+    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
+    return mtt__launch_norm<T>(c, o);
+}
+
+static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(MTT_OPERANDS_OF(norm, op)->y, mtt__norm_of<T>(c, op))
+}
+
+template <class T> static mtt_status mtt__residual_norm_of(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_residual_norm *n = MTT_OPERANDS_OF(residual_norm, op);
+    mtt__norm_forward<T> o = {};
+    o.x = mtt__at<T>(n->x), o.branch = mtt__at<T>(n->branch), o.joined = mtt__at<T>(n->sum);
+    o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
+    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
+    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
+    o.dropout = mtt__dropout_of(op, n->control);
+    return mtt__launch_norm<T>(c, o);
+}
+
+static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(MTT_OPERANDS_OF(residual_norm, op)->y, mtt__residual_norm_of<T>(c, op))
+}
+
+template <class T> struct mtt__norm_operands {
+    const T *dy, *x, *w, *joined;
+    const float2 *stats;
+    T *dx;
+    float *partial;
+    int64_t rows;
+    int width;
+};
+
+/* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
+   writes to a set again before all have passed the barrier of the other. */
+template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
+{
+#pragma unroll
+    for (int step = 16; step; step /= 2) {
+        v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
+        v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
+    }
+    if (THREADS == 32) return v;
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
+    __syncthreads(); /* the warps' values are there before anyone joins them */
+    v = make_float2(0, 0);
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; warp++) {
+        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
+        v.x += other.x;
+        v.y += other.y;
+    }
+    return v;
+}
+
+/* A block of norm_backward: SIZE threads, BLOCKS of them on a processor, work on ROWS rows at once; THREADS share a row of at
+   most THREADS COLUMNS elements in packs of 16 bytes. STAGES of ROWS rows are in shared memory or on their way there: what fits
+   96 KB, which every device has. Where one does not fit (FP32, more than 8,192 columns), rows are read in place, twice. */
+template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
+    typedef TYPE T;
+    enum {
+        THREADS = ROW_THREADS,
+        COLUMNS = ROW_COLUMNS,
+        PACK = 16 / sizeof(T),
+        USUAL = 512 / sizeof(T),
+        SIZE = THREADS < USUAL ? USUAL : THREADS,
+        ROWS = SIZE / THREADS,
+        BLOCKS = SIZE < 512 ? 2 : 1,
+        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
+    };
+};
+
+/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Past the end the group is empty. */
+template <class S, class T>
+static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane, T *to, int step)
+{
+    const T *const from[3] = {o.dy, o.x, o.joined};
+#pragma unroll
+    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
+        int column = (p * S::THREADS + lane) * S::PACK;
+        if (column >= o.width || row >= o.rows) break;
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (i < 2 || o.joined)
+                mtt__copy_async(mtt__smem(to + i * step + column), from[i] + row * o.width + column, true);
+    }
+    mtt__copy_commit();
+}
+
+/* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
+                partial[block] = (sum of dy xhat, sum of dy) over the block's rows
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
+   Launch:      S = mtt__norm_block: THREADS threads a row; blocks pass over the rows in strides of ROWS a block, and while rows
+                are worked on the copies of the next STAGES - 1 are under way. A thread reads what it has copied itself, which
+                takes no barrier; the sums of a row that warps share take one
+   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and joined, which holds
+                the rows' sums in the end; joined, dy or x may be dx
+   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages dy and x are read again, from L2
+   Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
+   Reference:   mtt__cpu_norm_backward */
+template <class S>
+static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
+{
+    typedef typename S::T T;
+    enum { THREADS = S::THREADS, ROWS = S::ROWS, PACK = S::PACK, PACKS = S::COLUMNS / S::PACK, STAGES = S::STAGES };
+    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float), "sums of dw and db fit where rows were");
+    extern __shared__ uint4 ring[];
+    __shared__ float2 slots[2][S::SIZE / 32];
+    const int width = o.width, group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS, step = ROWS * width;
+    const int64_t stride = (int64_t)gridDim.x * ROWS;
+    int64_t row = (int64_t)blockIdx.x * ROWS + group;
+    T *const staged = reinterpret_cast<T *>(ring) + group * width;
+    const float share = 1.0f / (float)width;
+    float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
+    float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
+    for (int stage = 0, turn = 0; row - group < o.rows; row += stride, turn ^= 1) {
+        T *const copy = staged + stage * 3 * step;
+        const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
+        const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
+        float2 stat = next, sum = make_float2(0, 0);
+        if (row + stride < o.rows) next = o.stats[row + stride];
+        if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * PACK;
+            float dys[PACK], xs[PACK], gain[PACK];
+            if (column >= width || row >= o.rows) break;
+            mtt__read_floats<PACK>(dy + column, dys);
+            mtt__read_floats<PACK>(x + column, xs);
+            mtt__read_floats<PACK>(o.w + column, gain);
+#pragma unroll
+            for (int k = 0; k < PACK; k++) {
+                float xhat = (xs[k] - stat.x) * stat.y;
+                dw[p][k] += dys[k] * xhat;
+                db[p][k] += dys[k];
+                sum.x += dys[k] * gain[k];
+                sum.y += dys[k] * gain[k] * xhat;
+            }
+        }
+        sum = mtt__row_sums<THREADS>(sum, slots[turn]);
+        sum.x *= share;
+        sum.y *= share;
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * PACK;
+            float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
+            if (column >= width || row >= o.rows) break;
+            mtt__read_floats<PACK>(dy + column, dys);
+            mtt__read_floats<PACK>(x + column, xs);
+            mtt__read_floats<PACK>(o.w + column, gain);
+            if (o.joined) mtt__read_floats<PACK>(joined + column, others);
+#pragma unroll
+            for (int k = 0; k < PACK; k++)
+                out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
+            mtt__store_floats<PACK>(o.dx + row * width + column, out);
+        }
+        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+    }
+    float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
+    if (ROWS > 1) __syncthreads(); /* nobody reads rows any more when sums take their place */
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        int column = (p * THREADS + lane) * PACK;
+        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
+        if (column >= width) break;
+        mtt__store_floats<PACK>(to, dw[p]);
+        mtt__store_floats<PACK>(to + width, db[p]);
+    }
+    if (ROWS == 1) return;
+    __syncthreads(); /* all rows' sums are there before they are added up */
+    for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
+        float total = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
+        partial[j] = total;
+    }
+}
+
+/* Threads a row and columns a thread. */
+#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
+
+template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    int64_t width = mtt__width(n->dy), rows = mtt__rows(n->dy), blocks = 0;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
+    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
+                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch, rows, (int)width};
+    if (status != MTT_OK) return status;
+#define MTT__NORM(threads, columns)                                                                                  \
+    if (!blocks && width <= threads * columns) {                                                                     \
+        typedef mtt__norm_block<T, threads, columns> S;                                                              \
+        blocks = mtt__min(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
+        blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
+        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
+                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
+    }
+    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
+#undef MTT__NORM
+    if (!blocks) return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
+                       mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width, blocks, 2 * width, blocks, op->adds);
+}
+
+static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    MTT__BY_TYPE(MTT_OPERANDS_OF(norm_backward, op)->dy, mtt__norm_backward<T>(c, op))
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -812,25 +1226,26 @@ static __global__ void __launch_bounds__(256)
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / width, column = at - row * width;
     float a[8], b[8];
     if (row >= rows) return;
-    mtt__read(wte + (int64_t)tokens[row] * width + column, a);
-    mtt__read(positions + row % seq_len * width + column, b);
+    mtt__read_floats(wte + (int64_t)tokens[row] * width + column, a);
+    mtt__read_floats(positions + row % seq_len * width + column, b);
 #pragma unroll
     for (int k = 0; k < 8; k++) a[k] += b[k];
-    mtt__drop<8>(dropout, at, a);
-    mtt__store(x + at, a);
+    mtt__apply_dropout<8>(dropout, at, a);
+    mtt__store_floats(x + at, a);
 }
 
 template <class T> static mtt_status mtt__embed(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_shape *d = op->shape;
-    return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256, mtt__at<int32_t>(op->in[0]),
-                       mtt__at<T>(op->in[1]), mtt__at<T>(op->in[2]), mtt__at<T>(op->out[0]), d->rows, d->seq_len, d->d_model,
-                       mtt__dropout_of(op, op->in[3]));
+    const mtt_embed *o = MTT_OPERANDS_OF(embed, op);
+    return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256, mtt__at<int32_t>(o->tokens),
+                       mtt__at<T>(o->wte), mtt__at<T>(o->positions), mtt__at<T>(o->x), d->rows, d->seq_len, d->d_model,
+                       mtt__dropout_of(op, o->control));
 }
 
 static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(op->out[0], mtt__embed<T>(c, op))
+    MTT__BY_TYPE(MTT_OPERANDS_OF(embed, op)->x, mtt__embed<T>(c, op))
 }
 
 /* The gradient of the embedding adds rows of dx that carry the same token. Their positions are sorted by token (stably, so
@@ -947,7 +1362,7 @@ static __global__ void __launch_bounds__(128)
         mtt__vector<T> rows[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++)
-            if (i + a < end) rows[a] = mtt__load(dx + (first_row + at[i + a]) * width + column);
+            if (i + a < end) rows[a] = mtt__load_vector(dx + (first_row + at[i + a]) * width + column);
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             if (i + a >= end) break;
@@ -963,7 +1378,7 @@ static __global__ void __launch_bounds__(128)
             float v[8];
 #pragma unroll
             for (int k = 0; k < 8; k++) v[k] = mtt__to_float(rows[a].v[k]);
-            mtt__drop<8>(dropout, (first_row + at[i + a]) * width + column, v);
+            mtt__apply_dropout<8>(dropout, (first_row + at[i + a]) * width + column, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
@@ -992,7 +1407,7 @@ static __global__ void __launch_bounds__(128) mtt_k_embed_joins(const int32_t *t
 #pragma unroll 4
     for (; next < n && tokens[next] == token; next += chunk) {
         float v[8];
-        mtt__read(heads + (int64_t)(next / chunk) * width + column, v);
+        mtt__read_floats(heads + (int64_t)(next / chunk) * width + column, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
@@ -1017,17 +1432,17 @@ static __global__ void __launch_bounds__(256)
     float sum[8] = {0}, v[8];
     if (at >= count) return;
     for (int64_t b = 0; b < (at < sequence ? batch : 0); b++) {
-        mtt__read(dx + b * sequence + at, v);
-        mtt__drop<8>(dropout, b * sequence + at, v);
+        mtt__read_floats(dx + b * sequence + at, v);
+        mtt__apply_dropout<8>(dropout, b * sequence + at, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     if (add) {
-        mtt__read(d_wpe + at, v);
+        mtt__read_floats(d_wpe + at, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
-    mtt__store(d_wpe + at, sum);
+    mtt__store_floats(d_wpe + at, sum);
 }
 
 /* Where the sort's arrays stand in the workspace. */
@@ -1078,17 +1493,17 @@ static mtt_status mtt__sort_tokens(mtt__cuda *c, const int32_t *tokens, int n, i
 template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_shape *d = op->shape;
-    const int32_t *tokens = mtt__at<int32_t>(op->in[1]);
-    const T *dx = mtt__at<T>(op->in[0]);
-    mtt__dropout dropout = mtt__dropout_of(op, op->in[2]);
-    int again = c->accumulate; /* of the positions; the embedding may hold the head's share besides */
+    const mtt_embed_backward *o = MTT_OPERANDS_OF(embed_backward, op);
+    const int32_t *tokens = mtt__at<int32_t>(o->tokens);
+    const T *dx = mtt__at<T>(o->dx);
+    mtt__dropout dropout = mtt__dropout_of(op, o->control);
     int width = d->d_model, slab = MTT__SLAB; /* tokens sorted at a time, 17 bytes each and the heads */
     mtt_status status = MTT_OK;
-    if (!mtt__accumulates(c, op))
-        status = mtt__checked(c, cudaMemsetAsync(op->out[0]->data, 0, op->out[0]->bytes, c->stream), "zeroing a gradient");
+    if (!op->adds)
+        status = mtt__checked(c, cudaMemsetAsync(o->d_wte->data, 0, o->d_wte->bytes, c->stream), "zeroing a gradient");
     while (slab > MTT__SORT_TILE && (size_t)slab * 32 > op->workspace->bytes) slab /= 2;
     for (int64_t first = 0; first < d->rows && status == MTT_OK; first += slab) {
-        int n = (int)mtt__least(slab, d->rows - first);
+        int n = (int)mtt__min(slab, d->rows - first);
         unsigned blocks;
         mtt__sort s;
         status = mtt__plan_sort(c, op, n, &s);
@@ -1096,19 +1511,19 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
         if (status != MTT_OK) return status;
         blocks = mtt__blocks((int64_t)mtt__blocks(n, s.chunk) * mtt__blocks(width, 256), 4);
         status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.keys[0], s.values[0], n, s.chunk, dx, first,
-                             mtt__at<float>(op->out[0]), s.heads, width, dropout);
+                             mtt__at<float>(o->d_wte), s.heads, width, dropout);
         if (status == MTT_OK)
             status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.keys[0], n, s.chunk, s.heads,
-                                 mtt__at<float>(op->out[0]), width);
+                                 mtt__at<float>(o->d_wte), width);
     }
-    if (status != MTT_OK || !op->out[1]) return status;
-    return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>, mtt__blocks(mtt__elements(op->out[1]), 2048), 256, dx,
-                       mtt__at<float>(op->out[1]), d->batch, d->seq_len, mtt__elements(op->out[1]), width, again, dropout);
+    if (status != MTT_OK || !o->d_wpe) return status;
+    return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>, mtt__blocks(mtt__elements(o->d_wpe), 2048), 256, dx,
+                       mtt__at<float>(o->d_wpe), d->batch, d->seq_len, mtt__elements(o->d_wpe), width, op->later, dropout);
 }
 
 static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(op->in[0], mtt__embed_backward<T>(c, op))
+    MTT__BY_TYPE(MTT_OPERANDS_OF(embed_backward, op)->dx, mtt__embed_backward<T>(c, op))
 }
 
 /* Math:        out = row `control.row` of x
@@ -1125,457 +1540,279 @@ static __global__ void mtt_k_pick_row(const uint4 *x, const mtt_control *control
 
 static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(op->in[0]), mtt__at<mtt_control>(op->in[1]),
-                       mtt__at<uint4>(op->out[0]), (int64_t)(op->out[0]->bytes / 16));
+    const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
+    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x), mtt__at<mtt_control>(o->control),
+                       mtt__at<uint4>(o->row), (int64_t)(o->row->bytes / 16));
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>norm
+   >>optimizer
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
-#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+/* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces of one
+   parameter, each for MTT__RANGE_BLOCKS blocks. */
+static __device__ __forceinline__ int mtt__range_count(const mtt_range &r)
+{
+    return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK; /* from the block's first element on */
+}
 
-template <class T> struct mtt__norm_forward {
-    const T *x, *branch, *w, *b;
-    T *joined, *y;
-    float2 *stats;
-    int64_t rows;
-    int width;
-    mtt__dropout dropout; /* of the branch */
+/* The block's first element within the parameter. */
+static __device__ __forceinline__ int64_t mtt__range_begin(const mtt_range &r)
+{
+    return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
+}
+
+/* An address from a table in memory: the compiler cannot know that it is global, and would take slower generic accesses. */
+template <class T> static __device__ __forceinline__ T *mtt__global(T *p)
+{
+    __builtin_assume(__isGlobal(p));
+    return p;
+}
+
+static __device__ __forceinline__ void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
+{
+    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)mtt__global(r.gradient) + at, g);
+    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)mtt__global(r.gradient) + at, g);
+    else mtt__read_floats((const __half *)mtt__global(r.gradient) + at, g);
+}
+
+/* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
+   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks with elements] double
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
+   Requires:    counts multiples of 8
+   Traffic:     gradients read once
+   Determinism: fixed tree
+   Reference:   mtt__sum_squares */
+static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial)
+{
+    __shared__ double shared[32];
+    const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const int count = mtt__range_count(r);
+    const int64_t begin = mtt__range_begin(r);
+    float sum = 0;
+    if (count <= 0) return;
+#pragma unroll
+    for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
+        int at = i + threadIdx.x * 8;
+        float g[8];
+        if (at >= count) break;
+        mtt__read_gradient(r, begin + at, g);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += g[k] * g[k];
+    }
+    double total = mtt__reduce<mtt__plus, 256>((double)sum, shared);
+    if (threadIdx.x == 0) partial[r.block + blockIdx.x % MTT__RANGE_BLOCKS] = total;
+}
+
+/* Math:        mtt__scale_gradients of the sum of partial
+   Shapes:      partial [count] double
+   Launch:      one block of 1,024 threads
+   Requires:    -
+   Traffic:     partial read once
+   Determinism: fixed order, in double
+   Reference:   mtt__cpu_grad_norm */
+static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control,
+                                                                mtt_counters *counters)
+{
+    __shared__ double shared[32];
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
+    sum = mtt__reduce<mtt__plus, 1024>(sum, shared);
+    if (threadIdx.x == 0) mtt__scale_gradients(control, counters, sum);
+}
+
+/* Math:        out = mtt__adamw_step, mtt__adamw_correction
+   Shapes:      out [2] float
+   Launch:      one block of 2 threads: a power in double takes too long for every thread of the update
+   Requires:    mtt_k_grad_norm before it
+   Traffic:     -
+   Determinism: elementwise
+   Reference:   mtt__update_parameter */
+static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
+{
+    out[threadIdx.x] = threadIdx.x ? mtt__adamw_correction(control, counters) : mtt__adamw_step(control, counters);
+}
+
+/* What the kernels of the update share. */
+struct mtt__update {
+    const mtt_range *ranges;
+    const mtt_control *control;
+    const mtt_counters *counters;
+    const float *corrections;
+    void *master, *m, *v; /* of all parameters; without a master the weight is it */
+    int64_t elements;     /* of m: in the compact state scales are behind so many codes */
+    uint64_t site;        /* of the stream of random numbers */
+    int dtype;            /* of the weights */
 };
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
-                branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
-   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
-                compiler would otherwise spill for the sake of an eighth
-   Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
-   Traffic:     x and branch read once, joined and y written once; w and b stay in cache
-   Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
-   Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
-    mtt_k_norm(const mtt__norm_forward<T> o)
+static __device__ __forceinline__ mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
 {
-    const int width = o.width;
-    __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
-    int lane = threadIdx.x % THREADS;
-    mtt__vector<T> xs[PACKS];
-    float sum = 0, squares = 0;
-    if (row >= o.rows) return;
+    return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
+}
+
+/* Math:        mtt__adamw_element
+   Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so that a warp's stores fill
+                whole lines
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     28 bytes a parameter, 30 with a 16-bit weight
+   Determinism: elementwise
+   Reference:   mtt__adamw_full */
+static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r);
+    float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
+    float *const w_at = mtt__global(u.master ? (float *)u.master + r.first + begin : (float *)r.weight + begin);
+    for (int at = threadIdx.x * 4; at < count; at += 1024) {
+        float g[4], m[4], v[4], w[4];
+        mtt__read_floats<4>((const float *)mtt__global(r.gradient) + begin + at, g);
+        mtt__read_floats<4>(m_at + at, m);
+        mtt__read_floats<4>(v_at + at, v);
+        mtt__read_floats<4>(w_at + at, w);
 #pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * 8;
-        if (column < width) xs[p] = mtt__load(o.x + row * width + column);
+        for (int k = 0; k < 4; k++) mtt__adamw_element(&rates, g[k], &m[k], &v[k], &w[k]);
+        mtt__store_floats<4>(m_at + at, m);
+        mtt__store_floats<4>(v_at + at, v);
+        mtt__store_floats<4>(w_at + at, w);
+        if (u.dtype == MTT_BF16_BITS) mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
+        else if (u.dtype == MTT_F16_BITS) mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
     }
+}
+
+/* The special function unit's root, good to 2 ulp like mtt__reciprocal: 8 bits see nothing of that, and a weight little, since
+   its change is a small part of it. */
+static __device__ __forceinline__ float mtt__root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* A thread's 8 of the 32 moments of a group, whose other threads are its neighbours; of second moments their roots. A second
+   moment of 1e-60 and more gets at least one unit. */
+template <bool SECOND>
+static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
+{
+    const float ONE = 65536.0f;
+    float largest = 0;
 #pragma unroll
-    for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
-        int64_t at = row * width + (p * THREADS + lane) * 8;
-        float branch[8];
-        if ((p * THREADS + lane) * 8 >= width) break;
-        mtt__read(o.branch + at, branch);
-        mtt__drop<8>(o.dropout, at, branch);
+    for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
+    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
 #pragma unroll
-        for (int k = 0; k < 8; k++) xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
-        *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
+    for (int k = 0; k < 8; k++) {
+        float y = SECOND ? x[k] * (255.0f * ONE * inverse) : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
+        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
+        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
     }
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
-        if ((p * THREADS + lane) * 8 < width)
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
-    float mean = mtt__reduce<mtt__sum, THREADS>(sum, shared) / (float)width;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
-        if ((p * THREADS + lane) * 8 < width)
+    return scale;
+}
+
+/* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
+   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
+                a byte of rest
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 at a time: a draw of Philox for each 8, a group for
+                each 4 threads
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
+   Determinism: elementwise; rounds by (seed, update, parameter, element)
+   Reference:   mtt__adamw_compact */
+template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const bool FP16 = TYPE == MTT_F16_BITS;
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
+    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | mtt__stream_step((uint64_t)u.counters->updates);
+    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first, *const rests = (uint8_t *)u.master + first;
+    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
+    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
+    for (int i = 0; i < count; i += 2048) {
+        const int at = i + threadIdx.x * 8;
+        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
+        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
+        mtt__vector<uint8_t> m_code, v_code, rest;
+        mtt__vector<uint16_t> weight;
+        if (inside) {
+            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
+            mtt__read_gradient(r, begin + at, g);
+            m_code = mtt__load_vector(m_codes + at);
+            v_code = mtt__load_vector(v_codes + at);
+            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
+            else {
+                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
+                rest = mtt__load_vector(rests + at);
+            }
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                float d = mtt__to_float(xs[p].v[k]) - mean;
-                squares += d * d;
-            }
-    float rstd = 1.0f / sqrtf(mtt__reduce<mtt__sum, THREADS>(squares, shared) / (float)width + 1e-5f);
-    if (lane == 0) o.stats[row] = make_float2(mean, rstd);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * 8;
-        float gain[8], shift[8], out[8];
-        if (column >= width) break;
-        mtt__read(o.w + column, gain);
-        mtt__read(o.b + column, shift);
-#pragma unroll
-        for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
-        mtt__store(o.y + row * width + column, out);
-    }
-}
-
-/* A norm, and what makes its operand if `residual` is not NULL. */
-template <class T> static mtt_status mtt__norm(mtt__cuda *c, const mtt_op *op, const mtt_op *residual)
-{
-    int64_t width = mtt__width(op->in[0]), rows = mtt__elements(op->out[0]) / width;
-    mtt__norm_forward<T> o = {};
-    o.x = mtt__at<T>(residual ? residual->in[0] : op->in[0]);
-    o.w = mtt__at<T>(op->in[1]), o.b = mtt__at<T>(op->in[2]);
-    o.y = mtt__at<T>(op->out[0]), o.stats = mtt__at<float2>(op->out[1]);
-    o.rows = rows, o.width = (int)width;
-    if (residual) {
-        o.branch = mtt__at<T>(residual->in[1]), o.joined = mtt__at<T>(residual->out[0]);
-        o.dropout = mtt__dropout_of(residual, residual->in[2]);
-    }
-#define MTT__NORM(threads, packs)                                                                                    \
-    if (width <= threads * packs * 8)                                                                                \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(rows, threads < 128 ? 128 / threads : 1), \
-                           threads < 128 ? 128 : threads, o);
-    MTT__NORM_SHAPES(MTT__NORM)
-#undef MTT__NORM
-    return mtt__fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
-}
-
-static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(op->out[0], mtt__norm<T>(c, op, NULL))
-}
-
-/* Whether rows of `a` can be written while other rows of `b` are still to be read. */
-static bool mtt__apart(const mtt_tensor *a, const mtt_tensor *b)
-{
-    const char *p = (const char *)a->data, *q = (const char *)b->data;
-    return p + a->bytes <= q || q + b->bytes <= p || (p == q && a->bytes == b->bytes);
-}
-
-/* Whether a residual and the norm behind it can be one pass: the norm's results may have the places of what the residual reads. */
-static bool mtt__joins(const mtt_op *residual, const mtt_op *norm)
-{
-    if (residual->kind != MTT_OP_RESIDUAL || norm->kind != MTT_OP_NORM || norm->in[0] != residual->out[0]) return false;
-    for (int i = 0; i < 2; i++)
-        if (!mtt__apart(norm->out[0], residual->in[i]) || !mtt__apart(residual->out[0], residual->in[i]) ||
-            !mtt__apart(norm->out[1], residual->in[i])) return false;
-    return true;
-}
-
-static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *residual, const mtt_op *norm)
-{
-    MTT__BY_TYPE(norm->out[0], mtt__norm<T>(c, norm, residual))
-}
-
-template <class T> struct mtt__norm_operands {
-    const T *dy, *x, *w, *joined;
-    const float2 *stats;
-    T *dx;
-    float *partial;
-    int64_t rows;
-    int width;
-};
-
-/* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
-   writes to a set again before all have passed the barrier of the other. */
-template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
-{
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
-        v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
-        v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
-    }
-    if (THREADS == 32) return v;
-    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
-    __syncthreads(); /* the warps' values are there before anyone joins them */
-    v = make_float2(0, 0);
-#pragma unroll
-    for (int warp = 0; warp < THREADS / 32; warp++) {
-        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
-        v.x += other.x;
-        v.y += other.y;
-    }
-    return v;
-}
-
-/* A block of norm_backward: SIZE threads, BLOCKS of them on a processor, work on ROWS rows at once; THREADS share a row of at
-   most THREADS COLUMNS elements in packs of 16 bytes. STAGES of ROWS rows are in shared memory or on their way there: what fits
-   96 KB, which every device has. Where one does not fit (FP32, more than 8,192 columns), rows are read in place, twice. */
-template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
-    typedef TYPE T;
-    enum {
-        THREADS = ROW_THREADS,
-        COLUMNS = ROW_COLUMNS,
-        PACK = 16 / sizeof(T),
-        USUAL = 512 / sizeof(T),
-        SIZE = THREADS < USUAL ? USUAL : THREADS,
-        ROWS = SIZE / THREADS,
-        BLOCKS = SIZE < 512 ? 2 : 1,
-        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
-    };
-};
-
-/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Past the end the group is empty. */
-template <class S, class T>
-static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane, T *to, int step)
-{
-    const T *const from[3] = {o.dy, o.x, o.joined};
-#pragma unroll
-    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
-        int column = (p * S::THREADS + lane) * S::PACK;
-        if (column >= o.width || row >= o.rows) break;
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            if (i < 2 || o.joined)
-                mtt__copy_async(mtt__smem(to + i * step + column), from[i] + row * o.width + column, true);
-    }
-    mtt__copy_commit();
-}
-
-/* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
-                partial[block] = (sum of dy xhat, sum of dy) over the block's rows
-   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
-   Launch:      S = mtt__norm_block: THREADS threads a row; blocks pass over the rows in strides of ROWS a block, and while rows
-                are worked on the copies of the next STAGES - 1 are under way. A thread reads what it has copied itself, which
-                takes no barrier; the sums of a row that warps share take one
-   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and joined, which holds
-                the rows' sums in the end; joined, dy or x may be dx
-   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages dy and x are read again, from L2
-   Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
-   Reference:   mtt__cpu_norm_backward */
-template <class S>
-static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
-{
-    typedef typename S::T T;
-    enum { THREADS = S::THREADS, ROWS = S::ROWS, PACK = S::PACK, PACKS = S::COLUMNS / S::PACK, STAGES = S::STAGES };
-    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float), "sums of dw and db fit where rows were");
-    extern __shared__ uint4 ring[];
-    __shared__ float2 slots[2][S::SIZE / 32];
-    const int width = o.width, group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS, step = ROWS * width;
-    const int64_t stride = (int64_t)gridDim.x * ROWS;
-    int64_t row = (int64_t)blockIdx.x * ROWS + group;
-    T *const staged = reinterpret_cast<T *>(ring) + group * width;
-    const float share = 1.0f / (float)width;
-    float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
-    float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
-    for (int stage = 0, turn = 0; row - group < o.rows; row += stride, turn ^= 1) {
-        T *const copy = staged + stage * 3 * step;
-        const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
-        const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
-        float2 stat = next, sum = make_float2(0, 0);
-        if (row + stride < o.rows) next = o.stats[row + stride];
-        if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
-            float dys[PACK], xs[PACK], gain[PACK];
-            if (column >= width || row >= o.rows) break;
-            mtt__read<PACK>(dy + column, dys);
-            mtt__read<PACK>(x + column, xs);
-            mtt__read<PACK>(o.w + column, gain);
-#pragma unroll
-            for (int k = 0; k < PACK; k++) {
-                float xhat = (xs[k] - stat.x) * stat.y;
-                dw[p][k] += dys[k] * xhat;
-                db[p][k] += dys[k];
-                sum.x += dys[k] * gain[k];
-                sum.y += dys[k] * gain[k] * xhat;
+                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
+                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
+                m[k] = rates.b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - rates.b1) * d;
+                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* what is stored of it */
+                w[k] = rates.keep * w[k] - rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
             }
         }
-        sum = mtt__row_sums<THREADS>(sum, slots[turn]);
-        sum.x *= share;
-        sum.y *= share;
+        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
+        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v), v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
+        if (!inside) continue;
+        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
+        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
+        if (at % 32 == 0) m_scales[at / 32] = m_scale, v_scales[at / 32] = v_scale;
+        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
+        else {
 #pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
-            float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
-            if (column >= width || row >= o.rows) break;
-            mtt__read<PACK>(dy + column, dys);
-            mtt__read<PACK>(x + column, xs);
-            mtt__read<PACK>(o.w + column, gain);
-            if (o.joined) mtt__read<PACK>(joined + column, others);
-#pragma unroll
-            for (int k = 0; k < PACK; k++)
-                out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
-            mtt__store<PACK>(o.dx + row * width + column, out);
+            for (int k = 0; k < 8; k++) mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
+            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
+            *(mtt__vector<uint8_t> *)(rests + at) = rest;
         }
-        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
-    float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
-    if (ROWS > 1) __syncthreads(); /* nobody reads rows any more when sums take their place */
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * PACK;
-        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
-        if (column >= width) break;
-        mtt__store<PACK>(to, dw[p]);
-        mtt__store<PACK>(to + width, db[p]);
-    }
-    if (ROWS == 1) return;
-    __syncthreads(); /* all rows' sums are there before they are added up */
-    for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
-        float total = 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
-        partial[j] = total;
     }
 }
 
-/* Threads a row and columns a thread. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
-
-template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 {
-    int64_t width = mtt__width(op->in[0]), rows = mtt__elements(op->in[0]) / width, blocks = 0;
+    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
+    int64_t count = 0;
     void *scratch;
-    int add = mtt__accumulates(c, op);
-    mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
-    mtt__norm_operands<T> o = {mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->in[3]), mtt__at<T>(op->in[5]),
-                               mtt__at<float2>(op->in[2]), mtt__at<T>(op->out[0]), (float *)scratch, rows, (int)width};
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    for (int i = 0; i < op->parameters; i++) count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
+    if (status == MTT_OK)
+        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, (unsigned)mtt__range_blocks(o->ranges), 256,
+                             mtt__at<mtt_range>(o->ranges), (double *)scratch);
     if (status != MTT_OK) return status;
-#define MTT__NORM(threads, columns)                                                                                  \
-    if (!blocks && width <= threads * columns) {                                                                     \
-        typedef mtt__norm_block<T, threads, columns> S;                                                              \
-        blocks = mtt__least(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
-        blocks = mtt__least(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
-        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
-                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
-    }
-    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
-#undef MTT__NORM
-    if (!blocks) return mtt__fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
+    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count, mtt__at<mtt_control>(o->control),
+                       mtt__at<mtt_counters>(o->counters));
+}
+
+static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
+    const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
+    void (*kernel)(mtt__update) = !compact                ? mtt_k_adamw
+                                  : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
+                                  : type == MTT_F16_BITS  ? mtt_k_adamw_compact<MTT_F16_BITS>
+                                                          : mtt_k_adamw_compact<MTT_F32>;
+    mtt__update u = {};
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    u.ranges = mtt__at<const mtt_range>(o->ranges);
+    u.control = mtt__at<const mtt_control>(o->control), u.counters = mtt__at<const mtt_counters>(o->counters);
+    u.corrections = (const float *)scratch;
+    u.master = mtt__at<void>(o->master), u.m = o->m->data, u.v = o->v->data;
+    u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
+    u.site = mtt__stream(op->site, 0, 0);
+    u.dtype = type;
+    if (status == MTT_OK) status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters, (float *)scratch);
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
-                       mtt__at<float>(op->out[1]), mtt__at<float>(op->out[2]), width, blocks, 2 * width, blocks, add);
-}
-
-static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(op->in[0], mtt__norm_backward<T>(c, op))
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>elementwise
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. With 16-bit data -2u log2(e) is one
-   polynomial. */
-template <class T> static __device__ __forceinline__ float mtt__gelu_sigmoid(float x)
-{
-    if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
-    return mtt__reciprocal(1.0f + mtt__exp2(x * fmaf(x * x, -0.1029432395f, -2.302208198f)));
-}
-
-/* GELU' = s + x s (1 - s) 2u' */
-template <class T> static __device__ __forceinline__ float mtt__gelu_slope(float x)
-{
-    const float s = mtt__gelu_sigmoid<T>(x), xs = x * s;
-    return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
-}
-
-/* Math:        y = GELU(x)
-   Shapes:      x, y [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8
-   Traffic:     x read, y written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(const T *x, T *y, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8];
-    if (at >= count) return;
-    mtt__read(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_sigmoid<T>(v[k]);
-    mtt__store(y + at, v);
-}
-
-/* Math:        dx = dy GELU'(x)
-   Shapes:      dy, x, dx [count] T
-   Launch:      256 threads, 8 elements each
-   Requires:    count a multiple of 8; dx may be dy
-   Traffic:     dy and x read, dx written
-   Determinism: elementwise
-   Reference:   mtt__cpu_gelu_backward */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float g[8], v[8];
-    if (at >= count) return;
-    mtt__read(dy + at, g);
-    mtt__read(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
-    mtt__store(dx + at, g);
-}
-
-/* Math:        y = a + mask * b; without an a: y = mask * b
-   Shapes:      a, b, y [count] T
-   Launch:      256 threads, 8 elements each; the last thread takes what is left
-   Requires:    y may be a or b
-   Traffic:     a and b read, y written
-   Determinism: elementwise
-   Reference:   mtt__cpu_masked_sum */
-template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float v[8], more[8];
-    if (at + 8 <= count) {
-        mtt__read(b + at, v);
-        if (a) mtt__read(a + at, more);
-        mtt__drop<8>(dropout, at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
-        mtt__store(y + at, v);
-        return;
-    }
-    for (; at < count; at++) {
-        v[0] = mtt__to_float(b[at]);
-        mtt__drop<1>(dropout, at, v);
-        y[at] = mtt__from_float<T>(a ? mtt__to_float(a[at]) + v[0] : v[0]);
-    }
-}
-
-template <class T> static mtt_status mtt__masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                                     const mtt_tensor *control)
-{
-    int64_t count = mtt__elements(op->out[0]);
-    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a), mtt__at<T>(b),
-                       mtt__at<T>(op->out[0]), count, mtt__dropout_of(op, control));
-}
-
-static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(op->out[0], mtt__masked_sum<T>(c, op, op->in[0], op->in[1], op->in[2]))
-}
-
-static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(op->out[0], mtt__masked_sum<T>(c, op, NULL, op->in[0], op->in[1]))
-}
-
-static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(op->out[0], mtt__masked_sum<T>(c, op, NULL, op->in[0], op->in[1]))
-}
-
-static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    int64_t count = mtt__elements(op->out[0]);
-    MTT__BY_TYPE(op->out[0], mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(op->in[0]),
-                                         mtt__at<T>(op->out[0]), count))
-}
-
-template <class T> static mtt_status mtt__gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_tensor *dx = op->out[0], *db = op->out[1];
-    int64_t count = mtt__elements(dx);
-    mtt_status status = mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
-                                    mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(dx), count);
-    if (status != MTT_OK || !db) return status;
-    return mtt__bias_gradient(c, op, dx, count / mtt__width(dx), db, mtt__accumulates(c, op));
-}
-
-static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(op->out[0], mtt__gelu_backward<T>(c, op))
+    return mtt__launch(c, "adamw", kernel, (unsigned)mtt__range_blocks(o->ranges), 256, u);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -1608,29 +1845,29 @@ static mtt__turn mtt__turn_at(const mtt_op *op, int i)
 }
 
 /* q, k or v (part 0, 1, 2); rows are 3 C apart. */
-static mtt__matrix mtt__heads(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__turn t, int transposed)
+static mtt__blas_matrix mtt__qkv_matrix(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__turn t, int transposed)
 {
     int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * 3 * C;
-    return mtt__matrix_at(qkv, t.sequence * sequence + part * C + t.head * D, 3 * C, t.step_sequence * sequence + t.step_head * D,
+    return mtt__blas_matrix_at(qkv, t.sequence * sequence + part * C + t.head * D, 3 * C, t.step_sequence * sequence + t.step_head * D,
                           transposed);
 }
 
-static mtt__matrix mtt__outputs(const mtt_op *op, const mtt_tensor *out, mtt__turn t)
+static mtt__blas_matrix mtt__outputs(const mtt_op *op, const mtt_tensor *out, mtt__turn t)
 {
     int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
-    return mtt__matrix_at(out, t.sequence * sequence + t.head * D, C, t.step_sequence * sequence + t.step_head * D, 0);
+    return mtt__blas_matrix_at(out, t.sequence * sequence + t.head * D, C, t.step_sequence * sequence + t.step_head * D, 0);
 }
 
-static mtt__matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores, mtt__turn t, int transposed)
+static mtt__blas_matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores, mtt__turn t, int transposed)
 {
     int64_t T = op->shape->seq_len, H = op->shape->heads;
-    return mtt__matrix_at(scores, (t.sequence * H + t.head) * T * T, T, (t.step_sequence * H + t.step_head) * T * T, transposed);
+    return mtt__blas_matrix_at(scores, (t.sequence * H + t.head) * T * T, T, (t.step_sequence * H + t.step_head) * T * T, transposed);
 }
 
-static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__turn t, int64_t n, int64_t k, mtt__matrix a, mtt__matrix b,
-                                    mtt__matrix out, float alpha)
+static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, const mtt_tensor *like, mtt__turn t, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
+                                    mtt__blas_matrix out, float alpha)
 {
-    return mtt__product(c, op, op->shape->seq_len, n, k, a, b, out, op->in[0], op->in[0], t.batch, alpha, 0, NULL);
+    return mtt__product(c, op, op->shape->seq_len, n, k, a, b, out, like, like, t.batch, alpha, 0, NULL);
 }
 
 static float mtt__score_scale(const mtt_op *op)
@@ -1641,12 +1878,13 @@ static float mtt__score_scale(const mtt_op *op)
 /* S = Q K^T / sqrt(D), the whole square */
 static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
 {
+    const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
     for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
         mtt__turn t = mtt__turn_at(op, i);
-        status = mtt__head_product(c, op, t, T, D, mtt__heads(op, op->in[0], 0, t, 0), mtt__heads(op, op->in[0], 1, t, 1),
-                                   mtt__squares(op, op->out[0], t, 0), mtt__score_scale(op));
+        status = mtt__head_product(c, op, o->qkv, t, T, D, mtt__qkv_matrix(op, o->qkv, 0, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 1),
+                                   mtt__squares(op, o->scores, t, 0), mtt__score_scale(op));
     }
     return status;
 }
@@ -1654,12 +1892,13 @@ static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
 /* O = P V */
 static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
 {
+    const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
     for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
         mtt__turn t = mtt__turn_at(op, i);
-        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, op->in[0], t, 0), mtt__heads(op, op->in[1], 2, t, 0),
-                                   mtt__outputs(op, op->out[0], t), 1.0f);
+        status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->probs, t, 0), mtt__qkv_matrix(op, o->qkv, 2, t, 0),
+                                   mtt__outputs(op, o->out, t), 1.0f);
     }
     return status;
 }
@@ -1667,14 +1906,16 @@ static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
 /* dP = dO V^T, dV = P^T dO */
 static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
 {
+    const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
     for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
         mtt__turn t = mtt__turn_at(op, i);
-        mtt__matrix d_out = mtt__outputs(op, op->in[0], t), v = mtt__heads(op, op->in[2], 2, t, 1);
-        mtt__matrix p = mtt__squares(op, op->in[1], t, 1), dp = mtt__squares(op, op->out[0], t, 0);
-        status = mtt__head_product(c, op, t, T, D, d_out, v, dp, 1.0f);
-        if (status == MTT_OK) status = mtt__head_product(c, op, t, D, T, p, d_out, mtt__heads(op, op->out[1], 2, t, 0), 1.0f);
+        mtt__blas_matrix d_out = mtt__outputs(op, o->d_out, t), v = mtt__qkv_matrix(op, o->qkv, 2, t, 1);
+        mtt__blas_matrix p = mtt__squares(op, o->probs, t, 1), dp = mtt__squares(op, o->d_probs, t, 0);
+        mtt__blas_matrix dv = mtt__qkv_matrix(op, o->d_qkv, 2, t, 0);
+        status = mtt__head_product(c, op, o->qkv, t, T, D, d_out, v, dp, 1.0f);
+        if (status == MTT_OK) status = mtt__head_product(c, op, o->qkv, t, D, T, p, d_out, dv, 1.0f);
     }
     return status;
 }
@@ -1682,15 +1923,17 @@ static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op
 /* dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D) */
 static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op *op)
 {
+    const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
     for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
         mtt__turn t = mtt__turn_at(op, i);
-        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, op->in[0], t, 0), mtt__heads(op, op->in[1], 1, t, 0),
-                                   mtt__heads(op, op->out[0], 0, t, 0), mtt__score_scale(op));
+        mtt__blas_matrix dq = mtt__qkv_matrix(op, o->d_qkv, 0, t, 0), dk = mtt__qkv_matrix(op, o->d_qkv, 1, t, 0);
+        status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->d_scores, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 0),
+                                   dq, mtt__score_scale(op));
         if (status == MTT_OK)
-            status = mtt__head_product(c, op, t, D, T, mtt__squares(op, op->in[0], t, 1), mtt__heads(op, op->in[1], 0, t, 0),
-                                       mtt__heads(op, op->out[0], 1, t, 0), mtt__score_scale(op));
+            status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->d_scores, t, 1),
+                                       mtt__qkv_matrix(op, o->qkv, 0, t, 0), dk, mtt__score_scale(op));
     }
     return status;
 }
@@ -1708,32 +1951,32 @@ static __global__ void __launch_bounds__(128) mtt_k_softmax(const T *scores, T *
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS;
     int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
-    int low = window && query >= window ? query - window + 1 : 0;
+    int low = (int)mtt__first_key(window, query);
     float most = -3.4e38f, sum = 0, v[WIDTH];
     if (row >= rows) return;
     scores += row * seq_len;
     probs += row * seq_len;
     for (int j = low / WIDTH * WIDTH + lane; j <= query; j += THREADS * WIDTH) {
         float largest = most, added = 0;
-        mtt__read<WIDTH>(scores + j, v);
+        mtt__read_floats<WIDTH>(scores + j, v);
 #pragma unroll
         for (int k = 0; k < WIDTH; k++)
             if (j + k >= low && j + k <= query) largest = fmaxf(largest, v[k]);
 #pragma unroll
         for (int k = 0; k < WIDTH; k++)
-            if (j + k >= low && j + k <= query) added += mtt__exp<T>(v[k] - largest);
-        sum = sum * mtt__exp<T>(most - largest) + added;
+            if (j + k >= low && j + k <= query) added += mtt__exp_for<T>(v[k] - largest);
+        sum = sum * mtt__exp_for<T>(most - largest) + added;
         most = largest;
     }
-    float all = mtt__reduce<mtt__max, THREADS>(most, shared);
-    float scale = 1.0f / mtt__reduce<mtt__sum, THREADS>(sum * mtt__exp<T>(most - all), shared);
+    float all = mtt__reduce<mtt__maximum, THREADS>(most, shared);
+    float scale = 1.0f / mtt__reduce<mtt__plus, THREADS>(sum * mtt__exp_for<T>(most - all), shared);
     for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
         bool seen = j + WIDTH > low && j <= query;
-        if (seen) mtt__read<WIDTH>(scores + j, v);
+        if (seen) mtt__read_floats<WIDTH>(scores + j, v);
 #pragma unroll
         for (int k = 0; k < WIDTH; k++)
-            v[k] = seen && j + k >= low && j + k <= query ? mtt__exp<T>(v[k] - all) * scale : 0.0f;
-        mtt__store<WIDTH>(probs + j, v);
+            v[k] = seen && j + k >= low && j + k <= query ? mtt__exp_for<T>(v[k] - all) * scale : 0.0f;
+        mtt__store_floats<WIDTH>(probs + j, v);
     }
 }
 
@@ -1752,65 +1995,67 @@ static __global__ void __launch_bounds__(128, 10) /* registers enough for the re
     __shared__ float shared[32];
     int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = row * seq_len;
     int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
-    int low = (window && query >= window ? query - window + 1 : 0) / WIDTH * WIDTH;
+    int low = (int)mtt__first_key(window, query) / WIDTH * WIDTH;
     float sum = 0, g[WIDTH], p[WIDTH];
     if (row >= rows) return;
     for (int j = low + lane; j <= query; j += THREADS * WIDTH) {
-        mtt__read<WIDTH>(d_probs + first + j, g);
-        mtt__read<WIDTH>(probs + first + j, p);
-        mtt__drop<WIDTH>(dropout, first + j, g);
+        mtt__read_floats<WIDTH>(d_probs + first + j, g);
+        mtt__read_floats<WIDTH>(probs + first + j, p);
+        mtt__apply_dropout<WIDTH>(dropout, first + j, g);
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
     }
-    sum = mtt__reduce<mtt__sum, THREADS>(sum, shared);
+    sum = mtt__reduce<mtt__plus, THREADS>(sum, shared);
     for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
         if (j >= low && j <= query) {
-            mtt__read<WIDTH>(d_probs + first + j, g);
-            mtt__read<WIDTH>(probs + first + j, p);
-            mtt__drop<WIDTH>(dropout, first + j, g);
+            mtt__read_floats<WIDTH>(d_probs + first + j, g);
+            mtt__read_floats<WIDTH>(probs + first + j, p);
+            mtt__apply_dropout<WIDTH>(dropout, first + j, g);
 #pragma unroll
             for (int k = 0; k < WIDTH; k++) g[k] = p[k] != 0 ? p[k] * (g[k] - sum) : 0.0f;
         } else
 #pragma unroll
             for (int k = 0; k < WIDTH; k++) g[k] = 0;
-        mtt__store<WIDTH>(d_scores + first + j, g);
+        mtt__store_floats<WIDTH>(d_scores + first + j, g);
     }
 }
 
 /* A warp a row up to 512 or 2,048 keys, a block beyond; 8 elements at a time where rows are aligned. */
 #define MTT__BY_ROW(T, launch) T % 8 ? (T <= 512 ? launch(32, 1) : launch(128, 1)) : (T <= 2048 ? launch(32, 8) : launch(128, 8))
 
-template <class T> static mtt_status mtt__softmax(mtt__cuda *c, const mtt_op *op)
+template <class T> static mtt_status mtt__launch_softmax(mtt__cuda *c, const mtt_op *op)
 {
+    const mtt_softmax *o = MTT_OPERANDS_OF(softmax, op);
     const mtt_shape *d = op->shape;
-    int64_t rows = mtt__elements(op->in[0]) / d->seq_len;
+    int64_t rows = mtt__rows(o->scores);
 #define MTT__SOFTMAX(threads, width)                                                                                 \
-    mtt__launch(c, "softmax", mtt_k_softmax<T, threads, width>, mtt__blocks(rows, 128 / threads), 128, mtt__at<T>(op->in[0]),  \
-                mtt__at<T>(op->out[0]), rows, d->seq_len, d->window)
+    mtt__launch(c, "softmax", mtt_k_softmax<T, threads, width>, mtt__blocks(rows, 128 / threads), 128, mtt__at<T>(o->scores),  \
+                mtt__at<T>(o->probs), rows, d->seq_len, d->window)
     return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
 #undef MTT__SOFTMAX
 }
 
 static mtt_status mtt__cuda_softmax(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(op->out[0], mtt__softmax<T>(c, op))
+    MTT__BY_TYPE(MTT_OPERANDS_OF(softmax, op)->probs, mtt__launch_softmax<T>(c, op))
 }
 
-template <class T> static mtt_status mtt__softmax_backward(mtt__cuda *c, const mtt_op *op)
+template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, const mtt_op *op)
 {
+    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
     const mtt_shape *d = op->shape;
-    int64_t rows = mtt__elements(op->in[0]) / d->seq_len;
+    int64_t rows = mtt__rows(o->d_probs);
 #define MTT__SOFTMAX(threads, width)                                                                                 \
     mtt__launch(c, "softmax_backward", mtt_k_softmax_backward<T, threads, width>, mtt__blocks(rows, 128 / threads), 128,       \
-                mtt__at<T>(op->in[0]), mtt__at<T>(op->in[1]), mtt__at<T>(op->out[0]), rows, d->seq_len, d->window,  \
-                mtt__dropout_of(op, op->in[2]))
+                mtt__at<T>(o->d_probs), mtt__at<T>(o->probs), mtt__at<T>(o->d_scores), rows, d->seq_len, d->window,  \
+                mtt__dropout_of(op, o->control))
     return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
 #undef MTT__SOFTMAX
 }
 
 static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(op->out[0], mtt__softmax_backward<T>(c, op))
+    MTT__BY_TYPE(MTT_OPERANDS_OF(softmax_backward, op)->d_scores, mtt__launch_softmax_backward<T>(c, op))
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -1842,7 +2087,7 @@ typedef struct mtt__flash {
     int *ticket;          /* backward: key tiles given out */
     int64_t seq_len, width; /* T; C = heads * D */
     int heads, head_dim, window, head_count, first_head, group, slots; /* group: heads whose tiles are given out in turns */
-    float scale, scale_log2, keep_scale;
+    float scale, scale_log2, keep_scale, gradient_scale; /* of S; of dQ and dK, 0 where every query attends one key */
     uint32_t threshold;   /* of 65536; below it an element is dropped */
     uint64_t site_stream; /* the stream's part that is known at launch */
 } mtt__flash;
@@ -1906,44 +2151,26 @@ static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-static __device__ __forceinline__ uint32_t mtt__pack(float x, float y, __nv_bfloat16)
+static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
     return *(const uint32_t *)&pair;
 }
 
-static __device__ __forceinline__ uint32_t mtt__pack(float x, float y, __half)
+static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __half)
 {
     __half2 pair = __floats2half2_rn(x, y);
     return *(const uint32_t *)&pair;
 }
 
-static __device__ __forceinline__ float2 mtt__unpack(uint32_t bits, __nv_bfloat16)
+static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
 {
     return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
 }
 
-static __device__ __forceinline__ float2 mtt__unpack(uint32_t bits, __half)
+static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __half)
 {
     return __half22float2(*(const __half2 *)&bits);
-}
-
-/* 8 neighbouring elements as FP32. */
-template <typename E> static __device__ __forceinline__ void mtt__load_octet(float x[8], const E *from_gmem)
-{
-    const uint4 bits = *(const uint4 *)from_gmem;
-    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-    #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float2 pair = mtt__unpack(words[k], E());
-        x[2 * k] = pair.x, x[2 * k + 1] = pair.y;
-    }
-}
-
-static __device__ __forceinline__ void mtt__load_octet(float x[8], const float *from_gmem)
-{
-    #pragma unroll
-    for (int k = 0; k < 8; k++) x[k] = from_gmem[k];
 }
 
 /* ---- tiles in shared memory ---- */
@@ -2075,7 +2302,7 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
             uint32_t v[4];
             #pragma unroll
             for (int k = 0; k < 4; k++)
-                v[k] = mtt__pack(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
+                v[k] = mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
             mtt__transpose_quad(v, quad);
             if (valid && (n + quad) * 8 < columns_left)
                 *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -2084,7 +2311,7 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
             for (int k = 0; n + k < COLUMNS / 8; k++)
                 if (valid && (n + k) * 8 < columns_left)
                     *(uint32_t *)(row_gmem + (n + k) * 8 + quad * 2) =
-                        mtt__pack(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
+                        mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
         }
     }
 }
@@ -2223,28 +2450,14 @@ static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, con
 
 /* ---- dropout ---- */
 
-/* mtt__philox of the host, cut down to what a mask needs: bit k says that element 8 index + k is kept. */
+/* Bit k says that element 8 index + k is kept. */
 static __device__ __forceinline__ uint32_t mtt__keep_draw(uint64_t seed, uint64_t stream, uint64_t index,
                                                           uint32_t threshold)
 {
-    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32), c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    const mtt_draw draw = mtt__draw(seed, index, stream);
+    uint32_t bits = 0;
     #pragma unroll
-    for (int round = 0; round < 10; round++) {
-        uint32_t p_low = 0xd2511f53u * c0, p_high = __umulhi(0xd2511f53u, c0);
-        uint32_t q_low = 0xcd9e8d57u * c2, q_high = __umulhi(0xcd9e8d57u, c2);
-        c0 = q_high ^ c1 ^ k0;
-        c1 = q_low;
-        c2 = p_high ^ c3 ^ k1;
-        c3 = p_low;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-    uint32_t words[4] = {c0, c1, c2, c3}, bits = 0;
-    #pragma unroll
-    for (int k = 0; k < 4; k++)
-        bits |=
-            ((words[k] & 0xffffu) >= threshold ? 1u << 2 * k : 0u) | (words[k] >> 16 >= threshold ? 2u << 2 * k : 0u);
+    for (int k = 0; k < 8; k++) bits |= mtt__draw_bits(draw.word, k) >= threshold ? 1u << k : 0u;
     return bits;
 }
 
@@ -2259,7 +2472,7 @@ static __device__ __forceinline__ uint32_t mtt__keep_octet(uint64_t seed, uint64
 
 static __device__ __forceinline__ uint64_t mtt__flash_stream(const mtt__flash &f)
 {
-    return f.site_stream | (f.control->micro_batch & 0xffffffffffu);
+    return f.site_stream | mtt__stream_step(f.control->micro_batch);
 }
 
 /* First element of head `head` in a [T, 3C] (parts 3) or [T, C] (parts 1) matrix of its sequence. */
@@ -2547,7 +2760,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
             o_rmem,
             [&](uint32_t *a, int k, int m) {
                 for (int r = 0; r < 4; r++)
-                    a[r] = mtt__pack(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
+                    a[r] = mtt__pack_pair(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
             },
             [&](uint32_t *b, int k, int n) {
                 mtt__load_transposed(b, mtt__further<D>(v_lane, n) + k * 16 * D * 2);
@@ -2614,7 +2827,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         uint32_t p_rmem[BLOCK_KV / 16][4];
         #pragma unroll
         for (int n = 0; n < BLOCK_KV / 4; n++)
-            p_rmem[n / 4][n % 4] = mtt__pack(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
+            p_rmem[n / 4][n % 4] = mtt__pack_pair(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
         mtt__wgmma_begin();
         mtt__wgmma_across(o_rmem[0], p_rmem, v_tile, E());
         mtt__wgmma_commit();
@@ -2643,8 +2856,8 @@ template <typename E, int LANES> static __global__ void __launch_bounds__(256) m
         const int64_t row = index % f.seq_len,
                       at = mtt__head_offset(f, f.first_head + (int)(index / f.seq_len), 1) + row * f.width;
         float x[8], y[8];
-        mtt__load_octet(x, (const E *)f.d_attended + at + chunk * 8);
-        mtt__load_octet(y, (const E *)f.attended_in + at + chunk * 8);
+        mtt__read_floats((const E *)f.d_attended + at + chunk * 8, x);
+        mtt__read_floats((const E *)f.attended_in + at + chunk * 8, y);
         #pragma unroll
         for (int k = 0; k < 8; k++) sum += x[k] * y[k];
     }
@@ -2916,8 +3129,8 @@ static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[
             }
             #pragma unroll
             for (int h = 0; h < 2; h++) {
-                p_packed[m][n][h] = mtt__pack(p[2 * h], p[2 * h + 1], E());
-                ds_packed[m][n][h] = mtt__pack(ds[2 * h], ds[2 * h + 1], E());
+                p_packed[m][n][h] = mtt__pack_pair(p[2 * h], p[2 * h + 1], E());
+                ds_packed[m][n][h] = mtt__pack_pair(ds[2 * h], ds[2 * h + 1], E());
             }
         }
     }
@@ -3137,7 +3350,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         mtt__backward_queries<S>(dq_rmem, at, q0);
         if (turn.place == turn.sharers - 1)
             mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
-                                                                 mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.scale);
+                                                                 mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.gradient_scale);
         if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, turn.number + 1);
         if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
@@ -3145,7 +3358,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         }
     }
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
-    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, 1, f.scale);
+    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, 1, f.gradient_scale);
     mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
 
@@ -3186,8 +3399,8 @@ static __device__ __forceinline__ void mtt__backward_pack(uint32_t (&p_packed)[N
         #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
-            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack(x[0], x[1], E());
-            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
+            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
+            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
         }
     }
 }
@@ -3322,7 +3535,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         #pragma unroll
         for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
         if (turn.place == turn.sharers - 1)
-            mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.scale);
+            mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.gradient_scale);
         if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], turn.number + 1);
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
@@ -3332,7 +3545,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* the keys beyond are the future */
     #pragma unroll
     for (int m = 0; m < KEY_ROWS; m++) {
-        mtt__backward_store<S, 1, D>(f, at, dk_rmem[m], at.k0 + m * 128 + warp * 16, 0, 1, f.scale);
+        mtt__backward_store<S, 1, D>(f, at, dk_rmem[m], at.k0 + m * 128 + warp * 16, 0, 1, f.gradient_scale);
         mtt__backward_store<S, 1, D>(f, at, dv_rmem[m], at.k0 + m * 128 + warp * 16, 0, 2, f.keep_scale);
     }
 #endif
@@ -3391,6 +3604,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < R; c++)
                     s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
+        #pragma unroll
         for (int r = 0; r < R; r++) {
             const int query = q0 + y + 16 * r;
             float most = row_max[r], base, rescale;
@@ -3404,6 +3618,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
             row_max[r] = most;
             row_sum[r] *= rescale;
             for (int c = 0; c < WIDTH / 16; c++) o_rmem[r][c] *= rescale;
+            #pragma unroll
             for (int c = 0; c < R; c++) {
                 const int key = k0 + x + 16 * c;
                 float p = exp2f(s[r][c] - base);
@@ -3507,7 +3722,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
         for (int c = 0; c < WIDTH / 16; c++) {
             const int row = own + y + 16 * r, column = x + 16 * c;
             if (row >= T || column >= D) continue;
-            first_gmem[row * stride + column] = first_rmem[r][c] * f.scale;
+            first_gmem[row * stride + column] = first_rmem[r][c] * f.gradient_scale;
             if (KEYS) first_gmem[f.width + row * stride + column] = second_rmem[r][c];
         }
 }
@@ -3523,9 +3738,10 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *contr
     f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
     f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
-    f.threshold = d->dropout > 0 ? (uint32_t)(d->dropout * 65536.0f + 0.5f) : 0;
-    f.keep_scale = 65536.0f / (float)(65536u - f.threshold);
-    f.site_stream = (uint64_t)op->site << 56 | (uint64_t)(op->layer < 0 ? 0 : op->layer) << 40;
+    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale;
+    f.threshold = mtt__dropout_threshold(d->dropout);
+    f.keep_scale = mtt__dropout_scale(f.threshold);
+    f.site_stream = mtt__op_stream(op);
     return f;
 }
 
@@ -3604,16 +3820,16 @@ static cudaError_t mtt__launch_backward_of(Kernel *kernel, mtt__flash f, void *w
     const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * S::MIN_BLOCKS;
     const int heads = f.head_count;
     const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
-    size_t slots = (size_t)mtt__least(group * 2, heads), slice;
+    size_t slots = (size_t)mtt__min(group * 2, heads), slice;
     char *at = (char *)workspace_gmem;
     if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
-    while (slots > 1 && header + (size_t)mtt__least(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > workspace_bytes)
+    while (slots > 1 && header + (size_t)mtt__min(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > workspace_bytes)
         slots--; /* a slice of 4 heads a slot: with one, each head would be a launch of its own */
     slice = (workspace_bytes - header - slots * slot_bytes) / stats_bytes;
-    slice = (size_t)mtt__least((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
+    slice = (size_t)mtt__min((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
     if (slice < 1) return cudaErrorInvalidValue;
     f.slots = (int)slots;
-    f.group = (int)mtt__least(group, f.slots);
+    f.group = (int)mtt__min(group, f.slots);
     f.ticket = (int *)at;
     f.dq_partial = (float4 *)(at + header);
     f.stats = (float2 *)(at + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
@@ -3705,10 +3921,10 @@ static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_g
     if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 96) return mtt__launch_backward<E, 96, 64, 64, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128 && room >= 164928)
+    if (f.head_dim <= 128 && room >= mtt__backward_sizes<E, 128, 64, 128, 8, 2, 2, 2, 1, false>::SHARED)
         return mtt__launch_backward<E, 128, 64, 128, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 8, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
-    if (room >= 214080) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
+    if (room >= mtt__backward_sizes<E, 256, 64, 64, 8, 2, 2, 2, 1, false>::SHARED) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
 }
 
@@ -3720,13 +3936,14 @@ static bool mtt__flash_takes(const mtt_shape *d)
 
 /* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256, or the rows
    are 2^31 or more. */
-static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
+static cudaError_t mtt__flash_run(const mtt_op *op, cudaStream_t stream)
 {
-    mtt__flash f = mtt__flash_arguments(op, op->in[1]);
+    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
+    mtt__flash f = mtt__flash_arguments(op, o->control);
     if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    f.qkv = op->in[0]->data, f.attended = op->out[0]->data, f.lse = (float *)op->out[1]->data;
-    if (op->in[0]->dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(f, stream);
-    if (op->in[0]->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(f, stream);
+    f.qkv = o->qkv->data, f.attended = o->out->data, f.lse = (float *)o->lse->data;
+    if (o->qkv->dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(f, stream);
+    if (o->qkv->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(f, stream);
     if (f.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(f, stream);
     if (f.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(f, stream);
     return mtt__launch_forward_exact<256, 32>(f, stream);
@@ -3735,16 +3952,17 @@ static cudaError_t mtt_flash_forward(const mtt_op *op, cudaStream_t stream)
 /* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
    (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles of 64), 8 T of stats and 256; cudaErrorMemoryAllocation if it is
    smaller. cudaErrorInvalidValue also for more than 16,383 tiles of keys: T above 500,000 at the least. */
-static cudaError_t mtt_flash_backward(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
+static cudaError_t mtt__flash_backward_run(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
                                       cudaStream_t stream)
 {
-    mtt__flash f = mtt__flash_arguments(op, op->in[4]);
+    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
+    mtt__flash f = mtt__flash_arguments(op, o->control);
     if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    f.d_attended = op->in[0]->data, f.qkv = op->in[1]->data, f.attended_in = op->in[2]->data;
-    f.lse_in = (const float *)op->in[3]->data, f.d_qkv = op->out[0]->data;
-    if (op->in[1]->dtype == MTT_BF16_BITS)
+    f.d_attended = o->d_out->data, f.qkv = o->qkv->data, f.attended_in = o->out->data;
+    f.lse_in = (const float *)o->lse->data, f.d_qkv = o->d_qkv->data;
+    if (o->qkv->dtype == MTT_BF16_BITS)
         return mtt__flash_backward_of<__nv_bfloat16>(f, workspace_gmem, workspace_bytes, stream);
-    if (op->in[1]->dtype == MTT_F16_BITS)
+    if (o->qkv->dtype == MTT_F16_BITS)
         return mtt__flash_backward_of<__half>(f, workspace_gmem, workspace_bytes, stream);
     if (f.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(f, workspace_gmem, workspace_bytes, stream);
     if (f.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(f, workspace_gmem, workspace_bytes, stream);
@@ -3753,12 +3971,12 @@ static cudaError_t mtt_flash_backward(const mtt_op *op, void *workspace_gmem, si
 
 static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__checked(c, mtt_flash_forward(op, c->stream), "flash");
+    return mtt__checked(c, mtt__flash_run(op, c->stream), "flash");
 }
 
 static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__checked(c, mtt_flash_backward(op, op->workspace->data, op->workspace->bytes, c->stream), "flash_backward");
+    return mtt__checked(c, mtt__flash_backward_run(op, op->workspace->data, op->workspace->bytes, c->stream), "flash_backward");
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -3767,7 +3985,7 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 
 /* A product whose epilogue is GELU or its gradient. Maps tell the copy engine how a matrix lies (PTX, tensor copies): it brings
    tiles to shared memory in wgmma's swizzle, zeros beyond the matrix, and stores them back, nothing beyond it. */
-struct mtt__linear_gelu {
+struct mtt__tile_arguments {
     CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
     const void *bias; /* forward: [n] */
     int has_y;        /* forward: 0 = pre alone */
@@ -3842,21 +4060,21 @@ template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(v
 }
 
 /* Tiles in groups of 16 rows of tiles, so that those under way at a time share rows of A and columns of W in L2. */
-static __device__ __forceinline__ int2 mtt__tile_place(const mtt__linear_gelu &o, int tile)
+static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
 {
     const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M, columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
     const int group = tile / (16 * columns), in_group = tile % (16 * columns), high = min(16, rows - 16 * group);
     return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
 }
 
-static __device__ __forceinline__ int mtt__tile_count(const mtt__linear_gelu &o)
+static __device__ __forceinline__ int mtt__tile_count(const mtt__tile_arguments &o)
 {
     return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
 }
 
 /* One thread brings A and W of all of the block's tiles, as far ahead as there are stages. */
 template <bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_feed(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t smem)
+static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -3876,7 +4094,7 @@ static __device__ __forceinline__ void mtt__tile_feed(const mtt__linear_gelu &o,
 }
 
 /* Another brings the bias. */
-static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t smem)
+static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
@@ -3890,7 +4108,7 @@ static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__linear_gel
 }
 
 /* Or `pre`. */
-static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__linear_gelu &o, mtt__tile_barriers *barriers, uint32_t side)
+static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -3941,10 +4159,10 @@ static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], c
         if (!BACKWARD) {
             uint32_t bias;
             asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
-            b = mtt__unpack(bias, E());
+            b = mtt__unpack_pair(bias, E());
         }
-        held[n][0] = mtt__pack(c[n][0] + b.x, c[n][1] + b.y, E());
-        held[n][1] = mtt__pack(c[n][2] + b.x, c[n][3] + b.y, E());
+        held[n][0] = mtt__pack_pair(c[n][0] + b.x, c[n][1] + b.y, E());
+        held[n][1] = mtt__pack_pair(c[n][2] + b.x, c[n][3] + b.y, E());
     }
     __syncwarp(); /* the warp has read the bias */
     if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
@@ -3952,7 +4170,7 @@ static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], c
 
 /* A part, 32 columns, of pre, which is held, and of y = GELU(pre): each warp sends its 16 rows off by itself. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__linear_gelu &o, uint32_t side,
+static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
                                                       int warp, int2 at, int part)
 {
     const int lane = threadIdx.x & 31;
@@ -3967,8 +4185,8 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
         uint32_t y[4];
         #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack(pre[e / 2][e % 2], E());
-            y[e] = mtt__pack(x.x * mtt__gelu_sigmoid<E>(x.x), x.y * mtt__gelu_sigmoid<E>(x.y), E());
+            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
+            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
         }
         mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
     }
@@ -3984,13 +4202,13 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
 /* A part of dx = dy W^T, which is held, times GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's
    64 rows are the product of ones and dx by the tensor cores, each warp 8 columns. `step` counts parts over all tiles. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__linear_gelu &o,
+static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
                                                                mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
                                                                int part, int &step)
 {
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
     const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
-    const uint32_t one = mtt__pack(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
+    const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
     const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
     const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
     float sum[4] = {};
@@ -4001,8 +4219,8 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&
         mtt__load_matrices(pre, mtt__further<32>(straight, n));
         #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack(pre[e], E()), dy = mtt__unpack(held[part * 4 + n + e / 2][e % 2], E());
-            dx[e] = mtt__pack(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
+            const float2 x = mtt__unpack_pair(pre[e], E()), dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
+            dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
         }
         mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
     }
@@ -4040,7 +4258,7 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&
    Reference    mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu. H200, 16384 x 3072 x 768: forward 130 us (cuBLASLt and GELU
                 apart 162), backward 160 (and sums apart 214); tensor cores busy in 75 and 58 % of the cycles */
 template <typename E, bool BACKWARD>
-static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__linear_gelu o)
+static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(128) unsigned char shared[];
@@ -4093,15 +4311,15 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
 }
 
 /* Whether an operation is the kernel's: 16 bits, W [k, n], rows that an int counts, maps, and a kernel that is more than its name. */
-static bool mtt__suits_tiles(const mtt__cuda *c, const mtt_op *op)
+static bool mtt__suits_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
 {
     cudaFuncAttributes attributes;
-    return op->in[0]->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode &&
+    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode &&
            cudaFuncGetAttributes(&attributes, mtt_k_linear_gelu<__nv_bfloat16, false>) == cudaSuccess && attributes.sharedSizeBytes > 0;
 }
 
 /* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
-static mtt_status mtt__map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
+static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
                            int box_rows)
 {
     const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
@@ -4112,47 +4330,47 @@ static mtt_status mtt__map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, 
                                      box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (error == CUDA_SUCCESS) return MTT_OK;
-    return mtt__fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
 }
 
 /* `rows` rows from `first_row` on; sums as the kernel leaves them. */
 template <typename E, bool BACKWARD>
-static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_op *op, int64_t first_row, int64_t rows, float *sums)
+static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w, const mtt_tensor *bias, const mtt_tensor *pre,
+                                    const mtt_tensor *y, int64_t first_row, int64_t rows, float *sums)
 {
-    const mtt_tensor *a = op->in[0], *w = op->in[1], *pre = BACKWARD ? op->in[2] : op->out[0];
-    const mtt_tensor *out = BACKWARD ? op->out[0] : op->outputs > 1 ? op->out[1] : pre;
-    mtt__linear_gelu o;
+    const mtt_tensor *out = y ? y : pre;
+    mtt__tile_arguments o;
     mtt_status status;
     int64_t tiles;
     memset(&o, 0, sizeof(o));
-    o.bias = BACKWARD ? NULL : op->in[2]->data;
-    o.has_y = !BACKWARD && op->outputs > 1;
+    o.bias = bias ? bias->data : NULL;
+    o.has_y = y != NULL;
     o.sums = sums;
     o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
     tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
-    status = mtt__map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
+    status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
     if (status == MTT_OK)
-        status = mtt__map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
-    if (status == MTT_OK) status = mtt__map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status == MTT_OK) status = mtt__map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
+    if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status != MTT_OK) return status;
     return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu", mtt_k_linear_gelu<E, BACKWARD>,
-                              (unsigned)mtt__least(tiles, c->processors), 384, MTT__TILE_SHARED, o);
+                              (unsigned)mtt__min(tiles, c->processors), 384, MTT__TILE_SHARED, o);
 }
 
 /* Slabs of rows whose sums the workspace holds. */
 template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const int64_t n = mtt__width(op->out[0]), rows = mtt__elements(op->out[0]) / n, pair = 2 * n * (int64_t)sizeof(float);
-    const int64_t slab = op->out[1] ? mtt__least(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = 2 * n * (int64_t)sizeof(float);
+    const int64_t slab = o->d_bias ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
     void *scratch = NULL;
-    mtt_status status = op->out[1] ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
+    mtt_status status = o->d_bias ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
     for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
-        const int64_t count = mtt__least(slab, rows - first), slices = (count + 63) / 64;
-        status = mtt__launch_tiles<E, true>(c, op, first, count, (float *)scratch);
-        if (status == MTT_OK && op->out[1])
-            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(op->out[1]),
-                                            first > 0 || mtt__accumulates(c, op));
+        const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
+        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count, (float *)scratch);
+        if (status == MTT_OK && o->d_bias)
+            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias), first > 0 || op->adds);
     }
     return status;
 }
@@ -4160,30 +4378,28 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
 /* pre = x W + b, y = GELU(pre) if there is a y */
 static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    const int64_t rows = mtt__elements(op->out[0]) / mtt__width(op->out[0]);
-    mtt_op gelu = *op;
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     mtt_status status;
-    if (mtt__suits_tiles(c, op))
-        return op->in[0]->dtype == MTT_F16_BITS ? mtt__launch_tiles<__half, false>(c, op, 0, rows, NULL)
-                                                : mtt__launch_tiles<__nv_bfloat16, false>(c, op, 0, rows, NULL);
-    status = mtt__cuda_linear(c, op);
-    gelu.in = op->out;
-    gelu.out = op->out + 1;
-    return status == MTT_OK && op->outputs > 1 ? mtt__cuda_gelu(c, &gelu) : status;
+    if (mtt__suits_tiles(c, op, o->x))
+        return o->x->dtype == MTT_F16_BITS
+                   ? mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, mtt__rows(o->pre), NULL)
+                   : mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, mtt__rows(o->pre), NULL);
+    status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
 }
 
 /* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
 static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    mtt_tensor *in[3] = {op->out[0], op->in[2], op->in[3]};
-    mtt_op gelu = *op;
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_status status;
-    if (mtt__suits_tiles(c, op))
-        return op->in[0]->dtype == MTT_F16_BITS ? mtt__linear_backward_gelu<__half>(c, op)
-                                                : mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
-    status = mtt__cuda_linear_backward_input(c, op);
-    gelu.in = in;
-    return status == MTT_OK ? mtt__cuda_gelu_backward(c, &gelu) : status;
+    if (mtt__suits_tiles(c, op, o->dy))
+        return o->dy->dtype == MTT_F16_BITS ? mtt__linear_backward_gelu<__half>(c, op)
+                                            : mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
+    status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
+    if (status != MTT_OK || !o->d_bias) return status;
+    return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -4202,16 +4418,10 @@ template <class T> static __device__ __forceinline__ float mtt__exp_from(float x
 /* 8 logits from column j on; columns that are no class count for nothing. */
 template <class T> static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
 {
-    mtt__read(at, v);
+    mtt__read_floats(at, v);
     if (j + 8 > classes)
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
-}
-
-/* What every gradient of a step is multiplied by. */
-static __device__ __forceinline__ float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
-{
-    return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
 }
 
 /* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
@@ -4248,8 +4458,8 @@ static __global__ void __launch_bounds__(512)
             sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
             most = largest;
         }
-        float all = mtt__reduce<mtt__max, 512>(most, shared);
-        sum = mtt__reduce<mtt__sum, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
+        float all = mtt__reduce<mtt__maximum, 512>(most, shared);
+        sum = mtt__reduce<mtt__plus, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
         if (threadIdx.x) return;
         out[2] = all + logf(sum);
         out[1] = at >= all ? 1.0f : 0.0f;
@@ -4263,7 +4473,7 @@ static __global__ void __launch_bounds__(512)
         mtt__read_classes(x + j, j, classes, v);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
-        mtt__store(x + j, v);
+        mtt__store_floats(x + j, v);
     }
     if (target >= 0 && target / 8 % 512 == (int)threadIdx.x) x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
 }
@@ -4316,14 +4526,14 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
         float v[8], most = -3.4e38f, sum = 0;
         for (int j = ragged * 8; ragged >= 0 && j < ragged * 8 + 8; j++)
             if (begin * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* no class: its power is 0 */
-        MTT__EACH_PACK most = fmaxf(most, mtt__largest(mtt__load(row + pack * 8)));
-        most = mtt__reduce<mtt__max, 32>(most, (float *)NULL);
+        MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
         MTT__EACH_PACK {
-            mtt__read(row + pack * 8, v);
+            mtt__read_floats(row + pack * 8, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
         }
-        sum = mtt__reduce<mtt__sum, 32>(sum, (float *)NULL);
+        sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
         if (lane < blocks) /* a warp without a class has no sum */
             mtt__cluster_store(&parts[i % 2][rank * WARPS + threadIdx.x / 32], lane, make_float2(most, most > -3.4e38f ? sum : 0.0f));
         mtt__cluster_arrive();
@@ -4342,19 +4552,19 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
         copy(i + 2);
         mtt__cluster_wait(); /* the warps' parts of row i are there; those of row i - 1 have been read by all */
         for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[i % 2][q].x);
-        most = mtt__reduce<mtt__max, 32>(most, (float *)NULL);
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
         for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[i % 2][q].y * expf(parts[i % 2][q].x - most);
-        lse = most + logf(mtt__reduce<mtt__sum, 32>(sum, (float *)NULL));
+        lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
         mtt__copy_wait<1>();
         if (i + 1 < count) measure(i + 1);
         if (target < 0) {
             for (int k = 0; k < 8; k++) v[k] = 0;
-            MTT__EACH_PACK mtt__store(to + pack * 8, v);
+            MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
             if (rank == 0 && threadIdx.x < 3) told[threadIdx.x] = 0;
             continue;
         }
         MTT__EACH_PACK {
-            mtt__read(from + pack * 8, v);
+            mtt__read_floats(from + pack * 8, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
             if (target / 8 == begin + pack) {
@@ -4365,12 +4575,12 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
                 told[1] = at >= most ? 1.0f : 0.0f;
                 told[2] = lse;
             }
-            mtt__store(to + pack * 8, v);
+            mtt__store_floats(to + pack * 8, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) column[p][k] += v[k];
         }
     }
-    if (sums) MTT__EACH_PACK mtt__store(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
+    if (sums) MTT__EACH_PACK mtt__store_floats(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
 #undef MTT__EACH_PACK
 }
 
@@ -4391,14 +4601,16 @@ template <class T, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c,
 
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
 {
-    mtt__loss_rows r = {op->in[0], NULL, NULL, mtt__at<int32_t>(op->in[1]), mtt__at<float>(op->out[0]), op->shape->rows};
-    MTT__BY_TYPE(op->in[0], (mtt__rows_loss<T, false>(c, op, r)))
+    const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
+    mtt__loss_rows r = {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
+    MTT__BY_TYPE(o->logits, (mtt__rows_loss<T, false>(c, op, r)))
 }
 
 static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
 {
-    mtt__loss_rows r = {op->in[0], op->in[3], op->in[4], mtt__at<int32_t>(op->in[2]), mtt__at<float>(op->in[1]), op->shape->rows};
-    MTT__BY_TYPE(op->out[0], (mtt__rows_loss<T, true>(c, op, r)))
+    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
+    mtt__loss_rows r = {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
+    MTT__BY_TYPE(o->d_logits, (mtt__rows_loss<T, true>(c, op, r)))
 }
 
 /* Blocks that share a row in mtt_k_loss_rows, as few as can; 0 where it is too long. */
@@ -4436,8 +4648,8 @@ static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_r
     if (blocks > 1 && status == MTT_OK) /* those that the device can hold at a time: a later one would begin when others end */
         status = mtt__checked(c, cudaOccupancyMaxActiveClusters(&clusters, mtt_k_loss_rows<T>, &launch), "cross_entropy");
     if (status != MTT_OK) return status;
-    clusters = (int)mtt__least(clusters, r.rows);
-    if (db) clusters = (int)mtt__least(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    clusters = (int)mtt__min(clusters, r.rows);
+    if (db) clusters = (int)mtt__min(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
     if (!clusters) {
         status = mtt__rows_loss<T, false>(c, op, r);
         if (status == MTT_OK) status = mtt__rows_loss<T, true>(c, op, r);
@@ -4454,30 +4666,30 @@ static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_r
 
 static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows, int add)
 {
-    mtt__loss_rows r = {op->out[1], op->in[4], op->in[5], mtt__at<int32_t>(op->in[3]) + first,
-                        mtt__at<float>(op->out[0]) + 3 * first, rows};
-    if (op->outputs == 2) MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
-    MTT__BY_TYPE(r.logits, mtt__rows_gradient<T>(c, op, r, op->out[4], add))
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first, mtt__at<float>(o->losses) + 3 * first,
+                        rows};
+    if (!o->dx) MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
+    MTT__BY_TYPE(r.logits, mtt__rows_gradient<T>(c, op, r, o->d_bias, add))
 }
 
 /* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and feed both products
    before the next chunk overwrites them. */
 static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_tensor *x = op->in[0], *weight = op->in[1], *logits = op->out[1];
-    int64_t C = mtt__width(x), Vp = mtt__width(logits), rows = op->shape->rows, first, count;
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows, first, count;
     mtt_status status = MTT_OK;
-    int add = mtt__accumulates(c, op);
     for (first = 0; first < rows && status == MTT_OK; first += count) {
-        count = mtt__least(logits->shape[0], rows - first);
-        status = mtt__product(c, op, count, Vp, C, mtt__matrix_at(x, first * C, C, 0, 0), mtt__whole(weight, 1),
-                              mtt__whole(logits, 0), x, logits, 1, 1.0f, 0, op->in[2]);
-        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, first > 0 || add);
-        if (status != MTT_OK || op->outputs == 2) continue;
-        status = mtt__product(c, op, count, C, Vp, mtt__whole(logits, 0), mtt__whole(weight, 0),
-                              mtt__matrix_at(op->out[2], first * C, C, 0, 0), logits, op->out[2], 1, 1.0f, 0, NULL);
+        count = mtt__min(o->logits->shape[0], rows - first);
+        status = mtt__product(c, op, count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0), mtt__blas_whole(o->weight, 1),
+                              mtt__blas_whole(o->logits, 0), o->x, o->logits, 1, 1.0f, 0, o->bias);
+        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, first > 0 || op->adds);
+        if (status != MTT_OK || !o->dx) continue;
+        status = mtt__product(c, op, count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
+                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0), o->logits, o->dx, 1, 1.0f, 0, NULL);
         if (status == MTT_OK)
-            status = mtt__weight_gradient(c, op, x, first, logits, count, op->out[3], NULL, first > 0 || add);
+            status = mtt__launch_weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, NULL, first > 0 || op->adds);
     }
     return status;
 }
@@ -4490,7 +4702,7 @@ static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
    Determinism: fixed order, in double
    Reference:   mtt__cpu_sum_loss */
 static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows, const mtt_control *control,
-                                                               mtt_counters *counters, int64_t count)
+                                                               mtt_counters *counters, int64_t count, int later)
 {
     __shared__ double losses[32];
     __shared__ int shared[32];
@@ -4501,368 +4713,26 @@ static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows,
         loss += (double)rows[3 * i];
         hits += rows[3 * i + 1] > 0;
     }
-    loss = mtt__reduce<mtt__sum, 1024>(loss, losses);
-    hits = mtt__reduce<mtt__sum, 1024>(hits, shared);
+    loss = mtt__reduce<mtt__plus, 1024>(loss, losses);
+    hits = mtt__reduce<mtt__plus, 1024>(hits, shared);
     if (threadIdx.x) return;
-    counters->loss = loss + (control->accumulate ? counters->loss : 0.0);
-    counters->hits = hits + (control->accumulate ? counters->hits : 0);
+    counters->loss = loss + (later ? counters->loss : 0.0);
+    counters->hits = hits + (later ? counters->hits : 0);
     counters->targets = control->targets;
 }
 
 static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(op->in[0]), mtt__at<mtt_control>(op->in[1]),
-                       mtt__at<mtt_counters>(op->out[0]), op->shape->rows);
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>optimizer
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* A parameter's tensors, passed to the kernel as an argument, so that one launch serves a whole model of up to 42 layers
-   and no table stands in device memory. Kernel arguments end at 32,764 bytes. */
-struct mtt__update {
-    const void *gradient;
-    float *m, *v, *master; /* in the compact state bytes: codes with their scales behind them, and the weight's rest */
-    void *weight;          /* NULL where the master is the weight */
-    int64_t count;
-    int32_t first_block;
-    int32_t parameter;
-    uint8_t dtype, decays, gradient_dtype; /* a gradient is FP32, or in the compact state as wide as the weight */
-};
-
-enum { MTT__UPDATES = 508, MTT__UPDATE_BLOCK = 8192 };
-
-struct mtt__updates {
-    uint64_t stream; /* the operation's random numbers */
-    int count;
-    mtt__update at[MTT__UPDATES];
-};
-
-/* Which parameter a block belongs to. */
-static __device__ __forceinline__ const mtt__update &mtt__find_update(const mtt__updates &all)
-{
-    int low = 0, high = all.count;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (all.at[middle].first_block <= (int)blockIdx.x) low = middle;
-        else high = middle;
-    }
-    return all.at[low];
-}
-
-static __device__ __forceinline__ void mtt__read_gradient(const mtt__update &u, int64_t at, float *g)
-{
-    if (u.gradient_dtype == MTT_F32) mtt__read((const float *)u.gradient + at, g);
-    else if (u.gradient_dtype == MTT_BF16_BITS) mtt__read((const __nv_bfloat16 *)u.gradient + at, g);
-    else mtt__read((const __half *)u.gradient + at, g);
-}
-
-/* Math:        partial[block] = sum of squares of 8,192 elements
-   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks] double
-   Launch:      256 threads a block, 4 packs of 8 elements each
-   Requires:    counts multiples of 8
-   Traffic:     gradients read once
-   Determinism: fixed tree
-   Reference:   mtt__sum_squares */
-static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const __grid_constant__ mtt__updates all, double *partial)
-{
-    __shared__ double shared[32];
-    const mtt__update &u = mtt__find_update(all);
-    int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK + threadIdx.x * 8;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < MTT__UPDATE_BLOCK; i += 2048) {
-        float g[8];
-        if (begin + i >= u.count) break;
-        mtt__read_gradient(u, begin + i, g);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum += g[k] * g[k];
-    }
-    double total = mtt__reduce<mtt__sum, 256>((double)sum, shared);
-    if (threadIdx.x == 0) partial[blockIdx.x] = total;
-}
-
-/* Math:        norm = sqrt(sum of partial) / loss scale; gradient scale = 1 / loss scale, clipped; not finite = skip the step;
-                under FP16 the loss scale halves then, and doubles after 2,000 good steps (Micikevicius et al. 2018)
-   Shapes:      partial [count] double
-   Launch:      one block of 1,024 threads
-   Requires:    -
-   Traffic:     partial read once
-   Determinism: fixed order, in double
-   Reference:   mtt__cpu_grad_norm */
-static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control,
-                                                                mtt_counters *counters)
-{
-    __shared__ double shared[32];
-    double sum = 0, clip = control->clip;
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
-    sum = mtt__reduce<mtt__sum, 1024>(sum, shared);
-    if (threadIdx.x || counters->skipped == 2) return;
-    counters->step_scale = counters->loss_scale;
-    counters->grad_norm = sqrt(sum) / (double)counters->loss_scale;
-    counters->gradient_scale = 1.0f / counters->loss_scale;
-    if (clip > 0 && counters->grad_norm > clip) counters->gradient_scale *= (float)(clip / counters->grad_norm);
-    counters->skipped = sum <= 1.7e308 ? 0 : control->scaling ? 1 : 2;
-    counters->updates += !counters->skipped;
-    counters->steps += counters->skipped != 2;
-    if (!control->scaling) return;
-    if (counters->skipped) {
-        counters->loss_scale *= 0.5f;
-        counters->good_steps = 0;
-    } else if (++counters->good_steps == 2000) {
-        if (counters->loss_scale < 1e37f) counters->loss_scale *= 2.0f;
-        counters->good_steps = 0;
-    }
-}
-
-/* Math:        out = lr / (1 - b1^t), 1 / sqrt(1 - b2^t), in double
-   Shapes:      out [2] float
-   Launch:      one block of 2 threads: a power in double is too dear for every thread of the update
-   Requires:    mtt_k_grad_norm before it
-   Traffic:     -
-   Determinism: elementwise
-   Reference:   mtt__adamw */
-static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
-{
-    double left = 1.0 - pow((double)(threadIdx.x ? control->beta2 : control->beta1), (double)counters->updates);
-    out[threadIdx.x] = (float)(threadIdx.x ? 1.0 / sqrt(left) : (double)control->lr / left);
-}
-
-/* Math:        m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w)
-   Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
-   Launch:      256 threads a block of 8,192 elements, 4 at a time, so that a warp's stores fill whole lines
-   Requires:    counts multiples of 8; mtt_k_corrections before it
-   Traffic:     28 bytes a parameter, 30 with a 16-bit weight
-   Determinism: elementwise
-   Reference:   mtt__adamw */
-static __global__ void __launch_bounds__(256) mtt_k_adamw(const __grid_constant__ mtt__updates all, const mtt_control *control,
-                                                          const mtt_counters *counters, const float *corrections)
-{
-    if (counters->skipped) return;
-    const mtt__update &u = mtt__find_update(all);
-    float step = corrections[0], correction = corrections[1], b1 = control->beta1, b2 = control->beta2, eps = control->eps;
-    float keep = u.decays ? 1.0f - control->lr * control->weight_decay : 1.0f, scale = counters->gradient_scale;
-    int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK + threadIdx.x * 4;
-    for (int64_t at = begin; at < u.count && at < begin + MTT__UPDATE_BLOCK; at += 1024) {
-        float g[4], m[4], v[4], w[4];
-        mtt__read<4>((const float *)u.gradient + at, g);
-        mtt__read<4>(u.m + at, m);
-        mtt__read<4>(u.v + at, v);
-        mtt__read<4>(u.master + at, w);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float d = g[k] * scale;
-            m[k] = b1 * m[k] + (1.0f - b1) * d;
-            v[k] = b2 * v[k] + (1.0f - b2) * d * d;
-            w[k] = keep * w[k] - step * m[k] / (sqrtf(v[k]) * correction + eps);
-        }
-        mtt__store<4>(u.m + at, m);
-        mtt__store<4>(u.v + at, v);
-        mtt__store<4>(u.master + at, w);
-        if (u.dtype == MTT_BF16_BITS) mtt__store<4>((__nv_bfloat16 *)u.weight + at, w);
-        else if (u.dtype == MTT_F16_BITS) mtt__store<4>((__half *)u.weight + at, w);
-    }
-}
-
-/* The compact state's numbers; what they are, mtt.h says. Approximations are good to 2 ulp, of which 8 bits see nothing and a
-   weight little: its change is a small part of it. */
-static __device__ __forceinline__ float mtt__root(float x)
-{
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ uint32_t mtt__to_scale(float x, uint32_t random)
-{
-    uint32_t code = (__float_as_uint(x) + (random >> 3)) >> 13, zero = 80u << 10;
-    return min(max(code, zero) - zero, 65535u);
-}
-
-static __device__ __forceinline__ float mtt__from_scale(uint32_t scale)
-{
-    return scale ? __uint_as_float((scale + (80u << 10)) << 13) : 0.0f;
-}
-
-/* y is 65536 times the code before rounding; a second moment of 1e-60 and more gets at least one unit. */
-template <bool SECOND> static __device__ __forceinline__ uint8_t mtt__to_moment(float x, float scale, float inverse, uint32_t random)
-{
-    const float ONE = 65536.0f, TOP = (SECOND ? 255.0f : 127.0f) * ONE;
-    float y = SECOND ? x * (255.0f * ONE * inverse) : 254.0f * ONE * x * mtt__reciprocal(scale + fabsf(x));
-    if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x));
-    if (fabsf(y) > TOP - ONE / 2) y = copysignf(TOP, y);
-    return (uint8_t)(((uint32_t)__float2int_rz(y) + random) >> 16);
-}
-
-template <bool FP16> static __device__ __forceinline__ void mtt__split_weight(float x, uint32_t random, uint16_t *weight, uint8_t *rest)
-{
-    uint32_t bits = __float_as_uint(FP16 ? x * 1.925929944387236e-34f : x);
-    uint32_t code = min(bits & 0x7fffffffu, FP16 ? 0x0f800000u : 0x7f800000u);
-    code = FP16 ? (code + (random >> 11)) >> 5 : (code + (random >> 8)) >> 8;
-    *weight = (uint16_t)((code + 128) >> 8 | (bits >> 16 & 0x8000u));
-    *rest = (uint8_t)code;
-}
-
-template <bool FP16> static __device__ __forceinline__ float mtt__join_weight(uint16_t weight, uint8_t rest)
-{
-    uint32_t code = ((weight & 0x7fffu) << 8) + (uint32_t)(int8_t)rest, sign = (weight & 0x8000u) << 16;
-    return FP16 ? __uint_as_float(code << 5 | sign) * 5.192296858534828e33f : __uint_as_float(code << 8 | sign);
-}
-
-/* A thread's 8 of the 32 moments of a group, whose other threads are its neighbours; of second moments their roots. */
-template <bool SECOND> static __device__ __forceinline__ uint32_t mtt__encode(const float *x, const uint32_t *random, uint8_t *codes)
-{
-    float largest = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    uint32_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
-    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
-#pragma unroll
-    for (int k = 0; k < 8; k++) codes[k] = mtt__to_moment<SECOND>(x[k], unit, inverse, random[k / 2] >> k % 2 * 16 & 0xffffu);
-    return scale;
-}
-
-/* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
-   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
-                a byte of rest
-   Launch:      256 threads a block of 8,192 elements, 8 at a time: a draw of Philox for each 8, a group for each 4 threads
-   Requires:    counts multiples of 8; mtt_k_corrections before it
-   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
-   Determinism: elementwise; rounds by (seed, update, parameter, element)
-   Reference:   mtt__adamw_compact */
-template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(
-    const __grid_constant__ mtt__updates all, const mtt_control *control, const mtt_counters *counters, const float *corrections)
-{
-    if (counters->skipped) return;
-    const mtt__update &u = mtt__find_update(all);
-    const bool FP16 = TYPE == MTT_F16_BITS;
-    float step = corrections[0], correction = corrections[1], b1 = control->beta1, b2 = control->beta2, eps = control->eps;
-    float keep = u.decays ? 1.0f - control->lr * control->weight_decay : 1.0f, scale = counters->gradient_scale;
-    uint64_t stream = all.stream | (uint64_t)u.parameter << 40 | (counters->updates & 0xffffffffffu);
-    uint8_t *m_codes = (uint8_t *)u.m, *v_codes = (uint8_t *)u.v;
-    uint16_t *m_scales = (uint16_t *)(m_codes + (u.count + 31) / 32 * 32), *v_scales = (uint16_t *)(v_codes + (u.count + 31) / 32 * 32);
-    int64_t begin = (int64_t)((int)blockIdx.x - u.first_block) * MTT__UPDATE_BLOCK;
-    for (int i = 0; i < MTT__UPDATE_BLOCK && begin + i < u.count; i += 2048) {
-        int64_t at = begin + i + threadIdx.x * 8;
-        bool inside = at < u.count; /* the others lend their hands to the groups' largest */
-        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
-        mtt__vector<uint8_t> m_code, v_code, rest;
-        mtt__vector<uint16_t> weight;
-        if (inside) {
-            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
-            mtt__read_gradient(u, at, g);
-            m_code = mtt__load(m_codes + at);
-            v_code = mtt__load(v_codes + at);
-            if (TYPE == MTT_F32) mtt__read(u.master + at, w);
-            else {
-                weight = mtt__load((const uint16_t *)u.weight + at);
-                rest = mtt__load((const uint8_t *)u.master + at);
-            }
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float d = g[k] * scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
-                if (TYPE != MTT_F32) w[k] = mtt__join_weight<FP16>(weight.v[k], rest.v[k]);
-                m[k] = b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - b1) * d;
-                v[k] = mtt__root(b2 * (root * root) + (1.0f - b2) * d * d); /* what is stored of it */
-                w[k] = keep * w[k] - step * m[k] * mtt__reciprocal(v[k] * correction + eps);
-            }
-        }
-        uint4 draw = mtt__philox(control->seed, (uint64_t)at >> 3, stream);
-        const uint32_t random[4] = {draw.x, draw.y, draw.z, draw.w};
-        uint32_t m_scale = mtt__encode<false>(m, random, m_code.v), v_scale = mtt__encode<true>(v, random, v_code.v);
-        if (!inside) continue;
-        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
-        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
-        if (at % 32 == 0) m_scales[at / 32] = (uint16_t)m_scale, v_scales[at / 32] = (uint16_t)v_scale;
-        if (TYPE == MTT_F32) mtt__store(u.master + at, w);
-        else {
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                mtt__split_weight<FP16>(w[k], random[k / 2] >> k % 2 * 16 & 0xffffu, &weight.v[k], &rest.v[k]);
-            *(mtt__vector<uint16_t> *)((uint16_t *)u.weight + at) = weight;
-            *(mtt__vector<uint8_t> *)((uint8_t *)u.master + at) = rest;
-        }
-    }
-}
-
-/* Lists parameters from `first` on, as many as a launch takes, and counts its blocks; out = weight, m, v, master of each. */
-static int mtt__list_updates(mtt_tensor *const *gradients, mtt_tensor *const *out, int first, int count, mtt__updates *all,
-                             unsigned *blocks)
-{
-    memset(all, 0, sizeof(*all));
-    *blocks = 0;
-    for (; all->count < MTT__UPDATES && first < count; first++) {
-        mtt__update *u = &all->at[all->count++];
-        u->parameter = first;
-        u->gradient = gradients[first]->data;
-        u->gradient_dtype = (uint8_t)gradients[first]->dtype;
-        u->count = mtt__elements(gradients[first]);
-        u->decays = gradients[first]->rank > 1;
-        u->first_block = (int32_t)*blocks;
-        *blocks += mtt__blocks(u->count, MTT__UPDATE_BLOCK);
-        if (!out) continue;
-        u->m = mtt__at<float>(out[4 * first + 1]);
-        u->v = mtt__at<float>(out[4 * first + 2]);
-        u->master = mtt__at<float>(out[4 * first + 3] ? out[4 * first + 3] : out[4 * first]);
-        u->weight = out[4 * first + 3] ? out[4 * first]->data : NULL;
-        u->dtype = (uint8_t)out[4 * first]->dtype;
-    }
-    return first;
-}
-
-static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
-{
-    int count = op->inputs - 1, first = 0;
-    size_t done = 0;
-    mtt_status status = MTT_OK;
-    mtt__updates all;
-    while (first < count && status == MTT_OK) {
-        unsigned blocks;
-        void *scratch;
-        first = mtt__list_updates(op->in + 1, NULL, first, count, &all, &blocks);
-        status = mtt__scratch(c, op, (done + blocks) * sizeof(double), &scratch);
-        if (status == MTT_OK)
-            status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, blocks, 256, all, (double *)scratch + done);
-        done += blocks;
-    }
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)op->workspace->data, (int64_t)done,
-                       mtt__at<mtt_control>(op->in[0]), mtt__at<mtt_counters>(op->out[0]));
-}
-
-static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
-{
-    int count = op->inputs - 2, first = 0;
-    const mtt_control *control = mtt__at<mtt_control>(op->in[0]);
-    const mtt_counters *counters = mtt__at<mtt_counters>(op->in[1]);
-    int compact = op->out[1]->dtype == MTT_U8, type = op->out[0]->dtype;
-    void (*kernel)(mtt__updates, const mtt_control *, const mtt_counters *, const float *) =
-        !compact                ? mtt_k_adamw
-        : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
-        : type == MTT_F16_BITS  ? mtt_k_adamw_compact<MTT_F16_BITS>
-                                : mtt_k_adamw_compact<MTT_F32>;
-    mtt__updates all;
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, 2 * sizeof(float), &scratch);
-    if (status == MTT_OK) status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, control, counters, (float *)scratch);
-    while (first < count && status == MTT_OK) {
-        unsigned blocks;
-        first = mtt__list_updates(op->in + 2, op->out, first, count, &all, &blocks);
-        all.stream = (uint64_t)op->site << 56;
-        status = mtt__launch(c, "adamw", kernel, blocks, 256, all, control, counters, (const float *)scratch);
-    }
-    return status;
+    const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
+    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses), mtt__at<mtt_control>(o->control),
+                       mtt__at<mtt_counters>(o->counters), op->shape->rows, op->later);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
    >>backend
    ---------------------------------------------------------------------------------------------------------------- */
 
-#define MTT__CUDA_FUNCTION(kind, name, flops, traffic) mtt__cuda_##name,
+#define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
 static mtt_status (*const mtt__cuda_functions[])(mtt__cuda *c, const mtt_op *op) = {MTT_OPS(MTT__CUDA_FUNCTION)};
 
 static void *mtt__host_alloc(mtt_env *env, size_t bytes)
@@ -4919,16 +4789,16 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
     mtt_status status = MTT_OK;
     *context = NULL;
-    if (!c) return mtt__fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", sizeof(*c));
+    if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", sizeof(*c));
     c->env = env;
     if (!backend->device_alloc != !backend->device_free)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
+        status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
     c->backend = *backend;
     c->device = backend->index;
     c->stream = (cudaStream_t)backend->stream;
     c->precision = policy->precision;
     c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
-    if (!c->plans) status = mtt__fail(env, MTT_E_MEMORY, "out of host memory: no room for the plans of matrix products");
+    if (!c->plans) status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for the plans of matrix products");
     if (status == MTT_OK) status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     if (status == MTT_OK)
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device), "its size");
@@ -4942,7 +4812,7 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
     if (status == MTT_OK && cublasLtCreate(&c->blas) != CUBLAS_STATUS_SUCCESS) {
         c->blas = NULL;
-        status = mtt__fail(env, MTT_E_DEVICE, "cuBLASLt could not be started on CUDA device %d: is its memory full?", c->device);
+        status = mtt__cuda_fail(env, MTT_E_DEVICE, "cuBLASLt could not be started on CUDA device %d: is its memory full?", c->device);
     }
     if (status == MTT_OK) *context = c;
     else mtt__cuda_close(c);
@@ -4969,12 +4839,12 @@ static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
     } else if (error == cudaSuccess) error = cudaMalloc(block, bytes);
     if (error == cudaSuccess && (uintptr_t)*block % 256 == 0) return MTT_OK;
     if (error == cudaSuccess)
-        return mtt__fail(c->env, MTT_E_ARGUMENT, "device_alloc gave an address that is no multiple of 256: align it");
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "device_alloc gave an address that is no multiple of 256: align it");
     *block = NULL;
     cudaGetLastError(); /* a failed allocation is no fault of the operations to come */
     if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking memory");
     cudaMemGetInfo(&free_bytes, &all_bytes);
-    return mtt__fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed", c->device, free_bytes,
+    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed", c->device, free_bytes,
                      all_bytes, bytes);
 }
 
@@ -5029,26 +4899,21 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
 static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt_status status = MTT_OK;
-    for (int i = 0; i < count && status == MTT_OK; i++)
-        if (i + 1 < count && mtt__joins(&ops[i], &ops[i + 1])) {
-            status = mtt__cuda_residual_norm(c, &ops[i], &ops[i + 1]);
-            i++;
-        } else status = mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+    for (int i = 0; i < count && status == MTT_OK; i++) status = mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     return status;
 }
 
 /* The place of a list of operations among the graphs; NULL where all are taken or the list is short. Lists and the places of
-   their tensors stay as they are while the backend is open; what changes is in device memory, but for `accumulate`. */
+   their tensors stay as they are while the backend is open; what changes is in device memory. */
 static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
-    while (g < end && (g->ops != ops || g->count != count || g->accumulate != c->accumulate)) g++;
+    while (g < end && (g->ops != ops || g->count != count)) g++;
     if (g < end) return g;
     if (count < MTT__GRAPH_OPS || c->graph_count == MTT__GRAPHS) return NULL;
     c->graph_count++;
     g->ops = ops;
     g->count = count;
-    g->accumulate = c->accumulate;
     return g;
 }
 
@@ -5073,13 +4938,12 @@ static void mtt__capture(mtt__cuda *c, mtt__graph *g)
     if (graph) cudaGraphDestroy(graph);
 }
 
-static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count, int accumulate)
+static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
 {
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     mtt__graph *g;
     if (status != MTT_OK) return status;
-    c->accumulate = accumulate;
     g = mtt__find_graph(c, ops, count);
     if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
     if (!g || !g->exec) return mtt__run_each(c, ops, count);
@@ -5094,13 +4958,13 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     memset(backend, 0, sizeof(*backend));
     if (error != cudaSuccess || device < 0 || device >= count) {
         cudaGetLastError(); /* a machine without a GPU is an answer, not a fault */
-        return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d is not there, %d are (%s): use the CPU backend", device, count,
+        return mtt__cuda_fail(env, MTT_E_DEVICE, "CUDA device %d is not there, %d are (%s): use the CPU backend", device, count,
                          cudaGetErrorString(error));
     }
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (error != cudaSuccess || major < 8)
-        return mtt__fail(env, MTT_E_DEVICE, "CUDA device %d has compute capability %d.%d (%s), 8.0 is needed: use the CPU backend",
+        return mtt__cuda_fail(env, MTT_E_DEVICE, "CUDA device %d has compute capability %d.%d (%s), 8.0 is needed: use the CPU backend",
                          device, major, minor, cudaGetErrorString(error));
     backend->name = "cuda";
     backend->device = MTT_DEVICE_CUDA;

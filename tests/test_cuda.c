@@ -104,27 +104,41 @@ static double relative_error(const float *a, const float *b, size_t count)
     return size > 0 ? sqrt(difference / size) : difference > 0 ? 1e9 : 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------- the textbook ---- */
+/* ------------------------------------------------------------------------------------------- the textbook ---- */
 
-/* Each operation once more, straight from its formula, on copies of its operands in double. `exact`: all of it in double, the
-   truth. Otherwise as a plain implementation in the policy's precision computes it: every sum in one FP32 accumulator from the
-   first term to the last, products under TF32, BF16 and FP16 as tensor cores add them, every result FP32, what stands in memory
-   or enters a second product rounded to the precision. */
+/* Each operation once more, straight from its formula, on copies of its operands in double.
+   `exact`: all of it in double, which is the truth. It also computes a magnitude for each result: the sum of the
+   absolute values of the terms that were added, where a term that is itself a sum counts with its own magnitude.
+   Otherwise: as a plain implementation in the policy's precision computes it. Every sum is one FP32 accumulator
+   from the first term to the last; products under TF32, BF16 and FP16 are added as tensor cores add them; every
+   result is FP32; what is stored in memory or enters a second product is rounded to the precision. */
 typedef struct textbook {
     const mtt_op *op;
-    double **in, **out; /* as the operation's; NULL for what is absent or no numbers */
+    double **values;               /* of the operands, in their order; NULL: absent, or not numbers */
+    double **magnitudes;           /* of the outputs; exact alone */
+    double **gradients, **weights; /* grad_norm and adamw: of each parameter */
+    double **weight_magnitudes;
     mtt_precision precision;
     int exact;
 } textbook;
 
-static int tf32_truncates; /* 1 = this device's products ignore the last 13 bits of TF32 operands instead of rounding them */
+/* The operands' numbers by name: numbers_norm has double *x, *gain, *shift, *y, *stats. */
+#undef MTT_OPERANDS
+#define MTT_OPERANDS(...) double __VA_ARGS__;
+#define NUMBERS(name, inputs, operands, flops, bytes, scratch)                                               \
+    typedef struct numbers_##name { operands } numbers_##name;
+MTT_OPS(NUMBERS)
+#define VALUES(name, t) ((const numbers_##name *)(const void *)(t)->values)
+#define MAGNITUDES(name, t) ((const numbers_##name *)(const void *)(t)->magnitudes)
+
+static int tf32_truncates; /* 1 = this device's products drop the last 13 bits of TF32 operands unrounded */
 
 static double fp32(const textbook *t, double x)
 {
     return t->exact ? x : (double)(float)x;
 }
 
-/* As it stands in memory, or enters a product of 16-bit operands. */
+/* As it is stored in memory, or enters a product of 16-bit operands. */
 static double stored(const textbook *t, double x)
 {
     if (t->exact) return x;
@@ -133,84 +147,70 @@ static double stored(const textbook *t, double x)
     return (double)(float)x;
 }
 
-/* 10 bits of mantissa, to nearest, ties to even; or cut off, where that is what the device's plainest product does. */
+/* 10 bits of mantissa, to nearest, ties to even; or cut off, if the device's plainest product does that. */
 static float to_tf32(double x)
 {
     uint32_t bits = mtt__float_bits((float)x);
     return mtt__bits_float((bits + (tf32_truncates ? 0 : 0xfffu + (bits >> 13 & 1u))) & ~0x1fffu);
 }
 
-static const void *state_of(const mtt_op *op, const char *name)
+/* Dropout's factors. The operations that only drop are held to the CPU's bits, so the masks are right. */
+static void mask_of(const textbook *t, const mtt_tensor *control, int64_t first, int64_t count, float *mask)
 {
-    int i;
-    for (i = 0; i < op->inputs; i++)
-        if (op->in[i] && !strcmp(op->in[i]->name, name)) return op->in[i]->data;
-    return NULL;
-}
-
-static int adds(const mtt_op *op)
-{
-    return op->accumulate || ((const mtt_control *)state_of(op, "control"))->accumulate;
-}
-
-/* Dropout's factors; that they are the same bits everywhere is what the operations that only drop are held to. */
-static void mask_of(const textbook *t, int64_t first, int64_t count, float *mask)
-{
-    int64_t i;
-    for (i = 0; i < count; i++) mask[i] = 1;
-    if (t->op->shape->dropout > 0)
-        mtt__dropout_mask((const mtt_control *)state_of(t->op, "control"), t->op, first, count, mask);
+    mtt__dropout_mask(t->op, control, first, count, mask);
 }
 
 /* Element (i, j) is at[i * row + j * column]. */
 typedef struct matrix {
-    const double *at;
+    double *at;
     int64_t row, column;
 } matrix;
 
-static matrix rows_of(const double *at, int64_t width)
+static matrix rows_of(double *at, int64_t width)
 {
     matrix m = {at, width, 1};
     return m;
 }
 
-static matrix turned(matrix m)
+static matrix transposed(matrix m)
 {
     matrix r = {m.at, m.column, m.row};
     return r;
 }
 
-/* C = A B with sums of one type, each from the first product to the last. */
-#define TEXTBOOK_PRODUCT(name, real, OPERAND)                                                                        \
-    static void name(int64_t m, int64_t n, int64_t k, matrix a, matrix b, double *c, int64_t ldc)                    \
-    {                                                                                                                \
-        real *right = malloc((size_t)(k * n) * sizeof(real));                                                        \
-        int64_t i, p;                                                                                                \
-        MTT__OMP(omp parallel for if (n * k > 10000))                                                                \
-        for (p = 0; p < k; p++) {                                                                                    \
-            int64_t j;                                                                                               \
-            for (j = 0; j < n; j++) right[p * n + j] = OPERAND(b.at[p * b.row + j * b.column]);                      \
-        }                                                                                                            \
-        MTT__OMP(omp parallel for if (m * n * k > 100000))                                                           \
-        for (i = 0; i < m; i++) {                                                                                    \
-            real *sum = calloc((size_t)n, sizeof(real));                                                             \
-            int64_t q, j;                                                                                            \
-            for (q = 0; q < k; q++) {                                                                                \
-                real x = OPERAND(a.at[i * a.row + q * a.column]);                                                    \
-                for (j = 0; j < n; j++) sum[j] += x * right[q * n + j];                                              \
-            }                                                                                                        \
-            for (j = 0; j < n; j++) c[i * ldc + j] = (double)sum[j];                                                 \
-            free(sum);                                                                                               \
-        }                                                                                                            \
-        free(right);                                                                                                 \
+/* C = A B with sums of one type, each from the first product to the last. C's columns are contiguous. */
+#define TEXTBOOK_PRODUCT(name, real, OPERAND)                                                                \
+    static void name(int64_t m, int64_t n, int64_t k, matrix a, matrix b, matrix c)                          \
+    {                                                                                                        \
+        real *right = malloc((size_t)(k * n) * sizeof(real));                                                \
+        int64_t i, p;                                                                                        \
+        MTT__OMP(omp parallel for if (n * k > 10000))                                                        \
+        for (p = 0; p < k; p++) {                                                                            \
+            int64_t j;                                                                                       \
+            for (j = 0; j < n; j++) right[p * n + j] = (real)OPERAND(b.at[p * b.row + j * b.column]);        \
+        }                                                                                                    \
+        MTT__OMP(omp parallel for if (m * n * k > 100000))                                                   \
+        for (i = 0; i < m; i++) {                                                                            \
+            real *sum = calloc((size_t)n, sizeof(real));                                                     \
+            int64_t q, j;                                                                                    \
+            for (q = 0; q < k; q++) {                                                                        \
+                real x = (real)OPERAND(a.at[i * a.row + q * a.column]);                                      \
+                for (j = 0; j < n; j++) sum[j] += x * right[q * n + j];                                      \
+            }                                                                                                \
+            for (j = 0; j < n; j++) c.at[i * c.row + j] = (double)sum[j];                                    \
+            free(sum);                                                                                       \
+        }                                                                                                    \
+        free(right);                                                                                         \
     }
-TEXTBOOK_PRODUCT(product_exact, double, (double))
-TEXTBOOK_PRODUCT(product_fp32, float, (float))
+TEXTBOOK_PRODUCT(product_exact, double, )
+TEXTBOOK_PRODUCT(product_fp32, float, )
+TEXTBOOK_PRODUCT(product_magnitude, float, fabs)
 
-/* Tensor cores' sums of `terms` products and what was summed before, for 16 columns: all are aligned to the largest, cut off
-   (not rounded) 2 bits below FP32's last place of it, added, and the sum is cut off to FP32 (Fasi et al. 2021: 8 terms of 16
-   bits or 4 of TF32 at a time on an A100; an H100 takes more at once, and so cuts off less often). FP32 holds the product of
-   two operands of up to 11 bits; 2^-100 and below count as nothing. */
+/* Tensor cores' sums of `terms` products and what was summed before, for 16 columns: all are aligned to the
+   largest, cut off (not rounded) 2 bits below FP32's last place of it, added, and the sum is cut off to FP32
+   (Fasi et al. 2021: 8 terms of 16 bits or 4 of TF32 at a time on an A100; an H100 takes more at once, and so
+   cuts off less often). FP32 holds the product of two operands of up to 11 bits. 2^-100 and below count as
+   nothing. */
 static void add_as_tensor_cores(float *sum, int64_t terms, const float *left, const float *right, int64_t ld)
 {
     float largest[16], per_unit[16]; /* a unit: the last bit that is kept */
@@ -224,7 +224,8 @@ static void add_as_tensor_cores(float *sum, int64_t terms, const float *left, co
             largest[j] = x > largest[j] ? x : largest[j];
         }
     for (j = 0; j < 16; j++) {
-        per_unit[j] = mtt__bits_float((2 * 127 + 25 - (mtt__float_bits(largest[j]) >> 23)) << 23); /* 2^25 / 2^exponent */
+        /* 2^25 / 2^exponent */
+        per_unit[j] = mtt__bits_float((2 * 127 + 25 - (mtt__float_bits(largest[j]) >> 23)) << 23);
         total[j] = (int32_t)(sum[j] * per_unit[j]);
     }
     for (q = 0; q < terms; q++)
@@ -239,7 +240,7 @@ static void add_as_tensor_cores(float *sum, int64_t terms, const float *left, co
     }
 }
 
-static void product_tensor(int64_t m, int64_t n, int64_t k, matrix a, matrix b, double *c, int64_t ldc, int tf32)
+static void product_tensor(int64_t m, int64_t n, int64_t k, matrix a, matrix b, matrix c, int tf32)
 {
     int64_t ld = (n + 15) / 16 * 16, terms = tf32 ? 4 : 8, i, p;
     float *right = calloc((size_t)(k * ld), sizeof(float));
@@ -263,140 +264,201 @@ static void product_tensor(int64_t m, int64_t n, int64_t k, matrix a, matrix b, 
             }
             for (j = 0; j < n; j += 16) add_as_tensor_cores(sum + j, count, left, right + q * ld + j, ld);
         }
-        for (j = 0; j < n; j++) c[i * ldc + j] = (double)sum[j];
+        for (j = 0; j < n; j++) c.at[i * c.row + j] = (double)sum[j];
         free(sum);
     }
     free(right);
 }
 
-static void product(const textbook *t, int64_t m, int64_t n, int64_t k, matrix a, matrix b, double *c, int64_t ldc)
+static void product(const textbook *t, int64_t m, int64_t n, int64_t k, matrix a, matrix b, matrix c)
 {
-    int flash = t->op->kind == MTT_OP_FLASH || t->op->kind == MTT_OP_FLASH_BACKWARD; /* FP32 under TF32 too */
-    if (t->exact) product_exact(m, n, k, a, b, c, ldc);
-    else if (t->precision == MTT_FP32 || (t->precision == MTT_TF32 && flash)) product_fp32(m, n, k, a, b, c, ldc);
-    else product_tensor(m, n, k, a, b, c, ldc, t->precision == MTT_TF32);
+    int flash = t->op->kind == MTT_OP_flash || t->op->kind == MTT_OP_flash_backward; /* FP32 under TF32 too */
+    if (t->exact) product_exact(m, n, k, a, b, c);
+    else if (t->precision == MTT_FP32 || (t->precision == MTT_TF32 && flash)) product_fp32(m, n, k, a, b, c);
+    else product_tensor(m, n, k, a, b, c, t->precision == MTT_TF32);
 }
 
 /* C = alpha A B */
-static void scaled_product(const textbook *t, int64_t m, int64_t n, int64_t k, double alpha, matrix a, matrix b, double *c,
-                           int64_t ldc)
+static void scaled_product(const textbook *t, int64_t m, int64_t n, int64_t k, double alpha, matrix a, matrix b,
+                           matrix c)
 {
     int64_t i, j;
-    product(t, m, n, k, a, b, c, ldc);
+    product(t, m, n, k, a, b, c);
     for (i = 0; i < m; i++)
-        for (j = 0; j < n; j++) c[i * ldc + j] = fp32(t, c[i * ldc + j] * alpha);
+        for (j = 0; j < n; j++) c.at[i * c.row + j] = fp32(t, c.at[i * c.row + j] * alpha);
 }
 
-static matrix weight_of(const textbook *t, int transposed)
+/* The magnitudes of it. */
+static void scaled_magnitude(int64_t m, int64_t n, int64_t k, double alpha, matrix a, matrix b, matrix c)
 {
-    matrix w = rows_of(t->in[1], mtt__width(t->op->in[1]));
-    return t->op->transposed != transposed ? turned(w) : w;
+    int64_t i, j;
+    product_magnitude(m, n, k, a, b, c);
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) c.at[i * c.row + j] *= alpha;
 }
 
-static void biased_product(const textbook *t, const double *x, int64_t m, int64_t n, double *y)
+/* y = x W + bias, W [k, n] or transposed, and its magnitudes where they are wanted. */
+static void biased_product(const textbook *t, int64_t m, int64_t n, int64_t k, double *x, double *weight,
+                           int is_transposed, const double *bias, double *y, double *magnitude)
 {
-    int64_t k = mtt__width(t->op->in[0]), i;
-    product(t, m, n, k, rows_of(x, k), weight_of(t, 0), y, n);
-    for (i = 0; t->in[2] && i < m * n; i++) y[i] = fp32(t, y[i] + t->in[2][i % n]);
+    matrix w = rows_of(weight, is_transposed ? k : n);
+    int64_t i;
+    if (is_transposed) w = transposed(w);
+    product(t, m, n, k, rows_of(x, k), w, rows_of(y, n));
+    for (i = 0; bias && i < m * n; i++) y[i] = fp32(t, y[i] + bias[i % n]);
+    if (!t->exact) return;
+    product_magnitude(m, n, k, rows_of(x, k), w, rows_of(magnitude, n));
+    for (i = 0; bias && i < m * n; i++) magnitude[i] += fabs(bias[i % n]);
 }
 
 static void textbook_linear(const textbook *t)
 {
-    int64_t n = mtt__width(t->op->out[0]);
-    biased_product(t, t->in[0], mtt__elements(t->op->out[0]) / n, n, t->out[0]);
+    const mtt_linear *o = MTT_OPERANDS_OF(linear, t->op);
+    const numbers_linear *v = VALUES(linear, t), *magnitude = MAGNITUDES(linear, t);
+    biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight, t->op->transposed,
+                   v->bias, v->y, magnitude->y);
 }
 
 static void textbook_linear_backward_input(const textbook *t)
 {
-    int64_t n = mtt__width(t->op->out[0]), k = mtt__width(t->op->in[0]);
-    product(t, mtt__elements(t->op->out[0]) / n, n, k, rows_of(t->in[0], k), weight_of(t, 1), t->out[0], n);
+    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, t->op);
+    const numbers_linear_backward_input *v = VALUES(linear_backward_input, t);
+    biased_product(t, mtt__rows(o->dx), mtt__width(o->dx), mtt__width(o->dy), v->dy, v->weight,
+                   !t->op->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
 }
 
-static void column_sums(const textbook *t, const double *x, int64_t rows, int64_t width, double *sums)
+/* sums (+)= sums of columns; `from`: magnitudes of x, or NULL for |x|. */
+static void column_sums(const textbook *t, const double *x, const double *from, int64_t rows, int64_t width,
+                        double *sums, double *magnitude)
 {
     int64_t i, r;
-    int add = adds(t->op);
     for (i = 0; i < width; i++) {
-        double sum = 0;
-        for (r = 0; r < rows; r++) sum = fp32(t, sum + x[r * width + i]);
-        sums[i] = add ? fp32(t, sums[i] + sum) : sum;
+        double sum = 0, size = t->op->adds ? fabs(sums[i]) : 0;
+        for (r = 0; r < rows; r++) {
+            sum = fp32(t, sum + x[r * width + i]);
+            size += from ? from[r * width + i] : fabs(x[r * width + i]);
+        }
+        sums[i] = t->op->adds ? fp32(t, sums[i] + sum) : sum;
+        if (t->exact) magnitude[i] = size;
     }
 }
 
-static void weight_gradient(const textbook *t, const double *x, int64_t k, const double *dy, int64_t n, int64_t rows,
-                            double *dw, double *db)
+/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; dy_size: magnitudes of dy, or NULL for |dy|. */
+static void weight_gradient(const textbook *t, double *x, int64_t k, double *dy, double *dy_size, int64_t n,
+                            int64_t rows, double *d_weight, double *magnitude)
 {
-    matrix left = turned(rows_of(x, k)), right = rows_of(dy, n);
+    matrix left = transposed(rows_of(x, k)), right = rows_of(dy, n), sizes = rows_of(dy_size ? dy_size : dy, n);
     double *sums = malloc((size_t)(k * n) * sizeof(double));
-    int64_t i;
-    int add = adds(t->op);
-    if (t->op->transposed) product(t, n, k, rows, turned(right), turned(left), sums, k);
-    else product(t, k, n, rows, left, right, sums, n);
-    for (i = 0; i < k * n; i++) dw[i] = add ? fp32(t, dw[i] + sums[i]) : sums[i];
-    if (db) column_sums(t, dy, rows, n, db);
+    int64_t height = t->op->transposed ? n : k, width = t->op->transposed ? k : n, i;
+    if (t->op->transposed) product(t, n, k, rows, transposed(right), transposed(left), rows_of(sums, k));
+    else product(t, k, n, rows, left, right, rows_of(sums, n));
+    if (t->exact && t->op->transposed)
+        product_magnitude(n, k, rows, transposed(sizes), transposed(left), rows_of(magnitude, k));
+    else if (t->exact) product_magnitude(k, n, rows, left, sizes, rows_of(magnitude, n));
+    for (i = 0; i < height * width; i++) {
+        if (t->exact && t->op->adds) magnitude[i] += fabs(d_weight[i]);
+        d_weight[i] = t->op->adds ? fp32(t, d_weight[i] + sums[i]) : sums[i];
+    }
     free(sums);
 }
 
 static void textbook_linear_backward_weight(const textbook *t)
 {
-    int64_t k = mtt__width(t->op->in[0]), n = mtt__width(t->op->in[1]);
-    weight_gradient(t, t->in[0], k, t->in[1], n, mtt__elements(t->op->in[1]) / n, t->out[0], t->out[1]);
+    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, t->op);
+    const numbers_linear_backward_weight *v = VALUES(linear_backward_weight, t);
+    const numbers_linear_backward_weight *magnitude = MAGNITUDES(linear_backward_weight, t);
+    int64_t n = mtt__width(o->dy), rows = mtt__rows(o->dy);
+    weight_gradient(t, v->x, mtt__width(o->x), v->dy, NULL, n, rows, v->d_weight, magnitude->d_weight);
+    if (v->d_bias) column_sums(t, v->dy, NULL, rows, n, v->d_bias, magnitude->d_bias);
+}
+
+/* y = (x - mean) rstd gain + shift. What is off in x - mean, whose terms are x and the mean, is off in the
+   variance as well. */
+static void norm_rows(const textbook *t, const mtt_tensor *y_out, const double *x, const double *gain,
+                      const double *shift, double *y, double *stats, double *y_size, double *stats_size)
+{
+    int64_t C = mtt__width(y_out), rows = mtt__rows(y_out), r;
+    MTT__OMP(omp parallel for if (rows * C > 10000))
+    for (r = 0; r < rows; r++) {
+        const double *in = x + r * C;
+        double mean = 0, squares = 0, rstd, size = 0, doubt = 0;
+        int64_t i;
+        for (i = 0; i < C; i++) mean = fp32(t, mean + in[i]);
+        mean = fp32(t, mean / (double)C);
+        for (i = 0; i < C; i++)
+            squares = fp32(t, squares + fp32(t, fp32(t, in[i] - mean) * fp32(t, in[i] - mean)));
+        rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, squares / (double)C + (double)1e-5f))));
+        for (i = 0; i < C; i++)
+            y[r * C + i] = fp32(t, fp32(t, fp32(t, fp32(t, in[i] - mean) * rstd) * gain[i]) + shift[i]);
+        stats[2 * r] = mean;
+        stats[2 * r + 1] = rstd;
+        if (!t->exact) continue;
+        for (i = 0; i < C; i++) size += fabs(in[i]) / (double)C;
+        for (i = 0; i < C; i++) doubt += fabs(in[i] - mean) * (fabs(in[i]) + size) / (double)C;
+        doubt = 1 + doubt * rstd * rstd; /* relative, of rstd */
+        for (i = 0; i < C; i++)
+            y_size[r * C + i] = (fabs(in[i]) + size + fabs(in[i] - mean) * doubt) * rstd * fabs(gain[i]) + fabs(shift[i]);
+        stats_size[2 * r] = size;
+        stats_size[2 * r + 1] = rstd * doubt;
+    }
 }
 
 static void textbook_norm(const textbook *t)
 {
-    int64_t C = mtt__width(t->op->in[0]), rows = mtt__elements(t->op->out[0]) / C, r;
-    MTT__OMP(omp parallel for if (rows * C > 10000))
-    for (r = 0; r < rows; r++) {
-        const double *x = t->in[0] + r * C;
-        double *y = t->out[0] + r * C, mean = 0, squares = 0, rstd;
-        int64_t i;
-        for (i = 0; i < C; i++) mean = fp32(t, mean + x[i]);
-        mean = fp32(t, mean / (double)C);
-        for (i = 0; i < C; i++) squares = fp32(t, squares + fp32(t, fp32(t, x[i] - mean) * fp32(t, x[i] - mean)));
-        rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, squares / (double)C + (double)1e-5f))));
-        for (i = 0; i < C; i++)
-            y[i] = fp32(t, fp32(t, fp32(t, fp32(t, x[i] - mean) * rstd) * t->in[1][i]) + t->in[2][i]);
-        t->out[1][2 * r] = mean;
-        t->out[1][2 * r + 1] = rstd;
-    }
+    const numbers_norm *v = VALUES(norm, t), *magnitude = MAGNITUDES(norm, t);
+    norm_rows(t, MTT_OPERANDS_OF(norm, t->op)->y, v->x, v->gain, v->shift, v->y, v->stats, magnitude->y,
+              magnitude->stats);
 }
 
 static void textbook_norm_backward(const textbook *t)
 {
-    const double *dy = t->in[0], *x = t->in[1], *stats = t->in[2], *w = t->in[3], *joined = t->in[5];
-    int64_t C = mtt__width(t->op->in[0]), rows = mtt__elements(t->op->in[0]) / C, r, c;
-    int add = adds(t->op);
+    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, t->op);
+    const numbers_norm_backward *v = VALUES(norm_backward, t), *magnitude = MAGNITUDES(norm_backward, t);
+    const double *dy = v->dy, *x = v->x, *stats = v->stats, *w = v->gain;
+    int64_t C = mtt__width(o->dy), rows = mtt__rows(o->dy), r, c;
+    int add = t->op->adds;
 #define XHAT(r, i) fp32(t, fp32(t, x[(r) * C + (i)] - stats[2 * (r)]) * stats[2 * (r) + 1])
+#define XHAT_SIZE(r, i) ((fabs(x[(r) * C + (i)]) + fabs(stats[2 * (r)])) * stats[2 * (r) + 1])
     MTT__OMP(omp parallel for if (rows * C > 10000))
     for (r = 0; r < rows; r++) {
-        double sum = 0, dot = 0, value;
+        double sum = 0, dot = 0, value, sum_size = 0, dot_size = 0;
         int64_t i;
         for (i = 0; i < C; i++) {
             double g = fp32(t, dy[r * C + i] * w[i]);
             sum = fp32(t, sum + g);
             dot = fp32(t, dot + fp32(t, g * XHAT(r, i)));
+            sum_size += fabs(g) / (double)C;
+            dot_size += fabs(g) * XHAT_SIZE(r, i) / (double)C;
         }
         sum = fp32(t, sum / (double)C);
         dot = fp32(t, dot / (double)C);
         for (i = 0; i < C; i++) {
             value = fp32(t, fp32(t, fp32(t, dy[r * C + i] * w[i]) - sum) - fp32(t, XHAT(r, i) * dot));
             value = fp32(t, value * stats[2 * r + 1]);
-            t->out[0][r * C + i] = joined ? fp32(t, value + joined[r * C + i]) : value;
+            if (t->exact)
+                magnitude->dx[r * C + i] = (fabs(dy[r * C + i] * w[i]) + sum_size + XHAT_SIZE(r, i) * dot_size) *
+                                               stats[2 * r + 1] + (v->joined ? fabs(v->joined[r * C + i]) : 0);
+            v->dx[r * C + i] = v->joined ? fp32(t, value + v->joined[r * C + i]) : value;
         }
     }
     MTT__OMP(omp parallel for if (rows * C > 10000))
     for (c = 0; c < C; c++) {
-        double dw = 0, db = 0;
+        double dw = 0, db = 0, dw_size = add ? fabs(v->d_gain[c]) : 0, db_size = add ? fabs(v->d_shift[c]) : 0;
         int64_t i;
         for (i = 0; i < rows; i++) {
             dw = fp32(t, dw + fp32(t, dy[i * C + c] * XHAT(i, c)));
             db = fp32(t, db + dy[i * C + c]);
+            dw_size += fabs(dy[i * C + c]) * XHAT_SIZE(i, c);
+            db_size += fabs(dy[i * C + c]);
         }
-        t->out[1][c] = fp32(t, dw + (add ? t->out[1][c] : 0));
-        t->out[2][c] = fp32(t, db + (add ? t->out[2][c] : 0));
+        v->d_gain[c] = fp32(t, dw + (add ? v->d_gain[c] : 0));
+        v->d_shift[c] = fp32(t, db + (add ? v->d_shift[c] : 0));
+        if (!t->exact) continue;
+        magnitude->d_gain[c] = dw_size;
+        magnitude->d_shift[c] = db_size;
     }
 #undef XHAT
+#undef XHAT_SIZE
 }
 
 /* s of GELU(x) = x s. */
@@ -406,28 +468,48 @@ static double gelu_sigmoid(const textbook *t, double x)
     return fp32(t, 1 / fp32(t, 1 + fp32(t, exp(fp32(t, -1.5957691216057308 * cubic)))));
 }
 
-static void textbook_gelu(const textbook *t)
+/* x_size: magnitudes of x, or NULL for |x|. GELU's slope is at most 1.13. */
+static void gelu_elements(const textbook *t, const double *x, const double *x_size, int64_t count, double *y,
+                          double *y_size)
 {
-    int64_t count = mtt__elements(t->op->out[0]), i;
-    MTT__OMP(omp parallel for if (count > 10000))
-    for (i = 0; i < count; i++) t->out[0][i] = fp32(t, t->in[0][i] * gelu_sigmoid(t, t->in[0][i]));
-}
-
-/* The bias's gradient sums what stands in memory. */
-static void textbook_gelu_backward(const textbook *t)
-{
-    int64_t count = mtt__elements(t->op->out[0]), width = mtt__width(t->op->out[0]), i;
+    int64_t i;
     MTT__OMP(omp parallel for if (count > 10000))
     for (i = 0; i < count; i++) {
-        double x = t->in[1][i], s = gelu_sigmoid(t, x);
-        double slope = fp32(t, 1.5957691216057308 * fp32(t, 1 + fp32(t, fp32(t, 0.134145 * x) * x)));
-        double inner = fp32(t, fp32(t, fp32(t, x * s) * fp32(t, 1 - s)) * slope);
-        t->out[0][i] = stored(t, t->in[0][i] * fp32(t, s + inner));
+        y[i] = fp32(t, x[i] * gelu_sigmoid(t, x[i]));
+        if (t->exact) y_size[i] = x_size ? x_size[i] : fabs(x[i]);
     }
-    if (t->out[1]) column_sums(t, t->out[0], count / width, width, t->out[1]);
 }
 
-/* What the first of two operations has made stands in memory before the second one reads it. */
+static void textbook_gelu(const textbook *t)
+{
+    const mtt_gelu *o = MTT_OPERANDS_OF(gelu, t->op);
+    const numbers_gelu *v = VALUES(gelu, t);
+    gelu_elements(t, v->x, NULL, mtt__elements(o->y), v->y, MAGNITUDES(gelu, t)->y);
+}
+
+/* dx = dy (s + x s (1 - s) 2u'); dy_size: magnitudes of dy, or NULL for |dy|. They may be where dx's go. */
+static void gelu_gradients(const textbook *t, const double *dy, const double *dy_size, const double *x_at,
+                           int64_t count, double *dx, double *dx_size)
+{
+    int64_t i;
+    MTT__OMP(omp parallel for if (count > 10000))
+    for (i = 0; i < count; i++) {
+        double x = x_at[i], s = gelu_sigmoid(t, x), size = dy_size ? dy_size[i] : fabs(dy[i]);
+        double slope = fp32(t, 1.5957691216057308 * fp32(t, 1 + fp32(t, fp32(t, 0.134145 * x) * x)));
+        double inner = fp32(t, fp32(t, fp32(t, x * s) * fp32(t, 1 - s)) * slope);
+        dx[i] = stored(t, dy[i] * fp32(t, s + inner));
+        if (t->exact) dx_size[i] = size * (s + fabs(inner));
+    }
+}
+
+static void textbook_gelu_backward(const textbook *t)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, t->op);
+    const numbers_gelu_backward *v = VALUES(gelu_backward, t);
+    gelu_gradients(t, v->dy, NULL, v->x, mtt__elements(o->dx), v->dx, MAGNITUDES(gelu_backward, t)->dx);
+}
+
+/* Results of the first of two operations are stored before the second one reads them. */
 static void store_all(const textbook *t, const mtt_tensor *tensor, double *values)
 {
     int64_t count = mtt__elements(tensor), i;
@@ -436,79 +518,115 @@ static void store_all(const textbook *t, const mtt_tensor *tensor, double *value
 
 static void textbook_linear_gelu(const textbook *t)
 {
-    mtt_op op = *t->op;
-    textbook gelu = *t;
-    op.out++;
-    gelu.op = &op;
-    gelu.in = t->out;
-    gelu.out = t->out + 1;
-    textbook_linear(t);
-    if (t->op->outputs < 2) return;
-    store_all(t, t->op->out[0], t->out[0]);
-    textbook_gelu(&gelu);
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, t->op);
+    const numbers_linear_gelu *v = VALUES(linear_gelu, t), *magnitude = MAGNITUDES(linear_gelu, t);
+    biased_product(t, mtt__rows(o->pre), mtt__width(o->pre), mtt__width(o->x), v->x, v->weight,
+                   t->op->transposed, v->bias, v->pre, magnitude->pre);
+    if (!o->y) return;
+    store_all(t, o->pre, v->pre);
+    gelu_elements(t, v->pre, magnitude->pre, mtt__elements(o->pre), v->y, magnitude->y);
 }
 
+/* The bias's gradient sums dx as it is stored. */
 static void textbook_linear_backward_gelu(const textbook *t)
 {
-    double *in[3] = {t->out[0], t->in[2], NULL};
-    textbook gelu = *t;
-    gelu.in = in;
-    textbook_linear_backward_input(t);
-    store_all(t, t->op->out[0], t->out[0]);
-    textbook_gelu_backward(&gelu);
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, t->op);
+    const numbers_linear_backward_gelu *v = VALUES(linear_backward_gelu, t);
+    const numbers_linear_backward_gelu *magnitude = MAGNITUDES(linear_backward_gelu, t);
+    int64_t rows = mtt__rows(o->dx), n = mtt__width(o->dx);
+    biased_product(t, rows, n, mtt__width(o->dy), v->dy, v->weight, !t->op->transposed, NULL, v->dx,
+                   magnitude->dx);
+    store_all(t, o->dx, v->dx);
+    gelu_gradients(t, v->dx, magnitude->dx, v->pre, rows * n, v->dx, magnitude->dx);
+    if (v->d_bias) column_sums(t, v->dx, magnitude->dx, rows, n, v->d_bias, magnitude->d_bias);
+}
+
+static void masked_sum(const textbook *t, const mtt_tensor *control, const double *x, const double *branch,
+                       int64_t count, double *sum, double *size)
+{
+    float *mask = malloc((size_t)count * sizeof(float));
+    int64_t i;
+    mask_of(t, control, 0, count, mask);
+    for (i = 0; i < count; i++) {
+        double dropped = fp32(t, branch[i] * (double)mask[i]);
+        if (t->exact) size[i] = fabs(x[i]) + fabs(dropped);
+        sum[i] = fp32(t, x[i] + dropped);
+    }
+    free(mask);
 }
 
 static void textbook_residual(const textbook *t)
 {
-    int64_t count = mtt__elements(t->op->out[0]), i;
-    float *mask = malloc((size_t)count * sizeof(float));
-    mask_of(t, 0, count, mask);
-    for (i = 0; i < count; i++) t->out[0][i] = fp32(t, t->in[0][i] + fp32(t, t->in[1][i] * (double)mask[i]));
-    free(mask);
+    const mtt_residual *o = MTT_OPERANDS_OF(residual, t->op);
+    const numbers_residual *v = VALUES(residual, t);
+    masked_sum(t, o->control, v->x, v->branch, mtt__elements(o->sum), v->sum, MAGNITUDES(residual, t)->sum);
+}
+
+/* The norm reads the sum as it is stored, in double too. */
+static void textbook_residual_norm(const textbook *t)
+{
+    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, t->op);
+    const numbers_residual_norm *v = VALUES(residual_norm, t), *magnitude = MAGNITUDES(residual_norm, t);
+    int64_t count = mtt__elements(o->sum), i;
+    double *sum = malloc((size_t)count * sizeof(double));
+    textbook plain = *t;
+    plain.exact = 0;
+    masked_sum(&plain, o->control, v->x, v->branch, count, sum, NULL);
+    for (i = 0; i < count; i++) sum[i] = stored(&plain, sum[i]);
+    masked_sum(t, o->control, v->x, v->branch, count, v->sum, magnitude->sum);
+    norm_rows(t, o->y, sum, v->gain, v->shift, v->y, v->stats, magnitude->y, magnitude->stats);
+    free(sum);
 }
 
 /* d_wte[token] and d_wpe[position], row after row. */
 static void textbook_embed_backward(const textbook *t)
 {
+    const mtt_embed_backward *o = MTT_OPERANDS_OF(embed_backward, t->op);
+    const numbers_embed_backward *v = VALUES(embed_backward, t), *magnitude = MAGNITUDES(embed_backward, t);
     const mtt_shape *d = t->op->shape;
-    const int32_t *tokens = (const int32_t *)t->op->in[1]->data;
-    int64_t C = d->d_model, count = d->rows * C, c;
-    int fresh = !((const mtt_control *)state_of(t->op, "control"))->accumulate, i;
+    const int32_t *tokens = (const int32_t *)o->tokens->data;
+    int64_t C = d->d_model, count = d->rows * C, words = mtt__elements(o->d_wte), c;
+    int64_t positions = o->d_wpe ? mtt__elements(o->d_wpe) : 0;
     float *mask = malloc((size_t)count * sizeof(float));
-    mask_of(t, 0, count, mask);
-    for (i = 0; i < 2; i++)
-        if (t->out[i] && fresh && (i || !t->op->accumulate))
-            memset(t->out[i], 0, (size_t)mtt__elements(t->op->out[i]) * sizeof(double));
+    mask_of(t, o->control, 0, count, mask);
+    if (!t->op->adds) memset(v->d_wte, 0, (size_t)words * sizeof(double));
+    if (!t->op->later && positions) memset(v->d_wpe, 0, (size_t)positions * sizeof(double));
+    for (c = 0; c < words && t->exact; c++) magnitude->d_wte[c] = fabs(v->d_wte[c]);
+    for (c = 0; c < positions && t->exact; c++) magnitude->d_wpe[c] = fabs(v->d_wpe[c]);
     MTT__OMP(omp parallel for if (count > 10000))
     for (c = 0; c < C; c++) {
         int64_t r;
         for (r = 0; r < d->rows; r++) {
-            double dx = fp32(t, t->in[0][r * C + c] * (double)mask[r * C + c]), *word = &t->out[0][tokens[r] * C + c];
-            *word = fp32(t, *word + dx);
-            if (t->out[1]) t->out[1][r % d->seq_len * C + c] = fp32(t, t->out[1][r % d->seq_len * C + c] + dx);
+            double dx = fp32(t, v->dx[r * C + c] * (double)mask[r * C + c]);
+            int64_t word = tokens[r] * C + c, position = r % d->seq_len * C + c;
+            v->d_wte[word] = fp32(t, v->d_wte[word] + dx);
+            if (positions) v->d_wpe[position] = fp32(t, v->d_wpe[position] + dx);
+            if (t->exact) magnitude->d_wte[word] += fabs(dx);
+            if (t->exact && positions) magnitude->d_wpe[position] += fabs(dx);
         }
     }
     free(mask);
 }
 
-/* One head's q, k, v (or their gradients) in [rows, 3 C] and its output in [rows, C]. */
-static matrix part_of(const textbook *t, const double *qkv, int64_t head, int part)
+/* One head's q, k, v (or their gradients) in rows of qkv, and its output in rows of d_model. */
+static matrix part_of(const textbook *t, double *qkv, int64_t head, int part)
 {
     const mtt_shape *d = t->op->shape;
-    return rows_of(qkv + head / d->heads * d->seq_len * 3 * d->d_model + part * d->d_model + head % d->heads * d->head_dim,
-                   3 * d->d_model);
+    mtt_qkv parts = mtt_qkv_of(d);
+    return rows_of(qkv + head / d->heads * d->seq_len * parts.row +
+                       mtt_qkv_column(&parts, part, (int)(head % d->heads)), parts.row);
 }
 
-static matrix output_of(const textbook *t, const double *out, int64_t head)
+static matrix output_of(const textbook *t, double *out, int64_t head)
 {
     const mtt_shape *d = t->op->shape;
     return rows_of(out + head / d->heads * d->seq_len * d->d_model + head % d->heads * d->head_dim, d->d_model);
 }
 
-/* Probabilities of a query's scores over the keys that it sees, 0 elsewhere; returns log sum e^score. */
+/* Probabilities of a query's scores over the keys that it attends, 0 elsewhere; returns log sum e^score. */
 static double softmax_row(const textbook *t, const double *s, int64_t query, double *p)
 {
-    int64_t low = mtt__first_key(t->op->shape, query), j;
+    int64_t low = mtt__first_key(t->op->shape->window, query), j;
     double most = s[low], sum = 0;
     for (j = low; j <= query; j++) most = s[j] > most ? s[j] : most;
     memset(p, 0, (size_t)t->op->shape->seq_len * sizeof(double));
@@ -520,228 +638,344 @@ static double softmax_row(const textbook *t, const double *s, int64_t query, dou
     return fp32(t, most + fp32(t, log(sum)));
 }
 
-/* All heads, each with what it needs of T x T squares. */
-#define FOR_EACH_HEAD(head) \
-    int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim, heads = (int64_t)t->op->shape->batch * t->op->shape->heads, \
-            head; \
-    double scale = fp32(t, 1 / sqrt((double)D)); \
-    (void)scale; \
-    MTT__OMP(omp parallel for if (heads > 1 && heads * T * T > 1000)) \
+/* All heads, each with its T x T squares. */
+#define FOR_EACH_HEAD(head)                                                                                  \
+    int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim;                                           \
+    int64_t heads = (int64_t)t->op->shape->batch * t->op->shape->heads, head;                                \
+    double scale = fp32(t, 1 / sqrt((double)D));                                                             \
+    (void)scale;                                                                                             \
+    MTT__OMP(omp parallel for if (heads > 1 && heads * T * T > 1000))                                        \
     for (head = 0; head < heads; head++)
 
 static void textbook_attention_scores(const textbook *t)
 {
-    FOR_EACH_HEAD(h)
-    scaled_product(t, T, T, D, scale, part_of(t, t->in[0], h, 0), turned(part_of(t, t->in[0], h, 1)), t->out[0] + h * T * T, T);
+    const numbers_attention_scores *v = VALUES(attention_scores, t), *magnitude = MAGNITUDES(attention_scores, t);
+    FOR_EACH_HEAD(h) {
+        matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1));
+        scaled_product(t, T, T, D, scale, q, k, rows_of(v->scores + h * T * T, T));
+        if (t->exact) scaled_magnitude(T, T, D, scale, q, k, rows_of(magnitude->scores + h * T * T, T));
+    }
 }
 
+/* e^x is off by x units of its last place: a score counts with its distance from lse. */
 static void textbook_softmax(const textbook *t)
 {
+    const numbers_softmax *v = VALUES(softmax, t), *magnitude = MAGNITUDES(softmax, t);
     FOR_EACH_HEAD(h) {
-        int64_t i;
-        for (i = h * T; i < (h + 1) * T; i++) softmax_row(t, t->in[0] + i * T, i % T, t->out[0] + i * T);
+        int64_t i, j;
+        for (i = h * T; i < (h + 1) * T; i++) {
+            double *p = v->probs + i * T, lse = softmax_row(t, v->scores + i * T, i % T, p);
+            for (j = 0; j < T && t->exact; j++)
+                magnitude->probs[i * T + j] = p[j] > 0 ? p[j] * (1 + fabs(v->scores[i * T + j] - lse)) : 0;
+        }
     }
 }
 
 static void textbook_attention_values(const textbook *t)
 {
-    FOR_EACH_HEAD(h)
-    product(t, T, D, T, rows_of(t->in[0] + h * T * T, T), part_of(t, t->in[1], h, 2), (double *)output_of(t, t->out[0], h).at,
-            t->op->shape->d_model);
+    const numbers_attention_values *v = VALUES(attention_values, t), *magnitude = MAGNITUDES(attention_values, t);
+    FOR_EACH_HEAD(h) {
+        matrix p = rows_of(v->probs + h * T * T, T), values = part_of(t, v->qkv, h, 2);
+        product(t, T, D, T, p, values, output_of(t, v->out, h));
+        if (t->exact) product_magnitude(T, D, T, p, values, output_of(t, magnitude->out, h));
+    }
 }
 
 static void textbook_attention_values_backward(const textbook *t)
 {
+    const numbers_attention_values_backward *v = VALUES(attention_values_backward, t);
+    const numbers_attention_values_backward *magnitude = MAGNITUDES(attention_values_backward, t);
     FOR_EACH_HEAD(h) {
-        matrix d_out = output_of(t, t->in[0], h), dv = part_of(t, t->out[1], h, 2);
-        product(t, T, T, D, d_out, turned(part_of(t, t->in[2], h, 2)), t->out[0] + h * T * T, T);
-        product(t, T, D, T, turned(rows_of(t->in[1] + h * T * T, T)), d_out, (double *)dv.at, dv.row);
+        matrix d_out = output_of(t, v->d_out, h), p = transposed(rows_of(v->probs + h * T * T, T));
+        matrix values = transposed(part_of(t, v->qkv, h, 2));
+        product(t, T, T, D, d_out, values, rows_of(v->d_probs + h * T * T, T));
+        product(t, T, D, T, p, d_out, part_of(t, v->d_qkv, h, 2));
+        if (!t->exact) continue;
+        product_magnitude(T, T, D, d_out, values, rows_of(magnitude->d_probs + h * T * T, T));
+        product_magnitude(T, D, T, p, d_out, part_of(t, magnitude->d_qkv, h, 2));
     }
 }
 
 /* dS = P (mask dP - sum of mask dP P) of a row. */
-static void softmax_backward_row(const textbook *t, const double *dp, const double *p, const float *mask, double *ds)
+static void softmax_backward_row(const textbook *t, const double *dp, const double *p, const float *mask,
+                                 double *ds, double *ds_size)
 {
     int64_t T = t->op->shape->seq_len, j;
-    double sum = 0;
-    for (j = 0; j < T; j++) sum = p[j] == 0 ? sum : fp32(t, sum + fp32(t, fp32(t, dp[j] * (double)mask[j]) * p[j]));
-    for (j = 0; j < T; j++) ds[j] = p[j] == 0 ? 0 : fp32(t, p[j] * fp32(t, fp32(t, dp[j] * (double)mask[j]) - sum));
+    double sum = 0, size = 0;
+    for (j = 0; j < T; j++) {
+        double term = p[j] == 0 ? 0 : fp32(t, fp32(t, dp[j] * (double)mask[j]) * p[j]);
+        sum = fp32(t, sum + term);
+        size += fabs(term);
+    }
+    for (j = 0; j < T; j++) {
+        if (t->exact) ds_size[j] = p[j] == 0 ? 0 : p[j] * (fabs(dp[j] * (double)mask[j]) + size);
+        ds[j] = p[j] == 0 ? 0 : fp32(t, p[j] * fp32(t, fp32(t, dp[j] * (double)mask[j]) - sum));
+    }
 }
 
 static void textbook_softmax_backward(const textbook *t)
 {
+    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, t->op);
+    const numbers_softmax_backward *v = VALUES(softmax_backward, t), *magnitude = MAGNITUDES(softmax_backward, t);
     FOR_EACH_HEAD(h) {
         float *mask = malloc((size_t)T * sizeof(float));
         int64_t i;
         for (i = h * T; i < (h + 1) * T; i++) {
-            mask_of(t, i * T, T, mask);
-            softmax_backward_row(t, t->in[0] + i * T, t->in[1] + i * T, mask, t->out[0] + i * T);
+            mask_of(t, o->control, i * T, T, mask);
+            softmax_backward_row(t, v->d_probs + i * T, v->probs + i * T, mask, v->d_scores + i * T,
+                                 t->exact ? magnitude->d_scores + i * T : NULL);
         }
         free(mask);
     }
 }
 
-/* dQ = scale dS K, dK = scale dS^T Q */
-static void query_and_key_gradients(const textbook *t, const double *ds, double scale, const double *qkv, int64_t h,
-                                    double *d_qkv)
+/* dQ = scale dS K, dK = scale dS^T Q; of magnitudes, the same from those of dS. */
+static void query_and_key_gradients(const textbook *t, double *ds, double *ds_size, double scale, double *qkv,
+                                    int64_t h, double *d_qkv, double *size)
 {
     int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim;
-    matrix dq = part_of(t, d_qkv, h, 0), dk = part_of(t, d_qkv, h, 1);
-    scaled_product(t, T, D, T, scale, rows_of(ds, T), part_of(t, qkv, h, 1), (double *)dq.at, dq.row);
-    scaled_product(t, T, D, T, scale, turned(rows_of(ds, T)), part_of(t, qkv, h, 0), (double *)dk.at, dk.row);
+    matrix q = part_of(t, qkv, h, 0), k = part_of(t, qkv, h, 1);
+    scaled_product(t, T, D, T, scale, rows_of(ds, T), k, part_of(t, d_qkv, h, 0));
+    scaled_product(t, T, D, T, scale, transposed(rows_of(ds, T)), q, part_of(t, d_qkv, h, 1));
+    if (!t->exact) return;
+    scaled_magnitude(T, D, T, scale, rows_of(ds_size, T), k, part_of(t, size, h, 0));
+    scaled_magnitude(T, D, T, scale, transposed(rows_of(ds_size, T)), q, part_of(t, size, h, 1));
 }
 
 static void textbook_attention_scores_backward(const textbook *t)
 {
-    FOR_EACH_HEAD(h) query_and_key_gradients(t, t->in[0] + h * T * T, scale, t->in[1], h, t->out[0]);
+    const numbers_attention_scores_backward *v = VALUES(attention_scores_backward, t);
+    const numbers_attention_scores_backward *magnitude = MAGNITUDES(attention_scores_backward, t);
+    FOR_EACH_HEAD(h) {
+        double *ds = v->d_scores + h * T * T;
+        query_and_key_gradients(t, ds, ds, scale, v->qkv, h, v->d_qkv, t->exact ? magnitude->d_qkv : NULL);
+    }
 }
 
-/* Plain attention whose scores stay FP32: only the probabilities, on their way into the second product, are rounded. */
+static double *new_square(int64_t T)
+{
+    return malloc((size_t)(T * T) * sizeof(double));
+}
+
+/* Plain attention whose scores stay FP32: only the probabilities are rounded, on their way into the second
+   product. What is off in a score is off in its probability, relative to it, and in the sum of all. */
 static void textbook_flash(const textbook *t)
 {
+    const mtt_flash *o = MTT_OPERANDS_OF(flash, t->op);
+    const numbers_flash *v = VALUES(flash, t), *magnitude = MAGNITUDES(flash, t);
     FOR_EACH_HEAD(h) {
-        double *s = malloc((size_t)(T * T) * sizeof(double)), *p = malloc((size_t)(T * T) * sizeof(double));
+        double *s = new_square(T), *p = new_square(T), *sizes = new_square(T);
         float *mask = malloc((size_t)T * sizeof(float));
+        matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1)), values = part_of(t, v->qkv, h, 2);
         int64_t i, j;
-        scaled_product(t, T, T, D, scale, part_of(t, t->in[0], h, 0), turned(part_of(t, t->in[0], h, 1)), s, T);
+        scaled_product(t, T, T, D, scale, q, k, rows_of(s, T));
+        if (t->exact) scaled_magnitude(T, T, D, scale, q, k, rows_of(sizes, T));
         for (i = 0; i < T; i++) {
-            t->out[1][h * T + i] = softmax_row(t, s + i * T, i, p + i * T);
-            mask_of(t, (h * T + i) * T, T, mask);
-            for (j = 0; j <= i; j++) p[i * T + j] = stored(t, fp32(t, p[i * T + j] * (double)mask[j]));
+            double lse = v->lse[h * T + i] = softmax_row(t, s + i * T, i, p + i * T), doubt = 0;
+            for (j = 0; j <= i && t->exact; j++) doubt += p[i * T + j] * sizes[i * T + j];
+            if (t->exact) magnitude->lse[h * T + i] = 1 + fabs(lse) + doubt;
+            mask_of(t, o->control, (h * T + i) * T, T, mask);
+            for (j = 0; j < T; j++) {
+                p[i * T + j] = stored(t, fp32(t, p[i * T + j] * (double)mask[j]));
+                if (t->exact) sizes[i * T + j] = p[i * T + j] * (1 + sizes[i * T + j] + doubt);
+            }
         }
-        product(t, T, D, T, rows_of(p, T), part_of(t, t->in[0], h, 2), (double *)output_of(t, t->out[0], h).at,
-                t->op->shape->d_model);
+        product(t, T, D, T, rows_of(p, T), values, output_of(t, v->out, h));
+        if (t->exact) product_magnitude(T, D, T, rows_of(sizes, T), values, output_of(t, magnitude->out, h));
         free(s);
         free(p);
+        free(sizes);
         free(mask);
     }
 }
 
-/* The same: P and dS are rounded where they enter the products of dV, dQ and dK. */
-/* Dropout's factor of what it keeps comes after the product for dV, where the kernel has it too: of two equally good places to
-   round a probability, before and after that factor, one may well have twice the other's largest error (2 of 1,500 draws with 61
-   tokens). */
+/* P and dS are rounded where they enter the products of dV, dQ and dK. Dropout's factor of what it keeps comes
+   after the product for dV, where the kernel has it too: of two equally good places to round a probability,
+   before and after that factor, one may well have twice the other's largest error (2 of 1,500 draws with 61
+   tokens). Where each query attends one key, dS is 0 and so are dQ and dK. */
 static void textbook_flash_backward(const textbook *t)
 {
+    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, t->op);
+    const numbers_flash_backward *v = VALUES(flash_backward, t), *magnitude = MAGNITUDES(flash_backward, t);
     FOR_EACH_HEAD(h) {
-        double kept = 1;
-        double *s = malloc((size_t)(T * T) * sizeof(double)), *dp = malloc((size_t)(T * T) * sizeof(double));
+        double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T), kept = 1;
         float *mask = malloc((size_t)T * sizeof(float));
-        matrix d_out = output_of(t, t->in[0], h), out = output_of(t, t->in[2], h), dv = part_of(t, t->out[0], h, 2);
+        matrix d_out = output_of(t, v->d_out, h), out = output_of(t, v->out, h), dv = part_of(t, v->d_qkv, h, 2);
+        matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1));
+        matrix values = transposed(part_of(t, v->qkv, h, 2));
         int64_t i, j;
-        scaled_product(t, T, T, D, scale, part_of(t, t->in[1], h, 0), turned(part_of(t, t->in[1], h, 1)), s, T);
-        product(t, T, T, D, d_out, turned(part_of(t, t->in[1], h, 2)), dp, T);
+        scaled_product(t, T, T, D, scale, q, k, rows_of(s, T));
+        product(t, T, T, D, d_out, values, rows_of(dp, T));
+        if (t->exact) scaled_magnitude(T, T, D, scale, q, k, rows_of(s_size, T));
+        if (t->exact) product_magnitude(T, T, D, d_out, values, rows_of(dp_size, T));
         for (i = 0; i < T; i++) {
-            double delta = 0, lse = t->in[3][h * T + i];
-            for (j = 0; j < D; j++) delta = fp32(t, delta + fp32(t, d_out.at[i * d_out.row + j] * out.at[i * out.row + j]));
-            mask_of(t, (h * T + i) * T, T, mask);
+            double delta = 0, delta_size = 0, lse = v->lse[h * T + i];
+            for (j = 0; j < D; j++) {
+                double term = fp32(t, d_out.at[i * d_out.row + j] * out.at[i * out.row + j]);
+                delta = fp32(t, delta + term);
+                delta_size += fabs(term);
+            }
+            mask_of(t, o->control, (h * T + i) * T, T, mask);
             for (j = 0; j < T; j++) {
-                int seen = j >= mtt__first_key(t->op->shape, i) && j <= i;
-                double p = seen ? fp32(t, exp(fp32(t, s[i * T + j] - lse))) : 0;
-                s[i * T + j] = stored(t, mask[j] > 0 ? p : 0);
+                int64_t at = i * T + j;
+                int attends = j >= mtt__first_key(t->op->shape->window, i) && j <= i;
+                double p = attends ? fp32(t, exp(fp32(t, s[at] - lse))) : 0;
+                double ds = fp32(t, fp32(t, dp[at] * (double)mask[j]) - delta);
+                if (t->exact) {
+                    double doubt = 1 + s_size[at] + fabs(lse); /* relative, of p */
+                    dp_size[at] = p * ((double)mask[j] * dp_size[at] + delta_size + fabs(ds) * doubt);
+                    s_size[at] = p * doubt * (double)mask[j];
+                }
+                s[at] = stored(t, mask[j] > 0 ? p : 0);
                 kept = mask[j] > 0 ? (double)mask[j] : kept;
-                dp[i * T + j] = stored(t, p * fp32(t, fp32(t, dp[i * T + j] * (double)mask[j]) - delta));
+                dp[at] = mtt__attends_one(t->op->shape) ? 0 : stored(t, p * ds);
             }
         }
-        product(t, T, D, T, turned(rows_of(s, T)), d_out, (double *)dv.at, dv.row);
-        for (i = 0; i < T; i++)
-            for (j = 0; j < D; j++) {
-                double *at = (double *)dv.at + i * dv.row + j;
-                *at = fp32(t, *at * kept);
-            }
-        query_and_key_gradients(t, dp, scale, t->in[1], h, t->out[0]);
+        scaled_product(t, T, D, T, kept, transposed(rows_of(s, T)), d_out, dv);
+        if (t->exact)
+            product_magnitude(T, D, T, transposed(rows_of(s_size, T)), d_out, part_of(t, magnitude->d_qkv, h, 2));
+        query_and_key_gradients(t, dp, dp_size, scale, v->qkv, h, v->d_qkv, t->exact ? magnitude->d_qkv : NULL);
         free(s);
         free(dp);
+        free(s_size);
+        free(dp_size);
         free(mask);
     }
 }
 
-/* {loss, hit, log sum e^x} of a row of logits. */
-static void loss_row(const textbook *t, const double *x, int32_t target, double *out)
+/* {loss, hit, log sum e^x} of a row of logits; x_size: magnitudes of the logits, or NULL for 0. */
+static void loss_row(const textbook *t, const double *x, const double *x_size, int32_t target, double *out,
+                     double *out_size)
 {
-    double most = x[0], sum = 0;
+    double most = x[0], sum = 0, doubt = 0;
     int j, classes = t->op->shape->vocab;
     out[0] = out[1] = out[2] = 0;
+    if (t->exact) out_size[0] = out_size[1] = out_size[2] = 0;
     if (target < 0) return;
     for (j = 1; j < classes; j++) most = x[j] > most ? x[j] : most;
     for (j = 0; j < classes; j++) sum = fp32(t, sum + fp32(t, exp(fp32(t, x[j] - most))));
     out[2] = fp32(t, most + fp32(t, log(sum)));
     out[0] = fp32(t, out[2] - x[target]);
     out[1] = x[target] >= most;
+    if (!t->exact) return;
+    for (j = 0; j < classes; j++) doubt += exp(x[j] - out[2]) * (1 + fabs(x[j] - out[2]) + (x_size ? x_size[j] : 0));
+    out_size[2] = fabs(most) + log(sum) + doubt;
+    out_size[0] = out_size[2] + fabs(x[target]) + (x_size ? x_size[target] : 0);
 }
 
-static void gradient_row(const textbook *t, const double *x, int32_t target, double lse, double *out)
+/* `doubt`: the magnitude of lse. x, x_size and the results may be in one place each. */
+static void gradient_row(const textbook *t, double factor, const double *x, const double *x_size, int32_t target,
+                         double lse, double doubt, double *out, double *out_size)
 {
-    const mtt_control *control = (const mtt_control *)state_of(t->op, "control");
-    const mtt_counters *counters = (const mtt_counters *)state_of(t->op, "counters");
-    double factor = fp32(t, (double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
     int j;
-    for (j = 0; j < t->op->shape->vocab_padded; j++)
-        out[j] = target < 0 || j >= t->op->shape->vocab
-                     ? 0
-                     : fp32(t, fp32(t, fp32(t, exp(fp32(t, x[j] - lse))) - (j == target)) * factor);
+    for (j = 0; j < t->op->shape->vocab_padded; j++) {
+        int counts = target >= 0 && j < t->op->shape->vocab;
+        double p = counts ? fp32(t, exp(fp32(t, x[j] - lse))) : 0;
+        if (t->exact)
+            out_size[j] = counts ? (p * (1 + fabs(x[j]) + (x_size ? x_size[j] : 0) + doubt) + (j == target)) * factor : 0;
+        out[j] = counts ? fp32(t, fp32(t, p - (j == target)) * factor) : 0;
+    }
+}
+
+static double loss_factor(const textbook *t, const mtt_tensor *control, const mtt_tensor *counters)
+{
+    int64_t targets = mtt__control(control)->targets;
+    return fp32(t, (double)mtt__counters(counters)->loss_scale / (double)(targets ? targets : 1));
 }
 
 static void textbook_cross_entropy(const textbook *t)
 {
-    const int32_t *targets = (const int32_t *)state_of(t->op, "targets");
+    const numbers_cross_entropy *v = VALUES(cross_entropy, t), *magnitude = MAGNITUDES(cross_entropy, t);
+    const int32_t *targets = (const int32_t *)MTT_OPERANDS_OF(cross_entropy, t->op)->targets->data;
     int64_t width = t->op->shape->vocab_padded, i;
     MTT__OMP(omp parallel for if (t->op->shape->rows * width > 10000))
-    for (i = 0; i < t->op->shape->rows; i++) loss_row(t, t->in[0] + i * width, targets[i], t->out[0] + 3 * i);
+    for (i = 0; i < t->op->shape->rows; i++)
+        loss_row(t, v->logits + i * width, NULL, targets[i], v->losses + 3 * i,
+                 t->exact ? magnitude->losses + 3 * i : NULL);
 }
 
 static void textbook_cross_entropy_backward(const textbook *t)
 {
-    const int32_t *targets = (const int32_t *)state_of(t->op, "targets");
+    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, t->op);
+    const numbers_cross_entropy_backward *v = VALUES(cross_entropy_backward, t);
+    const numbers_cross_entropy_backward *magnitude = MAGNITUDES(cross_entropy_backward, t);
+    const int32_t *targets = (const int32_t *)o->targets->data;
     int64_t width = t->op->shape->vocab_padded, i;
+    double factor = loss_factor(t, o->control, o->counters);
     MTT__OMP(omp parallel for if (t->op->shape->rows * width > 10000))
-    for (i = 0; i < t->op->shape->rows; i++)
-        gradient_row(t, t->in[0] + i * width, targets[i], t->in[1][3 * i + 2], t->out[0] + i * width);
+    for (i = 0; i < t->op->shape->rows; i++) {
+        double lse = v->losses[3 * i + 2];
+        gradient_row(t, factor, v->logits + i * width, NULL, targets[i], lse, fabs(lse), v->d_logits + i * width,
+                     t->exact ? magnitude->d_logits + i * width : NULL);
+    }
 }
 
 /* The full loss's four operations, logits and their gradients stored in between. */
 static void textbook_chunked_loss(const textbook *t)
 {
-    const int32_t *targets = (const int32_t *)state_of(t->op, "targets");
-    int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model,
-            chunk = t->op->out[1]->shape[0], i;
-    double *logits = malloc((size_t)(rows * width) * sizeof(double));
-    biased_product(t, t->in[0], rows, width, logits);
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, t->op);
+    const numbers_chunked_loss *v = VALUES(chunked_loss, t), *magnitude = MAGNITUDES(chunked_loss, t);
+    const int32_t *targets = (const int32_t *)o->targets->data;
+    int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model, i;
+    int64_t chunk = o->logits->shape[0];
+    double *logits = malloc((size_t)(rows * width) * sizeof(double)), *sizes = malloc((size_t)(rows * width) * sizeof(double));
+    double factor = loss_factor(t, o->control, o->counters);
+    matrix weight = rows_of(v->weight, C), all = rows_of(logits, width), all_sizes = rows_of(sizes, width);
+    biased_product(t, rows, width, C, v->x, v->weight, 1, v->bias, logits, sizes);
     MTT__OMP(omp parallel for if (rows * width > 10000))
     for (i = 0; i < rows; i++) {
-        double *x = logits + i * width;
+        double *x = logits + i * width, *size = sizes + i * width, row_size[3];
         int64_t j;
         for (j = 0; j < width; j++) x[j] = stored(t, x[j]);
-        loss_row(t, x, targets[i], t->out[0] + 3 * i);
-        if (t->op->outputs > 2) gradient_row(t, x, targets[i], t->out[0][3 * i + 2], x);
+        loss_row(t, x, size, targets[i], v->losses + 3 * i, row_size);
+        if (t->exact) memcpy(magnitude->losses + 3 * i, row_size, sizeof(row_size));
+        if (o->dx) gradient_row(t, factor, x, size, targets[i], v->losses[3 * i + 2], row_size[2], x, size);
         for (j = 0; j < width; j++) x[j] = stored(t, x[j]);
     }
-    for (i = 0; i < rows; i++) memcpy(t->out[1] + i % chunk * width, logits + i * width, (size_t)width * sizeof(double));
-    if (t->op->outputs > 2) {
-        product(t, rows, C, width, rows_of(logits, width), weight_of(t, 1), t->out[2], C);
-        weight_gradient(t, t->in[0], C, logits, width, rows, t->out[3], t->out[4]);
+    for (i = 0; i < rows; i++) {
+        memcpy(v->logits + i % chunk * width, logits + i * width, (size_t)width * sizeof(double));
+        if (t->exact) memcpy(magnitude->logits + i % chunk * width, sizes + i * width, (size_t)width * sizeof(double));
+    }
+    if (o->dx) {
+        product(t, rows, C, width, all, weight, rows_of(v->dx, C));
+        if (t->exact) product_magnitude(rows, C, width, all_sizes, weight, rows_of(magnitude->dx, C));
+        weight_gradient(t, v->x, C, logits, sizes, width, rows, v->d_weight, t->exact ? magnitude->d_weight : NULL);
+        if (v->d_bias) column_sums(t, logits, sizes, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
     }
     free(logits);
+    free(sizes);
 }
 
 static void textbook_adamw(const textbook *t)
 {
-    const mtt_control *c = (const mtt_control *)state_of(t->op, "control");
-    const mtt_counters *counters = (const mtt_counters *)state_of(t->op, "counters");
+    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, t->op);
+    const numbers_adamw *v = VALUES(adamw, t), *magnitude = MAGNITUDES(adamw, t);
+    const mtt_control *c = mtt__control(o->control);
+    const mtt_counters *counters = mtt__counters(o->counters);
     double b1 = (double)c->beta1, b2 = (double)c->beta2, updates = (double)counters->updates;
     double step = fp32(t, (double)c->lr / (1 - pow(b1, updates))), correction = fp32(t, 1 / sqrt(1 - pow(b2, updates)));
+    int64_t first = 0;
     int p;
-    for (p = 0; p < t->op->inputs - 2 && !counters->skipped; p++) {
-        double *weight = t->out[4 * p], *m = t->out[4 * p + 1], *v = t->out[4 * p + 2], *master = t->out[4 * p + 3];
-        double keep = t->op->in[p + 2]->rank > 1 ? fp32(t, 1 - (double)c->lr * (double)c->weight_decay) : 1;
-        int64_t count = mtt__elements(t->op->in[p + 2]), i;
+    for (p = 0; p < t->op->parameters && !counters->skipped; first += mtt__part_elements(t->op->weights[p]), p++) {
+        double *weight = t->weights[p], *m = v->m + first, *second = v->v + first;
+        double *master = v->master ? v->master + first : NULL, *kept = master ? master : weight;
+        double keep = t->op->weights[p]->rank > 1 ? fp32(t, 1 - (double)c->lr * (double)c->weight_decay) : 1;
+        int64_t count = mtt__elements(t->op->weights[p]), i;
         MTT__OMP(omp parallel for if (count > 10000))
         for (i = 0; i < count; i++) {
-            double g = fp32(t, t->in[p + 2][i] * (double)counters->gradient_scale), w = (master ? master : weight)[i];
+            double g = fp32(t, t->gradients[p][i] * (double)counters->gradient_scale), old = m[i], root, change;
             m[i] = fp32(t, fp32(t, b1 * m[i]) + fp32(t, (1 - b1) * g));
-            v[i] = fp32(t, fp32(t, b2 * v[i]) + fp32(t, fp32(t, (1 - b2) * g) * g));
-            g = fp32(t, fp32(t, step * m[i]) / fp32(t, fp32(t, fp32(t, sqrt(v[i])) * correction) + (double)c->eps));
-            weight[i] = fp32(t, fp32(t, keep * w) - g);
+            second[i] = fp32(t, fp32(t, b2 * second[i]) + fp32(t, fp32(t, (1 - b2) * g) * g));
+            root = fp32(t, fp32(t, fp32(t, sqrt(second[i])) * correction) + (double)c->eps);
+            change = fp32(t, fp32(t, step * m[i]) / root);
+            if (t->exact) {
+                double m_size = fabs(b1 * old) + fabs((1 - b1) * g), size = fabs(keep * kept[i]) + step * m_size / root;
+                magnitude->m[first + i] = m_size;
+                magnitude->v[first + i] = second[i];
+                t->weight_magnitudes[p][i] = size;
+                if (master) magnitude->master[first + i] = size;
+            }
+            weight[i] = fp32(t, fp32(t, keep * kept[i]) - change);
             if (master) master[i] = weight[i];
         }
     }
@@ -749,32 +983,33 @@ static void textbook_adamw(const textbook *t)
 
 /* NULL: compared bit for bit with the CPU's, or counters. */
 static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
-    [MTT_OP_NORM] = textbook_norm,
-    [MTT_OP_LINEAR] = textbook_linear,
-    [MTT_OP_GELU] = textbook_gelu,
-    [MTT_OP_LINEAR_GELU] = textbook_linear_gelu,
-    [MTT_OP_RESIDUAL] = textbook_residual,
-    [MTT_OP_ATTENTION_SCORES] = textbook_attention_scores,
-    [MTT_OP_SOFTMAX] = textbook_softmax,
-    [MTT_OP_ATTENTION_VALUES] = textbook_attention_values,
-    [MTT_OP_FLASH] = textbook_flash,
-    [MTT_OP_CROSS_ENTROPY] = textbook_cross_entropy,
-    [MTT_OP_CHUNKED_LOSS] = textbook_chunked_loss,
-    [MTT_OP_CROSS_ENTROPY_BACKWARD] = textbook_cross_entropy_backward,
-    [MTT_OP_LINEAR_BACKWARD_WEIGHT] = textbook_linear_backward_weight,
-    [MTT_OP_LINEAR_BACKWARD_INPUT] = textbook_linear_backward_input,
-    [MTT_OP_NORM_BACKWARD] = textbook_norm_backward,
-    [MTT_OP_GELU_BACKWARD] = textbook_gelu_backward,
-    [MTT_OP_LINEAR_BACKWARD_GELU] = textbook_linear_backward_gelu,
-    [MTT_OP_ATTENTION_VALUES_BACKWARD] = textbook_attention_values_backward,
-    [MTT_OP_SOFTMAX_BACKWARD] = textbook_softmax_backward,
-    [MTT_OP_ATTENTION_SCORES_BACKWARD] = textbook_attention_scores_backward,
-    [MTT_OP_FLASH_BACKWARD] = textbook_flash_backward,
-    [MTT_OP_EMBED_BACKWARD] = textbook_embed_backward,
-    [MTT_OP_ADAMW] = textbook_adamw,
+    [MTT_OP_norm] = textbook_norm,
+    [MTT_OP_linear] = textbook_linear,
+    [MTT_OP_gelu] = textbook_gelu,
+    [MTT_OP_linear_gelu] = textbook_linear_gelu,
+    [MTT_OP_residual] = textbook_residual,
+    [MTT_OP_residual_norm] = textbook_residual_norm,
+    [MTT_OP_attention_scores] = textbook_attention_scores,
+    [MTT_OP_softmax] = textbook_softmax,
+    [MTT_OP_attention_values] = textbook_attention_values,
+    [MTT_OP_flash] = textbook_flash,
+    [MTT_OP_cross_entropy] = textbook_cross_entropy,
+    [MTT_OP_chunked_loss] = textbook_chunked_loss,
+    [MTT_OP_cross_entropy_backward] = textbook_cross_entropy_backward,
+    [MTT_OP_linear_backward_weight] = textbook_linear_backward_weight,
+    [MTT_OP_linear_backward_input] = textbook_linear_backward_input,
+    [MTT_OP_norm_backward] = textbook_norm_backward,
+    [MTT_OP_gelu_backward] = textbook_gelu_backward,
+    [MTT_OP_linear_backward_gelu] = textbook_linear_backward_gelu,
+    [MTT_OP_attention_values_backward] = textbook_attention_values_backward,
+    [MTT_OP_softmax_backward] = textbook_softmax_backward,
+    [MTT_OP_attention_scores_backward] = textbook_attention_scores_backward,
+    [MTT_OP_flash_backward] = textbook_flash_backward,
+    [MTT_OP_embed_backward] = textbook_embed_backward,
+    [MTT_OP_adamw] = textbook_adamw,
 };
 
-/* --------------------------------------------------------------------------------------- operations, in lock-step ---- */
+/* ------------------------------------------------------------------------------- operations, in lock-step ---- */
 
 typedef struct lock_step {
     setup s;
@@ -786,8 +1021,8 @@ typedef struct lock_step {
 
 enum { TRIES = 500 };                      /* of every kind, each over another shape */
 static int tried[MTT_OP_KIND_COUNT], distinct[MTT_OP_KIND_COUNT];
-static double worst[MTT_OP_KIND_COUNT][4]; /* error over what is allowed */
-static void *contexts[4];                  /* one for each precision, open until the operations are through */
+static double worst[MTT_OP_KIND_COUNT][4]; /* error over the allowed error */
+static void *contexts[4];                  /* one for each precision, open until all operations are done */
 
 static void *context_of(const mtt_policy *policy)
 {
@@ -808,7 +1043,7 @@ static void bind_arena(mtt_schedule *s, char *arena)
     int which, i;
     for (which = 0; which < MTT__PROGRAMS; which++)
         for (i = 0; i < s->programs[which].tensor_count; i++)
-            s->programs[which].tensors[i].data = arena + s->programs[which].tensors[i].offset;
+            s->programs[which].tensors[i]->data = arena + s->programs[which].tensors[i]->offset;
 }
 
 /* The same schedule twice, on the host and on the device. */
@@ -823,7 +1058,8 @@ static lock_step open_lock_step(const setup *s)
           "schedule: %s", env.error);
     l.host_arena = calloc(1, mtt__arena_bytes(l.host));
     l.context = context_of(&l.host->policy);
-    check(cuda.alloc(l.context, mtt__arena_bytes(l.host), (void **)&l.device_arena) == MTT_OK, "alloc: %s", env.error);
+    check(cuda.alloc(l.context, mtt__arena_bytes(l.host), (void **)&l.device_arena) == MTT_OK, "alloc: %s",
+          env.error);
     bind_arena(l.host, l.host_arena);
     bind_arena(l.device, l.device_arena);
     return l;
@@ -848,42 +1084,70 @@ static void fill_tensor(const mtt_tensor *t, float scale, float shift)
     }
 }
 
-/* Weights with their rests, first moments of the size of gradients and second ones of their squares, each group in two sizes. */
+/* Weights with their rests, first moments of the size of gradients and second ones of their squares, each group
+   in two sizes. */
 static void fill_compact(const setup *s, const mtt__program *p)
 {
+    const mtt_tensor *master = p->kept[MTT__MASTER], *m = p->kept[MTT__FIRST], *v = p->kept[MTT__SECOND];
     int i;
     for (i = 0; i < p->parameter_count; i++) {
         const mtt__parameter *q = &p->parameters[i];
-        const mtt_tensor *weight = &p->tensors[q->weight], *m = &p->tensors[q->m], *v = &p->tensors[q->v];
-        int64_t count = mtt__elements(weight), k;
+        int64_t count = mtt__elements(q->weight), k;
         float *values = malloc((size_t)count * sizeof(float));
-        for (k = 0; k < count; k++) values[k] = weight->rank > 1 ? 0.05f * noise() : 0.7f + 0.3f * noise();
-        if (q->master >= 0)
-            mtt__split_weights(values, count, s->policy.precision == MTT_FP16, NULL, (uint16_t *)weight->data,
-                               (uint8_t *)p->tensors[q->master].data);
+        for (k = 0; k < count; k++) values[k] = q->weight->rank > 1 ? 0.05f * noise() : 0.7f + 0.3f * noise();
+        if (master)
+            mtt__split_weights(values, count, s->policy.precision == MTT_FP16, NULL, (uint16_t *)q->weight->data,
+                               (uint8_t *)master->data + q->first);
         for (k = 0; k < count; k++) values[k] = (below(3) ? 1e-3f : 1e-4f) * noise();
-        mtt__encode(values, count, 0, NULL, (uint8_t *)m->data, mtt__scales(m));
+        mtt__pack_moments(values, count, 0, NULL, mtt__codes(m, q->first), mtt__scales(m, q->first));
         for (k = 0; k < count; k++) values[k] *= values[k];
-        mtt__encode(values, count, 1, NULL, (uint8_t *)v->data, mtt__scales(v));
+        mtt__pack_moments(values, count, 1, NULL, mtt__codes(v, q->first), mtt__scales(v, q->first));
         free(values);
     }
 }
 
-static void fill_state(const setup *s, const mtt__program *p, int accumulate)
+/* The device's table of ranges, with its addresses. */
+static void fill_ranges(const mtt__program *host, const mtt__program *device)
 {
-    mtt_control *control = (mtt_control *)p->tensors[p->control].data;
-    mtt_counters *counters = (mtt_counters *)p->tensors[p->counters].data;
-    int32_t *tokens = (int32_t *)p->tensors[p->tokens].data, *targets = (int32_t *)p->tensors[p->targets].data;
+    mtt_range *r = (mtt_range *)host->ranges->data;
+    int32_t block = 0;
+    int i;
+    for (i = 0; i < host->parameter_count; i++) {
+        const mtt__parameter *q = &device->parameters[i];
+        int64_t count = mtt__elements(q->weight), begin;
+        for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
+            r->gradient = q->gradient ? q->gradient->data : NULL;
+            r->weight = q->weight->data;
+            r->first = q->first;
+            r->begin = begin;
+            r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
+            r->block = block;
+            r->parameter = i;
+            r->decays = q->weight->rank > 1;
+            r->gradient_dtype = (uint8_t)(q->gradient ? q->gradient->dtype : MTT_F32);
+            block += (int32_t)mtt__ceil_div(r->count, MTT__RANGE_BLOCK);
+        }
+    }
+}
+
+static void fill_state(const lock_step *l, int which)
+{
+    const setup *s = &l->s;
+    const mtt__program *p = &l->host->programs[which];
+    mtt_control *control = (mtt_control *)p->control->data;
+    mtt_counters *counters = (mtt_counters *)p->counters->data;
     int i;
     for (i = 0; i < p->tensor_count; i++) {
-        const mtt_tensor *t = &p->tensors[i];
-        if (!t->persistent || i == p->workspace) continue;
-        if (t->category == MTT_WEIGHTS || i == p->positions) fill_tensor(t, t->rank > 1 ? 0.05f : 0.3f, t->rank > 1 ? 0 : 0.7f);
+        const mtt_tensor *t = p->tensors[i];
+        if (!t->persistent || t == p->workspace) continue;
+        if (t->category == MTT_WEIGHTS || t == p->positions)
+            fill_tensor(t, t->rank > 1 ? 0.05f : 0.3f, t->rank > 1 ? 0 : 0.7f);
         else memset(t->data, 0, t->bytes);
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
     }
     if (s->policy.state == MTT_STATE_COMPACT) fill_compact(s, p);
-    random_tokens(s, tokens, targets, (int)p->shape.rows);
+    fill_ranges(p, &l->device->programs[which]);
+    random_tokens(s, (int32_t *)p->tokens->data, (int32_t *)p->targets->data, (int)p->shape.rows);
     control->seed = random_bits();
     control->micro_batch = random_bits();
     control->lr = 1e-2f;
@@ -892,7 +1156,6 @@ static void fill_state(const setup *s, const mtt__program *p, int accumulate)
     control->eps = 1e-8f;
     control->weight_decay = 0.1f;
     control->clip = below(2) ? 1.0f : 0;
-    control->accumulate = accumulate;
     control->targets = p->shape.rows;
     control->scaling = s->policy.precision == MTT_FP16;
     control->row = (int32_t)(p->shape.rows - 1);
@@ -913,12 +1176,13 @@ static double *widen(const mtt_tensor *t)
     return wide;
 }
 
-/* All operands' numbers before the operation runs; outputs too, since it may add to them or leave some of them alone. */
-static double **widen_all(mtt_tensor **tensors, int count)
+/* Operands' numbers before the operation runs, from operand `first` on; outputs too, since it may add to them or
+   leave some of them alone. */
+static double **widen_all(mtt_tensor **tensors, int first, int count)
 {
     double **wide = calloc((size_t)count + 1, sizeof(*wide));
     int i;
-    for (i = 0; i < count; i++)
+    for (i = first; i < count && tensors; i++)
         if (tensors[i] && tensors[i]->dtype != MTT_I32 && tensors[i]->dtype != MTT_U8) wide[i] = widen(tensors[i]);
     return wide;
 }
@@ -930,12 +1194,34 @@ static void free_all(double **wide, int count)
     free(wide);
 }
 
+static textbook open_textbook(const lock_step *l, const mtt_op *op, int exact)
+{
+    int operands = op->inputs + op->outputs;
+    textbook t = {op, NULL, NULL, NULL, NULL, NULL, l->s.policy.precision, exact};
+    t.values = widen_all(op->operands, 0, operands);
+    t.magnitudes = widen_all(op->operands, exact ? op->inputs : operands, operands);
+    t.gradients = widen_all(op->gradients, 0, op->parameters);
+    t.weights = widen_all(op->weights, 0, op->parameters);
+    t.weight_magnitudes = widen_all(exact ? op->weights : NULL, 0, op->parameters);
+    return t;
+}
+
+static void close_textbook(textbook *t)
+{
+    int operands = t->op->inputs + t->op->outputs;
+    free_all(t->values, operands);
+    free_all(t->magnitudes, operands);
+    free_all(t->gradients, t->op->parameters);
+    free_all(t->weights, t->op->parameters);
+    free_all(t->weight_magnitudes, t->op->parameters);
+}
+
 typedef struct size_of_error {
-    double mean, largest; /* root of the mean square */
+    double mean, largest; /* mean: root of the mean square */
 } size_of_error;
 
-/* Of the differences in one of `parts` groups of columns, from b or, without one, from 0. NaN where one of them is and the
-   other is not; pairs of NaN are what no operation has written. */
+/* Of the differences in one of `parts` groups of columns, from b or, without one, from 0. NaN where one of them
+   is and the other is not; pairs of NaN are what no operation has written. */
 static size_of_error difference(const double *a, const double *b, int64_t count, int64_t width, int parts, int part)
 {
     size_of_error e = {0, 0};
@@ -962,91 +1248,102 @@ static int is_16_bit(const mtt_tensor *t)
 static int is_product(const mtt_op *op)
 {
     switch (op->kind) {
-    case MTT_OP_LINEAR:
-    case MTT_OP_LINEAR_GELU:
-    case MTT_OP_LINEAR_BACKWARD_INPUT:
-    case MTT_OP_LINEAR_BACKWARD_GELU:
-    case MTT_OP_LINEAR_BACKWARD_WEIGHT:
-    case MTT_OP_CHUNKED_LOSS:
-    case MTT_OP_ATTENTION_SCORES:
-    case MTT_OP_ATTENTION_VALUES:
-    case MTT_OP_ATTENTION_VALUES_BACKWARD:
-    case MTT_OP_ATTENTION_SCORES_BACKWARD:
-    case MTT_OP_FLASH:
-    case MTT_OP_FLASH_BACKWARD: return 1;
+    case MTT_OP_linear:
+    case MTT_OP_linear_gelu:
+    case MTT_OP_linear_backward_input:
+    case MTT_OP_linear_backward_gelu:
+    case MTT_OP_linear_backward_weight:
+    case MTT_OP_chunked_loss:
+    case MTT_OP_attention_scores:
+    case MTT_OP_attention_values:
+    case MTT_OP_attention_values_backward:
+    case MTT_OP_attention_scores_backward:
+    case MTT_OP_flash:
+    case MTT_OP_flash_backward: return 1;
     default: return 0;
     }
 }
 
-/* What is allowed beyond twice the plain error, relative to the output's size. 4 units of the last place of FP32 (2^-23),
-   4.8e-7, since another formula of the same accuracy (fused multiply-adds, expf of 2 ulp) is off by that much where the plain
-   one happens to round well. Flash attention's backward takes the difference of two sums of head_dim terms, dO V^T and dO O,
-   which cancel where a query sees few keys: where both are summed in one order nothing is left of their errors, as in the plain
-   one; a unit for each 64 terms is allowed for another order (2 beyond the 4 were seen, at a head width of 232). */
-static double slack(const mtt_op *op)
-{
-    return (4 + (op->kind == MTT_OP_FLASH_BACKWARD ? (double)op->shape->head_dim / 64 : 0)) * 0x1p-23;
-}
+/* The tolerance. A device's error and the CPU's may each be twice that of the plain implementation, in the mean
+   and at worst. Where the plain one happens to round well, or adds in an order in which errors cancel, that would
+   be too little: besides, SLACK units of the last place of FP32 (2^-23) of the result's magnitude are allowed, the
+   sum of the absolute values of the terms that were added. A sum's error is proportional to its magnitude, not to
+   its value: where a gradient is exactly 0, one order of adding may give 0 and another 1e-8. Luck also decides the
+   error of a few elements. Where an output has fewer than FEW, the plain error counts as no less than a unit
+   roundoff (half a unit of the last place) of the coarsest rounding on the way to it, times the magnitude. Nothing
+   here depends on a value that can cancel to zero, or on the GPU. */
+enum { SLACK = 4, FEW = 4096 };
 
-/* Luck decides the error of a few elements: where an output has fewer than 4,096, the plain error counts as no less than
-   one unit roundoff (half a unit of the last place) of the coarsest rounding on the way to it, relative to the output's
-   size. */
 static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements, mtt_precision precision)
 {
     static const double UNIT[] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12};
-    int gelu = op->kind == MTT_OP_GELU_BACKWARD || op->kind == MTT_OP_LINEAR_BACKWARD_GELU;
-    int rounded = is_16_bit(out) || (op->kind == MTT_OP_CHUNKED_LOSS && precision != MTT_FP32) || (gelu && is_16_bit(op->out[0])) ||
-                  (precision == MTT_TF32 && is_product(op));
-    return elements < 4096 ? UNIT[rounded ? precision : MTT_FP32] : 0;
+    int between = op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu; /* what is summed */
+    int rounded = is_16_bit(out) || (between && precision != MTT_FP32) || (precision == MTT_TF32 && is_product(op));
+    return elements < FEW ? UNIT[rounded ? precision : MTT_FP32] : 0;
 }
 
 /* Groups of columns that are numbers of different kinds and sizes. */
 static int parts_of(const mtt_op *op, const mtt_tensor *out)
 {
-    int gradients = op->kind == MTT_OP_FLASH_BACKWARD || op->kind == MTT_OP_ATTENTION_VALUES_BACKWARD ||
-                    op->kind == MTT_OP_ATTENTION_SCORES_BACKWARD;
+    int gradients = op->kind == MTT_OP_flash_backward || op->kind == MTT_OP_attention_values_backward ||
+                    op->kind == MTT_OP_attention_scores_backward;
     if (out->role == MTT__A_ROW_LOSS) return 3;
     if (out->role == MTT__A_LN_1_STATS || out->role == MTT__A_LN_2_STATS || out->role == MTT__A_LN_F_STATS) return 2;
     return gradients && out->rank == 2 ? 3 : 1;
 }
 
 static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const char *whose, size_of_error error,
-                  size_of_error plain, size_of_error part, size_of_error whole, double least)
+                  size_of_error plain, size_of_error magnitude, double least)
 {
-    double mean = 2 * fmax(plain.mean, least * part.mean) + slack(op) * whole.mean;
-    double largest = 2 * fmax(plain.largest, least * part.largest) + slack(op) * whole.largest, share;
+    double mean = 2 * fmax(plain.mean, least * magnitude.mean) + SLACK * 0x1p-23 * magnitude.mean;
+    double largest = 2 * fmax(plain.largest, least * magnitude.largest) + SLACK * 0x1p-23 * magnitude.largest, share;
     check(error.mean <= mean && error.largest <= largest,
-          "%s of %s, %s: error %.3g (largest %.3g), plain %.3g (%.3g), allowed %.3g (%.3g), size %.3g (%s)", out->name,
-          mtt__op_name[op->kind], whose, error.mean, error.largest, plain.mean, plain.largest, mean, largest, part.mean,
-          describe(s));
+          "%s of %s, %s: error %.3g (largest %.3g), plain %.3g (%.3g), allowed %.3g (%.3g), magnitude %.3g (%s)",
+          out->name, mtt_op_name(op->kind), whose, error.mean, error.largest, plain.mean, plain.largest, mean,
+          largest, magnitude.mean, describe(s));
     share = fmax(mean > 0 ? error.mean / mean : 0, largest > 0 ? error.largest / largest : 0);
     if (!strcmp(whose, "CUDA") && !(share <= worst[op->kind][s->policy.precision]))
         worst[op->kind][s->policy.precision] = share;
 }
 
-/* An output of the device and of the CPU against the truth, each held to twice the error of the plain implementation. */
-static void compare_numbers(const setup *s, const mtt_op *op, int o, const mtt_tensor *device, const double *exact,
-                            const double *plain)
+/* Numbers of the device and of the CPU, and what is known of them. */
+typedef struct compared {
+    const mtt_tensor *host, *device; /* the device's are on the host by now */
+    const double *exact, *plain, *magnitude;
+} compared;
+
+/* Whether a part must be 0: the gradients of q and k where every query attends one key. */
+static int is_zero(const mtt_op *op, int part)
 {
-    const mtt_tensor *host = op->out[o];
-    int64_t count = mtt__elements(host), width = mtt__width(host), i;
-    int parts = parts_of(op, host), part;
-    mtt_tensor rounded = *host;
+    return op->kind == MTT_OP_flash_backward && part < 2 && mtt__attends_one(op->shape);
+}
+
+static void compare_numbers(const setup *s, const mtt_op *op, compared c)
+{
+    int64_t count = mtt__elements(c.host), width = mtt__width(c.host), i;
+    int parts = parts_of(op, c.host), part;
+    mtt_tensor rounded = *c.host;
     float *values = malloc((size_t)count * sizeof(float));
-    double *cpu = widen(host), *gpu = widen(device), *fair;
-    rounded.data = malloc(host->bytes);
-    for (i = 0; i < count; i++) values[i] = (float)plain[i];
+    double *cpu = widen(c.host), *gpu = widen(c.device), *fair;
+    rounded.data = malloc(c.host->bytes);
+    for (i = 0; i < count; i++) values[i] = (float)c.plain[i];
     mtt__store(&rounded, 0, count, values);
     fair = widen(&rounded);
     for (part = 0; part < parts; part++) {
-        size_of_error size = difference(exact, NULL, count, width, parts, part);
-        size_of_error whole = parts > 1 ? difference(exact, NULL, count, width, 1, 0) : size;
-        size_of_error of_plain = difference(fair, exact, count, width, parts, part);
-        double least = least_plain_error(op, host, count / parts, s->policy.precision);
-        /* whether a target is the largest may turn on the last bit of two logits that this operation itself has made */
-        if (op->kind == MTT_OP_CHUNKED_LOSS && host->role == MTT__A_ROW_LOSS && part == 1) continue;
-        judge(s, op, host, "CPU", difference(cpu, exact, count, width, parts, part), of_plain, size, whole, least);
-        judge(s, op, host, "CUDA", difference(gpu, exact, count, width, parts, part), of_plain, size, whole, least);
+        size_of_error magnitude = difference(c.magnitude, NULL, count, width, parts, part);
+        size_of_error plain = difference(fair, c.exact, count, width, parts, part);
+        size_of_error of_cpu = difference(cpu, c.exact, count, width, parts, part);
+        size_of_error of_gpu = difference(gpu, c.exact, count, width, parts, part);
+        double least = least_plain_error(op, c.host, count / parts, s->policy.precision);
+        /* whether a target is the largest may turn on the last bit of two logits that this operation has made */
+        if (op->kind == MTT_OP_chunked_loss && c.host->role == MTT__A_ROW_LOSS && part == 1) continue;
+        if (is_zero(op, part)) {
+            check(of_cpu.largest == 0 && of_gpu.largest == 0, "%s of %s: %g and on the CPU %g where 0 is exact (%s)",
+                  c.host->name, mtt_op_name(op->kind), of_gpu.largest, of_cpu.largest, describe(s));
+            continue;
+        }
+        judge(s, op, c.host, "CPU", of_cpu, plain, magnitude, least);
+        judge(s, op, c.host, "CUDA", of_gpu, plain, magnitude, least);
     }
     free(values);
     free(cpu);
@@ -1055,9 +1352,10 @@ static void compare_numbers(const setup *s, const mtt_op *op, int o, const mtt_t
     free(rounded.data);
 }
 
-/* Sums in double agree to their last bits; the norm's squares are FP32 sums of a few numbers each, held to the sum in
-   double. */
-static void compare_counters(const setup *s, const mtt_op *op, const mtt_counters *a, const mtt_counters *b, double **in)
+/* Sums in double agree to their last bits; the norm's squares are FP32 sums of a few numbers each, compared with
+   the sum in double. */
+static void compare_counters(const setup *s, const mtt_op *op, const mtt_counters *a, const mtt_counters *b,
+                             double **gradients)
 {
     double norm = 0, fair, error;
     int64_t k;
@@ -1066,104 +1364,180 @@ static void compare_counters(const setup *s, const mtt_op *op, const mtt_counter
               a->updates == b->updates && a->steps == b->steps && a->loss_scale == b->loss_scale &&
               a->step_scale == b->step_scale && a->skipped == b->skipped && a->good_steps == b->good_steps,
           "counters, loss %.17g, on the CPU %.17g (%s)", a->loss, b->loss, describe(s));
-    if (op->kind != MTT_OP_GRAD_NORM) return;
-    for (i = 1; i < op->inputs; i++)
-        for (k = 0; k < mtt__elements(op->in[i]); k++) norm += in[i][k] * in[i][k];
+    if (op->kind != MTT_OP_grad_norm) return;
+    for (i = 0; i < op->parameters; i++)
+        for (k = 0; k < mtt__elements(op->gradients[i]); k++) norm += gradients[i][k] * gradients[i][k];
     norm = sqrt(norm) / (double)a->step_scale;
     fair = fabs(b->grad_norm - norm);
     error = fabs(a->grad_norm - norm);
-    check(error <= 2 * fair + 4 * 0x1p-23 * norm, "gradient norm %.9g, on the CPU %.9g, exactly %.9g (%s)", a->grad_norm,
-          b->grad_norm, norm, describe(s));
+    check(error <= 2 * fair + SLACK * 0x1p-23 * norm, "gradient norm %.9g, on the CPU %.9g, exactly %.9g (%s)",
+          a->grad_norm, b->grad_norm, norm, describe(s));
     check(fabs((double)a->gradient_scale - (double)b->gradient_scale) <=
-          (norm > 0 ? (error + fair) / norm + 4 * 0x1p-23 : 0) * (double)b->gradient_scale,
-          "gradient scale %.9g, on the CPU %.9g (%s)", (double)a->gradient_scale, (double)b->gradient_scale, describe(s));
+              (norm > 0 ? (error + fair) / norm + SLACK * 0x1p-23 : 0) * (double)b->gradient_scale,
+          "gradient scale %.9g, on the CPU %.9g (%s)", (double)a->gradient_scale, (double)b->gradient_scale,
+          describe(s));
 }
 
-static int64_t compact_numbers, compact_others; /* numbers of the compact state, and those that the device rounded otherwise */
-
-/* A parameter's compact state after the update, the device's against the CPU's, which test_model.c holds to AdamW in double.
-   Both round with the same random bits what FP32 arithmetic left a little different, so that few numbers are others, and those
-   are neighbours: a unit of the code apart, and what a scale's unit and the arithmetic add. */
-static void compare_compact(lock_step *l, const mtt_op *op, int parameter, mtt_tensor *const *device)
+/* The device's numbers on the host. */
+static mtt_tensor downloaded(const lock_step *l, const mtt_tensor *device)
 {
-    mtt_tensor *const *host = op->out + 4 * parameter;
-    int64_t count = mtt__elements(host[0]), i;
-    int fp16 = host[0]->dtype == MTT_F16_BITS, o, wrong = 0;
-    char *copy[4] = {NULL, NULL, NULL, NULL};
-    float *ours = malloc((size_t)count * sizeof(float)), *cpus = malloc((size_t)count * sizeof(float));
-    for (o = 0; o < 4; o++) {
-        if (!host[o]) continue;
-        copy[o] = malloc(host[o]->bytes);
-        check(cuda.download(l->context, copy[o], device[o]->data, host[o]->bytes) == MTT_OK, "download: %s", env.error);
-    }
-    for (o = 1; o < 3; o++) {
-        uint16_t *scales = mtt__scales(host[o]), *device_scales = (uint16_t *)(void *)(copy[o] + 32 * host[o]->shape[0]);
-        const uint8_t *code = (const uint8_t *)host[o]->data, *device_code = (const uint8_t *)copy[o];
-        mtt__decode(code, scales, count, o == 2, cpus);
-        mtt__decode(device_code, device_scales, count, o == 2, ours);
-        for (i = 0; i < count; i++) {
-            double scale = (double)mtt__from_scale(scales[i / 32]), a = o == 2 ? sqrt(ours[i]) : ours[i], b = o == 2 ? sqrt(cpus[i]) : cpus[i];
-            double r = fabs(b) / scale, y = fmin(1, 2 * r / (1 + r) + 1.0 / 127);
-            double unit = o == 2 ? 1.0 / 255 : 2 / ((2 - y) * (2 - y)) / 127;
-            int scale_off = scales[i / 32] - device_scales[i / 32];
-            wrong += !(abs(scale_off) <= 1) || (scale > 0 && !(fabs(a - b) <= (unit + 0x1p-10) * 1.0001 * scale));
-            compact_others += code[i] != device_code[i];
+    mtt_tensor copy = *device;
+    copy.data = malloc(device->bytes);
+    check(cuda.download(l->context, copy.data, device->data, device->bytes) == MTT_OK, "download: %s", env.error);
+    return copy;
+}
+
+/* The part of a tensor that the optimizer keeps for all parameters, as a tensor like the parameter's weight. */
+static mtt_tensor part_of_kept(const mtt_tensor *kept, const mtt_tensor *weight, int64_t first)
+{
+    mtt_tensor part = *weight;
+    part.dtype = kept->dtype;
+    part.bytes = (size_t)mtt__elements(weight) * mtt__dtype_bytes[kept->dtype];
+    part.data = (char *)kept->data + (size_t)first * mtt__dtype_bytes[kept->dtype];
+    memcpy(part.name, kept->name, sizeof(part.name));
+    return part;
+}
+
+/* Weights, moments and masters after the update, parameter by parameter. */
+static void compare_update(lock_step *l, const mtt_op *op, const mtt_op *device, const textbook *exact,
+                           const textbook *plain)
+{
+    int64_t first = 0;
+    int i, k;
+    mtt_tensor kept[3];
+    for (k = 0; k < 3; k++)
+        if (op->operands[op->inputs + k]) kept[k] = downloaded(l, device->operands[op->inputs + k]);
+    for (i = 0; i < op->parameters; first += mtt__part_elements(op->weights[i]), i++) {
+        mtt_tensor weight = downloaded(l, device->weights[i]);
+        compare_numbers(&l->s, op, (compared){op->weights[i], &weight, exact->weights[i], plain->weights[i],
+                                              exact->weight_magnitudes[i]});
+        free(weight.data);
+        for (k = 0; k < 3; k++) {
+            int operand = op->inputs + k;
+            mtt_tensor host_part, part;
+            if (!op->operands[operand]) continue;
+            host_part = part_of_kept(op->operands[operand], op->weights[i], first);
+            part = part_of_kept(&kept[k], op->weights[i], first);
+            compare_numbers(&l->s, op, (compared){&host_part, &part, exact->values[operand] + first,
+                                                  plain->values[operand] + first, exact->magnitudes[operand] + first});
         }
     }
-    if (host[3]) {
-        const uint16_t *weights = (const uint16_t *)host[0]->data;
-        const uint8_t *rests = (const uint8_t *)host[3]->data;
-        mtt__join_weights(weights, rests, count, fp16, cpus);
-        mtt__join_weights((const uint16_t *)(const void *)copy[0], (const uint8_t *)copy[3], count, fp16, ours);
-    } else {
-        memcpy(cpus, host[0]->data, host[0]->bytes);
-        memcpy(ours, copy[0], host[0]->bytes);
-    }
-    for (i = 0; i < count; i++) { /* lr is 0.01, and m over the root of v below 10 */
-        int exponent;
-        double unit;
-        frexp((double)cpus[i], &exponent);
-        unit = host[3] ? ldexp(1, (fp16 && exponent < -13 ? -13 : exponent) - (fp16 ? 19 : 16)) : 0;
-        wrong += !(fabs((double)ours[i] - (double)cpus[i]) <= unit + 0x1p-21 * (fabs((double)cpus[i]) + 0.1));
-        compact_others += host[3] && ours[i] != cpus[i];
-    }
-    compact_numbers += (host[3] ? 3 : 2) * count;
-    check(!wrong, "%d numbers of %s in the compact state are not the CPU's nor next to them (%s)", wrong, host[0]->name, describe(&l->s));
-    for (o = 0; o < 4; o++) free(copy[o]);
-    free(ours);
-    free(cpus);
+    for (k = 0; k < 3; k++)
+        if (op->operands[op->inputs + k]) free(kept[k].data);
 }
 
-static void compare_output(lock_step *l, const mtt_op *op, int o, const mtt_tensor *device, double **in, const double *exact,
-                           const double *plain)
+static int64_t compact_numbers, compact_others; /* numbers of the compact state, and those rounded otherwise */
+
+/* How many moments of a parameter are neither the CPU's nor next to them: a unit of the code apart, and what a
+   scale's unit and the arithmetic add. */
+static int wrong_moments(const mtt_tensor *host, const mtt_tensor *device, int64_t first, int64_t count, int second)
 {
-    const mtt_tensor *host = op->out[o];
-    mtt_tensor copy = *host;
-    copy.data = malloc(host->bytes);
-    check(cuda.download(l->context, copy.data, device->data, host->bytes) == MTT_OK, "download: %s", env.error);
+    const uint8_t *code = mtt__codes(host, first), *device_code = mtt__codes(device, first);
+    const uint16_t *scales = mtt__scales(host, first), *device_scales = mtt__scales(device, first);
+    float *ours = malloc((size_t)count * sizeof(float)), *cpus = malloc((size_t)count * sizeof(float));
+    int64_t i;
+    int wrong = 0;
+    mtt__unpack_moments(code, scales, count, second, cpus);
+    mtt__unpack_moments(device_code, device_scales, count, second, ours);
+    for (i = 0; i < count; i++) {
+        double scale = (double)mtt__from_scale(scales[i / MTT__GROUP]), a = second ? sqrt(ours[i]) : ours[i];
+        double b = second ? sqrt(cpus[i]) : cpus[i], r = fabs(b) / scale, y = fmin(1, 2 * r / (1 + r) + 1.0 / 127);
+        double unit = second ? 1.0 / 255 : 2 / ((2 - y) * (2 - y)) / 127;
+        int scale_off = scales[i / MTT__GROUP] - device_scales[i / MTT__GROUP];
+        wrong += !(abs(scale_off) <= 1) || (scale > 0 && !(fabs(a - b) <= (unit + 0x1p-10) * 1.0001 * scale));
+        compact_others += code[i] != device_code[i];
+    }
+    free(ours);
+    free(cpus);
+    return wrong;
+}
+
+/* The same for the weights with their rests, or in FP32. lr is 0.01, and m over the root of v below 10. */
+static int wrong_weights(const mtt_tensor *host, const mtt_tensor *device, const uint8_t *rest,
+                         const uint8_t *device_rest, int64_t count)
+{
+    float *ours = malloc((size_t)count * sizeof(float)), *cpus = malloc((size_t)count * sizeof(float));
+    int fp16 = host->dtype == MTT_F16_BITS, wrong = 0, exponent;
+    int64_t i;
+    if (rest) {
+        mtt__join_weights((const uint16_t *)host->data, rest, count, fp16, cpus);
+        mtt__join_weights((const uint16_t *)device->data, device_rest, count, fp16, ours);
+    } else {
+        memcpy(cpus, host->data, host->bytes);
+        memcpy(ours, device->data, host->bytes);
+    }
+    for (i = 0; i < count; i++) {
+        double unit;
+        frexp((double)cpus[i], &exponent);
+        unit = rest ? ldexp(1, (fp16 && exponent < -13 ? -13 : exponent) - (fp16 ? 19 : 16)) : 0;
+        wrong += !(fabs((double)ours[i] - (double)cpus[i]) <= unit + 0x1p-21 * (fabs((double)cpus[i]) + 0.1));
+        compact_others += rest && ours[i] != cpus[i];
+    }
+    compact_numbers += (rest ? 3 : 2) * count;
+    free(ours);
+    free(cpus);
+    return wrong;
+}
+
+/* The compact state after the update, the device's beside the CPU's, which test_model.c compares with AdamW in
+   double. Both round with the same random bits what FP32 arithmetic left a little different, so few numbers
+   differ, and those are neighbours. */
+static void compare_compact(lock_step *l, const mtt_op *op, const mtt_op *device)
+{
+    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op), *d = MTT_OPERANDS_OF(adamw, device);
+    mtt_tensor m = downloaded(l, d->m), v = downloaded(l, d->v), master = {.data = NULL};
+    int64_t first = 0;
+    int i;
+    if (o->master) master = downloaded(l, d->master);
+    for (i = 0; i < op->parameters; first += mtt__part_elements(op->weights[i]), i++) {
+        int64_t count = mtt__elements(op->weights[i]);
+        mtt_tensor weight = downloaded(l, device->weights[i]);
+        int wrong = wrong_moments(o->m, &m, first, count, 0) + wrong_moments(o->v, &v, first, count, 1);
+        wrong += wrong_weights(op->weights[i], &weight, o->master ? (const uint8_t *)o->master->data + first : NULL,
+                               o->master ? (const uint8_t *)master.data + first : NULL, count);
+        check(!wrong, "%d numbers of %s in the compact state are not the CPU's nor next to them (%s)", wrong,
+              op->weights[i]->name, describe(&l->s));
+        free(weight.data);
+    }
+    free(m.data);
+    free(v.data);
+    free(master.data);
+}
+
+static void compare_output(lock_step *l, const mtt_op *op, int operand, const mtt_tensor *device,
+                           const textbook *exact, const textbook *plain)
+{
+    const mtt_tensor *host = op->operands[operand];
+    mtt_tensor copy = downloaded(l, device);
     if (host->dtype == MTT_U8)
-        compare_counters(&l->s, op, (const mtt_counters *)copy.data, (const mtt_counters *)host->data, in);
-    else if (TEXTBOOK[op->kind]) compare_numbers(&l->s, op, o, &copy, exact, plain);
+        compare_counters(&l->s, op, (const mtt_counters *)copy.data, (const mtt_counters *)host->data,
+                         exact->gradients);
+    else if (TEXTBOOK[op->kind])
+        compare_numbers(&l->s, op, (compared){host, &copy, exact->values[operand], plain->values[operand],
+                                              exact->magnitudes[operand]});
     else
         check(!memcmp(copy.data, host->data, host->bytes), "%s of %s: other bits than the CPU's (%s)", host->name,
-              mtt__op_name[op->kind], describe(&l->s));
+              mtt_op_name(op->kind), describe(&l->s));
     free(copy.data);
 }
 
-/* Whether no other of its kind had the same operands' shapes and types, batch, heads and settings; counts it if so. */
+/* Whether no other of its kind had the same operands' shapes and types, batch, heads and settings; counts it if
+   so. */
 static int is_new(const mtt_op *op)
 {
     enum { SLOTS = 1 << 18 };
     static uint64_t seen[SLOTS];
     const mtt_shape *d = op->shape;
     uint64_t hash = 1469598103934665603u;
-    int64_t key[9] = {op->kind,       d->batch,       d->seq_len,     d->heads,   d->window,
-                      d->dropout > 0, op->transposed, op->accumulate, op->outputs};
+    int64_t key[] = {op->kind, d->batch, d->seq_len, d->heads, d->window, d->dropout > 0, op->transposed, op->adds};
     int i, k;
 #define MIX(x) hash = (hash ^ (uint64_t)(x)) * 1099511628211u, hash ^= hash >> 29
-    for (i = 0; i < 9; i++) MIX(key[i]);
-    for (i = 0; i < op->inputs + op->outputs; i++)
-        for (k = 0; op->in[i] && k < op->in[i]->rank; k++) MIX(op->in[i]->shape[k] * 8 + op->in[i]->dtype);
+    for (i = 0; i < (int)MTT__LENGTH(key); i++) MIX(key[i]);
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        MIX(op->operands[i] != NULL);
+        for (k = 0; op->operands[i] && k < op->operands[i]->rank; k++)
+            MIX(op->operands[i]->shape[k] * 8 + op->operands[i]->dtype);
+    }
 #undef MIX
     for (i = (int)(hash % SLOTS); seen[i] && seen[i] != hash; i = (i + 1) % SLOTS) {}
     if (seen[i]) return 0;
@@ -1172,39 +1546,56 @@ static int is_new(const mtt_op *op)
     return 1;
 }
 
-static void step_op(lock_step *l, int which, int i)
+/* Sends all operands to the device. Those that the operation begins to write hold NaN. */
+static void upload_operands(lock_step *l, const mtt_op *host, const mtt_op *device, int i)
 {
-    mtt_op *host = &l->host->programs[which].ops[i], *device = &l->device->programs[which].ops[i];
-    textbook exact = {host, NULL, NULL, l->s.policy.precision, 1}, plain = {host, NULL, NULL, l->s.policy.precision, 0};
+    int o;
+    for (o = 0; o < host->inputs + host->outputs; o++) {
+        mtt_tensor *t = host->operands[o];
+        if (!t) continue;
+        if (o >= host->inputs && t->first == i && !t->persistent) memset(t->data, 0xff, t->bytes);
+        cuda.upload(l->context, device->operands[o]->data, t->data, t->bytes);
+    }
+    for (o = 0; o < host->parameters; o++)
+        cuda.upload(l->context, device->gradients[o]->data, host->gradients[o]->data, host->gradients[o]->bytes);
+    for (o = 0; o < host->parameters && host->weights; o++)
+        cuda.upload(l->context, device->weights[o]->data, host->weights[o]->data, host->weights[o]->bytes);
+}
+
+/* The i-th operation of a program's list, of a later micro-batch's where `later` is set. */
+static mtt_op *op_at(const mtt_schedule *s, int which, int i, int later)
+{
+    const mtt__program *p = &s->programs[which];
+    return later && i < p->step_begin ? &p->later_ops[i] : &p->ops[i];
+}
+
+static void step_op(lock_step *l, int which, int i, int later)
+{
+    mtt_op *host = op_at(l->host, which, i, later), *device = op_at(l->device, which, i, later);
+    int compact = host->kind == MTT_OP_adamw && MTT_OPERANDS_OF(adamw, host)->m->dtype == MTT_U8, o;
+    textbook exact, plain;
     mtt_status status;
-    int o, compact = host->kind == MTT_OP_ADAMW && host->out[1]->dtype == MTT_U8;
     if (!is_new(host) && l->once) {
         mtt__cpu_functions[host->kind](host); /* for those that need its results */
         return;
     }
-    for (o = 0; o < host->inputs + host->outputs; o++) {
-        if (!host->in[o]) continue;
-        if (o >= host->inputs && host->in[o]->first == i && !host->in[o]->persistent)
-            memset(host->in[o]->data, 0xff, host->in[o]->bytes);
-        cuda.upload(l->context, device->in[o]->data, host->in[o]->data, host->in[o]->bytes);
-    }
-    exact.in = plain.in = widen_all(host->in, host->inputs);
-    exact.out = widen_all(host->out, host->outputs);
-    plain.out = widen_all(host->out, host->outputs);
-    status = cuda.run(l->context, device, 1,
-                      mtt__control(&l->host->programs[which].tensors[l->host->programs[which].control])->accumulate);
-    check(status == MTT_OK, "%s: %s (%s)", mtt__op_name[host->kind], env.error, describe(&l->s));
+    upload_operands(l, host, device, i);
+    exact = open_textbook(l, host, 1);
+    plain = open_textbook(l, host, 0);
+    status = cuda.run(l->context, device, 1);
+    check(status == MTT_OK, "%s: %s (%s)", mtt_op_name(host->kind), env.error, describe(&l->s));
     if (TEXTBOOK[host->kind] && !compact) {
         TEXTBOOK[host->kind](&exact);
         TEXTBOOK[host->kind](&plain);
     }
     mtt__cpu_functions[host->kind](host);
-    for (o = 0; o < host->outputs && status == MTT_OK; o++)
-        if (compact && o % 4 == 0) compare_compact(l, host, o / 4, device->out + o);
-        else if (host->out[o] && !compact) compare_output(l, host, o, device->out[o], exact.in, exact.out[o], plain.out[o]);
-    free_all(exact.in, host->inputs);
-    free_all(exact.out, host->outputs);
-    free_all(plain.out, host->outputs);
+    if (status == MTT_OK && compact) compare_compact(l, host, device);
+    else if (status == MTT_OK && host->kind == MTT_OP_adamw) compare_update(l, host, device, &exact, &plain);
+    else
+        for (o = host->inputs; o < host->inputs + host->outputs && status == MTT_OK; o++)
+            if (host->operands[o]) compare_output(l, host, o, device->operands[o], &exact, &plain);
+    close_textbook(&exact);
+    close_textbook(&plain);
     tried[host->kind]++;
 }
 
@@ -1214,8 +1605,9 @@ static void step_schedule(const setup *s, int once)
     int which, i;
     l.once = once;
     for (which = 0; which < MTT__PROGRAMS; which++) {
-        fill_state(s, &l.host->programs[which], which == MTT__TRAIN && s->policy.accumulate > 1 && below(2));
-        for (i = 0; i < l.host->programs[which].op_count; i++) step_op(&l, which, i);
+        int later = which == MTT__TRAIN && s->policy.accumulate > 1 && below(2);
+        fill_state(&l, which);
+        for (i = 0; i < l.host->programs[which].op_count; i++) step_op(&l, which, i, later);
     }
     close_lock_step(&l);
 }
@@ -1275,9 +1667,9 @@ static void long_rows(void)
         s.policy.window = 0;
         l = open_lock_step(&s);
         for (which = 0; which < MTT__PROGRAMS; which++) {
-            fill_state(&s, &l.host->programs[which], 0);
+            fill_state(&l, which);
             for (i = 0; i < l.host->programs[which].op_count; i++)
-                if (l.host->programs[which].ops[i].kind == MTT_OP_CHUNKED_LOSS) step_op(&l, which, i);
+                if (l.host->programs[which].ops[i].kind == MTT_OP_chunked_loss) step_op(&l, which, i, 0);
         }
         close_lock_step(&l);
     }
@@ -1285,14 +1677,14 @@ static void long_rows(void)
 }
 
 /* One model's operations of two kinds; the others are made by the host, for those that need their results. */
-static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, int accumulating)
+static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, int later)
 {
     lock_step l = open_lock_step(s);
     const mtt__program *p = &l.host->programs[MTT__TRAIN];
     int i;
-    fill_state(s, p, accumulating);
+    fill_state(&l, MTT__TRAIN);
     for (i = 0; i < p->step_begin; i++)
-        if (p->ops[i].kind == forward || p->ops[i].kind == backward) step_op(&l, MTT__TRAIN, i);
+        if (p->ops[i].kind == forward || p->ops[i].kind == backward) step_op(&l, MTT__TRAIN, i, later);
         else mtt__cpu_functions[p->ops[i].kind](&p->ops[i]);
     close_lock_step(&l);
 }
@@ -1318,7 +1710,7 @@ static void turns_of_heads(void)
                                 .attention = MTT_ATTENTION_FLASH,
                                 .window = cases[number].window,
                                 .workspace_bytes = (size_t)2 << 20};
-        step_two(&s, MTT_OP_FLASH, MTT_OP_FLASH_BACKWARD, 0);
+        step_two(&s, MTT_OP_flash, MTT_OP_flash_backward, 0);
     }
     random_state = others;
 }
@@ -1374,7 +1766,7 @@ static void products_with_gelu(void)
             s.batch = 8, s.seq_len = s.model.max_seq = 550;
             s.policy.workspace_bytes = (size_t)2 << 20;
         }
-        step_two(&s, MTT_OP_LINEAR_GELU, MTT_OP_LINEAR_BACKWARD_GELU, s.policy.accumulate > 1 && below(2));
+        step_two(&s, MTT_OP_linear_gelu, MTT_OP_linear_backward_gelu, s.policy.accumulate > 1 && below(2));
     }
     random_state = others;
 }
@@ -1399,10 +1791,10 @@ static void operations(int large, int small)
     printf("largest error, 1 = twice the plain implementation's and the slack\n");
     printf("%-26s %6s %7s %8s %8s %8s %8s\n", "operation", "tries", "shapes", "FP32", "TF32", "BF16", "FP16");
     for (i = 0; i < MTT_OP_KIND_COUNT; i++) {
-        printf("%-26s %6d %7d", mtt__op_name[i], tried[i], distinct[i]);
+        printf("%-26s %6d %7d", mtt_op_name((mtt_op_kind)i), tried[i], distinct[i]);
         if (TEXTBOOK[i]) printf(" %8.2f %8.2f %8.2f %8.2f\n", worst[i][0], worst[i][1], worst[i][2], worst[i][3]);
-        else printf(" %s\n", i == MTT_OP_SUM_LOSS || i == MTT_OP_GRAD_NORM ? "counters" : "the CPU's bits");
-        check(distinct[i] >= TRIES || small < SMALL_SETUPS, "%s was tried over %d shapes, %d are wanted", mtt__op_name[i],
+        else printf(" %s\n", i == MTT_OP_sum_loss || i == MTT_OP_grad_norm ? "counters" : "the CPU's bits");
+        check(distinct[i] >= TRIES || small < SMALL_SETUPS, "%s was tried over %d shapes, %d are wanted", mtt_op_name((mtt_op_kind)i),
               distinct[i], TRIES);
     }
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n", (long long)compact_others,
@@ -1424,16 +1816,17 @@ static void probe_tf32(void)
     s.seq_len = s.model.max_seq = 128;
     s.policy.precision = MTT_TF32;
     l = open_lock_step(&s);
-    for (i = 0; l.host->programs[MTT__EVALUATE].ops[i].kind != MTT_OP_LINEAR; i++) {}
+    for (i = 0; l.host->programs[MTT__EVALUATE].ops[i].kind != MTT_OP_linear; i++) {}
     op = &l.host->programs[MTT__EVALUATE].ops[i];
     device = &l.device->programs[MTT__EVALUATE].ops[i];
-    for (o = 0; o < op->inputs; o++) {
-        float *values = (float *)op->in[o]->data;
-        for (i = 0; i < mtt__elements(op->in[o]); i++) values[i] = o == 0 ? 1 + 0x1p-11f + 0x1p-12f : o == 1 ? 1 : 0;
-        cuda.upload(l.context, device->in[o]->data, values, op->in[o]->bytes);
+    for (o = 0; o < op->inputs; o++) { /* x, weight, bias */
+        float *values = (float *)op->operands[o]->data;
+        for (i = 0; i < mtt__elements(op->operands[o]); i++)
+            values[i] = o == 0 ? 1 + 0x1p-11f + 0x1p-12f : o == 1 ? 1 : 0;
+        cuda.upload(l.context, device->operands[o]->data, values, op->operands[o]->bytes);
     }
-    check(cuda.run(l.context, device, 1, 0) == MTT_OK &&
-              cuda.download(l.context, &y, device->out[0]->data, sizeof(y)) == MTT_OK,
+    check(cuda.run(l.context, device, 1) == MTT_OK &&
+              cuda.download(l.context, &y, MTT_OPERANDS_OF(linear, device)->y->data, sizeof(y)) == MTT_OK,
           "TF32: %s", env.error);
     y /= (float)s.model.d_model;
     tf32_truncates = y < 1 + 0x1p-12f;
@@ -1442,26 +1835,27 @@ static void probe_tf32(void)
     close_lock_step(&l);
 }
 
-/* Runs the flash operations of a layer with a window; the first time keeps the results, after that compares them. */
+/* Runs the flash operations of a layer with a window; the first time keeps the results, after that compares
+   them. */
 static void flash_with_window(lock_step *l, mtt_op *ops[2], int window, char *results[3])
 {
+    const mtt_flash *forward = MTT_OPERANDS_OF(flash, ops[0]);
+    const mtt_tensor *outputs[3] = {forward->out, forward->lse, MTT_OPERANDS_OF(flash_backward, ops[1])->d_qkv};
     mtt_shape shape = *ops[0]->shape;
     int i;
     shape.window = window;
     for (i = 0; i < 2; i++) {
         mtt_op op = *ops[i];
         op.shape = &shape;
-        check(cuda.run(l->context, &op, 1, 0) == MTT_OK, "flash: %s", env.error);
+        check(cuda.run(l->context, &op, 1) == MTT_OK, "flash: %s", env.error);
     }
     for (i = 0; i < 3; i++) {
-        const mtt_tensor *out = i < 2 ? ops[0]->out[i] : ops[1]->out[0];
-        char *now = malloc(out->bytes);
-        cuda.download(l->context, now, out->data, out->bytes);
+        mtt_tensor now = downloaded(l, outputs[i]);
         if (results[i]) {
-            check(!memcmp(now, results[i], out->bytes), "%s: other bits with a window of %d (%s)", out->name, window,
-                  describe(&l->s));
-            free(now);
-        } else results[i] = now;
+            check(!memcmp(now.data, results[i], now.bytes), "%s: other bits with a window of %d (%s)", now.name,
+                  window, describe(&l->s));
+            free(now.data);
+        } else results[i] = (char *)now.data;
     }
 }
 
@@ -1485,16 +1879,16 @@ static void full_windows(void)
         s.policy.attention = MTT_ATTENTION_FLASH;
         s.policy.window = 0;
         l = open_lock_step(&s);
-        fill_state(&s, &l.host->programs[MTT__TRAIN], 0);
+        fill_state(&l, MTT__TRAIN);
         for (i = 0; i < l.host->programs[MTT__TRAIN].op_count; i++) {
             mtt_op *host = &l.host->programs[MTT__TRAIN].ops[i], *device = &l.device->programs[MTT__TRAIN].ops[i];
-            int o, which = host->kind == MTT_OP_FLASH_BACKWARD;
-            if (host->kind != MTT_OP_FLASH && !which) continue;
+            int o, which = host->kind == MTT_OP_flash_backward;
+            if (host->kind != MTT_OP_flash && !which) continue;
             ops[which] = device;
             for (o = 0; o < host->inputs; o++) {
-                if (which && o > 0 && o < 4) continue; /* qkv, attended and lse are the forward operation's */
-                if (host->in[o]->dtype != MTT_U8) fill_tensor(host->in[o], 1, 0);
-                cuda.upload(l.context, device->in[o]->data, host->in[o]->data, host->in[o]->bytes);
+                if (which && o > 0 && o < 4) continue; /* qkv, out and lse are the forward operation's */
+                if (host->operands[o]->dtype != MTT_U8) fill_tensor(host->operands[o], 1, 0);
+                cuda.upload(l.context, device->operands[o]->data, host->operands[o]->data, host->operands[o]->bytes);
             }
         }
         flash_with_window(&l, ops, 0, results);
@@ -1730,14 +2124,14 @@ static void repetition(void)
     }
 }
 
-static mtt_status (*run_list)(void *context, const mtt_op *ops, int count, int accumulate);
+static mtt_status (*run_list)(void *context, const mtt_op *ops, int count);
 
-/* As the backend runs a list, but without graphs and without two operations in one pass. */
-static mtt_status run_singly(void *context, const mtt_op *ops, int count, int accumulate)
+/* As the backend runs a list, but without graphs. */
+static mtt_status run_singly(void *context, const mtt_op *ops, int count)
 {
     mtt_status status = MTT_OK;
     int i;
-    for (i = 0; i < count && status == MTT_OK; i++) status = run_list(context, &ops[i], 1, accumulate);
+    for (i = 0; i < count && status == MTT_OK; i++) status = run_list(context, &ops[i], 1);
     return status;
 }
 

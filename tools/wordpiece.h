@@ -570,12 +570,11 @@ static mtt_status mtt__words_add(mtt_tokenizer *t, const char *at, size_t size, 
 static const char *mtt__words_finish(mtt_tokenizer *t)
 {
     mtt__wordpiece *w = (mtt__wordpiece *)t->own;
-    uint64_t key;
     size_t i;
     for (i = 0; i < t->pieces.count; i++)
         if (w->longest < t->pieces.items[i].size) w->longest = t->pieces.items[i].size;
-    w->unknown = mtt__strings_find(&t->pieces, " [UNK]", 6, &key);
-    t->end_of_text = mtt__strings_find(&t->pieces, "[SEP]", 5, &key);
+    w->unknown = mtt__strings_find(&t->pieces, " [UNK]", 6);
+    t->end_of_text = mtt__strings_find(&t->pieces, "[SEP]", 5);
     if (w->unknown != MTT__NONE && t->end_of_text != MTT__NONE) return NULL;
     return "[UNK] or [SEP] is not in the vocabulary";
 }
@@ -602,12 +601,11 @@ static mtt_status mtt__words_match(void *user, const char *word, size_t size)
     int32_t ids[MTT__WORD_CHARACTERS];
     size_t from = 0, end, count = 0;
     uint32_t id = size > 1 ? 0 : MTT__NONE;
-    uint64_t key;
     for (; from < size && id != MTT__NONE; from = end) {
         end = w->longest < size - from ? from + w->longest : size;
         for (id = MTT__NONE; end > from; end--)
             if (end == size || (word[end] & 0xc0) != 0x80) {
-                id = mtt__strings_find(&t->pieces, word + from, end - from, &key);
+                id = mtt__strings_find(&t->pieces, word + from, end - from);
                 if (id != MTT__NONE) break;
             }
         ids[count++] = (int32_t)id;
@@ -643,9 +641,8 @@ static mtt_status mtt__words_count(void *user, const char *word, size_t size)
 static size_t mtt__words_symbol(const mtt_tokenizer *t, const char *at, size_t size, uint32_t *id)
 {
     size_t n = 1u + (*at == ' ');
-    uint64_t key;
     while (n < size && (at[n] & 0xc0) == 0x80) n++;
-    *id = mtt__strings_find(&t->pieces, at, n, &key);
+    *id = mtt__strings_find(&t->pieces, at, n);
     return n;
 }
 
