@@ -10,6 +10,7 @@
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "options.h"
+#include <time.h>
 
 enum { REPEATS = 10 };
 
@@ -52,7 +53,6 @@ static const option options[] = {
 /* Operations that cost the same. */
 typedef struct {
     mtt_op_info about;
-    long long from, to; /* widths of the first operand and of the first result */
     int count;
     double ms;
 } line;
@@ -63,38 +63,12 @@ static int fail(const mtt_env *env)
     return 1;
 }
 
-/* ms of one operation, alone, on the operands that it has in a step: those before it have just run, and what it works on in place
-   is put back for it to run once more. The speed of a product depends on its numbers: on what a whole step leaves in their memory,
-   the backward pass's took more than a third longer. Negative where something failed, which the environment's error names. */
-static double measure(mtt_trainer *t, const mtt_op *op)
+/* ms since some moment. */
+static double now_ms(void)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt_tensor *both = NULL;
-    mtt_counters counters;
-    mtt_status status = MTT_OK;
-    void *before = NULL;
-    double start = 0, ms;
-    int i, k;
-    for (i = 0; i < op->inputs; i++)
-        for (k = 0; k < op->outputs; k++)
-            if (op->in[i] && op->in[i] == op->out[k]) both = op->in[i];
-    if (both && !(before = malloc(both->bytes))) {
-        snprintf(t->env->error, sizeof(t->env->error), "no memory for a copy of %s, %zu bytes", both->name, both->bytes);
-        return -1;
-    }
-    if (both) status = t->backend.download(t->context, before, both->data, both->bytes);
-    for (i = -1; i < REPEATS && !status; i++) {
-        status = t->backend.run(t->context, op, 1, 0);
-        if (i >= 0 || status) continue;
-        status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
-        start = mtt__now_ms();
-    }
-    if (!status) status = t->backend.download(t->context, &counters, p->tensors[p->counters].data, sizeof(counters));
-    ms = (mtt__now_ms() - start) / REPEATS;
-    if (!status && both) status = t->backend.upload(t->context, both->data, before, both->bytes);
-    if (!status && both) status = t->backend.run(t->context, op, 1, 0);
-    free(before);
-    return status ? -1 : ms;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
 
 static int by_time(const void *a, const void *b)
@@ -103,14 +77,22 @@ static int by_time(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
+/* Uniform in [0, 1), by Knuth's linear congruential generator. */
+static double uniform(void)
+{
+    static uint64_t state = 1;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(state >> 11) * 0x1p-53;
+}
+
 /* Text-like tokens: few of them are frequent. */
 static void fill_tokens(int32_t *tokens, int32_t *targets, int count)
 {
     int i;
     for (i = 0; i < count; i++) {
-        double u = mtt__random_uniform(1, 0, (uint64_t)i);
+        double u = uniform();
         tokens[i] = (int32_t)(set.model.vocab * u * u * u * u);
-        targets[i] = (int32_t)(set.model.vocab * mtt__random_uniform(1, 1, (uint64_t)i));
+        targets[i] = (int32_t)(set.model.vocab * uniform());
     }
 }
 
@@ -123,7 +105,6 @@ int main(int argc, char **argv)
     mtt_trainer *t;
     mtt_step_info info;
     mtt_op_info about;
-    const mtt_op *op;
     int code = option_parse(options, sizeof(options) / sizeof(options[0]), argc, argv), half = set.steps / 2, count = 0;
     int tokens_count, i, k;
     int32_t *tokens;
@@ -139,28 +120,22 @@ int main(int argc, char **argv)
     if (mtt_trainer_create(&env, &set.model, &set.policy, &optim, &backend, set.batch, set.seq_len, &t)) return fail(&env);
     for (i = 1; i <= set.steps; i++) {
         if (mtt_train_step(t, tokens, tokens + tokens_count, i == half || i == set.steps ? &info : NULL)) return fail(&env);
-        if (i == half) start = mtt__now_ms();
+        if (i == half) start = now_ms();
     }
-    step_ms = (mtt__now_ms() - start) / (set.steps - half);
+    step_ms = (now_ms() - start) / (set.steps - half);
     if (set.only_step) {
         printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu, \"loss\": %.5f}\n", step_ms, tokens_count / step_ms * 1e3,
                info.arena_bytes, info.loss);
         return mtt_trainer_destroy(t), free(tokens), 0;
     }
-    for (i = 0; mtt_schedule_op(t->schedule, i, &about); i++) {
+    for (i = 0; mtt_schedule_op(mtt_trainer_schedule(t), i, &about); i++) {
         for (k = 0; k < count; k++)
             if (!strcmp(lines[k].about.name, about.name) && lines[k].about.flops == about.flops &&
                 lines[k].about.traffic_bytes == about.traffic_bytes) break;
         if (k == 256) return fprintf(stderr, "profile: more than 256 different operations\n"), 1;
-        op = &t->schedule->programs[MTT__TRAIN].ops[i];
-        if (k == count) {
-            lines[count++].about = about;
-            lines[k].from = mtt__width(op->in[0]);
-            lines[k].to = mtt__width(op->out[0]);
-        }
+        if (k == count) lines[count++].about = about;
         lines[k].count++;
-        ms = measure(t, op);
-        if (ms < 0) return fail(&env);
+        if (mtt_profile(t, i, REPEATS, &ms)) return fail(&env);
         lines[k].ms += ms;
     }
     qsort(lines, (size_t)count, sizeof(*lines), by_time);
@@ -170,7 +145,8 @@ int main(int argc, char **argv)
         double floor_ms = fmax(flops / ((double)set.tflops * 1e9), bytes / ((double)set.gbs * 1e6));
         total += lines[k].ms;
         floor_total += floor_ms;
-        printf("| %s | %lld > %lld | %d | %.3f | %.1f | %.0f | %.0f %% |\n", lines[k].about.name, lines[k].from, lines[k].to,
+        printf("| %s | %lld > %lld | %d | %.3f | %.1f | %.0f | %.0f %% |\n", lines[k].about.name,
+               (long long)lines[k].about.width_in, (long long)lines[k].about.width_out,
                lines[k].count, lines[k].ms, flops / lines[k].ms * 1e-9, bytes / lines[k].ms * 1e-6, 100 * floor_ms / lines[k].ms);
     }
     printf("\noperations %.3f ms, their floors %.3f ms; a step %.3f ms, %.0f tokens/s; arena %.1f MiB\n", total, floor_total,

@@ -10,6 +10,8 @@
 
 #include <dirent.h>
 
+#define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
+
 /* What is known of a run: texts and numbers by their names in JSON; the last four numbers are computed here. */
 #define TEXTS(X)                                                                                                          \
     X(name, 256) X(group, 32) X(technique, 128) X(status, 16) X(message, 600) X(phase, 16) X(suite, 16) X(device, 8) X(budget, 32) \
@@ -67,7 +69,7 @@ static void put_text(run *r, mtt_slice key, mtt_slice value)
 {
     char plain[2048];
     size_t k, size = value.size < sizeof(plain) ? mtt_json_unescape(value, plain) : 0;
-    for (k = 0; k < MTT__LENGTH(text_rows); k++)
+    for (k = 0; k < LENGTH(text_rows); k++)
         if (mtt_slice_is(key, text_rows[k].name)) snprintf((char *)r + text_rows[k].at, text_rows[k].room, "%.*s", (int)size, plain);
 }
 
@@ -429,7 +431,7 @@ static void print_findings(const run *like, const group *g)
     const struct finding *f;
     const run *b = like->base;
     char technique[160];
-    for (f = findings; f < findings + MTT__LENGTH(findings); f++) EACH(r) {
+    for (f = findings; f < findings + LENGTH(findings); f++) EACH(r) {
         if (f->suite != head.suite[0] || strcmp(f->group, g->name) || !is_in(r, g) || !r->base) continue;
         snprintf(technique, sizeof(technique), "%s%s", f->technique[0] == '_' ? r->base->technique : "", f->technique);
         if (strcmp(technique, r->technique) || (!f->batch && !is_same(r, like))) continue;
@@ -513,7 +515,7 @@ int main(int argc, char **argv)
     size_t size = 0;
     double bytes;
     FILE *report, *table;
-    int done = 0, code = option_parse(options, MTT__LENGTH(options), argc, argv);
+    int done = 0, code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     read_results();
     EACH(r) done += is_done(r);
