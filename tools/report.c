@@ -10,7 +10,6 @@
 
 #include <dirent.h>
 
-#define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
 /* What is known of a run: texts and numbers by their names in JSON; the last four numbers are computed here. */
 #define TEXTS(X)                                                                                                          \
@@ -45,9 +44,10 @@ static char budget[64] = "the budget"; /* in words */
 static const char *results = "results", *experiments, *dataset;
 
 static const option options[] = {
-    {"results-dir", TEXT, &results, "folder of the runs (results)", 0, 0},
-    {"experiments", TEXT, &experiments, "compare these alone: names or techniques, with commas (all)", 0, 0},
-    {"dataset", TEXT, &dataset, "compare this dataset's runs (needed where there are several, but for a suite's)", 0, 0},
+    TITLE("usage: report [option...]"),
+    TEXT("results-dir", &results, "folder of the runs"),
+    TEXT("experiments", &experiments, "compare only these: names or techniques, separated by commas"),
+    TEXT("dataset", &dataset, "compare the runs of this dataset; needed if there are several and no suite"),
 };
 
 /* ---- reading ---- */
