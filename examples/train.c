@@ -12,7 +12,6 @@
 #include "../tools/options.h"
 #include "../tools/results.h"
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_NUMBERS, EXIT_DEVICE, EXIT_INTERRUPTED = 130 };
@@ -119,16 +118,16 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
 {
     char prefix[1024];
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    mtt_prepare_desc from = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
-                             .tokenizer = set.tokenizer, .seed = (uint64_t)set.seed};
+    mtt_prepare_desc job = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
+                            .tokenizer = set.tokenizer, .seed = (uint64_t)set.seed};
     mtt_prepare_report made = {0};
     mtt_status status = MTT_OK;
     int prepared = result_has_tokens(set.data), vocab;
     snprintf(prefix, sizeof(prefix), "%s/%s", set.results, dataset);
     if (prepared) snprintf(prefix, sizeof(prefix), "%s", set.data);
-    if (set.tokenizer) from.kind = &kind;
-    from.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
-    if (!prepared) status = mtt_prepare(&env, &from, &made);
+    if (set.tokenizer) job.kind = &kind;
+    job.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
+    if (!prepared) status = mtt_prepare(&env, &job, &made);
     if (made.reused) fprintf(stderr, "train: the tokens of %s are reused from an earlier run\n", set.data);
     if (!status) status = mtt_dataset_open(&env, prefix, &kind, data);
     if (status) return status;
@@ -259,7 +258,7 @@ int main(int argc, char **argv)
     int max_batch = 0, code = read_options(argc, argv), planning = set.dry_run || set.find_max;
     size_t budget = set.policy.budget_bytes;
     if (code) return code == OPTION_HELP ? 0 : code;
-    if (!planning) mkdir(set.results, 0777);
+    if (!planning) result_make_folder(set.results);
     if (!planning && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
     if (!planning && !status) status = open_data(&data, &batches);
     if (!status && budget)

@@ -62,7 +62,7 @@ expect 2 '"bs4294967304" in .* is no technique' --technique bf16_bs4294967304
 expect 2 '"window99999999999" in .* is no technique' --technique bf16_window99999999999
 expect 2 '"" in "bf16_.* is no technique' --technique "$(printf 'bf16_%.0s' $(seq 40))"
 expect 2 '--resume takes no value' --resume=no
-expect 2 '--lr 0: expected a number above 0' --lr 0 --dry-run
+expect 2 '--lr 0: expected a number above 0, at most 100' --lr 0 --dry-run
 expect 2 '--epochs 0: expected a whole number, 1 or more' --epochs 0 --dry-run
 expect 2 '--split needs --recompute budget' --split --dry-run
 expect 2 '--data is missing' --technique bf16

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OPTION_TEXT = MTT_FIELD_FLAG + 1, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
 enum { OPTION_ERROR = 2, OPTION_HELP = -1, OPTION_MOST = 128 };
@@ -108,8 +109,8 @@ static void option_add_words(mtt_policy *policy)
 {
     const option words[] = {
         TEXT("technique", &option_all.technique, "words joined by _, as in bf16_flash_window16_chunked"),
-        FLAG("flash-attn", &policy->attention, MTT_ATTENTION_FLASH, "the same as --flash"),
-        FLAG("gradient-checkpointing", &policy->recompute, MTT_RECOMPUTE_LAYER, "the same as --checkpointing"),
+        FLAG("flash-attn", &policy->attention, MTT_ATTENTION_FLASH, "as --flash"),
+        FLAG("gradient-checkpointing", &policy->recompute, MTT_RECOMPUTE_LAYER, "as --checkpointing"),
     };
     int k;
     for (k = 0; k < LENGTH(words); k++) option_add(words[k]);
@@ -245,7 +246,8 @@ static int option_expected(const option *o, const char *value)
     char range[64], message[512];
     if (o->kind == OPTION_TEXT) snprintf(range, sizeof(range), "a text");
     else if (o->kind == MTT_FIELD_BYTES) snprintf(range, sizeof(range), "bytes, as in 24G or 512M");
-    else if (o->low > 0 && o->low < 1e-20) snprintf(range, sizeof(range), "a number above 0");
+    else if (o->low > 0 && o->low < 1e-20)
+        snprintf(range, sizeof(range), "%s above 0, at most %g", number, o->high);
     else if (o->high >= INT_MAX) snprintf(range, sizeof(range), "%s, %g or more", number, o->low);
     else snprintf(range, sizeof(range), "%s from %g to %g", number, o->low, o->high);
     snprintf(message, sizeof(message), "--%s %.100s: expected %s (%s)", o->name, value ? value : "",
@@ -280,6 +282,13 @@ static int option_read(int argc, char **argv)
     return 0;
 }
 
+/* OpenMP's threads spin while they wait, which makes training several times slower on a busy machine. The
+   variable that forbids it is read before main, so the program starts again. */
+static void option_wait_passively(char **argv)
+{
+    if (!getenv("OMP_WAIT_POLICY") && !setenv("OMP_WAIT_POLICY", "passive", 1)) execvp(argv[0], argv);
+}
+
 /* 0, OPTION_ERROR after a message that says what was expected, or OPTION_HELP after the usage. */
 static int option_parse(const option *table, int count, int argc, char **argv)
 {
@@ -290,6 +299,7 @@ static int option_parse(const option *table, int count, int argc, char **argv)
     for (i = 0; i < count; i++)
         if (table[i].kind == OPTION_FIELDS) option_add_fields(table, count, &table[i]);
         else option_add(table[i]);
+    if (option_all.policy) option_wait_passively(argv);
     code = option_read(argc, argv);
     if (code || !option_all.technique) return code;
     if (mtt_policy_parse(&env, option_all.technique, option_all.policy, batch ? (int *)batch->at : NULL))

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Files of a run: {folder}/{run}{ending}; a run is {dataset}_{technique}. */
@@ -93,6 +94,19 @@ static inline void result_name(char *name, size_t size, const char *path, const 
     snprintf(name, size, "%s", chosen ? chosen : strcmp(path, "-") ? base : "stdin");
     for (; *name; name++)
         if (strchr("/\"\\", *name) || (*name > 0 && *name < ' ')) *name = '_';
+}
+
+/* Makes a folder and those above it. */
+static inline void result_make_folder(const char *path)
+{
+    char part[1024], *at = part;
+    snprintf(part, sizeof(part), "%s", path);
+    while (*at && (at = strchr(at + 1, '/'))) {
+        *at = 0;
+        mkdir(part, 0777);
+        *at = '/';
+    }
+    mkdir(path, 0777);
 }
 
 /* 1 = a prefix has token files. */
