@@ -619,7 +619,8 @@ static void print_findings(const run *like, const group *g)
             if (!strcmp(head.device, "cuda")) print_finding(r, "time", f->time, 1 / r->speed);
             print_finding(r, "batch", f->batch, r->batch_size / r->base->batch_size);
         }
-    if (like->base && (head.suite[0] == 'a' || head.suite[0] == 'b')) print_vocabulary(like->base);
+    if (like->base && like->base->bytes[MTT_LOGITS] > 0 && (head.suite[0] == 'a' || head.suite[0] == 'b'))
+        print_vocabulary(like->base);
     EACH(w)
         EACH(full)
             if (is_same(w, like)) print_window(w, full);
