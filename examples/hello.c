@@ -1,10 +1,9 @@
 /* hello.c - the shortest complete program: reads a text, trains a small GPT on it, writes a sample.
 
-   cc -O3 -march=native -fopenmp examples/hello.c -o hello -lm
-   OMP_WAIT_POLICY=passive ./hello my_text.txt        about a minute on a CPU
+   cc -O3 -march=native -fopenmp examples/hello.c -o hello -lm && OMP_WAIT_POLICY=passive ./hello my_text.txt
 
-   The text should have 100 KB or more, and blank lines; tools/get_data.sh tinyshakespeare.txt downloads one.
-   Tokenizer and tokens stay in the current folder as hello.*. The next program to read is train.c. */
+   It takes about a minute on a CPU. The text should have 100 KB or more, and blank lines in it, for example
+   tinyshakespeare.txt (tools/get_data.sh). Tokenizer and tokens stay in the current folder as hello.*. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include <stdio.h>
