@@ -435,8 +435,8 @@ typedef struct mtt_step_info {
     size_t arena_bytes;
 } mtt_step_info;
 
-/* Builds the schedule, takes the arena from the backend in one allocation and fills it with initial weights.
-   */
+/* Builds the schedule, takes the arena from the backend in one allocation and fills it with initial
+   weights. */
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
                                      int seq_len, mtt_trainer **out);
@@ -451,8 +451,8 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, co
 MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                mtt_step_info *info);
 /* Quality over a whole token file, in order: the trainer's batch and sequence length, at most `batches` of
-   them (0 = all). The tokenizer says how many bytes of text the targets are; without one bits_per_byte is 0.
-   */
+   them (0 = all). The tokenizer says how many bytes of text the targets are; without one bits_per_byte is
+   0. */
 typedef struct mtt_quality {
     double loss, perplexity; /* mean cross entropy in nats, and e to the power of it */
     double bits_per_byte;    /* comparable between vocabularies, unlike perplexity */
@@ -1129,8 +1129,8 @@ MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_count
     return r;
 }
 
-/* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay w)
-   */
+/* m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay
+   w) */
 MTT__BOTH void mtt__adamw_element(const mtt_adamw_rates *r, float g, float *m, float *v, float *w)
 {
     float d = g * r->scale;
@@ -1276,9 +1276,9 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #endif
 #endif
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>base
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -1483,9 +1483,9 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
     return 1;
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>numbers
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 /* 16-bit floats, the arrays of the compact state, and random numbers that are functions of a counter. */
 
@@ -1535,8 +1535,8 @@ MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
     return random ? (uint32_t)random[i] : (uint32_t)MTT__NEAREST;
 }
 
-static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random, uint16_t *weights,
-                               uint8_t *rest)
+static void mtt__split_weights(const float *x, int64_t count, int fp16, const uint16_t *random,
+                               uint16_t *weights, uint8_t *rest)
 {
     int64_t i;
     for (i = 0; i < count; i++)
@@ -1551,8 +1551,8 @@ static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int6
 
 /* Moments to codes, and a scale for each group: its largest absolute value; of second moments, the root of
    its largest. */
-static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random, uint8_t *codes,
-                              uint16_t *scales)
+static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random,
+                              uint8_t *codes, uint16_t *scales)
 {
     int64_t i, k, n;
     for (i = 0; i < count; i += n, scales++) {
@@ -1570,7 +1570,8 @@ static void mtt__pack_moments(const float *x, int64_t count, int second, const u
     }
 }
 
-static void mtt__unpack_moments(const uint8_t *codes, const uint16_t *scales, int64_t count, int second, float *x)
+static void mtt__unpack_moments(const uint8_t *codes, const uint16_t *scales, int64_t count, int second,
+                                float *x)
 {
     int64_t i;
     for (i = 0; i < count; i++) {
@@ -1618,7 +1619,7 @@ static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
     return (float)(radius * (index & 1 ? sin(angle) : cos(angle)));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>json
    -------------------------------------------------------------------------------------------------------- */
 
@@ -2130,9 +2131,9 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
     return ~crc;
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>config
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 static const char *const mtt__category_text[] = {MTT_CATEGORIES(MTT__STRING)};
 static const char *const mtt__phase_text[] = {"forward", "backward", "step"};
@@ -2452,9 +2453,9 @@ MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capac
     return out.size;
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>tensors
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 /* Of each precision: name, type of activations and weights in use, whether the loss is scaled, and FLOP/s of
    products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
@@ -2527,8 +2528,8 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int64_t VOCAB
 #define MTT__KEPT_ENUM(kind, name, prefix, exists) MTT__##kind,
 enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
 
-/* When an activation is dropped after the forward pass: if the recompute level of its layer is at least this.
-   */
+/* When an activation is dropped after the forward pass: if the recompute level of its layer is at least
+   this. */
 enum { MTT__BY_SELECTIVE = 1, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
 /* Every activation of a layer: role, name, shape (0 = no such dimension), 1 = 32 bits in every precision,
@@ -2609,9 +2610,9 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
     return q->shape[0] * (q->shape[1] ? q->shape[1] : 1);
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>schedule
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
     {#name, inputs, (int)(sizeof(mtt_##name) / sizeof(mtt_tensor *))},
@@ -3410,9 +3411,9 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which)
     return b.status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>plan
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 enum { MTT__ALIGN = 256 }; /* of every tensor in the arena, as cudaMalloc aligns */
 
@@ -3827,8 +3828,8 @@ static size_t mtt__arena_bytes(const mtt_schedule *s)
 }
 
 /* Builds the programs, with so many layers recomputed whole and in part. Only the training step depends on
-   these: the others stay once they are built. Ends at the first program that takes more than `limit` bytes.
-   */
+   these: the others stay once they are built. Ends at the first program that takes more than `limit`
+   bytes. */
 static mtt_status mtt__build(mtt_schedule *s, int whole, int partial, size_t limit)
 {
     int i;
@@ -4140,15 +4141,15 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
                      budget_bytes, least, least > budget_bytes ? least - budget_bytes : 0);
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>cpu
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 /* Every operation in plain C, beside its formula: mtt__cpu_norm(op, operands) runs the row `norm` of MTT_OPS.
-   Tensors are read and written as floats, so one text serves all precisions. Threads share rows, columns, tiles
-   or heads. No sum is divided between threads in another order than on one, so their number changes no bit.
-   First come tools: numbers, elementwise operations, matrix products. Then the operations in the order of a
-   step: embedding, norms, GELU, linear layers, attention, loss, update. */
+   Tensors are read and written as floats, so one text serves all precisions. Threads share rows, columns,
+   tiles or heads. No sum is divided between threads in another order than on one, so their number changes no
+   bit. First come tools: numbers, elementwise operations, matrix products. Then the operations in the order
+   of a step: embedding, norms, GELU, linear layers, attention, loss, update. */
 
 enum {
     MTT__ALONE = 32768,    /* up to this many elements one thread works alone: waking others takes longer */
@@ -4201,7 +4202,8 @@ MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_count
    on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
 MTT__INLINE float mtt__exp(float x)
 {
-    float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x, shifted = clamped * 1.44269504f + 12582912.0f;
+    float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float shifted = clamped * 1.44269504f + 12582912.0f;
     float n = shifted - 12582912.0f, r = clamped - n * 0.693359375f + n * 2.12194440e-4f, y;
     y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
          1.6666665459e-1f) * r + 5.0000001201e-1f;
@@ -4275,7 +4277,8 @@ static float mtt__exp_sum(const float *x, int64_t n, float largest)
 /* ---- elementwise operations ---- */
 
 /* Dropout: multiplies `count` values, elements from `first` up, by their masks: 0 or 1 / (1 - p). */
-static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count, float *values)
+static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count,
+                      float *values)
 {
     const mtt_control *c = mtt__control(control);
     uint32_t threshold = mtt__dropout_threshold(op->shape->dropout), draw[4] = {0, 0, 0, 0};
@@ -4290,7 +4293,8 @@ static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first
 }
 
 /* The masks themselves. */
-static void mtt__dropout_mask(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count, float *mask)
+static void mtt__dropout_mask(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count,
+                              float *mask)
 {
     int64_t i;
     for (i = 0; i < count; i++) mask[i] = 1.0f;
@@ -4298,8 +4302,9 @@ static void mtt__dropout_mask(const mtt_op *op, const mtt_tensor *control, int64
 }
 
 /* out = f(a, dropout(b)): f changes a block of b in place. Without a control there is no dropout. */
-static void mtt__elementwise(const mtt_op *op, const mtt_tensor *control, const mtt_tensor *a, const mtt_tensor *b,
-                             const mtt_tensor *out, void (*f)(const float *a, float *b, int64_t n))
+static void mtt__elementwise(const mtt_op *op, const mtt_tensor *control, const mtt_tensor *a,
+                             const mtt_tensor *b, const mtt_tensor *out,
+                             void (*f)(const float *a, float *b, int64_t n))
 {
     int64_t count = mtt__elements(out), i;
     MTT__THREADS(count)
@@ -4393,12 +4398,14 @@ static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
 /* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 4.
    Where columns are contiguous in memory, 16 of them are read and then written side by side, a cache line at
    a time. */
-static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out, int64_t stride)
+static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
+                            int64_t stride)
 {
     enum { W = 16 };
     float columns[W][MTT__MAX_HEAD];
     int64_t i, j, l, w;
-    for (i = 0; i < m && v.column == 1; i++) mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
+    for (i = 0; i < m && v.column == 1; i++)
+        mtt__load(v.t, v.first + (i0 + i) * v.row + j0, n, out + i * stride);
     for (j = 0; j < n && v.column != 1; j += W) {
         w = mtt__min(W, n - j);
         for (l = 0; l < w; l++) mtt__load(v.t, v.first + i0 + (j0 + j + l) * v.column, m, columns[l]);
@@ -4410,18 +4417,19 @@ static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int6
 }
 
 /* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
-static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in, int64_t stride)
+static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, const float *in,
+                             int64_t stride)
 {
     int64_t i;
     for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
 }
 
-/* C += A B for an m x k and a k x n block. It works on whole multiples of 2 rows, 4 terms and 16 columns: A and B
-   are padded with zeros as by mtt__load_block, and what is computed in columns beyond n is never read. The two
-   local rows tell the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56 GFLOP/s a core
-   instead of 10. */
-static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,
-                                const float *b, int64_t ldb, float *c, int64_t ldc)
+/* C += A B for an m x k and a k x n block. It works on whole multiples of 2 rows, 4 terms and 16 columns: A
+   and B are padded with zeros as by mtt__load_block, and what is computed in columns beyond n is never read.
+   The two local rows tell the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56
+   GFLOP/s a core instead of 10. */
+static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
+                                int64_t a_column, const float *b, int64_t ldb, float *c, int64_t ldc)
 {
     enum { W = 16 };
     int64_t i, j, p;
@@ -4467,7 +4475,8 @@ static void mtt__tile_gemm(float scale, mtt__view a, mtt__view b, mtt__view c)
 }
 
 /* Rows i0 up and columns j0 up of a view, as an m x n panel, on all threads. */
-static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel, int64_t stride)
+static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel,
+                            int64_t stride)
 {
     int64_t i;
     MTT__THREADS(m * n)
@@ -4502,9 +4511,11 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
     if (a.m > INT_MAX || a.n > INT_MAX || b.n > INT_MAX) return 0;
     MTT__THREADS(c.m * c.n)
     for (i = 0; i < (bias ? c.m : 0); i++) memcpy(out + i * c.row, bias->data, (size_t)c.n * sizeof(float));
-    cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans, b.column == 1 ? CblasNoTrans : CblasTrans,
-                (int)c.m, (int)c.n, (int)a.n, 1.0f, (const float *)a.t->data + a.first, (int)(a.row * a.column),
-                (const float *)b.t->data + b.first, (int)(b.row * b.column), bias || add ? 1.0f : 0.0f, out, (int)c.row);
+    cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans,
+                b.column == 1 ? CblasNoTrans : CblasTrans, (int)c.m, (int)c.n, (int)a.n, 1.0f,
+                (const float *)a.t->data + a.first, (int)(a.row * a.column),
+                (const float *)b.t->data + b.first, (int)(b.row * b.column), bias || add ? 1.0f : 0.0f, out,
+                (int)c.row);
     return 1;
 #else
     (void)a, (void)b, (void)c, (void)bias, (void)add;
@@ -4513,7 +4524,8 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 }
 
 /* C = A B + bias, or C += A B where `add` is set, by panels of floats in the workspace. */
-static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
+static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias,
+                      int add)
 {
     float *pa = (float *)op->workspace->data, *pb = pa + MTT__PANEL_M * MTT__PANEL_K;
     float *pc = pb + MTT__PANEL_K * MTT__PANEL_N;
@@ -4542,8 +4554,8 @@ static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, c
 
 /* Sums over rows, row after row: of dy, or of dy xhat if there are x and its statistics, with
    xhat = (x - mean) rstd. They are added to `sums` where `add` is set. */
-static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *stats, const mtt_tensor *sums,
-                          int add)
+static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *stats,
+                          const mtt_tensor *sums, int add)
 {
     enum { STRIPE = 64 };
     int64_t n = mtt__width(dy), rows = mtt__rows(dy), stripe;
@@ -4554,7 +4566,8 @@ static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_t
         for (r = 0; r < rows; r++) {
             const float *g = mtt__read(dy, r * n + stripe, width, gs);
             if (x) {
-                const float *v = mtt__read(x, r * n + stripe, width, xs), *s = (const float *)stats->data + 2 * r;
+                const float *v = mtt__read(x, r * n + stripe, width, xs),
+                            *s = (const float *)stats->data + 2 * r;
                 for (k = 0; k < width; k++) sum[k] += g[k] * (v[k] - s[0]) * s[1];
             } else
                 for (k = 0; k < width; k++) sum[k] += g[k];
@@ -4621,7 +4634,8 @@ static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
         float xs[MTT__MAX_WIDTH], gains[MTT__MAX_WIDTH], shifts[MTT__MAX_WIDTH], y[MTT__MAX_WIDTH];
         const float *x = mtt__read(o->x, row * C, C, xs), *gain = mtt__read(o->gain, 0, C, gains);
         const float *shift = mtt__read(o->shift, 0, C, shifts);
-        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd, *stats = (float *)o->stats->data + 2 * row;
+        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd,
+              *stats = (float *)o->stats->data + 2 * row;
         int64_t i, k;
         for (i = 0; i < C; i += 8)
             for (k = 0; k < 8; k++) lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
@@ -4642,8 +4656,8 @@ static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_residual_norm *o)
     mtt__cpu_norm(op, &norm);
 }
 
-/* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over rows
-   of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]. */
+/* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over
+   rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]. */
 static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 {
     int64_t C = op->shape->d_model, rows = mtt__rows(o->dy), row;
@@ -4652,7 +4666,8 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
         float g[MTT__MAX_WIDTH], xhat[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH], mean_g, mean_gx;
-        const float *stats = (const float *)o->stats->data + 2 * row, *gain = mtt__read(o->gain, 0, C, buffer);
+        const float *stats = (const float *)o->stats->data + 2 * row,
+                    *gain = mtt__read(o->gain, 0, C, buffer);
         const float mean = stats[0], rstd = stats[1];
         int64_t k;
         mtt__load(o->dy, row * C, C, g);
@@ -4672,13 +4687,15 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 /* y = x W + b, or x W^T + b for a transposed weight */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias, 0);
+    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias,
+              0);
 }
 
 /* dx = dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL, 0);
+    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL,
+              0);
 }
 
 /* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy */
@@ -4734,19 +4751,21 @@ static float mtt__score_scale(const mtt_op *op)
 }
 
 /* C = scale A B for every head */
-static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part, const mtt_tensor *b,
-                            int b_part, const mtt_tensor *c, int c_part)
+static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part,
+                            const mtt_tensor *b, int b_part, const mtt_tensor *c, int c_part)
 {
     int64_t T = op->shape->seq_len, i;
     MTT__THREADS(mtt__heads(op) * T * T)
     for (i = 0; i < mtt__heads(op); i++)
-        mtt__tile_gemm(scale, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i), mtt__head(op, c, c_part, i));
+        mtt__tile_gemm(scale, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
+                       mtt__head(op, c, c_part, i));
 }
 
 /* S = Q K^T / sqrt(head_dim), the whole square */
 static void mtt__cpu_attention_scores(const mtt_op *op, const mtt_attention_scores *o)
 {
-    mtt__heads_gemm(op, mtt__score_scale(op), o->qkv, MTT__Q, o->qkv, MTT__K | MTT__TRANSPOSED, o->scores, MTT__SQUARE);
+    mtt__heads_gemm(op, mtt__score_scale(op), o->qkv, MTT__Q, o->qkv, MTT__K | MTT__TRANSPOSED, o->scores,
+                    MTT__SQUARE);
 }
 
 /* P = softmax of the keys that each query attends, 0 elsewhere */
@@ -4820,16 +4839,18 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_atten
 
 /* ---- flash attention (Dao et al. 2022) ---- */
 
-/* Tiles of 64 queries by 64 keys pass through caches, so no T x T matrix is in memory. A thread needs 0.3 MB of
-   stack, in the backward pass 0.5 MB. A tile has queries or keys as rows MTT__MAX_HEAD apart or, transposed, as
-   columns. */
+/* Tiles of 64 queries by 64 keys pass through caches, so no T x T matrix is in memory. A thread needs 0.3 MB
+   of stack, in the backward pass 0.5 MB. A tile has queries or keys as rows MTT__MAX_HEAD apart or,
+   transposed, as columns. */
 typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
 typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
 
-static void mtt__load_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first, float *tile)
+static void mtt__load_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first,
+                           float *tile)
 {
     int64_t D = op->shape->head_dim, count = mtt__min(MTT__TILE, op->shape->seq_len - first);
-    if (part & MTT__TRANSPOSED) mtt__load_block(mtt__head(op, t, part, head), 0, D, first, count, tile, MTT__TILE);
+    if (part & MTT__TRANSPOSED)
+        mtt__load_block(mtt__head(op, t, part, head), 0, D, first, count, tile, MTT__TILE);
     else mtt__load_block(mtt__head(op, t, part, head), first, count, 0, D, tile, MTT__MAX_HEAD);
 }
 
@@ -4842,7 +4863,8 @@ static void mtt__store_tile(const mtt_op *op, const mtt_tensor *t, int part, int
 
 /* Finds the keys of a tile that a query attends, [*low, *high) counted from its first key j0, and clears the
    scores of the others. */
-static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, float *scores, int64_t *low, int64_t *high)
+static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, float *scores, int64_t *low,
+                          int64_t *high)
 {
     int64_t first = mtt__first_key(d->window, query) - j0, j;
     *high = mtt__min(MTT__TILE, query + 1 - j0);
@@ -4851,9 +4873,11 @@ static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, float *
     for (j = *high; j < MTT__TILE; j++) scores[j] = 0;
 }
 
-/* The forward pass of a tile of queries (algorithm 1, queries outside). Tiles of keys pass by, while each query's
-   running maximum m and sum l keep O = softmax(S) V exact:
-     m' = max(m, rowmax S), O = e^(m - m') O + e^(S - m') V, l = e^(m - m') l + rowsum e^(S - m'); at the end O / l.
+/* The forward pass of a tile of queries (algorithm 1, queries in the outer loop). For each tile of keys the
+   running maximum m and the running sum l of each query are renewed, so that O = softmax(S) V is exact:
+     m' = max(m, rowmax S)
+     O  = e^(m - m') O + e^(S - m') V
+     l  = e^(m - m') l + rowsum e^(S - m')        at the end O / l
    Keeps lse = m + log l, from which the backward pass recomputes P. */
 static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, int64_t i0)
 {
@@ -4978,7 +5002,8 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
 
 /* dQ = dS K of one tile of queries. Computing dS twice costs two products of seven, and saves an accumulator
    of dQ. */
-static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t i0)
+static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t head,
+                                        int64_t i0)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
     mtt__flash_pair t;
@@ -5008,8 +5033,8 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *
 
 /* ---- loss ---- */
 
-/* Of each row of logits: {lse - x[target], x[target] is the largest, lse} with lse = log(sum of e^x); zeros where
-   the target does not count. */
+/* Of each row of logits: {lse - x[target], x[target] is the largest, lse} with lse = log(sum of e^x); zeros
+   where the target does not count. */
 static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
 {
     int64_t V = op->shape->vocab, rows = mtt__rows(o->losses), width = mtt__width(o->logits), i;
@@ -5033,8 +5058,8 @@ static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
     }
 }
 
-/* Logits become their gradients: (softmax - [j = target]) * factor, 0 in the padding and where the target does not
-   count. */
+/* Logits become their gradients: (softmax - [j = target]) * factor, 0 in the padding and where the target
+   does not count. */
 static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_cross_entropy_backward *o)
 {
     float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
@@ -5066,8 +5091,9 @@ static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t cou
     return part;
 }
 
-/* Head, loss and their gradients for a few rows at a time. The logits of a chunk become their gradients in place
-   and feed both products before the next chunk overwrites them. The weight's gradient adds up in FP32. */
+/* Head, loss and their gradients for a few rows at a time. The logits of a chunk become their gradients in
+   place and feed both products before the next chunk overwrites them. The weight's gradient adds up in
+   FP32. */
 static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
 {
     mtt_op part = *op;
@@ -5147,11 +5173,12 @@ static uint8_t *mtt__codes(const mtt_tensor *moments, int64_t first)
 
 static uint16_t *mtt__scales(const mtt_tensor *moments, int64_t first)
 {
-    return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]) + first / MTT__GROUP;
+    return (uint16_t *)(void *)((uint8_t *)moments->data + MTT__GROUP * moments->shape[0]) +
+           first / MTT__GROUP;
 }
 
-/* Updates n elements of a parameter from `at` up, which the kept tensors hold from `first` up. The compact state is
-   decoded before and encoded after, rounded by 16 bits of `stream` for each element. */
+/* Updates n elements of a parameter from `at` up, which the kept tensors hold from `first` up. The compact
+   state is decoded before and encoded after, rounded by 16 bits of `stream` for each element. */
 static void mtt__adamw_block(const mtt_op *op, const mtt_adamw *o, const mtt_adamw_rates *r, uint64_t stream,
                              int parameter, int64_t at, int64_t first, int64_t n)
 {
@@ -5188,8 +5215,9 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
         uint64_t stream = mtt__stream(op->site, p, (uint64_t)counters->updates);
-        mtt_adamw_rates r = mtt__adamw_rates(c, counters, op->weights[p]->rank > 1, mtt__adamw_step(c, counters),
-                                             mtt__adamw_correction(c, counters));
+        mtt_adamw_rates r =
+            mtt__adamw_rates(c, counters, op->weights[p]->rank > 1, mtt__adamw_step(c, counters),
+                             mtt__adamw_correction(c, counters));
         int64_t count = mtt__elements(op->weights[p]), i;
         MTT__THREADS(count)
         for (i = 0; i < count; i += MTT__BLOCK)
@@ -5210,7 +5238,8 @@ MTT_OPS(MTT__CPU_RUN)
 static void (*const mtt__cpu_functions[])(const mtt_op *op) = {MTT_OPS(MTT__CPU_FUNCTION)};
 
 /* The context is the environment: a CPU needs only a source of memory. */
-static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
+static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
+                                void **context)
 {
     (void)backend;
     (void)policy;
@@ -5280,9 +5309,9 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 }
 #endif
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>trainer
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 /* Elements that pass between host and device at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
@@ -5336,8 +5365,8 @@ static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, i
     return status;
 }
 
-/* The same for the compact state, which has two parts. Of a master these are the rest and the weight in use, of
-   moments the codes and the scales of their groups. */
+/* The same for the compact state, which has two parts. Of a master these are the rest and the weight in use,
+   of moments the codes and the scales of their groups. */
 static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                     int64_t count, float *values)
 {
@@ -5585,7 +5614,8 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     p.device = backend->device;
     status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
-    if (!status && !(t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float)))) status = MTT_E_MEMORY;
+    if (!status && !(t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float))))
+        status = MTT_E_MEMORY;
     if (!status) status = backend->open(env, backend, &t->schedule->policy, &t->context);
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
@@ -8228,8 +8258,9 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
     for (i = 0; i < c.count && !status; i++) /* the trainer changes from here on */
-        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS), 0,
-                                (int64_t)(c.tensors[i].bytes / sizeof(float)), (float *)(uintptr_t)c.tensors[i].data);
+        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS),
+                                0, (int64_t)(c.tensors[i].bytes / sizeof(float)),
+                                (float *)(uintptr_t)c.tensors[i].data);
     if (!status) {
         if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
         t->step = c.counters.steps;
@@ -8243,9 +8274,9 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>report
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 /* Names of operands, without the small state that most operations read. */
 static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
@@ -8351,9 +8382,9 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
     write(user, "\n]}\n", 4);
 }
 
-/* ----------------------------------------------------------------------------------------------------------
+/* -----------------------------------------------------------------------------------------------------------
    >>public
-   ---------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
                                       const mtt_tokenizer *tokenizer, int batches, mtt_quality *q)
@@ -8500,24 +8531,27 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
 
    A - MIT
    Copyright (c) 2026 the mtt authors
-   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation
-   files (the "Software"), to deal in the Software without restriction, including without limitation the rights to use, copy,
-   modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the
-   Software is furnished to do so, subject to the following conditions: The above copyright notice and this permission notice
-   shall be included in all copies or substantial portions of the Software. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY
-   OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR
-   PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
-   LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR
-   THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction, including
+   without limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+   copies of the Software, and to permit persons to whom the Software is furnished to do so, subject to the
+   following conditions: The above copyright notice and this permission notice shall be included in all copies
+   or substantial portions of the Software. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND,
+   EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A
+   PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR
+   ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
 
    B - Public domain (www.unlicense.org)
-   This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
-   compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose, commercial
-   or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors of this software
-   dedicate any and all copyright interest in the software to the public domain. We make this dedication for the benefit of
-   the public at large and to the detriment of our heirs and successors. We intend this dedication to be an overt act of
-   relinquishment in perpetuity of all present and future rights to this software under copyright law. THE SOFTWARE IS
-   PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
-   MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS BE LIABLE FOR ANY
-   CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN
-   CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */
+   This is free and unencumbered software released into the public domain. Anyone is free to copy, modify,
+   publish, use, compile, sell, or distribute this software, either in source code form or as a compiled
+   binary, for any purpose, commercial or non-commercial, and by any means. In jurisdictions that recognize
+   copyright laws, the author or authors of this software dedicate any and all copyright interest in the
+   software to the public domain. We make this dedication for the benefit of the public at large and to the
+   detriment of our heirs and successors. We intend this dedication to be an overt act of relinquishment in
+   perpetuity of all present and future rights to this software under copyright law. THE SOFTWARE IS PROVIDED
+   "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
+   MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS BE
+   LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE,
+   ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */
+

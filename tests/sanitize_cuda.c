@@ -1,10 +1,11 @@
-/* sanitize_cuda.c [TECHNIQUE [host]] - a small step and an evaluation of one technique, for compute-sanitizer; every tensor has
-   a block of its own. tests/sanitize_gpu.sh builds it and runs it under all four tools.
+/* sanitize_cuda.c [TECHNIQUE [host]] - a small step and an evaluation of one technique, with a
+   block for each tensor. tests/sanitize_gpu.sh builds it and runs it under the four tools of compute-sanitizer.
 
-   With `host` the host makes the products: on Hopper initcheck does not see what kernels write by way of the tensor memory
-   accelerator, cuBLASLt's and ours, and takes it for unset, and racecheck ends with an internal error when one is launched, left
-   out of the check or not. Ours stays away where the driver makes no maps, so the program says that it does not. It is linked
-   with --wrap=cudaGetDriverEntryPointByVersion. */
+   With `host` the host makes the products. On Hopper initcheck does not see what kernels write through the
+   tensor memory accelerator (cuBLASLt's kernels and ours), and takes it for unset; racecheck ends with an
+   internal error when such a kernel is launched, even if it is left out of the check. The backend avoids its
+   own where the driver makes no tensor maps, so this program, linked with
+   --wrap=cudaGetDriverEntryPointByVersion, answers that the driver makes none. */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #define MTT_CUDA
 #define MTT_SEPARATE_ALLOCS
@@ -20,7 +21,8 @@ enum { BATCH = 2, LONGEST = 300, VOCAB = 200 };
 
 static int on_host;
 
-typedef struct matrix { /* `count` of them, column by column, columns `ld` apart on the device, close on the host */
+/* `count` matrices, column by column, columns `ld` apart on the device, contiguous on the host. */
+typedef struct matrix {
     uint32_t type; /* cudaDataType */
     uint64_t rows, columns;
     int64_t ld, stride;
@@ -34,8 +36,9 @@ static int describe(matrix *m, cublasLtMatrixLayout_t layout)
 {
     int failed = 0;
     memset(m, 0, sizeof(*m));
-#define READ(attribute, field) \
-    failed |= cublasLtMatrixLayoutGetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_##attribute, &m->field, sizeof(m->field), NULL)
+#define READ(attribute, field)                                                                               \
+    failed |= cublasLtMatrixLayoutGetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_##attribute, &m->field,        \
+                                               sizeof(m->field), NULL)
     READ(TYPE, type);
     READ(ROWS, rows);
     READ(COLS, columns);
@@ -57,8 +60,11 @@ static int copy(matrix *m, const void *device, enum cudaMemcpyKind kind)
         char *far = (char *)device + (size_t)(i * m->stride) * m->size;
         char *near = (char *)m->host.data + (size_t)i * m->rows * m->columns * m->size;
         if (kind == cudaMemcpyDeviceToHost)
-            failed |= cudaMemcpy2D(near, m->rows * m->size, far, (size_t)m->ld * m->size, m->rows * m->size, m->columns, kind);
-        else failed |= cudaMemcpy2D(far, (size_t)m->ld * m->size, near, m->rows * m->size, m->rows * m->size, m->columns, kind);
+            failed |= cudaMemcpy2D(near, m->rows * m->size, far, (size_t)m->ld * m->size, m->rows * m->size,
+                                   m->columns, kind);
+        else
+            failed |= cudaMemcpy2D(far, (size_t)m->ld * m->size, near, m->rows * m->size, m->rows * m->size,
+                                   m->columns, kind);
     }
     return failed;
 }
@@ -70,15 +76,19 @@ static float element(const matrix *m, int index, int64_t row, int64_t column)
     return x;
 }
 
-/* D = alpha op(A) op(B) + beta C + bias: cuBLASLt's own, which the kernels' file calls, or the host in its place. D is C. */
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
-                              cublasLtMatrixLayout_t a_layout, const void *B, cublasLtMatrixLayout_t b_layout, const void *beta,
-                              const void *C, cublasLtMatrixLayout_t c_layout, void *D, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream)
+/* D = alpha op(A) op(B) + beta C + bias: cuBLASLt's own, which the kernels' file calls, or the host in its
+   place. D is C. */
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a_layout, const void *B,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c_layout, void *D, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes,
+                              cudaStream_t stream)
 {
-    typedef cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,
-                                  const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t,
-                                  void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
+    typedef cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
+                                  cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t, const void *,
+                                  const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t,
+                                  const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
     union { void *symbol; matmul *call; } real;
     const float scale = *(const float *)alpha, kept = *(const float *)beta;
     int32_t transpose_a = 0, transpose_b = 0;
@@ -89,16 +99,21 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, 
     int failed = 0, at;
     if (!on_host) {
         real.symbol = dlsym(RTLD_NEXT, "cublasLtMatmul");
-        return real.call(blas, desc, alpha, A, a_layout, B, b_layout, beta, C, c_layout, D, d_layout, algo, workspace, bytes,
-                         stream);
+        return real.call(blas, desc, alpha, A, a_layout, B, b_layout, beta, C, c_layout, D, d_layout, algo,
+                         workspace, bytes, stream);
     }
-    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof(transpose_a), NULL);
-    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof(transpose_b), NULL);
-    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue), NULL);
+    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a,
+                                             sizeof(transpose_a), NULL);
+    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b,
+                                             sizeof(transpose_b), NULL);
+    failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue),
+                                             NULL);
     if (epilogue == CUBLASLT_EPILOGUE_BIAS)
-        failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias), NULL);
+        failed |= cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias),
+                                                 NULL);
     else failed |= epilogue != CUBLASLT_EPILOGUE_DEFAULT;
-    failed |= describe(&a, a_layout) | describe(&b, b_layout) | describe(&c, c_layout) | describe(&biases, c_layout);
+    failed |= describe(&a, a_layout) | describe(&b, b_layout) | describe(&c, c_layout) |
+              describe(&biases, c_layout);
     biases.count = 1, biases.columns = 1; /* one for each row of the result, of its type */
     failed |= cudaStreamSynchronize(stream);
     if (!failed) failed |= copy(&a, A, cudaMemcpyDeviceToHost) | copy(&b, B, cudaMemcpyDeviceToHost);
@@ -112,7 +127,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, 
                 for (l = 0; l < depth; l++)
                     sum += (transpose_a ? element(&a, at, l, i) : element(&a, at, i, l)) *
                            (transpose_b ? element(&b, at, j, l) : element(&b, at, l, j));
-                sum = scale * sum + (kept != 0 ? kept * element(&c, at, i, j) : 0) + (bias ? element(&biases, 0, i, 0) : 0);
+                sum = scale * sum + (kept != 0 ? kept * element(&c, at, i, j) : 0) +
+                      (bias ? element(&biases, 0, i, 0) : 0);
                 mtt__store(&c.host, (at * (int64_t)c.columns + j) * (int64_t)c.rows + i, 1, &sum);
             }
     if (!failed) failed |= copy(&c, D, cudaMemcpyHostToDevice);
@@ -124,10 +140,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, 
 }
 
 cudaError_t __real_cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
-                                                    unsigned long long flags, enum cudaDriverEntryPointQueryResult *found);
+                                                    unsigned long long flags,
+                                                    enum cudaDriverEntryPointQueryResult *found);
 
 cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
-                                                    unsigned long long flags, enum cudaDriverEntryPointQueryResult *found)
+                                                    unsigned long long flags,
+                                                    enum cudaDriverEntryPointQueryResult *found)
 {
     if (!on_host) return __real_cudaGetDriverEntryPointByVersion(symbol, function, version, flags, found);
     *found = cudaDriverEntryPointSymbolNotFound;
@@ -140,8 +158,12 @@ static int step(const technique *k)
     mtt_env env = {0};
     int layers = k->policy.recompute == MTT_RECOMPUTE_LAYER ? 2 : 1; /* the last may stay */
     int heads = k->heads ? k->heads : 2, seq_len = k->seq_len ? k->seq_len : 40;
-    mtt_model_desc model = {
-        .layers = layers, .heads = heads, .d_model = 64, .vocab = VOCAB, .max_seq = seq_len, .dropout = k->dropout};
+    mtt_model_desc model = {.layers = layers,
+                            .heads = heads,
+                            .d_model = 64,
+                            .vocab = VOCAB,
+                            .max_seq = seq_len,
+                            .dropout = k->dropout};
     mtt_policy policy = k->policy;
     mtt_optim_desc optim = {0};
     mtt_backend cuda;
@@ -168,7 +190,8 @@ int main(int argc, char **argv)
     on_host = argc > 2 && !strcmp(argv[2], "host");
     for (i = 0; i < TECHNIQUE_COUNT; i++)
         if (argc > 1 && !strcmp(argv[1], TECHNIQUES[i].name)) return step(&TECHNIQUES[i]);
-    for (i = 0; i < TECHNIQUE_COUNT; i++) printf("%s ", TECHNIQUES[i].name); /* without a name: which there are */
+    for (i = 0; i < TECHNIQUE_COUNT; i++)
+        printf("%s ", TECHNIQUES[i].name); /* without a name: which there are */
     printf("\n");
     return argc > 1;
 }

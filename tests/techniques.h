@@ -1,4 +1,5 @@
-/* techniques.h - the techniques that the tests on a GPU go through: test_cuda.c for bits, sanitize_cuda.c for memory. */
+/* techniques.h - the techniques that the tests on a GPU go through: test_cuda.c for bits, sanitize_cuda.c for
+   memory. */
 typedef struct technique {
     const char *name;
     mtt_policy policy;
@@ -13,19 +14,28 @@ static const technique TECHNIQUES[] = {
     {"fp16", {.precision = MTT_FP16}, .dropout = 0},
     {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
     /* several tiles of keys, of a width that warpgroups take */
-    {"bf16_flash_wide_head", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .heads = 1, .seq_len = 300},
+    {"bf16_flash_wide_head",
+     {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH},
+     .heads = 1,
+     .seq_len = 300},
     {"fp32_flash", {.precision = MTT_FP32, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
     {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, .dropout = 0},
     {"fp32_checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, .dropout = 0},
     {"bf16_selective", {.precision = MTT_BF16, .recompute = MTT_RECOMPUTE_SELECTIVE}, .dropout = 0},
     {"bf16_flash_chunked",
-     {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 50}, .dropout = 0},
+     {.precision = MTT_BF16,
+      .attention = MTT_ATTENTION_FLASH,
+      .loss = MTT_LOSS_CHUNKED,
+      .loss_chunk_rows = 50},
+     .dropout = 0},
     {"bf16_dropout", {.precision = MTT_BF16}, .dropout = 0.1f},
     {"bf16_flash_dropout", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0.1f},
     {"bf16_accumulate_dropout", {.precision = MTT_BF16, .accumulate = 2}, .dropout = 0.1f},
-    {"bf16_flash_compact_dropout", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .state = MTT_STATE_COMPACT},
+    {"bf16_flash_compact_dropout",
+     {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .state = MTT_STATE_COMPACT},
      .dropout = 0.1f},
     {"fp16_compact_checkpointing",
-     {.precision = MTT_FP16, .recompute = MTT_RECOMPUTE_LAYER, .state = MTT_STATE_COMPACT, .accumulate = 2}, .dropout = 0},
+     {.precision = MTT_FP16, .recompute = MTT_RECOMPUTE_LAYER, .state = MTT_STATE_COMPACT, .accumulate = 2},
+     .dropout = 0},
 };
 enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]) };

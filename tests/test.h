@@ -1,5 +1,5 @@
-/* test.h - what the test programs share: checks that count, the closing line, random numbers, a scratch folder, and the data
-   beside the checkout. */
+/* test.h - what the test programs share: checks that count, the closing line, random numbers, a scratch
+   folder, and the data beside the checkout. */
 #include <dirent.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -76,7 +76,8 @@ static inline int count_files(const char *begin)
     struct dirent *entry;
     DIR *all = opendir(folder);
     while (all && (entry = readdir(all)))
-        count += !strncmp(entry->d_name, begin, strlen(begin)) && strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..");
+        count += !strncmp(entry->d_name, begin, strlen(begin)) && strcmp(entry->d_name, ".") &&
+                 strcmp(entry->d_name, "..");
     if (all) closedir(all);
     return count;
 }
@@ -112,7 +113,8 @@ static inline void write_file(const char *path, const void *data, size_t bytes)
     check(file && fwrite(data, 1, bytes, file) == bytes && !fclose(file), "%s cannot be written", path);
 }
 
-/* The path of a file in the folder shared/data beside the checkout; NULL, said once per name, where it is absent. */
+/* The path of a file in the folder shared/data beside the checkout; NULL, said once per name, where it is
+   absent. */
 static inline const char *shared_data(const char *name)
 {
     static char path[4][512];

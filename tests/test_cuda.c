@@ -1,13 +1,14 @@
-/* test_cuda.c - the CUDA backend against the truth and against the CPU's, operation by operation on the same operands; whole
-   models; bits; bytes. Links mtt_kernels.o; passes with a word where no GPU is there.
+/* test_cuda.c - the CUDA backend against the textbook and against the CPU, operation by operation on the same
+   operands; whole models; bits; bytes. Links mtt_kernels.o. Without a GPU it says so and passes.
 
-   Every operation of random schedules runs on the device, on the CPU, and twice as the textbook has it: all in double, which
-   is the truth, and as a plain implementation in the policy's precision. Device and CPU may each be off by twice what the plain
-   one is off, in the mean and at worst, and by 4 units of the last place of FP32 (slack()). Operations that only move or
-   drop elements have to give the CPU's bits. Each kind is tried over at least 500 shapes, counted and asserted.
+   Every operation of random schedules runs on the device, on the CPU, and twice from the textbook: once all
+   in double, which is the truth, and once as a plain implementation in the policy's precision. Device and CPU
+   may each have twice the error of the plain one, in the mean and at worst, and a few roundings of the sum of
+   the terms' magnitudes (slack()). Operations that only move or drop elements must give the CPU's bits. Each
+   kind is tried over at least 500 shapes, counted and asserted.
 
    test_cuda [SCALE]                        all of it, with SCALE times the random schedules and models
-   test_cuda operations LARGE [SMALL]       so many random schedules and small ones alone */
+   test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
@@ -20,7 +21,7 @@ static mtt_env env;
 static mtt_backend cuda;
 static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16"};
 
-/* -------------------------------------------------------------------------------------------------- randomness ---- */
+/* ---------------------------------------------------------------------------------------- randomness ---- */
 
 /* Mean 0 and deviation 1, a triangle: cheap, since weights are many. */
 static float noise(void)
@@ -72,9 +73,11 @@ static setup random_setup(int number)
 static const char *describe(const setup *s)
 {
     static char text[256];
-    snprintf(text, sizeof(text), "%s%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss",
-             PRECISIONS[s->policy.precision], s->policy.state ? " compact" : "", s->model.d_model, s->model.heads, s->model.d_ff, s->model.vocab, s->batch,
-             s->seq_len, s->policy.window, (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
+    snprintf(text, sizeof(text),
+             "%s%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss",
+             PRECISIONS[s->policy.precision], s->policy.state ? " compact" : "", s->model.d_model,
+             s->model.heads, s->model.d_ff, s->model.vocab, s->batch, s->seq_len, s->policy.window,
+             (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
              s->policy.loss ? "chunked" : "full");
     return text;
 }
@@ -88,7 +91,8 @@ static void random_tokens(const setup *s, int32_t *tokens, int32_t *targets, int
     }
 }
 
-/* ||a - b|| / ||b||; NaN where one of them is and the other is not. Pairs of NaN are what no operation has written. */
+/* ||a - b|| / ||b||; NaN where one of them is and the other is not. Pairs of NaN are what no operation has
+   written. */
 static double relative_error(const float *a, const float *b, size_t count)
 {
     double difference = 0, size = 0;
@@ -104,14 +108,15 @@ static double relative_error(const float *a, const float *b, size_t count)
     return size > 0 ? sqrt(difference / size) : difference > 0 ? 1e9 : 0;
 }
 
-/* ------------------------------------------------------------------------------------------- the textbook ---- */
+/* -------------------------------------------------------------------------------------- the textbook ---- */
 
-/* Each operation once more, straight from its formula, on copies of its operands in double.
-   `exact`: all of it in double, which is the truth. It also computes a magnitude for each result: the sum of the
-   absolute values of the terms that were added, where a term that is itself a sum counts with its own magnitude.
-   Otherwise: as a plain implementation in the policy's precision computes it. Every sum is one FP32 accumulator
-   from the first term to the last; products under TF32, BF16 and FP16 are added as tensor cores add them; every
-   result is FP32; what is stored in memory or enters a second product is rounded to the precision. */
+/* Each operation once more, straight from its formula, on copies of its operands in double. `exact`: all of
+   it in double, which is the truth. It also computes a magnitude for each result: the sum of the absolute
+   values of the terms that were added, where a term that is itself a sum counts with its own magnitude.
+   Otherwise: as a plain implementation in the policy's precision computes it. Every sum is one FP32
+   accumulator from the first term to the last; products under TF32, BF16 and FP16 are added as tensor cores
+   add them; every result is FP32; what is stored in memory or enters a second product is rounded to the
+   precision. */
 typedef struct textbook {
     const mtt_op *op;
     double **values;               /* of the operands, in their order; NULL: absent, or not numbers */
@@ -279,8 +284,8 @@ static void product(const textbook *t, int64_t m, int64_t n, int64_t k, matrix a
 }
 
 /* C = alpha A B */
-static void scaled_product(const textbook *t, int64_t m, int64_t n, int64_t k, double alpha, matrix a, matrix b,
-                           matrix c)
+static void scaled_product(const textbook *t, int64_t m, int64_t n, int64_t k, double alpha, matrix a,
+                           matrix b, matrix c)
 {
     int64_t i, j;
     product(t, m, n, k, a, b, c);
@@ -347,7 +352,8 @@ static void column_sums(const textbook *t, const double *x, const double *from, 
 static void weight_gradient(const textbook *t, double *x, int64_t k, double *dy, double *dy_size, int64_t n,
                             int64_t rows, double *d_weight, double *magnitude)
 {
-    matrix left = transposed(rows_of(x, k)), right = rows_of(dy, n), sizes = rows_of(dy_size ? dy_size : dy, n);
+    matrix left = transposed(rows_of(x, k)), right = rows_of(dy, n),
+           sizes = rows_of(dy_size ? dy_size : dy, n);
     double *sums = malloc((size_t)(k * n) * sizeof(double));
     int64_t height = t->op->transposed ? n : k, width = t->op->transposed ? k : n, i;
     if (t->op->transposed) product(t, n, k, rows, transposed(right), transposed(left), rows_of(sums, k));
@@ -397,7 +403,8 @@ static void norm_rows(const textbook *t, const mtt_tensor *y_out, const double *
         for (i = 0; i < C; i++) doubt += fabs(in[i] - mean) * (fabs(in[i]) + size) / (double)C;
         doubt = 1 + doubt * rstd * rstd; /* relative, of rstd */
         for (i = 0; i < C; i++)
-            y_size[r * C + i] = (fabs(in[i]) + size + fabs(in[i] - mean) * doubt) * rstd * fabs(gain[i]) + fabs(shift[i]);
+            y_size[r * C + i] =
+                (fabs(in[i]) + size + fabs(in[i] - mean) * doubt) * rstd * fabs(gain[i]) + fabs(shift[i]);
         stats_size[2 * r] = size;
         stats_size[2 * r + 1] = rstd * doubt;
     }
@@ -436,14 +443,16 @@ static void textbook_norm_backward(const textbook *t)
             value = fp32(t, fp32(t, fp32(t, dy[r * C + i] * w[i]) - sum) - fp32(t, XHAT(r, i) * dot));
             value = fp32(t, value * stats[2 * r + 1]);
             if (t->exact)
-                magnitude->dx[r * C + i] = (fabs(dy[r * C + i] * w[i]) + sum_size + XHAT_SIZE(r, i) * dot_size) *
-                                               stats[2 * r + 1] + (v->joined ? fabs(v->joined[r * C + i]) : 0);
+                magnitude->dx[r * C + i] =
+                    (fabs(dy[r * C + i] * w[i]) + sum_size + XHAT_SIZE(r, i) * dot_size) * stats[2 * r + 1] +
+                    (v->joined ? fabs(v->joined[r * C + i]) : 0);
             v->dx[r * C + i] = v->joined ? fp32(t, value + v->joined[r * C + i]) : value;
         }
     }
     MTT__OMP(omp parallel for if (rows * C > 10000))
     for (c = 0; c < C; c++) {
-        double dw = 0, db = 0, dw_size = add ? fabs(v->d_gain[c]) : 0, db_size = add ? fabs(v->d_shift[c]) : 0;
+        double dw = 0, db = 0, dw_size = add ? fabs(v->d_gain[c]) : 0,
+               db_size = add ? fabs(v->d_shift[c]) : 0;
         int64_t i;
         for (i = 0; i < rows; i++) {
             dw = fp32(t, dw + fp32(t, dy[i * C + c] * XHAT(i, c)));
@@ -620,7 +629,8 @@ static matrix part_of(const textbook *t, double *qkv, int64_t head, int part)
 static matrix output_of(const textbook *t, double *out, int64_t head)
 {
     const mtt_shape *d = t->op->shape;
-    return rows_of(out + head / d->heads * d->seq_len * d->d_model + head % d->heads * d->head_dim, d->d_model);
+    return rows_of(out + head / d->heads * d->seq_len * d->d_model + head % d->heads * d->head_dim,
+                   d->d_model);
 }
 
 /* Probabilities of a query's scores over the keys that it attends, 0 elsewhere; returns log sum e^score. */
@@ -649,7 +659,8 @@ static double softmax_row(const textbook *t, const double *s, int64_t query, dou
 
 static void textbook_attention_scores(const textbook *t)
 {
-    const numbers_attention_scores *v = VALUES(attention_scores, t), *magnitude = MAGNITUDES(attention_scores, t);
+    const numbers_attention_scores *v = VALUES(attention_scores, t),
+                                   *magnitude = MAGNITUDES(attention_scores, t);
     FOR_EACH_HEAD(h) {
         matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1));
         scaled_product(t, T, T, D, scale, q, k, rows_of(v->scores + h * T * T, T));
@@ -673,7 +684,8 @@ static void textbook_softmax(const textbook *t)
 
 static void textbook_attention_values(const textbook *t)
 {
-    const numbers_attention_values *v = VALUES(attention_values, t), *magnitude = MAGNITUDES(attention_values, t);
+    const numbers_attention_values *v = VALUES(attention_values, t),
+                                   *magnitude = MAGNITUDES(attention_values, t);
     FOR_EACH_HEAD(h) {
         matrix p = rows_of(v->probs + h * T * T, T), values = part_of(t, v->qkv, h, 2);
         product(t, T, D, T, p, values, output_of(t, v->out, h));
@@ -716,7 +728,8 @@ static void softmax_backward_row(const textbook *t, const double *dp, const doub
 static void textbook_softmax_backward(const textbook *t)
 {
     const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, t->op);
-    const numbers_softmax_backward *v = VALUES(softmax_backward, t), *magnitude = MAGNITUDES(softmax_backward, t);
+    const numbers_softmax_backward *v = VALUES(softmax_backward, t),
+                                   *magnitude = MAGNITUDES(softmax_backward, t);
     FOR_EACH_HEAD(h) {
         float *mask = malloc((size_t)T * sizeof(float));
         int64_t i;
@@ -766,7 +779,8 @@ static void textbook_flash(const textbook *t)
     FOR_EACH_HEAD(h) {
         double *s = new_square(T), *p = new_square(T), *sizes = new_square(T);
         float *mask = malloc((size_t)T * sizeof(float));
-        matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1)), values = part_of(t, v->qkv, h, 2);
+        matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1)),
+               values = part_of(t, v->qkv, h, 2);
         int64_t i, j;
         scaled_product(t, T, T, D, scale, q, k, rows_of(s, T));
         if (t->exact) scaled_magnitude(T, T, D, scale, q, k, rows_of(sizes, T));
@@ -789,18 +803,20 @@ static void textbook_flash(const textbook *t)
     }
 }
 
-/* P and dS are rounded where they enter the products of dV, dQ and dK. Dropout's factor of what it keeps comes
-   after the product for dV, where the kernel has it too: of two equally good places to round a probability,
-   before and after that factor, one may well have twice the other's largest error (2 of 1,500 draws with 61
-   tokens). Where each query attends one key, dS is 0 and so are dQ and dK. */
+/* P and dS are rounded where they enter the products of dV, dQ and dK. Dropout's factor of what it keeps
+   comes after the product for dV, where the kernel has it too: of two equally good places to round a
+   probability, before and after that factor, one may well have twice the other's largest error (2 of 1,500
+   draws with 61 tokens). Where each query attends one key, dS is 0 and so are dQ and dK. */
 static void textbook_flash_backward(const textbook *t)
 {
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, t->op);
     const numbers_flash_backward *v = VALUES(flash_backward, t), *magnitude = MAGNITUDES(flash_backward, t);
     FOR_EACH_HEAD(h) {
-        double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T), kept = 1;
+        double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T),
+               kept = 1;
         float *mask = malloc((size_t)T * sizeof(float));
-        matrix d_out = output_of(t, v->d_out, h), out = output_of(t, v->out, h), dv = part_of(t, v->d_qkv, h, 2);
+        matrix d_out = output_of(t, v->d_out, h), out = output_of(t, v->out, h),
+               dv = part_of(t, v->d_qkv, h, 2);
         matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1));
         matrix values = transposed(part_of(t, v->qkv, h, 2));
         int64_t i, j;
@@ -833,8 +849,10 @@ static void textbook_flash_backward(const textbook *t)
         }
         scaled_product(t, T, D, T, kept, transposed(rows_of(s, T)), d_out, dv);
         if (t->exact)
-            product_magnitude(T, D, T, transposed(rows_of(s_size, T)), d_out, part_of(t, magnitude->d_qkv, h, 2));
-        query_and_key_gradients(t, dp, dp_size, scale, v->qkv, h, v->d_qkv, t->exact ? magnitude->d_qkv : NULL);
+            product_magnitude(T, D, T, transposed(rows_of(s_size, T)), d_out,
+                              part_of(t, magnitude->d_qkv, h, 2));
+        query_and_key_gradients(t, dp, dp_size, scale, v->qkv, h, v->d_qkv,
+                                t->exact ? magnitude->d_qkv : NULL);
         free(s);
         free(dp);
         free(s_size);
@@ -858,21 +876,24 @@ static void loss_row(const textbook *t, const double *x, const double *x_size, i
     out[0] = fp32(t, out[2] - x[target]);
     out[1] = x[target] >= most;
     if (!t->exact) return;
-    for (j = 0; j < classes; j++) doubt += exp(x[j] - out[2]) * (1 + fabs(x[j] - out[2]) + (x_size ? x_size[j] : 0));
+    for (j = 0; j < classes; j++)
+        doubt += exp(x[j] - out[2]) * (1 + fabs(x[j] - out[2]) + (x_size ? x_size[j] : 0));
     out_size[2] = fabs(most) + log(sum) + doubt;
     out_size[0] = out_size[2] + fabs(x[target]) + (x_size ? x_size[target] : 0);
 }
 
 /* `doubt`: the magnitude of lse. x, x_size and the results may be in one place each. */
-static void gradient_row(const textbook *t, double factor, const double *x, const double *x_size, int32_t target,
-                         double lse, double doubt, double *out, double *out_size)
+static void gradient_row(const textbook *t, double factor, const double *x, const double *x_size,
+                         int32_t target, double lse, double doubt, double *out, double *out_size)
 {
     int j;
     for (j = 0; j < t->op->shape->vocab_padded; j++) {
         int counts = target >= 0 && j < t->op->shape->vocab;
         double p = counts ? fp32(t, exp(fp32(t, x[j] - lse))) : 0;
         if (t->exact)
-            out_size[j] = counts ? (p * (1 + fabs(x[j]) + (x_size ? x_size[j] : 0) + doubt) + (j == target)) * factor : 0;
+            out_size[j] =
+                counts ? (p * (1 + fabs(x[j]) + (x_size ? x_size[j] : 0) + doubt) + (j == target)) * factor
+                       : 0;
         out[j] = counts ? fp32(t, fp32(t, p - (j == target)) * factor) : 0;
     }
 }
@@ -905,8 +926,8 @@ static void textbook_cross_entropy_backward(const textbook *t)
     MTT__OMP(omp parallel for if (t->op->shape->rows * width > 10000))
     for (i = 0; i < t->op->shape->rows; i++) {
         double lse = v->losses[3 * i + 2];
-        gradient_row(t, factor, v->logits + i * width, NULL, targets[i], lse, fabs(lse), v->d_logits + i * width,
-                     t->exact ? magnitude->d_logits + i * width : NULL);
+        gradient_row(t, factor, v->logits + i * width, NULL, targets[i], lse, fabs(lse),
+                     v->d_logits + i * width, t->exact ? magnitude->d_logits + i * width : NULL);
     }
 }
 
@@ -918,7 +939,8 @@ static void textbook_chunked_loss(const textbook *t)
     const int32_t *targets = (const int32_t *)o->targets->data;
     int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model, i;
     int64_t chunk = o->logits->shape[0];
-    double *logits = malloc((size_t)(rows * width) * sizeof(double)), *sizes = malloc((size_t)(rows * width) * sizeof(double));
+    double *logits = malloc((size_t)(rows * width) * sizeof(double)),
+           *sizes = malloc((size_t)(rows * width) * sizeof(double));
     double factor = loss_factor(t, o->control, o->counters);
     matrix weight = rows_of(v->weight, C), all = rows_of(logits, width), all_sizes = rows_of(sizes, width);
     biased_product(t, rows, width, C, v->x, v->weight, 1, v->bias, logits, sizes);
@@ -934,13 +956,16 @@ static void textbook_chunked_loss(const textbook *t)
     }
     for (i = 0; i < rows; i++) {
         memcpy(v->logits + i % chunk * width, logits + i * width, (size_t)width * sizeof(double));
-        if (t->exact) memcpy(magnitude->logits + i % chunk * width, sizes + i * width, (size_t)width * sizeof(double));
+        if (t->exact)
+            memcpy(magnitude->logits + i % chunk * width, sizes + i * width, (size_t)width * sizeof(double));
     }
     if (o->dx) {
         product(t, rows, C, width, all, weight, rows_of(v->dx, C));
         if (t->exact) product_magnitude(rows, C, width, all_sizes, weight, rows_of(magnitude->dx, C));
-        weight_gradient(t, v->x, C, logits, sizes, width, rows, v->d_weight, t->exact ? magnitude->d_weight : NULL);
-        if (v->d_bias) column_sums(t, logits, sizes, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
+        weight_gradient(t, v->x, C, logits, sizes, width, rows, v->d_weight,
+                        t->exact ? magnitude->d_weight : NULL);
+        if (v->d_bias)
+            column_sums(t, logits, sizes, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
     }
     free(logits);
     free(sizes);
@@ -953,23 +978,27 @@ static void textbook_adamw(const textbook *t)
     const mtt_control *c = mtt__control(o->control);
     const mtt_counters *counters = mtt__counters(o->counters);
     double b1 = (double)c->beta1, b2 = (double)c->beta2, updates = (double)counters->updates;
-    double step = fp32(t, (double)c->lr / (1 - pow(b1, updates))), correction = fp32(t, 1 / sqrt(1 - pow(b2, updates)));
+    double step = fp32(t, (double)c->lr / (1 - pow(b1, updates))),
+           correction = fp32(t, 1 / sqrt(1 - pow(b2, updates)));
     int64_t first = 0;
     int p;
-    for (p = 0; p < t->op->parameters && !counters->skipped; first += mtt__part_elements(t->op->weights[p]), p++) {
+    for (p = 0; p < t->op->parameters && !counters->skipped;
+         first += mtt__part_elements(t->op->weights[p]), p++) {
         double *weight = t->weights[p], *m = v->m + first, *second = v->v + first;
         double *master = v->master ? v->master + first : NULL, *kept = master ? master : weight;
         double keep = t->op->weights[p]->rank > 1 ? fp32(t, 1 - (double)c->lr * (double)c->weight_decay) : 1;
         int64_t count = mtt__elements(t->op->weights[p]), i;
         MTT__OMP(omp parallel for if (count > 10000))
         for (i = 0; i < count; i++) {
-            double g = fp32(t, t->gradients[p][i] * (double)counters->gradient_scale), old = m[i], root, change;
+            double g = fp32(t, t->gradients[p][i] * (double)counters->gradient_scale), old = m[i], root,
+                   change;
             m[i] = fp32(t, fp32(t, b1 * m[i]) + fp32(t, (1 - b1) * g));
             second[i] = fp32(t, fp32(t, b2 * second[i]) + fp32(t, fp32(t, (1 - b2) * g) * g));
             root = fp32(t, fp32(t, fp32(t, sqrt(second[i])) * correction) + (double)c->eps);
             change = fp32(t, fp32(t, step * m[i]) / root);
             if (t->exact) {
-                double m_size = fabs(b1 * old) + fabs((1 - b1) * g), size = fabs(keep * kept[i]) + step * m_size / root;
+                double m_size = fabs(b1 * old) + fabs((1 - b1) * g),
+                       size = fabs(keep * kept[i]) + step * m_size / root;
                 magnitude->m[first + i] = m_size;
                 magnitude->v[first + i] = second[i];
                 t->weight_magnitudes[p][i] = size;
@@ -1009,7 +1038,7 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_adamw] = textbook_adamw,
 };
 
-/* ------------------------------------------------------------------------------- operations, in lock-step ---- */
+/* -------------------------------------------------------------------------- operations, in lock-step ---- */
 
 typedef struct lock_step {
     setup s;
@@ -1084,8 +1113,8 @@ static void fill_tensor(const mtt_tensor *t, float scale, float shift)
     }
 }
 
-/* Weights with their rests, first moments of the size of gradients and second ones of their squares, each group
-   in two sizes. */
+/* Weights with their rests, first moments of the size of gradients and second ones of their squares, each
+   group in two sizes. */
 static void fill_compact(const setup *s, const mtt__program *p)
 {
     const mtt_tensor *master = p->kept[MTT__MASTER], *m = p->kept[MTT__FIRST], *v = p->kept[MTT__SECOND];
@@ -1096,8 +1125,8 @@ static void fill_compact(const setup *s, const mtt__program *p)
         float *values = malloc((size_t)count * sizeof(float));
         for (k = 0; k < count; k++) values[k] = q->weight->rank > 1 ? 0.05f * noise() : 0.7f + 0.3f * noise();
         if (master)
-            mtt__split_weights(values, count, s->policy.precision == MTT_FP16, NULL, (uint16_t *)q->weight->data,
-                               (uint8_t *)master->data + q->first);
+            mtt__split_weights(values, count, s->policy.precision == MTT_FP16, NULL,
+                               (uint16_t *)q->weight->data, (uint8_t *)master->data + q->first);
         for (k = 0; k < count; k++) values[k] = (below(3) ? 1e-3f : 1e-4f) * noise();
         mtt__pack_moments(values, count, 0, NULL, mtt__codes(m, q->first), mtt__scales(m, q->first));
         for (k = 0; k < count; k++) values[k] *= values[k];
@@ -1176,14 +1205,15 @@ static double *widen(const mtt_tensor *t)
     return wide;
 }
 
-/* Operands' numbers before the operation runs, from operand `first` on; outputs too, since it may add to them or
-   leave some of them alone. */
+/* Operands' numbers before the operation runs, from operand `first` on; outputs too, since it may add to them
+   or leave some of them alone. */
 static double **widen_all(mtt_tensor **tensors, int first, int count)
 {
     double **wide = calloc((size_t)count + 1, sizeof(*wide));
     int i;
     for (i = first; i < count && tensors; i++)
-        if (tensors[i] && tensors[i]->dtype != MTT_I32 && tensors[i]->dtype != MTT_U8) wide[i] = widen(tensors[i]);
+        if (tensors[i] && tensors[i]->dtype != MTT_I32 && tensors[i]->dtype != MTT_U8)
+            wide[i] = widen(tensors[i]);
     return wide;
 }
 
@@ -1220,9 +1250,10 @@ typedef struct size_of_error {
     double mean, largest; /* mean: root of the mean square */
 } size_of_error;
 
-/* Of the differences in one of `parts` groups of columns, from b or, without one, from 0. NaN where one of them
-   is and the other is not; pairs of NaN are what no operation has written. */
-static size_of_error difference(const double *a, const double *b, int64_t count, int64_t width, int parts, int part)
+/* Of the differences in one of `parts` groups of columns, from b or, without one, from 0. NaN where one of
+   them is and the other is not; pairs of NaN are what no operation has written. */
+static size_of_error difference(const double *a, const double *b, int64_t count, int64_t width, int parts,
+                                int part)
 {
     size_of_error e = {0, 0};
     int64_t columns = width / parts, compared = 0, row, i;
@@ -1264,21 +1295,24 @@ static int is_product(const mtt_op *op)
     }
 }
 
-/* The tolerance. A device's error and the CPU's may each be twice that of the plain implementation, in the mean
-   and at worst. Where the plain one happens to round well, or adds in an order in which errors cancel, that would
-   be too little: besides, SLACK units of the last place of FP32 (2^-23) of the result's magnitude are allowed, the
-   sum of the absolute values of the terms that were added. A sum's error is proportional to its magnitude, not to
-   its value: where a gradient is exactly 0, one order of adding may give 0 and another 1e-8. Luck also decides the
-   error of a few elements. Where an output has fewer than FEW, the plain error counts as no less than a unit
-   roundoff (half a unit of the last place) of the coarsest rounding on the way to it, times the magnitude. Nothing
-   here depends on a value that can cancel to zero, or on the GPU. */
+/* The tolerance. A device's error and the CPU's may each be twice that of the plain implementation, in the
+   mean and at worst. Where the plain one happens to round well, or adds in an order in which errors cancel,
+   that would be too little: besides, SLACK units of the last place of FP32 (2^-23) of the result's magnitude
+   are allowed, the sum of the absolute values of the terms that were added. A sum's error is proportional to
+   its magnitude, not to its value: where a gradient is exactly 0, one order of adding may give 0 and another
+   1e-8. Luck also decides the error of a few elements. Where an output has fewer than FEW, the plain error
+   counts as no less than a unit roundoff (half a unit of the last place) of the coarsest rounding on the way
+   to it, times the magnitude. Nothing here depends on a value that can cancel to zero, or on the GPU. */
 enum { SLACK = 4, FEW = 4096 };
 
-static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements, mtt_precision precision)
+static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements,
+                                mtt_precision precision)
 {
     static const double UNIT[] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12};
-    int between = op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu; /* what is summed */
-    int rounded = is_16_bit(out) || (between && precision != MTT_FP32) || (precision == MTT_TF32 && is_product(op));
+    int between =
+        op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu; /* what is summed */
+    int rounded =
+        is_16_bit(out) || (between && precision != MTT_FP32) || (precision == MTT_TF32 && is_product(op));
     return elements < FEW ? UNIT[rounded ? precision : MTT_FP32] : 0;
 }
 
@@ -1288,19 +1322,22 @@ static int parts_of(const mtt_op *op, const mtt_tensor *out)
     int gradients = op->kind == MTT_OP_flash_backward || op->kind == MTT_OP_attention_values_backward ||
                     op->kind == MTT_OP_attention_scores_backward;
     if (out->role == MTT__A_ROW_LOSS) return 3;
-    if (out->role == MTT__A_LN_1_STATS || out->role == MTT__A_LN_2_STATS || out->role == MTT__A_LN_F_STATS) return 2;
+    if (out->role == MTT__A_LN_1_STATS || out->role == MTT__A_LN_2_STATS || out->role == MTT__A_LN_F_STATS)
+        return 2;
     return gradients && out->rank == 2 ? 3 : 1;
 }
 
-static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const char *whose, size_of_error error,
-                  size_of_error plain, size_of_error magnitude, double least)
+static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const char *whose,
+                  size_of_error error, size_of_error plain, size_of_error magnitude, double least)
 {
     double mean = 2 * fmax(plain.mean, least * magnitude.mean) + SLACK * 0x1p-23 * magnitude.mean;
-    double largest = 2 * fmax(plain.largest, least * magnitude.largest) + SLACK * 0x1p-23 * magnitude.largest, share;
+    double largest = 2 * fmax(plain.largest, least * magnitude.largest) + SLACK * 0x1p-23 * magnitude.largest,
+           share;
     check(error.mean <= mean && error.largest <= largest,
-          "%s of %s, %s: error %.3g (largest %.3g), plain %.3g (%.3g), allowed %.3g (%.3g), magnitude %.3g (%s)",
-          out->name, mtt_op_name(op->kind), whose, error.mean, error.largest, plain.mean, plain.largest, mean,
-          largest, magnitude.mean, describe(s));
+          "%s of %s, %s: error %.3g (largest %.3g), plain %.3g (%.3g), allowed %.3g (%.3g), "
+          "magnitude %.3g (%s)",
+        out->name, mtt_op_name(op->kind), whose, error.mean, error.largest, plain.mean, plain.largest, mean,
+        largest, magnitude.mean, describe(s));
     share = fmax(mean > 0 ? error.mean / mean : 0, largest > 0 ? error.largest / largest : 0);
     if (!strcmp(whose, "CUDA") && !(share <= worst[op->kind][s->policy.precision]))
         worst[op->kind][s->policy.precision] = share;
@@ -1335,11 +1372,13 @@ static void compare_numbers(const setup *s, const mtt_op *op, compared c)
         size_of_error of_cpu = difference(cpu, c.exact, count, width, parts, part);
         size_of_error of_gpu = difference(gpu, c.exact, count, width, parts, part);
         double least = least_plain_error(op, c.host, count / parts, s->policy.precision);
-        /* whether a target is the largest may turn on the last bit of two logits that this operation has made */
+        /* whether a target is the largest may turn on the last bit of two logits that this operation has
+           made */
         if (op->kind == MTT_OP_chunked_loss && c.host->role == MTT__A_ROW_LOSS && part == 1) continue;
         if (is_zero(op, part)) {
-            check(of_cpu.largest == 0 && of_gpu.largest == 0, "%s of %s: %g and on the CPU %g where 0 is exact (%s)",
-                  c.host->name, mtt_op_name(op->kind), of_gpu.largest, of_cpu.largest, describe(s));
+            check(of_cpu.largest == 0 && of_gpu.largest == 0,
+                  "%s of %s: %g and on the CPU %g where 0 is exact (%s)", c.host->name, mtt_op_name(op->kind),
+                  of_gpu.largest, of_cpu.largest, describe(s));
             continue;
         }
         judge(s, op, c.host, "CPU", of_cpu, plain, magnitude, least);
@@ -1352,17 +1391,18 @@ static void compare_numbers(const setup *s, const mtt_op *op, compared c)
     free(rounded.data);
 }
 
-/* Sums in double agree to their last bits; the norm's squares are FP32 sums of a few numbers each, compared with
-   the sum in double. */
+/* Sums in double agree to their last bits; the norm's squares are FP32 sums of a few numbers each, compared
+   with the sum in double. */
 static void compare_counters(const setup *s, const mtt_op *op, const mtt_counters *a, const mtt_counters *b,
                              double **gradients)
 {
     double norm = 0, fair, error;
     int64_t k;
     int i;
-    check(fabs(a->loss - b->loss) <= 1e-13 * fabs(b->loss) && a->targets == b->targets && a->hits == b->hits &&
-              a->updates == b->updates && a->steps == b->steps && a->loss_scale == b->loss_scale &&
-              a->step_scale == b->step_scale && a->skipped == b->skipped && a->good_steps == b->good_steps,
+    check(fabs(a->loss - b->loss) <= 1e-13 * fabs(b->loss) && a->targets == b->targets &&
+              a->hits == b->hits && a->updates == b->updates && a->steps == b->steps &&
+              a->loss_scale == b->loss_scale && a->step_scale == b->step_scale && a->skipped == b->skipped &&
+              a->good_steps == b->good_steps,
           "counters, loss %.17g, on the CPU %.17g (%s)", a->loss, b->loss, describe(s));
     if (op->kind != MTT_OP_grad_norm) return;
     for (i = 0; i < op->parameters; i++)
@@ -1370,8 +1410,9 @@ static void compare_counters(const setup *s, const mtt_op *op, const mtt_counter
     norm = sqrt(norm) / (double)a->step_scale;
     fair = fabs(b->grad_norm - norm);
     error = fabs(a->grad_norm - norm);
-    check(error <= 2 * fair + SLACK * 0x1p-23 * norm, "gradient norm %.9g, on the CPU %.9g, exactly %.9g (%s)",
-          a->grad_norm, b->grad_norm, norm, describe(s));
+    check(error <= 2 * fair + SLACK * 0x1p-23 * norm,
+          "gradient norm %.9g, on the CPU %.9g, exactly %.9g (%s)", a->grad_norm, b->grad_norm, norm,
+          describe(s));
     check(fabs((double)a->gradient_scale - (double)b->gradient_scale) <=
               (norm > 0 ? (error + fair) / norm + SLACK * 0x1p-23 : 0) * (double)b->gradient_scale,
           "gradient scale %.9g, on the CPU %.9g (%s)", (double)a->gradient_scale, (double)b->gradient_scale,
@@ -1383,11 +1424,13 @@ static mtt_tensor downloaded(const lock_step *l, const mtt_tensor *device)
 {
     mtt_tensor copy = *device;
     copy.data = malloc(device->bytes);
-    check(cuda.download(l->context, copy.data, device->data, device->bytes) == MTT_OK, "download: %s", env.error);
+    check(cuda.download(l->context, copy.data, device->data, device->bytes) == MTT_OK, "download: %s",
+          env.error);
     return copy;
 }
 
-/* The part of a tensor that the optimizer keeps for all parameters, as a tensor like the parameter's weight. */
+/* The part of a tensor that the optimizer keeps for all parameters, as a tensor like the parameter's
+   weight. */
 static mtt_tensor part_of_kept(const mtt_tensor *kept, const mtt_tensor *weight, int64_t first)
 {
     mtt_tensor part = *weight;
@@ -1418,19 +1461,22 @@ static void compare_update(lock_step *l, const mtt_op *op, const mtt_op *device,
             if (!op->operands[operand]) continue;
             host_part = part_of_kept(op->operands[operand], op->weights[i], first);
             part = part_of_kept(&kept[k], op->weights[i], first);
-            compare_numbers(&l->s, op, (compared){&host_part, &part, exact->values[operand] + first,
-                                                  plain->values[operand] + first, exact->magnitudes[operand] + first});
+            compare_numbers(&l->s, op,
+                            (compared){&host_part, &part, exact->values[operand] + first,
+                                       plain->values[operand] + first, exact->magnitudes[operand] + first});
         }
     }
     for (k = 0; k < 3; k++)
         if (op->operands[op->inputs + k]) free(kept[k].data);
 }
 
-static int64_t compact_numbers, compact_others; /* numbers of the compact state, and those rounded otherwise */
+static int64_t compact_numbers,
+    compact_others; /* numbers of the compact state, and those rounded otherwise */
 
-/* How many moments of a parameter are neither the CPU's nor next to them: a unit of the code apart, and what a
-   scale's unit and the arithmetic add. */
-static int wrong_moments(const mtt_tensor *host, const mtt_tensor *device, int64_t first, int64_t count, int second)
+/* How many moments of a parameter are neither the CPU's nor next to them: a unit of the code apart, and what
+   a scale's unit and the arithmetic add. */
+static int wrong_moments(const mtt_tensor *host, const mtt_tensor *device, int64_t first, int64_t count,
+                         int second)
 {
     const uint8_t *code = mtt__codes(host, first), *device_code = mtt__codes(device, first);
     const uint16_t *scales = mtt__scales(host, first), *device_scales = mtt__scales(device, first);
@@ -1441,7 +1487,8 @@ static int wrong_moments(const mtt_tensor *host, const mtt_tensor *device, int64
     mtt__unpack_moments(device_code, device_scales, count, second, ours);
     for (i = 0; i < count; i++) {
         double scale = (double)mtt__from_scale(scales[i / MTT__GROUP]), a = second ? sqrt(ours[i]) : ours[i];
-        double b = second ? sqrt(cpus[i]) : cpus[i], r = fabs(b) / scale, y = fmin(1, 2 * r / (1 + r) + 1.0 / 127);
+        double b = second ? sqrt(cpus[i]) : cpus[i], r = fabs(b) / scale,
+               y = fmin(1, 2 * r / (1 + r) + 1.0 / 127);
         double unit = second ? 1.0 / 255 : 2 / ((2 - y) * (2 - y)) / 127;
         int scale_off = scales[i / MTT__GROUP] - device_scales[i / MTT__GROUP];
         wrong += !(abs(scale_off) <= 1) || (scale > 0 && !(fabs(a - b) <= (unit + 0x1p-10) * 1.0001 * scale));
@@ -1479,9 +1526,9 @@ static int wrong_weights(const mtt_tensor *host, const mtt_tensor *device, const
     return wrong;
 }
 
-/* The compact state after the update, the device's beside the CPU's, which test_model.c compares with AdamW in
-   double. Both round with the same random bits what FP32 arithmetic left a little different, so few numbers
-   differ, and those are neighbours. */
+/* The compact state after the update, the device's beside the CPU's, which test_model.c compares with AdamW
+   in double. Both round with the same random bits what FP32 arithmetic left a little different, so few
+   numbers differ, and those are neighbours. */
 static void compare_compact(lock_step *l, const mtt_op *op, const mtt_op *device)
 {
     const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op), *d = MTT_OPERANDS_OF(adamw, device);
@@ -1493,7 +1540,8 @@ static void compare_compact(lock_step *l, const mtt_op *op, const mtt_op *device
         int64_t count = mtt__elements(op->weights[i]);
         mtt_tensor weight = downloaded(l, device->weights[i]);
         int wrong = wrong_moments(o->m, &m, first, count, 0) + wrong_moments(o->v, &v, first, count, 1);
-        wrong += wrong_weights(op->weights[i], &weight, o->master ? (const uint8_t *)o->master->data + first : NULL,
+        wrong += wrong_weights(op->weights[i], &weight,
+                               o->master ? (const uint8_t *)o->master->data + first : NULL,
                                o->master ? (const uint8_t *)master.data + first : NULL, count);
         check(!wrong, "%d numbers of %s in the compact state are not the CPU's nor next to them (%s)", wrong,
               op->weights[i]->name, describe(&l->s));
@@ -1516,20 +1564,21 @@ static void compare_output(lock_step *l, const mtt_op *op, int operand, const mt
         compare_numbers(&l->s, op, (compared){host, &copy, exact->values[operand], plain->values[operand],
                                               exact->magnitudes[operand]});
     else
-        check(!memcmp(copy.data, host->data, host->bytes), "%s of %s: other bits than the CPU's (%s)", host->name,
-              mtt_op_name(op->kind), describe(&l->s));
+        check(!memcmp(copy.data, host->data, host->bytes), "%s of %s: other bits than the CPU's (%s)",
+              host->name, mtt_op_name(op->kind), describe(&l->s));
     free(copy.data);
 }
 
-/* Whether no other of its kind had the same operands' shapes and types, batch, heads and settings; counts it if
-   so. */
+/* Whether no other of its kind had the same operands' shapes and types, batch, heads and settings; counts it
+   if so. */
 static int is_new(const mtt_op *op)
 {
     enum { SLOTS = 1 << 18 };
     static uint64_t seen[SLOTS];
     const mtt_shape *d = op->shape;
     uint64_t hash = 1469598103934665603u;
-    int64_t key[] = {op->kind, d->batch, d->seq_len, d->heads, d->window, d->dropout > 0, op->transposed, op->adds};
+    int64_t key[] = {op->kind,  d->batch,       d->seq_len,     d->heads,
+                     d->window, d->dropout > 0, op->transposed, op->adds};
     int i, k;
 #define MIX(x) hash = (hash ^ (uint64_t)(x)) * 1099511628211u, hash ^= hash >> 29
     for (i = 0; i < (int)MTT__LENGTH(key); i++) MIX(key[i]);
@@ -1557,7 +1606,8 @@ static void upload_operands(lock_step *l, const mtt_op *host, const mtt_op *devi
         cuda.upload(l->context, device->operands[o]->data, t->data, t->bytes);
     }
     for (o = 0; o < host->parameters; o++)
-        cuda.upload(l->context, device->gradients[o]->data, host->gradients[o]->data, host->gradients[o]->bytes);
+        cuda.upload(l->context, device->gradients[o]->data, host->gradients[o]->data,
+                    host->gradients[o]->bytes);
     for (o = 0; o < host->parameters && host->weights; o++)
         cuda.upload(l->context, device->weights[o]->data, host->weights[o]->data, host->weights[o]->bytes);
 }
@@ -1614,8 +1664,9 @@ static void step_schedule(const setup *s, int once)
 
 enum { SMALL_SETUPS = 1280 };
 
-/* One layer. Even numbers: flash attention with every head width, with and without dropout and window, in each precision; odd
-   numbers: plain attention. Every 29th pair has 1,025 tokens, more than any tile or block of threads holds. */
+/* One layer. Even numbers: flash attention with every head width, with and without dropout and window, in
+   each precision; odd numbers: plain attention. Every 29th pair has 1,025 tokens, more than any tile or block
+   of threads holds. */
 static setup small_setup(int number)
 {
     static const int lengths[] = {1, 31, 33, 97};
@@ -1639,13 +1690,15 @@ static setup small_setup(int number)
         const int windows[] = {1, 2, s.seq_len - 1, s.seq_len, s.seq_len + 3, 1 + below(s.seq_len)};
         s.policy.window = windows[below(6)];
     }
-    s.policy.workspace_bytes = below(3) ? 0 : (size_t)2 << 20; /* the CPU's need; less of it than usual means more turns */
-    s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_NONE; /* which make GELU apart from its product */
+    s.policy.workspace_bytes =
+        below(3) ? 0 : (size_t)2 << 20; /* the CPU's need; less of it than usual means more turns */
+    s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SEGMENTS
+                                       : MTT_RECOMPUTE_NONE; /* which make GELU apart from its product */
     return s;
 }
 
-/* Chunked losses alone: rows of logits as long as a block takes in 16 bits, as clusters of 2, 4 and 8 blocks take, and longer, each
-   with more rows than the device has such clusters. */
+/* Chunked losses alone: rows of logits as long as a block takes in 16 bits, as clusters of 2, 4 and 8 blocks
+   take, and longer, each with more rows than the device has such clusters. */
 static void long_rows(void)
 {
     static const int vocabs[] = {25600, 25601, 51201, 102401, 204801}, rows[] = {140, 140, 70, 40, 10};
@@ -1663,7 +1716,8 @@ static void long_rows(void)
         s.seq_len = s.model.max_seq = rows[number / 3];
         s.policy.precision = precisions[number % 3];
         s.policy.loss = MTT_LOSS_CHUNKED;
-        s.policy.loss_chunk_rows = s.seq_len - 1; /* a second chunk, of one row, adds to the first one's gradients */
+        s.policy.loss_chunk_rows =
+            s.seq_len - 1; /* a second chunk, of one row, adds to the first one's gradients */
         s.policy.window = 0;
         l = open_lock_step(&s);
         for (which = 0; which < MTT__PROGRAMS; which++) {
@@ -1689,12 +1743,17 @@ static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, 
     close_lock_step(&l);
 }
 
-/* Attention backward with too little room for all heads' dQ: heads take turns, in places of the ring and, in the last case, in slices. */
+/* Attention backward with too little room for all heads' dQ: heads take turns, in places of the ring and, in
+   the last case, in slices. */
 static void turns_of_heads(void)
 {
     static const struct {
         int seq_len, heads, width, batch, window;
-    } cases[] = {{1025, 12, 64, 1, 0}, {1025, 8, 128, 1, 0}, {1025, 12, 64, 1, 200}, {600, 12, 96, 1, 0}, {257, 4, 64, 30, 0}};
+    } cases[] = {{1025, 12, 64, 1, 0},
+                 {1025, 8, 128, 1, 0},
+                 {1025, 12, 64, 1, 200},
+                 {600, 12, 96, 1, 0},
+                 {257, 4, 64, 30, 0}};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
     for (number = 0; number < 5; number++) {
@@ -1740,8 +1799,9 @@ static void edges_of_tiles(void)
     random_state = others;
 }
 
-/* Products with GELU behind them, of up to 6 x 3 tiles of 128 x 256 and of what does not fill one; every fourth model makes GELU
-   apart, as segments do. The last has 35 x 32 tiles, many for each block, and more rows than the workspace holds sums of. */
+/* Products with GELU behind them, of up to 6 x 3 tiles of 128 x 256 and of what does not fill one; every
+   fourth model makes GELU apart, as segments do. The last has 35 x 32 tiles, many for each block, and more
+   rows than the workspace holds sums of. */
 static void products_with_gelu(void)
 {
     const uint64_t others = random_state; /* the setups that follow stay what they are */
@@ -1792,17 +1852,19 @@ static void operations(int large, int small)
     printf("%-26s %6s %7s %8s %8s %8s %8s\n", "operation", "tries", "shapes", "FP32", "TF32", "BF16", "FP16");
     for (i = 0; i < MTT_OP_KIND_COUNT; i++) {
         printf("%-26s %6d %7d", mtt_op_name((mtt_op_kind)i), tried[i], distinct[i]);
-        if (TEXTBOOK[i]) printf(" %8.2f %8.2f %8.2f %8.2f\n", worst[i][0], worst[i][1], worst[i][2], worst[i][3]);
+        if (TEXTBOOK[i])
+            printf(" %8.2f %8.2f %8.2f %8.2f\n", worst[i][0], worst[i][1], worst[i][2], worst[i][3]);
         else printf(" %s\n", i == MTT_OP_sum_loss || i == MTT_OP_grad_norm ? "counters" : "the CPU's bits");
-        check(distinct[i] >= TRIES || small < SMALL_SETUPS, "%s was tried over %d shapes, %d are wanted", mtt_op_name((mtt_op_kind)i),
-              distinct[i], TRIES);
+        check(distinct[i] >= TRIES || small < SMALL_SETUPS, "%s was tried over %d shapes, %d are wanted",
+              mtt_op_name((mtt_op_kind)i), distinct[i], TRIES);
     }
-    printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n", (long long)compact_others,
-           (long long)compact_numbers);
+    printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",
+           (long long)compact_others, (long long)compact_numbers);
     check(compact_others <= compact_numbers / 50, "too many numbers of the compact state are not the CPU's");
 }
 
-/* Which of two plain implementations of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded, 1 if cut off. */
+/* Which of two plain implementations of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded,
+   1 if cut off. */
 static void probe_tf32(void)
 {
     setup s = random_setup(2);
@@ -1840,7 +1902,8 @@ static void probe_tf32(void)
 static void flash_with_window(lock_step *l, mtt_op *ops[2], int window, char *results[3])
 {
     const mtt_flash *forward = MTT_OPERANDS_OF(flash, ops[0]);
-    const mtt_tensor *outputs[3] = {forward->out, forward->lse, MTT_OPERANDS_OF(flash_backward, ops[1])->d_qkv};
+    const mtt_tensor *outputs[3] = {forward->out, forward->lse,
+                                    MTT_OPERANDS_OF(flash_backward, ops[1])->d_qkv};
     mtt_shape shape = *ops[0]->shape;
     int i;
     shape.window = window;
@@ -1852,14 +1915,15 @@ static void flash_with_window(lock_step *l, mtt_op *ops[2], int window, char *re
     for (i = 0; i < 3; i++) {
         mtt_tensor now = downloaded(l, outputs[i]);
         if (results[i]) {
-            check(!memcmp(now.data, results[i], now.bytes), "%s: other bits with a window of %d (%s)", now.name,
-                  window, describe(&l->s));
+            check(!memcmp(now.data, results[i], now.bytes), "%s: other bits with a window of %d (%s)",
+                  now.name, window, describe(&l->s));
             free(now.data);
         } else results[i] = (char *)now.data;
     }
 }
 
-/* A window that sees all is no window, to the kernels themselves: mtt_policy_resolve would make it 0 before they hear of it. */
+/* A window that sees all is no window, to the kernels themselves: mtt_policy_resolve would make it 0 before
+   they hear of it. */
 static void full_windows(void)
 {
     static const int lengths[] = {1, 31, 33, 97, 257, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
@@ -1881,14 +1945,16 @@ static void full_windows(void)
         l = open_lock_step(&s);
         fill_state(&l, MTT__TRAIN);
         for (i = 0; i < l.host->programs[MTT__TRAIN].op_count; i++) {
-            mtt_op *host = &l.host->programs[MTT__TRAIN].ops[i], *device = &l.device->programs[MTT__TRAIN].ops[i];
+            mtt_op *host = &l.host->programs[MTT__TRAIN].ops[i],
+                   *device = &l.device->programs[MTT__TRAIN].ops[i];
             int o, which = host->kind == MTT_OP_flash_backward;
             if (host->kind != MTT_OP_flash && !which) continue;
             ops[which] = device;
             for (o = 0; o < host->inputs; o++) {
                 if (which && o > 0 && o < 4) continue; /* qkv, out and lse are the forward operation's */
                 if (host->operands[o]->dtype != MTT_U8) fill_tensor(host->operands[o], 1, 0);
-                cuda.upload(l.context, device->operands[o]->data, host->operands[o]->data, host->operands[o]->bytes);
+                cuda.upload(l.context, device->operands[o]->data, host->operands[o]->data,
+                            host->operands[o]->bytes);
             }
         }
         flash_with_window(&l, ops, 0, results);
@@ -1900,14 +1966,15 @@ static void full_windows(void)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------- whole models ---- */
+/* -------------------------------------------------------------------------------------- whole models ---- */
 
 static mtt_trainer *open_trainer(const setup *s, const mtt_backend *backend, mtt_precision precision)
 {
     mtt_policy policy = s->policy;
     mtt_trainer *t = NULL;
     policy.precision = precision;
-    check(mtt_trainer_create(&env, &s->model, &policy, &s->optim, backend, s->batch, s->seq_len, &t) == MTT_OK,
+    check(mtt_trainer_create(&env, &s->model, &policy, &s->optim, backend, s->batch, s->seq_len, &t) ==
+              MTT_OK,
           "trainer: %s (%s)", env.error, describe(s));
     return t;
 }
@@ -1976,33 +2043,40 @@ static void whole_model(int number)
     }
     for (step = 0; step < 5; step++) {
         for (i = 0; i < 3; i++)
-            check(mtt_train_step(t[i], tokens, targets, &info[i]) == MTT_OK, "step: %s (%s)", env.error, describe(&s));
-        error = fabs(info[2].loss - info[0].loss) / fmax(info[0].loss, 1); /* a loss learnt by heart stays absolute */
+            check(mtt_train_step(t[i], tokens, targets, &info[i]) == MTT_OK, "step: %s (%s)", env.error,
+                  describe(&s));
+        error = fabs(info[2].loss - info[0].loss) /
+                fmax(info[0].loss, 1); /* a loss learnt by heart stays absolute */
         fair = fabs(info[1].loss - info[0].loss) / fmax(info[0].loss, 1);
         check(error <= 2 * fair + slack && info[2].targets == info[0].targets,
-              "loss of step %d: %.8g, on the CPU %.8g, in FP32 %.8g (%s)", step, info[2].loss, info[1].loss, info[0].loss,
-              describe(&s));
+              "loss of step %d: %.8g, on the CPU %.8g, in FP32 %.8g (%s)", step, info[2].loss, info[1].loss,
+              info[0].loss, describe(&s));
         if (error > worst_loss[precision]) worst_loss[precision] = error;
         if (step) continue;
         for (i = 0; i < 3; i++) gradients[i] = read_all(t[i], mtt_gradient_get);
         fair = relative_error(gradients[1], gradients[0], parameter_count(t[0]));
         error = relative_error(gradients[2], gradients[0], parameter_count(t[0]));
-        check(error <= 2 * fair + floor, "gradient: error %.3g, the CPU's %.3g (%s)", error, fair, describe(&s));
-        if (error / (2 * fair + floor) > worst_gradient[precision]) worst_gradient[precision] = error / (2 * fair + floor);
+        check(error <= 2 * fair + floor, "gradient: error %.3g, the CPU's %.3g (%s)", error, fair,
+              describe(&s));
+        if (error / (2 * fair + floor) > worst_gradient[precision])
+            worst_gradient[precision] = error / (2 * fair + floor);
         for (i = 0; i < 3; i++) free(gradients[i]);
     }
     for (i = 0; i < 3; i++) {
-        check(mtt_evaluate(t[i], tokens, targets, &info[i]) == MTT_OK, "evaluate: %s (%s)", env.error, describe(&s));
-        logits[i] = malloc((size_t)s.model.vocab * sizeof(float));
-        check(mtt_next_logits(t[i], tokens, 1 + (s.seq_len - 1) / 2, logits[i]) == MTT_OK, "next: %s (%s)", env.error,
+        check(mtt_evaluate(t[i], tokens, targets, &info[i]) == MTT_OK, "evaluate: %s (%s)", env.error,
               describe(&s));
+        logits[i] = malloc((size_t)s.model.vocab * sizeof(float));
+        check(mtt_next_logits(t[i], tokens, 1 + (s.seq_len - 1) / 2, logits[i]) == MTT_OK, "next: %s (%s)",
+              env.error, describe(&s));
     }
     fair = fabs(info[1].loss - info[0].loss);
     check(fabs(info[2].loss - info[0].loss) <= 2 * fair + slack * (1 + info[0].loss),
-          "evaluation: %.8g, on the CPU %.8g, in FP32 %.8g (%s)", info[2].loss, info[1].loss, info[0].loss, describe(&s));
+          "evaluation: %.8g, on the CPU %.8g, in FP32 %.8g (%s)", info[2].loss, info[1].loss, info[0].loss,
+          describe(&s));
     fair = relative_error(logits[1], logits[0], (size_t)s.model.vocab);
     error = relative_error(logits[2], logits[0], (size_t)s.model.vocab);
-    check(error <= 2 * fair + 4 * slack, "next logits: error %.3g, the CPU's %.3g (%s)", error, fair, describe(&s));
+    check(error <= 2 * fair + 4 * slack, "next logits: error %.3g, the CPU's %.3g (%s)", error, fair,
+          describe(&s));
     if (error > worst_logits[precision]) worst_logits[precision] = error;
     for (i = 0; i < 3; i++) {
         free(logits[i]);
@@ -2017,11 +2091,12 @@ static void whole_models(int setups)
     int number, p;
     for (number = 0; number < setups; number++) whole_model(number + 100 + number / 20);
     for (p = 0; p < 4; p++)
-        printf("%s: gradient error at most %.2f of what is allowed, loss within %.2g, next logits within %.2g\n", PRECISIONS[p],
-               worst_gradient[p], worst_loss[p], worst_logits[p]);
+        printf(
+            "%s: gradient error at most %.2f of what is allowed, loss within %.2g, next logits within %.2g\n",
+            PRECISIONS[p], worst_gradient[p], worst_loss[p], worst_logits[p]);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- bits ---- */
+/* ---------------------------------------------------------------------------------------------- bits ---- */
 
 static setup technique_setup(const technique *t, int layers)
 {
@@ -2048,7 +2123,8 @@ typedef struct history {
     size_t count;
 } history;
 
-/* Trains from the seed. At step `stop` (0 = nowhere) it saves, and goes on in another trainer that knows only the file. */
+/* Trains from the seed. At step `stop` (0 = nowhere) it saves, and goes on in another trainer that knows only
+   the file. */
 static history trained(const setup *s, int steps, int stop)
 {
     mtt_trainer *t = open_trainer(s, &cuda, s->policy.precision);
@@ -2102,11 +2178,13 @@ static void repetition(void)
         setup s = technique_setup(&TECHNIQUES[i], 2);
         history first;
         first = trained(&s, STEPS, 0);
-        for (run = 1; run < RUNS; run++) same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
+        for (run = 1; run < RUNS; run++)
+            same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
         same_history(&first, trained(&s, STEPS, STOP), "after a resume", &s);
         free(first.weights);
     }
-    for (i = 0; i < 4; i++) { /* products so large that the backend times its algorithms: no matter which of them wins */
+    /* products so large that the backend times its algorithms: no matter which of them wins */
+    for (i = 0; i < 4; i++) {
         setup s = random_setup(2);
         history first;
         s.model.d_model = 768;
@@ -2119,7 +2197,8 @@ static void repetition(void)
         s.policy.precision = (mtt_precision)i;
         s.policy.accumulate = 1;
         first = trained(&s, 2, 0);
-        for (run = 1; run < 8; run++) same_history(&first, trained(&s, 2, 0), "from the same seed, with large products", &s);
+        for (run = 1; run < 8; run++)
+            same_history(&first, trained(&s, 2, 0), "from the same seed, with large products", &s);
         free(first.weights);
     }
 }
@@ -2158,7 +2237,8 @@ static float *hurried(const setup *s, int steps, int wait, size_t *count)
     random_state = 77;
     for (step = 0; step < steps; step++) {
         random_tokens(s, tokens, targets, all);
-        check(mtt_train_step(t, tokens, targets, wait || step + 1 == steps ? &info : NULL) == MTT_OK, "step: %s", env.error);
+        check(mtt_train_step(t, tokens, targets, wait || step + 1 == steps ? &info : NULL) == MTT_OK,
+              "step: %s", env.error);
     }
     check(info.step == steps, "%d steps are counted as %d", steps, (int)info.step);
     weights = read_all(t, mtt_parameter_get);
@@ -2169,8 +2249,8 @@ static float *hurried(const setup *s, int steps, int wait, size_t *count)
     return weights;
 }
 
-/* The same bits from single operations, on a caller's stream and memory, and where nobody waits for a step: 600 of them send
-   more than the staging buffer holds. */
+/* The same bits from single operations, on a caller's stream and memory, and where nobody waits for a step:
+   600 of them send more than the staging buffer holds. */
 static void ways_to_run(void)
 {
     int precision, blocks = 0;
@@ -2206,7 +2286,8 @@ static void ways_to_run(void)
         check(cudaStreamDestroy(stream) == cudaSuccess, "the caller's stream does not close");
         weights[0] = hurried(&s, 600, 1, &count);
         weights[1] = hurried(&s, 600, 0, &count);
-        check(!memcmp(weights[0], weights[1], count * sizeof(float)), "other bits where nobody waits (%s)", describe(&s));
+        check(!memcmp(weights[0], weights[1], count * sizeof(float)), "other bits where nobody waits (%s)",
+              describe(&s));
         free(weights[0]);
         free(weights[1]);
         free(first.weights);
@@ -2236,8 +2317,8 @@ static void recomputation(void)
                 s.policy.window = attention ? 50 : 0;
                 first = trained(&s, 3, 0);
                 for (way = MTT_RECOMPUTE_NONE; way <= MTT_RECOMPUTE_SEGMENTS; way++) {
-                    static const char *const WAYS[] = {"a second time", "with recompute selective", "with recompute layer",
-                                                       "with recompute segments"};
+                    static const char *const WAYS[] = {"a second time", "with recompute selective",
+                                                       "with recompute layer", "with recompute segments"};
                     s.policy.recompute = (mtt_recompute)way;
                     same_history(&first, trained(&s, 3, 0), WAYS[way], &s);
                 }
@@ -2245,7 +2326,7 @@ static void recomputation(void)
             }
 }
 
-/* -------------------------------------------------------------------------------------------------------- memory ---- */
+/* -------------------------------------------------------------------------------------------- memory ---- */
 
 /* The model of the write-up's suite a. */
 static setup suite_setup(const technique *t, int batch)
@@ -2266,8 +2347,8 @@ static mtt_policy on_cuda(mtt_policy policy)
     return policy;
 }
 
-/* A trainer of the given setup from creation to its third step, by when its graphs stand; returns how many bytes of the device
-   it took meanwhile. `context` only asks. */
+/* A trainer of the given setup from creation to its third step, by when its graphs stand; returns how many
+   bytes of the device it took meanwhile. `context` only asks. */
 static int64_t bytes_taken(const setup *s, void *context, const int32_t *tokens, size_t planned)
 {
     size_t before = 0, after = 0, all = 0;
@@ -2278,28 +2359,36 @@ static int64_t bytes_taken(const setup *s, void *context, const int32_t *tokens,
     t = open_trainer(s, &cuda, s->policy.precision);
     for (step = 0; step < 3 && t; step++) {
         check(mtt_train_step(t, tokens, tokens, &info) == MTT_OK, "step: %s (%s)", env.error, describe(s));
-        check(info.arena_bytes == planned, "the plan says %zu bytes, the trainer %zu", planned, info.arena_bytes);
+        check(info.arena_bytes == planned, "the plan says %zu bytes, the trainer %zu", planned,
+              info.arena_bytes);
     }
     check(cuda.memory(context, &after, &all) == MTT_OK, "memory: %s", env.error);
     mtt_trainer_destroy(t);
     return (int64_t)before - (int64_t)after;
 }
 
-/* The write-up's 18 experiments, each twice. What is planned is what the trainer says it took, and what the device then lacks
-   is that in pages of 2 MiB, the smallest that cudaMalloc gives, and not a byte more. In an experiment's first run the driver
-   also loads the code of kernels that no trainer has run before, 2 to 4 MiB that stay, and takes memory for graphs, about
-   2.4 KB a node. So that the first run is that of a fresh process, nothing may use the device before. */
+/* The write-up's 18 experiments, each twice. What is planned is what the trainer says it took, and what the
+   device then lacks is that in pages of 2 MiB, the smallest that cudaMalloc gives, and not a byte more. In an
+   experiment's first run the driver also loads the code of kernels that no trainer has run before, 2 to 4 MiB
+   that stay, and takes memory for graphs, about 2.4 KB a node. So that the first run is that of a fresh
+   process, nothing may use the device before. */
 static void planned_bytes(void)
 {
     enum { LONGEST = 128 * 256, PAGE = 2 << 20 };
-    enum { FIRST_RUN_PAGES = 4 }; /* two of code, one of graphs, and one because what is taken apart rounds up apart */
-    static const technique EXPERIMENTS[] = {
-        {"fp32", {.precision = MTT_FP32}, .dropout = 0},
-        {"bf16", {.precision = MTT_BF16}, .dropout = 0},
-        {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
-        {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, .dropout = 0},
-        {"bf16_window32", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 32}, .dropout = 0},
-        {"checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, .dropout = 0}};
+    enum {
+        FIRST_RUN_PAGES = 4
+    }; /* two of code, one of graphs, and one because what is taken apart rounds up apart */
+    static const technique EXPERIMENTS[] =
+        {{"fp32", {.precision = MTT_FP32}, .dropout = 0},
+         {"bf16", {.precision = MTT_BF16}, .dropout = 0},
+         {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
+         {"bf16_window16",
+          {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16},
+          .dropout = 0},
+         {"bf16_window32",
+          {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 32},
+          .dropout = 0},
+         {"checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, .dropout = 0}};
     int32_t *tokens = malloc(LONGEST * sizeof(int32_t));
     int i, batch;
     for (i = 0; i < LONGEST; i++) tokens[i] = i * 7919 % 50257;
@@ -2310,7 +2399,8 @@ static void planned_bytes(void)
             mtt_plan_report plan;
             void *context = NULL;
             int64_t first, second, pages;
-            check(mtt_plan(&env, &s.model, &policy, batch, s.seq_len, &plan) == MTT_OK, "plan: %s", env.error);
+            check(mtt_plan(&env, &s.model, &policy, batch, s.seq_len, &plan) == MTT_OK, "plan: %s",
+                  env.error);
             check(plan.parameters == 28941393, "%lld parameters", (long long)plan.parameters);
             check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK, "open: %s", env.error);
             if (!context) continue;
@@ -2318,12 +2408,14 @@ static void planned_bytes(void)
             first = bytes_taken(&s, context, tokens, plan.arena_bytes) - pages;
             second = bytes_taken(&s, context, tokens, plan.arena_bytes) - pages;
             cuda.close(context);
-            printf("%-14s batch %3d: planned %11zu bytes, %5lld pages of 2 MiB, beside them %8lld bytes in the first run, "
-                   "%lld in the second\n",
-                   EXPERIMENTS[i].name, batch, plan.arena_bytes, (long long)pages / PAGE, (long long)first, (long long)second);
-            check(first >= 0 && first <= FIRST_RUN_PAGES * PAGE, "the first run took %lld bytes beside the arena (%s)",
-                  (long long)first, describe(&s));
-            check(second == 0, "the second run took %lld bytes beside the arena (%s)", (long long)second, describe(&s));
+            printf("%-14s batch %3d: planned %11zu bytes, %5lld pages of 2 MiB, beside them %8lld bytes in "
+                   "the first run, %lld in the second\n",
+                EXPERIMENTS[i].name, batch, plan.arena_bytes, (long long)pages / PAGE, (long long)first,
+                (long long)second);
+            check(first >= 0 && first <= FIRST_RUN_PAGES * PAGE,
+                  "the first run took %lld bytes beside the arena (%s)", (long long)first, describe(&s));
+            check(second == 0, "the second run took %lld bytes beside the arena (%s)", (long long)second,
+                  describe(&s));
         }
     free(tokens);
 }
@@ -2340,8 +2432,8 @@ static int names_about(const char *text, int number)
     return 0;
 }
 
-/* What does not fit is refused with what was needed, what is free, what is largest and which batch would fit; the process
-   goes on. */
+/* What does not fit is refused with what was needed, what is free, what is largest and which batch would fit;
+   the process goes on. */
 static void out_of_memory(void)
 {
     setup s = suite_setup(&TECHNIQUES[0], 1 << 17), small = technique_setup(&TECHNIQUES[0], 1);
@@ -2355,20 +2447,26 @@ static void out_of_memory(void)
     int32_t tokens[80] = {0};
     check(mtt_plan(&env, &s.model, &policy, s.batch, s.seq_len, &plan) == MTT_OK, "plan: %s", env.error);
     snprintf(needed, sizeof(needed), "%zu", plan.arena_bytes);
-    check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK && cuda.memory(context, &free_bytes, &all_bytes) == MTT_OK,
+    check(cuda.open(&env, &cuda, &policy, &context) == MTT_OK &&
+              cuda.memory(context, &free_bytes, &all_bytes) == MTT_OK,
           "memory: %s", env.error);
     if (context) cuda.close(context);
     check(free_bytes > 0 && free_bytes <= all_bytes, "%zu of %zu bytes are free", free_bytes, all_bytes);
-    check(mtt_plan_max_batch(&env, &s.model, &policy, s.seq_len, free_bytes, &fits) == MTT_OK && fits < s.batch,
+    check(mtt_plan_max_batch(&env, &s.model, &policy, s.seq_len, free_bytes, &fits) == MTT_OK &&
+              fits < s.batch,
           "largest batch: %s", env.error);
-    check(mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &cuda, s.batch, s.seq_len, &t) == MTT_E_BUDGET && !t,
+    check(mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &cuda, s.batch, s.seq_len, &t) ==
+                  MTT_E_BUDGET &&
+              !t,
           "a batch of %d: %s", s.batch, env.error);
     printf("%s\n", env.error);
     check(strstr(env.error, needed) && strstr(env.error, "largest") && strstr(env.error, "logits") &&
               names_about(env.error, fits),
-          "the text lacks what is needed (%s), the largest tensors or the batch that fits (%d): %s", needed, fits, env.error);
+          "the text lacks what is needed (%s), the largest tensors or the batch that fits (%d): %s", needed,
+          fits, env.error);
     t = open_trainer(&small, &cuda, MTT_FP32);
-    check(t && mtt_train_step(t, tokens, tokens, NULL) == MTT_OK, "a smaller model after that: %s", env.error);
+    check(t && mtt_train_step(t, tokens, tokens, NULL) == MTT_OK, "a smaller model after that: %s",
+          env.error);
     mtt_trainer_destroy(t);
 }
 
@@ -2399,7 +2497,8 @@ static void overflow(void)
             free(after);
         }
         if (info.skipped)
-            check(info.loss_scale == 0x1p30f / (float)(1u << skipped++), "the loss scale halves: %g", (double)info.loss_scale);
+            check(info.loss_scale == 0x1p30f / (float)(1u << skipped++), "the loss scale halves: %g",
+                  (double)info.loss_scale);
     }
     check(skipped > 0 && skipped < 30, "%d of 30 steps skipped", skipped);
     free(before);
@@ -2422,12 +2521,16 @@ static void too_large(void)
 /* A's model under 24 GB: the largest batch takes a step, and one sequence more would need more. */
 static void largest_batch(void)
 {
-    static const technique CASES[] = {
-        {"tf32", {.precision = MTT_TF32}, .dropout = 0},
-        {"bf16_flash", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
-        {"bf16_flash_checkpointing_chunked",
-         {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER, .loss = MTT_LOSS_CHUNKED},
-         .dropout = 0}};
+    static const technique CASES[] = {{"tf32", {.precision = MTT_TF32}, .dropout = 0},
+                                      {"bf16_flash",
+                                       {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH},
+                                       .dropout = 0},
+                                      {"bf16_flash_checkpointing_chunked",
+                                       {.precision = MTT_BF16,
+                                        .attention = MTT_ATTENTION_FLASH,
+                                        .recompute = MTT_RECOMPUTE_LAYER,
+                                        .loss = MTT_LOSS_CHUNKED},
+                                       .dropout = 0}};
     const size_t budget = (size_t)24 * 1000 * 1000 * 1000;
     int i, batch = 0;
     for (i = 0; i < (int)MTT__LENGTH(CASES); i++) {
@@ -2438,10 +2541,13 @@ static void largest_batch(void)
         mtt_trainer *t;
         int32_t *tokens;
         int count;
-        check(mtt_plan_max_batch(&env, &s.model, &policy, s.seq_len, budget, &batch) == MTT_OK, "largest batch: %s", env.error);
+        check(mtt_plan_max_batch(&env, &s.model, &policy, s.seq_len, budget, &batch) == MTT_OK,
+              "largest batch: %s", env.error);
         s.batch = batch;
-        check(mtt_plan(&env, &s.model, &policy, batch, s.seq_len, &plan) == MTT_OK && plan.arena_bytes <= budget &&
-                  mtt_plan(&env, &s.model, &policy, batch + 1, s.seq_len, &more) == MTT_OK && more.arena_bytes > budget,
+        check(mtt_plan(&env, &s.model, &policy, batch, s.seq_len, &plan) == MTT_OK &&
+                  plan.arena_bytes <= budget &&
+                  mtt_plan(&env, &s.model, &policy, batch + 1, s.seq_len, &more) == MTT_OK &&
+                  more.arena_bytes > budget,
               "%d sequences take %zu bytes, one more takes %zu", batch, plan.arena_bytes, more.arena_bytes);
         count = batch * s.seq_len;
         tokens = malloc(2 * (size_t)count * sizeof(int32_t));
@@ -2450,8 +2556,8 @@ static void largest_batch(void)
         check(t && mtt_train_step(t, tokens, tokens + count, &info) == MTT_OK && isfinite(info.loss) &&
                   info.arena_bytes == plan.arena_bytes,
               "a step of %d sequences: %s", batch, env.error);
-        printf("under 24 GB, %s: %d sequences, %zu bytes; one more takes %zu\n", CASES[i].name, batch, plan.arena_bytes,
-               more.arena_bytes);
+        printf("under 24 GB, %s: %d sequences, %zu bytes; one more takes %zu\n", CASES[i].name, batch,
+               plan.arena_bytes, more.arena_bytes);
         mtt_trainer_destroy(t);
         free(tokens);
     }

@@ -1,6 +1,6 @@
-/* test_model.c - the model, its training and its checkpoints against an oracle that shares nothing with the library: a
-   naive forward pass in double precision and central differences of its loss. The promises of the manual follow.
-   `test_model speed [B T steps]` times a step of a small GPT instead. */
+/* test_model.c - the model, its training and its checkpoints against an oracle that shares nothing with the
+   library: a naive forward pass in double precision and central differences of its loss. The promises of the
+   manual follow. `test_model speed [B T steps]` times a step of a small GPT instead. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "test.h"
@@ -9,7 +9,8 @@
 #include <omp.h>
 #endif
 
-/* Operations on tensors this small gain nothing from threads, and on a busy machine lose much at their barriers. */
+/* Operations on tensors this small gain nothing from threads, and on a busy machine lose much at their
+   barriers. */
 static void use_threads(int count)
 {
 #ifdef _OPENMP
@@ -22,7 +23,7 @@ static void use_threads(int count)
 static mtt_env env;
 static const uint64_t SEED = 0x123456789abcdefu;
 
-/* -------------------------------------------------------------------------------------------------- randomness ---- */
+/* ---------------------------------------------------------------------------------------- randomness ---- */
 
 static double uniform(void)
 {
@@ -49,7 +50,8 @@ static void philox(uint64_t key, uint64_t low, uint64_t high, uint32_t x[4])
 }
 
 /* Factors of dropout: 0, or what keeps the expectation. Eight elements share a Philox block, 16 bits each. */
-static void dropout_mask(double *mask, size_t count, float p, uint64_t seed, int site, int layer, uint64_t micro)
+static void dropout_mask(double *mask, size_t count, float p, uint64_t seed, int site, int layer,
+                         uint64_t micro)
 {
     uint32_t word[4] = {0, 0, 0, 0}, threshold = (uint32_t)floor((double)p * 65536 + 0.5);
     uint64_t stream = (uint64_t)site << 56 | (uint64_t)layer << 40 | micro;
@@ -59,9 +61,23 @@ static void dropout_mask(double *mask, size_t count, float p, uint64_t seed, int
     }
 }
 
-/* ------------------------------------------------------------------------------------ the model, naive, double ---- */
+/* -------------------------------------------------------------------------- the model, naive, double ---- */
 
-enum { LN1_W, LN1_B, ATTN_W, ATTN_B, PROJ_W, PROJ_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B, LAYER_PARAMETERS };
+enum {
+    LN1_W,
+    LN1_B,
+    ATTN_W,
+    ATTN_B,
+    PROJ_W,
+    PROJ_B,
+    LN2_W,
+    LN2_B,
+    FC_W,
+    FC_B,
+    OUT_W,
+    OUT_B,
+    LAYER_PARAMETERS
+};
 enum { MAX_PARAMETERS = 64 };
 
 typedef struct parameter {
@@ -158,8 +174,8 @@ static void norm(double *y, const double *x, const double *gain, const double *b
     }
 }
 
-static void linear(double *restrict y, const double *restrict x, const double *restrict w, const double *bias, int rows,
-                   int in, int out)
+static void linear(double *restrict y, const double *restrict x, const double *restrict w, const double *bias,
+                   int rows, int in, int out)
 {
     for (int r = 0; r < rows; r++, x += in, y += out) {
         memcpy(y, bias, (size_t)out * sizeof(double));
@@ -174,7 +190,8 @@ static void attend(double *y, const double *qkv, const double *mask, const refer
     int T = r->seq_len, C = r->model.d_model, H = r->model.heads, D = C / H;
     double *p = malloc((size_t)T * sizeof(double));
     for (int row = 0; row < r->batch * H * T; row++) {
-        int b = row / (H * T), h = row / T % H, i = row % T, lo = r->window && i >= r->window ? i - r->window + 1 : 0;
+        int b = row / (H * T), h = row / T % H, i = row % T,
+            lo = r->window && i >= r->window ? i - r->window + 1 : 0;
         const double *q = qkv + (b * T + i) * 3 * C + h * D, *k = qkv + b * T * 3 * C + C + h * D, *v = k + C;
         double *out = y + (b * T + i) * C + h * D, largest = -1e300, sum = 0;
         for (int j = lo; j <= i; j++) {
@@ -190,14 +207,15 @@ static void attend(double *y, const double *qkv, const double *mask, const refer
     free(p);
 }
 
-static void layer_forward(const reference *r, const double *w, const double *masks, int layer, const double *x,
-                          double *y)
+static void layer_forward(const reference *r, const double *w, const double *masks, int layer,
+                          const double *x, double *y)
 {
     int C = r->model.d_model, F = r->model.d_ff, rows = r->batch * r->seq_len;
     size_t width = (size_t)(rows * C), scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
     const parameter *p = r->parameter + r->layer_first + layer * LAYER_PARAMETERS;
     const double *attention_mask = masks + width + (size_t)layer * (scores + 2 * width);
-    double *n = malloc((width * 5 + (size_t)(rows * F)) * sizeof(double)), *qkv = n + width, *o = qkv + 3 * width;
+    double *n = malloc((width * 5 + (size_t)(rows * F)) * sizeof(double)), *qkv = n + width,
+           *o = qkv + 3 * width;
     double *f = o + width;
     norm(n, x, w + p[LN1_W].first, w + p[LN1_B].first, rows, C);
     linear(qkv, n, w + p[ATTN_W].first, w + p[ATTN_B].first, rows, C, 3 * C);
@@ -219,8 +237,10 @@ static void embed(const reference *r, const double *w, const micro_batch *mb, do
     for (int row = 0; row < r->batch * r->seq_len; row++) {
         int t = row % r->seq_len;
         for (int c = 0; c < C; c++) {
-            double angle = t / pow(10000, c / 2 * 2 / (double)C), position = 0.02 * (c % 2 ? cos(angle) : sin(angle));
-            if (r->model.positions == MTT_POSITIONS_LEARNED) position = w[r->parameter[1].first + (size_t)(t * C + c)];
+            double angle = t / pow(10000, c / 2 * 2 / (double)C),
+                   position = 0.02 * (c % 2 ? cos(angle) : sin(angle));
+            if (r->model.positions == MTT_POSITIONS_LEARNED)
+                position = w[r->parameter[1].first + (size_t)(t * C + c)];
             x[row * C + c] = (w[mb->tokens[row] * C + c] + position) * mb->masks[row * C + c];
         }
     }
@@ -243,7 +263,8 @@ static void head(const reference *r, const double *w, const double *x, double *l
     free(n);
 }
 
-/* Mean cross entropy. `stream` holds the input of every layer and of the head; those from `from` on are made anew. */
+/* Mean cross entropy. `stream` holds the input of every layer and of the head; those from `from` on are made
+   anew. */
 static double forward(const reference *r, const double *w, const micro_batch *mb, int from, double *stream,
                       double *logits)
 {
@@ -287,7 +308,8 @@ static double reference_loss(const reference *r, const double *w, const micro_ba
 }
 
 /* The gradient of that loss, element by element. The error of a central difference is eps^2/6 times the third
-   derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10, far below what float32 tells. */
+   derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10, far below what float32
+   tells. */
 static void central_differences(const reference *r, const double *weights, const micro_batch *mb, int count,
                                 double *gradient)
 {
@@ -315,7 +337,8 @@ static void central_differences(const reference *r, const double *weights, const
                 for (int m = 0; m < count; m++) {
                     if (p->from >= 0)
                         memcpy(stream + (size_t)p->from * width,
-                               base + (size_t)m * stream_size + (size_t)p->from * width, width * sizeof(double));
+                               base + (size_t)m * stream_size + (size_t)p->from * width,
+                               width * sizeof(double));
                     w[i] = weights[i] + side * eps;
                     difference += side * forward(r, w, mb + m, p->from, stream, z) / count;
                 }
@@ -330,9 +353,10 @@ static void central_differences(const reference *r, const double *weights, const
     free(base);
 }
 
-/* ----------------------------------------------------------------------------------------- driving the library ---- */
+/* ------------------------------------------------------------------------------- driving the library ---- */
 
-/* What most tests share: a small model in a policy, its batch, and a place for everything that is read from it. */
+/* What most tests share: a small model in a policy, its batch, and a place for everything that is read from
+   it. */
 typedef struct setup {
     mtt_model_desc model;
     mtt_policy policy;
@@ -353,8 +377,8 @@ static setup small_setup(void)
 static mtt_trainer *open_trainer(const setup *s)
 {
     mtt_trainer *trainer = NULL;
-    mtt_status status = mtt_trainer_create(&env, &s->model, &s->policy, &s->optim, mtt_cpu_backend(), s->batch,
-                                           s->seq_len, &trainer);
+    mtt_status status = mtt_trainer_create(&env, &s->model, &s->policy, &s->optim, mtt_cpu_backend(),
+                                           s->batch, s->seq_len, &trainer);
     if (status) {
         check(0, "a trainer could not be made: %s: %s", mtt_status_string(status), env.error);
         exit(finish()); /* nothing below makes sense without */
@@ -399,12 +423,13 @@ static float *parameters_of(mtt_trainer *trainer, const reference *r)
 static void write_all(mtt_trainer *trainer, const reference *r, const float *values)
 {
     for (int i = 0; i < r->parameters; i++)
-        if (mtt_parameter_set(trainer, find_parameter(trainer, r->parameter[i].name), values + r->parameter[i].first))
+        if (mtt_parameter_set(trainer, find_parameter(trainer, r->parameter[i].name),
+                              values + r->parameter[i].first))
             check(0, "%s could not be set: %s", r->parameter[i].name, env.error);
 }
 
-/* Weights large enough for gradients of order one: gains about 1, matrices 1/sqrt(inputs), embeddings 1/2. All are
-   exact in BF16, so that every precision computes the same function. */
+/* Weights large enough for gradients of order one: gains about 1, matrices 1/sqrt(inputs), embeddings 1/2.
+   All are exact in BF16, so that every precision computes the same function. */
 static float *random_weights(const reference *r)
 {
     float *w = malloc(r->weights * sizeof(float));
@@ -468,7 +493,8 @@ static mtt_step_info one_step(const setup *s, const float *w, const int32_t *tok
 }
 
 static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16"};
-static const char *const RECOMPUTES[] = {"none", "selective", "layer", "segments of 1", "segments of 2", "budget"};
+static const char *const RECOMPUTES[] = {"none",          "selective",     "layer",
+                                         "segments of 1", "segments of 2", "budget"};
 enum { WAYS = 6 };
 
 static size_t arena_of(const setup *s)
@@ -483,7 +509,9 @@ static size_t arena_of(const setup *s)
 /* The ways to recompute; the budget lies between what layer and none need. */
 static void set_recompute(setup *s, int way)
 {
-    s->policy.recompute = way == 5 ? MTT_RECOMPUTE_BUDGET : way >= 3 ? MTT_RECOMPUTE_SEGMENTS : (mtt_recompute)way;
+    s->policy.recompute = way == 5   ? MTT_RECOMPUTE_BUDGET
+                          : way >= 3 ? MTT_RECOMPUTE_SEGMENTS
+                                     : (mtt_recompute)way;
     s->policy.segment = way == 3 ? 1 : way == 4 ? 2 : 0;
     if (way == 5) {
         setup none = *s, layer = *s;
@@ -494,7 +522,7 @@ static void set_recompute(setup *s, int way)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------- gradient check ---- */
+/* ------------------------------------------------------------------------------------ gradient check ---- */
 
 static void check_parameters(const setup *s)
 {
@@ -510,22 +538,25 @@ static void check_parameters(const setup *s)
         check(at >= 0, "there is no parameter %s", p->name);
         if (at < 0) exit(finish());
         mtt_parameter(trainer, at, shape);
-        check(shape[0] == p->rows && shape[1] == p->cols, "%s is %d x %d, not %d x %d", p->name, (int)shape[0],
-              (int)shape[1], p->rows, p->cols);
+        check(shape[0] == p->rows && shape[1] == p->cols, "%s is %d x %d, not %d x %d", p->name,
+              (int)shape[0], (int)shape[1], p->rows, p->cols);
     }
     mtt_trainer_destroy(trainer);
 }
 
-/* Rounding in float32 is 6e-8 a term; sums of 16 to 100 terms and a few layers bring gradients of order one to a few
-   1e-6, which the absolute part allows for. Returns the largest error as a part of what is allowed. */
-static double check_gradient(const reference *r, const float *gradient, const double *wanted, const char *what)
+/* Rounding in float32 is 6e-8 a term; sums of 16 to 100 terms and a few layers bring gradients of order one
+   to a few 1e-6, which the absolute part allows for. Returns the largest error as a part of what is
+   allowed. */
+static double check_gradient(const reference *r, const float *gradient, const double *wanted,
+                             const char *what)
 {
     double worst = 0;
     for (int i = 0; i < r->parameters; i++) {
         const parameter *p = r->parameter + i;
         double scale = largest_of(wanted + p->first, p->count);
         for (size_t e = p->first; e < p->first + p->count; e++) {
-            double part = fabs(gradient[e] - wanted[e]) / (1e-5 * (scale > 1 ? scale : 1) + 1e-3 * fabs(wanted[e]));
+            double part =
+                fabs(gradient[e] - wanted[e]) / (1e-5 * (scale > 1 ? scale : 1) + 1e-3 * fabs(wanted[e]));
             if (part > 1 || part != part)
                 return check(0, "%s: gradient of %s[%d] is %.9g, central differences say %.9g", what, p->name,
                              (int)(e - p->first), (double)gradient[e], wanted[e]), part;
@@ -559,21 +590,22 @@ static void check_execution(const setup *s, const reference *r, const float *w, 
     double norm = 0, error = fabs(info.loss / loss - 1), difference = relative_error(g, gradient, r->weights);
     int half = s->policy.precision >= MTT_BF16;
     for (size_t i = 0; i < r->weights; i++) norm += (double)g[i] * g[i];
-    check(fabs(sqrt(norm) / info.grad_norm - 1) < 1e-5, "%s: gradient norm %g, but %g is reported", what, sqrt(norm),
-          (double)info.grad_norm);
+    check(fabs(sqrt(norm) / info.grad_norm - 1) < 1e-5, "%s: gradient norm %g, but %g is reported", what,
+          sqrt(norm), (double)info.grad_norm);
     if (!half) {
         double part = check_gradient(r, g, gradient, what);
         check(error < 1e-6, "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
         worst_gradient = part > worst_gradient ? part : worst_gradient;
         worst_loss = error > worst_loss ? error : worst_loss;
     } else {
-        /* Every activation and its gradient is rounded to 8 bits of mantissa (BF16) or 11 (FP16). A plain model in JAX
-           with such activations and weights like these is off by 1.0e-2 to 1.9e-2 and 1.1e-3 to 2.4e-3 of the whole
-           gradient; less than twice that passes. */
+        /* Every activation and its gradient is rounded to 8 bits of mantissa (BF16) or 11 (FP16). A plain
+           model in JAX with such activations and weights like these is off by 1.0e-2 to 1.9e-2 and 1.1e-3 to
+           2.4e-3 of the whole gradient; less than twice that passes. */
         int bf16 = s->policy.precision == MTT_BF16;
         check(difference < (bf16 ? 3e-2 : 4e-3), "%s: the gradient is off by %g", what, difference);
         check(error < (bf16 ? 5e-3 : 6e-4), "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
-        check(difference > 1e-5, "%s: the gradient is as exact as FP32's (%g): nothing was rounded", what, difference);
+        check(difference > 1e-5, "%s: the gradient is as exact as FP32's (%g): nothing was rounded", what,
+              difference);
         worst_half[s->policy.precision] = fmax(worst_half[s->policy.precision], difference);
     }
     free(g);
@@ -599,7 +631,8 @@ static void gradients(void)
         float *w = random_weights(&r);
         double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
         if (s.model.dropout > 0) s.optim.seed = seed_at_the_edge(&r, s.model.dropout);
-        if (f == 2) { /* embeddings so small that the norm's epsilon counts, and gradients too large for 65,536 */
+        /* embeddings so small that the norm's epsilon counts, and gradients too large for 65,536 */
+        if (f == 2) {
             for (size_t i = 0; i < r.parameter[2].first; i++) w[i] /= 16;
             s.optim.loss_scale = 1024;
         }
@@ -629,17 +662,20 @@ static void gradients(void)
         free(mb[0].masks);
         free(mb[1].masks);
     }
-    printf("gradients: largest error %.3f of the tolerance in FP32, %.1e and %.1e of the whole in BF16 and FP16; "
-           "loss %.1e\n", worst_gradient, worst_half[MTT_BF16], worst_half[MTT_FP16], worst_loss);
+    printf("gradients: largest error %.3f of the tolerance in FP32, %.1e and %.1e of the whole in BF16 and "
+           "FP16; loss %.1e\n",
+           worst_gradient, worst_half[MTT_BF16], worst_half[MTT_FP16], worst_loss);
 }
 
-/* Micro-batches with unequal counts: the loss is the mean over all targets that count, and the gradient is its. */
+/* Micro-batches with unequal counts: the loss is the mean over all targets that count, and the gradient is
+   its. */
 static void uneven_targets(void)
 {
     setup s = small_setup(), whole = s;
     int32_t tokens[64], targets[64];
     reference r = reference_of(&s);
-    float *w = random_weights(&r), *a = malloc(r.weights * sizeof(float)), *b = malloc(r.weights * sizeof(float));
+    float *w = random_weights(&r), *a = malloc(r.weights * sizeof(float)),
+          *b = malloc(r.weights * sizeof(float));
     whole.batch = 4;
     random_tokens(&s, 2, 0, tokens, targets);
     for (int i = 0; i < 11; i++) targets[i] = -1;
@@ -648,12 +684,13 @@ static void uneven_targets(void)
     for (int way = 0; way < 4; way++) {
         s.policy.loss = whole.policy.loss = (mtt_loss)(way % 2);
         s.policy.precision = whole.policy.precision = way / 2 ? MTT_FP16 : MTT_FP32;
-        mtt_step_info parts = one_step(&s, w, tokens, targets, a), all = one_step(&whole, w, tokens, targets, b);
+        mtt_step_info parts = one_step(&s, w, tokens, targets, a),
+                      all = one_step(&whole, w, tokens, targets, b);
         double limit = way / 2 ? 5e-3 : 1e-5;
-        check(parts.targets == 21 && all.targets == 42, "uneven: %d and %d targets count instead of 21 and 42",
-              (int)parts.targets, (int)all.targets);
-        check(fabs(parts.loss / all.loss - 1) < limit, "uneven: loss %.9g in two parts, %.9g whole", parts.loss,
-              all.loss);
+        check(parts.targets == 21 && all.targets == 42,
+              "uneven: %d and %d targets count instead of 21 and 42", (int)parts.targets, (int)all.targets);
+        check(fabs(parts.loss / all.loss - 1) < limit, "uneven: loss %.9g in two parts, %.9g whole",
+              parts.loss, all.loss);
         double difference = relative_difference(a, b, r.weights);
         check(difference < limit, "uneven: accumulated gradients differ by %g", difference);
     }
@@ -669,7 +706,8 @@ static void uneven_targets(void)
     free(b);
 }
 
-/* A batch that a budget splits is still one batch: the same loss, counts and gradient, in training and in evaluation. */
+/* A batch that a budget splits is still one batch: the same loss, counts and gradient, in training and in
+   evaluation. */
 static void split_batches(void)
 {
     for (int way = 0; way < 8; way++) {
@@ -709,12 +747,14 @@ static void split_batches(void)
             if (s.policy.accumulate > 1) read_all(trainer, &r, mtt_gradient_get, g[k]);
             mtt_trainer_destroy(trainer);
         }
-        check(seen[0].targets == seen[1].targets && seen[0].hits == seen[1].hits && info[0].targets == info[1].targets &&
-                  seen[0].targets == 8 * 32 - 50,
+        check(seen[0].targets == seen[1].targets && seen[0].hits == seen[1].hits &&
+                  info[0].targets == info[1].targets && seen[0].targets == 8 * 32 - 50,
               "split: %d and %d targets", (int)seen[1].targets, (int)info[1].targets);
         check(fabs(seen[1].loss / seen[0].loss - 1) < 1e-6 && fabs(info[1].loss / info[0].loss - 1) < 1e-6,
-              "split: losses %.9g and %.9g, whole %.9g and %.9g", seen[1].loss, info[1].loss, seen[0].loss, info[0].loss);
-        check(fabs(info[1].grad_norm / info[0].grad_norm - 1) < 1e-5 && relative_difference(g[1], g[0], r.weights) < 1e-5,
+              "split: losses %.9g and %.9g, whole %.9g and %.9g", seen[1].loss, info[1].loss, seen[0].loss,
+              info[0].loss);
+        check(fabs(info[1].grad_norm / info[0].grad_norm - 1) < 1e-5 &&
+                  relative_difference(g[1], g[0], r.weights) < 1e-5,
               "split: the gradient differs by %g", relative_difference(g[1], g[0], r.weights));
         free(g[0]);
         free(g[1]);
@@ -722,14 +762,15 @@ static void split_batches(void)
     }
 }
 
-/* --------------------------------------------------------------------------------- policies against each other ---- */
+/* ----------------------------------------------------------------------- policies against each other ---- */
 
 /* Trains on random tokens that depend on the step alone; writes a loss each, and the final parameters. */
 static void train(const setup *s, int steps, double *losses, float *final)
 {
     reference r = reference_of(s);
     mtt_trainer *trainer = open_trainer(s);
-    int micro_batches = s->policy.accumulate ? s->policy.accumulate : 1, count = s->batch * s->seq_len * micro_batches;
+    int micro_batches = s->policy.accumulate ? s->policy.accumulate : 1,
+        count = s->batch * s->seq_len * micro_batches;
     int32_t *tokens = malloc((size_t)count * 2 * sizeof(int32_t)), *targets = tokens + count;
     random_state = 77;
     for (int i = 0; i < steps; i++) {
@@ -767,8 +808,8 @@ static void recompute_bits(void)
             mtt_plan_report report;
             set_recompute(&s, way);
             mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
-            check((report.recompute_flops > 0) == (way > 0), "recompute %s makes %g FLOPs again", RECOMPUTES[way],
-                  report.recompute_flops);
+            check((report.recompute_flops > 0) == (way > 0), "recompute %s makes %g FLOPs again",
+                  RECOMPUTES[way], report.recompute_flops);
             again[way] += report.recompute_layers;
             train(&s, STEPS, losses[way], way ? other : first);
             int same = memcmp(losses[0], losses[way], sizeof(losses[0])) == 0;
@@ -780,19 +821,25 @@ static void recompute_bits(void)
         }
         last[kind / 2][kind % 2] = losses[0][STEPS - 1];
     }
-    check(fabs(last[0][0] - last[0][1]) < 1e-4, "after 100 steps plain's loss is %.9g, flash's %.9g", last[0][0],
-          last[0][1]);
-    check(again[2] && again[3] && again[4], "layers recomputed whole by layer and segments: %d, %d, %d", again[2],
-          again[3], again[4]);
-    printf("recompute: after 100 steps flash's loss differs from plain's by %.1e\n", fabs(last[0][0] - last[0][1]));
+    check(fabs(last[0][0] - last[0][1]) < 1e-4, "after 100 steps plain's loss is %.9g, flash's %.9g",
+          last[0][0], last[0][1]);
+    check(again[2] && again[3] && again[4], "layers recomputed whole by layer and segments: %d, %d, %d",
+          again[2], again[3], again[4]);
+    printf("recompute: after 100 steps flash's loss differs from plain's by %.1e\n",
+           fabs(last[0][0] - last[0][1]));
     free(first);
     free(other);
 }
 
-/* Where activations take most of the memory, each stronger way to recompute takes less of it, and computes the same. */
+/* Where activations take most of the memory, each stronger way to recompute takes less of it, and computes
+   the same. */
 static void recompute_peaks(void)
 {
-    static const mtt_model_desc MODEL = {.layers = 4, .heads = 4, .d_model = 64, .vocab = 64, .dropout = 0.1f};
+    static const mtt_model_desc MODEL = {.layers = 4,
+                                         .heads = 4,
+                                         .d_model = 64,
+                                         .vocab = 64,
+                                         .dropout = 0.1f};
     setup s = {.model = MODEL, .policy = {.loss = MTT_LOSS_CHUNKED, .loss_chunk_rows = 64}, .seq_len = 64};
     for (int kind = 0; kind < 4; kind++) {
         mtt_plan_report report[WAYS];
@@ -814,20 +861,21 @@ static void recompute_peaks(void)
               "%s, %s: peaks of none, selective, layer are %zu, %zu, %zu", PRECISIONS[s.policy.precision],
               kind % 2 ? "flash" : "plain", report[0].peak_bytes, report[1].peak_bytes, report[2].peak_bytes);
         check(report[3].peak_bytes < report[0].peak_bytes && report[4].peak_bytes < report[0].peak_bytes,
-              "peaks of segments 1 and 2 are %zu and %zu, none's %zu", report[3].peak_bytes, report[4].peak_bytes,
-              report[0].peak_bytes);
-        check(report[5].arena_bytes <= s.policy.budget_bytes, "a budget of %zu bytes became %zu", s.policy.budget_bytes,
-              report[5].arena_bytes);
+              "peaks of segments 1 and 2 are %zu and %zu, none's %zu", report[3].peak_bytes,
+              report[4].peak_bytes, report[0].peak_bytes);
+        check(report[5].arena_bytes <= s.policy.budget_bytes, "a budget of %zu bytes became %zu",
+              s.policy.budget_bytes, report[5].arena_bytes);
         check(report[5].recompute_flops <= report[2].recompute_flops, "a budget costs more than layer");
     }
 }
 
 /* Largest difference of two gradients within a parameter, against the largest element of all of them. */
-static void check_close(const float *a, const float *b, double loss_a, double loss_b, size_t count, double *worst,
-                        const char *what)
+static void check_close(const float *a, const float *b, double loss_a, double loss_b, size_t count,
+                        double *worst, const char *what)
 {
     double difference = relative_difference(a, b, count), loss = fabs(loss_a / loss_b - 1);
-    check(difference < 1e-5 && loss < 1e-5, "%s: gradients differ by %g, losses by %g", what, difference, loss);
+    check(difference < 1e-5 && loss < 1e-5, "%s: gradients differ by %g, losses by %g", what, difference,
+          loss);
     *worst = fmax(*worst, fmax(difference, loss));
 }
 
@@ -865,8 +913,8 @@ static void attention_shape(setup *s, const int *windows, int window_count, doub
     free(w);
 }
 
-/* Where every query attends one key, itself, that key's weight is 1 whatever q and k are: their gradients are 0 exactly, not
-   rounding errors, and those of v are not. */
+/* Where every query attends one key, itself, that key's weight is 1 whatever q and k are: their gradients are
+   0 exactly, not rounding errors, and those of v are not. */
 static void single_key(void)
 {
     for (int kind = 0; kind < 4 * 2 * 2 * 2; kind++) {
@@ -883,11 +931,13 @@ static void single_key(void)
         float g[16 * 48];
         int zero[3] = {0, 0, 0};
         check(!mtt_train_step(trainer, tokens, targets, &info), "a step of single keys: %s", env.error);
-        check(!mtt_gradient_get(trainer, find_parameter(trainer, "h.1.attn.c_attn.weight"), g), "no gradient: %s", env.error);
+        check(!mtt_gradient_get(trainer, find_parameter(trainer, "h.1.attn.c_attn.weight"), g),
+              "no gradient: %s", env.error);
         for (int i = 0; i < 16 * 48; i++) zero[i % 48 / 16] += g[i] == 0;
-        check(zero[0] == 256 && zero[1] == 256 && zero[2] < 256, "%s, %s, %s: of 256 gradients of q, k and v %d, %d and %d are 0",
-              PRECISIONS[s.policy.precision], kind / 4 % 2 ? "flash" : "plain", kind / 16 ? "a window of 1" : "one token", zero[0],
-              zero[1], zero[2]);
+        check(zero[0] == 256 && zero[1] == 256 && zero[2] < 256,
+              "%s, %s, %s: of 256 gradients of q, k and v %d, %d and %d are 0",
+              PRECISIONS[s.policy.precision], kind / 4 % 2 ? "flash" : "plain",
+              kind / 16 ? "a window of 1" : "one token", zero[0], zero[1], zero[2]);
         mtt_trainer_destroy(trainer);
     }
 }
@@ -909,12 +959,14 @@ static void attention_kinds(void)
             s.policy.loss_chunk_rows = d % 2 ? 16 : 1000;
             attention_shape(&s, windows, 6, worst);
         }
-    printf("attention: flash differs from plain by %.1e, chunked loss from full by %.1e\n", worst[0], worst[1]);
+    printf("attention: flash differs from plain by %.1e, chunked loss from full by %.1e\n", worst[0],
+           worst[1]);
 }
 
-/* ------------------------------------------------------------------------------------------ 16-bit conversions ---- */
+/* -------------------------------------------------------------------------------- 16-bit conversions ---- */
 
-/* The nearest number with `mantissa` bits after the leading one and exponents from `lowest` up; ties to even. */
+/* The nearest number with `mantissa` bits after the leading one and exponents from `lowest` up; ties to
+   even. */
 static double round_to(double x, int mantissa, int lowest, double overflow)
 {
     int exponent;
@@ -926,9 +978,11 @@ static double round_to(double x, int mantissa, int lowest, double overflow)
 
 static double value_of_bits(int h, int exponent_bits, int mantissa_bits)
 {
-    int sign = h >> 15 & 1, e = h >> mantissa_bits & ((1 << exponent_bits) - 1), m = h & ((1 << mantissa_bits) - 1);
+    int sign = h >> 15 & 1, e = h >> mantissa_bits & ((1 << exponent_bits) - 1),
+        m = h & ((1 << mantissa_bits) - 1);
     int bias = (1 << (exponent_bits - 1)) - 1;
-    double value = e ? ldexp((1 << mantissa_bits) + m, e - bias - mantissa_bits) : ldexp(m, 1 - bias - mantissa_bits);
+    double value =
+        e ? ldexp((1 << mantissa_bits) + m, e - bias - mantissa_bits) : ldexp(m, 1 - bias - mantissa_bits);
     if (e == (1 << exponent_bits) - 1) value = m ? NAN : INFINITY;
     return sign ? -value : value;
 }
@@ -951,15 +1005,19 @@ static void conversions(void)
         if (b != b) wrong_bf16 += mtt__from_bf16((uint16_t)back_b) == mtt__from_bf16((uint16_t)back_b);
         if (f != f) wrong_fp16 += mtt__from_fp16((uint16_t)back_f) == mtt__from_fp16((uint16_t)back_f);
     }
-    check(!wrong_bf16 && !wrong_fp16, "%d BF16 and %d FP16 values do not survive a round trip", wrong_bf16, wrong_fp16);
-    for (int i = 0; i < 2000000; i++) { /* any bits; bits near the range of halves; ties and their neighbours */
+    check(!wrong_bf16 && !wrong_fp16, "%d BF16 and %d FP16 values do not survive a round trip", wrong_bf16,
+          wrong_fp16);
+    /* any bits; bits near the range of halves; ties and their neighbours */
+    for (int i = 0; i < 2000000; i++) {
         uint32_t bits = (uint32_t)random_bits();
         if (i % 4 == 1) bits = (bits & 0x807fffffu) | (uint32_t)(100 + below(45)) << 23;
-        if (i % 4 == 2) bits = ((bits & 0x807fe000u) | (uint32_t)(100 + below(45)) << 23) + 0xfffu + (uint32_t)below(3);
+        if (i % 4 == 2)
+            bits = ((bits & 0x807fe000u) | (uint32_t)(100 + below(45)) << 23) + 0xfffu + (uint32_t)below(3);
         if (i % 4 == 3) bits = (bits & 0xffff0000u) + 0x7fffu + (uint32_t)below(3);
         float x;
         memcpy(&x, &bits, 4);
-        double bf16 = x == x && x - x == 0 ? round_to(x, 7, -126, 3.3961775292304601e38) : x; /* 2^128 - 2^119 */
+        double bf16 =
+            x == x && x - x == 0 ? round_to(x, 7, -126, 3.3961775292304601e38) : x; /* 2^128 - 2^119 */
         double fp16 = x == x && x - x == 0 ? round_to(x, 10, -14, 65520) : x;
         wrong_rounding[0] += !same_number(bf16, mtt__from_bf16(mtt__to_bf16(x)));
         wrong_rounding[1] += !same_number(fp16, mtt__from_fp16(mtt__to_fp16(x)));
@@ -977,16 +1035,16 @@ static double half_unit(double x, int fp16)
     return ldexp(1, exponent - (fp16 ? 20 : 17));
 }
 
-/* By how much a moment of ratio r to its scale may be off when its code is off by `units`: r = y / (2 - y) grows by at most
-   2 / (2 - y)^2 of what y grows, and is the scale's at the top. */
+/* By how much a moment of ratio r to its scale may be off when its code is off by `units`: r = y / (2 - y)
+   grows by at most 2 / (2 - y)^2 of what y grows, and is the scale's at the top. */
 static double moment_error(double r, int second, double units)
 {
     double y = second ? r : 2 * r / (1 + r), next = fmin(1, y + units / 127);
     return second ? units / 255 : units / 127 * 2 / ((2 - next) * (2 - next));
 }
 
-/* What the compact state stores: as near as its bits allow, without bias where the rounding is random, and the same again
-   when what was read is stored. */
+/* What the compact state stores: as near as its bits allow, without bias where the rounding is random, and
+   the same again when what was read is stored. */
 static void compact_codes(void)
 {
     int off[2] = {0, 0}, far[2] = {0, 0}, changed[2] = {0, 0}, wrong = 0, moved = 0, biased = 0;
@@ -997,23 +1055,31 @@ static void compact_codes(void)
         uint16_t weight, again;
         uint8_t rest, rest_again;
         mtt__split_weight(x, fp16, MTT__NEAREST, &weight, &rest);
-        float y = mtt__join_weight(weight, rest, fp16), w = fp16 ? mtt__from_fp16(weight) : mtt__from_bf16(weight);
+        float y = mtt__join_weight(weight, rest, fp16),
+              w = fp16 ? mtt__from_fp16(weight) : mtt__from_bf16(weight);
         float nearest = fp16 ? mtt__from_fp16(mtt__to_fp16(y)) : mtt__from_bf16(mtt__to_bf16(y));
-        off[fp16] += !(fabs((double)y - x) <= half_unit(x, fp16) * (fp16 && fabs(x) < 6.2e-5 ? 1.04 : 1)); /* 2^-112 x is rounded too */
+        off[fp16] +=
+            !(fabs((double)y - x) <=
+              half_unit(x, fp16) * (fp16 && fabs(x) < 6.2e-5 ? 1.04 : 1)); /* 2^-112 x is rounded too */
         far[fp16] += !(fabs((double)y - w) <= fabs((double)y - nearest));
         mtt__split_weight(y, fp16, (uint32_t)below(65536), &again, &rest_again);
         changed[fp16] += again != weight || rest_again != rest;
     }
-    check(!off[0] && !off[1], "%d BF16 and %d FP16 weights are off by more than half a unit of their rests", off[0], off[1]);
-    check(!far[0] && !far[1], "%d BF16 and %d FP16 weights are not the nearest without their rests", far[0], far[1]);
-    check(!changed[0] && !changed[1], "%d BF16 and %d FP16 weights are other bits when split again", changed[0], changed[1]);
-    for (int i = 0; i < 20000; i++) { /* groups of 1 to 32, from 2^-46 to 2^14, of which some are far below the largest */
+    check(!off[0] && !off[1], "%d BF16 and %d FP16 weights are off by more than half a unit of their rests",
+          off[0], off[1]);
+    check(!far[0] && !far[1], "%d BF16 and %d FP16 weights are not the nearest without their rests", far[0],
+          far[1]);
+    check(!changed[0] && !changed[1], "%d BF16 and %d FP16 weights are other bits when split again",
+          changed[0], changed[1]);
+    /* groups of 1 to 32, from 2^-46 to 2^14, of which some are far below the largest */
+    for (int i = 0; i < 20000; i++) {
         float x[32], y[32], largest = 0;
         uint16_t scale, scale_again, random[32];
         uint8_t codes[32], again[32];
         int count = 1 + below(32), second = i % 2, size = below(60) - 46;
         for (int k = 0; k < count; k++) {
-            x[k] = (float)ldexp((second || below(2) ? 1 : -1) * (k ? uniform() : 1), size - (k ? below(13) : 0));
+            x[k] =
+                (float)ldexp((second || below(2) ? 1 : -1) * (k ? uniform() : 1), size - (k ? below(13) : 0));
             random[k] = (uint16_t)below(65536);
             largest = fmaxf(largest, fabsf(x[k]));
             if (second) x[k] *= x[k];
@@ -1026,8 +1092,10 @@ static void compact_codes(void)
                   (double)mtt__from_scale(scale));
             for (int k = 0; k < count; k++) {
                 double a = second ? sqrt(x[k]) : x[k], b = second ? sqrt(y[k]) : y[k];
-                double limit = moment_error(fabs(a) / largest, second, way || second ? 1 : 0.5); /* 1 where at least 1 */
-                wrong += !(fabs(a - b) <= limit * largest * 1.00001 + unit) || (x[k] > 0 && second && !(y[k] > 0));
+                double limit =
+                    moment_error(fabs(a) / largest, second, way || second ? 1 : 0.5); /* 1 where at least 1 */
+                wrong +=
+                    !(fabs(a - b) <= limit * largest * 1.00001 + unit) || (x[k] > 0 && second && !(y[k] > 0));
             }
             mtt__pack_moments(y, count, second, NULL, again, &scale_again);
             moved += scale_again != scale || memcmp(codes, again, (size_t)count);
@@ -1035,7 +1103,8 @@ static void compact_codes(void)
     }
     check(!wrong, "%d moments are off by more than a unit", wrong);
     check(!moved, "%d groups are other bits when encoded again", moved);
-    for (int i = 0; i < 200; i++) { /* over all random numbers the mean is the number itself, moments' between 1 and the top */
+    /* over all random numbers the mean is the number itself, moments' between 1 and the top */
+    for (int i = 0; i < 200; i++) {
         float x = (float)(0.01 + 0.98 * uniform());
         double mean[4] = {0, 0, 0, 0};
         for (uint32_t random = 0; random < 65536; random++) {
@@ -1053,10 +1122,11 @@ static void compact_codes(void)
         biased += fabs(mean[3] - 255 * x) > 1e-4;
     }
     check(!biased, "%d of 800 means of randomly rounded numbers are not the numbers", biased);
-    check(mtt__to_scale(0, 65535) == 0 && mtt__from_scale(0) == 0 && mtt__to_scale(1e30f, 0) == 65535, "the ends of the scales");
+    check(mtt__to_scale(0, 65535) == 0 && mtt__from_scale(0) == 0 && mtt__to_scale(1e30f, 0) == 65535,
+          "the ends of the scales");
 }
 
-/* ---------------------------------------------------------------------------------------------------- training ---- */
+/* ------------------------------------------------------------------------------------------ training ---- */
 
 static void overfit(void)
 {
@@ -1114,22 +1184,25 @@ static void overflow_in(mtt_state state)
             check(!done, "a step was skipped again after %d good ones", done);
             skipped++;
             double halved = ldexp(1e30f, -skipped), told = info.loss_scale;
-            check(told == (float)halved || told == (float)(2 * halved), "the loss scale is %g after %d skips", told,
-                  skipped);
+            check(told == (float)halved || told == (float)(2 * halved), "the loss scale is %g after %d skips",
+                  told, skipped);
         } else if (!done++) {
             after = parameters_of(trainer, &r);
-            check(memcmp(before, after, r.weights * sizeof(float)) != 0, "a step that was not skipped changed nothing");
+            check(memcmp(before, after, r.weights * sizeof(float)) != 0,
+                  "a step that was not skipped changed nothing");
             first = info.loss;
             free(after);
         }
         if (skipped == 3 && !done) {
             after = parameters_of(trainer, &r);
-            check(memcmp(before, after, r.weights * sizeof(float)) == 0, "a skipped step changed the weights");
+            check(memcmp(before, after, r.weights * sizeof(float)) == 0,
+                  "a skipped step changed the weights");
             free(after);
         }
         last = info.loss;
     }
-    check(skipped > 40 && done > 20, "%d steps were skipped and %d done under a loss scale of 1e30", skipped, done);
+    check(skipped > 40 && done > 20, "%d steps were skipped and %d done under a loss scale of 1e30", skipped,
+          done);
     check(last < first, "training does not go on after overflows: loss %g, then %g", first, last);
     mtt_trainer_destroy(trainer);
     free(before);
@@ -1141,7 +1214,8 @@ static void overflow(void)
     overflow_in(MTT_STATE_COMPACT);
 }
 
-/* A number that is not finite stops the step, changes nothing, and once it is mended all is as if it never was. */
+/* A number that is not finite stops the step, changes nothing, and once it is mended all is as if it never
+   was. */
 static void not_finite(void)
 {
     static const char *const NAMES[] = {"wte.weight", "h.1.mlp.c_fc.weight", "ln_f.bias", "lm_head.weight"};
@@ -1168,20 +1242,22 @@ static void not_finite(void)
         check(status == MTT_OK, "a step that is not waited for returns %s", mtt_status_string(status));
         status = mtt_train_step(trainer, tokens, targets, &info);
         check(mtt_trainer_step(trainer) == (s.policy.precision == MTT_FP16 ? 2 : 1),
-              "%s: %d steps are counted after a failed one", PRECISIONS[s.policy.precision], (int)mtt_trainer_step(trainer));
+              "%s: %d steps are counted after a failed one", PRECISIONS[s.policy.precision],
+              (int)mtt_trainer_step(trainer));
         check(status == MTT_E_NUMBERS && env.error[0], "%s, %s in %s: a step returns %s, \"%s\"",
-              PRECISIONS[s.policy.precision], kind & 16 ? "infinity" : "NaN", p->name, mtt_status_string(status),
-              env.error);
+              PRECISIONS[s.policy.precision], kind & 16 ? "infinity" : "NaN", p->name,
+              mtt_status_string(status), env.error);
         after = parameters_of(trainer, &r);
-        check(memcmp(bad, after, r.weights * sizeof(float)) == 0, "%s: a step that failed on %s changed the weights",
-              PRECISIONS[s.policy.precision], p->name);
+        check(memcmp(bad, after, r.weights * sizeof(float)) == 0,
+              "%s: a step that failed on %s changed the weights", PRECISIONS[s.policy.precision], p->name);
         free(after);
         write_all(trainer, &r, good);
         check(!mtt_train_step(trainer, tokens, targets, &info), "mended, a step still fails: %s", env.error);
         check(!mtt_train_step(twin, tokens, targets, &twin_info), "a step fails: %s", env.error);
         after = parameters_of(trainer, &r);
         read_all(twin, &r, mtt_parameter_get, bad);
-        /* FP16 takes it for an overflow first and halves its loss scale, which rounds the smallest gradients anew */
+        /* FP16 takes it for an overflow first and halves its loss scale, which rounds the smallest gradients
+           anew */
         double traces = relative_difference(after, bad, r.weights);
         check(info.loss == twin_info.loss && (s.policy.precision == MTT_FP16 ? traces < 1e-5 : traces == 0),
               "%s: a failed step left traces: loss %.9g instead of %.9g, weights off by %g",
@@ -1223,14 +1299,16 @@ static void full_device(void)
     backend.alloc = full_alloc;
     backend.memory = full_memory;
     s.model.vocab = 1001;
-    mtt_status status = mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &backend, 500, s.seq_len, &trainer);
+    mtt_status status =
+        mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &backend, 500, s.seq_len, &trainer);
 #ifdef MTT_SEPARATE_ALLOCS
-    check(status == MTT_E_BUDGET && !trainer && strstr(env.error, "4000000 bytes free"), "a full device is told as %s, \"%s\"",
-          mtt_status_string(status), env.error);
+    check(status == MTT_E_BUDGET && !trainer && strstr(env.error, "4000000 bytes free"),
+          "a full device is told as %s, \"%s\"", mtt_status_string(status), env.error);
     return; /* without an arena there is no one size that did not fit */
 #endif
     fits = strstr(env.error, "largest batch that fits is ");
-    check(status == MTT_E_BUDGET && !trainer && strstr(env.error, "4000000 bytes free") && strstr(env.error, "logits") && fits,
+    check(status == MTT_E_BUDGET && !trainer && strstr(env.error, "4000000 bytes free") &&
+              strstr(env.error, "logits") && fits,
           "a full device is told as %s, \"%s\"", mtt_status_string(status), env.error);
     if (fits) batch = atoi(fits + strlen("largest batch that fits is "));
     check(!mtt_plan(&env, &s.model, &s.policy, batch, s.seq_len, &report) && report.arena_bytes <= 4000000 &&
@@ -1245,16 +1323,24 @@ static void optimizer(void)
     double worst = 0;
     for (int clipped = 0; clipped < 2; clipped++) {
         setup s = small_setup();
-        s.optim = (mtt_optim_desc){.lr = 0.02f, .beta1 = 0.8f, .beta2 = 0.95f, .eps = 1e-3f, .weight_decay = 0.3f,
-                                   .clip = clipped ? 0.05f : -1, .lr_schedule = MTT_LR_COSINE, .warmup_steps = 2,
-                                   .total_steps = 8, .min_lr = 1e-3f, .seed = SEED};
+        s.optim = (mtt_optim_desc){.lr = 0.02f,
+                                   .beta1 = 0.8f,
+                                   .beta2 = 0.95f,
+                                   .eps = 1e-3f,
+                                   .weight_decay = 0.3f,
+                                   .clip = clipped ? 0.05f : -1,
+                                   .lr_schedule = MTT_LR_COSINE,
+                                   .warmup_steps = 2,
+                                   .total_steps = 8,
+                                   .min_lr = 1e-3f,
+                                   .seed = SEED};
         reference r = reference_of(&s);
         mtt_optim_desc resolved;
         mtt_optim_resolve(&env, &s.optim, &resolved);
         mtt_trainer *trainer = open_trainer(&s);
         float *w = random_weights(&r), *g = malloc(r.weights * sizeof(float));
-        double *wide = malloc(3 * r.weights * sizeof(double)), *m = wide + r.weights, *v = m + r.weights, beta1 = 1,
-               beta2 = 1;
+        double *wide = malloc(3 * r.weights * sizeof(double)), *m = wide + r.weights, *v = m + r.weights,
+               beta1 = 1, beta2 = 1;
         write_all(trainer, &r, w);
         for (size_t i = 0; i < r.weights; i++) wide[i] = w[i], m[i] = v[i] = 0;
         for (int step = 0; step < 6; step++) {
@@ -1266,8 +1352,8 @@ static void optimizer(void)
             double rate = mtt_learning_rate(&resolved, step), norm = 0;
             for (size_t i = 0; i < r.weights; i++) norm += (double)g[i] * g[i];
             double scale = clipped ? 0.05 / sqrt(norm) : 1;
-            check(info.lr == (float)rate, "step %d ran at a learning rate of %g instead of %g", step, (double)info.lr,
-                  rate);
+            check(info.lr == (float)rate, "step %d ran at a learning rate of %g instead of %g", step,
+                  (double)info.lr, rate);
             check(!clipped || info.grad_norm > 0.05f, "the gradient norm of %g is that after clipping",
                   (double)info.grad_norm);
             beta1 *= 0.8f;
@@ -1277,12 +1363,14 @@ static void optimizer(void)
                     double gradient = g[i] * scale, decay = r.parameter[p].cols ? 0.3f : 0;
                     m[i] = 0.8f * m[i] + (1 - 0.8f) * gradient;
                     v[i] = 0.95f * v[i] + (1 - 0.95f) * gradient * gradient;
-                    wide[i] -= rate * (m[i] / (1 - beta1) / (sqrt(v[i] / (1 - beta2)) + 1e-3f) + decay * wide[i]);
+                    wide[i] -=
+                        rate * (m[i] / (1 - beta1) / (sqrt(v[i] / (1 - beta2)) + 1e-3f) + decay * wide[i]);
                     double error = fabs(wide[i] - w[i]);
                     worst = fmax(worst, error);
                     if (error > 2e-5) {
-                        check(0, "%s, step %d: %s[%d] is %.9g, AdamW says %.9g", clipped ? "clipped" : "not clipped",
-                              step, r.parameter[p].name, (int)(i - r.parameter[p].first), (double)w[i], wide[i]);
+                        check(0, "%s, step %d: %s[%d] is %.9g, AdamW says %.9g",
+                              clipped ? "clipped" : "not clipped", step, r.parameter[p].name,
+                              (int)(i - r.parameter[p].first), (double)w[i], wide[i]);
                         step = 6, p = r.parameters - 1;
                         break;
                     }
@@ -1302,12 +1390,14 @@ static void read_kept(mtt_trainer *trainer, const reference *r, int what, float 
 {
     for (int i = 0; i < r->parameters; i++) {
         const mtt__parameter *q = mtt__parameter_at(trainer, find_parameter(trainer, r->parameter[i].name));
-        check(!mtt__move_kept(trainer, MTT__GET, q, what, 0, (int64_t)r->parameter[i].count, values + r->parameter[i].first), "no state");
+        check(!mtt__move_kept(trainer, MTT__GET, q, what, 0, (int64_t)r->parameter[i].count,
+                              values + r->parameter[i].first),
+              "no state");
     }
 }
 
-/* A step in the compact state against AdamW in double from the state before it: off by at most a unit of what is stored, and
-   what FP32 arithmetic adds. */
+/* A step in the compact state against AdamW in double from the state before it: off by at most a unit of what
+   is stored, and what FP32 arithmetic adds. */
 static void compact_update(void)
 {
     int32_t tokens[32], targets[32];
@@ -1316,7 +1406,12 @@ static void compact_update(void)
         double worst[3] = {0, 0, 0}, beta1 = 1, beta2 = 1;
         s.policy.precision = (mtt_precision)precision;
         s.policy.state = MTT_STATE_COMPACT;
-        s.optim = (mtt_optim_desc){.lr = 0.02f, .beta1 = 0.8f, .beta2 = 0.95f, .eps = 1e-3f, .weight_decay = 0.3f, .clip = -1,
+        s.optim = (mtt_optim_desc){.lr = 0.02f,
+                                   .beta1 = 0.8f,
+                                   .beta2 = 0.95f,
+                                   .eps = 1e-3f,
+                                   .weight_decay = 0.3f,
+                                   .clip = -1,
                                    .seed = SEED};
         reference r = reference_of(&s);
         mtt_trainer *trainer = open_trainer(&s);
@@ -1325,47 +1420,59 @@ static void compact_update(void)
         write_all(trainer, &r, w);
         for (int step = 0; step < 8; step++) {
             random_tokens(&s, 2, 0, tokens, targets);
-            for (int what = 0; what < 3; what++) read_kept(trainer, &r, what, before + (size_t)what * r.weights);
+            for (int what = 0; what < 3; what++)
+                read_kept(trainer, &r, what, before + (size_t)what * r.weights);
             check(!mtt_train_step(trainer, tokens, targets, NULL), "a step failed: %s", env.error);
-            for (int what = 0; what < 3; what++) read_kept(trainer, &r, what, after + (size_t)what * r.weights);
+            for (int what = 0; what < 3; what++)
+                read_kept(trainer, &r, what, after + (size_t)what * r.weights);
             read_all(trainer, &r, mtt_gradient_get, g);
             beta1 *= 0.8f;
             beta2 *= 0.95f;
             for (int p = 0; p < r.parameters; p++)
                 for (size_t i = 0; i < r.parameter[p].count; i += 32) {
                     double exact[3][32], scale[3] = {0, 0, 0};
-                    size_t n = r.parameter[p].count - i < 32 ? r.parameter[p].count - i : 32, at = r.parameter[p].first + i;
+                    size_t n = r.parameter[p].count - i < 32 ? r.parameter[p].count - i : 32,
+                           at = r.parameter[p].first + i;
                     for (size_t k = 0; k < n; k++) {
-                        double gradient = g[at + k], decay = r.parameter[p].cols ? 0.3f : 0, old = before[at + k];
+                        double gradient = g[at + k], decay = r.parameter[p].cols ? 0.3f : 0,
+                               old = before[at + k];
                         double m = 0.8f * before[r.weights + at + k] + (1 - 0.8f) * gradient;
                         double v = 0.95f * before[2 * r.weights + at + k] + (1 - 0.95f) * gradient * gradient;
-                        double rate = 0.02f / (1 - beta1) / (sqrt(v / (1 - beta2)) + 1e-3f), exactly = old - rate * m - 0.02f * decay * old;
+                        double rate = 0.02f / (1 - beta1) / (sqrt(v / (1 - beta2)) + 1e-3f),
+                               exactly = old - rate * m - 0.02f * decay * old;
                         double terms = fabs(old) + rate * (fabs(before[r.weights + at + k]) + fabs(gradient));
-                        double limit = (precision >= MTT_BF16 ? 2 * half_unit(exactly, precision == MTT_FP16) : 0) + 1e-6 * terms;
+                        double limit =
+                            (precision >= MTT_BF16 ? 2 * half_unit(exactly, precision == MTT_FP16) : 0) +
+                            1e-6 * terms;
                         worst[0] = fmax(worst[0], fabs(after[at + k] - exactly) / limit);
                         exact[1][k] = m;
                         exact[2][k] = sqrt(v);
-                        for (int what = 1; what < 3; what++) scale[what] = fmax(scale[what], fabs(exact[what][k]));
+                        for (int what = 1; what < 3; what++)
+                            scale[what] = fmax(scale[what], fabs(exact[what][k]));
                     }
                     for (size_t k = 0; k < n; k++)
                         for (int what = 1; what < 3; what++) {
                             double now = after[(size_t)what * r.weights + at + k], was = exact[what][k];
-                            double limit = (moment_error(fabs(was) / scale[what], what == 2, 1) + ldexp(1, -10) + 1e-5) * scale[what];
+                            double limit =
+                                (moment_error(fabs(was) / scale[what], what == 2, 1) + ldexp(1, -10) + 1e-5) *
+                                scale[what];
                             if (scale[what] > 0)
-                                worst[what] = fmax(worst[what], fabs((what == 2 ? sqrt(now) : now) - was) / limit);
+                                worst[what] =
+                                    fmax(worst[what], fabs((what == 2 ? sqrt(now) : now) - was) / limit);
                         }
                 }
         }
-        check(worst[0] <= 1 && worst[1] <= 1 && worst[2] <= 1, "%s, compact: weights, m, v are off by %g, %g, %g of what they may",
-              PRECISIONS[precision], worst[0], worst[1], worst[2]);
+        check(worst[0] <= 1 && worst[1] <= 1 && worst[2] <= 1,
+              "%s, compact: weights, m, v are off by %g, %g, %g of what they may", PRECISIONS[precision],
+              worst[0], worst[1], worst[2]);
         mtt_trainer_destroy(trainer);
         free(w);
         free(g);
     }
 }
 
-/* Successors under a rule are learnt as fast as in the full state: a step's loss is off by no more than four times what BF16's
-   is off FP32's, and the mean of a hundred by no more than once. */
+/* Successors under a rule are learnt as fast as in the full state: a step's loss is off by no more than four
+   times what BF16's is off FP32's, and the mean of a hundred by no more than once. */
 static void compact_loss(void)
 {
     enum { STEPS = 300, LAST = 100, KINDS = 5 };
@@ -1383,27 +1490,34 @@ static void compact_loss(void)
         for (int step = 0; step < STEPS; step++) {
             int32_t tokens[22], targets[22];
             mtt_step_info info = {.loss = NAN};
-            for (int i = 0; i < 22; i++) tokens[i] = below(32), targets[i] = below(4) ? (3 * tokens[i] + 1) % 32 : below(32);
+            for (int i = 0; i < 22; i++)
+                tokens[i] = below(32), targets[i] = below(4) ? (3 * tokens[i] + 1) % 32 : below(32);
             check(!mtt_train_step(trainer, tokens, targets, &info), "step %d failed: %s", step, env.error);
             losses[kind][step] = info.loss;
             if (step >= STEPS - LAST) mean[kind] += info.loss / LAST;
-            if (step >= STEPS - LAST) gap[kind] += fabs(info.loss - losses[kind < 2 ? 0 : kind == 2 ? 0 : 1][step]) / LAST;
+            if (step >= STEPS - LAST)
+                gap[kind] += fabs(info.loss - losses[kind < 2 ? 0 : kind == 2 ? 0 : 1][step]) / LAST;
         }
         mtt_trainer_destroy(trainer);
     }
-    printf("compact state: mean losses %.5f, %.5f, %.5f, full %.5f, %.5f; mean gaps %.1e, %.1e, %.1e, BF16's to FP32 %.1e\n", mean[2],
-           mean[3], mean[4], mean[0], mean[1], gap[2], gap[3], gap[4], gap[1]);
+    printf("compact state: mean losses %.5f, %.5f, %.5f, full %.5f, %.5f; mean gaps %.1e, %.1e, %.1e, BF16's "
+           "to FP32 %.1e\n",
+           mean[2], mean[3], mean[4], mean[0], mean[1], gap[2], gap[3], gap[4], gap[1]);
     for (int kind = 2; kind < KINDS; kind++)
         check(gap[kind] <= 4 * gap[1] && fabs(mean[kind] - mean[kind == 2 ? 0 : 1]) <= gap[1],
-              "%s, compact: mean loss %.6f, full %.6f, mean gap %g, BF16's to FP32 %g", PRECISIONS[PRECISION[kind]], mean[kind],
-              mean[kind == 2 ? 0 : 1], gap[kind], gap[1]);
+              "%s, compact: mean loss %.6f, full %.6f, mean gap %g, BF16's to FP32 %g",
+              PRECISIONS[PRECISION[kind]], mean[kind], mean[kind == 2 ? 0 : 1], gap[kind], gap[1]);
 }
 
 static void learning_rates(void)
 {
     for (int kind = 0; kind < 3; kind++) {
-        mtt_optim_desc desc = {.lr = 1, .lr_schedule = (mtt_lr_schedule)kind, .warmup_steps = 100, .total_steps = 1100,
-                               .min_lr = 0.1f}, resolved;
+        mtt_optim_desc desc = {.lr = 1,
+                               .lr_schedule = (mtt_lr_schedule)kind,
+                               .warmup_steps = 100,
+                               .total_steps = 1100,
+                               .min_lr = 0.1f},
+                       resolved;
         check(!mtt_optim_resolve(&env, &desc, &resolved), "a schedule is refused: %s", env.error);
         for (int step = 0; step < 1200; step++) {
             double part = step < 100 ? 0 : step < 1100 ? (step - 100) / 1000.0 : 1, wanted = 1, got;
@@ -1411,17 +1525,19 @@ static void learning_rates(void)
             if (kind == MTT_LR_COSINE) wanted = 0.1 + 0.9 * (0.5 + 0.5 * cos(3.141592653589793 * part));
             if (step < 100) wanted = step / 100.0;
             got = mtt_learning_rate(&resolved, step);
-            /* whether a rate stands at the start or the end of its step is left open: one step's change is allowed */
+            /* whether a rate stands at the start or the end of its step is left open: one step's change is
+               allowed */
             if (fabs(got - wanted) > (step <= 100 ? 0.0100001 : 0.0016))
                 check(0, "schedule %d: the rate of step %d is %g instead of %g", kind, step, got, wanted);
         }
-        check(fabs(mtt_learning_rate(&resolved, 5000) - (kind ? 0.1 : 1)) < 1e-6, "schedule %d ends at %g", kind,
-              (double)mtt_learning_rate(&resolved, 5000));
+        check(fabs(mtt_learning_rate(&resolved, 5000) - (kind ? 0.1 : 1)) < 1e-6, "schedule %d ends at %g",
+              kind, (double)mtt_learning_rate(&resolved, 5000));
     }
     mtt_optim_desc zero = {.seed = 1}, resolved;
     check(!mtt_optim_resolve(NULL, &zero, &resolved) && resolved.lr == 3e-4f && resolved.beta1 == 0.9f &&
-          resolved.beta2 == 0.999f && resolved.eps == 1e-8f && resolved.weight_decay == 0.01f && resolved.clip == 1 &&
-          resolved.loss_scale == 65536, "the optimizer's defaults are not those of the manual");
+              resolved.beta2 == 0.999f && resolved.eps == 1e-8f && resolved.weight_decay == 0.01f &&
+              resolved.clip == 1 && resolved.loss_scale == 65536,
+          "the optimizer's defaults are not those of the manual");
 }
 
 /* Two micro-batches of 2 make the step of one batch of 4. */
@@ -1436,7 +1552,8 @@ static void accumulation(void)
         float *x = malloc(r.weights * sizeof(float)), *y = malloc(r.weights * sizeof(float));
         parts.policy.attention = whole.policy.attention = (mtt_attention)(kind % 2);
         parts.policy.loss = whole.policy.loss = (mtt_loss)(kind / 2);
-        parts.optim.eps = whole.optim.eps = 1e-3f; /* where a gradient is noise alone, Adam's quotient is not */
+        parts.optim.eps = whole.optim.eps =
+            1e-3f; /* where a gradient is noise alone, Adam's quotient is not */
         train(&parts, 4, a, x);
         train(&whole, 4, b, y);
         for (int i = 0; i < 4; i++)
@@ -1456,7 +1573,8 @@ static void repeatable(void)
     s.model.vocab = 300;
     s.seq_len = 33;
     s.policy.accumulate = 1;
-    for (int kind = 0; kind < 6; kind++) { /* the last two in the compact state, with tensors that threads share out */
+    /* the last two in the compact state, with tensors that threads share out */
+    for (int kind = 0; kind < 6; kind++) {
         double losses[4][3];
         if (kind >= 4) s.model.vocab = 3000;
         s.policy.state = (mtt_state)(kind / 4);
@@ -1501,8 +1619,8 @@ static void evaluation(void)
         check(!mtt_evaluate(plain, tokens, targets, &evaluated), "an evaluation failed: %s", env.error);
         check(!mtt_train_step(plain, tokens, targets, &trained), "a step failed: %s", env.error);
         check(evaluated.loss == trained.loss && evaluated.targets == 12 && evaluated.hits == trained.hits,
-              "%s: an evaluation says %.9g and %d hits, the step %.9g and %d", PRECISIONS[kind % 4], evaluated.loss,
-              (int)evaluated.hits, trained.loss, (int)trained.hits);
+              "%s: an evaluation says %.9g and %d hits, the step %.9g and %d", PRECISIONS[kind % 4],
+              evaluated.loss, (int)evaluated.hits, trained.loss, (int)trained.hits);
         mtt_trainer_destroy(plain);
 
         s.model.dropout = 0.3f;
@@ -1521,8 +1639,8 @@ static void evaluation(void)
                 for (size_t i = 0; i < r.weights; i++) wide[i] = after[i];
                 micro_batch mb = {tokens, targets, make_masks(&r, 0, 0, 0)};
                 double loss = reference_loss(&r, wide, &mb, 1);
-                check(fabs(info.loss / loss - 1) < 1e-6, "an evaluation says %.9g, the reference %.9g", info.loss,
-                      loss);
+                check(fabs(info.loss / loss - 1) < 1e-6, "an evaluation says %.9g, the reference %.9g",
+                      info.loss, loss);
                 free(wide);
                 free(mb.masks);
             }
@@ -1557,7 +1675,8 @@ static void next_logits(void)
         mtt_trainer *trainer = open_trainer(&s);
         reference r = reference_of(&s);
         float *w = random_weights(&r), logits[37];
-        double *wide = malloc(r.weights * sizeof(double)), *stream = malloc(stream_count(&r) * sizeof(double));
+        double *wide = malloc(r.weights * sizeof(double)),
+               *stream = malloc(stream_count(&r) * sizeof(double));
         double *wanted = new_logits(&r);
         int32_t tokens[20], window[16] = {0}, targets[16] = {0};
         write_all(trainer, &r, w);
@@ -1575,7 +1694,8 @@ static void next_logits(void)
         }
         check(mtt_next_logits(trainer, tokens, 0, logits) == MTT_E_ARGUMENT, "logits after no token at all");
         tokens[0] = 37;
-        check(mtt_next_logits(trainer, tokens, 1, logits) == MTT_E_ARGUMENT, "an id outside the vocabulary passes");
+        check(mtt_next_logits(trainer, tokens, 1, logits) == MTT_E_ARGUMENT,
+              "an id outside the vocabulary passes");
         mtt_trainer_destroy(trainer);
         free(w);
         free(wide);
@@ -1608,13 +1728,14 @@ static void misuse(void)
         if (kind == 5) status = mtt_parameter_set(trainer, -1, values);
         if (kind == 6) status = mtt_gradient_get(trainer, 0, values);
         if (kind >= 7) status = mtt_evaluate(trainer, tokens, targets, &info);
-        check(status == MTT_E_ARGUMENT && env.error[0], "misuse %d: %s, \"%s\"", kind, mtt_status_string(status),
-              env.error);
+        check(status == MTT_E_ARGUMENT && env.error[0], "misuse %d: %s, \"%s\"", kind,
+              mtt_status_string(status), env.error);
         tokens[5] = token, targets[5] = target;
     }
     mtt_train_step(trainer, tokens, targets, &info);
     mtt_train_step(twin, tokens, targets, &twin_info);
-    check(info.loss == twin_info.loss && info.step == 1 && info.grad_norm == twin_info.grad_norm, "misuse left traces");
+    check(info.loss == twin_info.loss && info.step == 1 && info.grad_norm == twin_info.grad_norm,
+          "misuse left traces");
     mtt_trainer_destroy(trainer);
     mtt_trainer_destroy(twin);
     mtt_trainer_destroy(NULL);
@@ -1629,9 +1750,10 @@ static void sampling(void)
     for (int v = 0; v < 8; v++) sum += exp(logits[v]), cold_sum += exp(logits[v] / 0.5);
     for (int i = 0; i < DRAWS; i++) {
         int a = mtt_sample(logits, 8, 1, 0, 5, (uint64_t)i), b = mtt_sample(logits, 8, 1, 0, 5, (uint64_t)i);
-        int t = mtt_sample(logits, 8, 1, 3, 5, (uint64_t)i), c = mtt_sample(logits, 8, 0.5f, 0, 6, (uint64_t)i);
-        check(a == b && a >= 0 && a < 8 && t >= 0 && t < 8 && c >= 0 && c < 8, "draw %d: %d, %d, %d, %d", i, a, b, t,
-              c);
+        int t = mtt_sample(logits, 8, 1, 3, 5, (uint64_t)i),
+            c = mtt_sample(logits, 8, 0.5f, 0, 6, (uint64_t)i);
+        check(a == b && a >= 0 && a < 8 && t >= 0 && t < 8 && c >= 0 && c < 8, "draw %d: %d, %d, %d, %d", i,
+              a, b, t, c);
         if ((a | t | c) & ~7) return;
         counts[a]++, top[t]++, cold[c]++;
         different += a != mtt_sample(logits, 8, 1, 0, 7, (uint64_t)i);
@@ -1640,8 +1762,8 @@ static void sampling(void)
     for (int v = 0; v < 8; v++) { /* five standard deviations */
         double p = exp(logits[v]) / sum, q = exp(logits[v] / 0.5) / cold_sum,
                t = v == 2 || v == 6 || v == 3 ? exp(logits[v]) / top_sum : 0;
-        check(fabs(counts[v] - DRAWS * p) <= 5 * sqrt(DRAWS * p * (1 - p)), "id %d was drawn %d times, not %.0f", v,
-              counts[v], DRAWS * p);
+        check(fabs(counts[v] - DRAWS * p) <= 5 * sqrt(DRAWS * p * (1 - p)),
+              "id %d was drawn %d times, not %.0f", v, counts[v], DRAWS * p);
         check(fabs(cold[v] - DRAWS * q) <= 5 * sqrt(DRAWS * q * (1 - q)),
               "at temperature 0.5 id %d was drawn %d times, not %.0f", v, cold[v], DRAWS * q);
         check(fabs(top[v] - DRAWS * t) <= 5 * sqrt(DRAWS * t * (1 - t)),
@@ -1652,7 +1774,7 @@ static void sampling(void)
           "the coldest draw is not the largest logit");
 }
 
-/* ------------------------------------------------------------------------------------------------- checkpoints ---- */
+/* --------------------------------------------------------------------------------------- checkpoints ---- */
 
 /* A token file of a few thousand ids, made from invented text. */
 static mtt_tokens *make_tokens(void)
@@ -1736,12 +1858,14 @@ static void resume_bits(const mtt_tokens *tokens)
                   STOPS[i / 2], env.error);
             check(mtt_trainer_step(trainer) == STOPS[i / 2], "resumed at step %d, not %d",
                   (int)mtt_trainer_step(trainer), STOPS[i / 2]);
-            check(loader.cursor == (uint64_t)(STOPS[i / 2] * 4), "the loader resumes at %d", (int)loader.cursor);
+            check(loader.cursor == (uint64_t)(STOPS[i / 2] * 4), "the loader resumes at %d",
+                  (int)loader.cursor);
             memcpy(parts, whole, sizeof(parts));
             for (int k = STOPS[i / 2]; k < 10; k++) parts[k] = 0;
             run_on(trainer, &loader, 10, parts);
             float *values = parameters_of(trainer, &r);
-            check(memcmp(parts, whole, sizeof(parts)) == 0 && memcmp(values, final, r.weights * sizeof(float)) == 0,
+            check(memcmp(parts, whole, sizeof(parts)) == 0 &&
+                      memcmp(values, final, r.weights * sizeof(float)) == 0,
                   "%s: resumed at step %d%s, the run differs", PRECISIONS[precision], STOPS[i / 2],
                   i % 2 ? ", recomputing" : "");
             free(values);
@@ -1751,8 +1875,8 @@ static void resume_bits(const mtt_tokens *tokens)
     }
 }
 
-/* A checkpoint serves any precision, state and batch: its master weights arrive as they were, or rounded where fewer bits
-   are kept, and the run goes on. */
+/* A checkpoint serves any precision, state and batch: its master weights arrive as they were, or rounded
+   where fewer bits are kept, and the run goes on. */
 static void resume_elsewhere(const mtt_tokens *tokens)
 {
     for (int kind = 0; kind < 48; kind++) {
@@ -1772,8 +1896,8 @@ static void resume_elsewhere(const mtt_tokens *tokens)
         other.batch = 4;
         mtt_trainer *to = open_trainer(&other);
         mtt_batches_init(&env, &batches, tokens, 4, 8, 3, 0);
-        check(!mtt_resume(to, in("elsewhere"), &batches), "%s does not resume as %s: %s", PRECISIONS[kind / 4 % 4],
-              PRECISIONS[kind % 4], env.error);
+        check(!mtt_resume(to, in("elsewhere"), &batches), "%s does not resume as %s: %s",
+              PRECISIONS[kind / 4 % 4], PRECISIONS[kind % 4], env.error);
         float *a = parameters_of(from, &r), *b = parameters_of(to, &r);
         for (size_t i = 0; kind / 16 == 2 && kind % 4 >= MTT_BF16 && i < r.weights; i++) {
             uint16_t weight;
@@ -1785,10 +1909,10 @@ static void resume_elsewhere(const mtt_tokens *tokens)
               "%s resumed as %s has other weights", PRECISIONS[kind / 4 % 4], PRECISIONS[kind % 4]);
         int32_t ids[32], targets[32];
         mtt_step_info info = {.loss = 0};
-        check(!mtt_batches_next(&batches, ids, targets) && !mtt_train_step(to, ids, targets, &info) && info.step == 6 &&
-                  fabs(info.loss / losses[4] - 1) < 0.2,
-              "%s resumed as %s goes on at a loss of %g after %g: %s",
-              PRECISIONS[kind / 4 % 4], PRECISIONS[kind % 4], info.loss, losses[4], env.error);
+        check(!mtt_batches_next(&batches, ids, targets) && !mtt_train_step(to, ids, targets, &info) &&
+                  info.step == 6 && fabs(info.loss / losses[4] - 1) < 0.2,
+              "%s resumed as %s goes on at a loss of %g after %g: %s", PRECISIONS[kind / 4 % 4],
+              PRECISIONS[kind % 4], info.loss, losses[4], env.error);
         free(a);
         free(b);
         mtt_trainer_destroy(from);
@@ -1796,14 +1920,16 @@ static void resume_elsewhere(const mtt_tokens *tokens)
     }
 }
 
-static void expect_refusal(const setup *s, const char *path, mtt_status wanted, const char *name, const char *what)
+static void expect_refusal(const setup *s, const char *path, mtt_status wanted, const char *name,
+                           const char *what)
 {
     reference r = reference_of(s);
     mtt_trainer *trainer = open_trainer(s);
     float *before = parameters_of(trainer, &r);
     env.error[0] = 0;
     mtt_status status = mtt_resume(trainer, path, NULL);
-    check(status && (wanted == MTT_OK || status == wanted), "%s: resume returns %s", what, mtt_status_string(status));
+    check(status && (wanted == MTT_OK || status == wanted), "%s: resume returns %s", what,
+          mtt_status_string(status));
     check(strstr(env.error, name) != NULL, "%s: \"%s\" does not name %s", what, env.error, name);
     float *after = parameters_of(trainer, &r);
     check(memcmp(before, after, r.weights * sizeof(float)) == 0 && mtt_trainer_step(trainer) == 0,
@@ -1840,12 +1966,15 @@ static void mismatches(void)
             check(!mtt_save(trainer, in("learned"), NULL), "a checkpoint could not be saved: %s", env.error);
             mtt_trainer_destroy(trainer);
         }
-        expect_refusal(&other, in(field == 5 ? "learned" : "model"), MTT_E_MISMATCH, NAMES[field], NAMES[field]);
+        expect_refusal(&other, in(field == 5 ? "learned" : "model"), MTT_E_MISMATCH, NAMES[field],
+                       NAMES[field]);
     }
     size_t bytes = 0;
     char *data = read_file(in("model"), &bytes);
     for (int i = 0; i < 40; i++) { /* one byte flipped: half of them anywhere, the others near the ends */
-        size_t at = i < 20 ? (size_t)random_bits() % bytes : i < 30 ? bytes - 1 - (size_t)i : (size_t)(i - 30) * 37;
+        size_t at = i < 20   ? (size_t)random_bits() % bytes
+                    : i < 30 ? bytes - 1 - (size_t)i
+                             : (size_t)(i - 30) * 37;
         char *copy = malloc(bytes), what[60];
         memcpy(copy, data, bytes);
         copy[at] ^= (char)(1 << below(8));
@@ -1865,7 +1994,7 @@ static void mismatches(void)
     free(data);
 }
 
-/* ------------------------------------------------------------------------------------------ failing allocation ---- */
+/* -------------------------------------------------------------------------------- failing allocation ---- */
 
 typedef struct ledger {
     long calls, live, fail_at, persistent; /* fail_at 0: never */
@@ -1901,8 +2030,8 @@ static mtt_status life_of_a_trainer(mtt_env *e, const setup *s, const int32_t *t
     mtt_step_info info;
     float logits[32];
     *stage = "create";
-    mtt_status status = mtt_trainer_create(e, &s->model, &s->policy, &s->optim, mtt_cpu_backend(), s->batch, s->seq_len,
-                                           &trainer);
+    mtt_status status = mtt_trainer_create(e, &s->model, &s->policy, &s->optim, mtt_cpu_backend(), s->batch,
+                                           s->seq_len, &trainer);
     if (!status) *stage = "step", status = mtt_train_step(trainer, tokens, targets, NULL);
     if (!status) *stage = "evaluate", status = mtt_evaluate(trainer, tokens, targets, &info);
     if (!status) *stage = "logits", status = mtt_next_logits(trainer, tokens, 3, logits);
@@ -1935,7 +2064,8 @@ static void failing_allocations(void)
             check((status == MTT_E_MEMORY || status == MTT_E_BUDGET) && counted.error[0],
                   "allocation %ld of %ld failed (%s): %s, \"%s\"", n, total, stage, mtt_status_string(status),
                   counted.error);
-            check(book.live == 0, "allocation %ld of %ld failed (%s): %ld blocks are left", n, total, stage, book.live);
+            check(book.live == 0, "allocation %ld of %ld failed (%s): %ld blocks are left", n, total, stage,
+                  book.live);
             char *kept = read_file(in("life"), &now);
             check(kept && now == bytes && memcmp(kept, old, bytes) == 0,
                   "allocation %ld failed (%s): the old checkpoint is gone", n, stage);
@@ -1948,7 +2078,8 @@ static void failing_allocations(void)
     mtt_trainer *trainer = NULL;
     book = (ledger){0, 0, 0, 0, 0};
     for (int i = 0; i < 20; i++) {
-        mtt_trainer_create(&counted, &s.model, &s.policy, &s.optim, mtt_cpu_backend(), s.batch, s.seq_len, &trainer);
+        mtt_trainer_create(&counted, &s.model, &s.policy, &s.optim, mtt_cpu_backend(), s.batch, s.seq_len,
+                           &trainer);
         mtt_train_step(trainer, tokens, targets, NULL);
         size_t live = book.bytes;
         for (int k = 0; k < 20; k++) mtt_train_step(trainer, tokens, targets, NULL);
@@ -1959,7 +2090,7 @@ static void failing_allocations(void)
     printf("allocations: each of %ld failed\n", total);
 }
 
-/* ------------------------------------------------------------------------------------------------------- speed ---- */
+/* --------------------------------------------------------------------------------------------- speed ---- */
 
 static int speed(int batch, int seq_len, int steps)
 {
@@ -1995,7 +2126,8 @@ static void timed(const char *name, void (*test)(void))
     test();
     clock_gettime(CLOCK_MONOTONIC, &to);
     if (getenv("TIMES"))
-        printf("%-16s %6.2f s\n", name, (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec));
+        printf("%-16s %6.2f s\n", name,
+               (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec));
 }
 
 static void checkpoints(void)
@@ -2011,7 +2143,8 @@ static void checkpoints(void)
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "speed") == 0)
-        return speed(argc > 2 ? atoi(argv[2]) : 4, argc > 3 ? atoi(argv[3]) : 256, argc > 4 ? atoi(argv[4]) : 5);
+        return speed(argc > 2 ? atoi(argv[2]) : 4, argc > 3 ? atoi(argv[3]) : 256,
+                     argc > 4 ? atoi(argv[4]) : 5);
     use_threads(1);
     if (!open_folder()) return finish();
     timed("conversions", conversions);

@@ -1,5 +1,6 @@
-/* test_plan.c - the plan: what it says of known models, that it is what is allocated, that nothing overlaps in the
-   arena, the searches for a batch and a policy, and the texts of refusals. No device and no file is needed. */
+/* test_plan.c - the plan: what it says of known models, that it is what is allocated, that nothing overlaps
+   in the arena, the searches for a batch and a policy, and the texts of refusals. No device and no file is
+   needed. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "test.h"
@@ -38,19 +39,21 @@ static void set_budget(configuration *c)
     other.policy.recompute = MTT_RECOMPUTE_LAYER;
     plan(&other, &layer);
     c->policy.budget_bytes = layer.arena_bytes;
-    if (none.arena_bytes > layer.arena_bytes) c->policy.budget_bytes += (none.arena_bytes - layer.arena_bytes) / 2;
+    if (none.arena_bytes > layer.arena_bytes)
+        c->policy.budget_bytes += (none.arena_bytes - layer.arena_bytes) / 2;
 }
 
 static void describe(configuration *c)
 {
     const mtt_model_desc *m = &c->model;
     const mtt_policy *p = &c->policy;
-    snprintf(c->text, sizeof(c->text),
-             "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
-             "precision %d attention %d window %d recompute %s loss %d chunk %d state %d accumulate %d split %d",
-             m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch, c->seq_len,
-             (int)p->precision, (int)p->attention, p->window, RECOMPUTES[p->recompute], (int)p->loss,
-             p->loss_chunk_rows, (int)p->state, p->accumulate, p->split);
+    snprintf(
+        c->text, sizeof(c->text),
+        "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
+        "precision %d attention %d window %d recompute %s loss %d chunk %d state %d accumulate %d split %d",
+        m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch,
+        c->seq_len, (int)p->precision, (int)p->attention, p->window, RECOMPUTES[p->recompute], (int)p->loss,
+        p->loss_chunk_rows, (int)p->state, p->accumulate, p->split);
 }
 
 static configuration random_configuration(void)
@@ -89,8 +92,14 @@ static configuration known(char name, int batch)
 {
     configuration c;
     memset(&c, 0, sizeof(c));
-    c.model = (mtt_model_desc){.layers = 4, .heads = 8, .d_model = 256, .d_ff = 1024, .vocab = 50257, .max_seq = 256};
-    if (name == 'B') c.model = (mtt_model_desc){.layers = 6, .heads = 8, .d_model = 512, .d_ff = 2048, .vocab = 10000};
+    c.model = (mtt_model_desc){.layers = 4,
+                               .heads = 8,
+                               .d_model = 256,
+                               .d_ff = 1024,
+                               .vocab = 50257,
+                               .max_seq = 256};
+    if (name == 'B')
+        c.model = (mtt_model_desc){.layers = 6, .heads = 8, .d_model = 512, .d_ff = 2048, .vocab = 10000};
     if (name == 'D')
         c.model = (mtt_model_desc){
             .layers = 12, .heads = 12, .d_model = 768, .d_ff = 3072, .vocab = 30000, .dropout = 0.1f};
@@ -107,11 +116,13 @@ static void known_models(void)
 {
     mtt_plan_report report;
     configuration a = known('A', 32), gpt2 = known('G', 4);
-    if (plan(&a, &report)) check(report.parameters == 28941393, "A has %lld parameters", (long long)report.parameters);
+    if (plan(&a, &report))
+        check(report.parameters == 28941393, "A has %lld parameters", (long long)report.parameters);
     if (plan(&gpt2, &report))
         check(report.parameters == 124439808, "GPT-2 has %lld parameters", (long long)report.parameters);
 
-    /* Weights, moments and gradients are what arithmetic says, but for the padding of the vocabulary and of slots. */
+    /* Weights, moments and gradients are what arithmetic says, but for the padding of the vocabulary and of
+       slots. */
     gpt2.policy.accumulate = 2;
     for (int kind = 0; kind < 8; kind++) {
         gpt2.policy.precision = (mtt_precision)(kind % 4);
@@ -121,17 +132,19 @@ static void known_models(void)
         if (kind / 4) state = kind % 4 >= MTT_BF16 ? 3.125 : 2.125;
         check(fabs((double)report.bytes[MTT_WEIGHTS] / (weight * n) - 1) < 1e-3, "weights take %zu bytes",
               report.bytes[MTT_WEIGHTS]);
-        check(fabs((double)report.bytes[MTT_OPTIMIZER] / (state * n) - 1) < 1e-3, "the optimizer takes %zu bytes",
-              report.bytes[MTT_OPTIMIZER]);
+        check(fabs((double)report.bytes[MTT_OPTIMIZER] / (state * n) - 1) < 1e-3,
+              "the optimizer takes %zu bytes", report.bytes[MTT_OPTIMIZER]);
         check(fabs((double)report.bytes[MTT_GRADIENTS] / (4 * n) - 1) < 1e-3, "gradients take %zu bytes",
               report.bytes[MTT_GRADIENTS]);
-        check(report.state_bytes <= report.peak_bytes && report.state_bytes > (size_t)((weight + state + 4) * n),
+        check(report.state_bytes <= report.peak_bytes &&
+                  report.state_bytes > (size_t)((weight + state + 4) * n),
               "state takes %zu bytes", report.state_bytes);
     }
 }
 
-/* What the parameters leave for the next step, to the byte: 5 1/8 bytes an element under 16-bit precision, 6 1/8 otherwise.
-   Every parameter's part of the kept state begins at a multiple of 64 elements. And the gradients. */
+/* What the parameters leave for the next step, to the byte: 5 1/8 bytes an element under 16-bit precision, 6
+   1/8 otherwise. Every parameter's part of the kept state begins at a multiple of 64 elements. And the
+   gradients. */
 static void compact_bytes(void)
 {
     for (int i = 0; i < 100; i++) {
@@ -140,28 +153,33 @@ static void compact_bytes(void)
         size_t weights = 0, kept = 0, parts = 0;
         c.policy.state = MTT_STATE_COMPACT;
         describe(&c);
-        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &schedule), "%s: %s", c.text, env.error);
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &schedule), "%s: %s",
+              c.text, env.error);
         if (!schedule) continue;
         const mtt__program *p = &schedule->programs[MTT__TRAIN];
         int halves = c.policy.precision >= MTT_BF16;
         for (int k = 0; k < p->parameter_count; k++) {
             const mtt__parameter *q = &p->parameters[k];
             size_t n = (size_t)mtt__elements(q->weight);
-            check(q->first == (int64_t)parts, "%s: the state of %s begins at %lld", c.text, q->weight->name, (long long)q->first);
-            check(q->weight->bytes == (halves ? 2 : 4) * n, "%s: %s takes %zu bytes", c.text, q->weight->name, q->weight->bytes);
-            check(q->gradient->bytes == (halves && c.policy.accumulate == 1 && q->layer >= 0 && q->shape[1] ? 2 : 4) * n,
+            check(q->first == (int64_t)parts, "%s: the state of %s begins at %lld", c.text, q->weight->name,
+                  (long long)q->first);
+            check(q->weight->bytes == (halves ? 2 : 4) * n, "%s: %s takes %zu bytes", c.text, q->weight->name,
+                  q->weight->bytes);
+            check(q->gradient->bytes ==
+                      (halves && c.policy.accumulate == 1 && q->layer >= 0 && q->shape[1] ? 2 : 4) * n,
                   "%s: the gradient of %s takes %zu bytes", c.text, q->weight->name, q->gradient->bytes);
             weights += q->weight->bytes;
             parts += (n + 63) / 64 * 64;
         }
         for (int kind = 0; kind < MTT__KEPT_KINDS; kind++) kept += p->kept[kind] ? p->kept[kind]->bytes : 0;
-        check(kept == (halves ? parts : 0) + 2 * 34 * (parts / 32), "%s: the state of %zu elements takes %zu bytes", c.text, parts, kept);
+        check(kept == (halves ? parts : 0) + 2 * 34 * (parts / 32),
+              "%s: the state of %zu elements takes %zu bytes", c.text, parts, kept);
         check(!p->kept[MTT__MASTER] == !halves, "%s: 8 bits beside each weight", c.text);
         mtt_schedule_destroy(schedule);
     }
 }
 
-/* ----------------------------------------------------------------------------------------- planned = allocated ---- */
+/* ----------------------------------------------------------------------------- planned = allocated ---- */
 
 static size_t device_allocations, device_bytes;
 
@@ -194,11 +212,12 @@ static void planned_is_allocated(void)
         int32_t tokens[4 * 37 * 3], targets[4 * 37 * 3];
         if (!plan(&c, &report)) continue;
         device_allocations = device_bytes = 0;
-        mtt_status status = mtt_trainer_create(&env, &c.model, &c.policy, &optim, &backend, c.batch, c.seq_len,
-                                               &trainer);
+        mtt_status status =
+            mtt_trainer_create(&env, &c.model, &c.policy, &optim, &backend, c.batch, c.seq_len, &trainer);
         check(!status, "%s: no trainer: %s", c.text, env.error);
         if (status) continue;
-        int blocks = (int)device_allocations; /* MTT_SEPARATE_ALLOCS is for sanitizers and takes one a tensor */
+        int blocks =
+            (int)device_allocations; /* MTT_SEPARATE_ALLOCS is for sanitizers and takes one a tensor */
 #ifndef MTT_SEPARATE_ALLOCS
         check(device_allocations == 1 && device_bytes == report.arena_bytes,
               "%s: %zu bytes planned, %zu allocated in %zu pieces", c.text, report.arena_bytes, device_bytes,
@@ -217,13 +236,15 @@ static void planned_is_allocated(void)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- arena ---- */
+/* --------------------------------------------------------------------------------------------- arena ---- */
 
 /* The packing stays within 1 % of the most bytes that live at once, whatever the policy. */
 static void packing(void)
 {
-    static const struct { char name; int batch; } CASES[] = {{'A', 32}, {'A', 64}, {'A', 128}, {'B', 32}, {'B', 64},
-                                                             {'B', 128}, {'D', 8}, {'D', 32}};
+    static const struct {
+        char name;
+        int batch;
+    } CASES[] = {{'A', 32}, {'A', 64}, {'A', 128}, {'B', 32}, {'B', 64}, {'B', 128}, {'D', 8}, {'D', 32}};
     double worst = 0;
     char worst_text[sizeof(((configuration *)0)->text)] = "";
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
@@ -236,7 +257,8 @@ static void packing(void)
             c.policy.precision = (mtt_precision)(kind / 20);
             describe(&c);
             if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) {
-                if (c.policy.precision == MTT_TF32 || c.policy.precision == MTT_FP16) continue; /* as FP32 and BF16 */
+                if (c.policy.precision == MTT_TF32 || c.policy.precision == MTT_FP16)
+                    continue; /* as FP32 and BF16 */
                 set_budget(&c);
             }
             if (!plan(&c, &report)) continue;
@@ -249,7 +271,8 @@ static void packing(void)
     printf("packing: the arena is at most %.4f of the peak (%s)\n", worst, worst_text);
 }
 
-/* Segments of any length take no more than layers, and what either keeps in the last layers no more than keeping nothing there. */
+/* Segments of any length take no more than layers, and what either keeps in the last layers no more than
+   keeping nothing there. */
 static void segments(void)
 {
     static const int LAYERS[] = {1, 2, 3, 5, 7, 12};
@@ -277,11 +300,11 @@ static void segments(void)
             mtt__build(s, c.model.layers, 0, SIZE_MAX);
             mtt_schedule_report(s, &whole);
             mtt_schedule_destroy(s);
-            check(chosen.arena_bytes <= whole.arena_bytes, "%s: %zu bytes, all recomputed %zu", c.text, chosen.arena_bytes,
-                  whole.arena_bytes);
+            check(chosen.arena_bytes <= whole.arena_bytes, "%s: %zu bytes, all recomputed %zu", c.text,
+                  chosen.arena_bytes, whole.arena_bytes);
             if (!way) least = chosen.peak_bytes;
-            check(chosen.peak_bytes <= least, "%s, segments of %d: a peak of %zu bytes, layers' is %zu", c.text,
-                  c.policy.segment, chosen.peak_bytes, least);
+            check(chosen.peak_bytes <= least, "%s, segments of %d: a peak of %zu bytes, layers' is %zu",
+                  c.text, c.policy.segment, chosen.peak_bytes, least);
         }
     }
 }
@@ -289,7 +312,8 @@ static void segments(void)
 static int overlap(const mtt_tensor *a, const mtt_tensor *b)
 {
     int together = a->first <= b->last && b->first <= a->last;
-    return together && a->bytes && b->bytes && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
+    return together && a->bytes && b->bytes && a->offset < b->offset + b->bytes &&
+           b->offset < a->offset + a->bytes;
 }
 
 static int is_among(const mtt_tensor *const *list, int count, const mtt_tensor *tensor)
@@ -299,19 +323,21 @@ static int is_among(const mtt_tensor *const *list, int count, const mtt_tensor *
     return 0;
 }
 
-/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is used. What is
-   made again was gone, and is read. */
+/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is
+   used. What is made again was gone, and is read. */
 static void check_program(const mtt__program *p, const char *text)
 {
-    const mtt_tensor **written = calloc((size_t)p->tensor_count + 1, sizeof(*written)); /* in the order of their first writing */
+    const mtt_tensor **written =
+        calloc((size_t)p->tensor_count + 1, sizeof(*written)); /* in the order of their first writing */
     size_t peak = 0;
     int writes = 0;
     for (int i = 0; i < p->tensor_count; i++) {
         const mtt_tensor *t = p->tensors[i];
-        check(t->offset % 256 == 0 && t->offset + t->bytes <= p->arena_bytes, "%s: %s ends outside the arena", text,
-              t->name);
+        check(t->offset % 256 == 0 && t->offset + t->bytes <= p->arena_bytes, "%s: %s ends outside the arena",
+              text, t->name);
         for (int k = 0; k < i; k++)
-            if (overlap(t, p->tensors[k])) check(0, "%s: %s and %s overlap", text, t->name, p->tensors[k]->name);
+            if (overlap(t, p->tensors[k]))
+                check(0, "%s: %s and %s overlap", text, t->name, p->tensors[k]->name);
         if (t->persistent) written[writes++] = t;
     }
     for (int i = 0; i < p->op_count; i++) {
@@ -320,21 +346,29 @@ static void check_program(const mtt__program *p, const char *text)
         int gone = !op->recomputed, read = !op->recomputed;
         for (int k = op->inputs; k < op->inputs + op->outputs && op->recomputed; k++)
             if (op->operands[k]) gone |= op->operands[k]->first == i, read |= op->operands[k]->last > i;
-        check(gone && read, "%s: operation %d makes again what %s", text, i, gone ? "nothing reads" : "is there");
+        check(gone && read, "%s: operation %d makes again what %s", text, i,
+              gone ? "nothing reads" : "is there");
         for (int k = 0; k < op->inputs + op->outputs + 2 * op->parameters; k++) {
             int parameter = k - op->inputs - op->outputs;
-            const mtt_tensor *t = parameter < 0 ? op->operands[k] : parameter < op->parameters ? op->gradients[parameter]
-                                : op->weights ? op->weights[parameter - op->parameters] : NULL;
+            const mtt_tensor *t = parameter < 0                ? op->operands[k]
+                                  : parameter < op->parameters ? op->gradients[parameter]
+                                  : op->weights                ? op->weights[parameter - op->parameters]
+                                                               : NULL;
             if (!t) continue;
-            check(t->first <= i && i <= t->last, "%s: operation %d uses %s outside its life", text, i, t->name);
+            check(t->first <= i && i <= t->last, "%s: operation %d uses %s outside its life", text, i,
+                  t->name);
             if (k < op->inputs || parameter >= 0)
-                check(is_among(written, writes, t), "%s: operation %d reads %s before it is written", text, i, t->name);
+                check(is_among(written, writes, t), "%s: operation %d reads %s before it is written", text, i,
+                      t->name);
         }
         for (int k = op->inputs; k < op->inputs + op->outputs; k++)
-            if (op->operands[k] && !is_among(written, writes, op->operands[k])) written[writes++] = op->operands[k];
+            if (op->operands[k] && !is_among(written, writes, op->operands[k]))
+                written[writes++] = op->operands[k];
         for (int k = 0; k < p->tensor_count; k++)
-            if (p->tensors[k]->first <= i && i <= p->tensors[k]->last) live += (p->tensors[k]->bytes + 255) / 256 * 256;
-        check(live == op->live_bytes, "%s: %zu bytes live during operation %d, not %zu", text, live, i, op->live_bytes);
+            if (p->tensors[k]->first <= i && i <= p->tensors[k]->last)
+                live += (p->tensors[k]->bytes + 255) / 256 * 256;
+        check(live == op->live_bytes, "%s: %zu bytes live during operation %d, not %zu", text, live, i,
+              op->live_bytes);
         peak = live > peak ? live : peak;
     }
     for (int i = 0; i < p->tensor_count; i++)
@@ -384,13 +418,13 @@ static void reports_add_up(void)
         for (; mtt_schedule_op(s, ops, &info); ops++) {
             sum = 0;
             for (int k = 0; k < MTT_CATEGORY_COUNT; k++) sum += info.bytes[k];
-            check(sum == info.live_bytes, "%s: operation %d: %zu bytes live, its categories say %zu", c.text, ops,
-                  info.live_bytes, sum);
+            check(sum == info.live_bytes, "%s: operation %d: %zu bytes live, its categories say %zu", c.text,
+                  ops, info.live_bytes, sum);
             check((int)info.phase >= last_phase, "%s: operation %d goes back a phase", c.text, ops);
-            check(info.flops >= 0 && info.traffic_bytes > 0, "%s: %s costs %g FLOPs, %g bytes", c.text, info.name,
-                  info.flops, info.traffic_bytes);
-            check(ops != report.peak_op || info.live_bytes == report.peak_bytes, "%s: operation %d is not the peak",
-                  c.text, ops);
+            check(info.flops >= 0 && info.traffic_bytes > 0, "%s: %s costs %g FLOPs, %g bytes", c.text,
+                  info.name, info.flops, info.traffic_bytes);
+            check(ops != report.peak_op || info.live_bytes == report.peak_bytes,
+                  "%s: operation %d is not the peak", c.text, ops);
             last_phase = (int)info.phase;
             phases[info.phase] = info.live_bytes > phases[info.phase] ? info.live_bytes : phases[info.phase];
             peak = info.live_bytes > peak ? info.live_bytes : peak;
@@ -401,7 +435,8 @@ static void reports_add_up(void)
         check(ops == report.ops && peak == report.peak_bytes &&
                   memcmp(phases, report.phase_peak_bytes, sizeof(phases)) == 0,
               "%s: the timeline does not give the peaks of the report", c.text);
-        check(fabs(flops - report.flops) <= 1e-9 * flops && fabs(traffic - report.traffic_bytes) <= 1e-9 * traffic &&
+        check(fabs(flops - report.flops) <= 1e-9 * flops &&
+                  fabs(traffic - report.traffic_bytes) <= 1e-9 * traffic &&
                   fabs(again - report.recompute_flops) <= 1e-9 * flops,
               "%s: the timeline does not give the costs of the report", c.text);
         mtt_schedule_destroy(s);
@@ -410,7 +445,8 @@ static void reports_add_up(void)
           "a category has no name");
 }
 
-/* FLOPs of a model whose arithmetic is well known: 6 per parameter of the matrices and token, and attention. */
+/* FLOPs of a model whose arithmetic is well known: 6 per parameter of the matrices and token, and
+   attention. */
 static void flops(void)
 {
     configuration a = known('A', 32);
@@ -419,16 +455,17 @@ static void flops(void)
     a.policy.attention = MTT_ATTENTION_FLASH;
     double tokens = 32 * 256, matrices = 4 * 12 * 256 * 256 + 256 * 50304, sure = 6 * matrices * tokens;
     plan(&a, &none);
-    check(none.flops > sure && none.flops < 1.15 * sure, "A's step is %g FLOPs, its matrices alone %g", none.flops,
-          sure);
+    check(none.flops > sure && none.flops < 1.15 * sure, "A's step is %g FLOPs, its matrices alone %g",
+          none.flops, sure);
     check(none.recompute_flops == 0 && none.recompute_layers == 0, "nothing is recomputed, at %g FLOPs",
           none.recompute_flops);
     a.policy.recompute = MTT_RECOMPUTE_LAYER;
     plan(&a, &layer);
     double once = 2 * 4 * 12 * 256 * 256 * tokens;
-    check(layer.recompute_layers == 4 && layer.recompute_flops > 0.7 * once && layer.recompute_flops < 1.3 * once,
-          "recomputing %d layers costs %g FLOPs, their matrices %g", layer.recompute_layers, layer.recompute_flops,
-          once);
+    check(layer.recompute_layers == 4 && layer.recompute_flops > 0.7 * once &&
+              layer.recompute_flops < 1.3 * once,
+          "recomputing %d layers costs %g FLOPs, their matrices %g", layer.recompute_layers,
+          layer.recompute_flops, once);
     a.policy.recompute = MTT_RECOMPUTE_SELECTIVE;
     plan(&a, &selective);
     check(selective.recompute_selective == 4 && selective.recompute_flops > 0 &&
@@ -442,15 +479,16 @@ static double traffic(const configuration *c, const char *name)
     mtt_schedule *s = NULL;
     mtt_op_info info;
     double bytes = 0;
-    check(!mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s), "%s: %s", c->text, env.error);
+    check(!mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s), "%s: %s", c->text,
+          env.error);
     for (int i = 0; s && mtt_schedule_op(s, i, &info); i++)
         if (strcmp(info.name, name) == 0) bytes += info.traffic_bytes;
     mtt_schedule_destroy(s);
     return bytes;
 }
 
-/* AdamW reads a gradient, reads and writes moments and masters, and writes 16-bit copies; the compact state is all read and
-   written, 16-bit weights too. */
+/* AdamW reads a gradient, reads and writes moments and masters, and writes 16-bit copies; the compact state
+   is all read and written, 16-bit weights too. */
 static void traffic_in_place(void)
 {
     static const struct {
@@ -458,8 +496,10 @@ static void traffic_in_place(void)
         mtt_state state;
         int accumulate;
         double bytes; /* a parameter */
-    } CASES[] = {{MTT_FP32, MTT_STATE_FULL, 1, 4 + 3 * 8}, {MTT_BF16, MTT_STATE_FULL, 1, 4 + 3 * 8 + 2},
-                 {MTT_FP16, MTT_STATE_FULL, 2, 4 + 3 * 8 + 2}, {MTT_BF16, MTT_STATE_COMPACT, 2, 4 + 2 * 5.125},
+    } CASES[] = {{MTT_FP32, MTT_STATE_FULL, 1, 4 + 3 * 8},
+                 {MTT_BF16, MTT_STATE_FULL, 1, 4 + 3 * 8 + 2},
+                 {MTT_FP16, MTT_STATE_FULL, 2, 4 + 3 * 8 + 2},
+                 {MTT_BF16, MTT_STATE_COMPACT, 2, 4 + 2 * 5.125},
                  {MTT_FP32, MTT_STATE_COMPACT, 2, 4 + 2 * 6.125}};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         configuration c = known('A', 8);
@@ -467,34 +507,40 @@ static void traffic_in_place(void)
         c.policy.state = CASES[i].state;
         c.policy.accumulate = CASES[i].accumulate;
         double bytes = traffic(&c, "adamw") / (28941393 + 47 * 513); /* the vocabulary is padded by 47 */
-        check(fabs(bytes / CASES[i].bytes - 1) < 1e-4, "AdamW moves %g bytes a parameter, state %d of precision %d has %g", bytes,
-              (int)c.policy.state, (int)c.policy.precision, CASES[i].bytes);
+        check(fabs(bytes / CASES[i].bytes - 1) < 1e-4,
+              "AdamW moves %g bytes a parameter, state %d of precision %d has %g", bytes, (int)c.policy.state,
+              (int)c.policy.precision, CASES[i].bytes);
     }
-    /* Gradients that stay for the next micro-batch are read by what adds to them, and so is that of a chunked loss by each
-       chunk but the first, which also reads the head for two products and passes its logits five times. */
+    /* Gradients that stay for the next micro-batch are read by what adds to them, and so is that of a chunked
+       loss by each chunk but the first, which also reads the head for two products and passes its logits five
+       times. */
     configuration a = known('A', 8), twice = a;
     double rows = 8 * 256, head = 50304 * 256, fc_biases = 4 * (4 * 4 * 256);
     double gradients = 4 * (4 * 12 * 256 * 256 + 5 * 4 * 256 + head + 50304);
     twice.policy.accumulate = 2;
-    for (int bf16 = 0; bf16 < 2; bf16++) { /* in 16 bits linear_backward_gelu makes those of the MLPs' first biases */
+    /* in 16 bits linear_backward_gelu makes those of the MLPs' first biases */
+    for (int bf16 = 0; bf16 < 2; bf16++) {
         double more[2], wanted[2] = {gradients + (bf16 ? 0 : fc_biases), bf16 ? fc_biases : 0};
         static const char *const NAMES[] = {"linear_backward_weight", "linear_backward_gelu"};
         a.policy.precision = twice.policy.precision = bf16 ? MTT_BF16 : MTT_FP32;
         for (int k = 0; k < 2; k++) {
             more[k] = traffic(&twice, NAMES[k]) - traffic(&a, NAMES[k]);
-            check(more[k] == wanted[k], "added to, gradients move %g bytes more in %s, they have %g", more[k], NAMES[k], wanted[k]);
+            check(more[k] == wanted[k], "added to, gradients move %g bytes more in %s, they have %g", more[k],
+                  NAMES[k], wanted[k]);
         }
     }
     a.policy.precision = MTT_FP32;
     a.policy.loss = MTT_LOSS_CHUNKED;
     a.policy.loss_chunk_rows = 512;
-    double loss = traffic(&a, "chunked_loss"), sure = 4 * (2 * 4 + 7) * (head + 50304) + 4 * 5 * rows * 50304 + 4 * rows * (2 * 256 + 4);
+    double loss = traffic(&a, "chunked_loss"),
+           sure = 4 * (2 * 4 + 7) * (head + 50304) + 4 * 5 * rows * 50304 + 4 * rows * (2 * 256 + 4);
     check(fabs(loss / sure - 1) < 1e-4, "the chunked loss moves %g bytes, not %g", loss, sure);
 }
 
-/* ---------------------------------------------------------------------------------------------------- searches ---- */
+/* ------------------------------------------------------------------------------------------ searches ---- */
 
-/* Seconds of a batch and the step, from the schedule's listing: by operation the longer of arithmetic and traffic. */
+/* Seconds of a batch and the step, from the schedule's listing: by operation the longer of arithmetic and
+   traffic. */
 static double roofline(const mtt_schedule *s)
 {
     static const double CUDA[] = {50e12, 250e12, 500e12, 500e12};
@@ -509,8 +555,8 @@ static double roofline(const mtt_schedule *s)
     return seconds;
 }
 
-/* What layer, segments and a budget choose is the cheapest of all mixtures that take no more than the budget, or than
-   recomputing all layers whole; 1 % aside, since packing lets a few bytes more or less decide. */
+/* What layer, segments and a budget choose is the cheapest of all mixtures that take no more than the budget,
+   or than recomputing all layers whole; 1 % aside, since packing lets a few bytes more or less decide. */
 static void cheapest(const configuration *c)
 {
     mtt_schedule *s = NULL;
@@ -525,8 +571,8 @@ static void cheapest(const configuration *c)
     size_t limit = c->policy.budget_bytes;
     check(fabs(mtt__plan_cost(s) / cost - 1) < 1e-9, "%s: the plan costs %g, its operations %g", c->text,
           mtt__plan_cost(s), cost);
-    snprintf(text, sizeof(text), "%d whole, %d in part, %zu bytes", chosen.recompute_layers, chosen.recompute_selective,
-             chosen.arena_bytes);
+    snprintf(text, sizeof(text), "%d whole, %d in part, %zu bytes", chosen.recompute_layers,
+             chosen.recompute_selective, chosen.arena_bytes);
     for (int whole = layers; whole >= 0; whole--)
         for (int partial = 0; partial <= layers - whole; partial++) {
             if (mtt__build(s, whole, partial, SIZE_MAX)) continue;
@@ -539,9 +585,9 @@ static void cheapest(const configuration *c)
     mtt_schedule_destroy(s);
 }
 
-/* What the last layer's activations cost and save, to the byte, in B at batch 128 under BF16 and flash: 64 MiB for each C of
-   width. Full logits stand beside all that is kept, so that nothing can stay; a chunk of them is smaller than what the layer's
-   backward pass takes beside the same activations. */
+/* What the last layer's activations cost and save, to the byte, in B at batch 128 under BF16 and flash: 64
+   MiB for each C of width. Full logits stand beside all that is kept, so that nothing can stay; a chunk of
+   them is smaller than what the layer's backward pass takes beside the same activations. */
 static void last_layer(void)
 {
     static const struct { char name; int batch, layers, whole, partial; } CHUNKED[] = {
@@ -553,7 +599,8 @@ static void last_layer(void)
     b.policy.precision = MTT_BF16;
     b.policy.attention = MTT_ATTENTION_FLASH;
     b.policy.recompute = MTT_RECOMPUTE_LAYER;
-    if (mtt_schedule_create(&env, &b.model, &b.policy, b.batch, b.seq_len, &s)) return check(0, "no schedule: %s", env.error);
+    if (mtt_schedule_create(&env, &b.model, &b.policy, b.batch, b.seq_len, &s))
+        return check(0, "no schedule: %s", env.error);
     mtt_schedule_report(s, &chosen);
     mtt__build(s, 6, 0, SIZE_MAX);
     mtt_schedule_report(s, &all);
@@ -562,13 +609,13 @@ static void last_layer(void)
     mtt__build(s, 5, 1, SIZE_MAX);
     mtt_schedule_report(s, &partly);
     mtt_schedule_destroy(s);
-    check(chosen.recompute_layers == 6 && chosen.arena_bytes == all.arena_bytes, "full logits: %d of 6 layers are recomputed",
-          chosen.recompute_layers);
+    check(chosen.recompute_layers == 6 && chosen.arena_bytes == all.arena_bytes,
+          "full logits: %d of 6 layers are recomputed", chosen.recompute_layers);
     check(kept.arena_bytes - all.arena_bytes == whole && partly.arena_bytes - all.arena_bytes == part,
-          "the last layer takes %zu bytes, in part %zu, instead of %zu and %zu", kept.arena_bytes - all.arena_bytes,
-          partly.arena_bytes - all.arena_bytes, whole, part);
-    check(fabs(kept.recompute_flops / all.recompute_flops - 5.0 / 6) < 1e-9, "the last of 6 layers was %g of the recomputation",
-          1 - kept.recompute_flops / all.recompute_flops);
+          "the last layer takes %zu bytes, in part %zu, instead of %zu and %zu",
+          kept.arena_bytes - all.arena_bytes, partly.arena_bytes - all.arena_bytes, whole, part);
+    check(fabs(kept.recompute_flops / all.recompute_flops - 5.0 / 6) < 1e-9,
+          "the last of 6 layers was %g of the recomputation", 1 - kept.recompute_flops / all.recompute_flops);
     for (size_t i = 0; i < MTT__LENGTH(CHUNKED); i++) {
         configuration c = known(CHUNKED[i].name, CHUNKED[i].batch);
         c.model.layers = CHUNKED[i].layers;
@@ -576,12 +623,14 @@ static void last_layer(void)
         c.policy.loss = MTT_LOSS_CHUNKED;
         describe(&c);
         if (plan(&c, &chosen))
-            check(chosen.recompute_layers == CHUNKED[i].whole && chosen.recompute_selective == CHUNKED[i].partial,
+            check(chosen.recompute_layers == CHUNKED[i].whole &&
+                      chosen.recompute_selective == CHUNKED[i].partial,
                   "%s: %d whole, %d in part", c.text, chosen.recompute_layers, chosen.recompute_selective);
     }
 }
 
-/* A batch that may be cut is cut into as many micro-batches as are cheapest; one that may not is left whole. */
+/* A batch that may be cut is cut into as many micro-batches as are cheapest; one that may not is left
+   whole. */
 static void splits(void)
 {
     int cut = 0;
@@ -617,7 +666,8 @@ static void splits(void)
             c.policy.split = may;
             mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, c.policy.budget_bytes, &batch[may]);
         }
-        check(batch[0] == batch[1], "%s: the largest batch is %d, with leave to split %d", c.text, batch[0], batch[1]);
+        check(batch[0] == batch[1], "%s: the largest batch is %d, with leave to split %d", c.text, batch[0],
+              batch[1]);
         if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) {
             check(0, "%s: no split fits: %s", c.text, env.error);
             continue;
@@ -627,15 +677,15 @@ static void splits(void)
         cut += report.micro_batches > 1;
         check(report.arena_bytes <= c.policy.budget_bytes && c.batch % report.micro_batches == 0,
               "%s: %d micro-batches in %zu bytes", c.text, report.micro_batches, report.arena_bytes);
-        check(chosen <= best * 1.000001, "%s: %d micro-batches take %g s, another number %g", c.text, report.micro_batches,
-              chosen, best);
+        check(chosen <= best * 1.000001, "%s: %d micro-batches take %g s, another number %g", c.text,
+              report.micro_batches, chosen, best);
         mtt_schedule_destroy(s);
     }
     check(cut > 10, "%d of 100 batches are split", cut);
 }
 
-/* In half of what batch 32 takes, D is trained in two halves, without recomputation; in less than one sequence takes, not at
-   all, and the text says what the smallest would. */
+/* In half of what batch 32 takes, D is trained in two halves, without recomputation; in less than one
+   sequence takes, not at all, and the text says what the smallest would. */
 static void known_splits(void)
 {
     configuration d = known('D', 32), half = known('D', 16), one = known('D', 1);
@@ -652,10 +702,13 @@ static void known_splits(void)
     d.policy.budget_bytes = whole.arena_bytes;
     d.policy.split = 1;
     if (plan(&d, &report))
-        check(report.micro_batches == 2 && report.arena_bytes == whole.arena_bytes && report.recompute_flops == 0,
-              "D in %zu bytes: %d micro-batches, %zu bytes", whole.arena_bytes, report.micro_batches, report.arena_bytes);
+        check(report.micro_batches == 2 && report.arena_bytes == whole.arena_bytes &&
+                  report.recompute_flops == 0,
+              "D in %zu bytes: %d micro-batches, %zu bytes", whole.arena_bytes, report.micro_batches,
+              report.arena_bytes);
     if (!mtt_policy_fit(&env, &d.model, &d.policy, d.batch, d.seq_len, whole.arena_bytes, &fit))
-        check(fit.recompute == MTT_RECOMPUTE_BUDGET && fit.split && fit.accumulate == 0, "the fit does not split");
+        check(fit.recompute == MTT_RECOMPUTE_BUDGET && fit.split && fit.accumulate == 0,
+              "the fit does not split");
     one.policy.accumulate = 32;
     one.policy.recompute = MTT_RECOMPUTE_LAYER;
     plan(&one, &whole);
@@ -699,12 +752,14 @@ static void largest_batch(void)
         size_t one = arena_at(&c, 1), budget = one + (size_t)below(1 << 22);
         mtt_status status = mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, budget, &batch);
         check(!status && batch >= 1 && arena_at(&c, batch) <= budget && arena_at(&c, batch + 1) > budget,
-              "%s: %d is not the largest batch in %zu bytes: %s", c.text, batch, budget, status ? env.error : "ok");
+              "%s: %d is not the largest batch in %zu bytes: %s", c.text, batch, budget,
+              status ? env.error : "ok");
         char needed[32];
         snprintf(needed, sizeof(needed), "%zu", one);
         status = mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, one - 1, &batch);
-        check(status == MTT_E_BUDGET && strstr(env.error, needed), "%s: %zu bytes are too few, but: %s, \"%s\"", c.text,
-              one - 1, mtt_status_string(status), env.error);
+        check(status == MTT_E_BUDGET && strstr(env.error, needed),
+              "%s: %zu bytes are too few, but: %s, \"%s\"", c.text, one - 1, mtt_status_string(status),
+              env.error);
     }
     configuration a = known('A', 1);
     int batch = 0;
@@ -719,7 +774,8 @@ static void largest_batch(void)
     check(arena_at(&a, batch) <= (size_t)8 << 30, "the batch of 8 GiB takes %zu bytes", arena_at(&a, batch));
 }
 
-static int as_good(const configuration *c, const mtt_policy *fit, const mtt_plan_report *chosen, size_t budget)
+static int as_good(const configuration *c, const mtt_policy *fit, const mtt_plan_report *chosen,
+                   size_t budget)
 {
     for (int kind = 0; kind < 12; kind++) {
         configuration other = *c;
@@ -729,7 +785,8 @@ static int as_good(const configuration *c, const mtt_policy *fit, const mtt_plan
         other.policy.loss = (mtt_loss)(kind / 2 % 2);
         other.policy.recompute = (mtt_recompute)(kind / 4);
         if (!plan(&other, &report) || report.arena_bytes > budget) continue;
-        if (report.flops < 0.98 * chosen->flops && report.traffic_bytes < 0.98 * chosen->traffic_bytes) return 0;
+        if (report.flops < 0.98 * chosen->flops && report.traffic_bytes < 0.98 * chosen->traffic_bytes)
+            return 0;
     }
     return 1;
 }
@@ -743,9 +800,10 @@ static void fitting_policy(void)
         mtt_policy fit;
         if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) c.policy.recompute = MTT_RECOMPUTE_NONE;
         memset(&fit, 0, sizeof(fit));
-        mtt_status status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, (size_t)1 << 40, &fit);
-        check(!status && fit.recompute == MTT_RECOMPUTE_NONE, "%s: with memory to waste: %s, recompute %s", c.text,
-              status ? env.error : "ok", RECOMPUTES[fit.recompute]);
+        mtt_status status =
+            mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, (size_t)1 << 40, &fit);
+        check(!status && fit.recompute == MTT_RECOMPUTE_NONE, "%s: with memory to waste: %s, recompute %s",
+              c.text, status ? env.error : "ok", RECOMPUTES[fit.recompute]);
         check(fit.precision == c.policy.precision && fit.window == c.policy.window &&
                   fit.accumulate == c.policy.accumulate,
               "%s: the fit changed the result", c.text);
@@ -761,16 +819,17 @@ static void fitting_policy(void)
         configuration chosen = c;
         chosen.policy = fit;
         if (status || !plan(&chosen, &report)) continue;
-        check(report.arena_bytes <= budget, "%s: the fit takes %zu of %zu bytes", c.text, report.arena_bytes, budget);
-        check(as_good(&c, &fit, &report, budget), "%s: in %zu bytes another policy does with less of all", c.text,
+        check(report.arena_bytes <= budget, "%s: the fit takes %zu of %zu bytes", c.text, report.arena_bytes,
               budget);
+        check(as_good(&c, &fit, &report, budget), "%s: in %zu bytes another policy does with less of all",
+              c.text, budget);
         status = mtt_policy_fit(&env, &c.model, &c.policy, c.batch, c.seq_len, 1000, &fit);
         check(status == MTT_E_BUDGET && strstr(env.error, "1000"), "%s: 1000 bytes: %s, \"%s\"", c.text,
               mtt_status_string(status), env.error);
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- refusals ---- */
+/* ------------------------------------------------------------------------------------------ refusals ---- */
 
 static void refused(const configuration *c, const char *const *names, int count, const char *what)
 {
@@ -782,12 +841,12 @@ static void refused(const configuration *c, const char *const *names, int count,
         check(strstr(env.error, names[i]) != NULL, "%s: \"%s\" does not name %s", what, env.error, names[i]);
 }
 
-#define REFUSED(change, ...)                                                                                         \
-    do {                                                                                                             \
-        static const char *const names[] = {__VA_ARGS__};                                                            \
-        configuration c = good;                                                                                      \
-        change;                                                                                                      \
-        refused(&c, names, (int)MTT__LENGTH(names), #change);                                                        \
+#define REFUSED(change, ...) \
+    do { \
+        static const char *const names[] = {__VA_ARGS__}; \
+        configuration c = good; \
+        change; \
+        refused(&c, names, (int)MTT__LENGTH(names), #change); \
     } while (0)
 
 static void validation(void)
@@ -830,23 +889,25 @@ static void validation(void)
     REFUSED(c.batch = (1 << 20) + 1, "batch");
     REFUSED(c.seq_len = 0, "seq_len");
     REFUSED((c.seq_len = 257, c.model.positions = MTT_POSITIONS_LEARNED), "seq_len", "max_seq", "256");
-    REFUSED((c.model.layers = -1, c.model.vocab = -2, c.model.dropout = 2, c.model.d_ff = -4), "layers", "vocab",
-            "dropout", "d_ff");
-    REFUSED((c.batch = 0, c.seq_len = -1, c.policy.window = -5, c.policy.accumulate = -2), "batch", "seq_len", "window",
-            "accumulate");
+    REFUSED((c.model.layers = -1, c.model.vocab = -2, c.model.dropout = 2, c.model.d_ff = -4), "layers",
+            "vocab", "dropout", "d_ff");
+    REFUSED((c.batch = 0, c.seq_len = -1, c.policy.window = -5, c.policy.accumulate = -2), "batch", "seq_len",
+            "window", "accumulate");
 
     mtt_model_desc nothing = {.layers = 0}, resolved;
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.layers == 4 && resolved.heads == 8 &&
-              resolved.d_model == 256 && resolved.d_ff == 1024 && resolved.vocab == 10000 && resolved.max_seq == 1024,
+              resolved.d_model == 256 && resolved.d_ff == 1024 && resolved.vocab == 10000 &&
+              resolved.max_seq == 1024,
           "the model's defaults are not the manual's");
     mtt_policy policy = {.window = 0}, p;
-    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 && p.loss_chunk_rows == 1024 &&
-              p.accumulate == 1,
+    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 &&
+              p.loss_chunk_rows == 1024 && p.accumulate == 1,
           "the policy's defaults are not the manual's");
     nothing.d_model = 128;
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.d_ff == 512, "d_ff is %d by default",
           resolved.d_ff);
-    check(mtt_plan(NULL, &good.model, &good.policy, 0, 8, &report) == MTT_E_ARGUMENT, "a plan without an environment");
+    check(mtt_plan(NULL, &good.model, &good.policy, 0, 8, &report) == MTT_E_ARGUMENT,
+          "a plan without an environment");
 
     static const char *const OPTIM[] = {"lr",   "beta1",  "beta2",      "eps",          "weight_decay",
                                         "clip", "min_lr", "loss_scale", "warmup_steps", "total_steps"};
@@ -868,24 +929,29 @@ static void validation(void)
     }
 }
 
-/* On CUDA the workspace is what the policy says, or what an operation needs if that is more: here flash attention's backward
-   pass of two heads at 131,072 tokens, or the embedding's gradient. */
+/* On CUDA the workspace is what the policy says, or what an operation needs if that is more: here flash
+   attention's backward pass of two heads at 131,072 tokens, or the embedding's gradient. */
 static void workspaces(void)
 {
-    static const struct { int seq_len; size_t asked, planned; } CASES[] = {
-        {1024, 0, (size_t)32 << 20}, {1024, (size_t)64 << 20, (size_t)64 << 20}, {131071, 0, 256 + 2 * 131072 * (4 * 32 + 8)},
-        {131071, 1 << 20, 256 + 2 * 131072 * (4 * 32 + 8)}};
+    static const struct { int seq_len; size_t asked, planned;
+    } CASES[] = {{1024, 0, (size_t)32 << 20},
+                 {1024, (size_t)64 << 20, (size_t)64 << 20},
+                 {131071, 0, 256 + 2 * 131072 * (4 * 32 + 8)},
+                 {131071, 1 << 20, 256 + 2 * 131072 * (4 * 32 + 8)}};
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++) {
         configuration c = known('A', 1);
         mtt_schedule *s = NULL;
         c.seq_len = CASES[i].seq_len;
-        c.policy = (mtt_policy){.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .device = MTT_DEVICE_CUDA,
+        c.policy = (mtt_policy){.precision = MTT_BF16,
+                                .attention = MTT_ATTENTION_FLASH,
+                                .device = MTT_DEVICE_CUDA,
                                 .workspace_bytes = CASES[i].asked};
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
         if (!s) continue;
         for (int k = 0; k < MTT__PROGRAMS; k++)
-            check(s->programs[k].workspace->bytes == CASES[i].planned, "%d tokens: a workspace of %zu bytes instead of %zu",
-                  c.seq_len, s->programs[k].workspace->bytes, CASES[i].planned);
+            check(s->programs[k].workspace->bytes == CASES[i].planned,
+                  "%d tokens: a workspace of %zu bytes instead of %zu", c.seq_len,
+                  s->programs[k].workspace->bytes, CASES[i].planned);
         mtt_schedule_destroy(s);
     }
     configuration c = known('A', 8);
@@ -895,8 +961,10 @@ static void workspaces(void)
     if (!s) return;
     const mtt__program *p = &s->programs[MTT__TRAIN];
     size_t most = 0;
-    for (int i = 0; i < p->op_count; i++) most = mtt__op_scratch(&p->ops[i]) > most ? mtt__op_scratch(&p->ops[i]) : most;
-    check(p->workspace->bytes == most && most > 2048 * 16, "a workspace of %zu bytes, operations need %zu", p->workspace->bytes, most);
+    for (int i = 0; i < p->op_count; i++)
+        most = mtt__op_scratch(&p->ops[i]) > most ? mtt__op_scratch(&p->ops[i]) : most;
+    check(p->workspace->bytes == most && most > 2048 * 16, "a workspace of %zu bytes, operations need %zu",
+          p->workspace->bytes, most);
     mtt_schedule_destroy(s);
 }
 
@@ -924,7 +992,8 @@ static void extremes(void)
 #ifndef MTT_SEPARATE_ALLOCS /* no machine has 2^55 bytes in one piece, but some grant tensors one by one */
         mtt_optim_desc optim = {.seed = 1};
         mtt_trainer *trainer = NULL;
-        status = mtt_trainer_create(&env, &c.model, &c.policy, &optim, mtt_cpu_backend(), c.batch, c.seq_len, &trainer);
+        status = mtt_trainer_create(&env, &c.model, &c.policy, &optim, mtt_cpu_backend(), c.batch, c.seq_len,
+                                    &trainer);
         check((status == MTT_E_BUDGET || status == MTT_E_MEMORY) && !trainer && env.error[0],
               "a trainer of %zu bytes: %s", report.peak_bytes, mtt_status_string(status));
         mtt_trainer_destroy(trainer);
@@ -932,7 +1001,7 @@ static void extremes(void)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- listings ---- */
+/* ------------------------------------------------------------------------------------------ listings ---- */
 
 static void append(void *user, const char *text, size_t bytes)
 {
@@ -978,8 +1047,8 @@ static void listing(void)
             }
             check(count_of(text, "\n") == ops, "%d lines list %d operations", count_of(text, "\n"), ops);
             check(count_of(text, " again ") == again[way] || count_of(text, "again") == again[way],
-                  "recompute %s: %d lines say again, %d operations are", RECOMPUTES[way], count_of(text, "again"),
-                  again[way]);
+                  "recompute %s: %d lines say again, %d operations are", RECOMPUTES[way],
+                  count_of(text, "again"), again[way]);
             check(count_of(text, "adamw") == 1 && count_of(text, "cross_entropy") >= 1 &&
                       count_of(text, attention ? "flash" : "softmax") >= 4,
                   "the listing misses operations");
@@ -987,8 +1056,8 @@ static void listing(void)
                 check(gelu == 2 && norm == 4, "recompute %s makes %d GELUs and %d norms again in two layers",
                       RECOMPUTES[way], gelu, norm);
             if (way)
-                check(softmax == (attention ? 0 : 2), "recompute %s makes %d softmaxes again", RECOMPUTES[way],
-                      softmax);
+                check(softmax == (attention ? 0 : 2), "recompute %s makes %d softmaxes again",
+                      RECOMPUTES[way], softmax);
             check(way == 2 || (!linear[way] && !flash), "recompute %s makes products again", RECOMPUTES[way]);
             mtt_schedule_destroy(s);
         }
@@ -1005,14 +1074,17 @@ static int merged_well(const mtt_op *op, int apart)
     char bias[64];
     snprintf(bias, sizeof(bias), "d_h.%d.mlp.c_fc.bias", op->layer);
     if (op->kind == MTT_OP_linear_gelu)
-        return f->x->role == MTT__A_LN_2 && f->x->layer == op->layer && f->pre->role == MTT__A_FC && f->pre->layer == op->layer &&
-               (apart ? !f->y : f->y->role == MTT__A_GELU && f->y->layer == op->layer) && strstr(f->weight->name, "mlp.c_fc.weight") &&
-               strstr(f->bias->name, "mlp.c_fc.bias");
-    return op->phase == MTT_BACKWARD && !op->recomputed && strstr(g->weight->name, "mlp.c_proj.weight") && g->pre->role == MTT__A_FC &&
-           g->pre->layer == op->layer && strstr(g->dx->name, "d_mlp.gelu") && !strcmp(g->d_bias->name, bias);
+        return f->x->role == MTT__A_LN_2 && f->x->layer == op->layer && f->pre->role == MTT__A_FC &&
+               f->pre->layer == op->layer &&
+               (apart ? !f->y : f->y->role == MTT__A_GELU && f->y->layer == op->layer) &&
+               strstr(f->weight->name, "mlp.c_fc.weight") && strstr(f->bias->name, "mlp.c_fc.bias");
+    return op->phase == MTT_BACKWARD && !op->recomputed && strstr(g->weight->name, "mlp.c_proj.weight") &&
+           g->pre->role == MTT__A_FC && g->pre->layer == op->layer && strstr(g->dx->name, "d_mlp.gelu") &&
+           !strcmp(g->d_bias->name, bias);
 }
 
-/* Every residual that a norm of its sum follows is one operation with it; a residual alone is made where the norm is dropped. */
+/* Every residual that a norm of its sum follows is one operation with it; a residual alone is made where the
+   norm is dropped. */
 static void residual_norms(void)
 {
     for (int way = 0; way < 2 * 4 * 4; way++) {
@@ -1029,25 +1101,28 @@ static void residual_norms(void)
             const mtt_op *op = &p->ops[i], *next = op + 1;
             const mtt_residual_norm *f = MTT_OPERANDS_OF(residual_norm, op);
             check(op->kind != MTT_OP_residual || next->kind != MTT_OP_norm ||
-                      MTT_OPERANDS_OF(residual, op)->sum != MTT_OPERANDS_OF(norm, next)->x, "%s: operation %d is apart", c.text, i);
+                      MTT_OPERANDS_OF(residual, op)->sum != MTT_OPERANDS_OF(norm, next)->x,
+                  "%s: operation %d is apart", c.text, i);
             if (op->kind != MTT_OP_residual_norm) continue;
             together += op->phase == MTT_FORWARD;
-            check(f->sum->first <= i && f->y->first == i && f->stats->first == i && f->x->last >= i && f->branch->last >= i &&
-                      strstr(f->gain->name, "ln_") && strstr(f->shift->name, "ln_"),
+            check(f->sum->first <= i && f->y->first == i && f->stats->first == i && f->x->last >= i &&
+                      f->branch->last >= i && strstr(f->gain->name, "ln_") && strstr(f->shift->name, "ln_"),
                   "%s: operation %d has other operands than a residual and a norm", c.text, i);
         }
-        check(together == 2 * c.model.layers, "%s: %d residuals with norms in the forward pass", c.text, together);
+        check(together == 2 * c.model.layers, "%s: %d residuals with norms in the forward pass", c.text,
+              together);
         mtt_schedule_destroy(s);
     }
 }
 
-/* In 16 bits a product and its GELU, or GELU's gradient, are one operation with the FLOPs of both, but where GELU alone is
-   made again, and segments make it apart; nothing else is another. */
+/* In 16 bits a product and its GELU, or GELU's gradient, are one operation with the FLOPs of both, but where
+   GELU alone is made again, and segments make it apart; nothing else is another. */
 static void merged(void)
 {
     configuration c = known('A', 8);
     for (int way = 0; way < 2 * 4; way++) {
-        int count[4][MTT_OP_KIND_COUNT] = {{0}}, layers[4], alone = way / 2 == MTT_RECOMPUTE_SELECTIVE ? 4 : 0;
+        int count[4][MTT_OP_KIND_COUNT] = {{0}}, layers[4],
+            alone = way / 2 == MTT_RECOMPUTE_SELECTIVE ? 4 : 0;
         int apart = way / 2 == MTT_RECOMPUTE_SEGMENTS;
         double flops[4];
         c.policy.attention = (mtt_attention)(way % 2);
@@ -1071,22 +1146,24 @@ static void merged(void)
                         check(merged_well(op, apart), "operation %d, %s, has not the operands of both", i,
                               mtt_op_name(op->kind));
                 }
-                check(p->step_begin == p->op_count - (which == MTT__TRAIN ? 2 : 0), "the step begins at operation %d of %d",
-                      p->step_begin, p->op_count);
+                check(p->step_begin == p->op_count - (which == MTT__TRAIN ? 2 : 0),
+                      "the step begins at operation %d of %d", p->step_begin, p->op_count);
             }
             mtt_schedule_destroy(s);
             check(layers[precision] == layers[0] && fabs(flops[precision] - flops[0]) <= 1e-9 * flops[0],
-                  "%g FLOPs in precision %d, %g in FP32, recompute %s", flops[precision], precision, flops[0], RECOMPUTES[way / 2]);
+                  "%g FLOPs in precision %d, %g in FP32, recompute %s", flops[precision], precision, flops[0],
+                  RECOMPUTES[way / 2]);
             check(n[MTT_OP_linear_gelu] == (precision < 2 ? 0 : count[0][MTT_OP_gelu] - alone) &&
                       n[MTT_OP_linear_backward_gelu] == (precision < 2 ? 0 : 4),
-                  "precision %d, recompute %s: %d linear_gelu, %d linear_backward_gelu", precision, RECOMPUTES[way / 2],
-                  n[MTT_OP_linear_gelu], n[MTT_OP_linear_backward_gelu]);
+                  "precision %d, recompute %s: %d linear_gelu, %d linear_backward_gelu", precision,
+                  RECOMPUTES[way / 2], n[MTT_OP_linear_gelu], n[MTT_OP_linear_backward_gelu]);
             n[MTT_OP_linear] += n[MTT_OP_linear_gelu];
             if (!apart) n[MTT_OP_gelu] += n[MTT_OP_linear_gelu];
             n[MTT_OP_linear_backward_input] += n[MTT_OP_linear_backward_gelu];
             n[MTT_OP_gelu_backward] += n[MTT_OP_linear_backward_gelu];
             n[MTT_OP_linear_gelu] = n[MTT_OP_linear_backward_gelu] = 0;
-            check(!memcmp(n, count[0], sizeof(count[0])), "precision %d, recompute %s: other operations than in FP32", precision,
+            check(!memcmp(n, count[0], sizeof(count[0])),
+                  "precision %d, recompute %s: other operations than in FP32", precision,
                   RECOMPUTES[way / 2]);
         }
     }
@@ -1094,8 +1171,8 @@ static void merged(void)
 
 static void json(void)
 {
-    static const char *const KEYS[] = {"parameters", "micro_batches", "arena_bytes", "peak_forward_bytes", "peak_backward_bytes",
-                                       "bytes"};
+    static const char *const KEYS[] = {"parameters",         "micro_batches",       "arena_bytes",
+                                       "peak_forward_bytes", "peak_backward_bytes", "bytes"};
     configuration c = known('A', 32);
     mtt_plan_report report;
     char text[4096], small[16];
@@ -1105,7 +1182,8 @@ static void json(void)
     uint64_t value, sum = 0;
     plan(&c, &report);
     size_t length = mtt_plan_json(&report, text, sizeof(text));
-    check(length == strlen(text) && length > 100, "the JSON of a plan is %zu long, it says %zu", strlen(text), length);
+    check(length == strlen(text) && length > 100, "the JSON of a plan is %zu long, it says %zu", strlen(text),
+          length);
     mtt_json_init(&j, text, length);
     mtt_json_begin(&j, '{');
     while (mtt_json_key(&j, &key)) {
@@ -1128,7 +1206,7 @@ static void json(void)
     check(strlen(small) < 8 && small[8] == 'x', "JSON runs over its room");
 }
 
-/* ------------------------------------------------------------------------------------------ failing allocation ---- */
+/* -------------------------------------------------------------------------------- failing allocation ---- */
 
 static long calls, fail_at, live;
 
@@ -1167,11 +1245,13 @@ static void failing_allocations(void)
             if (kind == 0) status = mtt_plan(&failing, &c.model, &c.policy, 4, 256, &report);
             if (kind == 1) status = mtt_schedule_create(&failing, &c.model, &c.policy, 4, 256, &s);
             if (kind == 2)
-                status = mtt_plan_max_batch(&failing, &c.model, &c.policy, 256, c.policy.budget_bytes, &batch);
-            if (kind == 3) status = mtt_policy_fit(&failing, &c.model, &c.policy, 4, 256, c.policy.budget_bytes, &fit);
+                status =
+                    mtt_plan_max_batch(&failing, &c.model, &c.policy, 256, c.policy.budget_bytes, &batch);
+            if (kind == 3)
+                status = mtt_policy_fit(&failing, &c.model, &c.policy, 4, 256, c.policy.budget_bytes, &fit);
             mtt_schedule_destroy(s);
-            check(fail_at ? status == MTT_E_MEMORY && failing.error[0] : !status, "kind %d, allocation %ld: %s", kind,
-                  fail_at, mtt_status_string(status));
+            check(fail_at ? status == MTT_E_MEMORY && failing.error[0] : !status,
+                  "kind %d, allocation %ld: %s", kind, fail_at, mtt_status_string(status));
             check(live == 0, "kind %d, allocation %ld: %ld blocks are left", kind, fail_at, live);
             if (!fail_at) total = calls;
         }

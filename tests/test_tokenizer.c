@@ -694,8 +694,7 @@ static const char small_vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nz\n
                                   "##c\n\xe0\xa7\x87\n##\xe0\xa6\xbe\n;\nAb\ne\n##e\n\xe8\xb1\x88\n";
 
 /* Ids of Hugging Face's tokenizers 0.23.3 with the same vocabulary and options, by
- * tests/oracle_tokenizer.py's bert().
- */
+ * tests/oracle_tokenizer.py's bert(). */
 static const struct word_case {
     const char *options, *text;
     size_t size;
@@ -858,8 +857,8 @@ static void test_word_training(mtt_env *env)
           "55 ids: %s", env->error);
     check(!mtt_vocab_trainer_finish(trainer, 56, &t) && mtt_tokenizer_vocab(t) == 56, "56 ids");
     mtt_tokenizer_destroy(t);
-    for (order = 0; order < 1200;
-         order++) { /* 1,196 Chinese characters twice, and those of the text more often or not at all */
+    /* 1,196 Chinese characters twice, and those of the text more often or not at all */
+    for (order = 0; order < 1200; order++) {
         char letter[8];
         n = mtt__utf8_put(0x4e00 + (uint32_t)order, letter);
         for (i = 0; i < 2; i++) check(!mtt_vocab_trainer_add(trainer, letter, n), "letter");

@@ -1,12 +1,15 @@
-/* golden.c - prints checksums that a change of structure must leave as they are. Compare its output with golden.txt.
+/* golden.c - prints checksums that a change of structure must not change. Compare its output with golden.txt.
 
-      golden runs [cpu|cuda]   5 training steps of each configuration: losses, gradient norms, weights, evaluation, logits
+      golden runs [cpu|cuda]   5 training steps of each configuration: losses, gradient norms, weights,
+                               evaluation, logits
       golden plans             arena bytes of 200 plans, on a CPU and on a CUDA device
-      golden files FOLDER      old files must load: tokenizers, token files and a checkpoint that goes on to the bit
-      golden make FOLDER       writes those files anew
+      golden files FOLDER      old files must load: tokenizers, token files, and a checkpoint from which
+                               training goes on to the bit
+      golden make FOLDER       writes those files again
 
-   It uses the public interface alone. Its CPU sums are the same for any number of threads. They depend on the compiler's
-   choice of fused multiply-adds, so golden.txt belongs to a build with -std=c99 -O2 and without -march. */
+   It uses only the public interface. Its CPU sums are the same for any number of threads. They depend on the
+   compiler's choice of fused multiply-adds, so golden.txt holds for a build with -std=c99 -O2 and without
+   -march. */
 #define MTT_IMPLEMENTATION
 #include "../../mtt.h"
 #include "../../tools/wordpiece.h"
@@ -66,7 +69,8 @@ static void fail(const char *what)
 
 /* ---- training runs ---- */
 
-/* Every precision, attention, window, recomputation, loss, state, dropout, accumulation, positions and head, with odd shapes. */
+/* Every precision, attention, window, recomputation, loss, state, dropout, accumulation, positions and head,
+   with odd shapes. */
 static setup run_setup(int number)
 {
     static const int widths[][2] = {{32, 2}, {24, 3}, {40, 1}, {64, 2}, {48, 2}, {128, 1}, {88, 1}, {16, 2}};
@@ -156,7 +160,8 @@ static void run(const char *name, int number, setup s, const mtt_backend *backen
     uint64_t losses = HASH_START, norms = HASH_START, evaluation = HASH_START;
     mtt_trainer *t;
     mtt_step_info info;
-    if (mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, backend, s.batch, s.seq_len, &t)) fail("trainer");
+    if (mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, backend, s.batch, s.seq_len, &t))
+        fail("trainer");
     random_state = (uint64_t)number + 1;
     for (step = 0; step < 5; step++) {
         fill_tokens(&s, tokens, targets, count);
@@ -170,8 +175,9 @@ static void run(const char *name, int number, setup s, const mtt_backend *backen
     evaluation = checksum(evaluation, &info.hits, sizeof(info.hits));
     if (mtt_next_logits(t, tokens, 1 + s.seq_len / 2, logits)) fail("logits");
     evaluation = checksum(evaluation, logits, (size_t)s.model.vocab * sizeof(float));
-    printf("%s %02d losses %016llx norms %016llx weights %016llx evaluation %016llx\n", name, number, (unsigned long long)losses,
-           (unsigned long long)norms, (unsigned long long)weights_checksum(t), (unsigned long long)evaluation);
+    printf("%s %02d losses %016llx norms %016llx weights %016llx evaluation %016llx\n", name, number,
+           (unsigned long long)losses, (unsigned long long)norms, (unsigned long long)weights_checksum(t),
+           (unsigned long long)evaluation);
     fflush(stdout);
     mtt_trainer_destroy(t);
     free(tokens);
@@ -194,10 +200,12 @@ static setup plan_setup(int number)
 {
     static const struct {
         int layers, heads, d_model, vocab, batch, seq_len, tied, learned;
-    } models[] = {{4, 8, 256, 50257, 128, 256, 0, 0},    {6, 8, 512, 10000, 64, 512, 0, 0},   {4, 8, 256, 50257, 64, 256, 0, 1},
-                  {12, 12, 768, 30000, 32, 1024, 0, 0},  {12, 12, 768, 50304, 16, 1024, 1, 1}, {24, 16, 1024, 50304, 16, 1024, 1, 1},
-                  {12, 12, 768, 50304, 1, 32768, 1, 1},  {2, 4, 128, 1000, 8, 128, 0, 0},      {3, 2, 48, 61, 3, 33, 1, 1},
-                  {36, 20, 1280, 50257, 4, 1024, 1, 1},  {8, 1, 64, 300, 2, 2048, 0, 0},       {1, 1, 8, 5, 1, 1, 0, 0}};
+    } models[] = {{4, 8, 256, 50257, 128, 256, 0, 0},   {6, 8, 512, 10000, 64, 512, 0, 0},
+                  {4, 8, 256, 50257, 64, 256, 0, 1},    {12, 12, 768, 30000, 32, 1024, 0, 0},
+                  {12, 12, 768, 50304, 16, 1024, 1, 1}, {24, 16, 1024, 50304, 16, 1024, 1, 1},
+                  {12, 12, 768, 50304, 1, 32768, 1, 1}, {2, 4, 128, 1000, 8, 128, 0, 0},
+                  {3, 2, 48, 61, 3, 33, 1, 1},          {36, 20, 1280, 50257, 4, 1024, 1, 1},
+                  {8, 1, 64, 300, 2, 2048, 0, 0},       {1, 1, 8, 5, 1, 1, 0, 0}};
     setup s = run_setup(number);
     int m = number % 12;
     s.model.layers = models[m].layers;
@@ -226,8 +234,8 @@ static void plan(int number, setup s, const char *how)
 {
     mtt_plan_report report;
     if (mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report)) fail("plan");
-    printf("plan %03d%s %zu ops %d flops %.0f recomputed %.0f\n", number, how, report.arena_bytes, report.ops, report.flops,
-           report.recompute_flops);
+    printf("plan %03d%s %zu ops %d flops %.0f recomputed %.0f\n", number, how, report.arena_bytes, report.ops,
+           report.flops, report.recompute_flops);
 }
 
 /* The last 20 fit half of what they would take, by recomputation and, every other one, by micro-batches. */
@@ -263,7 +271,8 @@ static const char *path(const char *folder, const char *name)
 }
 
 static const char *const sample =
-    "The quick brown fox jumps over the lazy dog. It's 1,234 o'clock; \xc5\xbc\xc3\xb3\xc5\x82w & \xe4\xb8\xad\xe6\x96\x87!\n";
+    "The quick brown fox jumps over the lazy dog. It's 1,234 o'clock; "
+    "\xc5\xbc\xc3\xb3\xc5\x82w & \xe4\xb8\xad\xe6\x96\x87!\n";
 
 static setup checkpoint_setup(int compact)
 {
@@ -290,11 +299,12 @@ static void go_on(const char *what, mtt_trainer *t, mtt_batches *batches)
     mtt_step_info info;
     int step;
     for (step = 0; step < 2; step++) {
-        if (mtt_batches_next(batches, tokens, targets) || mtt_train_step(t, tokens, targets, &info)) fail(what);
+        if (mtt_batches_next(batches, tokens, targets) || mtt_train_step(t, tokens, targets, &info))
+            fail(what);
         losses = checksum(losses, &info.loss, sizeof(info.loss));
     }
-    printf("file %s step %lld losses %016llx weights %016llx\n", what, (long long)info.step, (unsigned long long)losses,
-           (unsigned long long)weights_checksum(t));
+    printf("file %s step %lld losses %016llx weights %016llx\n", what, (long long)info.step,
+           (unsigned long long)losses, (unsigned long long)weights_checksum(t));
 }
 
 static void checkpoint(const char *folder, int compact, int make)
@@ -306,7 +316,8 @@ static void checkpoint(const char *folder, int compact, int make)
     mtt_trainer *t;
     if (mtt_tokens_open(&env, path(folder, "bpe.train.tokens"), &tokens)) fail("tokens");
     if (mtt_batches_init(&env, &batches, tokens, s.batch, s.seq_len, 3, 0)) fail("batches");
-    if (mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, mtt_cpu_backend(), s.batch, s.seq_len, &t)) fail("trainer");
+    if (mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, mtt_cpu_backend(), s.batch, s.seq_len, &t))
+        fail("trainer");
     if (make) {
         go_on("before the checkpoint", t, &batches);
         if (mtt_save(t, file, &batches)) fail("save");
@@ -333,7 +344,8 @@ static void tokenizer(const char *folder, const char *name)
         bytes += size;
     }
     printf("file %s ids %d end %d sample %zu %016llx pieces %zu %016llx\n", name, mtt_tokenizer_vocab(t),
-           mtt_tokenizer_end_of_text(t), count, (unsigned long long)checksum(HASH_START, ids, count * sizeof(ids[0])), bytes,
+           mtt_tokenizer_end_of_text(t), count,
+           (unsigned long long)checksum(HASH_START, ids, count * sizeof(ids[0])), bytes,
            (unsigned long long)pieces);
     mtt_tokenizer_destroy(t);
 }
@@ -346,7 +358,8 @@ static void token_file(const char *folder, const char *name)
     if (mtt_tokens_open(&env, path(folder, name), &tokens)) fail(name);
     count = mtt_tokens_count(tokens);
     if (count > 20000 || mtt_tokens_read(tokens, 0, (size_t)count, ids)) fail(name);
-    printf("file %s tokens %llu vocabulary %d %016llx\n", name, (unsigned long long)count, mtt_tokens_vocab(tokens),
+    printf("file %s tokens %llu vocabulary %d %016llx\n", name, (unsigned long long)count,
+           mtt_tokens_vocab(tokens),
            (unsigned long long)checksum(HASH_START, ids, (size_t)count * sizeof(ids[0])));
     mtt_tokens_close(tokens);
 }
@@ -354,14 +367,17 @@ static void token_file(const char *folder, const char *name)
 /* Text of 60 short documents, from a dozen words. */
 static void write_text(const char *name)
 {
-    static const char *const words[] = {"ala",  "kot",   "\xc5\xbc\xc3\xb3\xc5\x82w", "memory", "byte", "Training",
-                                        "the",  "model", "42",                        "learns", "a",    "plan,"};
+    static const char *const words[] = {"ala",    "kot",   "\xc5\xbc\xc3\xb3\xc5\x82w",
+                                        "memory", "byte",  "Training",
+                                        "the",    "model", "42",
+                                        "learns", "a",     "plan,"};
     FILE *f = fopen(name, "wb");
     int document, i;
     random_state = 11;
     if (!f) fail(name);
     for (document = 0; document < 60; document++) {
-        for (i = 0; i < 40; i++) fprintf(f, "%s%s", i ? " " : "{\"text\": \"", words[below(12) * below(2) + below(1)]);
+        for (i = 0; i < 40; i++)
+            fprintf(f, "%s%s", i ? " " : "{\"text\": \"", words[below(12) * below(2) + below(1)]);
         fprintf(f, "\"}\n");
     }
     fclose(f);
