@@ -1,4 +1,4 @@
-# make demo    - the first suite at a size for a CPU: what each technique saves, with plots   (TEXT=my_text.txt)
+# make demo    - the first suite at a size for a CPU: what each technique saves, plots   (TEXT=my_text.txt)
 # make test    - everything that can be proven on this machine
 # make train   - the trainer, build/train
 # make hello   - the shortest program, build/hello, trained on a text   (TEXT=my_text.txt)
