@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # demo.sh [TEXT [OPTION...]] - suite A at a size for a CPU on real text: what does each technique save?
-# `make demo` calls it in the repository root. The default text is the Polish manual pages of Debian's packages,
-# with results in results/demo. Those of another text are in results/demo/NAME. Options are those of
+# `make demo` calls it in the repository root. The default text is the Polish manual pages of Debian, with
+# results in results/demo. Those of another text are in results/demo/NAME. Options are those of
 # experiments.sh.
 set -u -o pipefail
 text=${1:-} name=manpages_pl cache=build/demo out=results/demo
