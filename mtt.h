@@ -4771,8 +4771,8 @@ static float mtt__score_scale(const mtt_op *op)
 static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part,
                             const mtt_tensor *b, int b_part, const mtt_tensor *c, int c_part)
 {
-    int64_t T = op->shape->seq_len, i;
-    MTT__THREADS(mtt__heads(op) * T * T)
+    int64_t i;
+    MTT__THREADS(mtt__heads(op) * op->shape->seq_len * op->shape->seq_len)
     for (i = 0; i < mtt__heads(op); i++)
         mtt__tile_gemm(scale, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
                        mtt__head(op, c, c_part, i));

@@ -184,7 +184,7 @@ bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/b
 tiny="--device cpu --layers 1 --heads 2 --d-model 32 --vocab-size 300 --seq-len 32 --batch-size 2"
 expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' "$build/profile" $tiny --only-step --steps 3
 expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
-expect 2 'steps must be 2' "$build/profile" $tiny --steps 1
+expect 2 '--steps 1: expected a whole number, 2 or more' "$build/profile" $tiny --steps 1
 printf '%s\n' before '<!-- bench:begin -->' old '<!-- bench:end -->' after > page.md; cp page.md page.old
 mkdir none; printf "#!/bin/sh\nexit 9\n" > none/nvidia-smi; chmod +x none/nvidia-smi
 PATH=$work/none:$PATH bench 3 'missing: a GPU'
@@ -221,9 +221,9 @@ cat > "${!#}" << 'JSON'
 JSON
 PYTHON
 DEVICE=cpu bench 0 '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 7 \| [0-9.]+x \| 1 % \|$' tiny
-check "it tells the versions" grep -q 'PyTorch 9.8+cu7 of CUDA 7.6: `make bench`, the second half of 4 steps, none waited for' out
+check "it tells the versions" grep -q 'PyTorch 9.8+cu7 of CUDA 7.6: `make bench`, mean of the second half of 4 steps, without' out
 check "chosen cases leave the README alone" cmp page.md page.old
-bench 0 "^Largest batches .*C's model [0-9,]+ sequences in 25.26 GB, D's" largest
+bench 0 "^Planned largest batch .*C's model [0-9,]+ sequences in 25.26 GB, D's" largest
 printf 'a128\tmtt flash\t10.234\t4902000000\na128\tPyTorch bf16, compiled\t20.36\t8322547712\nlong\tmtt flash\t-\tno | room\n' >> figures.tsv
 bench 0 "table is in $README" --table
 check "the table is in the README" grep -q "^| A's model, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md

@@ -54,16 +54,16 @@ expect 2 '--lr fast: expected' --lr fast
 expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16' --precision fp64
 expect 2 'technique' --technique nonsense
-expect 2 'technique: nonsense is no flag' --technique bf16_nonsense
+expect 2 '"nonsense" in "bf16_nonsense" is no technique' --technique bf16_nonsense
 expect 2 'needs one, for example --memory-budget 8G' --recompute budget --dry-run
 expect 2 'technique' --technique no
 expect 2 'technique' --technique bf16_32
-expect 2 'bs4294967304 is no flag' --technique bf16_bs4294967304
-expect 2 'window99999999999 is no flag' --technique bf16_window99999999999
-expect 2 '--technique: longer' --technique "$(printf 'bf16_%.0s' $(seq 40))"
+expect 2 '"bs4294967304" in .* is no technique' --technique bf16_bs4294967304
+expect 2 '"window99999999999" in .* is no technique' --technique bf16_window99999999999
+expect 2 '"" in "bf16_.* is no technique' --technique "$(printf 'bf16_%.0s' $(seq 40))"
 expect 2 '--resume takes no value' --resume=no
-expect 2 '--lr has to be above 0' --lr 0 --dry-run
-expect 2 '--epochs has to be 1 or more' --epochs 0 --dry-run
+expect 2 '--lr 0: expected a number above 0, at most 100' --lr 0 --dry-run
+expect 2 '--epochs 0: expected a whole number, 1 or more' --epochs 0 --dry-run
 expect 2 '--split needs --recompute budget' --split --dry-run
 expect 2 '--data is missing' --technique bf16
 expect 2 'batch is 0' --dry-run --batch-size 0
@@ -130,7 +130,7 @@ checkpoint=$(sha256sum < results/text.txt_fp32.safetensors) log=$(sha256sum < re
 as_it_was() { [ "$(sha256sum < "results/text.txt_fp32.safetensors$1")" = "$checkpoint" ] && [ "$(sha256sum < "results/text.txt_fp32.jsonl$1")" = "$log" ]; }
 expect 3 'sequences, a step takes 4096: lower --batch-size' --data text.txt $model --batch-size 4096
 check "an epoch without a step leaves checkpoint and log" as_it_was ""
-expect 0 'is now results/text.txt_fp32.safetensors.old; --resume would have' --data text.txt $model --steps 20
+expect 0 'is now results/text.txt_fp32.safetensors.old; --resume would have continued' --data text.txt $model --steps 20
 check "a run that begins anew keeps the earlier checkpoint and log" as_it_was .old
 check "the same run makes the same checkpoint" [ "$(sha256sum < results/text.txt_fp32.safetensors)" = "$checkpoint" ]
 
@@ -138,13 +138,13 @@ check "the same run makes the same checkpoint" [ "$(sha256sum < results/text.txt
 tokens() { sha256sum < results/made.train.tokens; }
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 first=$(tokens)
-expect 0 'text.txt are there from an earlier run' --data text.txt $model --steps 1 --dataset made --no-checkpoint
+expect 0 'text.txt are reused from an earlier run' --data text.txt $model --steps 1 --dataset made --no-checkpoint
 check "the same text and options: the same files" [ "$(tokens)" = "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint --seed 5
 check "another seed, another split" [ "$(tokens)" != "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made
 check "the first seed again" [ "$(tokens)" = "$first" ]
-expect 0 'text.txt are there from an earlier run' --data text.txt ${model/--vocab-size 300/} --steps 2 --dataset made --resume
+expect 0 'text.txt are reused from an earlier run' --data text.txt ${model/--vocab-size 300/} --steps 2 --dataset made --resume
 check "resumed without its tokenizer's options" [ "$(tokens)" = "$first" ]
 mkdir elsewhere && tac text.txt > elsewhere/text.txt && touch -r text.txt elsewhere/text.txt
 expect 0 . --data elsewhere/text.txt $model --steps 1 --dataset made --no-checkpoint
@@ -169,14 +169,14 @@ cp results/wider.tokenizer.json results/made.tokenizer.json
 expect 3 'made.tokenizer.json is not the tokenizer of results/made.train.tokens' --data results/made --dataset mixed ${model/--vocab-size 300/} --steps 1
 expect 0 . --data text.txt $model --steps 1 --dataset made
 check "another run's tokenizer is made again" cmp results/made.tokenizer.json tokenizer.json
-expect 2 'is prepared, with 300 ids' --data results/made --dataset mixed ${model/300/500} --steps 1
-expect 2 'is prepared, with 300 ids' --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1
+expect 2 'is prepared, with its own tokenizer' --data results/made --dataset mixed ${model/300/500} --steps 1
+expect 2 'is prepared, with its own tokenizer' --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1
 cp text.txt edited.txt
 expect 0 . --data edited.txt $model --steps 2
 first=$(sha256sum results/edited.txt.*[ns])
 sed -i '3s/a/o/g' edited.txt
-expect 3 'made of another text.*needs those of the run' --data edited.txt $model --steps 3 --resume
-expect 3 'made of another text, seed.*needs those of the run' --data edited.txt ${model/--vocab-size 300/} --seed 1 --steps 3 --resume
+expect 3 'made of another text, field or seed: give what it was made of' --data edited.txt $model --steps 3 --resume
+expect 3 'made of another text, field or seed: give what it was made of' --data edited.txt ${model/--vocab-size 300/} --seed 1 --steps 3 --resume
 check "what cannot be resumed leaves the run's files" [ "$(sha256sum results/edited.txt.*[ns])" = "$first" ]
 cp text.txt edited.txt
 expect 0 'step 3/3' --data edited.txt $model --steps 3 --resume
