@@ -1842,21 +1842,21 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
 
 /* The heads of a batch lie at two strides in the interleaved layout, a product's batch has one: one product for each of the
    fewer, sequences or heads, over all of the other. */
-struct mtt__turn {
+struct mtt__head_batch {
     int64_t sequence, head;
     int step_sequence, step_head, batch; /* what the batch of a product runs over, 0 or 1, and how far */
 };
 
-static int mtt__turns(const mtt_op *op)
+static int mtt__head_batches(const mtt_op *op)
 {
     return op->shape->batch < op->shape->heads ? op->shape->batch : op->shape->heads;
 }
 
-static mtt__turn mtt__turn_at(const mtt_op *op, int i)
+static mtt__head_batch mtt__head_batch_at(const mtt_op *op, int i)
 {
     const mtt_shape *d = op->shape;
     int by_head = d->batch >= d->heads;
-    mtt__turn t;
+    mtt__head_batch t;
     t.sequence = by_head ? 0 : i;
     t.head = by_head ? i : 0;
     t.step_sequence = by_head;
@@ -1866,26 +1866,26 @@ static mtt__turn mtt__turn_at(const mtt_op *op, int i)
 }
 
 /* q, k or v (part 0, 1, 2); rows are 3 C apart. */
-static mtt__blas_matrix mtt__qkv_matrix(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__turn t, int transposed)
+static mtt__blas_matrix mtt__qkv_matrix(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__head_batch t, int transposed)
 {
     int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * 3 * C;
     return mtt__blas_matrix_at(qkv, t.sequence * sequence + part * C + t.head * D, 3 * C, t.step_sequence * sequence + t.step_head * D,
                           transposed);
 }
 
-static mtt__blas_matrix mtt__outputs(const mtt_op *op, const mtt_tensor *out, mtt__turn t)
+static mtt__blas_matrix mtt__outputs(const mtt_op *op, const mtt_tensor *out, mtt__head_batch t)
 {
     int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
     return mtt__blas_matrix_at(out, t.sequence * sequence + t.head * D, C, t.step_sequence * sequence + t.step_head * D, 0);
 }
 
-static mtt__blas_matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores, mtt__turn t, int transposed)
+static mtt__blas_matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores, mtt__head_batch t, int transposed)
 {
     int64_t T = op->shape->seq_len, H = op->shape->heads;
     return mtt__blas_matrix_at(scores, (t.sequence * H + t.head) * T * T, T, (t.step_sequence * H + t.step_head) * T * T, transposed);
 }
 
-static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, const mtt_tensor *like, mtt__turn t, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
+static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, const mtt_tensor *like, mtt__head_batch t, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
                                     mtt__blas_matrix out, float alpha)
 {
     return mtt__product(c, op, op->shape->seq_len, n, k, a, b, out, like, like, t.batch, alpha, 0, NULL);
@@ -1902,8 +1902,8 @@ static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
     const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
+    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
+        mtt__head_batch t = mtt__head_batch_at(op, i);
         status = mtt__head_product(c, op, o->qkv, t, T, D, mtt__qkv_matrix(op, o->qkv, 0, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 1),
                                    mtt__squares(op, o->scores, t, 0), mtt__score_scale(op));
     }
@@ -1916,8 +1916,8 @@ static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
     const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
+    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
+        mtt__head_batch t = mtt__head_batch_at(op, i);
         status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->probs, t, 0), mtt__qkv_matrix(op, o->qkv, 2, t, 0),
                                    mtt__outputs(op, o->out, t), 1.0f);
     }
@@ -1930,8 +1930,8 @@ static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op
     const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
+    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
+        mtt__head_batch t = mtt__head_batch_at(op, i);
         mtt__blas_matrix d_out = mtt__outputs(op, o->d_out, t), v = mtt__qkv_matrix(op, o->qkv, 2, t, 1);
         mtt__blas_matrix p = mtt__squares(op, o->probs, t, 1), dp = mtt__squares(op, o->d_probs, t, 0);
         mtt__blas_matrix dv = mtt__qkv_matrix(op, o->d_qkv, 2, t, 0);
@@ -1947,8 +1947,8 @@ static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op
     const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
     int64_t T = op->shape->seq_len, D = op->shape->head_dim;
     mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
+    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
+        mtt__head_batch t = mtt__head_batch_at(op, i);
         mtt__blas_matrix dq = mtt__qkv_matrix(op, o->d_qkv, 0, t, 0), dk = mtt__qkv_matrix(op, o->d_qkv, 1, t, 0);
         status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->d_scores, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 0),
                                    dq, mtt__score_scale(op));
@@ -2129,7 +2129,7 @@ static __device__ __forceinline__ void mtt__load_transposed(uint32_t r[4], uint3
 
 /* A value in a register, which the compiler would otherwise work out from the thread's index again at each use: that cost
    the backward kernel more instructions than its products. */
-static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
+static __device__ __forceinline__ uint32_t mtt__opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
@@ -2149,7 +2149,7 @@ static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, con
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to_smem), "r"(left[0]), "r"(left[1]),
                  "r"(right[0]), "r"(right[1]) : "memory");
 #else
-    const uint32_t r[4] = {left[0], left[1], right[0], right[1]}, lane = mtt__pinned(threadIdx.x) & 31;
+    const uint32_t r[4] = {left[0], left[1], right[0], right[1]}, lane = mtt__opaque(threadIdx.x) & 31;
     #pragma unroll
     for (int k = 0; k < 4; k++)
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(__shfl_sync(0xffffffffu, to_smem, k * 8 + lane / 4) + (lane & 3) * 4), "r"(r[k])
@@ -2198,42 +2198,42 @@ static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __half)
 
 /* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes, chunk c kept at c ^ turn(row): that spreads the same chunk
    of 8 rows over all 32 banks, which is what one matrix of an ldmatrix reads. Rows 8 apart have the same turn. */
-template <int WIDTH> static __device__ __forceinline__ int mtt__turn_of(int row)
+template <int WIDTH> static __device__ __forceinline__ int mtt__swizzle(int row)
 {
     return WIDTH % 64 == 0 ? row & 7 : WIDTH % 32 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
 }
 
 template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__chunk(int row, int chunk)
 {
-    return (uint32_t)(row * WIDTH * 2 + ((chunk ^ mtt__turn_of<WIDTH>(row)) << 4));
+    return (uint32_t)(row * WIDTH * 2 + ((chunk ^ mtt__swizzle<WIDTH>(row)) << 4));
 }
 
 /* From the place of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that one register
    serves all columns. Tiles start at multiples of 128 bytes. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__further(uint32_t smem, int chunk)
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__advance(uint32_t smem, int chunk)
 {
     constexpr int TURNS = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
     return (smem ^ (uint32_t)((chunk & TURNS) << 4)) + (uint32_t)((chunk & ~TURNS) << 4);
 }
 
 /* Where this lane points ldmatrix for the first 16 x 16 elements of a tile; 8 rows further is 16 WIDTH bytes further, columns
-   go by mtt__further. `Straight` suits A from rows of A and B from rows of k; `crossed` suits A from rows of k (transposed)
+   go by mtt__advance. `Straight` suits A from rows of A and B from rows of k; `crossed` suits A from rows of k (transposed)
    and B from rows of B's columns: then r[0..1] and r[2..3] are two B's. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__straight(int lane)
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__lane_a(int lane)
 {
     return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
 }
 
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__crossed(int lane)
+template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__lane_b(int lane)
 {
     return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
 }
 
 /* Columns n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is taken once. */
-template <int WIDTH, int SPAN> static __device__ __forceinline__ uint32_t mtt__column(uint32_t smem, int part, int n)
+template <int WIDTH, int SPAN> static __device__ __forceinline__ uint32_t mtt__part_column(uint32_t smem, int part, int n)
 {
-    if (SPAN & (SPAN - 1)) return mtt__further<WIDTH>(smem, part * SPAN + n);
-    return mtt__further<WIDTH>(mtt__further<WIDTH>(smem, part * SPAN), n);
+    if (SPAN & (SPAN - 1)) return mtt__advance<WIDTH>(smem, part * SPAN + n);
+    return mtt__advance<WIDTH>(mtt__advance<WIDTH>(smem, part * SPAN), n);
 }
 
 /* C += A B over 16 of k: load_a(a, k, m) brings 16 x 16 of A, load_b(b, k, n) B for columns n and n + 1. */
@@ -2284,7 +2284,7 @@ static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const 
     constexpr int LANES = WIDTH == 96 ? 16 : WIDTH / 8, STEP = THREADS / LANES;
     static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
     const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
-    const char *at_gmem = (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__pinned(thread % LANES * 16);
+    const char *at_gmem = (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__opaque(thread % LANES * 16);
     const uint32_t step = (uint32_t)(STEP * stride * 2);
     if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
     #pragma unroll
@@ -2340,7 +2340,7 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
 /* ---- dropout ---- */
 
 /* Bit k says that element 8 index + k is kept. */
-static __device__ __forceinline__ uint32_t mtt__keep_draw(uint64_t seed, uint64_t stream, uint64_t index,
+static __device__ __forceinline__ uint32_t mtt__keep_mask(uint64_t seed, uint64_t stream, uint64_t index,
                                                           uint32_t threshold)
 {
     const mtt_draw draw = mtt__draw(seed, index, stream);
@@ -2351,11 +2351,11 @@ static __device__ __forceinline__ uint32_t mtt__keep_draw(uint64_t seed, uint64_
 }
 
 /* The same for 8 elements from any `element` on: two draws where they straddle. */
-static __device__ __forceinline__ uint32_t mtt__keep_octet(uint64_t seed, uint64_t stream, uint64_t element,
+static __device__ __forceinline__ uint32_t mtt__keep_mask_at(uint64_t seed, uint64_t stream, uint64_t element,
                                                            uint32_t threshold)
 {
-    uint32_t bits = mtt__keep_draw(seed, stream, element >> 3, threshold), shift = (uint32_t)element & 7u;
-    if (shift) bits |= mtt__keep_draw(seed, stream, (element >> 3) + 1, threshold) << 8;
+    uint32_t bits = mtt__keep_mask(seed, stream, element >> 3, threshold), shift = (uint32_t)element & 7u;
+    if (shift) bits |= mtt__keep_mask(seed, stream, (element >> 3) + 1, threshold) << 8;
     return bits >> shift & 0xffu;
 }
 
@@ -2451,15 +2451,15 @@ static __device__ __forceinline__ void mtt__forward_copy(const mtt__flash &f, co
     mtt__copy_commit();
 }
 
-/* A row's largest score so far, up to SLACK: it grows, and O and its sum shrink, only when a score passes it by 2^8. */
+/* A row's largest score so far, up to SLACK: it rescales, and O and its sum shrink, only when a score passes it by 2^8. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_grow(float (&row_max)[S::ROW_TILES][2], float (&row_sum)[S::ROW_TILES][2],
+static __device__ __forceinline__ void mtt__forward_rescale(float (&row_max)[S::ROW_TILES][2], float (&row_sum)[S::ROW_TILES][2],
                                                          float (&o)[S::ROW_TILES][S::D / 8][4],
                                                          const float (&s)[S::ROW_TILES][S::KEY_TILES][4], float scale_log2)
 {
     constexpr float SLACK = 8.0f;
     float most[S::ROW_TILES][2];
-    bool grows = false;
+    bool rescales = false;
     #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++)
         #pragma unroll
@@ -2468,9 +2468,9 @@ static __device__ __forceinline__ void mtt__forward_grow(float (&row_max)[S::ROW
             #pragma unroll
             for (int n = 0; n < S::KEY_TILES; n++)
                 most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-            grows |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
+            rescales |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
         }
-    if (!__any_sync(0xffffffffu, grows)) return;
+    if (!__any_sync(0xffffffffu, rescales)) return;
     #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++)
         #pragma unroll
@@ -2490,7 +2490,7 @@ static __device__ __forceinline__ void mtt__forward_grow(float (&row_max)[S::ROW
 
 /* P in place of scores, and its sums. */
 template <int M, int N>
-static __device__ __forceinline__ void mtt__forward_weigh(float (&s)[M][N][4], float (&row_sum)[M][2],
+static __device__ __forceinline__ void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2],
                                                           const float (&row_max)[M][2], float scale_log2)
 {
     #pragma unroll
@@ -2510,35 +2510,35 @@ static __device__ __forceinline__ void mtt__forward_weigh(float (&s)[M][N][4], f
 
 /* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_fates(uint32_t (&fates)[S::KEY_TILES / 4], const mtt__flash &f, int head,
+static __device__ __forceinline__ void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt__flash &f, int head,
                                                           int row0, int k0)
 {
-    const int lane = mtt__pinned(threadIdx.x) & 31; /* pinned: no register waits for the next tile */
+    const int lane = mtt__opaque(threadIdx.x) & 31; /* pinned: no register waits for the next tile */
     #pragma unroll
     for (int n = 0; n < S::KEY_TILES / 4; n++) {
-        fates[n] = 0;
+        keep[n] = 0;
         #pragma unroll 2 /* all at once take too many registers */
         for (int r = 0; r < 2 * S::ROW_TILES; r++) {
             const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
             const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
-            fates[n] |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), element, f.threshold) << 8 * r;
+            keep[n] |= mtt__keep_mask_at(f.control->seed, mtt__flash_stream(f), element, f.threshold) << 8 * r;
         }
-        fates[n] = mtt__pinned(fates[n]); /* drawn here, while no scores take registers */
+        keep[n] = mtt__opaque(keep[n]); /* drawn here, while no scores take registers */
     }
 }
 
 template <int M, int N>
-static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&fates)[N / 4])
+static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[N / 4])
 {
     const int lane = threadIdx.x & 31;
     #pragma unroll
     for (int n = 0; n < N; n++) {
-        const uint32_t fate = __shfl_sync(0xffffffffu, fates[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
+        const uint32_t keep_row = __shfl_sync(0xffffffffu, keep[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
         #pragma unroll
         for (int m = 0; m < M; m++)
             #pragma unroll
             for (int e = 0; e < 4; e++)
-                if (!(fate >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
+                if (!(keep_row >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
     }
 }
 
@@ -2574,7 +2574,7 @@ static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, c
    Requires     head_dim % 8 == 0, 16-byte aligned tensors.
    Traffic      reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a pair.
    Determinism  one block makes a row, in one order.
-   Reference    mtt__flash_tile; FlashAttention-2, algorithm 1. m grows only when a score passes it by 2^8: P then stays
+   Reference    mtt__flash_tile; FlashAttention-2, algorithm 1. m rescales only when a score passes it by 2^8: P then stays
                 below 256 and O is rescaled seldom (FlashAttention-4's rule); the final division uses the same m, so the
                 result is exact. */
 template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
@@ -2605,14 +2605,14 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * (int)f.width, T - q0, f.head_dim, threadIdx.x);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
-        const uint32_t q_lane = q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2;
+        const uint32_t q_lane = q_smem + mtt__lane_a<D>(lane) + warp * ROWS * D * 2;
         mtt__copy_wait();
         __syncthreads(); /* Q has arrived for all */
         #pragma unroll
         for (int k = 0; k < D / 16; k++)
             #pragma unroll
             for (int m = 0; m < S::ROW_TILES; m++)
-                mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
+                mtt__load_matrices(q_rmem[k][m], mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
     }
     for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t at = stage * 2 * S::KV_BYTES;
@@ -2623,28 +2623,28 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
             continue; /* nothing seen here */
 
         /* where the lane points ldmatrix for Q, K and V; found again for each tile where O and scores take most registers */
-        const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__pinned(threadIdx.x);
-        const uint32_t straight = mtt__straight<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
-        const uint32_t k_lane = kv_smem + mtt__crossed<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
-        uint32_t fates[S::KEY_TILES / 4];
-        if (S::DROPOUT) mtt__forward_fates<S>(fates, f, block.head.head, row0, k0);
+        const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__opaque(threadIdx.x);
+        const uint32_t straight = mtt__lane_a<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
+        const uint32_t k_lane = kv_smem + mtt__lane_b<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
+        uint32_t keep[S::KEY_TILES / 4];
+        if (S::DROPOUT) mtt__forward_keep<S>(keep, f, block.head.head, row0, k0);
         float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
         mtt__product<E, D / 16>(
             s_rmem,
             [&](uint32_t *a, int k, int m) {
                 if (!S::Q_IN_REGISTERS)
-                    mtt__load_matrices(a, mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
+                    mtt__load_matrices(a, mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
                 else
                     for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
             },
             [&](uint32_t *b, int k, int n) {
-                mtt__load_matrices(b, mtt__further<D>(k_lane, k * 2) + n * 8 * D * 2);
+                mtt__load_matrices(b, mtt__advance<D>(k_lane, k * 2) + n * 8 * D * 2);
             });
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
-        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
-        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
-        if (S::DROPOUT) mtt__forward_drop(s_rmem, fates);
+        mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
+        if (S::DROPOUT) mtt__forward_drop(s_rmem, keep);
         mtt__product<E, BLOCK_KV / 16>(
             o_rmem,
             [&](uint32_t *a, int k, int m) {
@@ -2652,7 +2652,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
                     a[r] = mtt__pack_pair(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
             },
             [&](uint32_t *b, int k, int n) {
-                mtt__load_transposed(b, mtt__further<D>(v_lane, n) + k * 16 * D * 2);
+                mtt__load_transposed(b, mtt__advance<D>(v_lane, n) + k * 16 * D * 2);
             });
     }
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
@@ -2715,7 +2715,7 @@ template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(con
     uint32_t wrong[2] = {};
     #pragma unroll
     for (int n = 0; n < COUNT * 2; n++) wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
-    return !(mtt__pinned(wrong[0] | wrong[1]) & 127u); /* pinned: 7 bits at the end and not a comparison for each sum */
+    return !(mtt__opaque(wrong[0] | wrong[1]) & 127u); /* pinned: 7 bits at the end and not a comparison for each sum */
 }
 
 /* The number replaces bits: where these are even, so are numbers, and no sum drifts. Not-finite stays not-finite. */
@@ -2767,7 +2767,7 @@ struct mtt__backward_block {
 };
 
 /* Where a warp and a lane of it stand. */
-struct mtt__backward_place {
+struct mtt__backward_addresses {
     const mtt__backward_block *block;
     int k0;
     /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and
@@ -2778,7 +2778,7 @@ struct mtt__backward_place {
 /* What follows from the warp's number, found again at each use for the same reason. */
 static __device__ __forceinline__ int mtt__backward_warp(void)
 {
-    return mtt__uniform((int)mtt__pinned(threadIdx.x) / 32);
+    return mtt__uniform((int)mtt__opaque(threadIdx.x) / 32);
 }
 
 template <class S> static __device__ __forceinline__ int mtt__key_warp(void)
@@ -2804,7 +2804,7 @@ template <class S> static __device__ __forceinline__ int mtt__dq_part(void)
 /* The thread's number, for what is found again where registers are few. */
 template <class S> static __device__ __forceinline__ uint32_t mtt__backward_thread(void)
 {
-    return S::CRAMPED ? mtt__pinned(threadIdx.x) : threadIdx.x;
+    return S::CRAMPED ? mtt__opaque(threadIdx.x) : threadIdx.x;
 }
 
 /* Takes the next tile of keys; for one thread. */
@@ -2823,27 +2823,27 @@ template <class S> static __device__ __forceinline__ void mtt__backward_take(con
 }
 
 template <class S>
-static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
+static __device__ __forceinline__ mtt__backward_addresses mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
 {
     const int lane = threadIdx.x & 31;
     mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
-    mtt__backward_place at;
+    mtt__backward_addresses at;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, block);
     __syncthreads(); /* the block's work is known to all */
     at.block = block, at.k0 = mtt__uniform(block->k0);
     const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = mtt__key_warp<S>() * S::KEYS;
-    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>(lane) + mtt__query_warp<S>() * S::QUERIES * S::D * 2;
-    at.k_b = smem + mtt__straight<S::D>(lane);
-    at.s_a = s_smem + mtt__straight<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
-    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
+    at.q_b = smem + 2 * S::KV_BYTES + mtt__lane_b<S::D>(lane) + mtt__query_warp<S>() * S::QUERIES * S::D * 2;
+    at.k_b = smem + mtt__lane_a<S::D>(lane);
+    at.s_a = s_smem + mtt__lane_a<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
+    at.dq_a = mtt__advance<S::BLOCK_Q>(s_smem + mtt__lane_b<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
     return at;
 }
 
 /* In each round of the loop: what is worked out from these is then worked out again, and holds no registers between rounds. */
-static __device__ __forceinline__ void mtt__backward_pin(mtt__backward_place &at)
+static __device__ __forceinline__ void mtt__backward_opaque(mtt__backward_addresses &at)
 {
-    at.k_b = mtt__pinned(at.k_b), at.q_b = mtt__pinned(at.q_b), at.s_a = mtt__pinned(at.s_a);
-    at.dq_a = mtt__pinned(at.dq_a), at.k0 = (int)mtt__pinned(at.k0);
+    at.k_b = mtt__opaque(at.k_b), at.q_b = mtt__opaque(at.q_b), at.s_a = mtt__opaque(at.s_a);
+    at.dq_a = mtt__opaque(at.dq_a), at.k0 = (int)mtt__opaque(at.k0);
 }
 
 /* The stage of a tile of queries: the stages take turns. */
@@ -2854,7 +2854,7 @@ template <class S> static __device__ __forceinline__ uint32_t mtt__backward_stag
 
 /* Q, dO and stats of a tile of queries, to its stage. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_place &at, uint32_t smem,
+static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_addresses &at, uint32_t smem,
                                                           int tile)
 {
     typedef typename S::E E;
@@ -2878,16 +2878,16 @@ static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_RO
 {
     constexpr int D = S::D;
     const auto load_k = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2);
+        mtt__load_matrices(a, mtt__advance<D>(kv_a, k * 2) + m * 16 * D * 2);
     };
     const auto load_v = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2 + S::KV_BYTES);
+        mtt__load_matrices(a, mtt__advance<D>(kv_a, k * 2) + m * 16 * D * 2 + S::KV_BYTES);
     };
     const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2);
+        mtt__load_matrices(b, mtt__advance<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2);
     };
     const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
+        mtt__load_matrices(b, mtt__advance<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
     };
     mtt__product<typename S::E, D / 16>(s, load_k, load_q);
     mtt__product<typename S::E, D / 16>(dp, load_v, load_do);
@@ -2896,44 +2896,44 @@ static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_RO
 /* Lane l has a byte for each octet of the warp's keys, for query l % CHUNK of a chunk: if two lanes have the same query, each
    draws every other octet. */
 template <class S>
-static __device__ __forceinline__ uint32_t mtt__backward_fates(const mtt__flash &f, const mtt__backward_place &at, int key,
+static __device__ __forceinline__ uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward_addresses &at, int key,
                                                                int query)
 {
     constexpr int SHARERS = 32 / S::CHUNK;
-    const int lane = (int)(mtt__pinned(threadIdx.x) & 31);
+    const int lane = (int)(mtt__opaque(threadIdx.x) & 31);
     const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
-    uint32_t fates = 0;
+    uint32_t keep = 0;
     #pragma unroll
     for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
         const int r = k + lane / S::CHUNK;
-        fates |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8),
+        keep |= mtt__keep_mask_at(f.control->seed, mtt__flash_stream(f), row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8),
                                  f.threshold)
                  << 8 * r;
     }
-    return SHARERS == 1 ? fates : fates | __shfl_xor_sync(0xffffffffu, fates, 16);
+    return SHARERS == 1 ? keep : keep | __shfl_xor_sync(0xffffffffu, keep, 16);
 }
 
 /* P and dS of scores and dP, packed as A operands. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
+static __device__ __forceinline__ void mtt__backward_p_ds(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
                                                            uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
                                                            const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
                                                            const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                           const mtt__flash &f, uint32_t stats_smem, uint32_t fates)
+                                                           const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
 {
     typedef typename S::E E;
     const int lane = (int)(mtt__backward_thread<S>() & 31);
     #pragma unroll
     for (int n = 0; n < S::CHUNK / 8; n++) {
         float lse[2], delta[2];
-        uint32_t fate[2];
+        uint32_t keep_row[2];
         asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                      : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
                      : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
         if (S::DROPOUT) {
             #pragma unroll
             for (int e = 0; e < 2; e++)
-                fate[e] = __shfl_sync(0xffffffffu, fates, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
+                keep_row[e] = __shfl_sync(0xffffffffu, keep, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
         }
         #pragma unroll
         for (int m = 0; m < S::KEY_ROWS; m++) {
@@ -2942,7 +2942,7 @@ static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[
             for (int e = 0; e < 4; e++) {
                 p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
                 if (S::DROPOUT) {
-                    const bool keep = fate[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
+                    const bool keep = keep_row[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
                     ds[e] = p[e] * ((keep ? dp[m][n][e] * f.keep_scale : 0.0f) - delta[e & 1]);
                     p[e] = keep ? p[e] : 0.0f;
                 } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
@@ -2960,7 +2960,7 @@ static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[
 template <class S>
 static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
                                                            float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__flash &f,
-                                                           const mtt__backward_place &at, uint32_t kv_a, uint32_t stage_at,
+                                                           const mtt__backward_addresses &at, uint32_t kv_a, uint32_t stage_at,
                                                            uint32_t smem, int q0, int chunk)
 {
     typedef typename S::E E;
@@ -2971,17 +2971,17 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
     const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (seen) {
         /* drawn while no scores take registers, and pinned there */
-        const uint32_t fates = S::DROPOUT ? mtt__pinned(mtt__backward_fates<S>(f, at, key, query)) : 0;
+        const uint32_t keep = S::DROPOUT ? mtt__opaque(mtt__backward_keep<S>(f, at, key, query)) : 0;
         float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
         mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
         if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
-            const int lane = mtt__pinned(threadIdx.x) & 31; /* pinned: few tiles need a mask, and no register waits for them */
+            const int lane = mtt__opaque(threadIdx.x) & 31; /* pinned: few tiles need a mask, and no register waits for them */
             mtt__flash_mask(s, query - key - (lane / 4 - (lane & 3) * 2), -1, f.window);
         }
         const uint32_t stats_smem = smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES + column * 8;
-        mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem, fates);
+        mtt__backward_p_ds<S>(p_packed, ds_packed, s, dp, f, stats_smem, keep);
     } else {
-        const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__pinned(0); /* pinned: zeros are made here, not before each chunk */
+        const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__opaque(0); /* pinned: zeros are made here, not before each chunk */
         #pragma unroll
         for (int n = 0; n < CHUNK / 8; n++)
             for (int r = 0; r < 2 * S::KEY_ROWS; r++) p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
@@ -2990,7 +2990,7 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
     for (int n = 0; n < CHUNK / 8; n += 2)
         #pragma unroll
         for (int m = 0; m < S::KEY_ROWS; m++) {
-            const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
+            const uint32_t to = mtt__part_column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
             mtt__store_matrices(to, ds_packed[m][n], ds_packed[m][n + 1]);
             if (!S::P_IN_REGISTERS) mtt__store_matrices(to + S::S_BYTES, p_packed[m][n], p_packed[m][n + 1]);
         }
@@ -3003,10 +3003,10 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
         for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
     };
     const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2);
+        mtt__load_transposed(b, mtt__advance<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2);
     };
     const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
+        mtt__load_transposed(b, mtt__advance<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
     };
     mtt__product<E, CHUNK / 16>(dv, load_p, load_do);
     mtt__product<E, CHUNK / 16>(dk, load_ds, load_q);
@@ -3016,7 +3016,7 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
 template <class S>
 static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
                                                           float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                          const mtt__backward_place &at, uint32_t stage_at, int q0)
+                                                          const mtt__backward_addresses &at, uint32_t stage_at, int q0)
 {
     typedef typename S::E E;
     constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
@@ -3024,16 +3024,16 @@ static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROW
     const int part = mtt__query_warp<S>();
     const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
+        mtt__load_matrices(a, mtt__advance<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
     };
     const auto load_p = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
+        mtt__load_matrices(a, mtt__advance<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
     };
     const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2);
+        mtt__load_transposed(b, mtt__part_column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2);
     };
     const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 + S::Q_BYTES);
+        mtt__load_transposed(b, mtt__part_column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 + S::Q_BYTES);
     };
     mtt__product_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
     mtt__product_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
@@ -3041,58 +3041,58 @@ static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROW
 
 /* Where the thread's sums of a tile of dQ pass from block to block. Pinned: the address is made where it is used. */
 template <class S>
-static __device__ __forceinline__ float4 *mtt__backward_sums(const mtt__flash &f, const mtt__backward_place &at, int tile)
+static __device__ __forceinline__ float4 *mtt__backward_sums(const mtt__flash &f, const mtt__backward_addresses &at, int tile)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
-    return f.dq_partial + (int64_t)(at.block->slot * tiles + (int)mtt__pinned(tile)) * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
+    return f.dq_partial + (int64_t)(at.block->slot * tiles + (int)mtt__opaque(tile)) * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
 }
 
 /* A block's turn among those that add to a tile of dQ. */
-struct mtt__dq_turn {
-    int place, sharers;
+struct mtt__dq_order {
+    int place, contributors;
     uint32_t number;         /* contributions to this tile of the ring so far */
-    uint32_t follows, leads; /* after another block, even one of another head; before another */
+    uint32_t waits, hands_over; /* after another block, even one of another head; before another */
 };
 
 /* Pinned: the compiler would otherwise make a copy of the rest of the loop for each case. */
 template <class S>
-static __device__ __forceinline__ mtt__dq_turn mtt__backward_turn(const mtt__flash &f, const mtt__backward_place &at, int q0)
+static __device__ __forceinline__ mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_addresses &at, int q0)
 {
-    const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
+    const int first_contributor = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
     const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
-    mtt__dq_turn turn;
-    turn.sharers = (min(q0 + S::BLOCK_Q, (int)f.seq_len) - 1) / S::BLOCK_KV - first_sharer + 1;
-    turn.place = (int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer;
-    turn.number = (uint32_t)(mtt__uniform(at.block->round) * turn.sharers + turn.place);
-    turn.follows = mtt__pinned(turn.sharers > 1 && turn.number > 0);
-    turn.leads = mtt__pinned(turn.sharers > 1 && (turn.place < turn.sharers - 1 || !last_round));
-    return turn;
+    mtt__dq_order order;
+    order.contributors = (min(q0 + S::BLOCK_Q, (int)f.seq_len) - 1) / S::BLOCK_KV - first_contributor + 1;
+    order.place = (int)mtt__opaque(at.k0) / S::BLOCK_KV - first_contributor;
+    order.number = (uint32_t)(mtt__uniform(at.block->round) * order.contributors + order.place);
+    order.waits = mtt__opaque(order.contributors > 1 && order.number > 0);
+    order.hands_over = mtt__opaque(order.contributors > 1 && (order.place < order.contributors - 1 || !last_round));
+    return order;
 }
 
 /* Waits for the sums of the block before; the first of a head begins with zeros. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_place &at,
-                                                           int tile, const mtt__dq_turn &turn)
+static __device__ __forceinline__ void mtt__backward_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_addresses &at,
+                                                           int tile, const mtt__dq_order &order)
 {
-    while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, turn.number)))
+    while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, order.number)))
         mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-    if (turn.place == 0) /* pinned: a rare branch, and not a selection for each sum */
+    if (order.place == 0) /* pinned: a rare branch, and not a selection for each sum */
         #pragma unroll
-        for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
+        for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__opaque(0));
 }
 
 /* dQ += dS K over the block's keys. */
 template <class S>
 static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
-                                                             const mtt__backward_place &at, int q0)
+                                                             const mtt__backward_addresses &at, int q0)
 {
     constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
     const int part = mtt__dq_part<S>();
     const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_transposed(a, mtt__further<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
+        mtt__load_transposed(a, mtt__advance<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
     };
     const auto load_k = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
+        mtt__load_transposed(b, mtt__part_column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
     };
     mtt__product_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
                                                        (q0 + BLOCK_Q - at.k0 + 15) / 16); /* keys beyond are the future */
@@ -3100,11 +3100,11 @@ static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUER
 
 /* 16 M rows of gradients of the warp, from `row` on, times `factor`, to columns from `column` on of part 0, 1, 2 of d_qkv. */
 template <class S, int M, int COLUMNS>
-static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, const mtt__backward_place &at,
+static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, const mtt__backward_addresses &at,
                                                            const float (&c)[M][COLUMNS / 8][4], int row, int column, int part,
                                                            float factor)
 {
-    const int stride = 3 * (int)f.width, lane = mtt__pinned(threadIdx.x) & 31; /* pinned: not held through the loop */
+    const int stride = 3 * (int)f.width, lane = mtt__opaque(threadIdx.x) & 31; /* pinned: not held through the loop */
     row += lane / 4;
     typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride) + part * f.width + column;
     #pragma unroll
@@ -3138,7 +3138,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     if (mtt__replaced<S>(S::STAGES)) return;
     typedef typename S::E E;
     extern __shared__ __align__(128) unsigned char shared[];
-    mtt__backward_place at = mtt__backward_begin<S>(f, shared);
+    mtt__backward_addresses at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
     const int T = (int)f.seq_len;
     const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
@@ -3151,7 +3151,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
         const int q0 = tile * S::BLOCK_Q;
         const uint32_t stage_at = mtt__backward_stage<S>(tile);
-        mtt__backward_pin(at);
+        mtt__backward_opaque(at);
         mtt__copy_wait();
         __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
         if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile)) mtt__backward_copy<S>(f, at, smem, tile - 1);
@@ -3161,17 +3161,17 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
                                    smem, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
-        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
+        const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
         float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
-        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
-        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
+        if (order.waits) mtt__backward_await<S>(sums, f, at, tile, order);
         mtt__backward_queries<S>(dq_rmem, at, q0);
-        if (turn.place == turn.sharers - 1)
+        if (order.place == order.contributors - 1)
             mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
                                                                  mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.gradient_scale);
-        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, turn.number + 1);
+        if (order.hands_over) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, order.number + 1);
         if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
             __syncthreads(); /* all have read Q and dO before the next tile lands on them */
             mtt__backward_copy<S>(f, at, smem, tile - 1);
@@ -3194,10 +3194,10 @@ static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem,
             index / D < rows_left ? from_gmem[index / D * stride + index % D] : 0.0f;
 }
 
-static __device__ bool mtt__keep(const mtt__flash &f, int head, int query, int key)
+static __device__ bool mtt__keeps(const mtt__flash &f, int head, int query, int key)
 {
     uint64_t element = ((uint64_t)head * (uint64_t)f.seq_len + (uint64_t)query) * (uint64_t)f.seq_len + (uint64_t)key;
-    return mtt__keep_draw(f.control->seed, mtt__flash_stream(f), element >> 3, f.threshold) >> (element & 7) & 1u;
+    return mtt__keep_mask(f.control->seed, mtt__flash_stream(f), element >> 3, f.threshold) >> (element & 7) & 1u;
 }
 
 static __device__ bool mtt__sees(const mtt__flash &f, int query, int key)
@@ -3254,7 +3254,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
                 const int key = k0 + x + 16 * c;
                 float p = exp2f(s[r][c] - base);
                 row_sum[r] += p;
-                if (f.threshold && !mtt__keep(f, head, query, key)) p = 0;
+                if (f.threshold && !mtt__keeps(f, head, query, key)) p = 0;
                 p_smem[(y + 16 * r) * (TILE + 1) + x + 16 * c] = p;
             }
         }
@@ -3332,7 +3332,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
                 if (mtt__sees(f, query, key)) {
                     const float2 stats = f.stats[(int64_t)local * T + query];
                     p = exp2f(s[r][c] * f.scale_log2 - stats.x), delta = stats.y;
-                    if (f.threshold) z = mtt__keep(f, head, query, key) ? f.keep_scale : 0.0f;
+                    if (f.threshold) z = mtt__keeps(f, head, query, key) ? f.keep_scale : 0.0f;
                 }
                 p_smem[at] = p * z;
                 ds_smem[at] = p * (z * dp[r][c] - delta);
@@ -4263,13 +4263,13 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
                   ",%127"
 
 /* C = A B, or C += A B if `more`, over 16 of k. Across: the rows in shared memory are those of k. */
-#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B)                                                     \
-    template <bool A_ACROSS, bool B_ACROSS>                                                                              \
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                                     \
+    template <bool TRANS_A, bool TRANS_B>                                                                              \
     static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
     {                                                                                                                    \
         asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
-                     TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " ACROSS_A ", " ACROSS_B "; }"    \
-                     : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(A_ACROSS), "n"(B_ACROSS) : "memory");         \
+                     TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"    \
+                     : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");         \
     }
 /* C += A B with A in registers, B across */
 #define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                                        \
@@ -4291,7 +4291,7 @@ MTT__WGMMA_ALL(__half, "f16")
 
 /* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_rows(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
+static __device__ __forceinline__ void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
 {
     #pragma unroll
     for (int k = 0; k < D / 16; k++)
@@ -4301,7 +4301,7 @@ static __device__ __forceinline__ void mtt__wgmma_rows(float (&c)[N][4], uint32_
 
 /* C += A B over 16 STEPS of k, A in registers, B across. */
 template <int STEPS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_across(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
+static __device__ __forceinline__ void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
 {
     #pragma unroll
     for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
@@ -4374,20 +4374,20 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1)) continue; /* nothing seen here */
         float s_rmem[1][S::KEY_TILES][4];
         mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
+        mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
-        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
-        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
+        mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
         uint32_t p_rmem[BLOCK_KV / 16][4];
         #pragma unroll
         for (int n = 0; n < BLOCK_KV / 4; n++)
             p_rmem[n / 4][n % 4] = mtt__pack_pair(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
         mtt__wgmma_begin();
-        mtt__wgmma_across(o_rmem[0], p_rmem, v_tile, E());
+        mtt__wgmma_mn_major(o_rmem[0], p_rmem, v_tile, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait();
         mtt__wgmma_hold(o_rmem[0]);
@@ -4412,7 +4412,7 @@ template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
 #if MTT__HOPPER
 /* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries stands 32 bytes apart. */
 template <int N>
-static __device__ __forceinline__ void mtt__backward_weights(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
+static __device__ __forceinline__ void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
 {
     float lse[2];
     #pragma unroll
@@ -4425,7 +4425,7 @@ static __device__ __forceinline__ void mtt__backward_weights(float (&s)[N][4], u
 
 /* P and dS = P (dP - delta) as A of dV and dK. */
 template <int N, typename E>
-static __device__ __forceinline__ void mtt__backward_pack(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
+static __device__ __forceinline__ void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
                                                           const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
 {
     float delta[2];
@@ -4467,7 +4467,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     const int T = (int)f.seq_len, stride = 3 * (int)f.width;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
     __syncthreads(); /* the block's work is known to all */
-    mtt__backward_place at = {};
+    mtt__backward_addresses at = {};
     at.block = &block, at.k0 = mtt__uniform(block.k0);
     const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
     const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.width;
@@ -4496,12 +4496,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
     const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
         mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
+        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
         mtt__wgmma_commit();
     };
     const auto weigh = [&](int tile, int m) { /* dP of these */
         mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
+        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
                                               mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0), E());
         mtt__wgmma_commit();
     };
@@ -4514,7 +4514,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     const auto pass = [&](int tile, auto rows_of_128) { /* a tile of queries by the block's first 128 ROWS keys */
         constexpr int ROWS = decltype(rows_of_128)::value;
         const int q0 = tile * BLOCK_Q;
-        k_tile = mtt__pinned(k_tile); /* its descriptors are made where they are used, and not held */
+        k_tile = mtt__opaque(k_tile); /* its descriptors are made where they are used, and not held */
         const uint32_t q_across = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_across = q_across + S::Q_BYTES / 16;
         const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
         uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
@@ -4526,20 +4526,20 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             const int k0 = at.k0 + m * 128;
             if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
                 mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
-            mtt__backward_weights(s_rmem[0], lse_smem, f.scale_log2);
+            mtt__backward_p(s_rmem[0], lse_smem, f.scale_log2);
             if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
             else mtt__wgmma_wait();
             mtt__wgmma_hold(dp_rmem);
-            mtt__backward_pack(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
+            mtt__backward_ds(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
             if (m + 1 < ROWS) score(tile, m + 1), weigh(tile, m + 1);
             mtt__wgmma_begin();
-            mtt__wgmma_across(dv_rmem[m][0], p_packed[m], do_across, E());
-            mtt__wgmma_across(dk_rmem[m][0], ds_packed[m], q_across, E());
+            mtt__wgmma_mn_major(dv_rmem[m][0], p_packed[m], do_across, E());
+            mtt__wgmma_mn_major(dk_rmem[m][0], ds_packed[m], q_across, E());
             mtt__wgmma_commit();
             #pragma unroll
             for (int n = 0; n < BLOCK_Q / 8; n += 2) {
-                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__straight<64>(lane);
-                mtt__store_matrices(mtt__further<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
+                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
+                mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
             }
             if (m + 1 < ROWS) {
                 mtt__wgmma_wait<2>();
@@ -4550,9 +4550,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_publish();
         __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
 
-        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
+        const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
         float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
-        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
         mtt__wgmma_begin();
         #pragma unroll
         for (int k = 0; k < ROWS * 8; k++)
@@ -4565,14 +4565,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             mtt__wgmma_hold(dk_rmem[m][0]);
         }
         score(tile > first_tile ? tile - 1 : tile, 0);
-        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
+        if (order.waits) mtt__backward_await<S>(sums, f, at, tile, order);
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dq_rmem[0]);
         #pragma unroll
         for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
-        if (turn.place == turn.sharers - 1)
+        if (order.place == order.contributors - 1)
             mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.gradient_scale);
-        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], turn.number + 1);
+        if (order.hands_over) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], order.number + 1);
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
     };
@@ -4830,13 +4830,13 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
                                                       int warp, int2 at, int part)
 {
     const int lane = threadIdx.x & 31;
-    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__straight<32>(lane);
+    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__lane_a<32>(lane);
     if (lane == 0) mtt__tensor_wait<1>();
     __syncwarp(); /* these two of the four places are free */
     #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         const uint32_t(*pre)[2] = held + part * 4 + n;
-        mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), pre[0], pre[1]);
+        mtt__store_matrices(mtt__advance<32>(pre_smem + straight, n), pre[0], pre[1]);
         if (!o.has_y) continue;
         uint32_t y[4];
         #pragma unroll
@@ -4844,7 +4844,7 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
             const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
             y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
         }
-        mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
+        mtt__store_matrices(mtt__advance<32>(y_smem + straight, n), &y[0], &y[2]);
     }
     mtt__wgmma_publish();
     __syncwarp(); /* all of the warp's rows are written before one lane sends them */
@@ -4866,19 +4866,19 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&
     const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
     const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
     const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
-    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
+    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
     float sum[4] = {};
     mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
     #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         uint32_t pre[4], dx[4];
-        mtt__load_matrices(pre, mtt__further<32>(straight, n));
+        mtt__load_matrices(pre, mtt__advance<32>(straight, n));
         #pragma unroll
         for (int e = 0; e < 4; e++) {
             const float2 x = mtt__unpack_pair(pre[e], E()), dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
             dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
         }
-        mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
+        mtt__store_matrices(mtt__advance<32>(straight, n), &dx[0], &dx[2]);
     }
     mtt__wgmma_publish();
     /* the warpgroup's dx is written before it is sent and summed */
