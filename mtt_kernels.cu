@@ -18,6 +18,7 @@
 #endif
 #include "mtt.h"
 
+#include <cub/device/device_radix_sort.cuh>
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -1255,87 +1256,20 @@ static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
 
 enum { MTT__SORT_TILE = 2048, MTT__SLAB = 1 << 19 };
 
-/* Math:        counts[digit][tile] = how many keys of a tile have the digit, 8 bits at `shift`
-   Shapes:      keys [n] int32, counts [256, tiles] int32
-   Launch:      a block of 256 threads a tile of 2,048 keys
+/* Math:        keys[i] = tokens[i], values[i] = i
+   Shapes:      tokens, keys, values [n] int32
+   Launch:      256 threads, an element each
    Requires:    -
-   Traffic:     keys read once
-   Determinism: whole numbers
-   Reference:   counting sort, digit by digit (LSD radix sort) */
-static __global__ void __launch_bounds__(256) mtt_k_count_digits(const int32_t *keys, int n, int shift, int32_t *counts)
-{
-    __shared__ int32_t count[256];
-    count[threadIdx.x] = 0;
-    __syncthreads(); /* zeros stand before the first addition */
-    for (int i = blockIdx.x * MTT__SORT_TILE + threadIdx.x; i < n && i < (int)(blockIdx.x + 1) * MTT__SORT_TILE; i += 256)
-        atomicAdd(&count[keys[i] >> shift & 255], 1);
-    __syncthreads(); /* all keys are counted */
-    counts[threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
-}
-
-/* Math:        x[i] = sum of x[0..i)
-   Shapes:      x [n] int32, in place
-   Launch:      one block of 1,024 threads, a contiguous piece each
-   Requires:    -
-   Traffic:     x read twice, written once
-   Determinism: whole numbers
+   Traffic:     tokens read, keys and values written
+   Determinism: elementwise
    Reference:   - */
-static __global__ void __launch_bounds__(1024) mtt_k_prefix_sums(int32_t *x, int n)
+static __global__ void __launch_bounds__(256)
+    mtt_k_number_tokens(const int32_t *tokens, int n, int32_t *keys, int32_t *values)
 {
-    __shared__ int32_t sums[1024];
-    int piece = (n + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < n ? begin + piece : n;
-    int32_t sum = 0;
-    for (int i = begin; i < end; i++) sum += x[i];
-    sums[threadIdx.x] = sum;
-    for (int step = 1; step < 1024; step *= 2) {
-        __syncthreads(); /* the last round's sums are written */
-        int32_t before = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-        __syncthreads(); /* and read by all before they change */
-        sums[threadIdx.x] += before;
-    }
-    sum = sums[threadIdx.x] - sum;
-    for (int i = begin; i < end; i++) {
-        int32_t own = x[i];
-        x[i] = sum;
-        sum += own;
-    }
-}
-
-/* Math:        moves each (key, value) to its place by the digit, in the order of the input among equal digits
-   Shapes:      keys, values [n] int32 to out_keys, out_values; values NULL = the index; starts [256, tiles] int32
-   Launch:      a block of 8 warps a tile of 2,048 keys, 256 consecutive keys a warp
-   Requires:    starts = prefix sums of mtt_k_count_digits
-   Traffic:     keys read twice, values once, both written once
-   Determinism: stable: ranks go by warp, round and lane, never by arrival
-   Reference:   - */
-static __global__ void __launch_bounds__(256) mtt_k_sort_digit(const int32_t *keys, const int32_t *values, int n, int shift,
-                                                               const int32_t *starts, int32_t *out_keys, int32_t *out_values)
-{
-    __shared__ int32_t next[8][256];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * MTT__SORT_TILE + warp * 256 + lane;
-    for (int w = 0; w < 8; w++) next[w][threadIdx.x] = 0;
-    __syncthreads(); /* zeros stand before the first addition */
-    for (int i = 0; i < 256; i += 32)
-        if (first + i < n) atomicAdd(&next[warp][keys[first + i] >> shift & 255], 1);
-    __syncthreads(); /* each warp's keys are counted before counts become places */
-    int32_t place = starts[threadIdx.x * gridDim.x + blockIdx.x];
-    for (int w = 0; w < 8; w++) {
-        int32_t own = next[w][threadIdx.x];
-        next[w][threadIdx.x] = place;
-        place += own;
-    }
-    __syncthreads(); /* places are there before keys take them */
-    for (int i = 0; i < 256; i += 32) {
-        int at = first + i, digit = at < n ? keys[at] >> shift & 255 : 256;
-        unsigned peers = __match_any_sync(0xffffffffu, digit), before = peers & ((1u << lane) - 1);
-        int32_t base = digit < 256 ? next[warp][digit] : 0;
-        __syncwarp(); /* all lanes know their base before the first of each digit moves it on */
-        if (digit < 256 && !before) next[warp][digit] = base + __popc(peers);
-        __syncwarp(); /* moved on before the next round reads it */
-        if (digit == 256) continue;
-        out_keys[base + __popc(before)] = keys[at];
-        out_values[base + __popc(before)] = values ? values[at] : at;
-    }
+    int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    keys[i] = tokens[i];
+    values[i] = i;
 }
 
 /* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to d_wte[token], or stored in
@@ -1445,49 +1379,40 @@ static __global__ void __launch_bounds__(256)
     mtt__store_floats(d_wpe + at, sum);
 }
 
-/* Where the sort's arrays stand in the workspace. */
-struct mtt__sort {
-    int32_t *keys[2], *values[2], *counts;
+/* The tokens of a slab with their positions, sorted by token in the current halves of two double buffers. The
+   workspace holds these four arrays, half a byte a token for CUB, and the heads. */
+struct mtt__sorted {
+    cub::DoubleBuffer<int32_t> tokens, positions;
     float *heads;
     int chunk;
 };
 
-static mtt_status mtt__plan_sort(mtt__cuda *c, const mtt_op *op, int n, mtt__sort *s)
+/* CUB's scratch is 1 KiB a tile of 4,096 keys or more, and less than 8 KiB besides. It may extend over the heads,
+   which are written after the sort. */
+static mtt_status mtt__sort_tokens(mtt__cuda *c, const mtt_op *op, const int32_t *tokens, int n, mtt__sorted *s)
 {
-    size_t slot = ((size_t)n * 4 + 255) / 256 * 256, counts = 256 * (size_t)mtt__blocks(n, MTT__SORT_TILE) * 4;
-    size_t row = (size_t)op->shape->d_model * sizeof(float), fixed = 4 * slot + counts;
+    const size_t slot = (size_t)mtt__round_up(4 * (int64_t)n, 256), row = (size_t)op->shape->d_model * sizeof(float);
+    const size_t fixed = 4 * slot + 1024 * (size_t)mtt__blocks(n, MTT__SORT_TILE);
+    size_t bytes = 0;
+    int bits = 0;
     void *scratch;
     mtt_status status = mtt__scratch(c, op, fixed + row, &scratch);
     if (status != MTT_OK) return status;
-    for (int i = 0; i < 2; i++) {
-        s->keys[i] = (int32_t *)((char *)scratch + (size_t)i * slot);
-        s->values[i] = (int32_t *)((char *)scratch + (size_t)(i + 2) * slot);
-    }
-    s->counts = (int32_t *)((char *)scratch + 4 * slot);
-    s->heads = (float *)((char *)s->counts + counts);
+    char *at = (char *)scratch;
+    s->tokens = cub::DoubleBuffer<int32_t>((int32_t *)at, (int32_t *)(at + slot));
+    s->positions = cub::DoubleBuffer<int32_t>((int32_t *)(at + 2 * slot), (int32_t *)(at + 3 * slot));
+    s->heads = (float *)(at + fixed);
     for (s->chunk = 32; mtt__blocks(n, s->chunk) * row > op->workspace->bytes - fixed;) s->chunk *= 2;
-    return MTT_OK;
-}
-
-/* The positions of a slab of tokens, sorted by token into keys[0] and values[0]. */
-static mtt_status mtt__sort_tokens(mtt__cuda *c, const int32_t *tokens, int n, int vocab, mtt__sort *s)
-{
-    unsigned tiles = mtt__blocks(n, MTT__SORT_TILE);
-    const int32_t *keys = tokens, *values = NULL;
-    mtt_status status = MTT_OK;
-    for (int shift = 0; status == MTT_OK && (shift == 0 || vocab - 1 >> shift); shift += 8) {
-        int to = values == s->values[0];
-        status = mtt__launch(c, "count_digits", mtt_k_count_digits, tiles, 256, keys, n, shift, s->counts);
-        if (status == MTT_OK) status = mtt__launch(c, "prefix_sums", mtt_k_prefix_sums, 1, 1024, s->counts, (int)(256 * tiles));
-        if (status == MTT_OK)
-            status = mtt__launch(c, "sort_digit", mtt_k_sort_digit, tiles, 256, keys, values, n, shift, s->counts, s->keys[to],
-                                 s->values[to]);
-        keys = s->keys[to];
-        values = s->values[to];
-    }
-    s->keys[0] = (int32_t *)keys;
-    s->values[0] = (int32_t *)values;
-    return status;
+    while (op->shape->vocab - 1 >> bits) bits++;
+    status = mtt__launch(c, "number_tokens", mtt_k_number_tokens, mtt__blocks(n, 256), 256, tokens, n,
+                         s->tokens.Current(), s->positions.Current());
+    const auto sort = [&](void *temporary) { /* NULL: sets bytes, and no more */
+        return mtt__checked(c, cub::DeviceRadixSort::SortPairs(temporary, bytes, s->tokens, s->positions, n, 0, bits,
+                                                               c->stream), "sorting tokens");
+    };
+    if (status == MTT_OK) status = sort(NULL);
+    if (status == MTT_OK) status = mtt__scratch(c, op, 4 * slot + bytes, &scratch);
+    return status == MTT_OK ? sort(at + 4 * slot) : status;
 }
 
 template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt_op *op)
@@ -1505,15 +1430,14 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
     for (int64_t first = 0; first < d->rows && status == MTT_OK; first += slab) {
         int n = (int)mtt__min(slab, d->rows - first);
         unsigned blocks;
-        mtt__sort s;
-        status = mtt__plan_sort(c, op, n, &s);
-        if (status == MTT_OK) status = mtt__sort_tokens(c, tokens + first, n, d->vocab, &s);
+        mtt__sorted s;
+        status = mtt__sort_tokens(c, op, tokens + first, n, &s);
         if (status != MTT_OK) return status;
         blocks = mtt__blocks((int64_t)mtt__blocks(n, s.chunk) * mtt__blocks(width, 256), 4);
-        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.keys[0], s.values[0], n, s.chunk, dx, first,
+        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.tokens.Current(), s.positions.Current(), n, s.chunk, dx, first,
                              mtt__at<float>(o->d_wte), s.heads, width, dropout);
         if (status == MTT_OK)
-            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.keys[0], n, s.chunk, s.heads,
+            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.tokens.Current(), n, s.chunk, s.heads,
                                  mtt__at<float>(o->d_wte), width);
     }
     if (status != MTT_OK || !o->d_wpe) return status;
