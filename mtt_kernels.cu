@@ -12,7 +12,7 @@
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
 
    Contents: >>toolbox >>backend state >>elementwise >>matmul >>norm >>embedding >>optimizer >>attention >>flash
-             >>linear and GELU >>loss >>backend */
+             >>linear and GELU >>loss >>backend >>hopper */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -38,6 +38,14 @@
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "mtt_kernels.cu is for compute capability 8.0 and later: name the GPU's, for example -arch=sm_80 (-arch=native needs the GPU)"
+#endif
+
+/* The last room, >>hopper, holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER: the
+   compiler is making device code for it (sm_90a). */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
+#define MTT__HOPPER 1
+#else
+#define MTT__HOPPER 0
 #endif
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -284,6 +292,7 @@ struct mtt__cuda {
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
+    int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see mtt__hopper_function */
     PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes maps for the copy engine; NULL where the driver has none */
     char *pinned;
     size_t pinned_used; /* by uploads that may still be under way */
@@ -292,6 +301,18 @@ struct mtt__cuda {
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
 };
+
+typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
+
+/* The last room of this file: finds out whether the device runs it, and which of its functions runs an operation
+   (NULL = that of the rooms above). */
+#ifndef MTT_NO_HOPPER
+static mtt_status mtt__find_hopper(mtt__cuda *c);
+static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op);
+#else
+static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
+static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
+#endif
 
 static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
@@ -2240,138 +2261,6 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
     }
 }
 
-/* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B for it, 16 of k at a time, while the warps
-   go on. Operands come from shared memory by way of a descriptor (PTX, asynchronous warpgroup level matrix instructions), A also
-   from registers. Warp w has rows 16 w and on of C, its lanes hold them as those of mtt__mma. From mtt__wgmma_begin to
-   mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
-static __device__ __forceinline__ void mtt__wgmma_begin(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void mtt__wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int PENDING = 0> static __device__ __forceinline__ void mtt__wgmma_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-/* After a wait: the compiler shall not read C before. */
-template <int N> static __device__ __forceinline__ void mtt__wgmma_hold(float (&c)[N][4])
-{
-    #pragma unroll
-    for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
-}
-
-/* What the thread wrote to shared memory is there for wgmma, once a barrier has told the others. */
-static __device__ __forceinline__ void mtt__wgmma_publish(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* The lower half of the descriptor of a tile: rows of 64 elements as mtt__copy_tile leaves them, which is wgmma's swizzle of 128
-   bytes, at a multiple of 1024 bytes. If B stands across, its next 64 columns are `wide` bytes further. */
-static __device__ __forceinline__ uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
-{
-    return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
-}
-
-/* The descriptor `bytes` into a tile: 16 columns further is 32, 16 rows 2048. The upper half says that 8 rows are 1024 bytes. */
-static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
-{
-    return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
-}
-
-#define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-#define MTT__32(c, n)                                                                                                    \
-    MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
-        MTT__FOUR(c, n + 5), MTT__FOUR(c, n + 6), MTT__FOUR(c, n + 7)
-#define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
-#define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
-#define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
-#define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define MTT__NAMES_32                                                                                                    \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
-    "%31"
-#define MTT__NAMES_64                                                                                                    \
-    MTT__NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
-                  "%57,%58,%59,%60,%61,%62,%63"
-
-#define MTT__NAMES_128                                                                                                   \
-    MTT__NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86"         \
-                  ",%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107"         \
-                  ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126"      \
-                  ",%127"
-
-/* C = A B, or C += A B if `more`, over 16 of k. Across: the rows in shared memory are those of k. */
-#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B)                                                     \
-    template <bool A_ACROSS, bool B_ACROSS>                                                                              \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
-    {                                                                                                                    \
-        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
-                     TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " ACROSS_A ", " ACROSS_B "; }"    \
-                     : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(A_ACROSS), "n"(B_ACROSS) : "memory");         \
-    }
-/* C += A B with A in registers, B across */
-#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                                        \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)       \
-    {                                                                                                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, {" R1   \
-                     "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                                        \
-                     : MTT__##COUNT(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
-    }
-#define MTT__WGMMA_ALL(E, TYPE)                                                                                           \
-    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")                                                       \
-    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                                       \
-    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                                      \
-    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                                \
-    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                             \
-    MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
-MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
-MTT__WGMMA_ALL(__half, "f16")
-
-/* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
-template <int D, int A_ROWS, int B_ROWS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_rows(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
-{
-    #pragma unroll
-    for (int k = 0; k < D / 16; k++)
-        mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
-                                 mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
-}
-
-/* C += A B over 16 STEPS of k, A in registers, B across. */
-template <int STEPS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_across(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
-{
-    #pragma unroll
-    for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
-}
-
-/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
-template <int ROWS, int D, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
-                                                       int head_dim)
-{
-    #pragma unroll
-    for (int column = 0; column < D; column += 64)
-        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride, rows_left,
-                                          head_dim - column, threadIdx.x);
-}
-
-static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0)
-                 : "memory");
-}
-#endif
-
 /* ---- dropout ---- */
 
 /* Bit k says that element 8 index + k is kept. */
@@ -2428,7 +2317,7 @@ static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &
    devices have too little shared memory (one stage of Q and dO instead of two). It is left empty: 10 of 63 s to compile. */
 template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#if MTT__HOPPER
     return stages == 1 || (!S::DROPOUT && (S::D == 64 || S::D == 128));
 #else
     return false;
@@ -2691,75 +2580,6 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
             });
     }
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
-}
-
-/* Math         as mtt_k_flash_forward, without dropout, by products of warpgroups.
-   Shapes       as there; D 64 or 128.
-   Launch       as there, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to begin at such a multiple.
-   Requires     code for sm_90a. Without, the kernel is empty, and has no static shared memory, by which mtt__suits_wgmma knows.
-   Traffic      as there.
-   Determinism  as there.
-   Reference    as there. While one block makes exponentials the other on its processor multiplies: nothing else has to be
-                arranged, and registers suffice for two (T = 16384, D = 64: 490 TFLOP/s; by mma 345). */
-template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    typedef typename S::E E;
-    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__forward_block block;
-    const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
-    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128), T = (int)f.seq_len;
-    const int stride = 3 * (int)f.width, tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
-    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
-    const int group = min(f.group, f.head_count - first_head);
-    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
-    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
-    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, first_head + in_group % group);
-    __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride), *k_gmem = q_gmem + f.width;
-    const auto copy = [&](int k0, uint32_t to_smem) {
-        const E *from = k_gmem + (int64_t)k0 * stride;
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, from, stride, T - k0, f.head_dim);
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.width, stride, T - k0, f.head_dim);
-        mtt__copy_commit();
-    };
-    const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
-    float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
-
-    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.head_dim);
-    copy(last_key, kv_smem);
-    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
-        const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
-        const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
-        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1)) continue; /* nothing seen here */
-        float s_rmem[1][S::KEY_TILES][4];
-        mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(s_rmem[0]);
-        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
-            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
-        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
-        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
-        uint32_t p_rmem[BLOCK_KV / 16][4];
-        #pragma unroll
-        for (int n = 0; n < BLOCK_KV / 4; n++)
-            p_rmem[n / 4][n % 4] = mtt__pack_pair(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
-        mtt__wgmma_begin();
-        mtt__wgmma_across(o_rmem[0], p_rmem, v_tile, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(o_rmem[0]);
-    }
-    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
-#endif
 }
 
 /* ---- backward ---- */
@@ -3286,195 +3106,6 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
 }
 
-/* The sizes of mtt_k_flash_backward_wgmma: each of two warpgroups has 64 of every 128 keys, dK and dV of which fill its registers,
-   and DQ_COLUMNS of the columns of dQ. */
-template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
-    typedef ELEMENT E;
-    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS, THREADS = 256, MIN_BLOCKS = 1;
-    static constexpr int DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
-    /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
-    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
-    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
-};
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries stands 32 bytes apart. */
-template <int N>
-static __device__ __forceinline__ void mtt__backward_weights(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
-{
-    float lse[2];
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
-        #pragma unroll
-        for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
-    }
-}
-
-/* P and dS = P (dP - delta) as A of dV and dK. */
-template <int N, typename E>
-static __device__ __forceinline__ void mtt__backward_pack(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
-                                                          const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
-{
-    float delta[2];
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
-            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
-            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
-        }
-    }
-}
-#endif
-
-/* Math         as mtt_k_flash_backward, without dropout, by products of warpgroups.
-   Shapes       as there; D 64 or 128.
-   Launch       as there, with one block of two warpgroups a processor. Shared memory: K, V, two stages of Q, dO, lse and delta, and
-                dS^T, from a multiple of 1,024 bytes on.
-   Requires     as there, and code for sm_90a, as mtt_k_flash_forward_wgmma.
-   Traffic      as there.
-   Determinism  as there: dQ takes the same way through the ring.
-   Reference    as there. P^T and dS^T are A of dV and dK in registers; dS^T is A of dQ across, in shared memory. Exponentials are
-                made under dP's product, the next scores while dQ's sums are on their way. These sums come and go in the warps that
-                calculate, a fifth of their time with 128 keys a block (425 TFLOP/s for 525 at T = 16384, D = 64). So a block has
-                as many keys as registers hold dK and dV of, 256 at D = 64, for 64 queries at a time: half the sums, half of Q and
-                dO's way, 455 TFLOP/s. dQ begun under the next tile's exponentials, 435: too few registers to go on meanwhile. */
-template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    typedef typename S::E E;
-    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV, KEY_ROWS = S::KEY_ROWS;
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__backward_block block;
-    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
-    const int T = (int)f.seq_len, stride = 3 * (int)f.width;
-    if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
-    __syncthreads(); /* the block's work is known to all */
-    mtt__backward_place at = {};
-    at.block = &block, at.k0 = mtt__uniform(block.k0);
-    const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
-    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.width;
-    const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
-    const auto copy = [&](int tile) {
-        const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
-        const uint32_t to = stage_of(tile);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, (const E *)block.q_gmem + (int64_t)row * stride, stride, left, f.head_dim);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, (const E *)block.do_gmem + (int64_t)row * f.width, (int)f.width,
-                                                left, f.head_dim);
-        if (thread < 2 * BLOCK_Q) /* lse, then delta; zeros past the end make P = 1, but of zero rows of Q and dO */
-            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4,
-                                (const float *)(f.stats + block.local * f.seq_len + row + thread % BLOCK_Q) + thread / BLOCK_Q,
-                                thread % BLOCK_Q < left);
-        mtt__copy_commit();
-    };
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, f.head_dim);
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
-    copy(last_tile);
-
-    const int column = warpgroup * S::DQ_COLUMNS;
-    const uint32_t k_across = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
-    const uint32_t ds_across = mtt__wgmma_tile(s_smem, 0);
-    uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
-    float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
-    float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
-    const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
-        mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
-        mtt__wgmma_commit();
-    };
-    const auto weigh = [&](int tile, int m) { /* dP of these */
-        mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
-                                              mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0), E());
-        mtt__wgmma_commit();
-    };
-    mtt__copy_wait();
-    mtt__wgmma_publish();
-    __syncthreads(); /* K, V and the first tile are there */
-    score(last_tile, 0);
-    mtt__wgmma_wait();
-    mtt__wgmma_hold(s_rmem[0]);
-    const auto pass = [&](int tile, auto rows_of_128) { /* a tile of queries by the block's first 128 ROWS keys */
-        constexpr int ROWS = decltype(rows_of_128)::value;
-        const int q0 = tile * BLOCK_Q;
-        k_tile = mtt__pinned(k_tile); /* its descriptors are made where they are used, and not held */
-        const uint32_t q_across = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_across = q_across + S::Q_BYTES / 16;
-        const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
-        uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
-        weigh(tile, 0);
-        __syncthreads(); /* the last tile's Q, dO and dS are done with */
-        if (tile > first_tile) copy(tile - 1);
-        #pragma unroll
-        for (int m = 0; m < ROWS; m++) {
-            const int k0 = at.k0 + m * 128;
-            if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
-                mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
-            mtt__backward_weights(s_rmem[0], lse_smem, f.scale_log2);
-            if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
-            else mtt__wgmma_wait();
-            mtt__wgmma_hold(dp_rmem);
-            mtt__backward_pack(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
-            if (m + 1 < ROWS) score(tile, m + 1), weigh(tile, m + 1);
-            mtt__wgmma_begin();
-            mtt__wgmma_across(dv_rmem[m][0], p_packed[m], do_across, E());
-            mtt__wgmma_across(dk_rmem[m][0], ds_packed[m], q_across, E());
-            mtt__wgmma_commit();
-            #pragma unroll
-            for (int n = 0; n < BLOCK_Q / 8; n += 2) {
-                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__straight<64>(lane);
-                mtt__store_matrices(mtt__further<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
-            }
-            if (m + 1 < ROWS) {
-                mtt__wgmma_wait<2>();
-                mtt__wgmma_hold(s_rmem[0]);
-            }
-        }
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
-
-        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
-        float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
-        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-        mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < ROWS * 8; k++)
-            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_across, k * 2048), mtt__wgmma_at(k_across, k * 2048), k > 0, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait<1>();
-        #pragma unroll
-        for (int m = 0; m < KEY_ROWS; m++) {
-            mtt__wgmma_hold(dv_rmem[m][0]);
-            mtt__wgmma_hold(dk_rmem[m][0]);
-        }
-        score(tile > first_tile ? tile - 1 : tile, 0);
-        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
-        mtt__wgmma_wait<1>();
-        mtt__wgmma_hold(dq_rmem[0]);
-        #pragma unroll
-        for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
-        if (turn.place == turn.sharers - 1)
-            mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.gradient_scale);
-        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], turn.number + 1);
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(s_rmem[0]);
-    };
-    int tile = last_tile;
-    for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
-    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* the keys beyond are the future */
-    #pragma unroll
-    for (int m = 0; m < KEY_ROWS; m++) {
-        mtt__backward_store<S, 1, D>(f, at, dk_rmem[m], at.k0 + m * 128 + warp * 16, 0, 1, f.gradient_scale);
-        mtt__backward_store<S, 1, D>(f, at, dv_rmem[m], at.k0 + m * 128 + warp * 16, 0, 2, f.keep_scale);
-    }
-#endif
-}
-
 /* ---- FP32 ---- */
 
 /* TILE rows of head_dim floats, rows head_dim + 1 apart (so that a column spreads over the banks); zeros past T. */
@@ -3707,21 +3338,6 @@ static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
                              S::SHARED, f, stream);
 }
 
-/* Whether to take warpgroups: widths that fill their tiles, no dropout, and a kernel that is more than its name. */
-template <typename Kernel> static bool mtt__suits_wgmma(const mtt__flash &f, Kernel *kernel)
-{
-    cudaFuncAttributes attributes;
-    if (f.threshold || f.head_dim <= 32 || (f.head_dim > 64 && f.head_dim <= 96) || f.head_dim > 128) return false;
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0;
-}
-
-template <class S> static cudaError_t mtt__launch_forward_wgmma(mtt__flash f, cudaStream_t stream)
-{
-    f.group = mtt__forward_group(f);
-    return mtt__flash_launch(mtt_k_flash_forward_wgmma<S>, (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q * f.head_count, S::THREADS,
-                             S::SHARED + 1024, f, stream);
-}
-
 template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
 {
     const int64_t rows = f.seq_len * f.head_count;
@@ -3809,18 +3425,8 @@ static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem
     return cudaSuccess;
 }
 
-/* With a window, or a short sequence, blocks are short and wait for their first tiles most: more of them, each smaller (head width 64
-   on an H200: W = 128, T = 8192 0.104 ms, not 0.134; T = 1024 351 TFLOP/s, not 320). The longest would read K and V from L2 twice as
-   often, which a step of T = 32768 pays for with 1.5 %. */
 template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
 {
-    typedef mtt__forward_sizes<E, 64, 64, 64, 1, false, 5, false> SHORT_64;
-    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> GROUPS_64;
-    typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> GROUPS_128;
-    if (mtt__suits_wgmma(f, mtt_k_flash_forward_wgmma<GROUPS_64>))
-        return f.head_dim > 64 ? mtt__launch_forward_wgmma<GROUPS_128>(f, stream)
-               : f.window || f.seq_len <= 4096 ? mtt__launch_forward_wgmma<SHORT_64>(f, stream)
-                                               : mtt__launch_forward_wgmma<GROUPS_64>(f, stream);
     if (f.head_dim <= 16) return mtt__launch_forward<E, 16, 128, 64, 2, true, 2>(f, stream);
     if (f.head_dim <= 32) return mtt__launch_forward<E, 32, 128, 64, 2, true, 3>(f, stream);
     if (f.head_dim <= 64 && f.window) return mtt__launch_forward<E, 64, 64, 64, 1, true, 4>(f, stream);
@@ -3835,12 +3441,6 @@ template <typename E>
 static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_gmem, size_t bytes, cudaStream_t stream)
 {
     const int room = mtt__device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    typedef mtt__backward_wgmma_sizes<E, 64> GROUPS_64;
-    typedef mtt__backward_wgmma_sizes<E, 128> GROUPS_128;
-    if (mtt__suits_wgmma(f, mtt_k_flash_backward_wgmma<GROUPS_64>))
-        return f.head_dim <= 64
-                   ? mtt__launch_backward_of<GROUPS_64>(mtt_k_flash_backward_wgmma<GROUPS_64>, f, workspace_gmem, bytes, stream)
-                   : mtt__launch_backward_of<GROUPS_128>(mtt_k_flash_backward_wgmma<GROUPS_128>, f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 16) return mtt__launch_backward<E, 16, 64, 128, 4, 2, 1, 2, 2>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
     if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
@@ -3850,6 +3450,23 @@ static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_g
     if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 8, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
     if (room >= mtt__backward_sizes<E, 256, 64, 64, 8, 2, 2, 2, 1, false>::SHARED) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
     return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
+}
+
+static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
+{
+    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
+    mtt__flash f = mtt__flash_arguments(op, o->control);
+    f.qkv = o->qkv->data, f.attended = o->out->data, f.lse = (float *)o->lse->data;
+    return f;
+}
+
+static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
+{
+    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
+    mtt__flash f = mtt__flash_arguments(op, o->control);
+    f.d_attended = o->d_out->data, f.qkv = o->qkv->data, f.attended_in = o->out->data;
+    f.lse_in = (const float *)o->lse->data, f.d_qkv = o->d_qkv->data;
+    return f;
 }
 
 static bool mtt__flash_takes(const mtt_shape *d)
@@ -3863,9 +3480,8 @@ static bool mtt__flash_takes(const mtt_shape *d)
 static cudaError_t mtt__flash_run(const mtt_op *op, cudaStream_t stream)
 {
     const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    mtt__flash f = mtt__flash_arguments(op, o->control);
+    mtt__flash f = mtt__flash_forward_arguments(op);
     if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    f.qkv = o->qkv->data, f.attended = o->out->data, f.lse = (float *)o->lse->data;
     if (o->qkv->dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(f, stream);
     if (o->qkv->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(f, stream);
     if (f.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(f, stream);
@@ -3880,10 +3496,8 @@ static cudaError_t mtt__flash_backward_run(const mtt_op *op, void *workspace_gme
                                       cudaStream_t stream)
 {
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt__flash f = mtt__flash_arguments(op, o->control);
+    mtt__flash f = mtt__flash_backward_arguments(op);
     if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    f.d_attended = o->d_out->data, f.qkv = o->qkv->data, f.attended_in = o->out->data;
-    f.lse_in = (const float *)o->lse->data, f.d_qkv = o->d_qkv->data;
     if (o->qkv->dtype == MTT_BF16_BITS)
         return mtt__flash_backward_of<__nv_bfloat16>(f, workspace_gmem, workspace_bytes, stream);
     if (o->qkv->dtype == MTT_F16_BITS)
@@ -3907,408 +3521,11 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
    >>linear and GELU
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A product whose epilogue is GELU or its gradient. Maps tell the copy engine how a matrix lies (PTX, tensor copies): it brings
-   tiles to shared memory in wgmma's swizzle, zeros beyond the matrix, and stores them back, nothing beyond it. */
-struct mtt__tile_arguments {
-    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
-    const void *bias; /* forward: [n] */
-    int has_y;        /* forward: 0 = pre alone */
-    float *sums;      /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; NULL = nobody wants them */
-    int rows, n, k;
-};
-
-/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes through `side`:
-   four slots of 128 x 32 elements, and two for a tile's part of the bias. */
-enum {
-    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
-    MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
-    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
-    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
-    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF, MTT__BIAS_BYTES = MTT__TILE_N * 2,
-    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to begin at such a multiple */
-};
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* Barriers in shared memory count arrivals and bytes that the copy engine brings. A wait names the parity of a phase: the one
-   before the first is done. */
-struct mtt__tile_barriers {
-    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES], side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
-};
-
-static __device__ __forceinline__ void mtt__barrier_init(uint64_t *barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__barrier_expect(uint64_t *barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int parity)
-{
-    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
-                 ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
-}
-
-/* The map's box of elements from (column, row) on; `barrier` counts its bytes. */
-static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
-                                                        int row)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-                 ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
-}
-
-/* One thread's, after mtt__wgmma_publish and a barrier of those that wrote. */
-static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
-{
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__tensor_commit(void)
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-/* Until shared memory has been read for all but PENDING of the thread's groups of stores. */
-template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Tiles in groups of 16 rows of tiles, so that those under way at a time share rows of A and columns of W in L2. */
-static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
-{
-    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M, columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
-    const int group = tile / (16 * columns), in_group = tile % (16 * columns), high = min(16, rows - 16 * group);
-    return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
-}
-
-static __device__ __forceinline__ int mtt__tile_count(const mtt__tile_arguments &o)
-{
-    return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
-}
-
-/* One thread brings A and W of all of the block's tiles, as far ahead as there are stages. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place(o, tile);
-        for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
-            const int stage = step % MTT__TILE_STAGES;
-            const uint32_t a_smem = smem + stage * MTT__TILE_STAGE, w_smem = a_smem + MTT__TILE_A;
-            mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
-            mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
-            mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
-            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
-            else
-                for (int n = 0; n < MTT__TILE_N; n += 64)
-                    mtt__tensor_load(w_smem + n * MTT__TILE_K * 2, &o.w, &barriers->full[stage], at.y + n, k);
-        }
-    }
-}
-
-/* Another brings the bias. */
-static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
-        const int slot = step % 2, column = mtt__tile_place(o, tile).y, bytes = min(MTT__TILE_N, o.n - column) * 2;
-        mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
-        mtt__barrier_expect(&barriers->side_full[slot], bytes);
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES), "l"((const char *)o.bias + column * 2), "r"(bytes),
-                     "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
-    }
-}
-
-/* Or `pre`. */
-static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place(o, tile);
-        for (int n = 0; n < MTT__TILE_N; n += 32, step++) {
-            const int slot = step % MTT__SIDE_SLOTS;
-            mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
-            mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
-            for (int half = 0; half < 2; half++)
-                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre, &barriers->side_full[slot], at.y + n,
-                                 at.x + 64 * half);
-        }
-    }
-}
-
-/* C += A W over a stage, the tile's k-th: the warpgroup's 64 rows. It ends while the product goes on. `step` counts stages over all
-   tiles. */
-template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
-                                                          int warpgroup, int k, int &step)
-{
-    const int stage = step % MTT__TILE_STAGES;
-    const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
-    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
-    mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
-    mtt__wgmma_begin();
-    #pragma unroll
-    for (int j = 0; j < MTT__TILE_K / 16; j++)
-        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0,
-                                     E());
-    mtt__wgmma_commit();
-    mtt__wgmma_wait<1>(); /* the stage before has been read */
-    if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
-    step++;
-}
-
-/* A tile's results in 16 bits, forward with the bias, which free the accumulators for the next tile. `tiles` were held before. */
-template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4], mtt__tile_barriers *barriers,
-                                                      uint32_t smem, int tiles)
-{
-    const int lane = threadIdx.x & 31, slot = tiles % 2;
-    const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
-    if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
-    #pragma unroll
-    for (int n = 0; n < 32; n++) {
-        float2 b = make_float2(0.0f, 0.0f);
-        if (!BACKWARD) {
-            uint32_t bias;
-            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
-            b = mtt__unpack_pair(bias, E());
-        }
-        held[n][0] = mtt__pack_pair(c[n][0] + b.x, c[n][1] + b.y, E());
-        held[n][1] = mtt__pack_pair(c[n][2] + b.x, c[n][3] + b.y, E());
-    }
-    __syncwarp(); /* the warp has read the bias */
-    if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
-}
-
-/* A part, 32 columns, of pre, which is held, and of y = GELU(pre): each warp sends its 16 rows off by itself. */
-template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
-                                                      int warp, int2 at, int part)
-{
-    const int lane = threadIdx.x & 31;
-    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__straight<32>(lane);
-    if (lane == 0) mtt__tensor_wait<1>();
-    __syncwarp(); /* these two of the four places are free */
-    #pragma unroll
-    for (int n = 0; n < 4; n += 2) {
-        const uint32_t(*pre)[2] = held + part * 4 + n;
-        mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), pre[0], pre[1]);
-        if (!o.has_y) continue;
-        uint32_t y[4];
-        #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
-            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
-        }
-        mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
-    }
-    mtt__wgmma_publish();
-    __syncwarp(); /* all of the warp's rows are written before one lane sends them */
-    if (lane == 0) {
-        mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
-        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
-        mtt__tensor_commit();
-    }
-}
-
-/* A part of dx = dy W^T, which is held, times GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's
-   64 rows are the product of ones and dx by the tensor cores, each warp 8 columns. `step` counts parts over all tiles. */
-template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
-                                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
-                                                               int part, int &step)
-{
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
-    const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
-    const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
-    const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
-    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
-    float sum[4] = {};
-    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
-    #pragma unroll
-    for (int n = 0; n < 4; n += 2) {
-        uint32_t pre[4], dx[4];
-        mtt__load_matrices(pre, mtt__further<32>(straight, n));
-        #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e], E()), dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
-            dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
-        }
-        mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
-    }
-    mtt__wgmma_publish();
-    /* the warpgroup's dx is written before it is sent and summed */
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
-    if (threadIdx.x % 128 == 0) {
-        mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
-        mtt__tensor_commit();
-    }
-    #pragma unroll
-    for (int row = 0; row < 64; row += 32) {
-        uint32_t b[4];
-        mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
-        mtt__mma(sum, ones, b[0], b[1], E());
-        mtt__mma(sum, ones, b[2], b[3], E());
-    }
-    if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
-        *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
-    if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
-    __syncwarp(); /* the warp has read dx, its first lane's store too */
-    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
-    step++;
-}
-#endif
-
-/* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
-   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64 rounded up, n] float
-   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue of the
-                tile before meanwhile, two threads of the third feed them; MTT__TILE_SHARED bytes
-   Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
-                matrices; results apart from operands
-   Traffic      A and W once a tile from L2; pre and y written once, or pre read and dx written once
-   Determinism  k in order, one writer of each result, sums in a fixed order
-   Reference    mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu. H200, 16384 x 3072 x 768: forward 130 us (cuBLASLt and GELU
-                apart 162), backward 160 (and sums apart 214); tensor cores busy in 75 and 58 % of the cycles */
-template <typename E, bool BACKWARD>
-static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__tile_barriers barriers;
-    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
-    const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
-    int step = 0, side_step = 0;
-    int2 at = make_int2(0, 0);
-    uint32_t held[32][2];
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < MTT__TILE_STAGES; i++)
-            mtt__barrier_init(&barriers.full[i], 1), mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
-        for (int i = 0; i < MTT__SIDE_SLOTS; i++)
-            mtt__barrier_init(&barriers.side_full[i], 1), mtt__barrier_init(&barriers.side_empty[i], 8); /* of each warp */
-        asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
-    }
-    __syncthreads(); /* barriers are ready */
-    if (warpgroup == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); /* of 168; the others need 128 for a tile, 64 for the one before */
-        if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
-        if (threadIdx.x == 288) {
-            if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
-            else mtt__tile_feed_bias(o, &barriers, smem);
-        }
-        return;
-    }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
-        const int stages = tile < mtt__tile_count(o) ? (o.k + MTT__TILE_K - 1) / MTT__TILE_K : 0;
-        float c[32][4];
-        int k = 0;
-        #pragma unroll
-        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before, under as many of this one's products */
-            #pragma unroll 1
-            for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
-                mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
-            if (tiles == 0) continue;
-            if (BACKWARD) mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
-            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
-        }
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(c);
-        if (stages == 0) break;
-        if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
-        mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
-        at = mtt__tile_place(o, tile);
-    }
-    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */
-#endif
-}
-
-/* Whether an operation is the kernel's: 16 bits, W [k, n], rows that an int counts, maps, and a kernel that is more than its name. */
-static bool mtt__suits_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
-{
-    cudaFuncAttributes attributes;
-    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode &&
-           cudaFuncGetAttributes(&attributes, mtt_k_linear_gelu<__nv_bfloat16, false>) == cudaSuccess && attributes.sharedSizeBytes > 0;
-}
-
-/* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
-static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
-                           int box_rows)
-{
-    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
-    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    const CUtensorMapDataType type = t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    const CUresult error = c->encode(map, type, 2, (char *)t->data + (size_t)first_row * stride[0], shape, stride, box, steps,
-                                     CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                     box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (error == CUDA_SUCCESS) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
-}
-
-/* `rows` rows from `first_row` on; sums as the kernel leaves them. */
-template <typename E, bool BACKWARD>
-static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w, const mtt_tensor *bias, const mtt_tensor *pre,
-                                    const mtt_tensor *y, int64_t first_row, int64_t rows, float *sums)
-{
-    const mtt_tensor *out = y ? y : pre;
-    mtt__tile_arguments o;
-    mtt_status status;
-    int64_t tiles;
-    memset(&o, 0, sizeof(o));
-    o.bias = bias ? bias->data : NULL;
-    o.has_y = y != NULL;
-    o.sums = sums;
-    o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
-    tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
-    status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
-    if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
-    if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status != MTT_OK) return status;
-    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu", mtt_k_linear_gelu<E, BACKWARD>,
-                              (unsigned)mtt__min(tiles, c->processors), 384, MTT__TILE_SHARED, o);
-}
-
-/* Slabs of rows whose sums the workspace holds. */
-template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = 2 * n * (int64_t)sizeof(float);
-    const int64_t slab = o->d_bias ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
-    void *scratch = NULL;
-    mtt_status status = o->d_bias ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
-    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
-        const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
-        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count, (float *)scratch);
-        if (status == MTT_OK && o->d_bias)
-            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias), first > 0 || op->adds);
-    }
-    return status;
-}
-
 /* pre = x W + b, y = GELU(pre) if there is a y */
 static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
-    mtt_status status;
-    if (mtt__suits_tiles(c, op, o->x))
-        return o->x->dtype == MTT_F16_BITS
-                   ? mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, mtt__rows(o->pre), NULL)
-                   : mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, mtt__rows(o->pre), NULL);
-    status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
     return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
 }
 
@@ -4316,11 +3533,7 @@ static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    mtt_status status;
-    if (mtt__suits_tiles(c, op, o->dy))
-        return o->dy->dtype == MTT_F16_BITS ? mtt__linear_backward_gelu<__half>(c, op)
-                                            : mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
-    status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    mtt_status status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
     if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
     if (status != MTT_OK || !o->d_bias) return status;
     return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
@@ -4657,7 +3870,7 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
    ---------------------------------------------------------------------------------------------------------------- */
 
 #define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
-static mtt_status (*const mtt__cuda_functions[])(mtt__cuda *c, const mtt_op *op) = {MTT_OPS(MTT__CUDA_FUNCTION)};
+static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
 
 static void *mtt__host_alloc(mtt_env *env, size_t bytes)
 {
@@ -4699,15 +3912,6 @@ static mtt_status mtt__cluster_size(mtt__cuda *c)
     return status;
 }
 
-static void mtt__find_encode(mtt__cuda *c)
-{
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
-    else cudaGetLastError(); /* an older driver: products and their epilogues stay apart */
-}
-
 static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
 {
     mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
@@ -4730,7 +3934,7 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device),
                               "its shared memory");
     if (status == MTT_OK) status = mtt__cluster_size(c);
-    if (status == MTT_OK) mtt__find_encode(c);
+    if (status == MTT_OK) status = mtt__find_hopper(c);
     if (status == MTT_OK && !c->stream)
         status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
     if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
@@ -4823,7 +4027,10 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
 static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt_status status = MTT_OK;
-    for (int i = 0; i < count && status == MTT_OK; i++) status = mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        mtt__function run = mtt__hopper_function(c, &ops[i]);
+        status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+    }
     return status;
 }
 
@@ -4903,3 +4110,913 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     backend->run = mtt__cuda_run;
     return MTT_OK;
 }
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA)
+   ------------------------------------------------------------------------------------------------------------------
+   Each operation here has an equal in the rooms above, which other devices run. The code is for sm_90a alone. */
+#ifndef MTT_NO_HOPPER
+
+/* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
+#if MTT__HOPPER
+
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B for it, 16 of k at a time, while the warps
+   go on. Operands come from shared memory by way of a descriptor (PTX, asynchronous warpgroup level matrix instructions), A also
+   from registers. Warp w has rows 16 w and on of C, its lanes hold them as those of mtt__mma. From mtt__wgmma_begin to
+   mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
+static __device__ __forceinline__ void mtt__wgmma_begin(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void mtt__wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING = 0> static __device__ __forceinline__ void mtt__wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* After a wait: the compiler shall not read C before. */
+template <int N> static __device__ __forceinline__ void mtt__wgmma_hold(float (&c)[N][4])
+{
+    #pragma unroll
+    for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
+}
+
+/* What the thread wrote to shared memory is there for wgmma, once a barrier has told the others. */
+static __device__ __forceinline__ void mtt__wgmma_publish(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* The lower half of the descriptor of a tile: rows of 64 elements as mtt__copy_tile leaves them, which is wgmma's swizzle of 128
+   bytes, at a multiple of 1024 bytes. If B stands across, its next 64 columns are `wide` bytes further. */
+static __device__ __forceinline__ uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
+{
+    return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
+}
+
+/* The descriptor `bytes` into a tile: 16 columns further is 32, 16 rows 2048. The upper half says that 8 rows are 1024 bytes. */
+static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
+{
+    return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
+}
+
+#define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define MTT__32(c, n)                                                                                                    \
+    MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
+        MTT__FOUR(c, n + 5), MTT__FOUR(c, n + 6), MTT__FOUR(c, n + 7)
+#define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
+#define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
+#define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
+#define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define MTT__NAMES_32                                                                                                    \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
+    "%31"
+#define MTT__NAMES_64                                                                                                    \
+    MTT__NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
+                  "%57,%58,%59,%60,%61,%62,%63"
+
+#define MTT__NAMES_128                                                                                                   \
+    MTT__NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86"         \
+                  ",%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107"         \
+                  ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126"      \
+                  ",%127"
+
+/* C = A B, or C += A B if `more`, over 16 of k. Across: the rows in shared memory are those of k. */
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B)                                                     \
+    template <bool A_ACROSS, bool B_ACROSS>                                                                              \
+    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
+    {                                                                                                                    \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
+                     TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " ACROSS_A ", " ACROSS_B "; }"    \
+                     : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(A_ACROSS), "n"(B_ACROSS) : "memory");         \
+    }
+/* C += A B with A in registers, B across */
+#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                                        \
+    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)       \
+    {                                                                                                                    \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, {" R1   \
+                     "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                                        \
+                     : MTT__##COUNT(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
+    }
+#define MTT__WGMMA_ALL(E, TYPE)                                                                                           \
+    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")                                                       \
+    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                                       \
+    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                                      \
+    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                                \
+    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                             \
+    MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
+MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
+MTT__WGMMA_ALL(__half, "f16")
+
+/* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
+template <int D, int A_ROWS, int B_ROWS, int N, typename E>
+static __device__ __forceinline__ void mtt__wgmma_rows(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
+{
+    #pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
+                                 mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
+}
+
+/* C += A B over 16 STEPS of k, A in registers, B across. */
+template <int STEPS, int N, typename E>
+static __device__ __forceinline__ void mtt__wgmma_across(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
+{
+    #pragma unroll
+    for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
+}
+
+/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
+template <int ROWS, int D, int THREADS, typename E>
+static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
+                                                       int head_dim)
+{
+    #pragma unroll
+    for (int column = 0; column < D; column += 64)
+        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride, rows_left,
+                                          head_dim - column, threadIdx.x);
+}
+
+static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0)
+                 : "memory");
+}
+#endif
+
+/* ---- flash attention, forward ---- */
+
+/* Math         as mtt_k_flash_forward, without dropout, by products of warpgroups.
+   Shapes       as there; D 64 or 128.
+   Launch       as there, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to begin at such a multiple.
+   Requires     code for sm_90a. Without, the kernel is empty, and has no static shared memory, by which mtt__suits_wgmma knows.
+   Traffic      as there.
+   Determinism  as there.
+   Reference    as there. While one block makes exponentials the other on its processor multiplies: nothing else has to be
+                arranged, and registers suffice for two (T = 16384, D = 64: 490 TFLOP/s; by mma 345). */
+template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
+{
+#if MTT__HOPPER
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__forward_block block;
+    const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
+    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128), T = (int)f.seq_len;
+    const int stride = 3 * (int)f.width, tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
+    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
+    const int group = min(f.group, f.head_count - first_head);
+    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
+    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, first_head + in_group % group);
+    __syncthreads(); /* the block's work is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride), *k_gmem = q_gmem + f.width;
+    const auto copy = [&](int k0, uint32_t to_smem) {
+        const E *from = k_gmem + (int64_t)k0 * stride;
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, from, stride, T - k0, f.head_dim);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.width, stride, T - k0, f.head_dim);
+        mtt__copy_commit();
+    };
+    const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
+    float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
+
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.head_dim);
+    copy(last_key, kv_smem);
+    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
+        const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
+        const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
+        if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1)) continue; /* nothing seen here */
+        float s_rmem[1][S::KEY_TILES][4];
+        mtt__wgmma_begin();
+        mtt__wgmma_rows<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
+            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
+        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
+        uint32_t p_rmem[BLOCK_KV / 16][4];
+        #pragma unroll
+        for (int n = 0; n < BLOCK_KV / 4; n++)
+            p_rmem[n / 4][n % 4] = mtt__pack_pair(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
+        mtt__wgmma_begin();
+        mtt__wgmma_across(o_rmem[0], p_rmem, v_tile, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(o_rmem[0]);
+    }
+    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
+#endif
+}
+
+/* ---- flash attention, backward ---- */
+
+/* The sizes of mtt_k_flash_backward_wgmma: each of two warpgroups has 64 of every 128 keys, dK and dV of which fill its registers,
+   and DQ_COLUMNS of the columns of dQ. */
+template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS, THREADS = 256, MIN_BLOCKS = 1;
+    static constexpr int DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
+    /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
+    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
+};
+
+#if MTT__HOPPER
+/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries stands 32 bytes apart. */
+template <int N>
+static __device__ __forceinline__ void mtt__backward_weights(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
+{
+    float lse[2];
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
+        #pragma unroll
+        for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
+    }
+}
+
+/* P and dS = P (dP - delta) as A of dV and dK. */
+template <int N, typename E>
+static __device__ __forceinline__ void mtt__backward_pack(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
+                                                          const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
+{
+    float delta[2];
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
+            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
+            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
+        }
+    }
+}
+#endif
+
+/* Math         as mtt_k_flash_backward, without dropout, by products of warpgroups.
+   Shapes       as there; D 64 or 128.
+   Launch       as there, with one block of two warpgroups a processor. Shared memory: K, V, two stages of Q, dO, lse and delta, and
+                dS^T, from a multiple of 1,024 bytes on.
+   Requires     as there, and code for sm_90a, as mtt_k_flash_forward_wgmma.
+   Traffic      as there.
+   Determinism  as there: dQ takes the same way through the ring.
+   Reference    as there. P^T and dS^T are A of dV and dK in registers; dS^T is A of dQ across, in shared memory. Exponentials are
+                made under dP's product, the next scores while dQ's sums are on their way. These sums come and go in the warps that
+                calculate, a fifth of their time with 128 keys a block (425 TFLOP/s for 525 at T = 16384, D = 64). So a block has
+                as many keys as registers hold dK and dV of, 256 at D = 64, for 64 queries at a time: half the sums, half of Q and
+                dO's way, 455 TFLOP/s. dQ begun under the next tile's exponentials, 435: too few registers to go on meanwhile. */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
+{
+#if MTT__HOPPER
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV, KEY_ROWS = S::KEY_ROWS;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__backward_block block;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
+    const int T = (int)f.seq_len, stride = 3 * (int)f.width;
+    if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
+    __syncthreads(); /* the block's work is known to all */
+    mtt__backward_place at = {};
+    at.block = &block, at.k0 = mtt__uniform(block.k0);
+    const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
+    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.width;
+    const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
+    const auto copy = [&](int tile) {
+        const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
+        const uint32_t to = stage_of(tile);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, (const E *)block.q_gmem + (int64_t)row * stride, stride, left, f.head_dim);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, (const E *)block.do_gmem + (int64_t)row * f.width, (int)f.width,
+                                                left, f.head_dim);
+        if (thread < 2 * BLOCK_Q) /* lse, then delta; zeros past the end make P = 1, but of zero rows of Q and dO */
+            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4,
+                                (const float *)(f.stats + block.local * f.seq_len + row + thread % BLOCK_Q) + thread / BLOCK_Q,
+                                thread % BLOCK_Q < left);
+        mtt__copy_commit();
+    };
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, f.head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
+    copy(last_tile);
+
+    const int column = warpgroup * S::DQ_COLUMNS;
+    const uint32_t k_across = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
+    const uint32_t ds_across = mtt__wgmma_tile(s_smem, 0);
+    uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
+    float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
+    float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
+    const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
+        mtt__wgmma_begin();
+        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
+        mtt__wgmma_commit();
+    };
+    const auto weigh = [&](int tile, int m) { /* dP of these */
+        mtt__wgmma_begin();
+        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
+                                              mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0), E());
+        mtt__wgmma_commit();
+    };
+    mtt__copy_wait();
+    mtt__wgmma_publish();
+    __syncthreads(); /* K, V and the first tile are there */
+    score(last_tile, 0);
+    mtt__wgmma_wait();
+    mtt__wgmma_hold(s_rmem[0]);
+    const auto pass = [&](int tile, auto rows_of_128) { /* a tile of queries by the block's first 128 ROWS keys */
+        constexpr int ROWS = decltype(rows_of_128)::value;
+        const int q0 = tile * BLOCK_Q;
+        k_tile = mtt__pinned(k_tile); /* its descriptors are made where they are used, and not held */
+        const uint32_t q_across = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_across = q_across + S::Q_BYTES / 16;
+        const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
+        uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
+        weigh(tile, 0);
+        __syncthreads(); /* the last tile's Q, dO and dS are done with */
+        if (tile > first_tile) copy(tile - 1);
+        #pragma unroll
+        for (int m = 0; m < ROWS; m++) {
+            const int k0 = at.k0 + m * 128;
+            if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
+                mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
+            mtt__backward_weights(s_rmem[0], lse_smem, f.scale_log2);
+            if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
+            else mtt__wgmma_wait();
+            mtt__wgmma_hold(dp_rmem);
+            mtt__backward_pack(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
+            if (m + 1 < ROWS) score(tile, m + 1), weigh(tile, m + 1);
+            mtt__wgmma_begin();
+            mtt__wgmma_across(dv_rmem[m][0], p_packed[m], do_across, E());
+            mtt__wgmma_across(dk_rmem[m][0], ds_packed[m], q_across, E());
+            mtt__wgmma_commit();
+            #pragma unroll
+            for (int n = 0; n < BLOCK_Q / 8; n += 2) {
+                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__straight<64>(lane);
+                mtt__store_matrices(mtt__further<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
+            }
+            if (m + 1 < ROWS) {
+                mtt__wgmma_wait<2>();
+                mtt__wgmma_hold(s_rmem[0]);
+            }
+        }
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
+
+        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
+        float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
+        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        mtt__wgmma_begin();
+        #pragma unroll
+        for (int k = 0; k < ROWS * 8; k++)
+            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_across, k * 2048), mtt__wgmma_at(k_across, k * 2048), k > 0, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait<1>();
+        #pragma unroll
+        for (int m = 0; m < KEY_ROWS; m++) {
+            mtt__wgmma_hold(dv_rmem[m][0]);
+            mtt__wgmma_hold(dk_rmem[m][0]);
+        }
+        score(tile > first_tile ? tile - 1 : tile, 0);
+        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
+        mtt__wgmma_wait<1>();
+        mtt__wgmma_hold(dq_rmem[0]);
+        #pragma unroll
+        for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
+        if (turn.place == turn.sharers - 1)
+            mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.gradient_scale);
+        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], turn.number + 1);
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+    };
+    int tile = last_tile;
+    for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
+    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* the keys beyond are the future */
+    #pragma unroll
+    for (int m = 0; m < KEY_ROWS; m++) {
+        mtt__backward_store<S, 1, D>(f, at, dk_rmem[m], at.k0 + m * 128 + warp * 16, 0, 1, f.gradient_scale);
+        mtt__backward_store<S, 1, D>(f, at, dv_rmem[m], at.k0 + m * 128 + warp * 16, 0, 2, f.keep_scale);
+    }
+#endif
+}
+
+/* ---- flash attention, launches ---- */
+
+template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__flash f)
+{
+    f.group = mtt__forward_group(f);
+    return mtt__checked(c, mtt__flash_launch(mtt_k_flash_forward_wgmma<S>,
+                                             (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q * f.head_count, S::THREADS,
+                                             S::SHARED + 1024, f, c->stream), "flash");
+}
+
+/* With a window, or a short sequence, blocks are short and wait for their first tiles most: more of them, each smaller (head width 64
+   on an H200: W = 128, T = 8192 0.104 ms, not 0.134; T = 1024 351 TFLOP/s, not 320). The longest would read K and V from L2 twice as
+   often, which a step of T = 32768 pays for with 1.5 %. */
+template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
+{
+    typedef mtt__forward_sizes<E, 64, 64, 64, 1, false, 5, false> SHORT_64;
+    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> LONG_64;
+    typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> ANY_128;
+    if (f.head_dim > 64) return mtt__hopper_forward_of<ANY_128>(c, f);
+    if (f.window || f.seq_len <= 4096) return mtt__hopper_forward_of<SHORT_64>(c, f);
+    return mtt__hopper_forward_of<LONG_64>(c, f);
+}
+
+template <class S> static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+{
+    return mtt__checked(c, mtt__launch_backward_of<S>(mtt_k_flash_backward_wgmma<S>, f, op->workspace->data,
+                                                      op->workspace->bytes, c->stream), "flash_backward");
+}
+
+template <typename E> static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+{
+    if (f.head_dim <= 64) return mtt__hopper_backward_of<mtt__backward_wgmma_sizes<E, 64>>(c, op, f);
+    return mtt__hopper_backward_of<mtt__backward_wgmma_sizes<E, 128>>(c, op, f);
+}
+
+static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_forward_arguments(op);
+    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__hopper_forward<__half>(c, f);
+    return mtt__hopper_forward<__nv_bfloat16>(c, f);
+}
+
+static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_backward_arguments(op);
+    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
+        return mtt__hopper_backward<__half>(c, op, f);
+    return mtt__hopper_backward<__nv_bfloat16>(c, op, f);
+}
+
+/* ---- linear and GELU in one kernel ---- */
+
+/* A product whose epilogue is GELU or its gradient. Maps tell the copy engine how a matrix lies (PTX, tensor copies): it brings
+   tiles to shared memory in wgmma's swizzle, zeros beyond the matrix, and stores them back, nothing beyond it. */
+struct mtt__tile_arguments {
+    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
+    const void *bias; /* forward: [n] */
+    int has_y;        /* forward: 0 = pre alone */
+    float *sums;      /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; NULL = nobody wants them */
+    int rows, n, k;
+};
+
+/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes through `side`:
+   four slots of 128 x 32 elements, and two for a tile's part of the bias. */
+enum {
+    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
+    MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
+    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
+    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
+    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF, MTT__BIAS_BYTES = MTT__TILE_N * 2,
+    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to begin at such a multiple */
+};
+
+#if MTT__HOPPER
+
+/* Barriers in shared memory count arrivals and bytes that the copy engine brings. A wait names the parity of a phase: the one
+   before the first is done. */
+struct mtt__tile_barriers {
+    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES], side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
+};
+
+static __device__ __forceinline__ void mtt__barrier_init(uint64_t *barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__barrier_expect(uint64_t *barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int parity)
+{
+    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
+                 ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
+}
+
+/* The map's box of elements from (column, row) on; `barrier` counts its bytes. */
+static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
+                                                        int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
+}
+
+/* One thread's, after mtt__wgmma_publish and a barrier of those that wrote. */
+static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
+}
+
+static __device__ __forceinline__ void mtt__tensor_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Until shared memory has been read for all but PENDING of the thread's groups of stores. */
+template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Tiles in groups of 16 rows of tiles, so that those under way at a time share rows of A and columns of W in L2. */
+static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
+{
+    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M, columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
+    const int group = tile / (16 * columns), in_group = tile % (16 * columns), high = min(16, rows - 16 * group);
+    return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
+}
+
+static __device__ __forceinline__ int mtt__tile_count(const mtt__tile_arguments &o)
+{
+    return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
+}
+
+/* One thread brings A and W of all of the block's tiles, as far ahead as there are stages. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place(o, tile);
+        for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
+            const int stage = step % MTT__TILE_STAGES;
+            const uint32_t a_smem = smem + stage * MTT__TILE_STAGE, w_smem = a_smem + MTT__TILE_A;
+            mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
+            mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
+            mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
+            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
+            else
+                for (int n = 0; n < MTT__TILE_N; n += 64)
+                    mtt__tensor_load(w_smem + n * MTT__TILE_K * 2, &o.w, &barriers->full[stage], at.y + n, k);
+        }
+    }
+}
+
+/* Another brings the bias. */
+static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
+        const int slot = step % 2, column = mtt__tile_place(o, tile).y, bytes = min(MTT__TILE_N, o.n - column) * 2;
+        mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
+        mtt__barrier_expect(&barriers->side_full[slot], bytes);
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES), "l"((const char *)o.bias + column * 2), "r"(bytes),
+                     "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
+    }
+}
+
+/* Or `pre`. */
+static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place(o, tile);
+        for (int n = 0; n < MTT__TILE_N; n += 32, step++) {
+            const int slot = step % MTT__SIDE_SLOTS;
+            mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
+            mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
+            for (int half = 0; half < 2; half++)
+                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre, &barriers->side_full[slot], at.y + n,
+                                 at.x + 64 * half);
+        }
+    }
+}
+
+/* C += A W over a stage, the tile's k-th: the warpgroup's 64 rows. It ends while the product goes on. `step` counts stages over all
+   tiles. */
+template <typename E, bool BACKWARD>
+static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
+                                                          int warpgroup, int k, int &step)
+{
+    const int stage = step % MTT__TILE_STAGES;
+    const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
+    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
+    mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
+    mtt__wgmma_begin();
+    #pragma unroll
+    for (int j = 0; j < MTT__TILE_K / 16; j++)
+        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0,
+                                     E());
+    mtt__wgmma_commit();
+    mtt__wgmma_wait<1>(); /* the stage before has been read */
+    if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
+    step++;
+}
+
+/* A tile's results in 16 bits, forward with the bias, which free the accumulators for the next tile. `tiles` were held before. */
+template <typename E, bool BACKWARD>
+static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4], mtt__tile_barriers *barriers,
+                                                      uint32_t smem, int tiles)
+{
+    const int lane = threadIdx.x & 31, slot = tiles % 2;
+    const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
+    if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
+    #pragma unroll
+    for (int n = 0; n < 32; n++) {
+        float2 b = make_float2(0.0f, 0.0f);
+        if (!BACKWARD) {
+            uint32_t bias;
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
+            b = mtt__unpack_pair(bias, E());
+        }
+        held[n][0] = mtt__pack_pair(c[n][0] + b.x, c[n][1] + b.y, E());
+        held[n][1] = mtt__pack_pair(c[n][2] + b.x, c[n][3] + b.y, E());
+    }
+    __syncwarp(); /* the warp has read the bias */
+    if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+}
+
+/* A part, 32 columns, of pre, which is held, and of y = GELU(pre): each warp sends its 16 rows off by itself. */
+template <typename E>
+static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
+                                                      int warp, int2 at, int part)
+{
+    const int lane = threadIdx.x & 31;
+    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__straight<32>(lane);
+    if (lane == 0) mtt__tensor_wait<1>();
+    __syncwarp(); /* these two of the four places are free */
+    #pragma unroll
+    for (int n = 0; n < 4; n += 2) {
+        const uint32_t(*pre)[2] = held + part * 4 + n;
+        mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), pre[0], pre[1]);
+        if (!o.has_y) continue;
+        uint32_t y[4];
+        #pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
+            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
+        }
+        mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
+    }
+    mtt__wgmma_publish();
+    __syncwarp(); /* all of the warp's rows are written before one lane sends them */
+    if (lane == 0) {
+        mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
+        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+        mtt__tensor_commit();
+    }
+}
+
+/* A part of dx = dy W^T, which is held, times GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's
+   64 rows are the product of ones and dx by the tensor cores, each warp 8 columns. `step` counts parts over all tiles. */
+template <typename E>
+static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
+                                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
+                                                               int part, int &step)
+{
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
+    const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
+    const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
+    const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
+    float sum[4] = {};
+    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
+    #pragma unroll
+    for (int n = 0; n < 4; n += 2) {
+        uint32_t pre[4], dx[4];
+        mtt__load_matrices(pre, mtt__further<32>(straight, n));
+        #pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e], E()), dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
+            dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
+        }
+        mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
+    }
+    mtt__wgmma_publish();
+    /* the warpgroup's dx is written before it is sent and summed */
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+    if (threadIdx.x % 128 == 0) {
+        mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
+        mtt__tensor_commit();
+    }
+    #pragma unroll
+    for (int row = 0; row < 64; row += 32) {
+        uint32_t b[4];
+        mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
+        mtt__mma(sum, ones, b[0], b[1], E());
+        mtt__mma(sum, ones, b[2], b[3], E());
+    }
+    if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
+        *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
+    if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
+    __syncwarp(); /* the warp has read dx, its first lane's store too */
+    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    step++;
+}
+#endif
+
+/* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
+   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64 rounded up, n] float
+   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue of the
+                tile before meanwhile, two threads of the third feed them; MTT__TILE_SHARED bytes
+   Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
+                matrices; results apart from operands
+   Traffic      A and W once a tile from L2; pre and y written once, or pre read and dx written once
+   Determinism  k in order, one writer of each result, sums in a fixed order
+   Reference    mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu. H200, 16384 x 3072 x 768: forward 130 us (cuBLASLt and GELU
+                apart 162), backward 160 (and sums apart 214); tensor cores busy in 75 and 58 % of the cycles */
+template <typename E, bool BACKWARD>
+static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
+{
+#if MTT__HOPPER
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__tile_barriers barriers;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
+    const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
+    int step = 0, side_step = 0;
+    int2 at = make_int2(0, 0);
+    uint32_t held[32][2];
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < MTT__TILE_STAGES; i++)
+            mtt__barrier_init(&barriers.full[i], 1), mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
+        for (int i = 0; i < MTT__SIDE_SLOTS; i++)
+            mtt__barrier_init(&barriers.side_full[i], 1), mtt__barrier_init(&barriers.side_empty[i], 8); /* of each warp */
+        asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
+    }
+    __syncthreads(); /* barriers are ready */
+    if (warpgroup == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); /* of 168; the others need 128 for a tile, 64 for the one before */
+        if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
+        if (threadIdx.x == 288) {
+            if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
+            else mtt__tile_feed_bias(o, &barriers, smem);
+        }
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
+        const int stages = tile < mtt__tile_count(o) ? (o.k + MTT__TILE_K - 1) / MTT__TILE_K : 0;
+        float c[32][4];
+        int k = 0;
+        #pragma unroll
+        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before, under as many of this one's products */
+            #pragma unroll 1
+            for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
+                mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
+            if (tiles == 0) continue;
+            if (BACKWARD) mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
+            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
+        }
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(c);
+        if (stages == 0) break;
+        if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
+        mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
+        at = mtt__tile_place(o, tile);
+    }
+    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */
+#endif
+}
+
+/* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
+static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
+                           int box_rows)
+{
+    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
+    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    const CUtensorMapDataType type = t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUresult error = c->encode(map, type, 2, (char *)t->data + (size_t)first_row * stride[0], shape, stride, box, steps,
+                                     CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                     box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (error == CUDA_SUCCESS) return MTT_OK;
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
+}
+
+/* `rows` rows from `first_row` on; sums as the kernel leaves them. */
+template <typename E, bool BACKWARD>
+static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w, const mtt_tensor *bias, const mtt_tensor *pre,
+                                    const mtt_tensor *y, int64_t first_row, int64_t rows, float *sums)
+{
+    const mtt_tensor *out = y ? y : pre;
+    mtt__tile_arguments o;
+    mtt_status status;
+    int64_t tiles;
+    memset(&o, 0, sizeof(o));
+    o.bias = bias ? bias->data : NULL;
+    o.has_y = y != NULL;
+    o.sums = sums;
+    o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
+    tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
+    status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
+    if (status == MTT_OK)
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
+    if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status != MTT_OK) return status;
+    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu", mtt_k_linear_gelu<E, BACKWARD>,
+                              (unsigned)mtt__min(tiles, c->processors), 384, MTT__TILE_SHARED, o);
+}
+
+/* Slabs of rows whose sums the workspace holds. */
+template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = 2 * n * (int64_t)sizeof(float);
+    const int64_t slab = o->d_bias ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
+    void *scratch = NULL;
+    mtt_status status = o->d_bias ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
+    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
+        const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
+        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count, (float *)scratch);
+        if (status == MTT_OK && o->d_bias)
+            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias), first > 0 || op->adds);
+    }
+    return status;
+}
+
+static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    const int64_t rows = mtt__rows(o->pre);
+    if (o->x->dtype == MTT_F16_BITS)
+        return mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
+    return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
+}
+
+static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    if (MTT_OPERANDS_OF(linear_backward_gelu, op)->dy->dtype == MTT_F16_BITS)
+        return mtt__linear_backward_gelu<__half>(c, op);
+    return mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
+}
+
+/* ---- which operations run here ---- */
+
+/* 16 bits, no dropout, head widths that fill tiles of 64 or 128 columns. */
+static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
+{
+    const int D = op->shape->head_dim;
+    return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 && !mtt__dropout_threshold(op->shape->dropout) &&
+           ((D > 32 && D <= 64) || (D > 96 && D <= 128));
+}
+
+/* 16 bits, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
+static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
+{
+    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
+}
+
+static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
+{
+    if (!c->hopper) return NULL;
+    switch (op->kind) {
+    case MTT_OP_flash:
+        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash, op)->qkv)) return mtt__hopper_flash;
+        break;
+    case MTT_OP_flash_backward:
+        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash_backward, op)->qkv)) return mtt__hopper_flash_backward;
+        break;
+    case MTT_OP_linear_gelu:
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->x)) return mtt__hopper_linear_gelu;
+        break;
+    case MTT_OP_linear_backward_gelu:
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_backward_gelu, op)->dy))
+            return mtt__hopper_linear_backward_gelu;
+        break;
+    default: break;
+    }
+    return NULL;
+}
+
+/* Sets c->hopper where the loaded code is for sm_90a: elsewhere the room's kernels are empty and have no static
+   shared memory. Sets c->encode where the driver makes tensor maps. */
+static mtt_status mtt__find_hopper(mtt__cuda *c)
+{
+    cudaFuncAttributes code;
+    mtt_status status = mtt__checked(c, cudaFuncGetAttributes(&code, mtt_k_linear_gelu<__nv_bfloat16, false>),
+                                     "reading its code");
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t error;
+    if (status != MTT_OK) return status;
+    c->hopper = code.sharedSizeBytes > 0;
+    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
+    else cudaGetLastError(); /* an older driver: products and their epilogues stay apart */
+    return MTT_OK;
+}
+
+#endif /* MTT_NO_HOPPER */
