@@ -219,22 +219,6 @@ enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 }; /* lists of operations remembered;
 enum { MTT__GRAPH_NODES = 2048 };
 static const size_t MTT__PINNED = 4 << 20; /* bytes of the staging buffer */
 
-/* All that distinguishes one matrix product from another, to be compared bytewise. */
-struct mtt__product_key {
-    int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
-    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, unused;
-    size_t workspace;
-};
-
-struct mtt__product_plan {
-    mtt__product_key key;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulHeuristicResult_t found[MTT__ALGORITHMS];
-    int candidates; /* of found; 1 when mtt__tune has put the best one first */
-    int bias_apart; /* no algorithm with the bias in its epilogue: a kernel adds it */
-};
-
 /* A list of operations as one graph: captured when it runs for the second time, replayed from then on. */
 struct mtt__graph {
     const mtt_op *ops;
@@ -242,6 +226,8 @@ struct mtt__graph {
     int64_t runs;
     cudaGraphExec_t exec; /* NULL where there is none (yet) */
 };
+
+struct mtt__product_plan; /* >>products */
 
 struct mtt__cuda {
     mtt_env *env;
@@ -636,12 +622,12 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T
 
 template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
-#define MTT__NORM(threads, packs)                                                                                    \
+#define MTT__NORM_CASE(threads, packs)                                                                                    \
     if (o.width <= threads * packs * 8)                                                                                \
         return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1), \
                            threads < 128 ? 128 : threads, o);
-    MTT__NORM_SHAPES(MTT__NORM)
-#undef MTT__NORM
+    MTT__NORM_SHAPES(MTT__NORM_CASE)
+#undef MTT__NORM_CASE
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
@@ -846,7 +832,7 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
     mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
                                mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch, rows, (int)width};
     if (status != MTT_OK) return status;
-#define MTT__NORM(threads, columns)                                                                                  \
+#define MTT__NORM_CASE(threads, columns)                                                                                  \
     if (!blocks && width <= threads * columns) {                                                                     \
         typedef mtt__norm_block<T, threads, columns> S;                                                              \
         blocks = mtt__min(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
@@ -854,8 +840,8 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
         status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
                                     (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
     }
-    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
-#undef MTT__NORM
+    MTT__NORM_BACKWARD_SHAPES(MTT__NORM_CASE)
+#undef MTT__NORM_CASE
     if (!blocks) return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
     if (status != MTT_OK) return status;
     return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
@@ -1129,22 +1115,49 @@ static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>products
-   ---------------------------------------------------------------------------------------------------------------- */
+   >>products   cuBLASLt, and GELU beside it
+   ------------------------------------------------------------------------------------------------------- */
 
-/* A row-major matrix or a batch of them; `transposed`: it is stored with rows and columns swapped. */
+/* A row-major matrix or a batch of them; `transposed`: memory holds its transpose. */
 struct mtt__blas_matrix {
     const void *data;
-    int64_t ld, stride;
-    int transposed;
+    int64_t ld, stride; /* elements between two rows of what is in memory, and between two matrices */
+    int dtype, transposed;
 };
 
-static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
+/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, C and the bias another. */
+struct mtt__blas_gemm {
+    int64_t m, n, k;
+    mtt__blas_matrix a, b, c;
+    const mtt_tensor *bias = NULL;
+    int adds = 0, batch = 1;
+    float alpha = 1.0f;
+};
+
+/* All that distinguishes one product from another; compared bytewise. */
+struct mtt__product_key {
+    int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
+    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, padding;
+    size_t workspace;
+};
+
+struct mtt__product_plan {
+    mtt__product_key key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulHeuristicResult_t found[MTT__ALGORITHMS];
+    int candidates; /* of found; 1 when mtt__tune has put the best one first */
+    int bias_apart; /* no algorithm adds the bias: a kernel does */
+};
+
+static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,
+                                            int transposed)
 {
     mtt__blas_matrix m;
     m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
     m.ld = ld;
     m.stride = stride;
+    m.dtype = t->dtype;
     m.transposed = transposed;
     return m;
 }
@@ -1160,9 +1173,9 @@ static cudaDataType mtt__cuda_type(int dtype)
 }
 
 /* Fast loads need 16 bytes; below that only the element's size is promised. */
-static int mtt__alignment(const void *data, int dtype)
+static int mtt__blas_alignment(const mtt__blas_matrix &m)
 {
-    return (uintptr_t)data % 16 == 0 ? 16 : dtype == MTT_F32 ? 4 : 2;
+    return (uintptr_t)m.data % 16 == 0 ? 16 : m.dtype == MTT_F32 ? 4 : 2;
 }
 
 static void mtt__forget_plan(mtt__product_plan *p)
@@ -1174,18 +1187,23 @@ static void mtt__forget_plan(mtt__product_plan *p)
     memset(p, 0, sizeof(*p));
 }
 
-static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns, int64_t ld, int64_t stride,
-                                  int batch)
+static void mtt__forget_plans(mtt__cuda *c)
 {
-    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch));
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride));
-    return status;
+    for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
 }
 
-/* Asks for the best algorithms. Partial sums of a split K are added up in FP32 and in a fixed order, or not at all. */
+static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns, int64_t ld,
+                                  int64_t stride, int batch)
+{
+    const cublasLtMatrixLayoutAttribute_t count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    const cublasLtMatrixLayoutAttribute_t step = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    cublasStatus_t s = cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof(batch));
+    if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, step, &stride, sizeof(stride));
+    return s;
+}
+
+/* Asks for the best algorithms. Partial sums of split-K are added in FP32 and in a fixed order, or not at all. */
 static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
 {
     const mtt__product_key *key = &p->key;
@@ -1193,10 +1211,9 @@ static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     uint64_t workspace = key->workspace;
     cublasLtMatmulPreference_t wish = NULL;
-    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
-#define MTT__WISH(attribute, value)                                                                                  \
-    if (status == CUBLAS_STATUS_SUCCESS)                                                                             \
-        status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value, sizeof(value));
+    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&wish);
+#define MTT__WISH(attribute, value)                                                                         \
+    if (!s) s = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value, sizeof(value));
     MTT__WISH(MAX_WORKSPACE_BYTES, workspace)
     MTT__WISH(REDUCTION_SCHEME_MASK, reductions)
     MTT__WISH(MIN_ALIGNMENT_A_BYTES, align_a)
@@ -1204,34 +1221,38 @@ static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
     MTT__WISH(MIN_ALIGNMENT_C_BYTES, align_c)
     MTT__WISH(MIN_ALIGNMENT_D_BYTES, align_c)
 #undef MTT__WISH
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS, p->found,
-                                                &p->candidates);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS, p->found,
+                                           &p->candidates);
     if (wish) cublasLtMatmulPreferenceDestroy(wish);
-    return status == CUBLAS_STATUS_SUCCESS && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+    return !s && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : s;
 }
 
-/* cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
+/* cuBLASLt counts in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
 static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
 {
     const mtt__product_key *k = &p->key;
+    const int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
     cublasComputeType_t compute = c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
     cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first));
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second));
-    int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
+#define MTT__SET(attribute, value)                                                                          \
+    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_##attribute, &value, sizeof(value));
+    MTT__SET(TRANSA, first)
+    MTT__SET(TRANSB, second)
     if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
     if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
     if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
     if (!s && k->bias) {
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        MTT__SET(EPILOGUE, with_bias)
+        MTT__SET(BIAS_POINTER, bias)
         if (!s && mtt__blas_heuristic(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
         p->bias_apart = 1;
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &none, sizeof(none));
+        MTT__SET(EPILOGUE, none)
     }
+#undef MTT__SET
     return s ? s : mtt__blas_heuristic(c, p);
 }
 
@@ -1254,8 +1275,8 @@ static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, cons
     if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
     mtt__forget_plan(p);
     return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
-                     (long long)key->m, (long long)key->n, (long long)key->k, key->in == MTT_F32 ? "32 bits" : "16 bits",
-                     cublasLtGetStatusString(made));
+                          (long long)key->m, (long long)key->n, (long long)key->k,
+                          key->in == MTT_F32 ? "32 bits" : "16 bits", cublasLtGetStatusString(made));
 }
 
 /* Math:        y[r][j] += bias[j]
@@ -1277,22 +1298,24 @@ template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, in
     mtt__store_floats(y + at, a);
 }
 
-template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
+template <class T>
+static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
 {
     int64_t count = rows * width;
-    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count, width);
+    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count,
+                       width);
 }
 
-/* Math:        sums[0] += the bits of x, each word mixed with its place; sums[1] += the words that tell results apart: neither 0
-                nor NaN nor infinite, as `exponent` (of one number, or of two of 16 bits) finds them
+/* Math:        sums[0] += the bits of x, each word mixed with its index; sums[1] += words that are neither 0 nor NaN
+                nor infinite. `exponent` masks the exponents of one number, or of two of 16 bits
    Shapes:      x [words] uint32
    Launch:      256 threads a block, in strides
    Requires:    sums begin at 0
    Traffic:     x read once
    Determinism: sums of integers
    Reference:   - */
-static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent,
-                                                             unsigned long long *sums)
+static __global__ void __launch_bounds__(256)
+    mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent, unsigned long long *sums)
 {
     const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
     unsigned long long sum = 0, telling = 0;
@@ -1305,44 +1328,46 @@ static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, 
     atomicAdd(&sums[1], telling);
 }
 
-static cublasStatus_t mtt__blas_multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
-                                    float beta, const void *a, const void *b, void *out)
+static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
+                                    const mtt__blas_gemm &g, float beta)
 {
-    return cublasLtMatmul(c->blas, p->desc, &alpha, b, p->a, a, p->b, &beta, out, p->c, out, p->c, &p->found[algorithm].algo,
-                          op->workspace->data, op->workspace->bytes, c->stream);
+    return cublasLtMatmul(c->blas, p->desc, &g.alpha, g.b.data, p->a, g.a.data, p->b, &beta, g.c.data, p->c,
+                          (void *)g.c.data, p->c, &p->found[algorithm].algo, op->workspace->data,
+                          op->workspace->bytes, c->stream);
 }
 
-/* ms of a product, or -1 where its bits are not those of *sum. The first algorithm sets *sum, and fails where most of its results
-   are alike: all algorithms give the same zeros, or the same NaN when FP16 overflows. */
-static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, const void *a, const void *b,
-                      void *out, cudaEvent_t *marks, unsigned long long *sum)
+/* Milliseconds that an algorithm takes, or -1 if its bits are not those of *sum. Algorithm 0 sets *sum. It fails if
+   most of its results are 0, NaN or infinite, as when FP16 overflows: then all algorithms would have its bits. */
+static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
+                      const mtt__blas_gemm &g, cudaEvent_t *marks, unsigned long long *sum)
 {
     enum { TIMES = 4 };
+    const int out = p->key.out;
+    const uint32_t exponent = out == MTT_F32 ? 0x7f800000u : out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
+    const int64_t words = p->key.m * p->key.n * (out == MTT_F32 ? 4 : 2) / 4;
     unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
-    const uint32_t exponent = p->key.out == MTT_F32 ? 0x7f800000u : p->key.out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
-    const int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
     float ms = -1;
-    if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
-    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
+    if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product no longer needs the workspace */
+    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)g.c.data, words, exponent,
+                    sums) != MTT_OK)
         return -1;
-    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream) || cudaStreamSynchronize(c->stream)) return -1;
+    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream)) return -1;
+    if (cudaStreamSynchronize(c->stream)) return -1;
     if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
     if (algorithm == 0) *sum = own[0];
     if (own[0] != *sum) return -1;
     if (cudaEventRecord(marks[0], c->stream)) return -1;
     for (int i = 0; i < TIMES; i++)
-        if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1]) ||
-        cudaEventElapsedTime(&ms, marks[0], marks[1]))
-        return -1;
+        if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1])) return -1;
+    if (cudaEventElapsedTime(&ms, marks[0], marks[1])) return -1;
     return ms / TIMES;
 }
 
-/* Puts first the fastest of a plan's algorithms, among those that give the bits of the one that cuBLASLt would take: tiles and
-   stages change nobody's result, so that a run does not depend on which of them wins. cuBLASLt's own choice is up to 16 % slower
-   than the best (H200, 32768 x 3072 x 768 with bias: 219 us, not 192). */
-static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const void *a, const void *b, void *out)
+/* Puts the fastest of a plan's algorithms first, among those that give the bits of cuBLASLt's own choice. So timing
+   noise changes no result. cuBLASLt's choice is up to 16 % slower than the best. */
+static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_gemm &g)
 {
     cudaEvent_t marks[2] = {NULL, NULL};
     unsigned long long sum = 0;
@@ -1350,71 +1375,70 @@ static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, cons
     int chosen = 0;
     if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
         for (int i = 0; i < p->candidates; i++) {
-            float ms = mtt__try(c, op, p, i, a, b, out, marks, &sum);
+            float ms = mtt__try(c, op, p, i, g, marks, &sum);
             if (i == 0 && ms < 0) break;
-            if (ms >= 0 && (i == 0 || ms < best)) best = ms, chosen = i;
+            if (ms < 0 || (i > 0 && ms >= best)) continue;
+            best = ms;
+            chosen = i;
         }
     for (int i = 0; i < 2; i++)
         if (marks[i]) cudaEventDestroy(marks[i]);
-    cudaGetLastError(); /* an algorithm that fails is not taken; the first one, if it fails, will say so in its own run */
+    cudaGetLastError(); /* an algorithm that fails is not taken; if the first one fails, its own run reports it */
     p->found[0] = p->found[chosen];
     p->candidates = 1;
 }
 
 /* Whether trying is worth its time, harms nothing, and can be judged by one checksum. */
-static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int add)
+static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
 {
     const mtt__product_key *k = &p->key;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* from some 3 us on */
+    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* 3 us and more */
     bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
-    if (p->candidates < 2 || add || !large || !whole || op->workspace->bytes < 16) return false;
+    if (p->candidates < 2 || adds || !large || !whole || op->workspace->bytes < 16) return false;
     return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
 }
 
-/* C (m x n) = alpha A (m x k) B (k x n) + bias + beta C, `batch` times, all row-major; A and B have `in`'s precision, C and
-   the bias `out`'s. */
-static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
-                               mtt__blas_matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
-                               int add, const mtt_tensor *bias)
+static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_gemm &g)
 {
-    float beta = add ? 1.0f : 0.0f;
-    const void *bias_at = bias ? bias->data : NULL;
+    const void *bias = g.bias ? g.bias->data : NULL;
     mtt__product_key key;
     mtt__product_plan *p;
     cublasStatus_t blas = CUBLAS_STATUS_SUCCESS;
     mtt_status status;
     memset(&key, 0, sizeof(key));
-    key.m = m, key.n = n, key.k = k;
-    key.lda = a.ld, key.ldb = b.ld, key.ldc = out.ld;
-    key.stride_a = a.stride, key.stride_b = b.stride, key.stride_c = out.stride;
-    key.batch = batch;
-    key.transpose_a = a.transposed, key.transpose_b = b.transposed;
-    key.in = in_like->dtype, key.out = out_like->dtype;
+    key.m = g.m, key.n = g.n, key.k = g.k;
+    key.lda = g.a.ld, key.ldb = g.b.ld, key.ldc = g.c.ld;
+    key.stride_a = g.a.stride, key.stride_b = g.b.stride, key.stride_c = g.c.stride;
+    key.batch = g.batch;
+    key.transpose_a = g.a.transposed, key.transpose_b = g.b.transposed;
+    key.in = g.a.dtype, key.out = g.c.dtype;
     key.bias = bias != NULL;
-    key.align_a = mtt__alignment(a.data, key.in);
-    key.align_b = mtt__alignment(b.data, key.in);
-    key.align_c = mtt__alignment(out.data, key.out);
+    key.align_a = mtt__blas_alignment(g.a), key.align_b = mtt__blas_alignment(g.b), key.align_c = mtt__blas_alignment(g.c);
     key.workspace = op->workspace->bytes;
-    status = mtt__find_plan(c, &key, bias_at, &p);
+    status = mtt__find_plan(c, &key, bias, &p);
     if (status != MTT_OK) return status;
     if (bias && !p->bias_apart)
-        blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof(bias_at));
-    if (!blas && mtt__may_tune(c, op, p, add)) mtt__tune(c, op, p, a.data, b.data, (void *)out.data);
-    if (!blas) blas = mtt__blas_multiply(c, op, p, 0, alpha, beta, a.data, b.data, (void *)out.data);
+        blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    if (!blas && mtt__may_tune(c, op, p, g.adds)) mtt__tune(c, op, p, g);
+    if (!blas) blas = mtt__blas_run(c, op, p, 0, g, g.adds ? 1.0f : 0.0f);
     if (blas)
-        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
-                         (long long)k, cublasLtGetStatusString(blas));
+        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)g.m,
+                              (long long)g.n, (long long)g.k, cublasLtGetStatusString(blas));
     if (!bias || !p->bias_apart) return MTT_OK;
-    MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
+    MTT__BY_TYPE(g.bias, mtt__add_bias<T>(c, (void *)g.c.data, bias, g.m, g.n))
 }
 
-/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
-static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
-                                     const mtt_tensor *bias, const mtt_tensor *y)
+/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy as x backward. */
+static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight,
+                                     int transposed, const mtt_tensor *bias, const mtt_tensor *y)
 {
-    return mtt__product(c, op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0), mtt__blas_whole(weight, transposed),
-                        mtt__blas_whole(y, 0), x, y, 1, 1.0f, 0, bias);
+    mtt__blas_gemm g = {mtt__rows(y), mtt__width(y), mtt__width(x)};
+    g.a = mtt__blas_whole(x, 0);
+    g.b = mtt__blas_whole(weight, transposed);
+    g.c = mtt__blas_whole(y, 0);
+    g.bias = bias;
+    return mtt__multiply(c, op, g);
 }
 
 static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
@@ -1430,22 +1454,29 @@ static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op
     return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
 }
 
-/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; db (+)= sum over rows of dy. x begins at row `first`. */
-static mtt_status mtt__launch_weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
-                                       int64_t rows, const mtt_tensor *dw, const mtt_tensor *db, int add)
+/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; x begins at row `first`. */
+static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first,
+                                       const mtt_tensor *dy, int64_t rows, const mtt_tensor *dw, int add)
 {
-    int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__blas_matrix left = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__blas_whole(dy, op->transposed);
-    mtt_status status = db ? mtt__bias_gradient(c, op, dy, rows, db, add) : MTT_OK; /* first, while dy is in cache */
-    if (status != MTT_OK) return status;
-    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
-                          : mtt__product(c, op, k, n, rows, left, right, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
+    const int64_t k = mtt__width(x), n = mtt__width(dy);
+    mtt__blas_matrix xs = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed);
+    mtt__blas_matrix dys = mtt__blas_whole(dy, op->transposed);
+    mtt__blas_gemm g = {op->transposed ? n : k, op->transposed ? k : n, rows};
+    g.a = op->transposed ? dys : xs;
+    g.b = op->transposed ? xs : dys;
+    g.c = mtt__blas_whole(dw, 0);
+    g.adds = add;
+    return mtt__multiply(c, op, g);
 }
 
+/* db (+)= sum over rows of dy: first, while dy is in cache. */
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
-    return mtt__launch_weight_gradient(c, op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
+    const int64_t rows = mtt__rows(o->dy);
+    mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
+    if (status != MTT_OK) return status;
+    return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
@@ -1611,14 +1642,20 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
     mtt_status status = MTT_OK;
     for (first = 0; first < rows && status == MTT_OK; first += count) {
         count = mtt__min(o->logits->shape[0], rows - first);
-        status = mtt__product(c, op, count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0), mtt__blas_whole(o->weight, 1),
-                              mtt__blas_whole(o->logits, 0), o->x, o->logits, 1, 1.0f, 0, o->bias);
+        mtt__blas_gemm head = {count, Vp, C}, back = {count, C, Vp};
+        head.a = mtt__blas_matrix_at(o->x, first * C, C, 0, 0);
+        head.b = mtt__blas_whole(o->weight, 1);
+        head.c = mtt__blas_whole(o->logits, 0);
+        head.bias = o->bias;
+        status = mtt__multiply(c, op, head);
         if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, gradient);
         if (status != MTT_OK || !o->dx) continue;
-        status = mtt__product(c, op, count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
-                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0), o->logits, o->dx, 1, 1.0f, 0, NULL);
+        back.a = mtt__blas_whole(o->logits, 0);
+        back.b = mtt__blas_whole(o->weight, 0);
+        back.c = mtt__blas_matrix_at(o->dx, first * C, C, 0, 0);
+        status = mtt__multiply(c, op, back);
         if (status == MTT_OK)
-            status = mtt__launch_weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, NULL, first > 0 || op->adds);
+            status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, first > 0 || op->adds);
     }
     return status;
 }
@@ -1981,13 +2018,16 @@ static mtt__blas_matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores,
     return mtt__blas_matrix_at(scores, (t.sequence * H + t.head) * T * T, T, (t.step_sequence * H + t.step_head) * T * T, transposed);
 }
 
-static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, const mtt_tensor *like, mtt__head_batch t, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
-                                    mtt__blas_matrix out, float alpha)
+static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__head_batch t, int64_t n, int64_t k,
+                                    mtt__blas_matrix a, mtt__blas_matrix b, mtt__blas_matrix out, float alpha)
 {
-    return mtt__product(c, op, op->shape->seq_len, n, k, a, b, out, like, like, t.batch, alpha, 0, NULL);
+    mtt__blas_gemm g = {op->shape->seq_len, n, k, a, b, out};
+    g.batch = t.batch;
+    g.alpha = alpha;
+    return mtt__multiply(c, op, g);
 }
 
-static float mtt__score_scale(const mtt_op *op)
+static float mtt__head_scale(const mtt_op *op)
 {
     return 1.0f / sqrtf((float)op->shape->head_dim);
 }
@@ -2000,8 +2040,8 @@ static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
     mtt_status status = MTT_OK;
     for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
         mtt__head_batch t = mtt__head_batch_at(op, i);
-        status = mtt__head_product(c, op, o->qkv, t, T, D, mtt__qkv_matrix(op, o->qkv, 0, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 1),
-                                   mtt__squares(op, o->scores, t, 0), mtt__score_scale(op));
+        status = mtt__head_product(c, op, t, T, D, mtt__qkv_matrix(op, o->qkv, 0, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 1),
+                                   mtt__squares(op, o->scores, t, 0), mtt__head_scale(op));
     }
     return status;
 }
@@ -2014,7 +2054,7 @@ static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
     mtt_status status = MTT_OK;
     for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
         mtt__head_batch t = mtt__head_batch_at(op, i);
-        status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->probs, t, 0), mtt__qkv_matrix(op, o->qkv, 2, t, 0),
+        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, o->probs, t, 0), mtt__qkv_matrix(op, o->qkv, 2, t, 0),
                                    mtt__outputs(op, o->out, t), 1.0f);
     }
     return status;
@@ -2031,8 +2071,8 @@ static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op
         mtt__blas_matrix d_out = mtt__outputs(op, o->d_out, t), v = mtt__qkv_matrix(op, o->qkv, 2, t, 1);
         mtt__blas_matrix p = mtt__squares(op, o->probs, t, 1), dp = mtt__squares(op, o->d_probs, t, 0);
         mtt__blas_matrix dv = mtt__qkv_matrix(op, o->d_qkv, 2, t, 0);
-        status = mtt__head_product(c, op, o->qkv, t, T, D, d_out, v, dp, 1.0f);
-        if (status == MTT_OK) status = mtt__head_product(c, op, o->qkv, t, D, T, p, d_out, dv, 1.0f);
+        status = mtt__head_product(c, op, t, T, D, d_out, v, dp, 1.0f);
+        if (status == MTT_OK) status = mtt__head_product(c, op, t, D, T, p, d_out, dv, 1.0f);
     }
     return status;
 }
@@ -2046,11 +2086,11 @@ static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op
     for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
         mtt__head_batch t = mtt__head_batch_at(op, i);
         mtt__blas_matrix dq = mtt__qkv_matrix(op, o->d_qkv, 0, t, 0), dk = mtt__qkv_matrix(op, o->d_qkv, 1, t, 0);
-        status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->d_scores, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 0),
-                                   dq, mtt__score_scale(op));
+        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, o->d_scores, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 0),
+                                   dq, mtt__head_scale(op));
         if (status == MTT_OK)
-            status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->d_scores, t, 1),
-                                       mtt__qkv_matrix(op, o->qkv, 0, t, 0), dk, mtt__score_scale(op));
+            status = mtt__head_product(c, op, t, D, T, mtt__squares(op, o->d_scores, t, 1),
+                                       mtt__qkv_matrix(op, o->qkv, 0, t, 0), dk, mtt__head_scale(op));
     }
     return status;
 }
@@ -3717,7 +3757,7 @@ static void mtt__cuda_close(void *context)
     if (c->stream) cudaStreamSynchronize(c->stream);
     for (int i = 0; i < c->graph_count; i++)
         if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
-    for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
+    mtt__forget_plans(c);
     mtt__host_free(env, c->plans);
     if (c->blas) cublasLtDestroy(c->blas);
     if (c->pinned) cudaFreeHost(c->pinned);
