@@ -18,6 +18,7 @@
 #endif
 #include "mtt.h"
 
+#include <cub/device/device_radix_sort.cuh>
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -137,48 +138,6 @@ static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__half
     float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
     return fmaxf(most.x, most.y);
 }
-
-/* Clusters of blocks, which read and write each other's shared memory; before sm_90 a block is alone. */
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-static __device__ __forceinline__ int mtt__cluster_blocks(void)
-{
-    int blocks;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-    return blocks;
-}
-
-static __device__ __forceinline__ int mtt__cluster_rank(void)
-{
-    int rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-/* Stores into block `rank`, where `at` lies here. */
-static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, float2 value)
-{
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
-}
-
-/* A barrier of all threads of a cluster in two halves: what they stored before they arrived, all see who have waited. */
-static __device__ __forceinline__ void mtt__cluster_arrive(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void mtt__cluster_wait(void)
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#else
-static __device__ __forceinline__ int mtt__cluster_blocks(void) { return 1; }
-static __device__ __forceinline__ int mtt__cluster_rank(void) { return 0; }
-static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
-static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
-static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
-#endif
 
 /* The special function unit's: 2 ulp and 1 ulp. */
 static __device__ __forceinline__ float mtt__exp2(float x)
@@ -529,287 +488,6 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>matmul
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* A row-major matrix or a batch of them; `transposed`: it is stored with rows and columns swapped. */
-struct mtt__blas_matrix {
-    const void *data;
-    int64_t ld, stride;
-    int transposed;
-};
-
-static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
-{
-    mtt__blas_matrix m;
-    m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
-    m.ld = ld;
-    m.stride = stride;
-    m.transposed = transposed;
-    return m;
-}
-
-static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
-{
-    return mtt__blas_matrix_at(t, 0, mtt__width(t), 0, transposed);
-}
-
-static cudaDataType mtt__cuda_type(int dtype)
-{
-    return dtype == MTT_F32 ? CUDA_R_32F : dtype == MTT_BF16_BITS ? CUDA_R_16BF : CUDA_R_16F;
-}
-
-/* Fast loads need 16 bytes; below that only the element's size is promised. */
-static int mtt__alignment(const void *data, int dtype)
-{
-    return (uintptr_t)data % 16 == 0 ? 16 : dtype == MTT_F32 ? 4 : 2;
-}
-
-static void mtt__forget_plan(mtt__product_plan *p)
-{
-    if (p->desc) cublasLtMatmulDescDestroy(p->desc);
-    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
-    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
-    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
-    memset(p, 0, sizeof(*p));
-}
-
-static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns, int64_t ld, int64_t stride,
-                                  int batch)
-{
-    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch));
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride));
-    return status;
-}
-
-/* Asks for the best algorithms. Partial sums of a split K are added up in FP32 and in a fixed order, or not at all. */
-static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
-{
-    const mtt__product_key *key = &p->key;
-    uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a, align_c = (uint32_t)key->align_c;
-    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    uint64_t workspace = key->workspace;
-    cublasLtMatmulPreference_t wish = NULL;
-    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
-#define MTT__WISH(attribute, value)                                                                                  \
-    if (status == CUBLAS_STATUS_SUCCESS)                                                                             \
-        status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value, sizeof(value));
-    MTT__WISH(MAX_WORKSPACE_BYTES, workspace)
-    MTT__WISH(REDUCTION_SCHEME_MASK, reductions)
-    MTT__WISH(MIN_ALIGNMENT_A_BYTES, align_a)
-    MTT__WISH(MIN_ALIGNMENT_B_BYTES, align_b)
-    MTT__WISH(MIN_ALIGNMENT_C_BYTES, align_c)
-    MTT__WISH(MIN_ALIGNMENT_D_BYTES, align_c)
-#undef MTT__WISH
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS, p->found,
-                                                &p->candidates);
-    if (wish) cublasLtMatmulPreferenceDestroy(wish);
-    return status == CUBLAS_STATUS_SUCCESS && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : status;
-}
-
-/* cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
-static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
-{
-    const mtt__product_key *k = &p->key;
-    cublasComputeType_t compute = c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
-    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first));
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second));
-    int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
-    if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
-    if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
-    if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
-    if (!s && k->bias) {
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
-        if (!s && mtt__blas_heuristic(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
-        p->bias_apart = 1;
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &none, sizeof(none));
-    }
-    return s ? s : mtt__blas_heuristic(c, p);
-}
-
-static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias, mtt__product_plan **out)
-{
-    cublasStatus_t made;
-    mtt__product_plan *p;
-    for (int i = 0; i < c->plan_count; i++)
-        if (!memcmp(&c->plans[i].key, key, sizeof(*key))) {
-            *out = &c->plans[i];
-            return MTT_OK;
-        }
-    p = &c->plans[c->next_plan];
-    c->next_plan = (c->next_plan + 1) % MTT__PLANS;
-    if (c->plan_count < MTT__PLANS) c->plan_count++;
-    mtt__forget_plan(p);
-    p->key = *key;
-    made = mtt__make_plan(c, p, bias);
-    *out = p;
-    if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
-    mtt__forget_plan(p);
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
-                     (long long)key->m, (long long)key->n, (long long)key->k, key->in == MTT_F32 ? "32 bits" : "16 bits",
-                     cublasLtGetStatusString(made));
-}
-
-/* Math:        y[r][j] += bias[j]
-   Shapes:      y [rows, width] and bias [width], both T
-   Launch:      256 threads, 8 elements each
-   Requires:    width a multiple of 8
-   Traffic:     y read and written
-   Determinism: elementwise
-   Reference:   mtt__gemm; only for products that have no algorithm with the bias in its epilogue */
-template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, int64_t count, int64_t width)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float a[8], b[8];
-    if (at >= count) return;
-    mtt__read_floats(y + at, a);
-    mtt__read_floats(bias + at % width, b);
-#pragma unroll
-    for (int k = 0; k < 8; k++) a[k] += b[k];
-    mtt__store_floats(y + at, a);
-}
-
-template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
-{
-    int64_t count = rows * width;
-    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count, width);
-}
-
-/* Math:        sums[0] += the bits of x, each word mixed with its place; sums[1] += the words that tell results apart: neither 0
-                nor NaN nor infinite, as `exponent` (of one number, or of two of 16 bits) finds them
-   Shapes:      x [words] uint32
-   Launch:      256 threads a block, in strides
-   Requires:    sums begin at 0
-   Traffic:     x read once
-   Determinism: sums of integers
-   Reference:   - */
-static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent,
-                                                             unsigned long long *sums)
-{
-    const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
-    unsigned long long sum = 0, telling = 0;
-    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < words; i += (int64_t)gridDim.x * 256) {
-        unsigned long long word = (x[i] ^ (unsigned long long)i << 32) * 0x9e3779b97f4a7c15ull;
-        sum += word ^ word >> 29;
-        telling += (x[i] & 0x7fffffffu) && (x[i] & high) != high && (!low || (x[i] & low) != low);
-    }
-    atomicAdd(&sums[0], sum);
-    atomicAdd(&sums[1], telling);
-}
-
-static cublasStatus_t mtt__blas_multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
-                                    float beta, const void *a, const void *b, void *out)
-{
-    return cublasLtMatmul(c->blas, p->desc, &alpha, b, p->a, a, p->b, &beta, out, p->c, out, p->c, &p->found[algorithm].algo,
-                          op->workspace->data, op->workspace->bytes, c->stream);
-}
-
-/* ms of a product, or -1 where its bits are not those of *sum. The first algorithm sets *sum, and fails where most of its results
-   are alike: all algorithms give the same zeros, or the same NaN when FP16 overflows. */
-static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, const void *a, const void *b,
-                      void *out, cudaEvent_t *marks, unsigned long long *sum)
-{
-    enum { TIMES = 4 };
-    unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
-    const uint32_t exponent = p->key.out == MTT_F32 ? 0x7f800000u : p->key.out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
-    const int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
-    float ms = -1;
-    if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
-    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
-        return -1;
-    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream) || cudaStreamSynchronize(c->stream)) return -1;
-    if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
-    if (algorithm == 0) *sum = own[0];
-    if (own[0] != *sum) return -1;
-    if (cudaEventRecord(marks[0], c->stream)) return -1;
-    for (int i = 0; i < TIMES; i++)
-        if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1]) ||
-        cudaEventElapsedTime(&ms, marks[0], marks[1]))
-        return -1;
-    return ms / TIMES;
-}
-
-/* Puts first the fastest of a plan's algorithms, among those that give the bits of the one that cuBLASLt would take: tiles and
-   stages change nobody's result, so that a run does not depend on which of them wins. cuBLASLt's own choice is up to 16 % slower
-   than the best (H200, 32768 x 3072 x 768 with bias: 219 us, not 192). */
-static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const void *a, const void *b, void *out)
-{
-    cudaEvent_t marks[2] = {NULL, NULL};
-    unsigned long long sum = 0;
-    float best = -1;
-    int chosen = 0;
-    if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
-        for (int i = 0; i < p->candidates; i++) {
-            float ms = mtt__try(c, op, p, i, a, b, out, marks, &sum);
-            if (i == 0 && ms < 0) break;
-            if (ms >= 0 && (i == 0 || ms < best)) best = ms, chosen = i;
-        }
-    for (int i = 0; i < 2; i++)
-        if (marks[i]) cudaEventDestroy(marks[i]);
-    cudaGetLastError(); /* an algorithm that fails is not taken; the first one, if it fails, will say so in its own run */
-    p->found[0] = p->found[chosen];
-    p->candidates = 1;
-}
-
-/* Whether trying is worth its time, harms nothing, and can be judged by one checksum. */
-static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int add)
-{
-    const mtt__product_key *k = &p->key;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* from some 3 us on */
-    bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
-    if (p->candidates < 2 || add || !large || !whole || op->workspace->bytes < 16) return false;
-    return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
-}
-
-/* C (m x n) = alpha A (m x k) B (k x n) + bias + beta C, `batch` times, all row-major; A and B have `in`'s precision, C and
-   the bias `out`'s. */
-static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
-                               mtt__blas_matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
-                               int add, const mtt_tensor *bias)
-{
-    float beta = add ? 1.0f : 0.0f;
-    const void *bias_at = bias ? bias->data : NULL;
-    mtt__product_key key;
-    mtt__product_plan *p;
-    cublasStatus_t blas = CUBLAS_STATUS_SUCCESS;
-    mtt_status status;
-    memset(&key, 0, sizeof(key));
-    key.m = m, key.n = n, key.k = k;
-    key.lda = a.ld, key.ldb = b.ld, key.ldc = out.ld;
-    key.stride_a = a.stride, key.stride_b = b.stride, key.stride_c = out.stride;
-    key.batch = batch;
-    key.transpose_a = a.transposed, key.transpose_b = b.transposed;
-    key.in = in_like->dtype, key.out = out_like->dtype;
-    key.bias = bias != NULL;
-    key.align_a = mtt__alignment(a.data, key.in);
-    key.align_b = mtt__alignment(b.data, key.in);
-    key.align_c = mtt__alignment(out.data, key.out);
-    key.workspace = op->workspace->bytes;
-    status = mtt__find_plan(c, &key, bias_at, &p);
-    if (status != MTT_OK) return status;
-    if (bias && !p->bias_apart)
-        blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof(bias_at));
-    if (!blas && mtt__may_tune(c, op, p, add)) mtt__tune(c, op, p, a.data, b.data, (void *)out.data);
-    if (!blas) blas = mtt__blas_multiply(c, op, p, 0, alpha, beta, a.data, b.data, (void *)out.data);
-    if (blas)
-        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
-                         (long long)k, cublasLtGetStatusString(blas));
-    if (!bias || !p->bias_apart) return MTT_OK;
-    MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
-}
-
 /* Math:        out[j] (+)= sum over rows r of x[r][j], in slices of rows when there are several
    Shapes:      x [rows, width] T; column j < first goes to out[j], the others to more[j - first]; slice s adds s * width
    Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
@@ -873,45 +551,6 @@ static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_t
                                      int add)
 {
     MTT__BY_TYPE(dy, mtt__launch_column_sums<T>(c, op, dy->data, rows, mtt__width(dy), mtt__at<float>(db), add))
-}
-
-/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
-static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
-                                     const mtt_tensor *bias, const mtt_tensor *y)
-{
-    return mtt__product(c, op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0), mtt__blas_whole(weight, transposed),
-                        mtt__blas_whole(y, 0), x, y, 1, 1.0f, 0, bias);
-}
-
-static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
-    return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
-}
-
-/* dx = dy W^T */
-static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
-    return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
-}
-
-/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; db (+)= sum over rows of dy. x begins at row `first`. */
-static mtt_status mtt__launch_weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
-                                       int64_t rows, const mtt_tensor *dw, const mtt_tensor *db, int add)
-{
-    int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__blas_matrix left = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__blas_whole(dy, op->transposed);
-    mtt_status status = db ? mtt__bias_gradient(c, op, dy, rows, db, add) : MTT_OK; /* first, while dy is in cache */
-    if (status != MTT_OK) return status;
-    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
-                          : mtt__product(c, op, k, n, rows, left, right, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
-}
-
-static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
-    return mtt__launch_weight_gradient(c, op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -1276,87 +915,20 @@ static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
 
 enum { MTT__SORT_TILE = 2048, MTT__SLAB = 1 << 19 };
 
-/* Math:        counts[digit][tile] = how many keys of a tile have the digit, 8 bits at `shift`
-   Shapes:      keys [n] int32, counts [256, tiles] int32
-   Launch:      a block of 256 threads a tile of 2,048 keys
+/* Math:        keys[i] = tokens[i], values[i] = i
+   Shapes:      tokens, keys, values [n] int32
+   Launch:      256 threads, an element each
    Requires:    -
-   Traffic:     keys read once
-   Determinism: whole numbers
-   Reference:   counting sort, digit by digit (LSD radix sort) */
-static __global__ void __launch_bounds__(256) mtt_k_count_digits(const int32_t *keys, int n, int shift, int32_t *counts)
-{
-    __shared__ int32_t count[256];
-    count[threadIdx.x] = 0;
-    __syncthreads(); /* zeros stand before the first addition */
-    for (int i = blockIdx.x * MTT__SORT_TILE + threadIdx.x; i < n && i < (int)(blockIdx.x + 1) * MTT__SORT_TILE; i += 256)
-        atomicAdd(&count[keys[i] >> shift & 255], 1);
-    __syncthreads(); /* all keys are counted */
-    counts[threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
-}
-
-/* Math:        x[i] = sum of x[0..i)
-   Shapes:      x [n] int32, in place
-   Launch:      one block of 1,024 threads, a contiguous piece each
-   Requires:    -
-   Traffic:     x read twice, written once
-   Determinism: whole numbers
+   Traffic:     tokens read, keys and values written
+   Determinism: elementwise
    Reference:   - */
-static __global__ void __launch_bounds__(1024) mtt_k_prefix_sums(int32_t *x, int n)
+static __global__ void __launch_bounds__(256)
+    mtt_k_number_tokens(const int32_t *tokens, int n, int32_t *keys, int32_t *values)
 {
-    __shared__ int32_t sums[1024];
-    int piece = (n + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < n ? begin + piece : n;
-    int32_t sum = 0;
-    for (int i = begin; i < end; i++) sum += x[i];
-    sums[threadIdx.x] = sum;
-    for (int step = 1; step < 1024; step *= 2) {
-        __syncthreads(); /* the last round's sums are written */
-        int32_t before = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-        __syncthreads(); /* and read by all before they change */
-        sums[threadIdx.x] += before;
-    }
-    sum = sums[threadIdx.x] - sum;
-    for (int i = begin; i < end; i++) {
-        int32_t own = x[i];
-        x[i] = sum;
-        sum += own;
-    }
-}
-
-/* Math:        moves each (key, value) to its place by the digit, in the order of the input among equal digits
-   Shapes:      keys, values [n] int32 to out_keys, out_values; values NULL = the index; starts [256, tiles] int32
-   Launch:      a block of 8 warps a tile of 2,048 keys, 256 consecutive keys a warp
-   Requires:    starts = prefix sums of mtt_k_count_digits
-   Traffic:     keys read twice, values once, both written once
-   Determinism: stable: ranks go by warp, round and lane, never by arrival
-   Reference:   - */
-static __global__ void __launch_bounds__(256) mtt_k_sort_digit(const int32_t *keys, const int32_t *values, int n, int shift,
-                                                               const int32_t *starts, int32_t *out_keys, int32_t *out_values)
-{
-    __shared__ int32_t next[8][256];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * MTT__SORT_TILE + warp * 256 + lane;
-    for (int w = 0; w < 8; w++) next[w][threadIdx.x] = 0;
-    __syncthreads(); /* zeros stand before the first addition */
-    for (int i = 0; i < 256; i += 32)
-        if (first + i < n) atomicAdd(&next[warp][keys[first + i] >> shift & 255], 1);
-    __syncthreads(); /* each warp's keys are counted before counts become places */
-    int32_t place = starts[threadIdx.x * gridDim.x + blockIdx.x];
-    for (int w = 0; w < 8; w++) {
-        int32_t own = next[w][threadIdx.x];
-        next[w][threadIdx.x] = place;
-        place += own;
-    }
-    __syncthreads(); /* places are there before keys take them */
-    for (int i = 0; i < 256; i += 32) {
-        int at = first + i, digit = at < n ? keys[at] >> shift & 255 : 256;
-        unsigned peers = __match_any_sync(0xffffffffu, digit), before = peers & ((1u << lane) - 1);
-        int32_t base = digit < 256 ? next[warp][digit] : 0;
-        __syncwarp(); /* all lanes know their base before the first of each digit moves it on */
-        if (digit < 256 && !before) next[warp][digit] = base + __popc(peers);
-        __syncwarp(); /* moved on before the next round reads it */
-        if (digit == 256) continue;
-        out_keys[base + __popc(before)] = keys[at];
-        out_values[base + __popc(before)] = values ? values[at] : at;
-    }
+    int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    keys[i] = tokens[i];
+    values[i] = i;
 }
 
 /* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to d_wte[token], or stored in
@@ -1466,49 +1038,40 @@ static __global__ void __launch_bounds__(256)
     mtt__store_floats(d_wpe + at, sum);
 }
 
-/* Where the sort's arrays stand in the workspace. */
-struct mtt__sort {
-    int32_t *keys[2], *values[2], *counts;
+/* The tokens of a slab with their positions, sorted by token in the current halves of two double buffers. The
+   workspace holds these four arrays, half a byte a token for CUB, and the heads. */
+struct mtt__sorted {
+    cub::DoubleBuffer<int32_t> tokens, positions;
     float *heads;
     int chunk;
 };
 
-static mtt_status mtt__plan_sort(mtt__cuda *c, const mtt_op *op, int n, mtt__sort *s)
+/* CUB's scratch is 1 KiB a tile of 4,096 keys or more, and less than 8 KiB besides. It may extend over the heads,
+   which are written after the sort. */
+static mtt_status mtt__sort_tokens(mtt__cuda *c, const mtt_op *op, const int32_t *tokens, int n, mtt__sorted *s)
 {
-    size_t slot = ((size_t)n * 4 + 255) / 256 * 256, counts = 256 * (size_t)mtt__blocks(n, MTT__SORT_TILE) * 4;
-    size_t row = (size_t)op->shape->d_model * sizeof(float), fixed = 4 * slot + counts;
+    const size_t slot = (size_t)mtt__round_up(4 * (int64_t)n, 256), row = (size_t)op->shape->d_model * sizeof(float);
+    const size_t fixed = 4 * slot + 1024 * (size_t)mtt__blocks(n, MTT__SORT_TILE);
+    size_t bytes = 0;
+    int bits = 0;
     void *scratch;
     mtt_status status = mtt__scratch(c, op, fixed + row, &scratch);
     if (status != MTT_OK) return status;
-    for (int i = 0; i < 2; i++) {
-        s->keys[i] = (int32_t *)((char *)scratch + (size_t)i * slot);
-        s->values[i] = (int32_t *)((char *)scratch + (size_t)(i + 2) * slot);
-    }
-    s->counts = (int32_t *)((char *)scratch + 4 * slot);
-    s->heads = (float *)((char *)s->counts + counts);
+    char *at = (char *)scratch;
+    s->tokens = cub::DoubleBuffer<int32_t>((int32_t *)at, (int32_t *)(at + slot));
+    s->positions = cub::DoubleBuffer<int32_t>((int32_t *)(at + 2 * slot), (int32_t *)(at + 3 * slot));
+    s->heads = (float *)(at + fixed);
     for (s->chunk = 32; mtt__blocks(n, s->chunk) * row > op->workspace->bytes - fixed;) s->chunk *= 2;
-    return MTT_OK;
-}
-
-/* The positions of a slab of tokens, sorted by token into keys[0] and values[0]. */
-static mtt_status mtt__sort_tokens(mtt__cuda *c, const int32_t *tokens, int n, int vocab, mtt__sort *s)
-{
-    unsigned tiles = mtt__blocks(n, MTT__SORT_TILE);
-    const int32_t *keys = tokens, *values = NULL;
-    mtt_status status = MTT_OK;
-    for (int shift = 0; status == MTT_OK && (shift == 0 || vocab - 1 >> shift); shift += 8) {
-        int to = values == s->values[0];
-        status = mtt__launch(c, "count_digits", mtt_k_count_digits, tiles, 256, keys, n, shift, s->counts);
-        if (status == MTT_OK) status = mtt__launch(c, "prefix_sums", mtt_k_prefix_sums, 1, 1024, s->counts, (int)(256 * tiles));
-        if (status == MTT_OK)
-            status = mtt__launch(c, "sort_digit", mtt_k_sort_digit, tiles, 256, keys, values, n, shift, s->counts, s->keys[to],
-                                 s->values[to]);
-        keys = s->keys[to];
-        values = s->values[to];
-    }
-    s->keys[0] = (int32_t *)keys;
-    s->values[0] = (int32_t *)values;
-    return status;
+    while (op->shape->vocab - 1 >> bits) bits++;
+    status = mtt__launch(c, "number_tokens", mtt_k_number_tokens, mtt__blocks(n, 256), 256, tokens, n,
+                         s->tokens.Current(), s->positions.Current());
+    const auto sort = [&](void *temporary) { /* NULL: sets bytes, and no more */
+        return mtt__checked(c, cub::DeviceRadixSort::SortPairs(temporary, bytes, s->tokens, s->positions, n, 0, bits,
+                                                               c->stream), "sorting tokens");
+    };
+    if (status == MTT_OK) status = sort(NULL);
+    if (status == MTT_OK) status = mtt__scratch(c, op, 4 * slot + bytes, &scratch);
+    return status == MTT_OK ? sort(at + 4 * slot) : status;
 }
 
 template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt_op *op)
@@ -1526,15 +1089,14 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
     for (int64_t first = 0; first < d->rows && status == MTT_OK; first += slab) {
         int n = (int)mtt__min(slab, d->rows - first);
         unsigned blocks;
-        mtt__sort s;
-        status = mtt__plan_sort(c, op, n, &s);
-        if (status == MTT_OK) status = mtt__sort_tokens(c, tokens + first, n, d->vocab, &s);
+        mtt__sorted s;
+        status = mtt__sort_tokens(c, op, tokens + first, n, &s);
         if (status != MTT_OK) return status;
         blocks = mtt__blocks((int64_t)mtt__blocks(n, s.chunk) * mtt__blocks(width, 256), 4);
-        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.keys[0], s.values[0], n, s.chunk, dx, first,
+        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.tokens.Current(), s.positions.Current(), n, s.chunk, dx, first,
                              mtt__at<float>(o->d_wte), s.heads, width, dropout);
         if (status == MTT_OK)
-            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.keys[0], n, s.chunk, s.heads,
+            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.tokens.Current(), n, s.chunk, s.heads,
                                  mtt__at<float>(o->d_wte), width);
     }
     if (status != MTT_OK || !o->d_wpe) return status;
@@ -1564,6 +1126,540 @@ static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
     const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
     return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x), mtt__at<mtt_control>(o->control),
                        mtt__at<uint4>(o->row), (int64_t)(o->row->bytes / 16));
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>products
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A row-major matrix or a batch of them; `transposed`: it is stored with rows and columns swapped. */
+struct mtt__blas_matrix {
+    const void *data;
+    int64_t ld, stride;
+    int transposed;
+};
+
+static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
+{
+    mtt__blas_matrix m;
+    m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
+    m.ld = ld;
+    m.stride = stride;
+    m.transposed = transposed;
+    return m;
+}
+
+static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
+{
+    return mtt__blas_matrix_at(t, 0, mtt__width(t), 0, transposed);
+}
+
+static cudaDataType mtt__cuda_type(int dtype)
+{
+    return dtype == MTT_F32 ? CUDA_R_32F : dtype == MTT_BF16_BITS ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+/* Fast loads need 16 bytes; below that only the element's size is promised. */
+static int mtt__alignment(const void *data, int dtype)
+{
+    return (uintptr_t)data % 16 == 0 ? 16 : dtype == MTT_F32 ? 4 : 2;
+}
+
+static void mtt__forget_plan(mtt__product_plan *p)
+{
+    if (p->desc) cublasLtMatmulDescDestroy(p->desc);
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    memset(p, 0, sizeof(*p));
+}
+
+static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns, int64_t ld, int64_t stride,
+                                  int batch)
+{
+    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch));
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride));
+    return status;
+}
+
+/* Asks for the best algorithms. Partial sums of a split K are added up in FP32 and in a fixed order, or not at all. */
+static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
+{
+    const mtt__product_key *key = &p->key;
+    uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a, align_c = (uint32_t)key->align_c;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint64_t workspace = key->workspace;
+    cublasLtMatmulPreference_t wish = NULL;
+    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
+#define MTT__WISH(attribute, value)                                                                                  \
+    if (status == CUBLAS_STATUS_SUCCESS)                                                                             \
+        status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value, sizeof(value));
+    MTT__WISH(MAX_WORKSPACE_BYTES, workspace)
+    MTT__WISH(REDUCTION_SCHEME_MASK, reductions)
+    MTT__WISH(MIN_ALIGNMENT_A_BYTES, align_a)
+    MTT__WISH(MIN_ALIGNMENT_B_BYTES, align_b)
+    MTT__WISH(MIN_ALIGNMENT_C_BYTES, align_c)
+    MTT__WISH(MIN_ALIGNMENT_D_BYTES, align_c)
+#undef MTT__WISH
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS, p->found,
+                                                &p->candidates);
+    if (wish) cublasLtMatmulPreferenceDestroy(wish);
+    return status == CUBLAS_STATUS_SUCCESS && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+}
+
+/* cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
+static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
+{
+    const mtt__product_key *k = &p->key;
+    cublasComputeType_t compute = c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
+    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first));
+    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second));
+    int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
+    if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
+    if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
+    if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
+    if (!s && k->bias) {
+        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
+        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        if (!s && mtt__blas_heuristic(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
+        p->bias_apart = 1;
+        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &none, sizeof(none));
+    }
+    return s ? s : mtt__blas_heuristic(c, p);
+}
+
+static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias, mtt__product_plan **out)
+{
+    cublasStatus_t made;
+    mtt__product_plan *p;
+    for (int i = 0; i < c->plan_count; i++)
+        if (!memcmp(&c->plans[i].key, key, sizeof(*key))) {
+            *out = &c->plans[i];
+            return MTT_OK;
+        }
+    p = &c->plans[c->next_plan];
+    c->next_plan = (c->next_plan + 1) % MTT__PLANS;
+    if (c->plan_count < MTT__PLANS) c->plan_count++;
+    mtt__forget_plan(p);
+    p->key = *key;
+    made = mtt__make_plan(c, p, bias);
+    *out = p;
+    if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
+    mtt__forget_plan(p);
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
+                     (long long)key->m, (long long)key->n, (long long)key->k, key->in == MTT_F32 ? "32 bits" : "16 bits",
+                     cublasLtGetStatusString(made));
+}
+
+/* Math:        y[r][j] += bias[j]
+   Shapes:      y [rows, width] and bias [width], both T
+   Launch:      256 threads, 8 elements each
+   Requires:    width a multiple of 8
+   Traffic:     y read and written
+   Determinism: elementwise
+   Reference:   mtt__gemm; only for products that have no algorithm with the bias in its epilogue */
+template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, int64_t count, int64_t width)
+{
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float a[8], b[8];
+    if (at >= count) return;
+    mtt__read_floats(y + at, a);
+    mtt__read_floats(bias + at % width, b);
+#pragma unroll
+    for (int k = 0; k < 8; k++) a[k] += b[k];
+    mtt__store_floats(y + at, a);
+}
+
+template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
+{
+    int64_t count = rows * width;
+    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count, width);
+}
+
+/* Math:        sums[0] += the bits of x, each word mixed with its place; sums[1] += the words that tell results apart: neither 0
+                nor NaN nor infinite, as `exponent` (of one number, or of two of 16 bits) finds them
+   Shapes:      x [words] uint32
+   Launch:      256 threads a block, in strides
+   Requires:    sums begin at 0
+   Traffic:     x read once
+   Determinism: sums of integers
+   Reference:   - */
+static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent,
+                                                             unsigned long long *sums)
+{
+    const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
+    unsigned long long sum = 0, telling = 0;
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < words; i += (int64_t)gridDim.x * 256) {
+        unsigned long long word = (x[i] ^ (unsigned long long)i << 32) * 0x9e3779b97f4a7c15ull;
+        sum += word ^ word >> 29;
+        telling += (x[i] & 0x7fffffffu) && (x[i] & high) != high && (!low || (x[i] & low) != low);
+    }
+    atomicAdd(&sums[0], sum);
+    atomicAdd(&sums[1], telling);
+}
+
+static cublasStatus_t mtt__blas_multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
+                                    float beta, const void *a, const void *b, void *out)
+{
+    return cublasLtMatmul(c->blas, p->desc, &alpha, b, p->a, a, p->b, &beta, out, p->c, out, p->c, &p->found[algorithm].algo,
+                          op->workspace->data, op->workspace->bytes, c->stream);
+}
+
+/* ms of a product, or -1 where its bits are not those of *sum. The first algorithm sets *sum, and fails where most of its results
+   are alike: all algorithms give the same zeros, or the same NaN when FP16 overflows. */
+static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, const void *a, const void *b,
+                      void *out, cudaEvent_t *marks, unsigned long long *sum)
+{
+    enum { TIMES = 4 };
+    unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
+    const uint32_t exponent = p->key.out == MTT_F32 ? 0x7f800000u : p->key.out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
+    const int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
+    float ms = -1;
+    if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
+    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
+    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
+        return -1;
+    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream) || cudaStreamSynchronize(c->stream)) return -1;
+    if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
+    if (algorithm == 0) *sum = own[0];
+    if (own[0] != *sum) return -1;
+    if (cudaEventRecord(marks[0], c->stream)) return -1;
+    for (int i = 0; i < TIMES; i++)
+        if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
+    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1]) ||
+        cudaEventElapsedTime(&ms, marks[0], marks[1]))
+        return -1;
+    return ms / TIMES;
+}
+
+/* Puts first the fastest of a plan's algorithms, among those that give the bits of the one that cuBLASLt would take: tiles and
+   stages change nobody's result, so that a run does not depend on which of them wins. cuBLASLt's own choice is up to 16 % slower
+   than the best (H200, 32768 x 3072 x 768 with bias: 219 us, not 192). */
+static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const void *a, const void *b, void *out)
+{
+    cudaEvent_t marks[2] = {NULL, NULL};
+    unsigned long long sum = 0;
+    float best = -1;
+    int chosen = 0;
+    if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
+        for (int i = 0; i < p->candidates; i++) {
+            float ms = mtt__try(c, op, p, i, a, b, out, marks, &sum);
+            if (i == 0 && ms < 0) break;
+            if (ms >= 0 && (i == 0 || ms < best)) best = ms, chosen = i;
+        }
+    for (int i = 0; i < 2; i++)
+        if (marks[i]) cudaEventDestroy(marks[i]);
+    cudaGetLastError(); /* an algorithm that fails is not taken; the first one, if it fails, will say so in its own run */
+    p->found[0] = p->found[chosen];
+    p->candidates = 1;
+}
+
+/* Whether trying is worth its time, harms nothing, and can be judged by one checksum. */
+static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int add)
+{
+    const mtt__product_key *k = &p->key;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* from some 3 us on */
+    bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
+    if (p->candidates < 2 || add || !large || !whole || op->workspace->bytes < 16) return false;
+    return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
+}
+
+/* C (m x n) = alpha A (m x k) B (k x n) + bias + beta C, `batch` times, all row-major; A and B have `in`'s precision, C and
+   the bias `out`'s. */
+static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
+                               mtt__blas_matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
+                               int add, const mtt_tensor *bias)
+{
+    float beta = add ? 1.0f : 0.0f;
+    const void *bias_at = bias ? bias->data : NULL;
+    mtt__product_key key;
+    mtt__product_plan *p;
+    cublasStatus_t blas = CUBLAS_STATUS_SUCCESS;
+    mtt_status status;
+    memset(&key, 0, sizeof(key));
+    key.m = m, key.n = n, key.k = k;
+    key.lda = a.ld, key.ldb = b.ld, key.ldc = out.ld;
+    key.stride_a = a.stride, key.stride_b = b.stride, key.stride_c = out.stride;
+    key.batch = batch;
+    key.transpose_a = a.transposed, key.transpose_b = b.transposed;
+    key.in = in_like->dtype, key.out = out_like->dtype;
+    key.bias = bias != NULL;
+    key.align_a = mtt__alignment(a.data, key.in);
+    key.align_b = mtt__alignment(b.data, key.in);
+    key.align_c = mtt__alignment(out.data, key.out);
+    key.workspace = op->workspace->bytes;
+    status = mtt__find_plan(c, &key, bias_at, &p);
+    if (status != MTT_OK) return status;
+    if (bias && !p->bias_apart)
+        blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof(bias_at));
+    if (!blas && mtt__may_tune(c, op, p, add)) mtt__tune(c, op, p, a.data, b.data, (void *)out.data);
+    if (!blas) blas = mtt__blas_multiply(c, op, p, 0, alpha, beta, a.data, b.data, (void *)out.data);
+    if (blas)
+        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
+                         (long long)k, cublasLtGetStatusString(blas));
+    if (!bias || !p->bias_apart) return MTT_OK;
+    MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
+}
+
+/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
+static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
+                                     const mtt_tensor *bias, const mtt_tensor *y)
+{
+    return mtt__product(c, op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0), mtt__blas_whole(weight, transposed),
+                        mtt__blas_whole(y, 0), x, y, 1, 1.0f, 0, bias);
+}
+
+static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
+    return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+}
+
+/* dx = dy W^T */
+static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
+    return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+}
+
+/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; db (+)= sum over rows of dy. x begins at row `first`. */
+static mtt_status mtt__launch_weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
+                                       int64_t rows, const mtt_tensor *dw, const mtt_tensor *db, int add)
+{
+    int64_t k = mtt__width(x), n = mtt__width(dy);
+    mtt__blas_matrix left = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__blas_whole(dy, op->transposed);
+    mtt_status status = db ? mtt__bias_gradient(c, op, dy, rows, db, add) : MTT_OK; /* first, while dy is in cache */
+    if (status != MTT_OK) return status;
+    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
+                          : mtt__product(c, op, k, n, rows, left, right, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
+}
+
+static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    return mtt__launch_weight_gradient(c, op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
+}
+
+/* pre = x W + b, y = GELU(pre) if there is a y */
+static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
+}
+
+/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
+static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
+    if (status != MTT_OK || !o->d_bias) return status;
+    return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------
+   >>loss
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* factor e^(x - from); for 16-bit data one multiply-add and one special function, the factor in the exponent. */
+template <class T> static __device__ __forceinline__ float mtt__exp_from(float x, float from, float factor)
+{
+    float y;
+    if (sizeof(T) == 4) return factor * expf(x - from);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f)));
+    return y;
+}
+
+/* 8 logits from column j on; columns that are no class count for nothing. */
+template <class T> static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
+{
+    mtt__read_floats(at, v);
+    if (j + 8 > classes)
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
+}
+
+/* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
+                GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
+                0 in the padding and where the target does not count
+   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
+   Launch:      a block of 512 threads a row
+   Requires:    Vp a multiple of 8
+   Traffic:     x read, and written by GRADIENT
+   Determinism: fixed tree; the target's element is computed anew in FP32 and stored behind the others by the same thread
+   Reference:   mtt__row_loss, mtt__row_gradient */
+template <class T, bool GRADIENT>
+static __global__ void __launch_bounds__(512)
+    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control, const mtt_counters *counters,
+                        int classes, int64_t width)
+{
+    __shared__ float shared[32];
+    T *x = logits + blockIdx.x * width;
+    int target = targets[blockIdx.x];
+    float v[8], at = target < 0 ? 0 : mtt__to_float(x[target]);
+    out += 3 * (int64_t)blockIdx.x;
+    if (!GRADIENT) {
+        float most = -3.4e38f, sum = 0;
+        if (target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
+        if (target < 0) return;
+#pragma unroll 4
+        for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
+            float largest = most, added = 0;
+            mtt__read_classes(x + j, j, classes, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
+#pragma unroll
+            for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
+            sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
+            most = largest;
+        }
+        float all = mtt__reduce<mtt__maximum, 512>(most, shared);
+        sum = mtt__reduce<mtt__plus, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
+        if (threadIdx.x) return;
+        out[2] = all + logf(sum);
+        out[1] = at >= all ? 1.0f : 0.0f;
+        out[0] = out[2] - at;
+        return;
+    }
+    float lse = out[2], factor = mtt__loss_factor(control, counters);
+    __syncthreads(); /* all have x[target] before it is overwritten */
+#pragma unroll 4
+    for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
+        mtt__read_classes(x + j, j, classes, v);
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
+        mtt__store_floats(x + j, v);
+    }
+    if (target >= 0 && target / 8 % 512 == (int)threadIdx.x) x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
+}
+
+/* Rows of logits with their targets and losses. */
+struct mtt__loss_rows {
+    const mtt_tensor *logits, *control, *counters;
+    const int32_t *targets;
+    float *losses;
+    int64_t rows;
+};
+
+template <class T, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+{
+    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512, mtt__at<T>(r.logits), r.targets,
+                       r.losses, mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab,
+                       mtt__width(r.logits));
+}
+
+static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
+    mtt__loss_rows r = {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
+    MTT__BY_TYPE(o->logits, (mtt__rows_loss<T, false>(c, op, r)))
+}
+
+static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
+    mtt__loss_rows r = {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
+    MTT__BY_TYPE(o->d_logits, (mtt__rows_loss<T, true>(c, op, r)))
+}
+
+template <class T> static mtt_status mtt__rows_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+{
+    mtt_status status = mtt__rows_loss<T, false>(c, op, r);
+    return status == MTT_OK ? mtt__rows_loss<T, true>(c, op, r) : status;
+}
+
+/* Losses of rows, the gradients of their logits in place, and the gradient of the head's bias if it has one. */
+typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add);
+
+static mtt_status mtt__rows_gradient_by_type(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+{
+    MTT__BY_TYPE(r.logits, mtt__rows_gradient_of<T>(c, op, r))
+}
+
+static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+{
+    mtt_status status = mtt__rows_gradient_by_type(c, op, r);
+    return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
+}
+
+/* Of `rows` rows from `first`, whose logits are there. */
+static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows,
+                                  mtt__loss_gradient gradient)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
+                        mtt__at<float>(o->losses) + 3 * first, rows};
+    if (o->dx) return gradient(c, op, r, o->d_bias, first > 0 || op->adds);
+    MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
+}
+
+/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and are read by
+   both products before the next chunk overwrites them. */
+static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss_gradient gradient)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows, first, count;
+    mtt_status status = MTT_OK;
+    for (first = 0; first < rows && status == MTT_OK; first += count) {
+        count = mtt__min(o->logits->shape[0], rows - first);
+        status = mtt__product(c, op, count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0), mtt__blas_whole(o->weight, 1),
+                              mtt__blas_whole(o->logits, 0), o->x, o->logits, 1, 1.0f, 0, o->bias);
+        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, gradient);
+        if (status != MTT_OK || !o->dx) continue;
+        status = mtt__product(c, op, count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
+                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0), o->logits, o->dx, 1, 1.0f, 0, NULL);
+        if (status == MTT_OK)
+            status = mtt__launch_weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, NULL, first > 0 || op->adds);
+    }
+    return status;
+}
+
+static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__chunked_loss_by(c, op, mtt__rows_gradient);
+}
+
+/* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch begins both at 0
+   Shapes:      rows [count, 3] float
+   Launch:      one block of 1,024 threads
+   Requires:    -
+   Traffic:     rows read once
+   Determinism: fixed order, in double
+   Reference:   mtt__cpu_sum_loss */
+static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows, const mtt_control *control,
+                                                               mtt_counters *counters, int64_t count, int later)
+{
+    __shared__ double losses[32];
+    __shared__ int shared[32];
+    double loss = 0;
+    int hits = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += 1024) {
+        loss += (double)rows[3 * i];
+        hits += rows[3 * i + 1] > 0;
+    }
+    loss = mtt__reduce<mtt__plus, 1024>(loss, losses);
+    hits = mtt__reduce<mtt__plus, 1024>(hits, shared);
+    if (threadIdx.x) return;
+    counters->loss = loss + (later ? counters->loss : 0.0);
+    counters->hits = hits + (later ? counters->hits : 0);
+    counters->targets = control->targets;
+}
+
+static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
+    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses), mtt__at<mtt_control>(o->control),
+                       mtt__at<mtt_counters>(o->counters), op->shape->rows, op->later);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -3594,354 +3690,6 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>linear and GELU
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* pre = x W + b, y = GELU(pre) if there is a y */
-static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
-    return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
-}
-
-/* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
-static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
-    if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
-    if (status != MTT_OK || !o->d_bias) return status;
-    return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>loss
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* factor e^(x - from); for 16-bit data one multiply-add and one special function, the factor in the exponent. */
-template <class T> static __device__ __forceinline__ float mtt__exp_from(float x, float from, float factor)
-{
-    float y;
-    if (sizeof(T) == 4) return factor * expf(x - from);
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f)));
-    return y;
-}
-
-/* 8 logits from column j on; columns that are no class count for nothing. */
-template <class T> static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
-{
-    mtt__read_floats(at, v);
-    if (j + 8 > classes)
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
-}
-
-/* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
-                GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
-                0 in the padding and where the target does not count
-   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
-   Launch:      a block of 512 threads a row
-   Requires:    Vp a multiple of 8
-   Traffic:     x read, and written by GRADIENT
-   Determinism: fixed tree; the target's element is computed anew in FP32 and stored behind the others by the same thread
-   Reference:   mtt__row_loss, mtt__row_gradient */
-template <class T, bool GRADIENT>
-static __global__ void __launch_bounds__(512)
-    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control, const mtt_counters *counters,
-                        int classes, int64_t width)
-{
-    __shared__ float shared[32];
-    T *x = logits + blockIdx.x * width;
-    int target = targets[blockIdx.x];
-    float v[8], at = target < 0 ? 0 : mtt__to_float(x[target]);
-    out += 3 * (int64_t)blockIdx.x;
-    if (!GRADIENT) {
-        float most = -3.4e38f, sum = 0;
-        if (target < 0 && threadIdx.x < 3) out[threadIdx.x] = 0;
-        if (target < 0) return;
-#pragma unroll 4
-        for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
-            float largest = most, added = 0;
-            mtt__read_classes(x + j, j, classes, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
-#pragma unroll
-            for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
-            sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
-            most = largest;
-        }
-        float all = mtt__reduce<mtt__maximum, 512>(most, shared);
-        sum = mtt__reduce<mtt__plus, 512>(sum * mtt__exp_from<T>(most, all, 1.0f), shared);
-        if (threadIdx.x) return;
-        out[2] = all + logf(sum);
-        out[1] = at >= all ? 1.0f : 0.0f;
-        out[0] = out[2] - at;
-        return;
-    }
-    float lse = out[2], factor = mtt__loss_factor(control, counters);
-    __syncthreads(); /* all have x[target] before it is overwritten */
-#pragma unroll 4
-    for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
-        mtt__read_classes(x + j, j, classes, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
-        mtt__store_floats(x + j, v);
-    }
-    if (target >= 0 && target / 8 % 512 == (int)threadIdx.x) x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
-}
-
-/* Who shares a row of logits, how many of its octets a thread has at most, and how many rows are under way. */
-enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
-
-/* Math:        as mtt_k_cross_entropy, both in one pass; sums[c][j] = sum of cluster c's gradients of column j, where sums are
-                wanted
-   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
-   Launch:      a cluster of 1 to 8 blocks of 640 threads shares rows c, c + clusters, ... by columns: a block's share of a row fits
-                3 times into shared memory and its columns' sums into registers. A row is fetched while the two before it are
-                worked on; its largest logit and sum of powers travel between the blocks while the gradients of the row before are
-                written
-   Requires:    Vp a multiple of 8 and at most 25,600 times the cluster's size; clusters of more than one block from sm_90 on
-   Traffic:     x read and written once
-   Determinism: the rows of a cluster in their order; (largest, sum) of all warps joined in a fixed order
-   Reference:   mtt__row_loss, mtt__row_gradient */
-template <class T>
-static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
-    mtt_k_loss_rows(T *logits, const int32_t *targets, float *out, float *sums, const mtt_control *control,
-                    const mtt_counters *counters, int classes, int width, int rows)
-{
-    enum { WARPS = MTT__LOSS_THREADS / 32 };
-    extern __shared__ uint4 staged[];
-    __shared__ float2 parts[2][MTT__CLUSTER * WARPS]; /* of even and odd rows: largest logit, sum of e^(logit - largest) */
-    const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
-    const int share = (width / 8 + blocks - 1) / blocks, begin = rank * share;
-    const int mine = begin + share < width / 8 ? share : width / 8 - begin; /* octets of a row; none or less in a last block */
-    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
-    const int count = (rows - cluster + clusters - 1) / clusters;
-    const float factor = mtt__loss_factor(control, counters);
-    const int64_t next = (int64_t)clusters * width;
-    float column[MTT__LOSS_PACKS][8] = {};
-    T *x = logits + (int64_t)cluster * width + begin * 8, *smem = reinterpret_cast<T *>(staged);
-    int target = targets[cluster], target_ahead = target, ragged = -1;
-#define MTT__EACH_PACK                                                                                               \
-    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < mine; p++, pack += MTT__LOSS_THREADS)
-    MTT__EACH_PACK
-        if ((begin + pack) * 8 + 8 > classes) ragged = pack; /* the padding is shorter than a row of threads: one each at most */
-    /* Each thread reads only what it has copied itself, so no barrier parts the stages. */
-    auto copy = [&](int i) {
-        if (i < count) MTT__EACH_PACK
-            for (int part = 0; part < 8; part += 16 / sizeof(T))
-                mtt__copy_async(mtt__smem(smem + (i % MTT__LOSS_STAGES * share + pack) * 8 + part), x + i * next + pack * 8 + part, true);
-        mtt__copy_commit();
-    };
-    auto measure = [&](int i) { /* row i: what this warp tells all blocks */
-        T *row = smem + i % MTT__LOSS_STAGES * share * 8;
-        float v[8], most = -3.4e38f, sum = 0;
-        for (int j = ragged * 8; ragged >= 0 && j < ragged * 8 + 8; j++)
-            if (begin * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* no class: its power is 0 */
-        MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
-        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        MTT__EACH_PACK {
-            mtt__read_floats(row + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
-        }
-        sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
-        if (lane < blocks) /* a warp without a class has no sum */
-            mtt__cluster_store(&parts[i % 2][rank * WARPS + threadIdx.x / 32], lane, make_float2(most, most > -3.4e38f ? sum : 0.0f));
-        mtt__cluster_arrive();
-    };
-    mtt__cluster_arrive();
-    copy(0);
-    copy(1);
-    mtt__cluster_wait(); /* all blocks are there before one stores into another */
-    mtt__copy_wait<1>();
-    measure(0);
-    for (int i = 0; i < count; i++, target = target_ahead) {
-        const T *from = smem + i % MTT__LOSS_STAGES * share * 8;
-        T *to = x + i * next;
-        float most = -3.4e38f, sum = 0, lse, v[8], *told = out + 3 * (cluster + (int64_t)i * clusters);
-        if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
-        copy(i + 2);
-        mtt__cluster_wait(); /* the warps' parts of row i are there; those of row i - 1 have been read by all */
-        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[i % 2][q].x);
-        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[i % 2][q].y * expf(parts[i % 2][q].x - most);
-        lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
-        mtt__copy_wait<1>();
-        if (i + 1 < count) measure(i + 1);
-        if (target < 0) {
-            for (int k = 0; k < 8; k++) v[k] = 0;
-            MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
-            if (rank == 0 && threadIdx.x < 3) told[threadIdx.x] = 0;
-            continue;
-        }
-        MTT__EACH_PACK {
-            mtt__read_floats(from + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
-            if (target / 8 == begin + pack) {
-                const float at = mtt__to_float(from[target - begin * 8]), gradient = (expf(at - lse) - 1.0f) * factor;
-#pragma unroll
-                for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
-                told[0] = lse - at;
-                told[1] = at >= most ? 1.0f : 0.0f;
-                told[2] = lse;
-            }
-            mtt__store_floats(to + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) column[p][k] += v[k];
-        }
-    }
-    if (sums) MTT__EACH_PACK mtt__store_floats(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
-#undef MTT__EACH_PACK
-}
-
-/* Rows of logits with their targets and losses. */
-struct mtt__loss_rows {
-    const mtt_tensor *logits, *control, *counters;
-    const int32_t *targets;
-    float *losses;
-    int64_t rows;
-};
-
-template <class T, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
-{
-    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512, mtt__at<T>(r.logits), r.targets,
-                       r.losses, mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab,
-                       mtt__width(r.logits));
-}
-
-static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
-    mtt__loss_rows r = {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
-    MTT__BY_TYPE(o->logits, (mtt__rows_loss<T, false>(c, op, r)))
-}
-
-static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
-    mtt__loss_rows r = {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
-    MTT__BY_TYPE(o->d_logits, (mtt__rows_loss<T, true>(c, op, r)))
-}
-
-/* Blocks that share a row in mtt_k_loss_rows, as few as can; 0 where it is too long. */
-static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
-{
-    for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
-        int64_t share = (width / 8 + blocks - 1) / blocks;
-        *bytes = MTT__LOSS_STAGES * (size_t)share * 8 * (c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4);
-        if (share <= MTT__LOSS_THREADS * MTT__LOSS_PACKS && *bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
-    }
-    return 0;
-}
-
-/* Losses and gradients of rows, and the head bias's gradient: in one pass over the logits where a cluster can hold a row and the
-   workspace its sums. */
-template <class T>
-static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
-{
-    const int64_t width = mtt__width(r.logits);
-    float *sums = db ? mtt__at<float>(op->workspace) : NULL;
-    size_t bytes = 0;
-    int blocks = mtt__loss_cluster(c, width, &bytes), clusters = 0;
-    cudaLaunchAttribute cluster = {};
-    cudaLaunchConfig_t launch = {};
-    mtt_status status = MTT_OK;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)blocks, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    launch.gridDim = dim3((unsigned)blocks), launch.blockDim = dim3(MTT__LOSS_THREADS);
-    launch.dynamicSmemBytes = bytes, launch.stream = c->stream;
-    launch.attrs = &cluster, launch.numAttrs = blocks > 1;
-    if (blocks)
-        status = mtt__checked(c, cudaFuncSetAttribute(mtt_k_loss_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                              "cross_entropy");
-    if (blocks == 1) clusters = c->processors;
-    if (blocks > 1 && status == MTT_OK) /* those that the device can hold at a time: a later one would begin when others end */
-        status = mtt__checked(c, cudaOccupancyMaxActiveClusters(&clusters, mtt_k_loss_rows<T>, &launch), "cross_entropy");
-    if (status != MTT_OK) return status;
-    clusters = (int)mtt__min(clusters, r.rows);
-    if (db) clusters = (int)mtt__min(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
-    if (!clusters) {
-        status = mtt__rows_loss<T, false>(c, op, r);
-        if (status == MTT_OK) status = mtt__rows_loss<T, true>(c, op, r);
-        return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
-    }
-    launch.gridDim = dim3((unsigned)(clusters * blocks));
-    status = mtt__checked(c, cudaLaunchKernelEx(&launch, mtt_k_loss_rows<T>, mtt__at<T>(r.logits), r.targets, r.losses, sums,
-                                                (const mtt_control *)mtt__at<mtt_control>(r.control),
-                                                (const mtt_counters *)mtt__at<mtt_counters>(r.counters), op->shape->vocab, (int)width,
-                                                (int)r.rows), "cross_entropy");
-    if (status != MTT_OK || !db) return status;
-    return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
-}
-
-static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows, int add)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first, mtt__at<float>(o->losses) + 3 * first,
-                        rows};
-    if (!o->dx) MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
-    MTT__BY_TYPE(r.logits, mtt__rows_gradient<T>(c, op, r, o->d_bias, add))
-}
-
-/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and feed both products
-   before the next chunk overwrites them. */
-static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows, first, count;
-    mtt_status status = MTT_OK;
-    for (first = 0; first < rows && status == MTT_OK; first += count) {
-        count = mtt__min(o->logits->shape[0], rows - first);
-        status = mtt__product(c, op, count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0), mtt__blas_whole(o->weight, 1),
-                              mtt__blas_whole(o->logits, 0), o->x, o->logits, 1, 1.0f, 0, o->bias);
-        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, first > 0 || op->adds);
-        if (status != MTT_OK || !o->dx) continue;
-        status = mtt__product(c, op, count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
-                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0), o->logits, o->dx, 1, 1.0f, 0, NULL);
-        if (status == MTT_OK)
-            status = mtt__launch_weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, NULL, first > 0 || op->adds);
-    }
-    return status;
-}
-
-/* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch begins both at 0
-   Shapes:      rows [count, 3] float
-   Launch:      one block of 1,024 threads
-   Requires:    -
-   Traffic:     rows read once
-   Determinism: fixed order, in double
-   Reference:   mtt__cpu_sum_loss */
-static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows, const mtt_control *control,
-                                                               mtt_counters *counters, int64_t count, int later)
-{
-    __shared__ double losses[32];
-    __shared__ int shared[32];
-    double loss = 0;
-    int hits = 0;
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < count; i += 1024) {
-        loss += (double)rows[3 * i];
-        hits += rows[3 * i + 1] > 0;
-    }
-    loss = mtt__reduce<mtt__plus, 1024>(loss, losses);
-    hits = mtt__reduce<mtt__plus, 1024>(hits, shared);
-    if (threadIdx.x) return;
-    counters->loss = loss + (later ? counters->loss : 0.0);
-    counters->hits = hits + (later ? counters->hits : 0);
-    counters->targets = control->targets;
-}
-
-static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
-    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses), mtt__at<mtt_control>(o->control),
-                       mtt__at<mtt_counters>(o->counters), op->shape->rows, op->later);
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
    >>backend
    ---------------------------------------------------------------------------------------------------------------- */
 
@@ -3977,17 +3725,6 @@ static void mtt__cuda_close(void *context)
     mtt__host_free(env, c);
 }
 
-/* Clusters need a device that has them and code made for it: what was compiled for an older one knows only single blocks. */
-static mtt_status mtt__cluster_size(mtt__cuda *c)
-{
-    cudaFuncAttributes code;
-    int has = 0;
-    mtt_status status = mtt__checked(c, cudaDeviceGetAttribute(&has, cudaDevAttrClusterLaunch, c->device), "its clusters");
-    if (status == MTT_OK) status = mtt__checked(c, cudaFuncGetAttributes(&code, mtt_k_loss_rows<__nv_bfloat16>), "its code");
-    if (status == MTT_OK) c->cluster = has && code.ptxVersion >= 90 ? MTT__CLUSTER : 1;
-    return status;
-}
-
 static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
 {
     mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
@@ -4009,7 +3746,6 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     if (status == MTT_OK)
         status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device),
                               "its shared memory");
-    if (status == MTT_OK) status = mtt__cluster_size(c);
     if (status == MTT_OK) status = mtt__find_hopper(c);
     if (status == MTT_OK && !c->stream)
         status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
@@ -4188,9 +3924,10 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
 }
 
 /* ------------------------------------------------------------------------------------------------------------------
-   >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA)
+   >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA), clusters
    ------------------------------------------------------------------------------------------------------------------
-   Each operation here has an equal in the rooms above, which other devices run. The code is for sm_90a alone. */
+   Each operation here has an equal in the rooms above, which other devices run. The code is for
+   sm_90a alone, but for the loss in one pass: other devices run it with clusters, or with single blocks. */
 #ifndef MTT_NO_HOPPER
 
 /* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
@@ -5039,6 +4776,215 @@ static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *o
     return mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
 }
 
+/* ---- the loss in one pass: a row of logits in the shared memory of a cluster ---- */
+
+/* Clusters of blocks, which read and write each other's shared memory; before sm_90 a block is alone. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ int mtt__cluster_blocks(void)
+{
+    int blocks;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+static __device__ __forceinline__ int mtt__cluster_rank(void)
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Stores into block `rank`, where `at` lies here. */
+static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, float2 value)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
+}
+
+/* A barrier of all threads of a cluster in two halves: what they stored before they arrived, all see who have waited. */
+static __device__ __forceinline__ void mtt__cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void mtt__cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+static __device__ __forceinline__ int mtt__cluster_blocks(void) { return 1; }
+static __device__ __forceinline__ int mtt__cluster_rank(void) { return 0; }
+static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
+static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
+static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
+#endif
+
+/* Who shares a row of logits, how many of its octets a thread has at most, and how many rows are under way. */
+enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
+
+/* Math:        as mtt_k_cross_entropy, both in one pass; sums[c][j] = sum of cluster c's gradients of column j, where sums are
+                wanted
+   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
+   Launch:      a cluster of 1 to 8 blocks of 640 threads shares rows c, c + clusters, ... by columns: a block's share of a row fits
+                3 times into shared memory and its columns' sums into registers. A row is fetched while the two before it are
+                worked on; its largest logit and sum of powers travel between the blocks while the gradients of the row before are
+                written
+   Requires:    Vp a multiple of 8 and at most 25,600 times the cluster's size; clusters of more than one block from sm_90 on
+   Traffic:     x read and written once
+   Determinism: the rows of a cluster in their order; (largest, sum) of all warps joined in a fixed order
+   Reference:   mtt__row_loss, mtt__row_gradient */
+template <class T>
+static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
+    mtt_k_loss_rows(T *logits, const int32_t *targets, float *out, float *sums, const mtt_control *control,
+                    const mtt_counters *counters, int classes, int width, int rows)
+{
+    enum { WARPS = MTT__LOSS_THREADS / 32 };
+    extern __shared__ uint4 staged[];
+    __shared__ float2 parts[2][MTT__CLUSTER * WARPS]; /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
+    const int share = (width / 8 + blocks - 1) / blocks, begin = rank * share;
+    const int mine = begin + share < width / 8 ? share : width / 8 - begin; /* octets of a row; none or less in a last block */
+    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+    const int count = (rows - cluster + clusters - 1) / clusters;
+    const float factor = mtt__loss_factor(control, counters);
+    const int64_t next = (int64_t)clusters * width;
+    float column[MTT__LOSS_PACKS][8] = {};
+    T *x = logits + (int64_t)cluster * width + begin * 8, *smem = reinterpret_cast<T *>(staged);
+    int target = targets[cluster], target_ahead = target, ragged = -1;
+#define MTT__EACH_PACK                                                                                               \
+    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < mine; p++, pack += MTT__LOSS_THREADS)
+    MTT__EACH_PACK
+        if ((begin + pack) * 8 + 8 > classes) ragged = pack; /* the padding is shorter than a row of threads: one each at most */
+    /* Each thread reads only what it has copied itself, so no barrier parts the stages. */
+    auto copy = [&](int i) {
+        if (i < count) MTT__EACH_PACK
+            for (int part = 0; part < 8; part += 16 / sizeof(T))
+                mtt__copy_async(mtt__smem(smem + (i % MTT__LOSS_STAGES * share + pack) * 8 + part), x + i * next + pack * 8 + part, true);
+        mtt__copy_commit();
+    };
+    auto measure = [&](int i) { /* row i: what this warp tells all blocks */
+        T *row = smem + i % MTT__LOSS_STAGES * share * 8;
+        float v[8], most = -3.4e38f, sum = 0;
+        for (int j = ragged * 8; ragged >= 0 && j < ragged * 8 + 8; j++)
+            if (begin * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* no class: its power is 0 */
+        MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
+        MTT__EACH_PACK {
+            mtt__read_floats(row + pack * 8, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
+        }
+        sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
+        if (lane < blocks) /* a warp without a class has no sum */
+            mtt__cluster_store(&parts[i % 2][rank * WARPS + threadIdx.x / 32], lane, make_float2(most, most > -3.4e38f ? sum : 0.0f));
+        mtt__cluster_arrive();
+    };
+    mtt__cluster_arrive();
+    copy(0);
+    copy(1);
+    mtt__cluster_wait(); /* all blocks are there before one stores into another */
+    mtt__copy_wait<1>();
+    measure(0);
+    for (int i = 0; i < count; i++, target = target_ahead) {
+        const T *from = smem + i % MTT__LOSS_STAGES * share * 8;
+        T *to = x + i * next;
+        float most = -3.4e38f, sum = 0, lse, v[8], *told = out + 3 * (cluster + (int64_t)i * clusters);
+        if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
+        copy(i + 2);
+        mtt__cluster_wait(); /* the warps' parts of row i are there; those of row i - 1 have been read by all */
+        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[i % 2][q].x);
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
+        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[i % 2][q].y * expf(parts[i % 2][q].x - most);
+        lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
+        mtt__copy_wait<1>();
+        if (i + 1 < count) measure(i + 1);
+        if (target < 0) {
+            for (int k = 0; k < 8; k++) v[k] = 0;
+            MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
+            if (rank == 0 && threadIdx.x < 3) told[threadIdx.x] = 0;
+            continue;
+        }
+        MTT__EACH_PACK {
+            mtt__read_floats(from + pack * 8, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
+            if (target / 8 == begin + pack) {
+                const float at = mtt__to_float(from[target - begin * 8]), gradient = (expf(at - lse) - 1.0f) * factor;
+#pragma unroll
+                for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
+                told[0] = lse - at;
+                told[1] = at >= most ? 1.0f : 0.0f;
+                told[2] = lse;
+            }
+            mtt__store_floats(to + pack * 8, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++) column[p][k] += v[k];
+        }
+    }
+    if (sums) MTT__EACH_PACK mtt__store_floats(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
+#undef MTT__EACH_PACK
+}
+
+/* Blocks that share a row in mtt_k_loss_rows, as few as can; 0 where it is too long. */
+static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
+{
+    for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
+        int64_t share = (width / 8 + blocks - 1) / blocks;
+        *bytes = MTT__LOSS_STAGES * (size_t)share * 8 * (c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4);
+        if (share <= MTT__LOSS_THREADS * MTT__LOSS_PACKS && *bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
+    }
+    return 0;
+}
+
+/* As many clusters as the device holds at a time: a later one would begin when others end. Where the workspace does
+   not hold the sums of one, the rows take two passes. */
+template <class T>
+static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+{
+    const int64_t width = mtt__width(r.logits);
+    float *sums = db ? mtt__at<float>(op->workspace) : NULL;
+    size_t bytes = 0;
+    int blocks = mtt__loss_cluster(c, width, &bytes), clusters = c->processors;
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t launch = {};
+    mtt_status status;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)blocks;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    launch.gridDim = dim3((unsigned)blocks);
+    launch.blockDim = dim3(MTT__LOSS_THREADS);
+    launch.dynamicSmemBytes = bytes;
+    launch.stream = c->stream;
+    launch.attrs = &cluster;
+    launch.numAttrs = blocks > 1;
+    status = mtt__checked(c, cudaFuncSetAttribute(mtt_k_loss_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                  (int)bytes), "cross_entropy");
+    if (blocks > 1 && status == MTT_OK)
+        status = mtt__checked(c, cudaOccupancyMaxActiveClusters(&clusters, mtt_k_loss_rows<T>, &launch), "cross_entropy");
+    if (status != MTT_OK) return status;
+    clusters = (int)mtt__min(clusters, r.rows);
+    if (db) clusters = (int)mtt__min(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
+    launch.gridDim = dim3((unsigned)(clusters * blocks));
+    status = mtt__checked(c, cudaLaunchKernelEx(&launch, mtt_k_loss_rows<T>, mtt__at<T>(r.logits), r.targets, r.losses,
+                                                sums, mtt__at<const mtt_control>(r.control),
+                                                mtt__at<const mtt_counters>(r.counters), op->shape->vocab, (int)width,
+                                                (int)r.rows), "cross_entropy");
+    if (status != MTT_OK || !db) return status;
+    return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
+}
+
+static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+{
+    MTT__BY_TYPE(r.logits, mtt__fused_gradient_of<T>(c, op, r, db, add))
+}
+
+static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__chunked_loss_by(c, op, mtt__fused_gradient);
+}
+
 /* ---- which operations run here ---- */
 
 /* 16 bits, no dropout, head widths that fill tiles of 64 or 128 columns. */
@@ -5055,8 +5001,17 @@ static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const 
     return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
 }
 
+/* Rows that a cluster holds, or a single block on devices without clusters. */
+static bool mtt__hopper_takes_loss(const mtt__cuda *c, const mtt_chunked_loss *o)
+{
+    size_t bytes;
+    return o->dx && mtt__loss_cluster(c, mtt__width(o->logits), &bytes);
+}
+
 static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
 {
+    if (op->kind == MTT_OP_chunked_loss && mtt__hopper_takes_loss(c, MTT_OPERANDS_OF(chunked_loss, op)))
+        return mtt__hopper_chunked_loss;
     if (!c->hopper) return NULL;
     switch (op->kind) {
     case MTT_OP_flash:
@@ -5077,21 +5032,26 @@ static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
     return NULL;
 }
 
-/* Sets c->hopper where the loaded code is for sm_90a: elsewhere the room's kernels are empty and have no static
-   shared memory. Sets c->encode where the driver makes tensor maps. */
+/* Sets c->hopper where the loaded code is for sm_90a: elsewhere warpgroups' kernels are empty and have no static
+   shared memory. Sets c->encode where the driver makes tensor maps, and c->cluster: clusters of several blocks need a
+   device that has them and code for sm_90 or later. */
 static mtt_status mtt__find_hopper(mtt__cuda *c)
 {
-    cudaFuncAttributes code;
-    mtt_status status = mtt__checked(c, cudaFuncGetAttributes(&code, mtt_k_linear_gelu<__nv_bfloat16, false>),
-                                     "reading its code");
+    cudaFuncAttributes tiles = {}, loss = {};
+    int has_clusters = 0;
     void *function = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    cudaError_t error;
-    if (status != MTT_OK) return status;
-    c->hopper = code.sharedSizeBytes > 0;
+    cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
+    if (error != cudaSuccess) return mtt__checked(c, error, "reading its code");
+    c->hopper = tiles.sharedSizeBytes > 0;
+    c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
     error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
-    else cudaGetLastError(); /* an older driver: products and their epilogues stay apart */
+    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess)
+        c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
+    else
+        cudaGetLastError(); /* an older driver: products and their epilogues stay apart */
     return MTT_OK;
 }
 
