@@ -2092,56 +2092,70 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
    >>attention
    -------------------------------------------------------------------------------------------------------- */
 
-/* The heads of a batch lie at two strides in the interleaved layout, a product's batch has one: one product for each of the
-   fewer, sequences or heads, over all of the other. */
+/* ---- products of all heads ---- */
+
+/* One call of cuBLASLt makes the products of a head batch, matrices at one stride. Heads lie at two strides:
+   from sequence to sequence and, within a row, from head to head. So a head batch is one head of all sequences
+   or all heads of one sequence, whichever takes fewer calls. */
 struct mtt__head_batch {
-    int64_t sequence, head;
-    int step_sequence, step_head, batch; /* what the batch of a product runs over, 0 or 1, and how far */
+    int64_t sequence;                 /* the first matrix: its sequence and head */
+    int head, next_sequence, next_head; /* 0 or 1: the steps to the next one */
+    int count;
 };
 
-static int mtt__head_batches(const mtt_op *op)
-{
-    return op->shape->batch < op->shape->heads ? op->shape->batch : op->shape->heads;
-}
-
-static mtt__head_batch mtt__head_batch_at(const mtt_op *op, int i)
+/* Calls body(h) for all head batches, until one fails. */
+template <class BODY> static mtt_status mtt__for_head_batches(const mtt_op *op, BODY body)
 {
     const mtt_shape *d = op->shape;
-    int by_head = d->batch >= d->heads;
-    mtt__head_batch t;
-    t.sequence = by_head ? 0 : i;
-    t.head = by_head ? i : 0;
-    t.step_sequence = by_head;
-    t.step_head = !by_head;
-    t.batch = by_head ? d->batch : d->heads;
-    return t;
+    const int by_head = d->batch >= d->heads, calls = by_head ? d->heads : d->batch;
+    mtt_status status = MTT_OK;
+    for (int i = 0; i < calls && status == MTT_OK; i++) {
+        mtt__head_batch h;
+        h.sequence = by_head ? 0 : i;
+        h.head = by_head ? i : 0;
+        h.next_sequence = by_head;
+        h.next_head = !by_head;
+        h.count = by_head ? d->batch : d->heads;
+        status = body(h);
+    }
+    return status;
 }
 
-/* q, k or v (part 0, 1, 2); rows are 3 C apart. */
-static mtt__blas_matrix mtt__qkv_matrix(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__head_batch t, int transposed)
+/* Parts of qkv and d_qkv. */
+enum { MTT__PART_Q, MTT__PART_K, MTT__PART_V };
+
+static mtt__blas_matrix mtt__part_matrix(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__head_batch h,
+                                         int transposed)
 {
-    int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * 3 * C;
-    return mtt__blas_matrix_at(qkv, t.sequence * sequence + part * C + t.head * D, 3 * C, t.step_sequence * sequence + t.step_head * D,
-                          transposed);
+    const mtt_qkv v = mtt_qkv_of(op->shape);
+    const int64_t sequence = op->shape->seq_len * v.row;
+    return mtt__blas_matrix_at(qkv, h.sequence * sequence + mtt_qkv_column(&v, part, h.head), v.row,
+                               h.next_sequence * sequence + h.next_head * v.head_dim, transposed);
 }
 
-static mtt__blas_matrix mtt__outputs(const mtt_op *op, const mtt_tensor *out, mtt__head_batch t)
+/* Rows of `out` or d_out. */
+static mtt__blas_matrix mtt__out_matrix(const mtt_op *op, const mtt_tensor *out, mtt__head_batch h)
 {
-    int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
-    return mtt__blas_matrix_at(out, t.sequence * sequence + t.head * D, C, t.step_sequence * sequence + t.step_head * D, 0);
+    const int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
+    return mtt__blas_matrix_at(out, h.sequence * sequence + h.head * D, C,
+                               h.next_sequence * sequence + h.next_head * D, 0);
 }
 
-static mtt__blas_matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores, mtt__head_batch t, int transposed)
+/* Scores, probabilities and their gradients. */
+static mtt__blas_matrix mtt__square_matrix(const mtt_op *op, const mtt_tensor *scores, mtt__head_batch h,
+                                           int transposed)
 {
-    int64_t T = op->shape->seq_len, H = op->shape->heads;
-    return mtt__blas_matrix_at(scores, (t.sequence * H + t.head) * T * T, T, (t.step_sequence * H + t.step_head) * T * T, transposed);
+    const int64_t T = op->shape->seq_len, H = op->shape->heads;
+    return mtt__blas_matrix_at(scores, (h.sequence * H + h.head) * T * T, T,
+                               (h.next_sequence * H + h.next_head) * T * T, transposed);
 }
 
-static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__head_batch t, int64_t n, int64_t k,
+/* out [T, n] = alpha A [T, k] B [k, n] */
+static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__head_batch h, int64_t n, int64_t k,
                                     mtt__blas_matrix a, mtt__blas_matrix b, mtt__blas_matrix out, float alpha)
 {
     mtt__blas_gemm g = {op->shape->seq_len, n, k, a, b, out};
-    g.batch = t.batch;
+    g.batch = h.count;
     g.alpha = alpha;
     return mtt__multiply(c, op, g);
 }
@@ -2155,84 +2169,91 @@ static float mtt__head_scale(const mtt_op *op)
 static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
-        mtt__head_batch t = mtt__head_batch_at(op, i);
-        status = mtt__head_product(c, op, t, T, D, mtt__qkv_matrix(op, o->qkv, 0, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 1),
-                                   mtt__squares(op, o->scores, t, 0), mtt__head_scale(op));
-    }
-    return status;
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
+        mtt__blas_matrix k = mtt__part_matrix(op, o->qkv, MTT__PART_K, h, 1);
+        mtt__blas_matrix s = mtt__square_matrix(op, o->scores, h, 0);
+        return mtt__head_product(c, op, h, T, D, q, k, s, mtt__head_scale(op));
+    });
 }
 
 /* O = P V */
 static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
-        mtt__head_batch t = mtt__head_batch_at(op, i);
-        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, o->probs, t, 0), mtt__qkv_matrix(op, o->qkv, 2, t, 0),
-                                   mtt__outputs(op, o->out, t), 1.0f);
-    }
-    return status;
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 0);
+        mtt__blas_matrix v = mtt__part_matrix(op, o->qkv, MTT__PART_V, h, 0);
+        return mtt__head_product(c, op, h, D, T, p, v, mtt__out_matrix(op, o->out, h), 1.0f);
+    });
 }
 
 /* dP = dO V^T, dV = P^T dO */
 static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
-        mtt__head_batch t = mtt__head_batch_at(op, i);
-        mtt__blas_matrix d_out = mtt__outputs(op, o->d_out, t), v = mtt__qkv_matrix(op, o->qkv, 2, t, 1);
-        mtt__blas_matrix p = mtt__squares(op, o->probs, t, 1), dp = mtt__squares(op, o->d_probs, t, 0);
-        mtt__blas_matrix dv = mtt__qkv_matrix(op, o->d_qkv, 2, t, 0);
-        status = mtt__head_product(c, op, t, T, D, d_out, v, dp, 1.0f);
-        if (status == MTT_OK) status = mtt__head_product(c, op, t, D, T, p, d_out, dv, 1.0f);
-    }
-    return status;
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix d_out = mtt__out_matrix(op, o->d_out, h);
+        mtt__blas_matrix v = mtt__part_matrix(op, o->qkv, MTT__PART_V, h, 1);
+        mtt__blas_matrix dv = mtt__part_matrix(op, o->d_qkv, MTT__PART_V, h, 0);
+        mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 1);
+        mtt__blas_matrix dp = mtt__square_matrix(op, o->d_probs, h, 0);
+        mtt_status status = mtt__head_product(c, op, h, T, D, d_out, v, dp, 1.0f);
+        if (status != MTT_OK) return status;
+        return mtt__head_product(c, op, h, D, T, p, d_out, dv, 1.0f);
+    });
 }
 
 /* dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D) */
 static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__head_batches(op) && status == MTT_OK; i++) {
-        mtt__head_batch t = mtt__head_batch_at(op, i);
-        mtt__blas_matrix dq = mtt__qkv_matrix(op, o->d_qkv, 0, t, 0), dk = mtt__qkv_matrix(op, o->d_qkv, 1, t, 0);
-        status = mtt__head_product(c, op, t, D, T, mtt__squares(op, o->d_scores, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 0),
-                                   dq, mtt__head_scale(op));
-        if (status == MTT_OK)
-            status = mtt__head_product(c, op, t, D, T, mtt__squares(op, o->d_scores, t, 1),
-                                       mtt__qkv_matrix(op, o->qkv, 0, t, 0), dk, mtt__head_scale(op));
-    }
-    return status;
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
+        mtt__blas_matrix k = mtt__part_matrix(op, o->qkv, MTT__PART_K, h, 0);
+        mtt__blas_matrix dq = mtt__part_matrix(op, o->d_qkv, MTT__PART_Q, h, 0);
+        mtt__blas_matrix dk = mtt__part_matrix(op, o->d_qkv, MTT__PART_K, h, 0);
+        mtt__blas_matrix ds = mtt__square_matrix(op, o->d_scores, h, 0);
+        mtt__blas_matrix ds_t = mtt__square_matrix(op, o->d_scores, h, 1);
+        mtt_status status = mtt__head_product(c, op, h, D, T, ds, k, dq, mtt__head_scale(op));
+        if (status != MTT_OK) return status;
+        return mtt__head_product(c, op, h, D, T, ds_t, q, dk, mtt__head_scale(op));
+    });
 }
 
-/* Math:        P[i][j] = e^(S[i][j] - max) / sum over the keys j that query i sees, max(0, i - W + 1) .. i; 0 elsewhere
-   Shapes:      S, P [rows, T] T, row r is of query r mod T
-   Launch:      THREADS threads a row, 128 a block; WIDTH elements at a time
+/* ---- softmax ---- */
+
+/* Joins a value over the threads of a row: 32, a warp, or 128, a block. */
+template <class JOIN> static __device__ __forceinline__ float mtt__reduce_row(float x, int threads, float *shared)
+{
+    return threads == 32 ? mtt__reduce<JOIN, 32>(x, shared) : mtt__reduce<JOIN, 128>(x, shared);
+}
+
+/* Math:        P[i][j] = e^(S[i][j] - max) / sum over the keys j that query i attends, max(0, i - W + 1) .. i;
+                0 elsewhere
+   Shapes:      S, P [rows, T] T; row r is of query r mod T
+   Launch:      32 or 128 threads a row, 128 a block; WIDTH elements at a time
    Requires:    WIDTH 8 only if T is a multiple of 8
-   Traffic:     what is seen of S read twice, the second time from cache; P written once
-   Determinism: fixed tree; a running maximum and sum (Milakov & Gimelshein 2018) per thread
+   Traffic:     the attended part of S read twice, the second time from cache; P written once
+   Determinism: fixed tree; each thread has a running maximum and sum (Milakov & Gimelshein 2018)
    Reference:   mtt__cpu_softmax */
-template <class T, int THREADS, int WIDTH>
-static __global__ void __launch_bounds__(128) mtt_k_softmax(const T *scores, T *probs, int64_t rows, int seq_len, int window)
+template <class T, int WIDTH>
+static __global__ void __launch_bounds__(128)
+    mtt_k_softmax(const T *scores, T *probs, int64_t rows, int seq_len, int window, int threads)
 {
     __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS;
-    int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
-    int low = (int)mtt__first_key(window, query);
+    const int64_t row = threads == 32 ? (int64_t)blockIdx.x * 4 + threadIdx.x / 32 : blockIdx.x;
+    const int lane = (threadIdx.x & (threads - 1)) * WIDTH, step = threads * WIDTH;
+    const int query = (int)(row % seq_len), low = (int)mtt__first_key(window, query);
     float most = -3.4e38f, sum = 0, v[WIDTH];
     if (row >= rows) return;
     scores += row * seq_len;
     probs += row * seq_len;
-    for (int j = low / WIDTH * WIDTH + lane; j <= query; j += THREADS * WIDTH) {
+    for (int j = low / WIDTH * WIDTH + lane; j <= query; j += step) {
         float largest = most, added = 0;
         mtt__read_floats<WIDTH>(scores + j, v);
 #pragma unroll
@@ -2244,45 +2265,46 @@ static __global__ void __launch_bounds__(128) mtt_k_softmax(const T *scores, T *
         sum = sum * mtt__exp_for<T>(most - largest) + added;
         most = largest;
     }
-    float all = mtt__reduce<mtt__maximum, THREADS>(most, shared);
-    float scale = 1.0f / mtt__reduce<mtt__plus, THREADS>(sum * mtt__exp_for<T>(most - all), shared);
-    for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
-        bool seen = j + WIDTH > low && j <= query;
-        if (seen) mtt__read_floats<WIDTH>(scores + j, v);
+    const float all = mtt__reduce_row<mtt__maximum>(most, threads, shared);
+    const float scale = 1.0f / mtt__reduce_row<mtt__plus>(sum * mtt__exp_for<T>(most - all), threads, shared);
+    for (int j = lane; j < seq_len; j += step) {
+        const bool attended = j + WIDTH > low && j <= query;
+        if (attended) mtt__read_floats<WIDTH>(scores + j, v);
 #pragma unroll
         for (int k = 0; k < WIDTH; k++)
-            v[k] = seen && j + k >= low && j + k <= query ? mtt__exp_for<T>(v[k] - all) * scale : 0.0f;
+            v[k] = attended && j + k >= low && j + k <= query ? mtt__exp_for<T>(v[k] - all) * scale : 0.0f;
         mtt__store_floats<WIDTH>(probs + j, v);
     }
 }
 
 /* Math:        dS = P (mask dP - sum over keys of mask dP P)
    Shapes:      dP, P, dS [rows, T] T; row r is of query r mod T; dropout's element is r T + j
-   Launch:      as mtt_k_softmax
+   Launch:      as mtt_k_softmax; bounded to 10 blocks, so that the 64-bit remainder has enough registers
    Requires:    WIDTH 8 only if T is a multiple of 8; dS may be dP
-   Traffic:     what is seen of dP and P read twice, the second time from cache; dS written once
+   Traffic:     the attended part of dP and P read twice, the second time from cache; dS written once
    Determinism: fixed tree
    Reference:   mtt__cpu_softmax_backward */
-template <class T, int THREADS, int WIDTH>
-static __global__ void __launch_bounds__(128, 10) /* registers enough for the remainder of 64 bits */
+template <class T, int WIDTH>
+static __global__ void __launch_bounds__(128, 10)
     mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len, int window,
-                           mtt__dropout dropout)
+                           int threads, mtt__dropout dropout)
 {
     __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = row * seq_len;
-    int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
-    int low = (int)mtt__first_key(window, query) / WIDTH * WIDTH;
+    const int64_t row = threads == 32 ? (int64_t)blockIdx.x * 4 + threadIdx.x / 32 : blockIdx.x;
+    const int64_t first = row * seq_len;
+    const int lane = (threadIdx.x & (threads - 1)) * WIDTH, step = threads * WIDTH;
+    const int query = (int)(row % seq_len), low = (int)mtt__first_key(window, query) / WIDTH * WIDTH;
     float sum = 0, g[WIDTH], p[WIDTH];
     if (row >= rows) return;
-    for (int j = low + lane; j <= query; j += THREADS * WIDTH) {
+    for (int j = low + lane; j <= query; j += step) {
         mtt__read_floats<WIDTH>(d_probs + first + j, g);
         mtt__read_floats<WIDTH>(probs + first + j, p);
         mtt__apply_dropout<WIDTH>(dropout, first + j, g);
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
     }
-    sum = mtt__reduce<mtt__plus, THREADS>(sum, shared);
-    for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
+    sum = mtt__reduce_row<mtt__plus>(sum, threads, shared);
+    for (int j = lane; j < seq_len; j += step) {
         if (j >= low && j <= query) {
             mtt__read_floats<WIDTH>(d_probs + first + j, g);
             mtt__read_floats<WIDTH>(probs + first + j, p);
@@ -2296,19 +2318,19 @@ static __global__ void __launch_bounds__(128, 10) /* registers enough for the re
     }
 }
 
-/* A warp a row up to 512 or 2,048 keys, a block beyond; 8 elements at a time where rows are aligned. */
-#define MTT__BY_ROW(T, launch) T % 8 ? (T <= 512 ? launch(32, 1) : launch(128, 1)) : (T <= 2048 ? launch(32, 8) : launch(128, 8))
+/* Elements at a time: 8 where rows are aligned. A warp a row up to 512 or 2,048 keys, a block beyond. */
+static int mtt__row_width(const mtt_shape *d) { return d->seq_len % 8 ? 1 : 8; }
+static int mtt__row_threads(const mtt_shape *d) { return d->seq_len <= (d->seq_len % 8 ? 512 : 2048) ? 32 : 128; }
 
 template <class T> static mtt_status mtt__launch_softmax(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_softmax *o = MTT_OPERANDS_OF(softmax, op);
     const mtt_shape *d = op->shape;
-    int64_t rows = mtt__rows(o->scores);
-#define MTT__SOFTMAX(threads, width)                                                                                 \
-    mtt__launch(c, "softmax", mtt_k_softmax<T, threads, width>, mtt__blocks(rows, 128 / threads), 128, mtt__at<T>(o->scores),  \
-                mtt__at<T>(o->probs), rows, d->seq_len, d->window)
-    return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
-#undef MTT__SOFTMAX
+    const int threads = mtt__row_threads(d);
+    const int64_t rows = mtt__rows(o->scores);
+    auto kernel = mtt__row_width(d) == 8 ? mtt_k_softmax<T, 8> : mtt_k_softmax<T, 1>;
+    return mtt__launch(c, "softmax", kernel, mtt__blocks(rows, 128 / threads), 128, mtt__at<T>(o->scores),
+                       mtt__at<T>(o->probs), rows, d->seq_len, d->window, threads);
 }
 
 static mtt_status mtt__cuda_softmax(mtt__cuda *c, const mtt_op *op)
@@ -2320,13 +2342,12 @@ template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, 
 {
     const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
     const mtt_shape *d = op->shape;
-    int64_t rows = mtt__rows(o->d_probs);
-#define MTT__SOFTMAX(threads, width)                                                                                 \
-    mtt__launch(c, "softmax_backward", mtt_k_softmax_backward<T, threads, width>, mtt__blocks(rows, 128 / threads), 128,       \
-                mtt__at<T>(o->d_probs), mtt__at<T>(o->probs), mtt__at<T>(o->d_scores), rows, d->seq_len, d->window,  \
-                mtt__dropout_of(op, o->control))
-    return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
-#undef MTT__SOFTMAX
+    const int threads = mtt__row_threads(d);
+    const int64_t rows = mtt__rows(o->d_probs);
+    auto kernel = mtt__row_width(d) == 8 ? mtt_k_softmax_backward<T, 8> : mtt_k_softmax_backward<T, 1>;
+    return mtt__launch(c, "softmax_backward", kernel, mtt__blocks(rows, 128 / threads), 128,
+                       mtt__at<T>(o->d_probs), mtt__at<T>(o->probs), mtt__at<T>(o->d_scores), rows, d->seq_len,
+                       d->window, threads, mtt__dropout_of(op, o->control));
 }
 
 static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
