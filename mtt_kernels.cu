@@ -4569,38 +4569,44 @@ static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
 
 /* ---- linear and GELU in one kernel ---- */
 
-/* A product whose epilogue is GELU or its gradient. Maps tell the copy engine how a matrix lies (PTX, tensor copies): it brings
-   tiles to shared memory in wgmma's swizzle, zeros beyond the matrix, and stores them back, nothing beyond it. */
+/* A product with GELU or its gradient as its epilogue. A tensor map describes a matrix to the copy engine
+   (PTX, tensor copies). The engine loads tiles into shared memory in wgmma's swizzle, with zeros outside the
+   matrix, and stores tiles without what is outside. */
 struct mtt__tile_arguments {
-    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
-    const void *bias; /* forward: [n] */
-    int has_y;        /* forward: 0 = pre alone */
-    float *sums;      /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; NULL = nobody wants them */
+    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre, and y or dx [rows, n] */
+    const void *bias;           /* forward: [n] */
+    int has_y;                  /* forward: 0 = makes only pre */
+    float *sums;                /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; or NULL */
     int rows, n, k;
 };
 
-/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes through `side`:
-   four slots of 128 x 32 elements, and two for a tile's part of the bias. */
+/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes
+   through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
 enum {
     MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
     MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
-    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
-    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
-    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF, MTT__BIAS_BYTES = MTT__TILE_N * 2,
-    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to begin at such a multiple */
+    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2,
+    MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
+    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE,
+    MTT__SIDE_HALF = 64 * 32 * 2,
+    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF,
+    MTT__BIAS_BYTES = MTT__TILE_N * 2,
+    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to align the start to 1,024 bytes */
 };
 
 #if MTT__HOPPER
 
-/* Barriers in shared memory count arrivals and bytes that the copy engine brings. A wait names the parity of a phase: the one
-   before the first is done. */
+/* Barriers in shared memory count arrivals, and bytes that the copy engine has written. A wait names the
+   parity of a barrier phase; the phase before the first one counts as done. */
 struct mtt__tile_barriers {
-    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES], side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
+    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES];
+    uint64_t side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
 };
 
 static __device__ __forceinline__ void mtt__barrier_init(uint64_t *barrier, int arrivals)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
 }
 
 static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
@@ -4610,25 +4616,29 @@ static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
 
 static __device__ __forceinline__ void mtt__barrier_expect(uint64_t *barrier, int bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
 }
 
 static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int parity)
 {
-    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
+    asm volatile("{ .reg .pred done;"
+                 " again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
                  ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
 }
 
-/* The map's box of elements from (column, row) on; `barrier` counts its bytes. */
-static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
-                                                        int row)
+/* Loads a box of elements that begins at (column, row); `barrier` counts its bytes. */
+static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map,
+                                                        uint64_t *barrier, int column, int row)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
 }
 
-/* One thread's, after mtt__wgmma_publish and a barrier of those that wrote. */
-static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
+/* Stores a box. One thread calls this, after mtt__wgmma_publish and a barrier of the threads that wrote. */
+static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem,
+                                                         int column, int row)
 {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
@@ -4639,17 +4649,20 @@ static __device__ __forceinline__ void mtt__tensor_commit(void)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* Until shared memory has been read for all but PENDING of the thread's groups of stores. */
+/* Waits until shared memory has been read for all but PENDING of the thread's groups of stores. */
 template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(void)
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Tiles in groups of 16 rows of tiles, so that those under way at a time share rows of A and columns of W in L2. */
+/* Where a tile begins. Tiles are ordered in groups of 16 rows of tiles: those worked on at the same time
+   share rows of A and columns of W in L2. */
 static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
 {
-    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M, columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
-    const int group = tile / (16 * columns), in_group = tile % (16 * columns), high = min(16, rows - 16 * group);
+    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M;
+    const int columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
+    const int group = tile / (16 * columns), in_group = tile % (16 * columns);
+    const int high = min(16, rows - 16 * group);
     return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
 }
 
@@ -4658,9 +4671,10 @@ static __device__ __forceinline__ int mtt__tile_count(const mtt__tile_arguments 
     return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
 }
 
-/* One thread brings A and W of all of the block's tiles, as far ahead as there are stages. */
+/* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
 template <bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o,
+                                                      mtt__tile_barriers *barriers, uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -4679,22 +4693,26 @@ static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments 
     }
 }
 
-/* Another brings the bias. */
-static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+/* Producer thread 2, forward: loads the tile's part of the bias. */
+static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o,
+                                                           mtt__tile_barriers *barriers, uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
-        const int slot = step % 2, column = mtt__tile_place(o, tile).y, bytes = min(MTT__TILE_N, o.n - column) * 2;
+        const int slot = step % 2, column = mtt__tile_place(o, tile).y;
+        const int bytes = min(MTT__TILE_N, o.n - column) * 2;
         mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
         mtt__barrier_expect(&barriers->side_full[slot], bytes);
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES), "l"((const char *)o.bias + column * 2), "r"(bytes),
+                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES),
+                     "l"((const char *)o.bias + column * 2), "r"(bytes),
                      "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
     }
 }
 
-/* Or `pre`. */
-static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
+/* Producer thread 2, backward: loads the tile's part of pre. */
+static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o,
+                                                          mtt__tile_barriers *barriers, uint32_t side)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -4704,37 +4722,39 @@ static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_argume
             mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
             mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
             for (int half = 0; half < 2; half++)
-                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre, &barriers->side_full[slot], at.y + n,
-                                 at.x + 64 * half);
+                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre,
+                                 &barriers->side_full[slot], at.y + n, at.x + 64 * half);
         }
     }
 }
 
-/* C += A W over a stage, the tile's k-th: the warpgroup's 64 rows. It ends while the product goes on. `step` counts stages over all
-   tiles. */
+/* C += A W over the tile's k-th stage, for the warpgroup's 64 rows. Returns while the product runs. `step`
+   counts stages over all tiles. */
 template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
-                                                          int warpgroup, int k, int &step)
+static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers,
+                                                          uint32_t smem, int warpgroup, int k, int &step)
 {
     const int stage = step % MTT__TILE_STAGES;
     const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
-    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
+    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0);
+    const uint32_t w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
     mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
     mtt__wgmma_begin();
     #pragma unroll
     for (int j = 0; j < MTT__TILE_K / 16; j++)
-        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0,
-                                     E());
+        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
+                                     mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
     mtt__wgmma_commit();
     mtt__wgmma_wait<1>(); /* the stage before has been read */
     if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
     step++;
 }
 
-/* A tile's results in 16 bits, forward with the bias, which free the accumulators for the next tile. `tiles` were held before. */
+/* Rounds a tile's results to 16 bits, forward with the bias. This frees the accumulators for the next tile.
+   `tiles`: number of tiles before it. */
 template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4], mtt__tile_barriers *barriers,
-                                                      uint32_t smem, int tiles)
+static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
+                                                      mtt__tile_barriers *barriers, uint32_t smem, int tiles)
 {
     const int lane = threadIdx.x & 31, slot = tiles % 2;
     const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
@@ -4754,19 +4774,22 @@ static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], c
     if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
 }
 
-/* A part, 32 columns, of pre, which is held, and of y = GELU(pre): each warp sends its 16 rows off by itself. */
+/* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
+   rows. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
-                                                      int warp, int2 at, int part)
+static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2],
+                                                      const mtt__tile_arguments &o, uint32_t side, int warp,
+                                                      int2 at, int part)
 {
     const int lane = threadIdx.x & 31;
-    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__lane_a<32>(lane);
+    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
+    const uint32_t lane_at = mtt__lane_a<32>(lane);
     if (lane == 0) mtt__tensor_wait<1>();
-    __syncwarp(); /* these two of the four places are free */
+    __syncwarp(); /* two of the four buffers are free */
     #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         const uint32_t(*pre)[2] = held + part * 4 + n;
-        mtt__store_matrices(mtt__advance<32>(pre_smem + straight, n), pre[0], pre[1]);
+        mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
         if (!o.has_y) continue;
         uint32_t y[4];
         #pragma unroll
@@ -4774,10 +4797,10 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
             const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
             y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
         }
-        mtt__store_matrices(mtt__advance<32>(y_smem + straight, n), &y[0], &y[2]);
+        mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
     }
     mtt__wgmma_publish();
-    __syncwarp(); /* all of the warp's rows are written before one lane sends them */
+    __syncwarp(); /* all of the warp's rows are written before one lane stores them */
     if (lane == 0) {
         mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
         if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
@@ -4785,33 +4808,37 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
     }
 }
 
-/* A part of dx = dy W^T, which is held, times GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's
-   64 rows are the product of ones and dx by the tensor cores, each warp 8 columns. `step` counts parts over all tiles. */
+/* A part of dx = dy W^T, which is held, times GELU'(pre), in the place of pre in shared memory. Sums of its
+   columns over the warpgroup's 64 rows are the product of ones and dx on tensor cores, 8 columns a warp.
+   `step` counts parts over all tiles. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
-                                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
-                                                               int part, int &step)
+static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2],
+                                                               const mtt__tile_arguments &o,
+                                                               mtt__tile_barriers *barriers, uint32_t side,
+                                                               int warpgroup, int2 at, int part, int &step)
 {
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
+    const int row0 = at.x + warpgroup * 64;
     const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
     const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
     const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
-    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
+    const uint32_t lane_smem = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
     float sum[4] = {};
     mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
     #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         uint32_t pre[4], dx[4];
-        mtt__load_matrices(pre, mtt__advance<32>(straight, n));
+        mtt__load_matrices(pre, mtt__advance<32>(lane_smem, n));
         #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e], E()), dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
+            const float2 x = mtt__unpack_pair(pre[e], E());
+            const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
             dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
         }
-        mtt__store_matrices(mtt__advance<32>(straight, n), &dx[0], &dx[2]);
+        mtt__store_matrices(mtt__advance<32>(lane_smem, n), &dx[0], &dx[2]);
     }
     mtt__wgmma_publish();
-    /* the warpgroup's dx is written before it is sent and summed */
+    /* the warpgroup's dx is written before it is stored and summed */
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
     if (threadIdx.x % 128 == 0) {
         mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
@@ -4827,24 +4854,27 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&
     if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
         *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
     if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
-    __syncwarp(); /* the warp has read dx, its first lane's store too */
+    __syncwarp(); /* the warp and its store have read dx */
     if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
     step++;
 }
 #endif
 
-/* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
-   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64 rounded up, n] float
-   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue of the
-                tile before meanwhile, two threads of the third feed them; MTT__TILE_SHARED bytes
-   Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
-                matrices; results apart from operands
-   Traffic      A and W once a tile from L2; pre and y written once, or pre read and dx written once
-   Determinism  k in order, one writer of each result, sums in a fixed order
-   Reference    mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu. H200, 16384 x 3072 x 768: forward 130 us (cuBLASLt and GELU
-                apart 162), backward 160 (and sums apart 214); tensor cores busy in 75 and 58 % of the cycles */
+/* Math:        forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i =
+                sum of dx over 64 rows from row 64 i
+   Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
+                [rows / 64 rounded up, n] float
+   Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups
+                multiply 64 rows each, while they compute the epilogue of the tile before. Two threads of the
+                third feed them. MTT__TILE_SHARED bytes
+   Requires:    code for sm_90a (otherwise the kernel is empty and has no static shared memory); n and k
+                multiples of 8, 16-byte aligned matrices; results do not overlap operands
+   Traffic:     A and W once a tile from L2; pre and y written once, or pre read and dx written once
+   Determinism: k in order, one writer of each result, sums in a fixed order
+   Reference:   mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu */
 template <typename E, bool BACKWARD>
-static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
+static __global__ void __launch_bounds__(384, 1)
+    mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
 {
 #if MTT__HOPPER
     extern __shared__ __align__(128) unsigned char shared[];
@@ -4855,15 +4885,20 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
     int2 at = make_int2(0, 0);
     uint32_t held[32][2];
     if (threadIdx.x == 0) {
-        for (int i = 0; i < MTT__TILE_STAGES; i++)
-            mtt__barrier_init(&barriers.full[i], 1), mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
-        for (int i = 0; i < MTT__SIDE_SLOTS; i++)
-            mtt__barrier_init(&barriers.side_full[i], 1), mtt__barrier_init(&barriers.side_empty[i], 8); /* of each warp */
+        for (int i = 0; i < MTT__TILE_STAGES; i++) {
+            mtt__barrier_init(&barriers.full[i], 1);
+            mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
+        }
+        for (int i = 0; i < MTT__SIDE_SLOTS; i++) {
+            mtt__barrier_init(&barriers.side_full[i], 1);
+            mtt__barrier_init(&barriers.side_empty[i], 8); /* a thread of each warp */
+        }
         asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
     }
     __syncthreads(); /* barriers are ready */
     if (warpgroup == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); /* of 168; the others need 128 for a tile, 64 for the one before */
+        /* 24 of 168 registers: the others need 128 for a tile, 64 for the one before */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
         if (threadIdx.x == 288) {
             if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
@@ -4877,12 +4912,13 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
         float c[32][4];
         int k = 0;
         #pragma unroll
-        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before, under as many of this one's products */
+        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before */
             #pragma unroll 1
             for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
                 mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
             if (tiles == 0) continue;
-            if (BACKWARD) mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
+            if (BACKWARD)
+                mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
             else mtt__tile_gelu<E>(held, o, side, warp, at, part);
         }
         mtt__wgmma_wait();
@@ -4892,29 +4928,34 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
         mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
         at = mtt__tile_place(o, tile);
     }
-    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */
+    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
 #endif
 }
 
-/* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
-static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
-                           int box_rows)
+/* The tensor map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
+static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row,
+                                int64_t rows, int box_columns, int box_rows)
 {
     const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
     const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    const CUtensorMapDataType type = t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    const CUresult error = c->encode(map, type, 2, (char *)t->data + (size_t)first_row * stride[0], shape, stride, box, steps,
-                                     CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                     box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    char *const data = (char *)t->data + (size_t)first_row * stride[0];
+    const CUtensorMapDataType type =
+        t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUtensorMapSwizzle swizzle =
+        box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+    const CUresult error =
+        c->encode(map, type, 2, data, shape, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (error == CUDA_SUCCESS) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no tensor map of %s (error %d)", c->device,
+                          t->name, (int)error);
 }
 
-/* `rows` rows from `first_row` on; sums as the kernel leaves them. */
+/* `rows` rows from `first_row`; sums of 64 rows each. */
 template <typename E, bool BACKWARD>
-static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w, const mtt_tensor *bias, const mtt_tensor *pre,
-                                    const mtt_tensor *y, int64_t first_row, int64_t rows, float *sums)
+static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w,
+                                    const mtt_tensor *bias, const mtt_tensor *pre, const mtt_tensor *y,
+                                    int64_t first_row, int64_t rows, float *sums)
 {
     const mtt_tensor *out = y ? y : pre;
     mtt__tile_arguments o;
@@ -4924,31 +4965,36 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     o.bias = bias ? bias->data : NULL;
     o.has_y = y != NULL;
     o.sums = sums;
-    o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
+    o.rows = (int)rows;
+    o.n = (int)mtt__width(out);
+    o.k = (int)mtt__width(a);
     tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
     status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
     if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status != MTT_OK) return status;
-    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu", mtt_k_linear_gelu<E, BACKWARD>,
-                              (unsigned)mtt__min(tiles, c->processors), 384, MTT__TILE_SHARED, o);
+    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
+                              mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors), 384,
+                              MTT__TILE_SHARED, o);
 }
 
-/* Slabs of rows whose sums the workspace holds. */
+/* In slabs of rows whose sums the workspace holds. */
 template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = 2 * n * (int64_t)sizeof(float);
-    const int64_t slab = o->d_bias ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = (int64_t)mtt__op_scratch(op);
+    const int64_t slab = pair ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
     void *scratch = NULL;
-    mtt_status status = o->d_bias ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
+    mtt_status status = pair ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
     for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
         const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
-        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count, (float *)scratch);
+        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count,
+                                            (float *)scratch);
         if (status == MTT_OK && o->d_bias)
-            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias), first > 0 || op->adds);
+            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias),
+                                            first > 0 || op->adds);
     }
     return status;
 }
@@ -4971,7 +5017,7 @@ static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *o
 
 /* ---- the loss in one pass: a row of logits in the shared memory of a cluster ---- */
 
-/* Clusters of blocks, which read and write each other's shared memory; before sm_90 a block is alone. */
+/* Blocks of a cluster read and write each other's shared memory. Before sm_90 a block is alone. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 static __device__ __forceinline__ int mtt__cluster_blocks(void)
 {
@@ -4987,15 +5033,17 @@ static __device__ __forceinline__ int mtt__cluster_rank(void)
     return rank;
 }
 
-/* Stores into block `rank`, where `at` lies here. */
+/* Stores into block `rank`, at the place that `at` has here. */
 static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, float2 value)
 {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
 }
 
-/* A barrier of all threads of a cluster in two halves: what they stored before they arrived, all see who have waited. */
+/* The two halves of a barrier of all threads of a cluster: who has waited sees what all stored before they
+   arrived. */
 static __device__ __forceinline__ void mtt__cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -5013,19 +5061,21 @@ static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
 static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
 #endif
 
-/* Who shares a row of logits, how many of its octets a thread has at most, and how many rows are under way. */
+/* Threads of a block, packs of 8 logits that a thread has of a row at most, rows in shared memory, and blocks
+   of a cluster at most. */
 enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
 
-/* Math:        as mtt_k_cross_entropy, both in one pass; sums[c][j] = sum of cluster c's gradients of column j, where sums are
-                wanted
+/* Math:        as mtt_k_cross_entropy, loss and gradient in one pass; sums[c][j] = sum of cluster c's
+                gradients of column j, if sums are wanted
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
-   Launch:      a cluster of 1 to 8 blocks of 640 threads shares rows c, c + clusters, ... by columns: a block's share of a row fits
-                3 times into shared memory and its columns' sums into registers. A row is fetched while the two before it are
-                worked on; its largest logit and sum of powers travel between the blocks while the gradients of the row before are
-                written
-   Requires:    Vp a multiple of 8 and at most 25,600 times the cluster's size; clusters of more than one block from sm_90 on
+   Launch:      a cluster of 1 to 8 blocks of 640 threads has rows c, c + clusters, ... and divides them by
+                columns. A block's part of three rows is in shared memory, its columns' sums are in registers.
+                A row is copied while the two before it are computed. Blocks exchange its largest logit and
+                sum of powers while they write the gradients of the row before
+   Requires:    Vp a multiple of 8, at most 25,600 times the blocks of a cluster; more than one block from
+                sm_90 up
    Traffic:     x read and written once
-   Determinism: the rows of a cluster in their order; (largest, sum) of all warps joined in a fixed order
+   Determinism: rows of a cluster in order; (largest, sum) of all warps joined in a fixed order
    Reference:   mtt__row_loss, mtt__row_gradient */
 template <class T>
 static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
@@ -5034,33 +5084,36 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
 {
     enum { WARPS = MTT__LOSS_THREADS / 32 };
     extern __shared__ uint4 staged[];
-    __shared__ float2 parts[2][MTT__CLUSTER * WARPS]; /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    __shared__ float2 warp_parts[2][MTT__CLUSTER * WARPS];
     const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
-    const int share = (width / 8 + blocks - 1) / blocks, begin = rank * share;
-    const int mine = begin + share < width / 8 ? share : width / 8 - begin; /* octets of a row; none or less in a last block */
+    const int packs_per_block = (width / 8 + blocks - 1) / blocks, first_pack = rank * packs_per_block;
+    const int packs_here = min(packs_per_block, width / 8 - first_pack); /* none or less in the last block */
     const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
     const int count = (rows - cluster + clusters - 1) / clusters;
     const float factor = mtt__loss_factor(control, counters);
     const int64_t next = (int64_t)clusters * width;
     float column[MTT__LOSS_PACKS][8] = {};
-    T *x = logits + (int64_t)cluster * width + begin * 8, *smem = reinterpret_cast<T *>(staged);
-    int target = targets[cluster], target_ahead = target, ragged = -1;
-#define MTT__EACH_PACK                                                                                               \
-    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < mine; p++, pack += MTT__LOSS_THREADS)
+    T *x = logits + (int64_t)cluster * width + first_pack * 8, *smem = reinterpret_cast<T *>(staged);
+    int target = targets[cluster], target_ahead = target, last_pack = -1;
+#define MTT__EACH_PACK                                                                                      \
+    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < packs_here;         \
+                           p++, pack += MTT__LOSS_THREADS)
     MTT__EACH_PACK
-        if ((begin + pack) * 8 + 8 > classes) ragged = pack; /* the padding is shorter than a row of threads: one each at most */
-    /* Each thread reads only what it has copied itself, so no barrier parts the stages. */
+        if ((first_pack + pack) * 8 + 8 > classes) last_pack = pack; /* with padding: one a thread at most */
+    /* Each thread reads only its own copies, so stages need no barrier. */
     auto copy = [&](int i) {
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
         if (i < count) MTT__EACH_PACK
             for (int part = 0; part < 8; part += 16 / sizeof(T))
-                mtt__copy_async(mtt__smem(smem + (i % MTT__LOSS_STAGES * share + pack) * 8 + part), x + i * next + pack * 8 + part, true);
+                mtt__copy_async(mtt__smem(row + pack * 8 + part), x + i * next + pack * 8 + part, true);
         mtt__copy_commit();
     };
-    auto measure = [&](int i) { /* row i: what this warp tells all blocks */
-        T *row = smem + i % MTT__LOSS_STAGES * share * 8;
+    auto measure = [&](int i) { /* this warp's part of row i, stored in all blocks */
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
         float v[8], most = -3.4e38f, sum = 0;
-        for (int j = ragged * 8; ragged >= 0 && j < ragged * 8 + 8; j++)
-            if (begin * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* no class: its power is 0 */
+        for (int j = last_pack * 8; last_pack >= 0 && j < last_pack * 8 + 8; j++)
+            if (first_pack * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* its power is 0 */
         MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
         most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
         MTT__EACH_PACK {
@@ -5069,71 +5122,78 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
             for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
         }
         sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
-        if (lane < blocks) /* a warp without a class has no sum */
-            mtt__cluster_store(&parts[i % 2][rank * WARPS + threadIdx.x / 32], lane, make_float2(most, most > -3.4e38f ? sum : 0.0f));
+        if (!(most > -3.4e38f)) sum = 0.0f; /* a warp without a class */
+        float2 *const part = &warp_parts[i % 2][rank * WARPS + threadIdx.x / 32];
+        if (lane < blocks) mtt__cluster_store(part, lane, make_float2(most, sum));
         mtt__cluster_arrive();
     };
     mtt__cluster_arrive();
     copy(0);
     copy(1);
-    mtt__cluster_wait(); /* all blocks are there before one stores into another */
+    mtt__cluster_wait(); /* all blocks have begun before one stores into another */
     mtt__copy_wait<1>();
     measure(0);
     for (int i = 0; i < count; i++, target = target_ahead) {
-        const T *from = smem + i % MTT__LOSS_STAGES * share * 8;
+        const T *from = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        const float2 *parts = warp_parts[i % 2];
         T *to = x + i * next;
-        float most = -3.4e38f, sum = 0, lse, v[8], *told = out + 3 * (cluster + (int64_t)i * clusters);
+        float most = -3.4e38f, sum = 0, lse, v[8], *row_out = out + 3 * (cluster + (int64_t)i * clusters);
         if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
         copy(i + 2);
-        mtt__cluster_wait(); /* the warps' parts of row i are there; those of row i - 1 have been read by all */
-        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[i % 2][q].x);
+        mtt__cluster_wait(); /* warps' parts of row i are stored, those of row i - 1 have been read by all */
+        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[q].x);
         most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[i % 2][q].y * expf(parts[i % 2][q].x - most);
+        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[q].y * expf(parts[q].x - most);
         lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
         mtt__copy_wait<1>();
         if (i + 1 < count) measure(i + 1);
         if (target < 0) {
             for (int k = 0; k < 8; k++) v[k] = 0;
             MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
-            if (rank == 0 && threadIdx.x < 3) told[threadIdx.x] = 0;
+            if (rank == 0 && threadIdx.x < 3) row_out[threadIdx.x] = 0;
             continue;
         }
         MTT__EACH_PACK {
             mtt__read_floats(from + pack * 8, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
-            if (target / 8 == begin + pack) {
-                const float at = mtt__to_float(from[target - begin * 8]), gradient = (expf(at - lse) - 1.0f) * factor;
+            if (target / 8 == first_pack + pack) {
+                const float at = mtt__to_float(from[target - first_pack * 8]);
+                const float gradient = (expf(at - lse) - 1.0f) * factor;
 #pragma unroll
                 for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
-                told[0] = lse - at;
-                told[1] = at >= most ? 1.0f : 0.0f;
-                told[2] = lse;
+                row_out[0] = lse - at;
+                row_out[1] = at >= most ? 1.0f : 0.0f;
+                row_out[2] = lse;
             }
             mtt__store_floats(to + pack * 8, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) column[p][k] += v[k];
         }
     }
-    if (sums) MTT__EACH_PACK mtt__store_floats(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
+    if (sums) sums += (int64_t)cluster * width + first_pack * 8;
+    if (sums) MTT__EACH_PACK mtt__store_floats(sums + pack * 8, column[p]);
 #undef MTT__EACH_PACK
 }
 
-/* Blocks that share a row in mtt_k_loss_rows, as few as can; 0 where it is too long. */
+/* The least number of blocks that hold a row in mtt_k_loss_rows; 0 = the row is too long. */
 static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
 {
     for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
-        int64_t share = (width / 8 + blocks - 1) / blocks;
-        *bytes = MTT__LOSS_STAGES * (size_t)share * 8 * (c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4);
-        if (share <= MTT__LOSS_THREADS * MTT__LOSS_PACKS && *bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
+        const int64_t packs = mtt__ceil_div(width / 8, blocks);
+        const int element = c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4;
+        *bytes = MTT__LOSS_STAGES * (size_t)packs * 8 * element;
+        if (packs > MTT__LOSS_THREADS * MTT__LOSS_PACKS) continue;
+        if (*bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
     }
     return 0;
 }
 
-/* As many clusters as the device holds at a time: a later one would begin when others end. Where the workspace does
-   not hold the sums of one, the rows take two passes. */
+/* Runs as many clusters as the device holds at a time: another one would wait for these. If the workspace
+   holds the sums of none, the rows take two passes. */
 template <class T>
-static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r,
+                                         const mtt_tensor *db, int add)
 {
     const int64_t width = mtt__width(r.logits);
     float *sums = db ? mtt__at<float>(op->workspace) : NULL;
@@ -5141,6 +5201,8 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__lo
     int blocks = mtt__loss_cluster(c, width, &bytes), clusters = c->processors;
     cudaLaunchAttribute cluster = {};
     cudaLaunchConfig_t launch = {};
+    const auto kernel = mtt_k_loss_rows<T>;
+    cudaError_t error;
     mtt_status status;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = (unsigned)blocks;
@@ -5151,24 +5213,23 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__lo
     launch.stream = c->stream;
     launch.attrs = &cluster;
     launch.numAttrs = blocks > 1;
-    status = mtt__checked(c, cudaFuncSetAttribute(mtt_k_loss_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  (int)bytes), "cross_entropy");
-    if (blocks > 1 && status == MTT_OK)
-        status = mtt__checked(c, cudaOccupancyMaxActiveClusters(&clusters, mtt_k_loss_rows<T>, &launch), "cross_entropy");
-    if (status != MTT_OK) return status;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (!error && blocks > 1) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch);
+    if (error) return mtt__checked(c, error, "cross_entropy");
     clusters = (int)mtt__min(clusters, r.rows);
-    if (db) clusters = (int)mtt__min(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (width * (int64_t)sizeof(float)));
     if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
     launch.gridDim = dim3((unsigned)(clusters * blocks));
-    status = mtt__checked(c, cudaLaunchKernelEx(&launch, mtt_k_loss_rows<T>, mtt__at<T>(r.logits), r.targets, r.losses,
-                                                sums, mtt__at<const mtt_control>(r.control),
-                                                mtt__at<const mtt_counters>(r.counters), op->shape->vocab, (int)width,
-                                                (int)r.rows), "cross_entropy");
+    error = cudaLaunchKernelEx(&launch, kernel, mtt__at<T>(r.logits), r.targets, r.losses, sums,
+                               mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
+                               op->shape->vocab, (int)width, (int)r.rows);
+    status = mtt__checked(c, error, "cross_entropy");
     if (status != MTT_OK || !db) return status;
     return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
 }
 
-static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db,
+                                      int add)
 {
     MTT__BY_TYPE(r.logits, mtt__fused_gradient_of<T>(c, op, r, db, add))
 }
