@@ -712,59 +712,57 @@ template <class T> struct mtt__norm_operands {
     T *dx;
     float *partial;
     int64_t rows;
-    int width;
+    int width, threads; /* of a row */
 };
 
-/* Two sums over the THREADS of a row. Even and odd rows use different slots, so one barrier a row is enough:
-   a warp writes to a slot again after all have passed the barrier of the next row. */
-template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
+/* Two sums over the threads of a row. Even and odd rows use different slots, so one barrier a row is enough: a warp
+   writes to a slot again after all have passed the barrier of the next row. */
+static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 {
 #pragma unroll
     for (int step = 16; step; step /= 2) {
         v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
         v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
     }
-    if (THREADS == 32) return v;
+    if (threads == 32) return v;
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
-    __syncthreads(); /* the warps' values are there before anyone joins them */
+    __syncthreads(); /* all warps' values are stored before they are added */
     v = make_float2(0, 0);
 #pragma unroll
-    for (int warp = 0; warp < THREADS / 32; warp++) {
-        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
+    for (int warp = 0; warp < threads / 32; warp++) {
+        float2 other = slots[(threadIdx.x & ~(threads - 1)) / 32 + warp];
         v.x += other.x;
         v.y += other.y;
     }
     return v;
 }
 
-/* A block of norm_backward: SIZE threads, of which THREADS share a row of at most THREADS COLUMNS elements in
-   packs of 16 bytes. It works on ROWS rows at once; BLOCKS blocks share a processor. Shared memory holds
-   STAGES of ROWS rows: as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192
-   columns), rows are read twice from global memory. */
-template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
+/* A block of norm_backward: SIZE threads, BLOCKS of which share a processor. A row has ROW_THREADS threads, or as many as
+   the argument says if ROW_THREADS is 0, a power of two; each has up to 32 elements of it, in packs of 16 bytes. So a
+   block works on several rows at once. Shared memory holds STAGES times these rows: as many as fit 96 KB, which every
+   device has. Where none fits (FP32, more than 8,192 columns), rows are read twice from global memory. */
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE> struct mtt__norm_block {
     typedef TYPE T;
     enum {
         THREADS = ROW_THREADS,
-        COLUMNS = ROW_COLUMNS,
+        SIZE = BLOCK_SIZE,
         PACK = 16 / sizeof(T),
-        USUAL = 512 / sizeof(T),
-        SIZE = THREADS < USUAL ? USUAL : THREADS,
-        ROWS = SIZE / THREADS,
+        PACKS = 32 / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
-        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
+        STAGES = (96 << 10) / (3 * SIZE * 32 * sizeof(T))
     };
 };
 
 /* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Beyond the last
    row the group is empty. */
 template <class S, class T>
-static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane,
-                                                     T *to, int step)
+static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int threads,
+                                                     int lane, T *to, int step)
 {
     const T *const from[3] = {o.dy, o.x, o.joined};
 #pragma unroll
-    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
-        int column = (p * S::THREADS + lane) * S::PACK;
+    for (int p = 0; p < S::PACKS; p++) {
+        int column = (p * threads + lane) * S::PACK;
         if (column >= o.width || row >= o.rows) break;
 #pragma unroll
         for (int i = 0; i < 3; i++)
@@ -778,10 +776,9 @@ static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T>
                 partial[block] = (sum of dy xhat, sum of dy) over the block's rows
    Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
                 float
-   Launch:      S = mtt__norm_block. Blocks stride over the rows, ROWS at a time, and copy STAGES - 1 steps
-                ahead. A thread reads only its own copies, which takes no barrier; sums of a row shared by
-                warps take one
-   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and
+   Launch:      S = mtt__norm_block. Blocks stride over the rows, several at a time, and copy STAGES - 1 steps ahead.
+                A thread reads only its own copies, which takes no barrier; sums of a row shared by warps take one
+   Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy, x and
                 joined, which holds the rows' sums in the end; joined, dy or x may be dx
    Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
                 again from L2
@@ -792,22 +789,23 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
     mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
 {
     typedef typename S::T T;
-    enum { THREADS = S::THREADS, ROWS = S::ROWS, STAGES = S::STAGES, PACK = S::PACK };
-    enum { PACKS = S::COLUMNS / PACK };
-    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
+    enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
+    static_assert(S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
                   "sums of dw and db fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
-    const int width = o.width, step = ROWS * width;
-    const int group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS;
-    const int64_t stride = (int64_t)gridDim.x * ROWS;
-    int64_t row = (int64_t)blockIdx.x * ROWS + group;
+    const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
+    const int block_rows = S::SIZE >> log2_threads, width = o.width, step = block_rows * width;
+    const int group = threadIdx.x >> log2_threads, lane = threadIdx.x & (threads - 1);
+    const int64_t stride = (int64_t)gridDim.x * block_rows;
+    int64_t row = (int64_t)blockIdx.x * block_rows + group;
     T *const staged = reinterpret_cast<T *>(ring) + group * width;
     const float share = 1.0f / (float)width;
     float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
 #pragma unroll
-    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
+    for (int s = 0; s < STAGES; s++)
+        mtt__copy_row<S>(o, row + s * stride, threads, lane, staged + s * 3 * step, step);
     for (int stage = 0, odd = 0; row - group < o.rows; row += stride, odd ^= 1) {
         T *const copy = staged + stage * 3 * step;
         const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
@@ -817,7 +815,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
         if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
+            int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK];
             if (column >= width || row >= o.rows) break;
             mtt__read_floats<PACK>(dy + column, dys);
@@ -832,12 +830,12 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
                 sum.y += dys[k] * gain[k] * xhat;
             }
         }
-        sum = mtt__row_sums<THREADS>(sum, slots[odd]);
+        sum = mtt__row_sums(sum, slots[odd], threads);
         sum.x *= share;
         sum.y *= share;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
+            int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
             if (column >= width || row >= o.rows) break;
             mtt__read_floats<PACK>(dy + column, dys);
@@ -849,59 +847,63 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
                 out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
             mtt__store_floats<PACK>(o.dx + row * width + column, out);
         }
-        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
+        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, threads, lane, copy, step);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
-    if (ROWS > 1) __syncthreads(); /* all rows are read before sums overwrite them */
+    if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * PACK;
-        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
+        int column = (p * threads + lane) * PACK;
+        float *to = (block_rows > 1 ? sums + group * 2 * width : partial) + column;
         if (column >= width) break;
         mtt__store_floats<PACK>(to, dw[p]);
         mtt__store_floats<PACK>(to + width, db[p]);
     }
-    if (ROWS == 1) return;
+    if (block_rows == 1) return;
     __syncthreads(); /* all rows' sums are there before they are added up */
     for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
         float total = 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
+        for (int r = 0; r < block_rows; r++) total += sums[r * 2 * width + j];
         partial[j] = total;
     }
 }
 
-/* Threads of a row, and columns of a thread. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
-
-template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+template <class S>
+static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, const mtt__norm_operands<typename S::T> &o)
 {
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    int64_t width = mtt__width(n->dy), rows = mtt__rows(n->dy), blocks = 0;
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain),
-                               mtt__at<T>(n->joined), mtt__at<float2>(n->stats), mtt__at<T>(n->dx),
-                               (float *)scratch, rows, (int)width};
-    if (status != MTT_OK) return status;
-#define MTT__NORM_CASE(threads, columns)                                                                    \
-    if (!blocks && width <= threads * columns) {                                                            \
-        typedef mtt__norm_block<T, threads, columns> S;                                                     \
-        blocks = mtt__min(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                           \
-        blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / (2 * (size_t)width * sizeof(float))));   \
-        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,  \
-                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                \
-    }
-    MTT__NORM_BACKWARD_SHAPES(MTT__NORM_CASE)
-#undef MTT__NORM_CASE
-    if (!blocks)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384",
-                              (long long)width);
+    const int64_t width = o.width, block_rows = S::SIZE / o.threads;
+    int64_t blocks = mtt__min(mtt__blocks(o.rows, block_rows), S::BLOCKS * c->processors);
+    mtt_status status;
+    blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
+    status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,
+                                (size_t)(width * S::STAGES * block_rows * 3) * sizeof(typename S::T), o);
     if (status != MTT_OK) return status;
     return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32),
-                       (const float *)scratch, mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width,
+                       (const float *)o.partial, mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width,
                        blocks, 2 * width, blocks, op->adds);
+}
+
+/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. */
+template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    enum { SIZE = 512 / sizeof(T) };
+    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const int64_t width = mtt__width(n->dy);
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
+                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch,
+                               mtt__rows(n->dy), (int)width, 32};
+    if (status != MTT_OK) return status;
+    while (o.threads * 32 < width) o.threads *= 2;
+    if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE>>(c, op, o);
+    if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE>>(c, op, o);
+    if constexpr (SIZE < 256)
+        if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256>>(c, op, o);
+    if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512>>(c, op, o);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
 }
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
@@ -5217,7 +5219,7 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__lo
     if (!error && blocks > 1) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch);
     if (error) return mtt__checked(c, error, "cross_entropy");
     clusters = (int)mtt__min(clusters, r.rows);
-    if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (width * (int64_t)sizeof(float)));
+    if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (4 * width));
     if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
     launch.gridDim = dim3((unsigned)(clusters * blocks));
     error = cudaLaunchKernelEx(&launch, kernel, mtt__at<T>(r.logits), r.targets, r.losses, sums,
