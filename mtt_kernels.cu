@@ -715,8 +715,8 @@ template <class T> struct mtt__norm_operands {
     int width, threads; /* of a row */
 };
 
-/* Two sums over the threads of a row. Even and odd rows use different slots, so one barrier a row is enough: a warp
-   writes to a slot again after all have passed the barrier of the next row. */
+/* Two sums over the threads of a row. Even and odd rows use different slots, so one barrier a row is enough:
+   a warp writes to a slot again after all have passed the barrier of the next row. */
 static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 {
 #pragma unroll
@@ -737,10 +737,11 @@ static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots, 
     return v;
 }
 
-/* A block of norm_backward: SIZE threads, BLOCKS of which share a processor. A row has ROW_THREADS threads, or as many as
-   the argument says if ROW_THREADS is 0, a power of two; each has up to 32 elements of it, in packs of 16 bytes. So a
-   block works on several rows at once. Shared memory holds STAGES times these rows: as many as fit 96 KB, which every
-   device has. Where none fits (FP32, more than 8,192 columns), rows are read twice from global memory. */
+/* A block of norm_backward: SIZE threads, BLOCKS of which share a processor. A row has ROW_THREADS threads,
+   or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32 elements of it, in
+   packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES times these rows:
+   as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192 columns), rows are
+   read twice from global memory. */
 template <class TYPE, int ROW_THREADS, int BLOCK_SIZE> struct mtt__norm_block {
     typedef TYPE T;
     enum {
@@ -776,10 +777,11 @@ static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T>
                 partial[block] = (sum of dy xhat, sum of dy) over the block's rows
    Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
                 float
-   Launch:      S = mtt__norm_block. Blocks stride over the rows, several at a time, and copy STAGES - 1 steps ahead.
-                A thread reads only its own copies, which takes no barrier; sums of a row shared by warps take one
-   Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy, x and
-                joined, which holds the rows' sums in the end; joined, dy or x may be dx
+   Launch:      S = mtt__norm_block. Blocks stride over the rows, several at a time, and copy STAGES - 1 steps
+                ahead. A thread reads only its own copies, which takes no barrier; sums of a row shared by
+                warps take one
+   Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy,
+                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx
    Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
                 again from L2
    Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
@@ -870,7 +872,8 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
 }
 
 template <class S>
-static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, const mtt__norm_operands<typename S::T> &o)
+static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op,
+                                        const mtt__norm_operands<typename S::T> &o)
 {
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
     const int64_t width = o.width, block_rows = S::SIZE / o.threads;
@@ -893,9 +896,9 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
     const int64_t width = mtt__width(n->dy);
     void *scratch;
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
-                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch,
-                               mtt__rows(n->dy), (int)width, 32};
+    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain),
+                               mtt__at<T>(n->joined), mtt__at<float2>(n->stats), mtt__at<T>(n->dx),
+                               (float *)scratch, mtt__rows(n->dy), (int)width, 32};
     if (status != MTT_OK) return status;
     while (o.threads * 32 < width) o.threads *= 2;
     if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE>>(c, op, o);
@@ -903,7 +906,7 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
     if constexpr (SIZE < 256)
         if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256>>(c, op, o);
     if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512>>(c, op, o);
-    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
@@ -2358,41 +2361,307 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
 }
 
 /* ----------------------------------------------------------------------------------------------------------
-   >>flash   FlashAttention (Dao et al. 2022; Dao 2023), causal, with windows and dropout
-   ------------------------------------------------------------------------------------------------------------------
+   >>flash   FlashAttention (Dao et al. 2022; Dao 2023): causal, with windows and dropout
+   ----------------------------------------------------------------------------------------------------------
    For each head, with Q, K, V, O of T rows and head width D:
-       S = scale Q K^T,  P = softmax(S) over keys max(0, i - W + 1) .. i,  O = (P o Z) V,  lse_i = log sum_j e^S_ij,
-       Z = dropout's mask, 0 or 1 / (1 - p).
-   Backward, from dO and delta_i = sum_d dO_id O_id:
-       dV = (P o Z)^T dO,  dP = Z o (dO V^T),  dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
+       S = scale Q K^T,  P = softmax(S) over keys max(0, i - W + 1) .. i,  O = (P o Z) V,
+       lse_i = log sum_j e^S_ij,  Z = dropout's mask, 0 or 1 / (1 - p).
+   No T x T matrix is in memory: S and P exist a tile at a time, in registers or shared memory.
 
-   Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores; _gmem is device memory, _smem shared memory (a
-   32-bit address), _rmem registers. An m16n8k16 product of tensor cores takes A (16 x 16, rows by k), B (16 x 8, k by
-   columns) and adds to C (16 x 8): lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next, as c[0..1], c[2..3].
+   In this order: what the kernels share; the algorithm, in exact FP32, which FP32 tensors use; the same on
+   tensor cores (mma.sync), which 16-bit tensors use. The last room of the file has the kernels of H100 and H200.
 
-   Numerics: operands of products are 16 bits, all sums and the softmax FP32. Exponentials are powers of two: the scale
-   carries log2(e). Any T >= 1, any window; D a multiple of 8 up to 256, padded with zeros inside. FP32 tensors take
-   kernels of plain FP32 arithmetic. Deterministic, bit for bit, on one device: no float atomics, every sum has one order. */
+   Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores. _gmem is device memory, _smem shared memory
+   (a 32-bit address), _rmem registers.
 
-/* What the kernels of one operation share. */
-typedef struct mtt__flash {
-    const void *qkv, *d_attended, *attended_in;
-    const float *lse_in;
-    void *attended, *d_qkv;
-    float *lse;
-    const mtt_control *control;
-    float2 *stats;        /* backward: {lse log2(e), delta} of each query, head by head from first_head on */
-    float4 *dq_partial;   /* backward: a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
-    int *ticket;          /* backward: key tiles given out */
-    int64_t seq_len, width; /* T; C = heads * D */
-    int heads, head_dim, window, head_count, first_head, group, slots; /* group: heads whose tiles are given out in turns */
-    float scale, scale_log2, keep_scale, gradient_scale; /* of S; of dQ and dK, 0 where every query attends one key */
-    uint32_t threshold;   /* of 65536; below it an element is dropped */
-    uint64_t site_stream; /* the stream's part that is known at launch */
-} mtt__flash;
+   Numerics: operands of products have the type of the tensors; all sums and the softmax are FP32. Exponentials
+   are powers of two: scale_log2 is scale log2(e). Any T >= 1, any window; D a multiple of 8 up to 256, padded
+   with zeros inside. Deterministic, bit for bit, on one device: no float atomics, every sum has one order. */
 
-/* ---- one instruction each ---- */
+/* ---- what the kernels share ---- */
 
+struct mtt__flash {
+    const void *qkv, *d_out; /* [B T, row of the view], [B T, C] */
+    void *out, *d_qkv;       /* `out` is read in the backward pass */
+    float *lse;              /* [B H, T] */
+    mtt_qkv view;
+    int64_t seq_len, width, kv_width; /* T; C; columns from K to V */
+    int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
+    float scale, scale_log2, gradient_scale;   /* gradient_scale, of dQ and dK: 0 where every query attends one key */
+    mtt__dropout dropout;
+    /* the backward pass by tensor cores */
+    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head on */
+    float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
+    int *ticket;        /* key tiles given out */
+    int slots;
+};
+
+/* First element of a head in `out`, and in a part of qkv. */
+static __device__ __forceinline__ int64_t mtt__flash_out(const mtt__flash &f, int head)
+{
+    return (int64_t)(head / f.view.heads) * f.seq_len * f.width + (int64_t)(head % f.view.heads) * f.view.head_dim;
+}
+
+static __device__ __forceinline__ int64_t mtt__flash_part(const mtt__flash &f, int head, int part)
+{
+    return (int64_t)(head / f.view.heads) * f.seq_len * f.view.row +
+           mtt_qkv_column(&f.view, part, head % f.view.heads);
+}
+
+/* Bit k: element 8 index + k is kept. */
+static __device__ __forceinline__ uint32_t mtt__keep_mask(const mtt__dropout &d, uint64_t index)
+{
+    const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
+    const mtt_draw draw = mtt__draw(d.control->seed, index, stream);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++) bits |= mtt__draw_bits(draw.word, k) >= d.threshold ? 1u << k : 0u;
+    return bits;
+}
+
+/* The same for 8 elements from any `element` up, of two draws unless it is a multiple of 8. The loop is not
+   unrolled: one copy of the generator's code is enough. */
+static __device__ __forceinline__ uint32_t mtt__keep_mask_at(const mtt__dropout &d, uint64_t element)
+{
+    const uint32_t shift = (uint32_t)element & 7u;
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (uint32_t draw = 0; draw <= (shift ? 1u : 0u); draw++)
+        bits |= mtt__keep_mask(d, (element >> 3) + draw) << 8 * draw;
+    return bits >> shift & 0xffu;
+}
+
+/* ---- the algorithm, in exact FP32 ---- */
+
+/* The online softmax. O_i = sum_j e^(S_ij - m) V_j / sum_j e^(S_ij - m) for any m; m = max_j S_ij avoids
+   overflow, but is known only after the last key. So each row keeps the maximum m of the keys so far, the sum l
+   of e^(S - m), and O = sum of e^(S - m) V. Where a tile of keys raises m to m', both sums are rescaled by
+   e^(m - m'). Two tiles of two keys, S = 1, 3 | 4, 2 and V = 10, 20 | 30, 40 (one column):
+
+       tile   m'   rescale          P = e^(S - m')   l                           O
+       1, 3   3    -                0.1353  1        1.1353                      0.1353 10 + 1 20 = 21.353
+       4, 2   4    e^(3-4) = 0.3679 1       0.1353   0.3679 1.1353 + 1.1353      0.3679 21.353 + 1 30 + 0.1353 40
+                                                       = 1.5530                    = 43.269
+
+   At the end O / l = 27.861 and lse = m + log l = 4.4402. The softmax of all four, 0.0321 0.2369 0.6439 0.0871,
+   gives the same 27.861. */
+
+/* TILE rows of D floats, D + 1 apart so that a column spreads over the banks; zeros past T. */
+template <int TILE>
+static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem, int64_t stride, int64_t rows_left,
+                                       int D)
+{
+    for (int index = threadIdx.x; index < TILE * D; index += 256)
+        tile_smem[index / D * (D + 1) + index % D] =
+            index / D < rows_left ? from_gmem[index / D * stride + index % D] : 0.0f;
+}
+
+static __device__ bool mtt__keeps(const mtt__flash &f, int head, int query, int key)
+{
+    const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)query;
+    const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)key;
+    return mtt__keep_mask(f.dropout, element >> 3) >> (element & 7) & 1u;
+}
+
+static __device__ bool mtt__attends(const mtt__flash &f, int query, int key)
+{
+    return key <= query && query < f.seq_len && (!f.window || key > query - f.window);
+}
+
+/* Math:        O = softmax(scale Q K^T) V tile by tile, with a running maximum and sum of each row; lse
+   Shapes:      qkv [B T, row of the view], out [B T, C], lse [B H, T] FP32; WIDTH >= D
+   Launch:      a block of 16 x 16 threads a tile of TILE queries and head; thread (x, y) has rows y + 16 r and
+                columns x + 16 c. Shared memory: Q; K, then V; P
+   Requires:    -
+   Traffic:     K and V once a tile of queries; 4 D FLOP a pair of query and key
+   Determinism: one block makes a row, in one order
+   Reference:   mtt__flash_tile; FlashAttention-2, algorithm 1 */
+template <int WIDTH, int TILE> static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mtt__flash f)
+{
+    constexpr int R = TILE / 16;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
+    const int64_t stride = f.view.row;
+    const float *q_gmem = (const float *)f.qkv + mtt__flash_part(f, head, MTT__PART_Q);
+    const float *k_gmem = (const float *)f.qkv + mtt__flash_part(f, head, MTT__PART_K), *v_gmem = k_gmem + f.kv_width;
+    float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
+    float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
+    for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
+    mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
+    for (int k0 = f.window ? max(0, q0 - f.window + 1) / TILE * TILE : 0; k0 < min(q0 + TILE, T); k0 += TILE) {
+        float s[R][R] = {};
+        __syncthreads(); /* V of the last tile is read before K overwrites it */
+        mtt__load_exact<TILE>(kv_smem, k_gmem + k0 * stride, stride, T - k0, D);
+        __syncthreads(); /* Q and K are in shared memory */
+        for (int d = 0; d < D; d++)
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < R; c++)
+                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const int query = q0 + y + 16 * r;
+            float most = row_max[r], base, rescale;
+            for (int c = 0; c < R; c++) {
+                s[r][c] = mtt__attends(f, query, k0 + x + 16 * c) ? s[r][c] * f.scale_log2 : -CUDART_INF_F;
+                most = fmaxf(most, s[r][c]);
+            }
+            for (int step = 8; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+            base = most == -CUDART_INF_F ? 0.0f : most; /* no key so far: P and O stay 0 */
+            rescale = exp2f(row_max[r] - base);
+            row_max[r] = most;
+            row_sum[r] *= rescale;
+            for (int c = 0; c < WIDTH / 16; c++) o_rmem[r][c] *= rescale;
+#pragma unroll
+            for (int c = 0; c < R; c++) {
+                const int key = k0 + x + 16 * c;
+                float p = exp2f(s[r][c] - base);
+                row_sum[r] += p;
+                if (f.dropout.threshold && !mtt__keeps(f, head, query, key)) p = 0;
+                p_smem[(y + 16 * r) * (TILE + 1) + x + 16 * c] = p;
+            }
+        }
+        __syncthreads(); /* P is written, and K read */
+        mtt__load_exact<TILE>(kv_smem, v_gmem + k0 * stride, stride, T - k0, D);
+        __syncthreads(); /* V is in shared memory */
+        for (int k = 0; k < TILE; k++)
+            for (int c = 0; c < WIDTH / 16; c++) {
+                if (x + 16 * c >= D) break;
+                for (int r = 0; r < R; r++)
+                    o_rmem[r][c] += p_smem[(y + 16 * r) * (TILE + 1) + k] * kv_smem[k * (D + 1) + x + 16 * c];
+            }
+    }
+    float *o_gmem = (float *)f.out + mtt__flash_out(f, head);
+    for (int r = 0; r < R; r++) {
+        const int query = q0 + y + 16 * r;
+        for (int step = 8; step; step /= 2) row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], step);
+        if (query >= T) continue;
+        for (int c = 0; c < WIDTH / 16; c++)
+            if (x + 16 * c < D)
+                o_gmem[query * f.width + x + 16 * c] = o_rmem[r][c] * (f.dropout.scale / row_sum[r]);
+        if (x == 0) f.lse[(int64_t)head * T + query] = row_max[r] * 0.6931471805599453f + logf(row_sum[r]);
+    }
+}
+
+/* The backward pass. From O_i = sum_j P_ij Z_ij V_j:
+       dV_j = sum_i P_ij Z_ij dO_i,  dP_ij = Z_ij (dO_i . V_j).
+   The softmax has dP_ij / dS_ik = P_ij ([j = k] - P_ik), so
+       dS_ik = sum_j dP_ij P_ij ([j = k] - P_ik) = P_ik (dP_ik - sum_j P_ij dP_ij).
+   That sum needs no pass over the keys: sum_j P_ij Z_ij (dO_i . V_j) = dO_i . O_i = delta_i. So
+       dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
+   P is not kept: P_ij = e^(S_ij - lse_i), from Q, K and one number a row. */
+
+/* Math:        stats_i = {lse_i log2(e), delta_i = sum_d dO_id O_id}
+   Shapes:      d_out, out [B T, C] of E; lse FP32; stats [head_count, T]
+   Launch:      2^log_lanes lanes a row and head, 8 columns each; neighbouring rows of a head side by side
+   Requires:    8 2^log_lanes >= D, D % 8 == 0, 16-byte aligned tensors
+   Traffic:     reads dO, O and lse once, writes 8 bytes a row and head
+   Determinism: a fixed tree of sums
+   Reference:   mtt__load_queries. O as it was stored, so that delta is that of the rounded O */
+template <typename E> static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f, int log_lanes)
+{
+    const int64_t index = ((int64_t)blockIdx.x * 256 + threadIdx.x) >> log_lanes;
+    const int64_t count = (int64_t)f.head_count * f.seq_len;
+    const int lanes = 1 << log_lanes, column = (threadIdx.x & (lanes - 1)) * 8;
+    float sum = 0;
+    if (index < count && column < f.view.head_dim) {
+        const int64_t row = index % f.seq_len;
+        const int64_t at = mtt__flash_out(f, f.first_head + (int)(index / f.seq_len)) + row * f.width;
+        float x[8], y[8];
+        mtt__read_floats((const E *)f.d_out + at + column, x);
+        mtt__read_floats((const E *)f.out + at + column, y);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += x[k] * y[k];
+    }
+    for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (index < count && column == 0)
+        f.stats[index] = make_float2(f.lse[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
+}
+
+/* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of queries
+   Shapes:      as mtt_k_flash_forward_exact; d_qkv as qkv
+   Launch:      a block of 16 x 16 threads a tile of TILE keys or queries and head; thread (x, y) has rows y + 16 r
+                and columns x + 16 c. Shared memory: Q, dO, K, V, P, dS
+   Requires:    stats of mtt_k_flash_stats
+   Traffic:     the other side's two tensors once a tile; 8 D FLOP a pair with KEYS, 6 D without: P and dS are
+                made twice
+   Determinism: one block makes a row of a gradient, in one order
+   Reference:   mtt__flash_backward_keys, mtt__flash_backward_queries */
+template <int WIDTH, int TILE, bool KEYS>
+static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(const mtt__flash f)
+{
+    constexpr int R = TILE / 16;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int local = blockIdx.x / tiles, head = f.first_head + local, own = (int)(blockIdx.x % tiles) * TILE;
+    const int64_t stride = f.view.row, k_part = mtt__flash_part(f, head, MTT__PART_K);
+    const int64_t q_part = mtt__flash_part(f, head, MTT__PART_Q);
+    const float *q_gmem = (const float *)f.qkv + q_part, *k_gmem = (const float *)f.qkv + k_part;
+    const float *v_gmem = k_gmem + f.kv_width, *do_gmem = (const float *)f.d_out + mtt__flash_out(f, head);
+    float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1);
+    float *v_smem = k_smem + TILE * (D + 1), *p_smem = v_smem + TILE * (D + 1), *ds_smem = p_smem + TILE * (TILE + 1);
+    float first_rmem[R][WIDTH / 16] = {}, second_rmem[R][WIDTH / 16] = {}; /* dK or dQ; dV */
+    int begin = own, end = min(own + TILE, T);
+    if (KEYS) end = f.window ? (int)min((int64_t)T, (int64_t)own + TILE - 1 + f.window) : T;
+    else begin = f.window ? max(0, own - f.window + 1) / TILE * TILE : 0;
+    for (int other = begin; other < end; other += TILE) {
+        const int q0 = KEYS ? other : own, k0 = KEYS ? own : other;
+        float s[R][R] = {}, dp[R][R] = {};
+        __syncthreads(); /* the last tile is read before the next overwrites it */
+        if (!KEYS || other == begin) {
+            mtt__load_exact<TILE>(k_smem, k_gmem + k0 * stride, stride, T - k0, D);
+            mtt__load_exact<TILE>(v_smem, v_gmem + k0 * stride, stride, T - k0, D);
+        }
+        if (KEYS || other == begin) {
+            mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
+            mtt__load_exact<TILE>(do_smem, do_gmem + q0 * f.width, f.width, T - (int)q0, D);
+        }
+        __syncthreads(); /* all four are in shared memory */
+        for (int d = 0; d < D; d++)
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < R; c++) {
+                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * k_smem[(x + 16 * c) * (D + 1) + d];
+                    dp[r][c] += do_smem[(y + 16 * r) * (D + 1) + d] * v_smem[(x + 16 * c) * (D + 1) + d];
+                }
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < R; c++) {
+                const int query = q0 + y + 16 * r, key = k0 + x + 16 * c, at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
+                float p = 0, z = 1, delta = 0;
+                if (mtt__attends(f, query, key)) {
+                    const float2 stats = f.stats[(int64_t)local * T + query];
+                    p = exp2f(s[r][c] * f.scale_log2 - stats.x), delta = stats.y;
+                    if (f.dropout.threshold) z = mtt__keeps(f, head, query, key) ? f.dropout.scale : 0.0f;
+                }
+                p_smem[at] = p * z;
+                ds_smem[at] = p * (z * dp[r][c] - delta);
+            }
+        __syncthreads(); /* P and dS are written */
+        for (int k = 0; k < TILE; k++)
+            for (int c = 0; c < WIDTH / 16; c++) {
+                if (x + 16 * c >= D) break;
+                for (int r = 0; r < R; r++) {
+                    const int at = KEYS ? k * (TILE + 1) + y + 16 * r : (y + 16 * r) * (TILE + 1) + k;
+                    first_rmem[r][c] += ds_smem[at] * (KEYS ? q_smem : k_smem)[k * (D + 1) + x + 16 * c];
+                    if (KEYS) second_rmem[r][c] += p_smem[at] * do_smem[k * (D + 1) + x + 16 * c];
+                }
+            }
+    }
+    float *first_gmem = (float *)f.d_qkv + (KEYS ? k_part : q_part);
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < WIDTH / 16; c++) {
+            const int row = own + y + 16 * r, column = x + 16 * c;
+            if (row >= T || column >= D) continue;
+            first_gmem[row * stride + column] = first_rmem[r][c] * f.gradient_scale;
+            if (KEYS) first_gmem[f.kv_width + row * stride + column] = second_rmem[r][c];
+        }
+}
+
+/* ---- tensor cores: one instruction each ---- */
+
+/* Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l points to row l % 8 of matrix l / 8, and gets
+   two elements of each: row l / 4, columns 2 (l % 4) and the next. Transposed: of the matrices' transposes. */
 static __device__ __forceinline__ void mtt__load_matrices(uint32_t r[4], uint32_t from_smem)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -2405,50 +2674,52 @@ static __device__ __forceinline__ void mtt__load_transposed(uint32_t r[4], uint3
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
 }
 
-/* A value in a register, which the compiler would otherwise work out from the thread's index again at each use: that cost
-   the backward kernel more instructions than its products. */
+/* An opaque register: the compiler cannot see where its value comes from. It then neither recomputes the value at
+   each use nor hoists work on it out of a loop. These kernels use almost all registers; opaque values decide what
+   is held in one and what is computed where it is used. */
 static __device__ __forceinline__ uint32_t mtt__opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* A shuffle from lane 0 shows the compiler that a value is the same for the warp: branches on it do not split the warp. */
+/* A shuffle from lane 0 shows the compiler that a value is the same for the warp, so branches on it do not
+   diverge. */
 static __device__ __forceinline__ int mtt__uniform(int x)
 {
     return __shfl_sync(0xffffffffu, x, 0);
 }
 
-/* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8 columns. Without the
-   instruction, before compute capability 9.0, a lane learns the place of its rows from the lanes that point to them. */
-static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], const uint32_t right[2])
+/* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8 columns.
+   Compute capability 8 has no such instruction: lanes learn the addresses of their rows by shuffles. */
+static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2],
+                                                           const uint32_t right[2])
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to_smem), "r"(left[0]), "r"(left[1]),
-                 "r"(right[0]), "r"(right[1]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(left[0]), "r"(left[1]), "r"(right[0]), "r"(right[1]) : "memory");
 #else
     const uint32_t r[4] = {left[0], left[1], right[0], right[1]}, lane = mtt__opaque(threadIdx.x) & 31;
-    #pragma unroll
-    for (int k = 0; k < 4; k++)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(__shfl_sync(0xffffffffu, to_smem, k * 8 + lane / 4) + (lane & 3) * 4), "r"(r[k])
-                     : "memory");
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint32_t row_smem = __shfl_sync(0xffffffffu, to_smem, k * 8 + lane / 4);
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(row_smem + (lane & 3) * 4), "r"(r[k]) : "memory");
+    }
 #endif
 }
 
-static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
-                                                __nv_bfloat16)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __half)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+/* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next, as
+   c[0..1] and c[2..3]. */
+#define MTT__MMA(E, TYPE)                                                                                        \
+    static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E) \
+    {                                                                                                            \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "         \
+            "{%8,%9}, {%0,%1,%2,%3};"                                                                            \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                     \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                     \
+    }
+MTT__MMA(__nv_bfloat16, "bf16")
+MTT__MMA(__half, "f16")
 
 static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
 {
@@ -2462,20 +2733,11 @@ static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __ha
     return *(const uint32_t *)&pair;
 }
 
-static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
-{
-    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
-}
+/* ---- tensor cores: tiles in shared memory ---- */
 
-static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __half)
-{
-    return __half22float2(*(const __half2 *)&bits);
-}
-
-/* ---- tiles in shared memory ---- */
-
-/* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes, chunk c kept at c ^ turn(row): that spreads the same chunk
-   of 8 rows over all 32 banks, which is what one matrix of an ldmatrix reads. Rows 8 apart have the same turn. */
+/* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes. Chunk c lies at c ^ swizzle(row), so that the
+   same chunk of 8 rows, which one matrix of an ldmatrix reads, spreads over all 32 banks. Rows 8 apart have the
+   same swizzle. */
 template <int WIDTH> static __device__ __forceinline__ int mtt__swizzle(int row)
 {
     return WIDTH % 64 == 0 ? row & 7 : WIDTH % 32 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
@@ -2486,17 +2748,17 @@ template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__chunk(int r
     return (uint32_t)(row * WIDTH * 2 + ((chunk ^ mtt__swizzle<WIDTH>(row)) << 4));
 }
 
-/* From the place of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that one register
-   serves all columns. Tiles start at multiples of 128 bytes. */
+/* From the address of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that one
+   register serves all columns. Tiles start at multiples of 128 bytes. */
 template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__advance(uint32_t smem, int chunk)
 {
-    constexpr int TURNS = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
-    return (smem ^ (uint32_t)((chunk & TURNS) << 4)) + (uint32_t)((chunk & ~TURNS) << 4);
+    constexpr int SWIZZLED = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
+    return (smem ^ (uint32_t)((chunk & SWIZZLED) << 4)) + (uint32_t)((chunk & ~SWIZZLED) << 4);
 }
 
-/* Where this lane points ldmatrix for the first 16 x 16 elements of a tile; 8 rows further is 16 WIDTH bytes further, columns
-   go by mtt__advance. `Straight` suits A from rows of A and B from rows of k; `crossed` suits A from rows of k (transposed)
-   and B from rows of B's columns: then r[0..1] and r[2..3] are two B's. */
+/* The lane's ldmatrix address of the first 16 x 16 elements of a tile; mtt__advance goes to further columns, 8
+   rows are 16 WIDTH bytes. lane_a: A stored by rows or, transposed, B stored by rows of k. lane_b: B stored by
+   columns or, transposed, A stored by rows of k; r[0..1] and r[2..3] are then two B's. */
 template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__lane_a(int lane)
 {
     return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
@@ -2507,24 +2769,24 @@ template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__lane_b(int 
     return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
 }
 
-/* Columns n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is taken once. */
+/* Chunk n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is shared. */
 template <int WIDTH, int SPAN> static __device__ __forceinline__ uint32_t mtt__part_column(uint32_t smem, int part, int n)
 {
     if (SPAN & (SPAN - 1)) return mtt__advance<WIDTH>(smem, part * SPAN + n);
     return mtt__advance<WIDTH>(mtt__advance<WIDTH>(smem, part * SPAN), n);
 }
 
-/* C += A B over 16 of k: load_a(a, k, m) brings 16 x 16 of A, load_b(b, k, n) B for columns n and n + 1. */
+/* C += A B over 16 of k: load_a(a, k, m) loads 16 x 16 of A, load_b(b, k, n) columns n and n + 1 of B, 8 each. */
 template <typename E, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__product_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
+static __device__ __forceinline__ void mtt__mma_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
 {
     uint32_t a[M][4], b[4];
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < M; m++) load_a(a[m], k, m);
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < N; n += 2) {
         load_b(b, k, n);
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < M; m++) {
             mtt__mma(c[m][n], a[m], b[0], b[1], E());
             mtt__mma(c[m][n + 1], a[m], b[2], b[3], E());
@@ -2533,28 +2795,27 @@ static __device__ __forceinline__ void mtt__product_step(float (&c)[M][N][4], Lo
 }
 
 template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__product(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
+static __device__ __forceinline__ void mtt__mma_steps(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
 {
-    #pragma unroll
-    for (int k = 0; k < STEPS; k++) mtt__product_step<E>(c, load_a, load_b, k);
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
 }
 
-/* Only steps begin to end: a loop of its own, since a test in each step would keep the loads of the next behind it. */
+/* Steps begin to end alone, in a loop of their own: a test in each step of the unrolled loop would keep the loads
+   of the next step behind it. */
 template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__product_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int begin,
-                                                         int end)
+static __device__ __forceinline__ void mtt__mma_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int begin, int end)
 {
     if (begin == 0 && end >= STEPS) {
-        mtt__product<E, STEPS>(c, load_a, load_b);
+        mtt__mma_steps<E, STEPS>(c, load_a, load_b);
         return;
     }
-    #pragma unroll 1
-    for (int k = begin; k < end && k < STEPS; k++) mtt__product_step<E>(c, load_a, load_b, k);
+#pragma unroll 1
+    for (int k = begin; k < end && k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
 }
 
-/* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and head_dim. A thread
-   copies the chunk of its lane in every STEP-th row. `thread` is its number, pinned where no part of the work shall be held
-   from copy to copy; no 64-bit part of it ever is. */
+/* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and
+   head_dim. A thread copies the chunk of its lane in every STEP-th row. `thread` is its number. */
 template <int ROWS, int WIDTH, int THREADS, typename E>
 static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stride,
                                                       int rows_left, int head_dim, uint32_t thread)
@@ -2565,22 +2826,22 @@ static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const 
     const char *at_gmem = (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__opaque(thread % LANES * 16);
     const uint32_t step = (uint32_t)(STEP * stride * 2);
     if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
-    #pragma unroll
+#pragma unroll
     for (int k = 0; k < ROWS; k += STEP, at_gmem += step)
         mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), at_gmem, k < left);
 }
 
-/* 4 x 4 words across the 4 lanes of a quad, transposed: lane q ends with word q of each lane. */
+/* Transposes 4 x 4 words across the 4 lanes of a quad: lane q ends with word q of each lane. */
 static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4], int q)
 {
     const bool odd = q & 1, high = q & 2;
-    #pragma unroll
+#pragma unroll
     for (int k = 0; k < 4; k += 2) {
         uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[k] : v[k + 1], 1);
         if (odd) v[k] = got;
         else v[k + 1] = got;
     }
-    #pragma unroll
+#pragma unroll
     for (int k = 0; k < 2; k++) {
         uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[k] : v[k + 2], 2);
         if (high) v[k] = got;
@@ -2588,25 +2849,25 @@ static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4], int q)
     }
 }
 
-/* One row of accumulators (of COLUMNS / 8 products side by side; `half` 0 = row l/4, 1 = row l/4 + 8) times `factor`, to
-   16-bit memory: 16 bytes a lane where 32 columns fill a quad; `quad` is the lane's place in its own. Every lane of the warp
-   must call it. */
+/* One row of accumulators, COLUMNS / 8 products side by side, times `factor`, to 16-bit memory. `half`: 0 = row
+   l/4, 1 = row l/4 + 8; `quad`: the lane within its quad. A lane stores 16 bytes where 32 columns fill a quad.
+   All lanes of the warp call it. */
 template <typename E, int COLUMNS>
 static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor,
                                                       bool valid, int columns_left, int quad)
 {
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < COLUMNS / 8; n += 4) {
         if (n + 4 <= COLUMNS / 8) {
             uint32_t v[4];
-            #pragma unroll
+#pragma unroll
             for (int k = 0; k < 4; k++)
                 v[k] = mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
             mtt__transpose_quad(v, quad);
             if (valid && (n + quad) * 8 < columns_left)
                 *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
         } else {
-            #pragma unroll
+#pragma unroll
             for (int k = 0; n + k < COLUMNS / 8; k++)
                 if (valid && (n + k) * 8 < columns_left)
                     *(uint32_t *)(row_gmem + (n + k) * 8 + quad * 2) =
@@ -2615,60 +2876,30 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
     }
 }
 
-/* ---- dropout ---- */
+/* ---- tensor cores: forward ---- */
 
-/* Bit k says that element 8 index + k is kept. */
-static __device__ __forceinline__ uint32_t mtt__keep_mask(uint64_t seed, uint64_t stream, uint64_t index,
-                                                          uint32_t threshold)
-{
-    const mtt_draw draw = mtt__draw(seed, index, stream);
-    uint32_t bits = 0;
-    #pragma unroll
-    for (int k = 0; k < 8; k++) bits |= mtt__draw_bits(draw.word, k) >= threshold ? 1u << k : 0u;
-    return bits;
-}
-
-/* The same for 8 elements from any `element` on: two draws where they straddle. */
-static __device__ __forceinline__ uint32_t mtt__keep_mask_at(uint64_t seed, uint64_t stream, uint64_t element,
-                                                           uint32_t threshold)
-{
-    uint32_t bits = mtt__keep_mask(seed, stream, element >> 3, threshold), shift = (uint32_t)element & 7u;
-    if (shift) bits |= mtt__keep_mask(seed, stream, (element >> 3) + 1, threshold) << 8;
-    return bits >> shift & 0xffu;
-}
-
-static __device__ __forceinline__ uint64_t mtt__flash_stream(const mtt__flash &f)
-{
-    return f.site_stream | mtt__stream_step(f.control->micro_batch);
-}
-
-/* First element of head `head` in a [T, 3C] (parts 3) or [T, C] (parts 1) matrix of its sequence. */
-static __device__ __forceinline__ int64_t mtt__head_offset(const mtt__flash &f, int head, int parts)
-{
-    return (int64_t)(head / f.heads) * f.seq_len * f.width * parts + (int64_t)(head % f.heads) * f.head_dim;
-}
-
-/* ---- forward ---- */
-
-/* A head: its number, its first row of B T, its first column of C. It stands in shared memory, where accumulators take all
-   registers. */
+/* A head: its number, its first row of B T, its first columns of Q and O, and of K. It is in shared memory, because
+   accumulators take all registers. */
 struct mtt__flash_head {
-    int head, first_row, column;
+    int head, first_row, column, k_column;
 };
 
 static __device__ __forceinline__ void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
 {
-    h.head = head, h.first_row = head / f.heads * (int)f.seq_len, h.column = head % f.heads * f.head_dim;
+    h.head = head;
+    h.first_row = head / f.view.heads * (int)f.seq_len;
+    h.column = (int)mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
+    h.k_column = (int)mtt_qkv_column(&f.view, MTT__PART_K, head % f.view.heads);
 }
 
-/* First element of row `row` of a head in a [B T, columns] matrix. */
-static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &h, int row, int columns)
+/* An element of a row of a head, in a matrix whose rows are `stride` elements. */
+static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride, int column)
 {
-    return (int64_t)(h.first_row + row) * columns + h.column;
+    return (int64_t)(h.first_row + row) * stride + column;
 }
 
-/* Whether another kernel has taken this one's place in code for sm_90a: one by warpgroups, or one of larger tiles, for which other
-   devices have too little shared memory (one stage of Q and dO instead of two). It is left empty: 10 of 63 s to compile. */
+/* Whether code for sm_90a never runs this kernel, so that its body is left out: the >>hopper room has a kernel in
+   its place, or (stages 1) it is for devices with less shared memory. */
 template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 {
 #if MTT__HOPPER
@@ -2678,26 +2909,28 @@ template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 #endif
 }
 
-/* -inf for scores that a mask takes. `apart` is how many places the query of the first score stands after its key; a further
-   row of accumulators adds `row_sign` (1: rows are queries, columns keys; -1: the reverse), a further column the opposite. */
+/* -inf for scores of keys that the query does not attend. `apart`: the query of the first score minus its key. A
+   further row of accumulators adds `row_sign` to it (1: rows are queries, columns keys; -1: the reverse), a
+   further column the opposite. */
 template <int M, int N>
 static __device__ __forceinline__ void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
 {
     const int beyond = window ? apart - window : -(1 << 30);
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < M; m++)
-        #pragma unroll
+#pragma unroll
         for (int n = 0; n < N; n++)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int more = row_sign * (m * 16 + (e >> 1) * 8 - n * 8 - (e & 1));
                 if (apart < -more || beyond >= -more) s[m][n][e] = -CUDART_INF_F;
             }
 }
 
-/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so softmax needs no other warp. */
-template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD, int BLOCKS_AT_LEAST,
-          bool WITH_DROPOUT>
+/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. DROPOUT: the kernel
+   can drop; without, its rows may be larger, since masks take registers. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD,
+          int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__forward_sizes {
     typedef ELEMENT E;
     static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, ROW_TILES = QUERY_ROW_TILES;
@@ -2709,49 +2942,52 @@ struct mtt__forward_sizes {
     static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
 };
 
-/* What a block works on, in shared memory. */
+/* A block's work, in shared memory. */
 struct mtt__forward_block {
     mtt__flash_head head;
-    int first_key; /* of the first tile of keys that one of the block's queries sees */
+    int first_key; /* of the first tile of keys that one of the block's queries attends */
 };
 
-/* K and V of the keys from k0 on, to a stage. */
+/* K and V of BLOCK_KV keys from k0, to a stage. */
 template <class S>
 static __device__ __forceinline__ void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0,
                                                          uint32_t stage_smem)
 {
-    const int stride = 3 * (int)f.width;
-    const typename S::E *from = (const typename S::E *)f.qkv + f.width + mtt__flash_row(h, k0, stride);
-    const int left = (int)f.seq_len - k0;
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, from, stride, left, f.head_dim, threadIdx.x);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, from + f.width, stride, left, f.head_dim,
-                                                  threadIdx.x);
+    const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
+    const typename S::E *k_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride, h.k_column);
+    const typename S::E *v_gmem = k_gmem + f.kv_width;
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D, threadIdx.x);
     mtt__copy_commit();
 }
 
-/* A row's largest score so far, up to SLACK: it rescales, and O and its sum shrink, only when a score passes it by 2^8. */
+/* Raises the rows' maxima. A row keeps its maximum, and O and the sum are not rescaled, until a score exceeds it by
+   SLACK in the exponent of 2: P then stays below 2^8, and a rescale is rare. The final division uses the same
+   maximum, so the result is exact. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_rescale(float (&row_max)[S::ROW_TILES][2], float (&row_sum)[S::ROW_TILES][2],
-                                                         float (&o)[S::ROW_TILES][S::D / 8][4],
-                                                         const float (&s)[S::ROW_TILES][S::KEY_TILES][4], float scale_log2)
+static __device__ __forceinline__ void mtt__forward_rescale(float (&row_max)[S::ROW_TILES][2],
+                                                            float (&row_sum)[S::ROW_TILES][2],
+                                                            float (&o)[S::ROW_TILES][S::D / 8][4],
+                                                            const float (&s)[S::ROW_TILES][S::KEY_TILES][4],
+                                                            float scale_log2)
 {
     constexpr float SLACK = 8.0f;
     float most[S::ROW_TILES][2];
-    bool rescales = false;
-    #pragma unroll
+    bool exceeds = false;
+#pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++)
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             most[m][h] = -CUDART_INF_F;
-            #pragma unroll
+#pragma unroll
             for (int n = 0; n < S::KEY_TILES; n++)
                 most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-            rescales |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
+            exceeds |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
         }
-    if (!__any_sync(0xffffffffu, rescales)) return;
-    #pragma unroll
+    if (!__any_sync(0xffffffffu, exceeds)) return;
+#pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++)
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             float most_now = most[m][h], rescale;
             most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
@@ -2761,7 +2997,7 @@ static __device__ __forceinline__ void mtt__forward_rescale(float (&row_max)[S::
             rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * scale_log2);
             row_max[m][h] = most_now;
             row_sum[m][h] *= rescale;
-            #pragma unroll
+#pragma unroll
             for (int n = 0; n < S::D / 8; n++) o[m][n][2 * h] *= rescale, o[m][n][2 * h + 1] *= rescale;
         }
 }
@@ -2769,16 +3005,16 @@ static __device__ __forceinline__ void mtt__forward_rescale(float (&row_max)[S::
 /* P in place of scores, and its sums. */
 template <int M, int N>
 static __device__ __forceinline__ void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2],
-                                                          const float (&row_max)[M][2], float scale_log2)
+                                                            const float (&row_max)[M][2], float scale_log2)
 {
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < M; m++)
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * scale_log2;
-            #pragma unroll
+#pragma unroll
             for (int n = 0; n < N; n++)
-                #pragma unroll
+#pragma unroll
                 for (int e = 2 * h; e < 2 * h + 2; e++) {
                     s[m][n][e] = mtt__exp2(fmaf(s[m][n][e], scale_log2, -base));
                     row_sum[m][h] += s[m][n][e];
@@ -2786,22 +3022,26 @@ static __device__ __forceinline__ void mtt__forward_softmax(float (&s)[M][N][4],
         }
 }
 
-/* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
+/* Keep masks of a tile, before its scores take registers: lane q of a quad draws for 8 keys of every 32, q, q + 4,
+   ..., a byte for each of its rows. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt__flash &f, int head,
-                                                          int row0, int k0)
+static __device__ __forceinline__ void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt__flash &f,
+                                                         int head, int row0, int k0)
 {
-    const int lane = mtt__opaque(threadIdx.x) & 31; /* pinned: no register waits for the next tile */
-    #pragma unroll
+    const int lane = mtt__opaque(threadIdx.x) & 31;
+#pragma unroll
     for (int n = 0; n < S::KEY_TILES / 4; n++) {
-        keep[n] = 0;
-        #pragma unroll 2 /* all at once take too many registers */
-        for (int r = 0; r < 2 * S::ROW_TILES; r++) {
-            const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
-            const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
-            keep[n] |= mtt__keep_mask_at(f.control->seed, mtt__flash_stream(f), element, f.threshold) << 8 * r;
+        keep[n] = 0xffffffffu;
+        if (f.dropout.threshold) {
+            keep[n] = 0;
+#pragma unroll 2 /* all at once take too many registers */
+            for (int r = 0; r < 2 * S::ROW_TILES; r++) {
+                const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
+                const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
+                keep[n] |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
+            }
         }
-        keep[n] = mtt__opaque(keep[n]); /* drawn here, while no scores take registers */
+        keep[n] = mtt__opaque(keep[n]);
     }
 }
 
@@ -2809,178 +3049,178 @@ template <int M, int N>
 static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[N / 4])
 {
     const int lane = threadIdx.x & 31;
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < N; n++) {
-        const uint32_t keep_row = __shfl_sync(0xffffffffu, keep[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
-        #pragma unroll
+        const uint32_t bits = __shfl_sync(0xffffffffu, keep[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
+#pragma unroll
         for (int m = 0; m < M; m++)
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++)
-                if (!(keep_row >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
+                if (!(bits >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
     }
 }
 
-/* O of the warp's rows from row0 on, and lse. */
+/* O of the warp's rows from row0, and lse. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &place, int row0,
+static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
                                                           const float (&o)[S::ROW_TILES][S::D / 8][4],
                                                           const float (&row_max)[S::ROW_TILES][2],
                                                           const float (&row_sum)[S::ROW_TILES][2])
 {
-    const int own = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
-    typename S::E *o_gmem = (typename S::E *)f.attended + mtt__flash_row(place, own, width);
-    float *lse_gmem = f.lse + (int64_t)place.head * f.seq_len + own;
-    #pragma unroll
+    const int row = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
+    typename S::E *o_gmem = (typename S::E *)f.out + mtt__flash_row(head, row, width, head.column);
+    float *lse_gmem = f.lse + (int64_t)head.head * f.seq_len + row;
+#pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++)
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
-            const bool valid = own + further < (int)f.seq_len;
+            const bool valid = row + further < (int)f.seq_len;
             float sum = row_sum[m][h];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.keep_scale / sum, valid,
-                                                f.head_dim, threadIdx.x & 3);
+            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.dropout.scale / sum,
+                                                valid, f.view.head_dim, threadIdx.x & 3);
             if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
         }
 }
 
-/* Math         O = softmax(scale Q K^T) V tile by tile, with a running row_max m and row_sum l (online softmax); lse.
-   Shapes       qkv [B T, 3 C] and attended [B T, C] of 16-bit E, lse [B heads, T] FP32; D >= head_dim.
-   Launch       one block of BLOCK_Q / ROWS warps a tile of queries and head, longest tiles first within a group
-                of heads whose K and V stay in L2; shared memory: Q, and two stages of K and V.
-   Requires     head_dim % 8 == 0, 16-byte aligned tensors.
-   Traffic      reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a pair.
-   Determinism  one block makes a row, in one order.
-   Reference    mtt__flash_tile; FlashAttention-2, algorithm 1. m rescales only when a score passes it by 2^8: P then stays
-                below 256 and O is rescaled seldom (FlashAttention-4's rule); the final division uses the same m, so the
-                result is exact. */
-template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
+/* The block's place: blocks of a group of heads, whose K and V stay in L2, run side by side; the last queries, which
+   attend the most keys, come first. */
+struct mtt__forward_place {
+    int head, q0;
+};
+
+template <class S> static __device__ __forceinline__ mtt__forward_place mtt__forward_place_of(const mtt__flash &f)
+{
+    const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
+    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
+    const int group = min(f.group, f.head_count - first_head);
+    mtt__forward_place place;
+    place.head = first_head + in_group % group;
+    place.q0 = (tiles - 1 - in_group / group) * S::BLOCK_Q;
+    return place;
+}
+
+/* Math:        as mtt_k_flash_forward_exact
+   Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32; S::D >= D
+   Launch:      a block of BLOCK_Q / ROWS warps a tile of queries and head. Shared memory: Q, two stages of K and V
+   Requires:    D % 8 == 0, 16-byte aligned tensors; no dropout unless S::DROPOUT
+   Traffic:     reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a
+                pair of query and key
+   Determinism: one block makes a row, in one order
+   Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
 {
     if (mtt__replaced<S>(2)) return;
     typedef typename S::E E;
     constexpr int D = S::D, ROWS = S::ROWS, BLOCK_KV = S::BLOCK_KV;
     extern __shared__ __align__(128) unsigned char shared[];
     const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + S::Q_BYTES;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
-    const int tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
-    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
-    const int group = min(f.group, f.head_count - first_head);
-    const int q0 = (tiles - 1 - in_group / group) * S::BLOCK_Q, row0 = q0 + warp * ROWS;
-    const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len, stride = (int)f.view.row;
+    const mtt__forward_place place = mtt__forward_place_of<S>(f);
+    const int q0 = place.q0, row0 = q0 + warp * ROWS, last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
     mtt__forward_block &block = *(mtt__forward_block *)(shared + S::BLOCK_AT);
     if (threadIdx.x == 0) {
-        mtt__flash_head_set(block.head, f, first_head + in_group % group);
+        mtt__flash_head_set(block.head, f, place.head);
         block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
     }
     __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, 3 * (int)f.width);
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, stride, block.head.column);
     float o_rmem[S::ROW_TILES][D / 8][4] = {}, row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2] = {};
     uint32_t q_rmem[D / 16][S::ROW_TILES][4];
-    #pragma unroll
+#pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
 
-    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * (int)f.width, T - q0, f.head_dim, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, stride, T - q0, f.view.head_dim, threadIdx.x);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
     if (S::Q_IN_REGISTERS) {
         const uint32_t q_lane = q_smem + mtt__lane_a<D>(lane) + warp * ROWS * D * 2;
         mtt__copy_wait();
-        __syncthreads(); /* Q has arrived for all */
-        #pragma unroll
+        __syncthreads(); /* Q is in shared memory */
+#pragma unroll
         for (int k = 0; k < D / 16; k++)
-            #pragma unroll
+#pragma unroll
             for (int m = 0; m < S::ROW_TILES; m++)
                 mtt__load_matrices(q_rmem[k][m], mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
     }
     for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t at = stage * 2 * S::KV_BYTES;
         mtt__copy_wait();
-        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > block.first_key) mtt__forward_copy<S>(f, block.head, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        __syncthreads(); /* this stage is in shared memory, and no warp still reads the other one */
+        if (k0 > block.first_key)
+            mtt__forward_copy<S>(f, block.head, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
         if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
-            continue; /* nothing seen here */
+            continue; /* the warp's queries attend no key of this tile */
 
-        /* where the lane points ldmatrix for Q, K and V; found again for each tile where O and scores take most registers */
+        /* the lane's addresses in Q, K and V: computed for each tile where O and scores take most registers */
         const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__opaque(threadIdx.x);
-        const uint32_t straight = mtt__lane_a<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
-        const uint32_t k_lane = kv_smem + mtt__lane_b<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
+        const uint32_t lane_a = mtt__lane_a<D>(thread & 31), q_lane = q_smem + lane_a + thread / 32 * ROWS * D * 2;
+        const uint32_t k_lane = kv_smem + mtt__lane_b<D>(thread & 31) + at, v_lane = kv_smem + lane_a + S::KV_BYTES + at;
         uint32_t keep[S::KEY_TILES / 4];
         if (S::DROPOUT) mtt__forward_keep<S>(keep, f, block.head.head, row0, k0);
         float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
-        mtt__product<E, D / 16>(
-            s_rmem,
-            [&](uint32_t *a, int k, int m) {
-                if (!S::Q_IN_REGISTERS)
-                    mtt__load_matrices(a, mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
-                else
-                    for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
-            },
-            [&](uint32_t *b, int k, int n) {
-                mtt__load_matrices(b, mtt__advance<D>(k_lane, k * 2) + n * 8 * D * 2);
-            });
+        const auto load_q = [&](uint32_t *a, int k, int m) {
+            if (!S::Q_IN_REGISTERS)
+                mtt__load_matrices(a, mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
+            else
+                for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
+        };
+        const auto load_k = [&](uint32_t *b, int k, int n) {
+            mtt__load_matrices(b, mtt__advance<D>(k_lane, k * 2) + n * 8 * D * 2);
+        };
+        const auto load_p = [&](uint32_t *a, int k, int m) {
+            for (int r = 0; r < 4; r++) {
+                const float *p = s_rmem[m][2 * k + r / 2] + r % 2 * 2;
+                a[r] = mtt__pack_pair(p[0], p[1], E());
+            }
+        };
+        const auto load_v = [&](uint32_t *b, int k, int n) {
+            mtt__load_transposed(b, mtt__advance<D>(v_lane, n) + k * 16 * D * 2);
+        };
+        mtt__mma_steps<E, D / 16>(s_rmem, load_q, load_k);
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
         if (S::DROPOUT) mtt__forward_drop(s_rmem, keep);
-        mtt__product<E, BLOCK_KV / 16>(
-            o_rmem,
-            [&](uint32_t *a, int k, int m) {
-                for (int r = 0; r < 4; r++)
-                    a[r] = mtt__pack_pair(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
-            },
-            [&](uint32_t *b, int k, int n) {
-                mtt__load_transposed(b, mtt__advance<D>(v_lane, n) + k * 16 * D * 2);
-            });
+        mtt__mma_steps<E, BLOCK_KV / 16>(o_rmem, load_p, load_v);
     }
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
 
-/* ---- backward ---- */
+/* ---- tensor cores: backward ---- */
 
-/* Math         stats_i = {lse_i log2(e), delta_i = sum_d dO_id O_id}
-   Shapes       d_attended, attended [B T, C] of E; lse FP32; stats [head_count, T].
-   Launch       LANES lanes a row and head, neighbouring rows of a head side by side; LANES * 8 >= head_dim.
-   Requires     head_dim % 8 == 0, 16-byte aligned tensors.
-   Traffic      reads dO, O and lse once, writes 8 bytes a row and head.
-   Determinism  a fixed tree of sums.
-   Reference    the first loop of mtt__load_queries. O as it was stored, so that delta is that of the rounded O. */
-template <typename E, int LANES> static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f)
-{
-    const int64_t index = ((int64_t)blockIdx.x * 256 + threadIdx.x) / LANES, count = (int64_t)f.head_count * f.seq_len;
-    const int chunk = threadIdx.x % LANES;
-    float sum = 0;
-    if (index < count && chunk * 8 < f.head_dim) {
-        const int64_t row = index % f.seq_len,
-                      at = mtt__head_offset(f, f.first_head + (int)(index / f.seq_len), 1) + row * f.width;
-        float x[8], y[8];
-        mtt__read_floats((const E *)f.d_attended + at + chunk * 8, x);
-        mtt__read_floats((const E *)f.attended_in + at + chunk * 8, y);
-        #pragma unroll
-        for (int k = 0; k < 8; k++) sum += x[k] * y[k];
-    }
-    #pragma unroll
-    for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (index < count && chunk == 0)
-        f.stats[index] = make_float2(f.lse_in[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
-}
+/* A block has a tile of keys: it keeps their dK and dV in registers and walks the tiles of queries that attend
+   them, from the last to the first. A tile of dQ has terms of many blocks, which add to it one after another, in
+   the order of rising keys, whatever the timing. The blocks of a head start together at the last queries, so each
+   runs a step behind the one before it. With four tiles of keys and of queries:
 
-/* Sums of dQ that pass from block to block. The blocks that add to one tile of dQ do so one after another, in an order fixed by
-   the tile alone; thread i of each takes over what thread i of the block before has left. 4 sums are one unit of 128 bits,
-   and every unit carries the number of the contribution that it is, 7 bits of it in place of the lowest 7 of each of its first
-   two sums: these keep 17 bits of significand, and their terms were rounded to 8 or 11. (4 bits in each of the 4 sums took
-   64 instructions more, of 1,100 that a warp has for a pair of tiles with D = 128.)
+       step           1       2       3       4
+       keys 0       dQ 3    dQ 2    dQ 1    dQ 0 *
+                       \       \       \
+       keys 1               dQ 3    dQ 2    dQ 1 *
+                               \       \
+       keys 2                       dQ 3    dQ 2 *         \  hands the sums over
+                                       \                   *  the last contributor writes dQ
+       keys 3                               dQ 3 *
 
-   Why this is correct under PTX's memory model, without a fence (one per tile cost 15 % of the kernel): a unit is one scalar
-   access, `relaxed` at the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of
-   a launch never repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that carries number n
-   was written by contribution n and not by one that happens to look like it. Contribution n + 1 writes a unit
-   after it has read n in it, in the same thread, which orders the two in the coherence of that unit. No other memory is
+   The sums pass through dq_partial, in device memory that stays in L2. Thread i of a block takes over the sums of
+   thread i of the block before. A unit is 4 sums, 128 bits, and carries the number of its contribution: 7 bits
+   in place of the lowest 7 of each of the first two sums. These keep 17 bits of significand; their terms were
+   rounded to 8 or 11.
+
+   Why this is correct under PTX's memory model, without a fence: a unit is one scalar access, `relaxed` at the
+   scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of a launch never
+   repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that carries number n was
+   written by contribution n and not by one that happens to look like it. Contribution n + 1 writes a unit after it
+   has read n in it, in the same thread, which orders the two in the coherence of that unit. No other memory is
    handed over, so there is nothing else to order. Waiting is reading again until the number is there. */
 template <int COUNT, int THREADS>
 static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
 {
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < COUNT; n++)
         asm volatile("{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"
                      " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
@@ -2988,24 +3228,25 @@ static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const fl
                      : "l"(from_gmem + n * THREADS) : "memory");
 }
 
+/* Compares 7 bits once, after joining the differences of all units. */
 template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
 {
     uint32_t wrong[2] = {};
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < COUNT * 2; n++) wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
-    return !(mtt__opaque(wrong[0] | wrong[1]) & 127u); /* pinned: 7 bits at the end and not a comparison for each sum */
+    return !(mtt__opaque(wrong[0] | wrong[1]) & 127u);
 }
 
-/* The number replaces bits: where these are even, so are numbers, and no sum drifts. Not-finite stays not-finite. */
+/* The number replaces bits and is even as often as they are, so no sum drifts. Infinities and NaN remain such. */
 template <int COUNT, int THREADS>
 static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
 {
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < COUNT; n++) {
         uint32_t v[4];
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 4; e++) v[e] = __float_as_uint(sums[n][e]);
-        #pragma unroll
+#pragma unroll
         for (int e = 0; e < 2; e++) v[e] = (v[e] & ~127u) | (number >> 7 * e & 127u);
         asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
                      " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
@@ -3013,47 +3254,47 @@ static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const fl
     }
 }
 
-/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time; dK and dV
-   of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. */
-template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES, int QUERY_ROW_TILES,
-          int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
+/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time;
+   dK and dV of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. DROPOUT: the
+   kernel can drop; without, its chunks may be larger, since masks take registers. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES,
+          int QUERY_ROW_TILES, int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__backward_sizes {
     typedef ELEMENT E;
-    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT, THREADS = WARPS * 32;
-    static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES, STAGES = STAGE_COUNT;
-    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
+    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT;
+    static constexpr int THREADS = WARPS * 32, MIN_BLOCKS = BLOCKS_AT_LEAST, STAGES = STAGE_COUNT;
+    static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES;
+    static constexpr int KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
     static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
-    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : WITH_DROPOUT ? 16 : 32; /* masks take registers too */
-    static constexpr int COLUMNS = D / QUERY_WARPS;
+    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : WITH_DROPOUT ? 16 : 32, COLUMNS = D / QUERY_WARPS;
     static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
     static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
     static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
-    static constexpr bool CRAMPED = D == 256; /* registers only suffice if places are found again at each use */
-    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T */
+    static constexpr bool CRAMPED = D == 256; /* registers only suffice if addresses are computed at each use */
+    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T; then mtt__backward_block */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
     static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
-    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64; /* mtt__backward_block */
+    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64;
     static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
 };
 
-/* What a block works on. It stands in shared memory: accumulators take all registers. */
+/* A block's work, in shared memory. */
 struct mtt__backward_block {
     mtt__flash_head head;
-    int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
-    int k0, first_tile, last_tile; /* first key; tiles of queries that see one of the keys */
+    int local, slot, round;        /* head of the slice; its slot in the ring of dQ, and heads that had it before */
+    int k0, first_tile, last_tile; /* first key; tiles of queries that attend one of the keys */
     const char *q_gmem, *do_gmem;  /* the head's first rows */
 };
 
-/* Where a warp and a lane of it stand. */
+/* The lane's ldmatrix addresses: of K as B of dQ (and, further on, of K and V as A of scores, Q and dO as B of dK and
+   dV); of Q and dO as B of scores; of P^T and dS^T, for the store and as A of dV and dK; of dS^T as A of dQ. */
 struct mtt__backward_addresses {
     const mtt__backward_block *block;
     int k0;
-    /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and
-       dV); for Q and dO as B of scores; for P^T and dS^T, as they are stored and as A of dV and dK; dS^T as A of dQ */
     uint32_t k_b, q_b, s_a, dq_a;
 };
 
-/* What follows from the warp's number, found again at each use for the same reason. */
+/* The warp's part of the tiles, computed at each use. */
 static __device__ __forceinline__ int mtt__backward_warp(void)
 {
     return mtt__uniform((int)mtt__opaque(threadIdx.x) / 32);
@@ -3079,23 +3320,24 @@ template <class S> static __device__ __forceinline__ int mtt__dq_part(void)
     return mtt__backward_warp() / S::DQ_ROW_WARPS;
 }
 
-/* The thread's number, for what is found again where registers are few. */
 template <class S> static __device__ __forceinline__ uint32_t mtt__backward_thread(void)
 {
     return S::CRAMPED ? mtt__opaque(threadIdx.x) : threadIdx.x;
 }
 
-/* Takes the next tile of keys; for one thread. */
-template <class S> static __device__ __forceinline__ void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+/* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` heads: the first
+   of each head, then the second, ... So the longest go first. */
+template <class S>
+static __device__ __forceinline__ void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
 {
     const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
     const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
-    const int local = first + ticket % (f.group * key_tiles) % group, key_tile = ticket % (f.group * key_tiles) / group;
+    const int in_group = ticket % (f.group * key_tiles), local = first + in_group % group, key_tile = in_group / group;
     const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
     mtt__flash_head_set(block->head, f, f.first_head + local);
     block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
-    block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, 3 * (int)f.width) * 2;
-    block->do_gmem = (const char *)f.d_attended + mtt__flash_row(block->head, 0, (int)f.width) * 2;
+    block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row, block->head.column) * 2;
+    block->do_gmem = (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width, block->head.column) * 2;
     block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
     block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
 }
@@ -3117,32 +3359,35 @@ static __device__ __forceinline__ mtt__backward_addresses mtt__backward_begin(co
     return at;
 }
 
-/* In each round of the loop: what is worked out from these is then worked out again, and holds no registers between rounds. */
+/* Called in each round of the loop: what is computed from these holds no registers between rounds. */
 static __device__ __forceinline__ void mtt__backward_opaque(mtt__backward_addresses &at)
 {
     at.k_b = mtt__opaque(at.k_b), at.q_b = mtt__opaque(at.q_b), at.s_a = mtt__opaque(at.s_a);
     at.dq_a = mtt__opaque(at.dq_a), at.k0 = (int)mtt__opaque(at.k0);
 }
 
-/* The stage of a tile of queries: the stages take turns. */
+/* The stage of a tile of queries. */
 template <class S> static __device__ __forceinline__ uint32_t mtt__backward_stage(int tile)
 {
     return (tile & (S::STAGES - 1)) * S::STAGE;
 }
 
-/* Q, dO and stats of a tile of queries, to its stage. */
+/* Q, dO and stats of a tile of queries, to its stage. Stats past the end are zeros, so P is 1 there, but the rows of
+   Q and dO are zeros. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_addresses &at, uint32_t smem,
-                                                          int tile)
+static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_addresses &at,
+                                                          uint32_t smem, int tile)
 {
     typedef typename S::E E;
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
-    const uint32_t to = smem + 2 * S::KV_BYTES + mtt__backward_stage<S>(tile), width = (uint32_t)f.width;
-    const char *q_gmem = at.block->q_gmem + (uint64_t)(uint32_t)row * (width * 6), /* bytes of a row of qkv */
-               *do_gmem = at.block->do_gmem + (uint64_t)(uint32_t)row * (width * 2);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, 3 * (int)width, left, f.head_dim, thread);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)width, left, f.head_dim, thread);
-    if (thread < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
+    const uint32_t to = smem + 2 * S::KV_BYTES + mtt__backward_stage<S>(tile);
+    const uint32_t q_stride = (uint32_t)f.view.row, do_stride = (uint32_t)f.width;
+    const char *q_gmem = at.block->q_gmem + (uint64_t)(uint32_t)row * (q_stride * 2);
+    const char *do_gmem = at.block->do_gmem + (uint64_t)(uint32_t)row * (do_stride * 2);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, (int)q_stride, left, f.view.head_dim, thread);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)do_stride, left,
+                                                 f.view.head_dim, thread);
+    if (thread < S::BLOCK_Q)
         mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8, f.stats + at.block->local * f.seq_len + row + thread,
                              thread < left);
     mtt__copy_commit();
@@ -3167,26 +3412,26 @@ static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_RO
     const auto load_do = [&](uint32_t *b, int k, int n) {
         mtt__load_matrices(b, mtt__advance<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
     };
-    mtt__product<typename S::E, D / 16>(s, load_k, load_q);
-    mtt__product<typename S::E, D / 16>(dp, load_v, load_do);
+    mtt__mma_steps<typename S::E, D / 16>(s, load_k, load_q);
+    mtt__mma_steps<typename S::E, D / 16>(dp, load_v, load_do);
 }
 
-/* Lane l has a byte for each octet of the warp's keys, for query l % CHUNK of a chunk: if two lanes have the same query, each
-   draws every other octet. */
+/* Keep masks of a chunk: lane l has a byte for each 8 of the warp's keys, of query l % CHUNK. If two lanes have the
+   same query, each draws every other byte. */
 template <class S>
-static __device__ __forceinline__ uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward_addresses &at, int key,
-                                                               int query)
+static __device__ __forceinline__ uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward_addresses &at,
+                                                              int key, int query)
 {
     constexpr int SHARERS = 32 / S::CHUNK;
     const int lane = (int)(mtt__opaque(threadIdx.x) & 31);
     const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
     uint32_t keep = 0;
-    #pragma unroll
+    if (!f.dropout.threshold) return 0xffffffffu;
+#pragma unroll
     for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
         const int r = k + lane / S::CHUNK;
-        keep |= mtt__keep_mask_at(f.control->seed, mtt__flash_stream(f), row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8),
-                                 f.threshold)
-                 << 8 * r;
+        const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8);
+        keep |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
     }
     return SHARERS == 1 ? keep : keep | __shfl_xor_sync(0xffffffffu, keep, 16);
 }
@@ -3194,38 +3439,38 @@ static __device__ __forceinline__ uint32_t mtt__backward_keep(const mtt__flash &
 /* P and dS of scores and dP, packed as A operands. */
 template <class S>
 static __device__ __forceinline__ void mtt__backward_p_ds(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                                           uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                                           const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                           const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                           const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
+                                                          uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
+                                                          const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                          const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4],
+                                                          const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
 {
     typedef typename S::E E;
     const int lane = (int)(mtt__backward_thread<S>() & 31);
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < S::CHUNK / 8; n++) {
         float lse[2], delta[2];
-        uint32_t keep_row[2];
+        uint32_t bits[2];
         asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                      : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
                      : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
         if (S::DROPOUT) {
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 2; e++)
-                keep_row[e] = __shfl_sync(0xffffffffu, keep, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
+                bits[e] = __shfl_sync(0xffffffffu, keep, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
         }
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < S::KEY_ROWS; m++) {
             float p[4], ds[4];
-            #pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++) {
                 p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
                 if (S::DROPOUT) {
-                    const bool keep = keep_row[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
-                    ds[e] = p[e] * ((keep ? dp[m][n][e] * f.keep_scale : 0.0f) - delta[e & 1]);
-                    p[e] = keep ? p[e] : 0.0f;
+                    const bool kept = bits[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
+                    ds[e] = p[e] * ((kept ? dp[m][n][e] * f.dropout.scale : 0.0f) - delta[e & 1]);
+                    p[e] = kept ? p[e] : 0.0f;
                 } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
             }
-            #pragma unroll
+#pragma unroll
             for (int h = 0; h < 2; h++) {
                 p_packed[m][n][h] = mtt__pack_pair(p[2 * h], p[2 * h + 1], E());
                 ds_packed[m][n][h] = mtt__pack_pair(ds[2 * h], ds[2 * h + 1], E());
@@ -3237,42 +3482,43 @@ static __device__ __forceinline__ void mtt__backward_p_ds(uint32_t (&p_packed)[S
 /* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
 template <class S>
 static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                           float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__flash &f,
-                                                           const mtt__backward_addresses &at, uint32_t kv_a, uint32_t stage_at,
-                                                           uint32_t smem, int q0, int chunk)
+                                                           float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4],
+                                                           const mtt__flash &f, const mtt__backward_addresses &at,
+                                                           uint32_t kv_a, uint32_t stage_at, uint32_t smem, int q0,
+                                                           int chunk)
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
     const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
     uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2], ds_packed[S::KEY_ROWS][CHUNK / 8][2];
-    const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
-    if (seen) {
-        /* drawn while no scores take registers, and pinned there */
+    const bool attended = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
+    if (attended) {
+        /* opaque: drawn here, while no scores take registers */
         const uint32_t keep = S::DROPOUT ? mtt__opaque(mtt__backward_keep<S>(f, at, key, query)) : 0;
         float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
         mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
         if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
-            const int lane = mtt__opaque(threadIdx.x) & 31; /* pinned: few tiles need a mask, and no register waits for them */
+            const int lane = mtt__opaque(threadIdx.x) & 31;
             mtt__flash_mask(s, query - key - (lane / 4 - (lane & 3) * 2), -1, f.window);
         }
         const uint32_t stats_smem = smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES + column * 8;
         mtt__backward_p_ds<S>(p_packed, ds_packed, s, dp, f, stats_smem, keep);
     } else {
-        const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__opaque(0); /* pinned: zeros are made here, not before each chunk */
-        #pragma unroll
+        const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__opaque(0);
+#pragma unroll
         for (int n = 0; n < CHUNK / 8; n++)
             for (int r = 0; r < 2 * S::KEY_ROWS; r++) p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
     }
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < CHUNK / 8; n += 2)
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < S::KEY_ROWS; m++) {
             const uint32_t to = mtt__part_column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
             mtt__store_matrices(to, ds_packed[m][n], ds_packed[m][n + 1]);
             if (!S::P_IN_REGISTERS) mtt__store_matrices(to + S::S_BYTES, p_packed[m][n], p_packed[m][n + 1]);
         }
-    if (!S::P_IN_REGISTERS || !seen) return;
+    if (!S::P_IN_REGISTERS || !attended) return;
     const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_p = [&](uint32_t *a, int k, int m) {
         for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
@@ -3286,8 +3532,8 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
     const auto load_do = [&](uint32_t *b, int k, int n) {
         mtt__load_transposed(b, mtt__advance<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
     };
-    mtt__product<E, CHUNK / 16>(dv, load_p, load_do);
-    mtt__product<E, CHUNK / 16>(dk, load_ds, load_q);
+    mtt__mma_steps<E, CHUNK / 16>(dv, load_p, load_do);
+    mtt__mma_steps<E, CHUNK / 16>(dk, load_ds, load_q);
 }
 
 /* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. */
@@ -3298,8 +3544,8 @@ static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROW
 {
     typedef typename S::E E;
     constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
-    const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16; /* queries before see none of the warp's keys */
-    const int part = mtt__query_warp<S>();
+    /* queries before the warp's keys do not attend them */
+    const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16, part = mtt__query_warp<S>();
     const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_ds = [&](uint32_t *a, int k, int m) {
         mtt__load_matrices(a, mtt__advance<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
@@ -3313,28 +3559,30 @@ static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROW
     const auto load_do = [&](uint32_t *b, int k, int n) {
         mtt__load_transposed(b, mtt__part_column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 + S::Q_BYTES);
     };
-    mtt__product_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
-    mtt__product_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
+    mtt__mma_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
+    mtt__mma_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
 }
 
-/* Where the thread's sums of a tile of dQ pass from block to block. Pinned: the address is made where it is used. */
+/* The thread's sums of a tile of dQ, in the ring. */
 template <class S>
-static __device__ __forceinline__ float4 *mtt__backward_sums(const mtt__flash &f, const mtt__backward_addresses &at, int tile)
+static __device__ __forceinline__ float4 *mtt__dq_sums(const mtt__flash &f, const mtt__backward_addresses &at, int tile)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
-    return f.dq_partial + (int64_t)(at.block->slot * tiles + (int)mtt__opaque(tile)) * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
+    const int64_t in_ring = at.block->slot * tiles + (int)mtt__opaque(tile);
+    return f.dq_partial + in_ring * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
 }
 
-/* A block's turn among those that add to a tile of dQ. */
+/* A block's place among the contributors to a tile of dQ. */
 struct mtt__dq_order {
     int place, contributors;
-    uint32_t number;         /* contributions to this tile of the ring so far */
+    uint32_t number;            /* contributions to this tile of the ring so far */
     uint32_t waits, hands_over; /* after another block, even one of another head; before another */
 };
 
-/* Pinned: the compiler would otherwise make a copy of the rest of the loop for each case. */
+/* Opaque: the compiler would otherwise copy the rest of the loop for each case. */
 template <class S>
-static __device__ __forceinline__ mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_addresses &at, int q0)
+static __device__ __forceinline__ mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_addresses &at,
+                                                                 int q0)
 {
     const int first_contributor = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
     const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
@@ -3343,28 +3591,30 @@ static __device__ __forceinline__ mtt__dq_order mtt__dq_order_of(const mtt__flas
     order.place = (int)mtt__opaque(at.k0) / S::BLOCK_KV - first_contributor;
     order.number = (uint32_t)(mtt__uniform(at.block->round) * order.contributors + order.place);
     order.waits = mtt__opaque(order.contributors > 1 && order.number > 0);
-    order.hands_over = mtt__opaque(order.contributors > 1 && (order.place < order.contributors - 1 || !last_round));
+    order.hands_over =
+        mtt__opaque(order.contributors > 1 && (order.place < order.contributors - 1 || !last_round));
     return order;
 }
 
-/* Waits for the sums of the block before; the first of a head begins with zeros. */
+/* Waits for the sums of the block before; the first contributor begins with zeros. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_addresses &at,
-                                                           int tile, const mtt__dq_order &order)
+static __device__ __forceinline__ void mtt__dq_await(float (*sums)[4], const mtt__flash &f,
+                                                     const mtt__backward_addresses &at, int tile,
+                                                     const mtt__dq_order &order)
 {
     while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, order.number)))
-        mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-    if (order.place == 0) /* pinned: a rare branch, and not a selection for each sum */
-        #pragma unroll
+        mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
+    if (order.place == 0) /* opaque zeros: a rare branch, not a selection for each sum */
+#pragma unroll
         for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__opaque(0));
 }
 
-/* dQ += dS K over the block's keys. */
+/* dQ += dS K over the block's keys, those beyond the queries left out. */
 template <class S>
 static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
                                                              const mtt__backward_addresses &at, int q0)
 {
-    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D, STEPS = S::BLOCK_KV / 16;
     const int part = mtt__dq_part<S>();
     const auto load_ds = [&](uint32_t *a, int k, int m) {
         mtt__load_transposed(a, mtt__advance<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
@@ -3372,57 +3622,59 @@ static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUER
     const auto load_k = [&](uint32_t *b, int k, int n) {
         mtt__load_transposed(b, mtt__part_column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
     };
-    mtt__product_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
-                                                       (q0 + BLOCK_Q - at.k0 + 15) / 16); /* keys beyond are the future */
+    mtt__mma_part<typename S::E, STEPS>(dq, load_ds, load_k, 0, (q0 + BLOCK_Q - at.k0 + 15) / 16);
 }
 
-/* 16 M rows of gradients of the warp, from `row` on, times `factor`, to columns from `column` on of part 0, 1, 2 of d_qkv. */
-template <class S, int M, int COLUMNS>
+/* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of d_qkv. */
+template <class S, int PART, int M, int COLUMNS>
 static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, const mtt__backward_addresses &at,
-                                                           const float (&c)[M][COLUMNS / 8][4], int row, int column, int part,
+                                                           const float (&c)[M][COLUMNS / 8][4], int row, int column,
                                                            float factor)
 {
-    const int stride = 3 * (int)f.width, lane = mtt__opaque(threadIdx.x) & 31; /* pinned: not held through the loop */
+    const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
+    const int part_column = PART == MTT__PART_Q ? at.block->head.column : at.block->head.k_column;
     row += lane / 4;
-    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride) + part * f.width + column;
-    #pragma unroll
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride, part_column) +
+                             (PART == MTT__PART_V ? f.kv_width : 0) + column;
+#pragma unroll
     for (int m = 0; m < M; m++)
-        #pragma unroll
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
             mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
-                                                   row + further < (int)f.seq_len, f.head_dim - column, lane & 3);
+                                                   row + further < (int)f.seq_len, f.view.head_dim - column, lane & 3);
         }
 }
 
-/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K, block after block.
-   Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
-   Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of `group` heads, the
-                first of each, then the second: so the longest go first; each walks its queries downwards. Shared memory:
-                K, V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS = 1).
-   Requires     dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a tile of the ring.
-   Traffic      reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q D bytes of dQ a tile pair through
-                L2; 10 D FLOP a pair of query and key.
-   Determinism  dQ of a tile is summed in the order of rising keys whatever the timing. The grid cannot deadlock: a block waits
-                only for the tile of keys before its own in its head, or for the blocks of the head `slots` before, all of
-                smaller tickets; a ticket is drawn by a running block, so all smaller ones are running or done, and the
-                smallest of those running waits for none. All blocks of a head start at its last queries, each a little
-                behind the one before; they end at its first, so that a next group's blocks do not start all at once.
-   Reference    mtt__flash_backward_keys, mtt__flash_backward_queries; FlashAttention-2, algorithm 2.
-   The scores stand transposed, keys by queries: P^T and dS^T are then already A operands of dV and dK. The last
-   contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
-template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
+/* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K, block after
+                block. Scores are transposed, keys by queries: P^T and dS^T are then A operands of dV and dK
+   Shapes:      as mtt_k_flash_forward; d_qkv as qkv; stats of mtt_k_flash_stats; dq_partial [slots, tiles of
+                BLOCK_Q, BLOCK_Q S::D]
+   Launch:      a block of WARPS warps a tile of keys and head, which it takes by a ticket. Shared memory: K, V,
+                STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS 1)
+   Requires:    dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a tile
+                of the ring
+   Traffic:     reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q S::D bytes of dQ a pair
+                of tiles through L2; 10 D FLOP a pair of query and key
+   Determinism: a tile of dQ is summed in the order of rising keys. No deadlock: a block waits only for the tile of
+                keys before its own in its head, or for the blocks of the head `slots` before, all of smaller
+                tickets; a ticket is drawn by a running block, so all smaller ones are running or done, and the
+                smallest of those running waits for none
+   Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so dQ needs
+                neither zeros before nor a pass after; a slot serves head after head */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
 {
     if (mtt__replaced<S>(S::STAGES)) return;
     typedef typename S::E E;
     extern __shared__ __align__(128) unsigned char shared[];
     mtt__backward_addresses at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
-    const int T = (int)f.seq_len;
-    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * (int)f.width, T - at.k0, f.head_dim, threadIdx.x);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * (int)f.width, T - at.k0, f.head_dim,
-                                                   threadIdx.x);
+    const int T = (int)f.seq_len, stride = (int)f.view.row, D = f.view.head_dim;
+    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, stride, at.block->head.k_column);
+    const E *v_gmem = k_gmem + f.kv_width;
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, stride, T - at.k0, D, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, D, threadIdx.x);
     mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
 
     float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
@@ -3431,9 +3683,9 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         const uint32_t stage_at = mtt__backward_stage<S>(tile);
         mtt__backward_opaque(at);
         mtt__copy_wait();
-        __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
+        __syncthreads(); /* Q, dO and stats of this tile are in shared memory; the last tile's P, dS and dQ are used */
         if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile)) mtt__backward_copy<S>(f, at, smem, tile - 1);
-        #pragma unroll
+#pragma unroll
         for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
             mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at,
                                    smem, q0, chunk);
@@ -3442,433 +3694,239 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
         float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
         float (*sums)[4] = dq_rmem[0];
-        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
         if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
-        if (order.waits) mtt__backward_await<S>(sums, f, at, tile, order);
+        if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
         mtt__backward_queries<S>(dq_rmem, at, q0);
         if (order.place == order.contributors - 1)
-            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
-                                                                 mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.gradient_scale);
-        if (order.hands_over) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, order.number + 1);
+            mtt__backward_store<S, MTT__PART_Q, S::QUERY_ROWS, S::DQ_COLUMNS>(
+                f, at, dq_rmem, q0 + mtt__dq_row<S>(), mtt__dq_part<S>() * S::DQ_COLUMNS, f.gradient_scale);
+        if (order.hands_over)
+            mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), sums, order.number + 1);
         if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
-            __syncthreads(); /* all have read Q and dO before the next tile lands on them */
+            __syncthreads(); /* all have read Q and dO before the next tile overwrites them */
             mtt__backward_copy<S>(f, at, smem, tile - 1);
         }
     }
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
-    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, 1, f.gradient_scale);
-    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
-}
-
-/* ---- FP32 ---- */
-
-/* TILE rows of head_dim floats, rows head_dim + 1 apart (so that a column spreads over the banks); zeros past T. */
-template <int TILE>
-static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem, int64_t stride, int64_t rows_left,
-                                       int D)
-{
-    for (int index = threadIdx.x; index < TILE * D; index += 256)
-        tile_smem[index / D * (D + 1) + index % D] =
-            index / D < rows_left ? from_gmem[index / D * stride + index % D] : 0.0f;
-}
-
-static __device__ bool mtt__keeps(const mtt__flash &f, int head, int query, int key)
-{
-    uint64_t element = ((uint64_t)head * (uint64_t)f.seq_len + (uint64_t)query) * (uint64_t)f.seq_len + (uint64_t)key;
-    return mtt__keep_mask(f.control->seed, mtt__flash_stream(f), element >> 3, f.threshold) >> (element & 7) & 1u;
-}
-
-static __device__ bool mtt__sees(const mtt__flash &f, int query, int key)
-{
-    return key <= query && query < f.seq_len && (!f.window || key > query - f.window);
-}
-
-/* Math         as mtt_k_flash_forward, in FP32 throughout.
-   Shapes       as there, FP32; WIDTH >= head_dim.
-   Launch       one block of 16 x 16 threads a tile of TILE queries and head; shared memory: Q, then K and V in turn, P.
-   Requires     nothing of alignment.
-   Traffic      K and V once a tile of queries; 4 D FLOP a pair.
-   Determinism  one block makes a row, in one order.
-   Reference    mtt__flash_tile. */
-template <int WIDTH, int TILE>
-static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mtt__flash f)
-{
-    constexpr int R = TILE / 16;
-    extern __shared__ __align__(128) unsigned char shared[];
-    const int D = f.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE, x = threadIdx.x % 16,
-              y = threadIdx.x / 16;
-    const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
-    const int64_t stride = 3 * f.width;
-    const float *q_gmem = (const float *)f.qkv + mtt__head_offset(f, head, 3);
-    float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
-    float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
-    for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
-    mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
-    for (int k0 = f.window ? max(0, q0 - f.window + 1) / TILE * TILE : 0; k0 < min(q0 + TILE, T); k0 += TILE) {
-        float s[R][R] = {};
-        __syncthreads(); /* V of the last tile is read before K lands on it */
-        mtt__load_exact<TILE>(kv_smem, q_gmem + f.width + k0 * stride, stride, T - k0, D);
-        __syncthreads(); /* Q and K are there */
-        for (int d = 0; d < D; d++)
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < R; c++)
-                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
-        #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const int query = q0 + y + 16 * r;
-            float most = row_max[r], base, rescale;
-            for (int c = 0; c < R; c++) {
-                s[r][c] = mtt__sees(f, query, k0 + x + 16 * c) ? s[r][c] * f.scale_log2 : -CUDART_INF_F;
-                most = fmaxf(most, s[r][c]);
-            }
-            for (int step = 8; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-            base = most == -CUDART_INF_F ? 0.0f : most;
-            rescale = exp2f(row_max[r] - base);
-            row_max[r] = most;
-            row_sum[r] *= rescale;
-            for (int c = 0; c < WIDTH / 16; c++) o_rmem[r][c] *= rescale;
-            #pragma unroll
-            for (int c = 0; c < R; c++) {
-                const int key = k0 + x + 16 * c;
-                float p = exp2f(s[r][c] - base);
-                row_sum[r] += p;
-                if (f.threshold && !mtt__keeps(f, head, query, key)) p = 0;
-                p_smem[(y + 16 * r) * (TILE + 1) + x + 16 * c] = p;
-            }
-        }
-        __syncthreads(); /* P is written, and K read */
-        mtt__load_exact<TILE>(kv_smem, q_gmem + 2 * f.width + k0 * stride, stride, T - k0, D);
-        __syncthreads(); /* V is there */
-        for (int k = 0; k < TILE; k++)
-            for (int c = 0; c < WIDTH / 16; c++) {
-                if (x + 16 * c >= D) break;
-                for (int r = 0; r < R; r++)
-                    o_rmem[r][c] += p_smem[(y + 16 * r) * (TILE + 1) + k] * kv_smem[k * (D + 1) + x + 16 * c];
-            }
-    }
-    float *o_gmem = (float *)f.attended + mtt__head_offset(f, head, 1);
-    for (int r = 0; r < R; r++) {
-        const int query = q0 + y + 16 * r;
-        for (int step = 8; step; step /= 2) row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], step);
-        if (query >= T) continue;
-        for (int c = 0; c < WIDTH / 16; c++)
-            if (x + 16 * c < D) o_gmem[query * f.width + x + 16 * c] = o_rmem[r][c] * (f.keep_scale / row_sum[r]);
-        if (x == 0) f.lse[(int64_t)head * T + query] = row_max[r] * 0.6931471805599453f + logf(row_sum[r]);
-    }
-}
-
-/* Math         as mtt_k_flash_backward, in FP32 throughout: with KEYS dK and dV of a tile of keys, else dQ of one of queries.
-   Shapes       as there, FP32; WIDTH >= head_dim.
-   Launch       one block of 16 x 16 threads a tile of TILE keys or queries and head; shared memory: Q, dO, K, V, P, dS.
-   Requires     stats of mtt_k_flash_stats.
-   Traffic      the other side's two tensors once a tile; 8 D FLOP a pair with KEYS, 6 D without: P and dS are made twice.
-   Determinism  one block makes a row of a gradient, in one order.
-   Reference    mtt__flash_backward_keys, mtt__flash_backward_queries. */
-template <int WIDTH, int TILE, bool KEYS>
-static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(const mtt__flash f)
-{
-    constexpr int R = TILE / 16;
-    extern __shared__ __align__(128) unsigned char shared[];
-    const int D = f.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE, x = threadIdx.x % 16,
-              y = threadIdx.x / 16;
-    const int local = blockIdx.x / tiles, head = f.first_head + local, own = (int)(blockIdx.x % tiles) * TILE;
-    const int64_t stride = 3 * f.width;
-    const float *q_gmem = (const float *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
-                *v_gmem = k_gmem + f.width;
-    const float *do_gmem = (const float *)f.d_attended + mtt__head_offset(f, head, 1);
-    float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1),
-          *v_smem = k_smem + TILE * (D + 1);
-    float *p_smem = v_smem + TILE * (D + 1), *ds_smem = p_smem + TILE * (TILE + 1);
-    float first_rmem[R][WIDTH / 16] = {}, second_rmem[R][WIDTH / 16] = {}; /* dK or dQ; dV */
-    const int begin = KEYS ? own : f.window ? max(0, own - f.window + 1) / TILE * TILE : 0;
-    const int end = !KEYS      ? min(own + TILE, T)
-                    : f.window ? (int)min((int64_t)T, (int64_t)own + TILE - 1 + f.window)
-                               : T;
-    for (int other = begin; other < end; other += TILE) {
-        const int q0 = KEYS ? other : own, k0 = KEYS ? own : other;
-        float s[R][R] = {}, dp[R][R] = {};
-        __syncthreads(); /* the last tile is read before the next lands on it */
-        if (!KEYS || other == begin) {
-            mtt__load_exact<TILE>(k_smem, k_gmem + k0 * stride, stride, T - k0, D);
-            mtt__load_exact<TILE>(v_smem, v_gmem + k0 * stride, stride, T - k0, D);
-        }
-        if (KEYS || other == begin) {
-            mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
-            mtt__load_exact<TILE>(do_smem, do_gmem + q0 * f.width, f.width, T - (int)q0, D);
-        }
-        __syncthreads(); /* all four are there */
-        for (int d = 0; d < D; d++)
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < R; c++) {
-                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * k_smem[(x + 16 * c) * (D + 1) + d];
-                    dp[r][c] += do_smem[(y + 16 * r) * (D + 1) + d] * v_smem[(x + 16 * c) * (D + 1) + d];
-                }
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < R; c++) {
-                const int query = q0 + y + 16 * r, key = k0 + x + 16 * c, at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
-                float p = 0, z = 1, delta = 0;
-                if (mtt__sees(f, query, key)) {
-                    const float2 stats = f.stats[(int64_t)local * T + query];
-                    p = exp2f(s[r][c] * f.scale_log2 - stats.x), delta = stats.y;
-                    if (f.threshold) z = mtt__keeps(f, head, query, key) ? f.keep_scale : 0.0f;
-                }
-                p_smem[at] = p * z;
-                ds_smem[at] = p * (z * dp[r][c] - delta);
-            }
-        __syncthreads(); /* P and dS are written */
-        for (int k = 0; k < TILE; k++)
-            for (int c = 0; c < WIDTH / 16; c++) {
-                if (x + 16 * c >= D) break;
-                for (int r = 0; r < R; r++) {
-                    const int at = KEYS ? k * (TILE + 1) + y + 16 * r : (y + 16 * r) * (TILE + 1) + k;
-                    first_rmem[r][c] += ds_smem[at] * (KEYS ? q_smem : k_smem)[k * (D + 1) + x + 16 * c];
-                    if (KEYS) second_rmem[r][c] += p_smem[at] * do_smem[k * (D + 1) + x + 16 * c];
-                }
-            }
-    }
-    float *first_gmem = (float *)f.d_qkv + mtt__head_offset(f, head, 3) + (KEYS ? f.width : 0);
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < WIDTH / 16; c++) {
-            const int row = own + y + 16 * r, column = x + 16 * c;
-            if (row >= T || column >= D) continue;
-            first_gmem[row * stride + column] = first_rmem[r][c] * f.gradient_scale;
-            if (KEYS) first_gmem[f.width + row * stride + column] = second_rmem[r][c];
-        }
+    mtt__backward_store<S, MTT__PART_K, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, f.gradient_scale);
+    mtt__backward_store<S, MTT__PART_V, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, f.dropout.scale);
 }
 
 /* ---- launches ---- */
 
-static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *control)
+static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
+                                       const mtt_tensor *lse, const mtt_tensor *control)
 {
     const mtt_shape *d = op->shape;
     mtt__flash f = {};
-    f.control = (const mtt_control *)control->data;
-    f.seq_len = d->seq_len, f.width = d->d_model;
-    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < d->seq_len ? d->window : 0;
+    f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
+    f.view = mtt_qkv_of(d);
+    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim;
+    f.kv_width = mtt_qkv_column(&f.view, MTT__PART_V, 0) - mtt_qkv_column(&f.view, MTT__PART_K, 0);
+    f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
-    f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
+    f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
     f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale;
-    f.threshold = mtt__dropout_threshold(d->dropout);
-    f.keep_scale = mtt__dropout_scale(f.threshold);
-    f.site_stream = mtt__op_stream(op);
+    f.dropout = mtt__dropout_of(op, control);
     return f;
-}
-
-static int mtt__device_attribute(cudaDeviceAttr attribute)
-{
-    int device = 0, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, attribute, device);
-    return value;
-}
-
-/* More than 48 KiB of shared memory has to be asked for. */
-template <typename Kernel>
-static cudaError_t mtt__flash_launch(Kernel *kernel, int64_t blocks, int threads, size_t shared_bytes,
-                                     const mtt__flash &f, cudaStream_t stream)
-{
-    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    if (status != cudaSuccess) return status;
-    kernel<<<(unsigned)blocks, threads, shared_bytes, stream>>>(f);
-    return cudaGetLastError();
-}
-
-/* Heads whose K and V stay in L2 together. */
-static int mtt__forward_group(const mtt__flash &f)
-{
-    const int64_t group = (32 << 20) / (f.seq_len * f.head_dim * 4);
-    return (int)(group < 1 ? 1 : group > f.head_count ? f.head_count : group);
-}
-
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS>
-static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
-{
-    typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false> S;
-    /* masks take registers too: fewer blocks, fewer keys */
-    typedef mtt__forward_sizes<E, D, BLOCK_Q, D >= 96 ? 32 : BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2, true> DROPPING;
-    const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count;
-    f.group = mtt__forward_group(f);
-    return mtt__flash_launch(f.threshold ? mtt_k_flash_forward<DROPPING> : mtt_k_flash_forward<S>, blocks, S::THREADS,
-                             S::SHARED, f, stream);
-}
-
-template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
-{
-    const int64_t rows = f.seq_len * f.head_count;
-    if (f.head_dim <= 32) return mtt__flash_launch(mtt_k_flash_stats<E, 4>, (rows + 63) / 64, 256, 0, f, stream);
-    if (f.head_dim <= 64) return mtt__flash_launch(mtt_k_flash_stats<E, 8>, (rows + 31) / 32, 256, 0, f, stream);
-    if (f.head_dim <= 128) return mtt__flash_launch(mtt_k_flash_stats<E, 16>, (rows + 15) / 16, 256, 0, f, stream);
-    return mtt__flash_launch(mtt_k_flash_stats<E, 32>, (rows + 7) / 8, 256, 0, f, stream);
-}
-
-/* Workspace: the ticket, the ring of dQ, and stats of a slice of heads. A group is the heads whose blocks fill the device, two
-   at least: with fewer, blocks wait for each other's dQ; with more, L2 holds less of each. A second group's slots let blocks go
-   on to its heads. Heads that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
-template <class S, typename Kernel>
-static cudaError_t mtt__launch_backward_of(Kernel *kernel, mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
-                                           cudaStream_t stream)
-{
-    const int64_t query_tiles = (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, key_tiles = (f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
-    const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2),
-                 slot_bytes = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
-    const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * S::MIN_BLOCKS;
-    const int heads = f.head_count;
-    const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
-    size_t slots = (size_t)mtt__min(group * 2, heads), slice;
-    char *at = (char *)workspace_gmem;
-    if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
-    while (slots > 1 && header + (size_t)mtt__min(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > workspace_bytes)
-        slots--; /* a slice of 4 heads a slot: with one, each head would be a launch of its own */
-    slice = (workspace_bytes - header - slots * slot_bytes) / stats_bytes;
-    slice = (size_t)mtt__min((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
-    if (slice < 1) return cudaErrorInvalidValue;
-    f.slots = (int)slots;
-    f.group = (int)mtt__min(group, f.slots);
-    f.ticket = (int *)at;
-    f.dq_partial = (float4 *)(at + header);
-    f.stats = (float2 *)(at + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
-    for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
-        cudaError_t status = cudaMemsetAsync(at, 0, header + slots * slot_bytes, stream);
-        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
-        if (status == cudaSuccess) status = mtt__launch_stats<typename S::E>(f, stream);
-        if (status == cudaSuccess)
-            status = mtt__flash_launch(kernel, f.head_count * key_tiles, S::THREADS, S::SHARED, f, stream);
-        if (status != cudaSuccess) return status;
-    }
-    return cudaSuccess;
-}
-
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
-          int MIN_BLOCKS>
-static cudaError_t mtt__launch_backward(const mtt__flash &f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
-{
-    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
-    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
-    return mtt__launch_backward_of<S>(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>, f, workspace_gmem,
-                                      workspace_bytes, stream);
-}
-
-template <int WIDTH, int TILE> static cudaError_t mtt__launch_forward_exact(const mtt__flash &f, cudaStream_t stream)
-{
-    const size_t shared_bytes = (size_t)(2 * TILE * (f.head_dim + 1) + TILE * (TILE + 1)) * sizeof(float);
-    return mtt__flash_launch(mtt_k_flash_forward_exact<WIDTH, TILE>, (f.seq_len + TILE - 1) / TILE * f.head_count, 256,
-                             shared_bytes, f, stream);
-}
-
-template <int WIDTH, int TILE>
-static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
-                                              cudaStream_t stream)
-{
-    const size_t shared_bytes = (size_t)(4 * TILE * (f.head_dim + 1) + 2 * TILE * (TILE + 1)) * sizeof(float);
-    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), slice = workspace_bytes / stats_bytes;
-    const int64_t tiles = (f.seq_len + TILE - 1) / TILE;
-    const int heads = f.head_count;
-    if (slice < 1) return cudaErrorMemoryAllocation;
-    f.stats = (float2 *)workspace_gmem;
-    for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
-        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
-        cudaError_t status = mtt__launch_stats<float>(f, stream);
-        if (status == cudaSuccess)
-            status = mtt__flash_launch(mtt_k_flash_backward_exact<WIDTH, TILE, true>, tiles * f.head_count, 256,
-                                       shared_bytes, f, stream);
-        if (status == cudaSuccess)
-            status = mtt__flash_launch(mtt_k_flash_backward_exact<WIDTH, TILE, false>, tiles * f.head_count, 256,
-                                       shared_bytes, f, stream);
-        if (status != cudaSuccess) return status;
-    }
-    return cudaSuccess;
-}
-
-template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
-{
-    if (f.head_dim <= 16) return mtt__launch_forward<E, 16, 128, 64, 2, true, 2>(f, stream);
-    if (f.head_dim <= 32) return mtt__launch_forward<E, 32, 128, 64, 2, true, 3>(f, stream);
-    if (f.head_dim <= 64 && f.window) return mtt__launch_forward<E, 64, 64, 64, 1, true, 4>(f, stream);
-    if (f.head_dim <= 64) return mtt__launch_forward<E, 64, 128, 64, 2, true, 2>(f, stream);
-    if (f.head_dim <= 96) return mtt__launch_forward<E, 96, 128, 64, 2, false, 2>(f, stream);
-    if (f.head_dim <= 128) return mtt__launch_forward<E, 128, 128, 64, 2, false, 2>(f, stream);
-    return mtt__launch_forward<E, 256, 64, 32, 1, false, 2>(f, stream);
-}
-
-/* Two sizes of tiles where the larger asks for more shared memory than the 99 KiB of compute capability 8.6, 8.9 and 12.0. */
-template <typename E>
-static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_gmem, size_t bytes, cudaStream_t stream)
-{
-    const int room = mtt__device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    if (f.head_dim <= 16) return mtt__launch_backward<E, 16, 64, 128, 4, 2, 1, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 96) return mtt__launch_backward<E, 96, 64, 64, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128 && room >= mtt__backward_sizes<E, 128, 64, 128, 8, 2, 2, 2, 1, false>::SHARED)
-        return mtt__launch_backward<E, 128, 64, 128, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 8, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
-    if (room >= mtt__backward_sizes<E, 256, 64, 64, 8, 2, 2, 2, 1, false>::SHARED) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
-    return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
 }
 
 static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
 {
     const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    mtt__flash f = mtt__flash_arguments(op, o->control);
-    f.qkv = o->qkv->data, f.attended = o->out->data, f.lse = (float *)o->lse->data;
-    return f;
+    return mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
 }
 
 static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
 {
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt__flash f = mtt__flash_arguments(op, o->control);
-    f.d_attended = o->d_out->data, f.qkv = o->qkv->data, f.attended_in = o->out->data;
-    f.lse_in = (const float *)o->lse->data, f.d_qkv = o->d_qkv->data;
+    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
+    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data;
     return f;
 }
 
 static bool mtt__flash_takes(const mtt_shape *d)
 {
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->seq_len >= 1 && d->batch >= 1 &&
-           d->rows < (int64_t)1 << 31;
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->heads_kv == d->heads &&
+           d->rows >= 1 && d->rows < (int64_t)1 << 31;
 }
 
-/* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256, or the rows
-   are 2^31 or more. */
-static cudaError_t mtt__flash_run(const mtt_op *op, cudaStream_t stream)
+static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
 {
-    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    mtt__flash f = mtt__flash_forward_arguments(op);
-    if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    if (o->qkv->dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(f, stream);
-    if (o->qkv->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(f, stream);
-    if (f.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(f, stream);
-    if (f.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(f, stream);
-    return mtt__launch_forward_exact<256, 32>(f, stream);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                          "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q and fewer "
+                          "than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
+                          d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
 }
 
-/* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
-   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles of 64), 8 T of stats and 256; cudaErrorMemoryAllocation if it is
-   smaller. cudaErrorInvalidValue also for more than 16,383 tiles of keys: T above 500,000 at the least. */
-static cudaError_t mtt__flash_backward_run(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
-                                      cudaStream_t stream)
+/* Heads whose K and V stay in L2 together. */
+static int mtt__forward_group(const mtt__flash &f)
 {
-    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt__flash f = mtt__flash_backward_arguments(op);
-    if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    if (o->qkv->dtype == MTT_BF16_BITS)
-        return mtt__flash_backward_of<__nv_bfloat16>(f, workspace_gmem, workspace_bytes, stream);
-    if (o->qkv->dtype == MTT_F16_BITS)
-        return mtt__flash_backward_of<__half>(f, workspace_gmem, workspace_bytes, stream);
-    if (f.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(f, workspace_gmem, workspace_bytes, stream);
-    if (f.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(f, workspace_gmem, workspace_bytes, stream);
-    return mtt__launch_backward_exact<256, 16>(f, workspace_gmem, workspace_bytes, stream);
+    const int64_t group = (32 << 20) / (f.seq_len * f.view.head_dim * 4);
+    return (int)(group < 1 ? 1 : group > f.head_count ? f.head_count : group);
+}
+
+template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flash f)
+{
+    f.group = mtt__forward_group(f);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward<S>, mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count,
+                              S::THREADS, S::SHARED, f);
+}
+
+/* A kernel that can drop serves both cases where one without would have the same tiles. */
+template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, const mtt__flash &f)
+{
+    const int D = f.view.head_dim;
+    const bool drop = f.dropout.threshold > 0, window = f.window > 0;
+#define MTT__SIZES(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+    /*                                  D  BLOCK_Q  BLOCK_KV  ROW_TILES  Q_IN_REGISTERS  MIN_BLOCKS  DROPOUT */
+    if (D <= 16) MTT__SIZES(           16,     128,       64,         2,           true,          2,    true);
+    if (D <= 32 && !drop) MTT__SIZES(  32,     128,       64,         2,           true,          3,   false);
+    if (D <= 32) MTT__SIZES(           32,     128,       64,         2,           true,          2,    true);
+    if (D <= 64 && window) {
+        if (!drop) MTT__SIZES(         64,      64,       64,         1,           true,          4,   false);
+        MTT__SIZES(                    64,      64,       64,         1,           true,          2,    true);
+    }
+    if (D <= 64 && !drop) MTT__SIZES(  64,     128,       64,         2,           true,          2,   false);
+    if (D <= 64) MTT__SIZES(           64,     128,       64,         2,           true,          2,    true);
+    if (D <= 96 && !drop) MTT__SIZES(  96,     128,       64,         2,          false,          2,   false);
+    if (D <= 96) MTT__SIZES(           96,     128,       32,         2,          false,          2,    true);
+    if (D <= 128 && !drop) MTT__SIZES(128,     128,       64,         2,          false,          2,   false);
+    if (D <= 128) MTT__SIZES(         128,     128,       32,         2,          false,          2,    true);
+    MTT__SIZES(                       256,      64,       32,         1,          false,          2,    true);
+#undef MTT__SIZES
+}
+
+template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
+{
+    const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
+    const int64_t rows = f.seq_len * f.head_count;
+    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, mtt__blocks(rows, 256 >> log_lanes), 256, f,
+                       log_lanes);
+}
+
+/* Scratch: the ticket; the ring of dQ, of one slot a head; stats of a slice of heads. A group is the heads whose
+   blocks fill the device, two at least: with fewer, blocks wait for each other's dQ; with more, L2 holds less of
+   each. The slots of a second group let blocks go on to its heads. Heads that do not fit at once, or whose
+   contributions would take more than 14 bits to number, go slice by slice: 4 heads a slot, since with one each
+   head would be a launch of its own. */
+template <class S, typename Kernel>
+static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__flash f)
+{
+    const int64_t query_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_Q), key_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_KV);
+    const int64_t in_flight = (int64_t)c->processors * S::MIN_BLOCKS;
+    const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
+    const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2), room = op->workspace->bytes;
+    const size_t slot_bytes = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
+    const int heads = f.head_count;
+    size_t slots = (size_t)mtt__min(group * 2, heads), slice;
+    void *scratch = NULL;
+    mtt_status status = mtt__scratch(c, op, header + stats_bytes + slot_bytes, &scratch);
+    if (status != MTT_OK) return status;
+    while (slots > 1 && header + (size_t)mtt__min(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > room)
+        slots--;
+    slice = (room - header - slots * slot_bytes) / stats_bytes;
+    slice = (size_t)mtt__min((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
+    if (slice < 1)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "flash_backward takes sequences of at most %lld tokens: %lld",
+                              (long long)16383 * S::BLOCK_KV, (long long)f.seq_len);
+    f.slots = (int)slots;
+    f.group = (int)mtt__min(group, f.slots);
+    f.ticket = (int *)scratch;
+    f.dq_partial = (float4 *)((char *)scratch + header);
+    f.stats = (float2 *)((char *)scratch + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
+    for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
+        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
+        status = mtt__checked(c, cudaMemsetAsync(scratch, 0, header + slots * slot_bytes, c->stream), "flash_backward");
+        if (status == MTT_OK) status = mtt__launch_stats<typename S::E>(c, f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", kernel, (unsigned)(f.head_count * key_tiles), S::THREADS,
+                                        S::SHARED, f);
+    }
+    return status;
+}
+
+/* Two sizes of tiles for widths above 96: the larger needs more shared memory than the 99 KiB of compute capability
+   8.6, 8.9 and 12.0. */
+template <typename E> static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+{
+    const int D = f.view.head_dim;
+    const bool drop = f.dropout.threshold > 0;
+#define MTT__SIZES(...)                                                                                          \
+    do {                                                                                                         \
+        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                                                           \
+        if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                                                      \
+            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f);                                   \
+    } while (0)
+    /*                                  D  BLOCK_Q  BLOCK_KV  WARPS  KEY_ROWS  QUERY_ROWS  STAGES  MIN_BLOCKS  DROPOUT */
+    if (D <= 16) MTT__SIZES(           16,      64,      128,     4,        2,          1,      2,          2,    true);
+    if (D <= 32 && !drop) MTT__SIZES(  32,      64,      128,     4,        2,          2,      2,          3,   false);
+    if (D <= 32) MTT__SIZES(           32,      64,      128,     4,        2,          2,      2,          3,    true);
+    if (D <= 64 && !drop) MTT__SIZES(  64,      64,      128,     4,        2,          2,      2,          2,   false);
+    if (D <= 64) MTT__SIZES(           64,      64,      128,     4,        2,          2,      2,          2,    true);
+    if (D <= 96) MTT__SIZES(           96,      64,       64,     4,        2,          2,      2,          2,    true);
+    if (D <= 128 && !drop) MTT__SIZES(128,      64,      128,     8,        2,          2,      2,          1,   false);
+    if (D <= 128 && drop) MTT__SIZES( 128,      64,      128,     8,        2,          2,      2,          1,    true);
+    if (D <= 128) MTT__SIZES(         128,      64,       64,     8,        2,          2,      1,          1,    true);
+    MTT__SIZES(                       256,      64,       64,     8,        2,          2,      2,          1,    true);
+    MTT__SIZES(                       256,      32,       32,     4,        1,          1,      1,          1,    true);
+#undef MTT__SIZES
+}
+
+template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
+{
+    const size_t floats = (size_t)2 * TILE * (f.view.head_dim + 1) + TILE * (TILE + 1);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_exact<WIDTH, TILE>,
+                              mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
+}
+
+/* Scratch: stats of a slice of heads. */
+template <int WIDTH, int TILE>
+static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
+{
+    const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
+    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), slice = op->workspace->bytes / stats_bytes;
+    const int heads = f.head_count;
+    void *scratch = NULL;
+    mtt_status status = mtt__scratch(c, op, stats_bytes, &scratch);
+    f.stats = (float2 *)scratch;
+    for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
+        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
+        const unsigned blocks = mtt__blocks(f.seq_len, TILE) * f.head_count;
+        status = mtt__launch_stats<float>(c, f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>, blocks, 256,
+                                        floats * sizeof(float), f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>, blocks, 256,
+                                        floats * sizeof(float), f);
+    }
+    return status;
 }
 
 static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__checked(c, mtt__flash_run(op, c->stream), "flash");
+    const mtt_dtype dtype = MTT_OPERANDS_OF(flash, op)->qkv->dtype;
+    const mtt__flash f = mtt__flash_forward_arguments(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(c, f);
+    if (dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(c, f);
+    if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
+    if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
+    return mtt__launch_forward_exact<256, 32>(c, f);
 }
 
 static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
-    return mtt__checked(c, mtt__flash_backward_run(op, op->workspace->data, op->workspace->bytes, c->stream), "flash_backward");
+    const mtt_dtype dtype = MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype;
+    const mtt__flash f = mtt__flash_backward_arguments(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (dtype == MTT_BF16_BITS) return mtt__flash_backward_of<__nv_bfloat16>(c, op, f);
+    if (dtype == MTT_F16_BITS) return mtt__flash_backward_of<__half>(c, op, f);
+    if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
+    if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
+    return mtt__launch_backward_exact<256, 16>(c, op, f);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -4125,13 +4183,13 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
    sm_90a alone, but for the loss in one pass: other devices run it with clusters, or with single blocks. */
 #ifndef MTT_NO_HOPPER
 
-/* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
+/* ---- products of warpgroups ---- */
 #if MTT__HOPPER
 
-/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B for it, 16 of k at a time, while the warps
-   go on. Operands come from shared memory by way of a descriptor (PTX, asynchronous warpgroup level matrix instructions), A also
-   from registers. Warp w has rows 16 w and on of C, its lanes hold them as those of mtt__mma. From mtt__wgmma_begin to
-   mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B, 16 of k at a time,
+   while the warps go on. Operands come from shared memory, by descriptors (PTX, asynchronous warpgroup level matrix
+   instructions); A also from registers. Warp w has rows 16 w to 16 w + 15 of C, in its lanes as those of mtt__mma.
+   From mtt__wgmma_begin to mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
 static __device__ __forceinline__ void mtt__wgmma_begin(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -4147,32 +4205,35 @@ template <int PENDING = 0> static __device__ __forceinline__ void mtt__wgmma_wai
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* After a wait: the compiler shall not read C before. */
+/* After a wait: keeps the compiler from reading C before. */
 template <int N> static __device__ __forceinline__ void mtt__wgmma_hold(float (&c)[N][4])
 {
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
 }
 
-/* What the thread wrote to shared memory is there for wgmma, once a barrier has told the others. */
+/* Before a barrier: makes the thread's writes to shared memory visible to wgmma and to tensor copies. */
 static __device__ __forceinline__ void mtt__wgmma_publish(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* The lower half of the descriptor of a tile: rows of 64 elements as mtt__copy_tile leaves them, which is wgmma's swizzle of 128
-   bytes, at a multiple of 1024 bytes. If B stands across, its next 64 columns are `wide` bytes further. */
+/* The lower half of the descriptor of a tile at a multiple of 1024 bytes: rows of 64 elements as mtt__copy_tile
+   writes them, which is wgmma's swizzle of 128 bytes. For a transposed operand, `wide` is the distance in bytes to
+   the tile of its next 64 columns. */
 static __device__ __forceinline__ uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
 {
     return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
 }
 
-/* The descriptor `bytes` into a tile: 16 columns further is 32, 16 rows 2048. The upper half says that 8 rows are 1024 bytes. */
+/* The descriptor `bytes` into a tile: 16 columns are 32 bytes, 16 rows 2048. The upper half says that 8 rows are 1024
+   bytes. */
 static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
 {
     return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
 }
 
+/* The lists of 16 to 128 accumulators that the instructions take. */
 #define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define MTT__32(c, n)                                                                                                    \
     MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
@@ -4194,29 +4255,33 @@ static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t
                   ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126"      \
                   ",%127"
 
-/* C = A B, or C += A B if `more`, over 16 of k. Across: the rows in shared memory are those of k. */
-#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                                     \
-    template <bool TRANS_A, bool TRANS_B>                                                                              \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
-    {                                                                                                                    \
-        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
-                     TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"    \
-                     : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");         \
+/* C = A B, or C += A B if `more`, over 16 of k. Transposed: the rows in shared memory are those of k. */
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                                \
+    template <bool TRANS_A, bool TRANS_B>                                                                        \
+    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E) \
+    {                                                                                                            \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; "                                        \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT     \
+                     "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"                                    \
+                     : MTT__##COUNT(c, 0)                                                                        \
+                     : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");                        \
     }
-/* C += A B with A in registers, B across */
-#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                                        \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)       \
-    {                                                                                                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, {" R1   \
-                     "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                                        \
-                     : MTT__##COUNT(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
+/* C += A B with A in registers, B transposed */
+#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                               \
+    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b,  \
+                                                      E)                                                         \
+    {                                                                                                            \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT     \
+                     "}, {" R1 "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                      \
+                     : MTT__##COUNT(c, 0)                                                                        \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                           \
     }
-#define MTT__WGMMA_ALL(E, TYPE)                                                                                           \
-    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")                                                       \
-    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                                       \
-    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                                      \
-    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                                \
-    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                             \
+#define MTT__WGMMA_ALL(E, TYPE)                                                                                  \
+    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")                                               \
+    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                               \
+    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                              \
+    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                        \
+    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                     \
     MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
 MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
 MTT__WGMMA_ALL(__half, "f16")
@@ -4225,26 +4290,27 @@ MTT__WGMMA_ALL(__half, "f16")
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
 static __device__ __forceinline__ void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
 {
-    #pragma unroll
+#pragma unroll
     for (int k = 0; k < D / 16; k++)
         mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
                                  mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
 }
 
-/* C += A B over 16 STEPS of k, A in registers, B across. */
+/* C += A B over 16 STEPS of k, A in registers, B of rows of k. */
 template <int STEPS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
+static __device__ __forceinline__ void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4],
+                                                           uint32_t b_tile, E)
 {
-    #pragma unroll
+#pragma unroll
     for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
 }
 
 /* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
 template <int ROWS, int D, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
-                                                       int head_dim)
+static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride,
+                                                       int rows_left, int head_dim)
 {
-    #pragma unroll
+#pragma unroll
     for (int column = 0; column < D; column += 64)
         mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride, rows_left,
                                           head_dim - column, threadIdx.x);
@@ -4252,22 +4318,34 @@ static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, cons
 
 static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0)
-                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0) : "memory");
+}
+
+/* Two 16-bit numbers. */
+static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
+}
+
+static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __half)
+{
+    return __half22float2(*(const __half2 *)&bits);
 }
 #endif
 
 /* ---- flash attention, forward ---- */
 
-/* Math         as mtt_k_flash_forward, without dropout, by products of warpgroups.
-   Shapes       as there; D 64 or 128.
-   Launch       as there, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to begin at such a multiple.
-   Requires     code for sm_90a. Without, the kernel is empty, and has no static shared memory, by which mtt__suits_wgmma knows.
-   Traffic      as there.
-   Determinism  as there.
-   Reference    as there. While one block makes exponentials the other on its processor multiplies: nothing else has to be
-                arranged, and registers suffice for two (T = 16384, D = 64: 490 TFLOP/s; by mma 345). */
-template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
+/* Math:        as mtt_k_flash_forward, without dropout
+   Shapes:      as mtt_k_flash_forward; S::D 64 or 128
+   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to begin
+                at such a multiple. Two blocks a processor: one makes exponentials while the other multiplies
+   Requires:    code for sm_90a (the kernel is empty otherwise)
+   Traffic:     as mtt_k_flash_forward
+   Determinism: as mtt_k_flash_forward
+   Reference:   mtt_k_flash_forward */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
 {
 #if MTT__HOPPER
     typedef typename S::E E;
@@ -4275,35 +4353,37 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ mtt__forward_block block;
     const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
-    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128), T = (int)f.seq_len;
-    const int stride = 3 * (int)f.width, tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
-    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
-    const int group = min(f.group, f.head_count - first_head);
-    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
+    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128);
+    const int T = (int)f.seq_len, stride = (int)f.view.row;
+    const mtt__forward_place place = mtt__forward_place_of<S>(f);
+    const int q0 = place.q0, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
     const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
     const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, first_head + in_group % group);
+    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, place.head);
     __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride), *k_gmem = q_gmem + f.width;
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride, block.head.column);
+    const E *k_gmem = q_gmem + (block.head.k_column - block.head.column);
     const auto copy = [&](int k0, uint32_t to_smem) {
         const E *from = k_gmem + (int64_t)k0 * stride;
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, from, stride, T - k0, f.head_dim);
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.width, stride, T - k0, f.head_dim);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, from, stride, T - k0, f.view.head_dim);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.kv_width, stride, T - k0,
+                                                 f.view.head_dim);
         mtt__copy_commit();
     };
     const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
     float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
 
-    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.head_dim);
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.view.head_dim);
     copy(last_key, kv_smem);
     for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
         const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
         mtt__copy_wait();
         mtt__wgmma_publish();
-        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
+        __syncthreads(); /* this stage is in shared memory, and no warp still reads the other one */
         if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
-        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1)) continue; /* nothing seen here */
+        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1))
+            continue; /* the warpgroup's queries attend no key of this tile */
         float s_rmem[1][S::KEY_TILES][4];
         mtt__wgmma_begin();
         mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
@@ -4315,9 +4395,11 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
         uint32_t p_rmem[BLOCK_KV / 16][4];
-        #pragma unroll
-        for (int n = 0; n < BLOCK_KV / 4; n++)
-            p_rmem[n / 4][n % 4] = mtt__pack_pair(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
+#pragma unroll
+        for (int n = 0; n < BLOCK_KV / 4; n++) {
+            const float *p = s_rmem[0][n / 2] + n % 2 * 2;
+            p_rmem[n / 4][n % 4] = mtt__pack_pair(p[0], p[1], E());
+        }
         mtt__wgmma_begin();
         mtt__wgmma_mn_major(o_rmem[0], p_rmem, v_tile, E());
         mtt__wgmma_commit();
@@ -4330,27 +4412,28 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_B
 
 /* ---- flash attention, backward ---- */
 
-/* The sizes of mtt_k_flash_backward_wgmma: each of two warpgroups has 64 of every 128 keys, dK and dV of which fill its registers,
-   and DQ_COLUMNS of the columns of dQ. */
+/* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of which fill its
+   registers, and DQ_COLUMNS of the columns of dQ. */
 template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
     typedef ELEMENT E;
-    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS, THREADS = 256, MIN_BLOCKS = 1;
-    static constexpr int DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
+    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
+    static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
     /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
     static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
 };
 
 #if MTT__HOPPER
-/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries stands 32 bytes apart. */
+/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries is 32 bytes apart. */
 template <int N>
 static __device__ __forceinline__ void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
 {
     float lse[2];
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < N; n++) {
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
-        #pragma unroll
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
+#pragma unroll
         for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
     }
 }
@@ -4358,13 +4441,15 @@ static __device__ __forceinline__ void mtt__backward_p(float (&s)[N][4], uint32_
 /* P and dS = P (dP - delta) as A of dV and dK. */
 template <int N, typename E>
 static __device__ __forceinline__ void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
-                                                          const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
+                                                        const float (&p)[N][4], const float (&dp)[N][4],
+                                                        uint32_t delta_smem, E)
 {
     float delta[2];
-    #pragma unroll
+#pragma unroll
     for (int n = 0; n < N; n++) {
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
-        #pragma unroll
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
+#pragma unroll
         for (int h = 0; h < 2; h++) {
             const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
             p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
@@ -4374,18 +4459,16 @@ static __device__ __forceinline__ void mtt__backward_ds(uint32_t (&p_packed)[N /
 }
 #endif
 
-/* Math         as mtt_k_flash_backward, without dropout, by products of warpgroups.
-   Shapes       as there; D 64 or 128.
-   Launch       as there, with one block of two warpgroups a processor. Shared memory: K, V, two stages of Q, dO, lse and delta, and
-                dS^T, from a multiple of 1,024 bytes on.
-   Requires     as there, and code for sm_90a, as mtt_k_flash_forward_wgmma.
-   Traffic      as there.
-   Determinism  as there: dQ takes the same way through the ring.
-   Reference    as there. P^T and dS^T are A of dV and dK in registers; dS^T is A of dQ across, in shared memory. Exponentials are
-                made under dP's product, the next scores while dQ's sums are on their way. These sums come and go in the warps that
-                calculate, a fifth of their time with 128 keys a block (425 TFLOP/s for 525 at T = 16384, D = 64). So a block has
-                as many keys as registers hold dK and dV of, 256 at D = 64, for 64 queries at a time: half the sums, half of Q and
-                dO's way, 455 TFLOP/s. dQ begun under the next tile's exponentials, 435: too few registers to go on meanwhile. */
+/* Math:        as mtt_k_flash_backward, without dropout. dS^T is, transposed and in shared memory, A of dQ
+   Shapes:      as mtt_k_flash_backward; S::D 64 or 128
+   Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as its
+                registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks. Exponentials
+                run under dP's product, the next scores under the wait for dQ's sums. Shared memory: K, V, two stages
+                of Q, dO, lse and delta, and dS^T, from a multiple of 1,024 bytes
+   Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
+   Traffic:     as mtt_k_flash_backward
+   Determinism: as mtt_k_flash_backward: dQ passes through the same ring
+   Reference:   mtt_k_flash_backward */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
 {
@@ -4396,33 +4479,35 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     __shared__ mtt__backward_block block;
     const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
-    const int T = (int)f.seq_len, stride = 3 * (int)f.width;
+    const int T = (int)f.seq_len, stride = (int)f.view.row, head_dim = f.view.head_dim;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
     __syncthreads(); /* the block's work is known to all */
     mtt__backward_addresses at = {};
     at.block = &block, at.k0 = mtt__uniform(block.k0);
     const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
-    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.width;
+    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(block.head, at.k0, stride, block.head.k_column);
     const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
     const auto copy = [&](int tile) {
         const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
         const uint32_t to = stage_of(tile);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, (const E *)block.q_gmem + (int64_t)row * stride, stride, left, f.head_dim);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, (const E *)block.do_gmem + (int64_t)row * f.width, (int)f.width,
-                                                left, f.head_dim);
-        if (thread < 2 * BLOCK_Q) /* lse, then delta; zeros past the end make P = 1, but of zero rows of Q and dO */
-            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4,
-                                (const float *)(f.stats + block.local * f.seq_len + row + thread % BLOCK_Q) + thread / BLOCK_Q,
+        const E *q_gmem = (const E *)block.q_gmem + (int64_t)row * stride;
+        const E *do_gmem = (const E *)block.do_gmem + (int64_t)row * f.width;
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, q_gmem, stride, left, head_dim);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
+        if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, where the rows of Q and dO are zeros */
+            const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
+            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
                                 thread % BLOCK_Q < left);
+        }
         mtt__copy_commit();
     };
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, f.head_dim);
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.kv_width, stride, T - at.k0, head_dim);
     copy(last_tile);
 
     const int column = warpgroup * S::DQ_COLUMNS;
-    const uint32_t k_across = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
-    const uint32_t ds_across = mtt__wgmma_tile(s_smem, 0);
+    const uint32_t k_columns = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
+    const uint32_t ds_columns = mtt__wgmma_tile(s_smem, 0);
     uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
     float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
     float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
@@ -4431,7 +4516,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
         mtt__wgmma_commit();
     };
-    const auto weigh = [&](int tile, int m) { /* dP of these */
+    const auto score_gradient = [&](int tile, int m) { /* dP of these */
         mtt__wgmma_begin();
         mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
                                               mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0), E());
@@ -4439,21 +4524,21 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     };
     mtt__copy_wait();
     mtt__wgmma_publish();
-    __syncthreads(); /* K, V and the first tile are there */
+    __syncthreads(); /* K, V and the first tile are in shared memory */
     score(last_tile, 0);
     mtt__wgmma_wait();
     mtt__wgmma_hold(s_rmem[0]);
     const auto pass = [&](int tile, auto rows_of_128) { /* a tile of queries by the block's first 128 ROWS keys */
         constexpr int ROWS = decltype(rows_of_128)::value;
         const int q0 = tile * BLOCK_Q;
-        k_tile = mtt__opaque(k_tile); /* its descriptors are made where they are used, and not held */
-        const uint32_t q_across = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_across = q_across + S::Q_BYTES / 16;
+        k_tile = mtt__opaque(k_tile); /* its descriptors are computed where they are used */
+        const uint32_t q_columns = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_columns = q_columns + S::Q_BYTES / 16;
         const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
         uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
-        weigh(tile, 0);
-        __syncthreads(); /* the last tile's Q, dO and dS are done with */
+        score_gradient(tile, 0);
+        __syncthreads(); /* the last tile's Q, dO and dS are used */
         if (tile > first_tile) copy(tile - 1);
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < ROWS; m++) {
             const int k0 = at.k0 + m * 128;
             if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
@@ -4463,12 +4548,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
             else mtt__wgmma_wait();
             mtt__wgmma_hold(dp_rmem);
             mtt__backward_ds(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
-            if (m + 1 < ROWS) score(tile, m + 1), weigh(tile, m + 1);
+            if (m + 1 < ROWS) {
+                score(tile, m + 1);
+                score_gradient(tile, m + 1);
+            }
             mtt__wgmma_begin();
-            mtt__wgmma_mn_major(dv_rmem[m][0], p_packed[m], do_across, E());
-            mtt__wgmma_mn_major(dk_rmem[m][0], ds_packed[m], q_across, E());
+            mtt__wgmma_mn_major(dv_rmem[m][0], p_packed[m], do_columns, E());
+            mtt__wgmma_mn_major(dk_rmem[m][0], ds_packed[m], q_columns, E());
             mtt__wgmma_commit();
-            #pragma unroll
+#pragma unroll
             for (int n = 0; n < BLOCK_Q / 8; n += 2) {
                 const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
                 mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
@@ -4484,37 +4572,40 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
 
         const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
         float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
-        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
+        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
         mtt__wgmma_begin();
-        #pragma unroll
+#pragma unroll
         for (int k = 0; k < ROWS * 8; k++)
-            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_across, k * 2048), mtt__wgmma_at(k_across, k * 2048), k > 0, E());
+            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_columns, k * 2048), mtt__wgmma_at(k_columns, k * 2048), k > 0, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait<1>();
-        #pragma unroll
+#pragma unroll
         for (int m = 0; m < KEY_ROWS; m++) {
             mtt__wgmma_hold(dv_rmem[m][0]);
             mtt__wgmma_hold(dk_rmem[m][0]);
         }
         score(tile > first_tile ? tile - 1 : tile, 0);
-        if (order.waits) mtt__backward_await<S>(sums, f, at, tile, order);
+        if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dq_rmem[0]);
-        #pragma unroll
+#pragma unroll
         for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
         if (order.place == order.contributors - 1)
-            mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.gradient_scale);
-        if (order.hands_over) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], order.number + 1);
+            mtt__backward_store<S, MTT__PART_Q, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column,
+                                                                  f.gradient_scale);
+        if (order.hands_over)
+            mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), dq_rmem[0], order.number + 1);
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
     };
     int tile = last_tile;
     for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
-    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* the keys beyond are the future */
-    #pragma unroll
+    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* later keys: not attended */
+#pragma unroll
     for (int m = 0; m < KEY_ROWS; m++) {
-        mtt__backward_store<S, 1, D>(f, at, dk_rmem[m], at.k0 + m * 128 + warp * 16, 0, 1, f.gradient_scale);
-        mtt__backward_store<S, 1, D>(f, at, dv_rmem[m], at.k0 + m * 128 + warp * 16, 0, 2, f.keep_scale);
+        const int key = at.k0 + m * 128 + warp * 16;
+        mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
+        mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
     }
 #endif
 }
@@ -4524,34 +4615,29 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
 template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__flash f)
 {
     f.group = mtt__forward_group(f);
-    return mtt__checked(c, mtt__flash_launch(mtt_k_flash_forward_wgmma<S>,
-                                             (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q * f.head_count, S::THREADS,
-                                             S::SHARED + 1024, f, c->stream), "flash");
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED + 1024, f);
 }
 
-/* With a window, or a short sequence, blocks are short and wait for their first tiles most: more of them, each smaller (head width 64
-   on an H200: W = 128, T = 8192 0.104 ms, not 0.134; T = 1024 351 TFLOP/s, not 320). The longest would read K and V from L2 twice as
-   often, which a step of T = 32768 pays for with 1.5 %. */
+/* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and smaller blocks
+   are faster then. For long sequences they would read K and V from L2 twice as often. */
 template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
 {
-    typedef mtt__forward_sizes<E, 64, 64, 64, 1, false, 5, false> SHORT_64;
-    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> LONG_64;
-    typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> ANY_128;
-    if (f.head_dim > 64) return mtt__hopper_forward_of<ANY_128>(c, f);
-    if (f.window || f.seq_len <= 4096) return mtt__hopper_forward_of<SHORT_64>(c, f);
-    return mtt__hopper_forward_of<LONG_64>(c, f);
-}
-
-template <class S> static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
-{
-    return mtt__checked(c, mtt__launch_backward_of<S>(mtt_k_flash_backward_wgmma<S>, f, op->workspace->data,
-                                                      op->workspace->bytes, c->stream), "flash_backward");
+#define MTT__SIZES(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+    /*                                  D  BLOCK_Q  BLOCK_KV  ROW_TILES  Q_IN_REGISTERS  MIN_BLOCKS  DROPOUT */
+    if (f.view.head_dim > 64) MTT__SIZES(128,  128,       64,         1,          false,          2,   false);
+    if (f.window || f.seq_len <= 4096)
+        MTT__SIZES(                    64,      64,       64,         1,          false,          5,   false);
+    MTT__SIZES(                        64,     128,      128,         1,          false,          2,   false);
+#undef MTT__SIZES
 }
 
 template <typename E> static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
 {
-    if (f.head_dim <= 64) return mtt__hopper_backward_of<mtt__backward_wgmma_sizes<E, 64>>(c, op, f);
-    return mtt__hopper_backward_of<mtt__backward_wgmma_sizes<E, 128>>(c, op, f);
+    typedef mtt__backward_wgmma_sizes<E, 64> D_64;
+    typedef mtt__backward_wgmma_sizes<E, 128> D_128;
+    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
+    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
 }
 
 static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
@@ -4564,8 +4650,7 @@ static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__flash f = mtt__flash_backward_arguments(op);
-    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
-        return mtt__hopper_backward<__half>(c, op, f);
+    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS) return mtt__hopper_backward<__half>(c, op, f);
     return mtt__hopper_backward<__nv_bfloat16>(c, op, f);
 }
 
