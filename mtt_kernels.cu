@@ -1199,7 +1199,7 @@ struct mtt__blas_matrix {
 
 /* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, C and the bias
    another. */
-struct mtt__blas_gemm {
+struct mtt__blas_product {
     int64_t m, n, k;
     mtt__blas_matrix a, b, c;
     const mtt_tensor *bias = NULL;
@@ -1411,7 +1411,7 @@ static __global__ void __launch_bounds__(256)
 }
 
 static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
-                                    const mtt__blas_gemm &g, float beta)
+                                    const mtt__blas_product &g, float beta)
 {
     return cublasLtMatmul(c->blas, p->desc, &g.alpha, g.b.data, p->a, g.a.data, p->b, &beta, g.c.data, p->c,
                           (void *)g.c.data, p->c, &p->found[algorithm].algo, op->workspace->data,
@@ -1422,7 +1422,7 @@ static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__p
    fails if most of its results are 0, NaN or infinite, as when FP16 overflows: then all algorithms would have
    its bits. */
 static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
-                      const mtt__blas_gemm &g, cudaEvent_t *marks, unsigned long long *sum)
+                      const mtt__blas_product &g, cudaEvent_t *marks, unsigned long long *sum)
 {
     enum { TIMES = 4 };
     const int out = p->key.out;
@@ -1451,7 +1451,7 @@ static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p
 
 /* Puts the fastest of a plan's algorithms first, among those that give the bits of cuBLASLt's own choice. So
    timing noise changes no result. cuBLASLt's choice is up to 16 % slower than the best. */
-static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_gemm &g)
+static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_product &g)
 {
     cudaEvent_t marks[2] = {NULL, NULL};
     unsigned long long sum = 0;
@@ -1483,7 +1483,7 @@ static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_pla
     return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
 }
 
-static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_gemm &g)
+static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_product &g)
 {
     const void *bias = g.bias ? g.bias->data : NULL;
     mtt__product_key key;
@@ -1520,7 +1520,7 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
                                      const mtt_tensor *weight, int transposed, const mtt_tensor *bias,
                                      const mtt_tensor *y)
 {
-    mtt__blas_gemm g = {mtt__rows(y), mtt__width(y), mtt__width(x)};
+    mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x)};
     g.a = mtt__blas_whole(x, 0);
     g.b = mtt__blas_whole(weight, transposed);
     g.c = mtt__blas_whole(y, 0);
@@ -1548,7 +1548,7 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
     const int64_t k = mtt__width(x), n = mtt__width(dy);
     mtt__blas_matrix xs = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed);
     mtt__blas_matrix dys = mtt__blas_whole(dy, op->transposed);
-    mtt__blas_gemm g = {op->transposed ? n : k, op->transposed ? k : n, rows};
+    mtt__blas_product g = {op->transposed ? n : k, op->transposed ? k : n, rows};
     g.a = op->transposed ? dys : xs;
     g.b = op->transposed ? xs : dys;
     g.c = mtt__blas_whole(dw, 0);
@@ -1737,7 +1737,7 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
     mtt_status status = MTT_OK;
     for (first = 0; first < rows && status == MTT_OK; first += count) {
         count = mtt__min(o->logits->shape[0], rows - first);
-        mtt__blas_gemm head = {count, Vp, C}, back = {count, C, Vp};
+        mtt__blas_product head = {count, Vp, C}, back = {count, C, Vp};
         head.a = mtt__blas_matrix_at(o->x, first * C, C, 0, 0);
         head.b = mtt__blas_whole(o->weight, 1);
         head.c = mtt__blas_whole(o->logits, 0);
@@ -2159,7 +2159,7 @@ static mtt__blas_matrix mtt__square_matrix(const mtt_op *op, const mtt_tensor *s
 static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__head_batch h, int64_t n, int64_t k,
                                     mtt__blas_matrix a, mtt__blas_matrix b, mtt__blas_matrix out, float alpha)
 {
-    mtt__blas_gemm g = {op->shape->seq_len, n, k, a, b, out};
+    mtt__blas_product g = {op->shape->seq_len, n, k, a, b, out};
     g.batch = h.count;
     g.alpha = alpha;
     return mtt__multiply(c, op, g);
