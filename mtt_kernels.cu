@@ -134,29 +134,6 @@ template <int PENDING = 0> static __device__ __forceinline__ void mtt__copy_wait
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* The largest of eight. */
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<float> &x)
-{
-    float most = x.v[0];
-#pragma unroll
-    for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
-    return most;
-}
-
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
-{
-    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
-    float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
-    return fmaxf(most.x, most.y);
-}
-
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__half> &x)
-{
-    const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
-    float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
-    return fmaxf(most.x, most.y);
-}
-
 /* Instructions of the special function unit, good to 2 ulp and 1 ulp. */
 static __device__ __forceinline__ float mtt__exp2(float x)
 {
@@ -5147,6 +5124,29 @@ static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int, float
 static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
 static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
 #endif
+
+/* The largest of eight logits. */
+static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<float> &x)
+{
+    float most = x.v[0];
+#pragma unroll
+    for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
+    return most;
+}
+
+static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
+{
+    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
+    float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
+
+static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__half> &x)
+{
+    const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
+    float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
 
 /* Threads of a block, packs of 8 logits that a thread has of a row at most, rows in shared memory, and blocks
    of a cluster at most. */
