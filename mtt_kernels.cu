@@ -2218,8 +2218,8 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
 
    Numerics: operands of products have the type of the tensors; all sums and the softmax are FP32.
    Exponentials are powers of two: scale_log2 is scale log2(e). Any T >= 1, any window; D a multiple of 8 up
-   to 256, padded with zeros inside. Deterministic, bit for bit, on one device: no float atomics, every sum has
-   one order. */
+   to 256, padded with zeros inside. Deterministic, bit for bit, on one device: no float atomics; every sum
+   has one order. */
 
 /* ---- what the kernels share ---- */
 
@@ -2539,10 +2539,7 @@ MTT__DEVICE uint32_t mtt__opaque(uint32_t x)
 
 /* A shuffle from lane 0 shows the compiler that a value is the same for the warp, so branches on it do not
    diverge. */
-MTT__DEVICE int mtt__uniform(int x)
-{
-    return __shfl_sync(0xffffffffu, x, 0);
-}
+MTT__DEVICE int mtt__uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 /* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8
    columns. Compute capability 8 has no such instruction: lanes learn the addresses of their rows by
@@ -2670,6 +2667,37 @@ MTT__DEVICE void mtt__mma_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, 
     for (int k = begin; k < end && k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
 }
 
+/* Loaders of operands for these, from the lane's address in a tile of WIDTH columns; `offset` in bytes comes
+   after the swizzle. A stored by rows, B by columns; A and B stored by rows of k. */
+template <int WIDTH> MTT__DEVICE auto mtt__a_rows(uint32_t lane, int offset = 0)
+{
+    return [=](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__advance<WIDTH>(lane, k * 2) + m * 16 * WIDTH * 2 + offset);
+    };
+}
+
+template <int WIDTH> MTT__DEVICE auto mtt__b_columns(uint32_t lane, int offset = 0)
+{
+    return [=](uint32_t *b, int k, int n) {
+        mtt__load_matrices(b, mtt__advance<WIDTH>(lane, k * 2) + n * 8 * WIDTH * 2 + offset);
+    };
+}
+
+template <int WIDTH> MTT__DEVICE auto mtt__a_of_k(uint32_t lane)
+{
+    return [=](uint32_t *a, int k, int m) {
+        mtt__load_transposed(a, mtt__advance<WIDTH>(lane, m * 2) + k * 16 * WIDTH * 2);
+    };
+}
+
+/* Of B, part `part` of SPAN chunks of columns. */
+template <int WIDTH, int SPAN = 1> MTT__DEVICE auto mtt__b_of_k(uint32_t lane, int offset = 0, int part = 0)
+{
+    return [=](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__part_column<WIDTH, SPAN>(lane, part, n) + k * 16 * WIDTH * 2 + offset);
+    };
+}
+
 /* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and
    head_dim. A thread copies the chunk of its lane in every STEP-th row. `thread` is its number. */
 template <int ROWS, int WIDTH, int THREADS, typename E>
@@ -2794,6 +2822,7 @@ struct mtt__forward_sizes {
     static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
     static constexpr int KEY_TILES = BLOCK_KV / 8;
     static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
+    typedef float scores[ROW_TILES][KEY_TILES][4], outputs[ROW_TILES][D / 8][4], rows[ROW_TILES][2];
     /* shared memory: Q, two stages of K and V, mtt__forward_block */
     static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
     static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
@@ -2822,12 +2851,11 @@ MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h
    it by SLACK in the exponent of 2: P then stays below 2^8, and a rescale is rare. The final division uses
    the same maximum, so the result is exact. */
 template <class S>
-MTT__DEVICE void mtt__forward_rescale(float (&row_max)[S::ROW_TILES][2], float (&row_sum)[S::ROW_TILES][2],
-                                      float (&o)[S::ROW_TILES][S::D / 8][4],
-                                      const float (&s)[S::ROW_TILES][S::KEY_TILES][4], float scale_log2)
+MTT__DEVICE void mtt__forward_rescale(typename S::rows &row_max, typename S::rows &row_sum,
+                                      typename S::outputs &o, const typename S::scores &s, float scale_log2)
 {
     constexpr float SLACK = 8.0f;
-    float most[S::ROW_TILES][2];
+    typename S::rows most;
     bool exceeds = false;
 #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++)
@@ -2918,9 +2946,8 @@ template <int M, int N> MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], 
 /* O of the warp's rows from row0, and lse. */
 template <class S>
 MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
-                                    const float (&o)[S::ROW_TILES][S::D / 8][4],
-                                    const float (&row_max)[S::ROW_TILES][2],
-                                    const float (&row_sum)[S::ROW_TILES][2])
+                                    const typename S::outputs &o, const typename S::rows &row_max,
+                                    const typename S::rows &row_sum)
 {
     const int row = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
     typename S::E *o_gmem = (typename S::E *)f.out + mtt__flash_row(head, row, width, head.column);
@@ -2986,7 +3013,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     }
     __syncthreads(); /* the block's work is known to all */
     const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, stride, block.head.column);
-    float o_rmem[S::ROW_TILES][D / 8][4] = {}, row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2] = {};
+    typename S::outputs o_rmem = {};
+    typename S::rows row_max, row_sum = {};
     uint32_t q_rmem[D / 16][S::ROW_TILES][4];
 #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
@@ -3021,15 +3049,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         const uint32_t v_lane = kv_smem + lane_a + S::KV_BYTES + at;
         uint32_t keep[S::KEY_TILES / 4];
         if (S::DROPOUT) mtt__forward_keep<S>(keep, f, block.head.head, row0, k0);
-        float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
+        typename S::scores s_rmem = {};
         const auto load_q = [&](uint32_t *a, int k, int m) {
             if (!S::Q_IN_REGISTERS)
                 mtt__load_matrices(a, mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
             else
                 for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
-        };
-        const auto load_k = [&](uint32_t *b, int k, int n) {
-            mtt__load_matrices(b, mtt__advance<D>(k_lane, k * 2) + n * 8 * D * 2);
         };
         const auto load_p = [&](uint32_t *a, int k, int m) {
             for (int r = 0; r < 4; r++) {
@@ -3037,16 +3062,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                 a[r] = mtt__pack_pair(p[0], p[1], E());
             }
         };
-        const auto load_v = [&](uint32_t *b, int k, int n) {
-            mtt__load_transposed(b, mtt__advance<D>(v_lane, n) + k * 16 * D * 2);
-        };
-        mtt__mma_steps<E, D / 16>(s_rmem, load_q, load_k);
+        mtt__mma_steps<E, D / 16>(s_rmem, load_q, mtt__b_columns<D>(k_lane));
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
         if (S::DROPOUT) mtt__forward_drop(s_rmem, keep);
-        mtt__mma_steps<E, BLOCK_KV / 16>(o_rmem, load_p, load_v);
+        mtt__mma_steps<E, BLOCK_KV / 16>(o_rmem, load_p, mtt__b_of_k<D>(v_lane));
     }
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
@@ -3133,6 +3155,9 @@ struct mtt__backward_sizes {
     static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
     static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
     static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
+    typedef float scores[KEY_ROWS][CHUNK / 8][4], key_sums[KEY_ROWS][COLUMNS / 8][4];
+    typedef float query_sums[QUERY_ROWS][DQ_COLUMNS / 8][4];
+    typedef uint32_t packed[KEY_ROWS][CHUNK / 8][2];
     /* registers only suffice if addresses are computed at each use */
     static constexpr bool CRAMPED = D == 256;
     /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T; then mtt__backward_block */
@@ -3162,30 +3187,16 @@ struct mtt__backward_at {
 };
 
 /* The warp's part of the tiles, computed at each use. */
-MTT__DEVICE int mtt__backward_warp(void)
-{
-    return mtt__uniform((int)mtt__opaque(threadIdx.x) / 32);
-}
-
-template <class S> MTT__DEVICE int mtt__key_warp(void)
-{
-    return mtt__backward_warp() % S::KEY_WARPS;
-}
-
-template <class S> MTT__DEVICE int mtt__query_warp(void)
-{
-    return mtt__backward_warp() / S::KEY_WARPS;
-}
+MTT__DEVICE int mtt__backward_warp(void) { return mtt__uniform((int)mtt__opaque(threadIdx.x) / 32); }
+template <class S> MTT__DEVICE int mtt__key_warp(void) { return mtt__backward_warp() % S::KEY_WARPS; }
+template <class S> MTT__DEVICE int mtt__query_warp(void) { return mtt__backward_warp() / S::KEY_WARPS; }
 
 template <class S> MTT__DEVICE int mtt__dq_row(void)
 {
     return mtt__backward_warp() % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS;
 }
 
-template <class S> MTT__DEVICE int mtt__dq_part(void)
-{
-    return mtt__backward_warp() / S::DQ_ROW_WARPS;
-}
+template <class S> MTT__DEVICE int mtt__dq_part(void) { return mtt__backward_warp() / S::DQ_ROW_WARPS; }
 
 template <class S> MTT__DEVICE uint32_t mtt__backward_thread(void)
 {
@@ -3264,25 +3275,14 @@ MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at 
 
 /* S^T and dP^T of the warp's keys and of a chunk of queries. */
 template <class S>
-MTT__DEVICE void mtt__backward_scores(float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                      float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4], uint32_t kv_a, uint32_t q_b,
-                                      int chunk)
+MTT__DEVICE void mtt__backward_scores(typename S::scores &s, typename S::scores &dp, uint32_t kv_a,
+                                      uint32_t q_b, int chunk)
 {
     constexpr int D = S::D;
-    const auto load_k = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<D>(kv_a, k * 2) + m * 16 * D * 2);
-    };
-    const auto load_v = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<D>(kv_a, k * 2) + m * 16 * D * 2 + S::KV_BYTES);
-    };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__advance<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__advance<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
-    };
-    mtt__mma_steps<typename S::E, D / 16>(s, load_k, load_q);
-    mtt__mma_steps<typename S::E, D / 16>(dp, load_v, load_do);
+    const int q_at = chunk * S::CHUNK * D * 2, do_at = q_at + S::Q_BYTES;
+    mtt__mma_steps<typename S::E, D / 16>(s, mtt__a_rows<D>(kv_a), mtt__b_columns<D>(q_b, q_at));
+    mtt__mma_steps<typename S::E, D / 16>(dp, mtt__a_rows<D>(kv_a, S::KV_BYTES),
+                                          mtt__b_columns<D>(q_b, do_at));
 }
 
 /* Keep masks of a chunk: lane l has a byte for each 8 of the warp's keys, of query l % CHUNK. If two lanes
@@ -3307,11 +3307,9 @@ MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward
 
 /* P and dS of scores and dP, packed as A operands. */
 template <class S>
-MTT__DEVICE void mtt__backward_p_ds(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                    uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                    const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                    const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4], const mtt__flash &f,
-                                    uint32_t stats_smem, uint32_t keep)
+MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::packed &ds_packed,
+                                    const typename S::scores &s, const typename S::scores &dp,
+                                    const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
 {
     typedef typename S::E E;
     const int lane = (int)(mtt__backward_thread<S>() & 31);
@@ -3350,8 +3348,7 @@ MTT__DEVICE void mtt__backward_p_ds(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK /
 
 /* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
 template <class S>
-MTT__DEVICE void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                     float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__flash &f,
+MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv, const mtt__flash &f,
                                      const mtt__backward_at &at, uint32_t kv_a, uint32_t stage_at,
                                      uint32_t smem, int q0, int chunk)
 {
@@ -3359,12 +3356,12 @@ MTT__DEVICE void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4]
     constexpr int CHUNK = S::CHUNK, D = S::D;
     const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
-    uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2], ds_packed[S::KEY_ROWS][CHUNK / 8][2];
+    typename S::packed p_packed, ds_packed;
     const bool attended = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (attended) {
         /* opaque: drawn here, while no scores take registers */
         const uint32_t keep = S::DROPOUT ? mtt__opaque(mtt__backward_keep<S>(f, at, key, query)) : 0;
-        float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
+        typename S::scores s = {}, dp = {};
         mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
         if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
             const int lane = mtt__opaque(threadIdx.x) & 31;
@@ -3389,49 +3386,32 @@ MTT__DEVICE void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4]
             if (!S::P_IN_REGISTERS) mtt__store_matrices(to + S::S_BYTES, p_packed[m][n], p_packed[m][n + 1]);
         }
     if (!S::P_IN_REGISTERS || !attended) return;
-    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_p = [&](uint32_t *a, int k, int m) {
         for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
     };
     const auto load_ds = [&](uint32_t *a, int k, int m) {
         for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
     };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__advance<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__advance<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
-    };
-    mtt__mma_steps<E, CHUNK / 16>(dv, load_p, load_do);
-    mtt__mma_steps<E, CHUNK / 16>(dk, load_ds, load_q);
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
+    const int q_at = chunk * CHUNK * D * 2, do_at = q_at + S::Q_BYTES;
+    mtt__mma_steps<E, CHUNK / 16>(dv, load_p, mtt__b_of_k<D>(from, do_at));
+    mtt__mma_steps<E, CHUNK / 16>(dk, load_ds, mtt__b_of_k<D>(from, q_at));
 }
 
-/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. */
+/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. Queries before the warp's keys
+   do not attend them. */
 template <class S>
-MTT__DEVICE void mtt__backward_keys(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                    float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__backward_at &at,
-                                    uint32_t stage_at, int q0)
+MTT__DEVICE void mtt__backward_keys(typename S::key_sums &dk, typename S::key_sums &dv,
+                                    const mtt__backward_at &at, uint32_t stage_at, int q0)
 {
     typedef typename S::E E;
-    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
-    /* queries before the warp's keys do not attend them */
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D, SPAN = S::COLUMNS / 8, STEPS = BLOCK_Q / 16;
     const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16, part = mtt__query_warp<S>();
     const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
-    const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
-    };
-    const auto load_p = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
-    };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__part_column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__part_column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 +
-                                    S::Q_BYTES);
-    };
-    mtt__mma_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
-    mtt__mma_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
+    mtt__mma_part<E, STEPS>(dv, mtt__a_rows<BLOCK_Q>(at.s_a, S::S_BYTES),
+                            mtt__b_of_k<D, SPAN>(from, S::Q_BYTES, part), first, STEPS);
+    mtt__mma_part<E, STEPS>(dk, mtt__a_rows<BLOCK_Q>(at.s_a), mtt__b_of_k<D, SPAN>(from, 0, part), first,
+                            STEPS);
 }
 
 /* The thread's sums of a tile of dQ, in the ring. */
@@ -3479,18 +3459,12 @@ MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt_
 
 /* dQ += dS K over the block's keys, those beyond the queries left out. */
 template <class S>
-MTT__DEVICE void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
-                                       const mtt__backward_at &at, int q0)
+MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__backward_at &at, int q0)
 {
-    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D, STEPS = S::BLOCK_KV / 16;
-    const int part = mtt__dq_part<S>();
-    const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_transposed(a, mtt__advance<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
-    };
-    const auto load_k = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__part_column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
-    };
-    mtt__mma_part<typename S::E, STEPS>(dq, load_ds, load_k, 0, (q0 + BLOCK_Q - at.k0 + 15) / 16);
+    const auto load_ds = mtt__a_of_k<S::BLOCK_Q>(at.dq_a);
+    const auto load_k = mtt__b_of_k<S::D, S::DQ_COLUMNS / 8>(at.k_b, 0, mtt__dq_part<S>());
+    mtt__mma_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
+                                                   (q0 + S::BLOCK_Q - at.k0 + 15) / 16);
 }
 
 /* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
@@ -3551,7 +3525,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                                                   threadIdx.x);
     mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
 
-    float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
+    typename S::key_sums dk_rmem = {}, dv_rmem = {};
     for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
         const int q0 = tile * S::BLOCK_Q;
         const uint32_t stage_at = mtt__backward_stage<S>(tile);
@@ -3567,7 +3541,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
         const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
-        float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
+        typename S::query_sums dq_rmem = {};
         float (*sums)[4] = dq_rmem[0];
         if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
         if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
@@ -3657,21 +3631,21 @@ template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, cons
 {
     const int D = f.view.head_dim;
     const bool drop = f.dropout.threshold > 0, window = f.window > 0;
-#define MTT__SIZES(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    /*                                         D BLOCK_Q BLOCK_KV ROW_TILES Q_IN_REGISTERS MIN_BLOCKS DROPOUT */
-    if (D <= 16)                    MTT__SIZES( 16,    128,      64,        2,          true,         2,    true);
-    if (D <= 32 && !drop)           MTT__SIZES( 32,    128,      64,        2,          true,         3,   false);
-    if (D <= 32)                    MTT__SIZES( 32,    128,      64,        2,          true,         2,    true);
-    if (D <= 64 && window && !drop) MTT__SIZES( 64,     64,      64,        1,          true,         4,   false);
-    if (D <= 64 && window)          MTT__SIZES( 64,     64,      64,        1,          true,         2,    true);
-    if (D <= 64 && !drop)           MTT__SIZES( 64,    128,      64,        2,          true,         2,   false);
-    if (D <= 64)                    MTT__SIZES( 64,    128,      64,        2,          true,         2,    true);
-    if (D <= 96 && !drop)           MTT__SIZES( 96,    128,      64,        2,         false,         2,   false);
-    if (D <= 96)                    MTT__SIZES( 96,    128,      32,        2,         false,         2,    true);
-    if (D <= 128 && !drop)          MTT__SIZES(128,    128,      64,        2,         false,         2,   false);
-    if (D <= 128)                   MTT__SIZES(128,    128,      32,        2,         false,         2,    true);
-                                    MTT__SIZES(256,     64,      32,        1,         false,         2,    true);
-#undef MTT__SIZES
+#define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+    /*                                       D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D <= 16)                    MTT__RUN( 16,    128,      64,        2,  true,         2,    true);
+    if (D <= 32 && !drop)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
+    if (D <= 32)                    MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
+    if (D <= 64 && window && !drop) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
+    if (D <= 64 && window)          MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
+    if (D <= 64 && !drop)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
+    if (D <= 64)                    MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
+    if (D <= 96 && !drop)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
+    if (D <= 96)                    MTT__RUN( 96,    128,      32,        2, false,         2,    true);
+    if (D <= 128 && !drop)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
+    if (D <= 128)                   MTT__RUN(128,    128,      32,        2, false,         2,    true);
+                                    MTT__RUN(256,     64,      32,        1, false,         2,    true);
+#undef MTT__RUN
 }
 
 template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
@@ -3735,25 +3709,25 @@ static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const m
 {
     const int D = f.view.head_dim;
     const bool drop = f.dropout.threshold > 0;
-#define MTT__SIZES(...)                                                        \
+#define MTT__RUN(...)                                                        \
     do {                                                                       \
         typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
         if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                    \
             return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
     } while (0)
-    /*                                D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
-    if (D <= 16)           MTT__SIZES( 16,     64,     128,    4,       2,         1,     2,         2,    true);
-    if (D <= 32 && !drop)  MTT__SIZES( 32,     64,     128,    4,       2,         2,     2,         3,   false);
-    if (D <= 32)           MTT__SIZES( 32,     64,     128,    4,       2,         2,     2,         3,    true);
-    if (D <= 64 && !drop)  MTT__SIZES( 64,     64,     128,    4,       2,         2,     2,         2,   false);
-    if (D <= 64)           MTT__SIZES( 64,     64,     128,    4,       2,         2,     2,         2,    true);
-    if (D <= 96)           MTT__SIZES( 96,     64,      64,    4,       2,         2,     2,         2,    true);
-    if (D <= 128 && !drop) MTT__SIZES(128,     64,     128,    8,       2,         2,     2,         1,   false);
-    if (D <= 128 && drop)  MTT__SIZES(128,     64,     128,    8,       2,         2,     2,         1,    true);
-    if (D <= 128)          MTT__SIZES(128,     64,      64,    8,       2,         2,     1,         1,    true);
-                           MTT__SIZES(256,     64,      64,    8,       2,         2,     2,         1,    true);
-                           MTT__SIZES(256,     32,      32,    4,       1,         1,     1,         1,    true);
-#undef MTT__SIZES
+    /*                              D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
+    if (D <= 16) MTT__RUN(16, 64, 128, 4, 2, 1, 2, 2, true);
+    if (D <= 32 && !drop) MTT__RUN(32, 64, 128, 4, 2, 2, 2, 3, false);
+    if (D <= 32) MTT__RUN(32, 64, 128, 4, 2, 2, 2, 3, true);
+    if (D <= 64 && !drop) MTT__RUN(64, 64, 128, 4, 2, 2, 2, 2, false);
+    if (D <= 64) MTT__RUN(64, 64, 128, 4, 2, 2, 2, 2, true);
+    if (D <= 96) MTT__RUN(96, 64, 64, 4, 2, 2, 2, 2, true);
+    if (D <= 128 && !drop) MTT__RUN(128, 64, 128, 8, 2, 2, 2, 1, false);
+    if (D <= 128 && drop) MTT__RUN(128, 64, 128, 8, 2, 2, 2, 1, true);
+    if (D <= 128) MTT__RUN(128, 64, 64, 8, 2, 2, 1, 1, true);
+    MTT__RUN(256, 64, 64, 8, 2, 2, 2, 1, true);
+    MTT__RUN(256, 32, 32, 4, 1, 1, 1, 1, true);
+#undef MTT__RUN
 }
 
 template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
@@ -4060,15 +4034,8 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
    level matrix instructions); A also from registers. Warp w has rows 16 w to 16 w + 15 of C, in its lanes as
    those of mtt__mma. From mtt__wgmma_begin to mtt__wgmma_wait accumulators, and A in registers, belong to the
    tensor cores. */
-MTT__DEVICE void mtt__wgmma_begin(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-MTT__DEVICE void mtt__wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+MTT__DEVICE void mtt__wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+MTT__DEVICE void mtt__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 template <int PENDING = 0> MTT__DEVICE void mtt__wgmma_wait(void)
 {
@@ -4083,10 +4050,7 @@ template <int N> MTT__DEVICE void mtt__wgmma_hold(float (&c)[N][4])
 }
 
 /* Before a barrier: makes the thread's writes to shared memory visible to wgmma and to tensor copies. */
-MTT__DEVICE void mtt__wgmma_publish(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+MTT__DEVICE void mtt__wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* The lower half of the descriptor of a tile at a multiple of 1024 bytes: rows of 64 elements as
    mtt__copy_tile writes them, which is wgmma's swizzle of 128 bytes. For a transposed operand, `wide` is the
@@ -4194,10 +4158,8 @@ MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
     return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
 }
 
-MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half)
-{
-    return __half22float2(*(const __half2 *)&bits);
-}
+MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
+
 #endif
 
 /* ---- flash attention, forward ---- */
