@@ -1,18 +1,28 @@
-/* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS on GPUs of compute capability 8.0 and later, by CUDA 12.5
-   and later
+/* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS, on GPUs of compute capability 8.0
+   and later, with CUDA 12.5 and later
 
-      nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o           (H100, H200: -gencode=arch=compute_90a,code=sm_90a)
+      nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o      (H100, H200: -arch=sm_90a)
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
 
-   Operations run in order on one stream, as graphs from their second run on; nothing is allocated after the backend is open
-   but these graphs and plans of matrix products. Outside the arena stand a pinned staging buffer on the host, the graphs, and
-   what the driver and cuBLASLt keep for themselves.
+   Where to begin: the operations' table is MTT_OPS in mtt.h. Each row has a function mtt__cuda_<name> here,
+   which launches kernels, mtt_k_<name>. >>elementwise has the simplest ones. mtt__cuda_run in >>backend calls
+   them. Each kernel's comment is its contract: the formula, shapes, launch, requirements, memory traffic, why
+   its result is always the same, and the function of mtt.h that computes the same in plain C.
+
+   Operations run in order on one stream. From its second run on, a list of operations runs as a graph. Once
+   the backend is open, it allocates nothing but these graphs and plans of matrix products. A pinned staging
+   buffer on the host, the graphs, and what the driver and cuBLASLt take for themselves are outside the arena.
    No sum depends on the order in which threads arrive: the same inputs give the same bits on the same GPU.
 
-   Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
+   Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V
+   padded to 128. T as a template parameter: the type of a tensor's elements.
 
-   Contents: >>toolbox >>backend state >>elementwise >>matmul >>norm >>embedding >>optimizer >>attention >>flash
-             >>linear and GELU >>loss >>backend >>hopper */
+   >>toolbox        loads, stores, reductions, dropout    >>loss         cross-entropy
+   >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
+   >>elementwise    GELU, residuals, sums of columns      >>attention    scores, softmax, values
+   >>norm           LayerNorm and its gradient            >>flash        attention without the scores
+   >>embedding      and its gradient                      >>backend      memory, graphs, run
+   >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200 */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -37,25 +47,25 @@
 #error "mtt_kernels.cu needs CUDA 12.5 or later, for cudaGetDriverEntryPointByVersion"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "mtt_kernels.cu is for compute capability 8.0 and later: name the GPU's, for example -arch=sm_80 (-arch=native needs the GPU)"
+#error "mtt_kernels.cu is for compute capability 8.0 and later: name it, for example -arch=sm_80"
 #endif
 
-/* The last room, >>hopper, holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER: the
-   compiler is making device code for it (sm_90a). */
+/* The last room, >>hopper, holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
+   the compiler is making device code for it (sm_90a). */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
 #define MTT__HOPPER 1
 #else
 #define MTT__HOPPER 0
 #endif
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>toolbox
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__DEVICE static __device__ __forceinline__
 
-/* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every kernel: widths are
-   multiples of 8, and one draw of dropout serves 8 elements. */
+/* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every
+   kernel: widths are multiples of 8, and one draw of dropout serves 8 elements. */
 template <class T, int N = 8> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mtt__vector {
     T v[N];
 };
@@ -66,22 +76,28 @@ static __device__ __forceinline__ float mtt__to_float(__half x) { return __half2
 
 template <class T> static __device__ __forceinline__ T mtt__from_float(float x);
 template <> __device__ __forceinline__ float mtt__from_float<float>(float x) { return x; }
-template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
 template <> __device__ __forceinline__ __half mtt__from_float<__half>(float x) { return __float2half_rn(x); }
 
-template <int N = 8, class T> static __device__ __forceinline__ mtt__vector<T, N> mtt__load_vector(const T *at)
+template <int N = 8, class T>
+static __device__ __forceinline__ mtt__vector<T, N> mtt__load_vector(const T *at)
 {
     return *reinterpret_cast<const mtt__vector<T, N> *>(at);
 }
 
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__read_floats(const T *at, float *values)
+template <int N = 8, class T>
+static __device__ __forceinline__ void mtt__read_floats(const T *at, float *values)
 {
     mtt__vector<T, N> vector = mtt__load_vector<N>(at);
 #pragma unroll
     for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__store_floats(T *at, const float *values)
+template <int N = 8, class T>
+static __device__ __forceinline__ void mtt__store_floats(T *at, const float *values)
 {
     mtt__vector<T, N> vector;
 #pragma unroll
@@ -94,17 +110,19 @@ static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes to shared memory, or zeros. Copies come in groups; their thread may read them after it has waited. */
+/* Copies 16 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it has
+   waited for their group. */
 static __device__ __forceinline__ void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem, bool valid)
+static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem,
+                                                            bool valid)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0)
-                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0) : "memory");
 }
 
 static __device__ __forceinline__ void mtt__copy_commit(void)
@@ -141,7 +159,7 @@ static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__half
     return fmaxf(most.x, most.y);
 }
 
-/* The special function unit's: 2 ulp and 1 ulp. */
+/* Instructions of the special function unit, good to 2 ulp and 1 ulp. */
 static __device__ __forceinline__ float mtt__exp2(float x)
 {
     float y;
@@ -156,7 +174,8 @@ static __device__ __forceinline__ float mtt__reciprocal(float x)
     return y;
 }
 
-/* e^x: 2 ulp for floats; for 16-bit data the special function unit's, whose 1e-6 is lost in the rounding of the store. */
+/* e^x, good to 2 ulp for floats. For 16-bit data by the special function unit: its error of 1e-6 is lost when
+   the result is rounded to 16 bits. */
 template <class T> static __device__ __forceinline__ float mtt__exp_for(float x)
 {
     return sizeof(T) == 4 ? expf(x) : __expf(x);
@@ -170,7 +189,8 @@ struct mtt__maximum {
     static __device__ float join(float a, float b) { return fmaxf(a, b); }
 };
 
-/* Joins a value over THREADS neighbours (a warp, or a whole block through `shared`, 32 values); all of them get the result. */
+/* Reduces a value over THREADS neighbours, a warp or a whole block (through `shared`, 32 values). All of them
+   get the result. */
 template <class JOIN, int THREADS, class V> static __device__ __forceinline__ V mtt__reduce(V x, V *shared)
 {
 #pragma unroll
@@ -185,8 +205,8 @@ template <class JOIN, int THREADS, class V> static __device__ __forceinline__ V 
     return x;
 }
 
-/* What an operation's dropout needs besides the control tensor: elements whose 16 random bits are below the threshold are
-   dropped, the others scaled; threshold 0 = no dropout. */
+/* An operation's dropout. Elements whose 16 random bits are below the threshold are dropped, the others
+   scaled. Threshold 0 = no dropout. */
 struct mtt__dropout {
     const mtt_control *control;
     uint64_t stream; /* site and layer */
@@ -194,78 +214,71 @@ struct mtt__dropout {
     float scale;
 };
 
-/* Multiplies WIDTH values from element `first` on by their mask; 8 of them begin at a multiple of 8. The products stay
-   products (no fused multiply-add with what follows), so that they are the CPU's bit for bit. */
-template <int WIDTH> static __device__ __forceinline__ void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
+/* Multiplies WIDTH values from element `first` by their mask; 8 of them begin at a multiple of 8. __fmul_rn
+   keeps the compiler from fusing the product with an addition, which would change bits: the CPU does not
+   fuse. */
+template <int WIDTH>
+static __device__ __forceinline__ void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
 {
     if (!d.threshold) return;
-    const mtt_draw draw = mtt__draw(d.control->seed, (uint64_t)first >> 3, d.stream | mtt__stream_step(d.control->micro_batch));
+    const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
+    const mtt_draw draw = mtt__draw(d.control->seed, (uint64_t)first >> 3, stream);
     if (WIDTH == 8) {
 #pragma unroll
         for (int k = 0; k < WIDTH; k++)
             values[k] = __fmul_rn(values[k], mtt__draw_bits(draw.word, k) >= d.threshold ? d.scale : 0.0f);
     } else {
-        uint32_t word = first & 4 ? (first & 2 ? draw.word[3] : draw.word[2]) : (first & 2 ? draw.word[1] : draw.word[0]);
-        values[0] = __fmul_rn(values[0], (word >> (first & 1) * 16 & 0xffffu) >= d.threshold ? d.scale : 0.0f);
+        const uint32_t *w = draw.word;
+        const uint32_t word = first & 4 ? (first & 2 ? w[3] : w[2]) : (first & 2 ? w[1] : w[0]);
+        const bool keep = (word >> (first & 1) * 16 & 0xffffu) >= d.threshold;
+        values[0] = __fmul_rn(values[0], keep ? d.scale : 0.0f);
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>backend state
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-enum { MTT__PLANS = 128, MTT__ALGORITHMS = 8 }; /* distinct matrix products remembered, and algorithms tried for each */
-enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 }; /* lists of operations remembered; shorter lists are not worth it */
-/* The driver takes 2.4 KB of device memory a node, beside the plan: 5 MiB at most. A model of 4 layers has 350 in a step; more come
-   of many chunks of a loss, 7 for A's 2,048 rows, which take 470 us: launched one by one they keep up. */
+enum { MTT__PLANS = 128, MTT__ALGORITHMS = 8 }; /* products remembered, and algorithms tried for each */
+enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 };   /* lists of operations remembered, and the shortest one */
+/* The driver takes 2.4 KB of device memory for each node of a graph: 5 MiB at most. A step of a model of 4
+   layers has 350 nodes. Larger graphs come from losses of many chunks, whose kernels are long enough to be
+   launched one by one. */
 enum { MTT__GRAPH_NODES = 2048 };
 static const size_t MTT__PINNED = 4 << 20; /* bytes of the staging buffer */
 
-/* All that distinguishes one matrix product from another, to be compared bytewise. */
-struct mtt__product_key {
-    int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
-    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, unused;
-    size_t workspace;
-};
-
-struct mtt__product_plan {
-    mtt__product_key key;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulHeuristicResult_t found[MTT__ALGORITHMS];
-    int candidates; /* of found; 1 when mtt__tune has put the best one first */
-    int bias_apart; /* no algorithm with the bias in its epilogue: a kernel adds it */
-};
-
-/* A list of operations as one graph: captured when it runs for the second time, replayed from then on. */
+/* A list of operations: captured as a graph when it runs for the second time, and replayed from then on. */
 struct mtt__graph {
     const mtt_op *ops;
     int count;
     int64_t runs;
-    cudaGraphExec_t exec; /* NULL where there is none (yet) */
+    cudaGraphExec_t exec; /* NULL = none */
 };
+
+struct mtt__product_plan; /* >>products */
 
 struct mtt__cuda {
     mtt_env *env;
-    mtt_backend backend; /* the caller's stream and allocator among it */
-    int device, processors, shared_bytes, cluster; /* bytes of a block and blocks of a cluster, at most */
+    mtt_backend backend; /* with the caller's stream and allocator */
+    int device, processors;
+    int shared_bytes, cluster; /* most bytes of a block and most blocks of a cluster */
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
     int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see mtt__hopper_function */
-    PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes maps for the copy engine; NULL where the driver has none */
+    PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes tensor maps; NULL where the driver cannot */
     char *pinned;
-    size_t pinned_used; /* by uploads that may still be under way */
+    size_t pinned_used; /* by uploads that may not be done */
     mtt__product_plan *plans;
-    int plan_count, next_plan; /* the oldest plan makes room when all are taken */
+    int plan_count, next_plan; /* when all are taken, a new plan replaces the oldest */
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
 };
 
 typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
 
-/* The last room of this file: finds out whether the device runs it, and which of its functions runs an operation
-   (NULL = that of the rooms above). */
+/* The last room of this file: finds out whether the device runs it, and which of its functions runs an
+   operation (NULL = that of the rooms above). */
 #ifndef MTT_NO_HOPPER
 static mtt_status mtt__find_hopper(mtt__cuda *c);
 static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op);
@@ -287,42 +300,45 @@ static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *fo
 static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
-                     c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                          "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
+                          c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* Launches a kernel with dynamic shared memory, of which more than 48 KiB has to be asked for. */
+/* Launches a kernel with dynamic shared memory. CUDA gives more than 48 KiB only on request. */
 template <class... P, class... A>
-static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, size_t bytes,
-                                     A... args)
+static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid,
+                                     dim3 block, size_t bytes, A... args)
 {
     if (bytes > 48 << 10) {
-        mtt_status status =
-            mtt__checked(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
-        if (status != MTT_OK) return status;
+        const cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t error = cudaFuncSetAttribute(kernel, most, (int)bytes);
+        if (error != cudaSuccess) return mtt__checked(c, error, what);
     }
     kernel<<<grid, block, bytes, c->stream>>>(static_cast<P>(args)...);
     return mtt__checked(c, cudaGetLastError(), what);
 }
 
 template <class... P, class... A>
-static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, A... args)
+static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+                              A... args)
 {
     return mtt__launch_shared(c, what, kernel, grid, block, 0, args...);
 }
 
-/* Runs a call, in which T is the C++ type of a tensor's elements. */
-#define MTT__BY_TYPE(tensor, call)                                                                                   \
-    switch ((tensor)->dtype) {                                                                                       \
-    case MTT_F32: { typedef float T; return call; }                                                                  \
-    case MTT_BF16_BITS: { typedef __nv_bfloat16 T; return call; }                                                    \
-    case MTT_F16_BITS: { typedef __half T; return call; }                                                            \
-    default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", (tensor)->name);            \
+/* Returns what `call` returns, in which T is the C++ type of a tensor's elements. */
+#define MTT__BY_TYPE(tensor, call)                                                                          \
+    switch ((tensor)->dtype) {                                                                              \
+    case MTT_F32: { typedef float T; return call; }                                                         \
+    case MTT_BF16_BITS: { typedef __nv_bfloat16 T; return call; }                                           \
+    case MTT_F16_BITS: { typedef __half T; return call; }                                                   \
+    default:                                                                                                \
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", (tensor)->name);   \
     }
 
 static unsigned mtt__blocks(int64_t work, int64_t per_block)
 {
-    return (unsigned)((work + per_block - 1) / per_block);
+    return (unsigned)mtt__ceil_div(work, per_block);
 }
 
 template <class T> static T *mtt__at(const mtt_tensor *t)
@@ -345,16 +361,17 @@ static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, voi
 {
     *out = op->workspace->data;
     if (bytes <= op->workspace->bytes) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes", bytes,
-                     op->workspace->bytes);
+    return mtt__cuda_fail(c->env, MTT_E_BUDGET,
+                          "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes",
+                          bytes, op->workspace->bytes);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>elementwise
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. With 16-bit data -2u log2(e) is one
-   polynomial. */
+/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. For 16-bit data, -2u
+   log2(e) is computed as one polynomial. */
 template <class T> static __device__ __forceinline__ float mtt__gelu_gate(float x)
 {
     if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
@@ -393,7 +410,9 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
    Traffic:     dy and x read, dx written
    Determinism: elementwise
    Reference:   mtt__cpu_gelu_backward */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
     float g[8], v[8];
@@ -405,15 +424,16 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_back
     mtt__store_floats(dx + at, g);
 }
 
-/* Math:        y = a + mask * b; without an a: y = mask * b
+/* Math:        y = a + mask * b, or mask * b where a is NULL
    Shapes:      a, b, y [count] T
-   Launch:      256 threads, 8 elements each; the last thread takes what is left
+   Launch:      256 threads, 8 elements each, the last thread fewer
    Requires:    y may be a or b
    Traffic:     a and b read, y written
    Determinism: elementwise
    Reference:   mtt__cpu_masked_sum */
 template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
+static __global__ void __launch_bounds__(256)
+    mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
     float v[8], more[8];
@@ -433,16 +453,17 @@ static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const
     }
 }
 
-template <class T> static mtt_status mtt__masked_sum_of(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                                        const mtt_tensor *control, const mtt_tensor *y)
+template <class T>
+static mtt_status mtt__masked_sum_of(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
+                                     const mtt_tensor *control, const mtt_tensor *y)
 {
     int64_t count = mtt__elements(y);
-    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a), mtt__at<T>(b), mtt__at<T>(y),
-                       count, mtt__dropout_of(op, control));
+    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a),
+                       mtt__at<T>(b), mtt__at<T>(y), count, mtt__dropout_of(op, control));
 }
 
-static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                         const mtt_tensor *control, const mtt_tensor *y)
+static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a,
+                                         const mtt_tensor *b, const mtt_tensor *control, const mtt_tensor *y)
 {
     MTT__BY_TYPE(y, mtt__masked_sum_of<T>(c, op, a, b, control, y))
 }
@@ -468,7 +489,8 @@ static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
 {
     int64_t count = mtt__elements(y);
-    MTT__BY_TYPE(y, mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x), mtt__at<T>(y), count))
+    MTT__BY_TYPE(y, mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x),
+                                mtt__at<T>(y), count))
 }
 
 static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
@@ -477,11 +499,12 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_gelu(c, o->x, o->y);
 }
 
-static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *dx)
+static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x,
+                                            const mtt_tensor *dx)
 {
     int64_t count = mtt__elements(dx);
-    MTT__BY_TYPE(dx, mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(dy),
-                                 mtt__at<T>(x), mtt__at<T>(dx), count))
+    MTT__BY_TYPE(dx, mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
+                                 mtt__at<T>(dy), mtt__at<T>(x), mtt__at<T>(dx), count))
 }
 
 static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
@@ -490,16 +513,18 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
 }
 
-/* Math:        out[j] (+)= sum over rows r of x[r][j], in slices of rows when there are several
-   Shapes:      x [rows, width] T; column j < first goes to out[j], the others to more[j - first]; slice s adds s * width
+/* Math:        out[j] (+)= sum over rows r of x[r][j], of each slice of rows
+   Shapes:      x [rows, width] T; columns j < first go to out[j], the others to more[j - first]; slice s
+                writes s * width elements further on
    Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
    Requires:    width and first multiples of 8
    Traffic:     x read once
    Determinism: rows in a fixed order within a thread, then 32 partial sums in a fixed order
    Reference:   mtt__column_sums */
 template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows,
-                                                                 int64_t width, int64_t slice, int add)
+static __global__ void __launch_bounds__(256)
+    mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows, int64_t width,
+                      int64_t slice, int add)
 {
     __shared__ float partial[32][65];
     int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
@@ -526,41 +551,45 @@ static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, floa
     *at = total + (add ? *at : 0.0f);
 }
 
-/* One stage: `slices` of `slice` rows each. */
+/* Sums of `slices` slices of `slice` rows each. */
 template <class T>
-static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int64_t width, int64_t slices, int64_t slice,
-                                  float *out, int add)
+static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int64_t width, int64_t slices,
+                                  int64_t slice, float *out, int add)
 {
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<T>, dim3(mtt__blocks(width, 64), (unsigned)slices), dim3(8, 32),
-                       (const T *)x, out, out, width, rows, width, slice, add);
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<T>, dim3(mtt__blocks(width, 64), (unsigned)slices),
+                       dim3(8, 32), (const T *)x, out, out, width, rows, width, slice, add);
 }
 
-/* Sums of columns in two stages: slices of rows into the workspace, then the slices; enough of them to fill the device. */
+/* Sums of columns in two steps: slices of rows into the workspace, then the slices. There are enough slices
+   to occupy the device. */
 template <class T>
-static mtt_status mtt__launch_column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows, int64_t width, float *out, int add)
+static mtt_status mtt__launch_column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows,
+                                          int64_t width, float *out, int add)
 {
-    int64_t columns = mtt__blocks(width, 64), slices = mtt__min((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
+    const int64_t columns = mtt__blocks(width, 64);
+    int64_t slices = mtt__min(mtt__ceil_div(4 * c->processors, columns), mtt__ceil_div(rows, 128));
     float *scratch = mtt__at<float>(op->workspace);
     mtt_status status;
     slices = mtt__min(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
     if (slices < 2) return mtt__sum_slices<T>(c, x, rows, width, 1, rows, out, add);
-    status = mtt__sum_slices<T>(c, x, rows, width, slices, (rows + slices - 1) / slices, scratch, 0);
+    status = mtt__sum_slices<T>(c, x, rows, width, slices, mtt__ceil_div(rows, slices), scratch, 0);
     if (status != MTT_OK) return status;
     return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
 }
 
-static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows, const mtt_tensor *db,
-                                     int add)
+static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows,
+                                     const mtt_tensor *db, int add)
 {
-    MTT__BY_TYPE(dy, mtt__launch_column_sums<T>(c, op, dy->data, rows, mtt__width(dy), mtt__at<float>(db), add))
+    float *out = mtt__at<float>(db);
+    MTT__BY_TYPE(dy, mtt__launch_column_sums<T>(c, op, dy->data, rows, mtt__width(dy), out, add))
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>norm
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
-#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+/* Threads of a row, and packs of 8 elements of a thread: a row of up to their product stays in registers. */
+#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 3) X(32, 4) X(256, 1) X(256, 4) X(512, 4)
 
 template <class T> struct mtt__norm_forward {
     const T *x, *branch, *w, *b;
@@ -571,17 +600,19 @@ template <class T> struct mtt__norm_forward {
     mtt__dropout dropout; /* of the branch */
 };
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
-                branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers.
+                With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
+                place of x
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
-                compiler would otherwise spill for the sake of an eighth
+   Launch:      THREADS threads a row, at least 128 a block. 7 blocks a processor where a warp has a wide FP32
+                row: for 8 the compiler would spill
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
-   Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
+   Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
+static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
+                                         sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
     mtt_k_norm(const mtt__norm_forward<T> o)
 {
     const int width = o.width;
@@ -638,45 +669,43 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T
 
 template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
-#define MTT__NORM(threads, packs)                                                                                    \
-    if (o.width <= threads * packs * 8)                                                                                \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1), \
+#define MTT__NORM_CASE(threads, packs)                                                                      \
+    if (o.width <= threads * packs * 8)                                                                     \
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>,                                        \
+                           mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1),                          \
                            threads < 128 ? 128 : threads, o);
-    MTT__NORM_SHAPES(MTT__NORM)
-#undef MTT__NORM
+    MTT__NORM_SHAPES(MTT__NORM_CASE)
+#undef MTT__NORM_CASE
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
-template <class T> static mtt_status mtt__norm_of(mtt__cuda *c, const mtt_op *op)
+template <class T> static mtt_status mtt__norm_of(mtt__cuda *c, const mtt_norm *o)
 {
-    const mtt_norm *n = MTT_OPERANDS_OF(norm, op);
-    mtt__norm_forward<T> o = {};
-    o.x = mtt__at<T>(n->x), o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
-    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
-    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
-    return mtt__launch_norm<T>(c, o);
+    mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
+                              mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
+                              (int)mtt__width(o->y)};
+    return mtt__launch_norm<T>(c, n);
 }
 
 static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(norm, op)->y, mtt__norm_of<T>(c, op))
+    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
+    MTT__BY_TYPE(o->y, mtt__norm_of<T>(c, o))
 }
 
-template <class T> static mtt_status mtt__residual_norm_of(mtt__cuda *c, const mtt_op *op)
+template <class T>
+static mtt_status mtt__residual_norm_of(mtt__cuda *c, const mtt_residual_norm *o, const mtt__dropout &dropout)
 {
-    const mtt_residual_norm *n = MTT_OPERANDS_OF(residual_norm, op);
-    mtt__norm_forward<T> o = {};
-    o.x = mtt__at<T>(n->x), o.branch = mtt__at<T>(n->branch), o.joined = mtt__at<T>(n->sum);
-    o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
-    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
-    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
-    o.dropout = mtt__dropout_of(op, n->control);
-    return mtt__launch_norm<T>(c, o);
+    mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
+                              mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
+                              mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y), dropout};
+    return mtt__launch_norm<T>(c, n);
 }
 
 static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(residual_norm, op)->y, mtt__residual_norm_of<T>(c, op))
+    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
+    MTT__BY_TYPE(o->y, mtt__residual_norm_of<T>(c, o, mtt__dropout_of(op, o->control)))
 }
 
 template <class T> struct mtt__norm_operands {
@@ -685,56 +714,57 @@ template <class T> struct mtt__norm_operands {
     T *dx;
     float *partial;
     int64_t rows;
-    int width;
+    int width, threads; /* of a row */
 };
 
-/* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
-   writes to a set again before all have passed the barrier of the other. */
-template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
+/* Two sums over the threads of a row. Even and odd rows use different slots, so one barrier a row is enough: a warp
+   writes to a slot again after all have passed the barrier of the next row. */
+static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 {
 #pragma unroll
     for (int step = 16; step; step /= 2) {
         v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
         v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
     }
-    if (THREADS == 32) return v;
+    if (threads == 32) return v;
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
-    __syncthreads(); /* the warps' values are there before anyone joins them */
+    __syncthreads(); /* all warps' values are stored before they are added */
     v = make_float2(0, 0);
 #pragma unroll
-    for (int warp = 0; warp < THREADS / 32; warp++) {
-        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
+    for (int warp = 0; warp < threads / 32; warp++) {
+        float2 other = slots[(threadIdx.x & ~(threads - 1)) / 32 + warp];
         v.x += other.x;
         v.y += other.y;
     }
     return v;
 }
 
-/* A block of norm_backward: SIZE threads, BLOCKS of them on a processor, work on ROWS rows at once; THREADS share a row of at
-   most THREADS COLUMNS elements in packs of 16 bytes. STAGES of ROWS rows are in shared memory or on their way there: what fits
-   96 KB, which every device has. Where one does not fit (FP32, more than 8,192 columns), rows are read in place, twice. */
-template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
+/* A block of norm_backward: SIZE threads, BLOCKS of which share a processor. A row has ROW_THREADS threads, or as many as
+   the argument says if ROW_THREADS is 0, a power of two; each has up to 32 elements of it, in packs of 16 bytes. So a
+   block works on several rows at once. Shared memory holds STAGES times these rows: as many as fit 96 KB, which every
+   device has. Where none fits (FP32, more than 8,192 columns), rows are read twice from global memory. */
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE> struct mtt__norm_block {
     typedef TYPE T;
     enum {
         THREADS = ROW_THREADS,
-        COLUMNS = ROW_COLUMNS,
+        SIZE = BLOCK_SIZE,
         PACK = 16 / sizeof(T),
-        USUAL = 512 / sizeof(T),
-        SIZE = THREADS < USUAL ? USUAL : THREADS,
-        ROWS = SIZE / THREADS,
+        PACKS = 32 / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
-        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
+        STAGES = (96 << 10) / (3 * SIZE * 32 * sizeof(T))
     };
 };
 
-/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Past the end the group is empty. */
+/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Beyond the last
+   row the group is empty. */
 template <class S, class T>
-static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane, T *to, int step)
+static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int threads,
+                                                     int lane, T *to, int step)
 {
     const T *const from[3] = {o.dy, o.x, o.joined};
 #pragma unroll
-    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
-        int column = (p * S::THREADS + lane) * S::PACK;
+    for (int p = 0; p < S::PACKS; p++) {
+        int column = (p * threads + lane) * S::PACK;
         if (column >= o.width || row >= o.rows) break;
 #pragma unroll
         for (int i = 0; i < 3; i++)
@@ -744,35 +774,41 @@ static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T>
     mtt__copy_commit();
 }
 
-/* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
+/* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
                 partial[block] = (sum of dy xhat, sum of dy) over the block's rows
-   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
-   Launch:      S = mtt__norm_block: THREADS threads a row; blocks pass over the rows in strides of ROWS a block, and while rows
-                are worked on the copies of the next STAGES - 1 are under way. A thread reads what it has copied itself, which
-                takes no barrier; the sums of a row that warps share take one
-   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and joined, which holds
-                the rows' sums in the end; joined, dy or x may be dx
-   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages dy and x are read again, from L2
-   Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
+                float
+   Launch:      S = mtt__norm_block. Blocks stride over the rows, several at a time, and copy STAGES - 1 steps ahead.
+                A thread reads only its own copies, which takes no barrier; sums of a row shared by warps take one
+   Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy, x and
+                joined, which holds the rows' sums in the end; joined, dy or x may be dx
+   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
+                again from L2
+   Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
 template <class S>
-static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
+static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
+    mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
 {
     typedef typename S::T T;
-    enum { THREADS = S::THREADS, ROWS = S::ROWS, PACK = S::PACK, PACKS = S::COLUMNS / S::PACK, STAGES = S::STAGES };
-    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float), "sums of dw and db fit where rows were");
+    enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
+    static_assert(S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
+                  "sums of dw and db fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
-    const int width = o.width, group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS, step = ROWS * width;
-    const int64_t stride = (int64_t)gridDim.x * ROWS;
-    int64_t row = (int64_t)blockIdx.x * ROWS + group;
+    const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
+    const int block_rows = S::SIZE >> log2_threads, width = o.width, step = block_rows * width;
+    const int group = threadIdx.x >> log2_threads, lane = threadIdx.x & (threads - 1);
+    const int64_t stride = (int64_t)gridDim.x * block_rows;
+    int64_t row = (int64_t)blockIdx.x * block_rows + group;
     T *const staged = reinterpret_cast<T *>(ring) + group * width;
     const float share = 1.0f / (float)width;
     float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
 #pragma unroll
-    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
-    for (int stage = 0, turn = 0; row - group < o.rows; row += stride, turn ^= 1) {
+    for (int s = 0; s < STAGES; s++)
+        mtt__copy_row<S>(o, row + s * stride, threads, lane, staged + s * 3 * step, step);
+    for (int stage = 0, odd = 0; row - group < o.rows; row += stride, odd ^= 1) {
         T *const copy = staged + stage * 3 * step;
         const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
         const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
@@ -781,7 +817,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward
         if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
+            int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK];
             if (column >= width || row >= o.rows) break;
             mtt__read_floats<PACK>(dy + column, dys);
@@ -796,12 +832,12 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward
                 sum.y += dys[k] * gain[k] * xhat;
             }
         }
-        sum = mtt__row_sums<THREADS>(sum, slots[turn]);
+        sum = mtt__row_sums(sum, slots[odd], threads);
         sum.x *= share;
         sum.y *= share;
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
+            int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
             if (column >= width || row >= o.rows) break;
             mtt__read_floats<PACK>(dy + column, dys);
@@ -813,55 +849,63 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward
                 out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
             mtt__store_floats<PACK>(o.dx + row * width + column, out);
         }
-        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
+        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, threads, lane, copy, step);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
-    if (ROWS > 1) __syncthreads(); /* nobody reads rows any more when sums take their place */
+    if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * PACK;
-        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
+        int column = (p * threads + lane) * PACK;
+        float *to = (block_rows > 1 ? sums + group * 2 * width : partial) + column;
         if (column >= width) break;
         mtt__store_floats<PACK>(to, dw[p]);
         mtt__store_floats<PACK>(to + width, db[p]);
     }
-    if (ROWS == 1) return;
+    if (block_rows == 1) return;
     __syncthreads(); /* all rows' sums are there before they are added up */
     for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
         float total = 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
+        for (int r = 0; r < block_rows; r++) total += sums[r * 2 * width + j];
         partial[j] = total;
     }
 }
 
-/* Threads a row and columns a thread. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
-
-template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+template <class S>
+static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, const mtt__norm_operands<typename S::T> &o)
 {
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    int64_t width = mtt__width(n->dy), rows = mtt__rows(n->dy), blocks = 0;
+    const int64_t width = o.width, block_rows = S::SIZE / o.threads;
+    int64_t blocks = mtt__min(mtt__blocks(o.rows, block_rows), S::BLOCKS * c->processors);
+    mtt_status status;
+    blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
+    status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,
+                                (size_t)(width * S::STAGES * block_rows * 3) * sizeof(typename S::T), o);
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32),
+                       (const float *)o.partial, mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width,
+                       blocks, 2 * width, blocks, op->adds);
+}
+
+/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. */
+template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    enum { SIZE = 512 / sizeof(T) };
+    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const int64_t width = mtt__width(n->dy);
     void *scratch;
-    mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
     mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
-                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch, rows, (int)width};
+                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch,
+                               mtt__rows(n->dy), (int)width, 32};
     if (status != MTT_OK) return status;
-#define MTT__NORM(threads, columns)                                                                                  \
-    if (!blocks && width <= threads * columns) {                                                                     \
-        typedef mtt__norm_block<T, threads, columns> S;                                                              \
-        blocks = mtt__min(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
-        blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
-        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
-                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
-    }
-    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
-#undef MTT__NORM
-    if (!blocks) return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
-                       mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width, blocks, 2 * width, blocks, op->adds);
+    while (o.threads * 32 < width) o.threads *= 2;
+    if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE>>(c, op, o);
+    if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE>>(c, op, o);
+    if constexpr (SIZE < 256)
+        if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256>>(c, op, o);
+    if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512>>(c, op, o);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
 }
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
@@ -869,9 +913,9 @@ static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
     MTT__BY_TYPE(MTT_OPERANDS_OF(norm_backward, op)->dy, mtt__norm_backward<T>(c, op))
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>embedding
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 /* Math:        x[r] = mask * (wte[token[r]] + position[r mod T])
    Shapes:      tokens [R] int32; wte [Vp, C], position [T, C], x [R, C] T
@@ -882,8 +926,8 @@ static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
    Reference:   mtt__cpu_embed */
 template <class T>
 static __global__ void __launch_bounds__(256)
-    mtt_k_embed(const int32_t *tokens, const T *wte, const T *positions, T *x, int64_t rows, int seq_len, int width,
-                mtt__dropout dropout)
+    mtt_k_embed(const int32_t *tokens, const T *wte, const T *positions, T *x, int64_t rows, int seq_len,
+                int width, mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / width, column = at - row * width;
     float a[8], b[8];
@@ -900,9 +944,9 @@ template <class T> static mtt_status mtt__embed(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_shape *d = op->shape;
     const mtt_embed *o = MTT_OPERANDS_OF(embed, op);
-    return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256, mtt__at<int32_t>(o->tokens),
-                       mtt__at<T>(o->wte), mtt__at<T>(o->positions), mtt__at<T>(o->x), d->rows, d->seq_len, d->d_model,
-                       mtt__dropout_of(op, o->control));
+    return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256,
+                       mtt__at<int32_t>(o->tokens), mtt__at<T>(o->wte), mtt__at<T>(o->positions),
+                       mtt__at<T>(o->x), d->rows, d->seq_len, d->d_model, mtt__dropout_of(op, o->control));
 }
 
 static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
@@ -910,12 +954,12 @@ static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
     MTT__BY_TYPE(MTT_OPERANDS_OF(embed, op)->x, mtt__embed<T>(c, op))
 }
 
-/* The gradient of the embedding adds rows of dx that carry the same token. Their positions are sorted by token (stably, so
-   by position within a token), cut into chunks of equal length, and each chunk adds up its runs of equal tokens; the part
-   of a run that began in an earlier chunk goes to `heads` and joins its beginning in a second kernel. The work is balanced
-   however often a token occurs, and every sum has one order. */
+/* The gradient of the embedding adds rows of dx that have the same token, always in one order, and spreads
+   the work evenly however often a token occurs. Positions are sorted by token, stably: so by position within
+   a token. They are cut into chunks of equal length. Each chunk adds up its runs of equal tokens; the part of
+   a run that began in an earlier chunk goes to `heads`, which a second kernel adds to the run's beginning. */
 
-enum { MTT__SORT_TILE = 2048, MTT__SLAB = 1 << 19 };
+enum { MTT__SLAB = 1 << 19 }; /* tokens sorted at a time, at most */
 
 /* Math:        keys[i] = tokens[i], values[i] = i
    Shapes:      tokens, keys, values [n] int32
@@ -933,8 +977,8 @@ static __global__ void __launch_bounds__(256)
     values[i] = i;
 }
 
-/* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to d_wte[token], or stored in
-                heads[chunk] when the run began in an earlier chunk
+/* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to
+                d_wte[token], or stored in heads[chunk] if the run began in an earlier chunk
    Shapes:      tokens, at [n] int32 sorted by token; dx [R, C] T; d_wte [Vp, C], heads [chunks, C] float
    Launch:      a warp a chunk and 256 columns, 4 warps a block
    Requires:    C a multiple of 8
@@ -943,16 +987,22 @@ static __global__ void __launch_bounds__(256)
    Reference:   mtt__cpu_embed_backward */
 template <class T>
 static __global__ void __launch_bounds__(128)
-    mtt_k_embed_runs(const int32_t *tokens, const int32_t *at, int n, int chunk, const T *dx, int64_t first_row, float *d_wte,
-                     float *heads, int width, mtt__dropout dropout)
+    mtt_k_embed_runs(const int32_t *tokens, const int32_t *at, int n, int chunk, const T *dx,
+                     int64_t first_row, float *d_wte, float *heads, int width, mtt__dropout dropout)
 {
     enum { AHEAD = 4 };
     int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, piece = job / slices;
-    int column = job % slices * 256 + threadIdx.x % 32 * 8, begin = piece * chunk, end = begin + chunk < n ? begin + chunk : n;
+    int column = job % slices * 256 + threadIdx.x % 32 * 8;
+    int begin = piece * chunk, end = begin + chunk < n ? begin + chunk : n;
     if (begin >= n || column >= width) return;
     int32_t token = tokens[begin];
     bool is_head = begin > 0 && tokens[begin - 1] == token;
     float sum[8] = {0};
+    const auto store = [&](int32_t run) {
+        float *out = (is_head ? heads + (int64_t)piece * width : d_wte + (int64_t)run * width) + column;
+#pragma unroll
+        for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+    };
     for (int i = begin; i < end; i += AHEAD) {
         mtt__vector<T> rows[AHEAD];
 #pragma unroll
@@ -962,9 +1012,7 @@ static __global__ void __launch_bounds__(128)
         for (int a = 0; a < AHEAD; a++) {
             if (i + a >= end) break;
             if (tokens[i + a] != token) {
-                float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
-#pragma unroll
-                for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+                store(token);
                 token = tokens[i + a];
                 is_head = false;
 #pragma unroll
@@ -978,23 +1026,23 @@ static __global__ void __launch_bounds__(128)
             for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
     }
-    float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
-#pragma unroll
-    for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+    store(token);
 }
 
-/* Math:        d_wte[token] += heads of the chunks into which the run goes on, for each run that begins in a chunk
+/* Math:        d_wte[token] += heads of the chunks in which the run continues, for each run that begins in a
+                chunk
    Shapes:      as mtt_k_embed_runs
    Launch:      as mtt_k_embed_runs
    Requires:    mtt_k_embed_runs before it
    Traffic:     heads read once
    Determinism: chunks in order; each element of d_wte has one writer
    Reference:   mtt__cpu_embed_backward */
-static __global__ void __launch_bounds__(128) mtt_k_embed_joins(const int32_t *tokens, int n, int chunk, const float *heads,
-                                                                 float *d_wte, int width)
+static __global__ void __launch_bounds__(128)
+    mtt_k_embed_joins(const int32_t *tokens, int n, int chunk, const float *heads, float *d_wte, int width)
 {
-    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, begin = job / slices * chunk, next = begin + chunk;
+    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32;
     int column = job % slices * 256 + threadIdx.x % 32 * 8;
+    int begin = job / slices * chunk, next = begin + chunk;
     if (next >= n || column >= width) return;
     int32_t token = tokens[next - 1];
     if (tokens[next] != token || (begin > 0 && tokens[begin - 1] == token)) return;
@@ -1020,8 +1068,8 @@ static __global__ void __launch_bounds__(128) mtt_k_embed_joins(const int32_t *t
    Reference:   mtt__cpu_embed_backward */
 template <class T>
 static __global__ void __launch_bounds__(256)
-    mtt_k_position_gradient(const T *dx, float *d_wpe, int batch, int seq_len, int64_t count, int width, int add,
-                            mtt__dropout dropout)
+    mtt_k_position_gradient(const T *dx, float *d_wpe, int batch, int seq_len, int64_t count, int width,
+                            int add, mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, sequence = (int64_t)seq_len * width;
     float sum[8] = {0}, v[8];
@@ -1040,40 +1088,43 @@ static __global__ void __launch_bounds__(256)
     mtt__store_floats(d_wpe + at, sum);
 }
 
-/* The tokens of a slab with their positions, sorted by token in the current halves of two double buffers. The
-   workspace holds these four arrays, half a byte a token for CUB, and the heads. */
+/* The tokens of a slab and their positions, sorted by token: in the current half of each double buffer. */
 struct mtt__sorted {
     cub::DoubleBuffer<int32_t> tokens, positions;
     float *heads;
     int chunk;
 };
 
-/* CUB's scratch is 1 KiB a tile of 4,096 keys or more, and less than 8 KiB besides. It may extend over the heads,
-   which are written after the sort. */
-static mtt_status mtt__sort_tokens(mtt__cuda *c, const mtt_op *op, const int32_t *tokens, int n, mtt__sorted *s)
+/* The workspace holds both double buffers, half a byte a token for CUB, and the heads. CUB needs 1 KiB a
+   tile, of 4,096 tokens or more, and less than 8 KiB besides. For a short slab this is more than half a byte
+   a token. It then extends over the heads, which are written after the sort. */
+static mtt_status mtt__sort_tokens(mtt__cuda *c, const mtt_op *op, const int32_t *tokens, int n,
+                                   mtt__sorted *s)
 {
-    const size_t slot = (size_t)mtt__round_up(4 * (int64_t)n, 256), row = (size_t)op->shape->d_model * sizeof(float);
-    const size_t fixed = 4 * slot + 1024 * (size_t)mtt__blocks(n, MTT__SORT_TILE);
+    const size_t slot = (size_t)mtt__round_up(4 * (int64_t)n, 256), cub_at = 4 * slot;
+    const size_t heads_at = cub_at + 1024 * (size_t)mtt__blocks(n, MTT__SORT_LEAST);
+    const size_t row = (size_t)op->shape->d_model * sizeof(float);
     size_t bytes = 0;
     int bits = 0;
     void *scratch;
-    mtt_status status = mtt__scratch(c, op, fixed + row, &scratch);
+    mtt_status status = mtt__scratch(c, op, heads_at + row, &scratch);
     if (status != MTT_OK) return status;
     char *at = (char *)scratch;
     s->tokens = cub::DoubleBuffer<int32_t>((int32_t *)at, (int32_t *)(at + slot));
     s->positions = cub::DoubleBuffer<int32_t>((int32_t *)(at + 2 * slot), (int32_t *)(at + 3 * slot));
-    s->heads = (float *)(at + fixed);
-    for (s->chunk = 32; mtt__blocks(n, s->chunk) * row > op->workspace->bytes - fixed;) s->chunk *= 2;
+    s->heads = (float *)(at + heads_at);
+    for (s->chunk = 32; mtt__blocks(n, s->chunk) * row > op->workspace->bytes - heads_at;) s->chunk *= 2;
     while (op->shape->vocab - 1 >> bits) bits++;
-    status = mtt__launch(c, "number_tokens", mtt_k_number_tokens, mtt__blocks(n, 256), 256, tokens, n,
-                         s->tokens.Current(), s->positions.Current());
-    const auto sort = [&](void *temporary) { /* NULL: sets bytes, and no more */
-        return mtt__checked(c, cub::DeviceRadixSort::SortPairs(temporary, bytes, s->tokens, s->positions, n, 0, bits,
-                                                               c->stream), "sorting tokens");
+    const auto sort = [&](void *temporary) {
+        return cub::DeviceRadixSort::SortPairs(temporary, bytes, s->tokens, s->positions, n, 0, bits,
+                                               c->stream);
     };
-    if (status == MTT_OK) status = sort(NULL);
-    if (status == MTT_OK) status = mtt__scratch(c, op, 4 * slot + bytes, &scratch);
-    return status == MTT_OK ? sort(at + 4 * slot) : status;
+    status = mtt__checked(c, sort(NULL), "asking for a sort's scratch"); /* sets bytes, and no more */
+    if (status == MTT_OK) status = mtt__scratch(c, op, cub_at + bytes, &scratch);
+    if (status == MTT_OK)
+        status = mtt__launch(c, "number_tokens", mtt_k_number_tokens, mtt__blocks(n, 256), 256, tokens, n,
+                             s->tokens.Current(), s->positions.Current());
+    return status == MTT_OK ? mtt__checked(c, sort(at + cub_at), "sorting tokens") : status;
 }
 
 template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt_op *op)
@@ -1083,11 +1134,12 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
     const int32_t *tokens = mtt__at<int32_t>(o->tokens);
     const T *dx = mtt__at<T>(o->dx);
     mtt__dropout dropout = mtt__dropout_of(op, o->control);
-    int width = d->d_model, slab = MTT__SLAB; /* tokens sorted at a time, 17 bytes each and the heads */
+    int width = d->d_model, slab = MTT__SLAB;
     mtt_status status = MTT_OK;
     if (!op->adds)
-        status = mtt__checked(c, cudaMemsetAsync(o->d_wte->data, 0, o->d_wte->bytes, c->stream), "zeroing a gradient");
-    while (slab > MTT__SORT_TILE && (size_t)slab * 32 > op->workspace->bytes) slab /= 2;
+        status = mtt__checked(c, cudaMemsetAsync(o->d_wte->data, 0, o->d_wte->bytes, c->stream),
+                              "zeroing a gradient");
+    while (slab > MTT__SORT_LEAST && (size_t)slab * 32 > op->workspace->bytes) slab /= 2;
     for (int64_t first = 0; first < d->rows && status == MTT_OK; first += slab) {
         int n = (int)mtt__min(slab, d->rows - first);
         unsigned blocks;
@@ -1095,15 +1147,17 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
         status = mtt__sort_tokens(c, op, tokens + first, n, &s);
         if (status != MTT_OK) return status;
         blocks = mtt__blocks((int64_t)mtt__blocks(n, s.chunk) * mtt__blocks(width, 256), 4);
-        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.tokens.Current(), s.positions.Current(), n, s.chunk, dx, first,
-                             mtt__at<float>(o->d_wte), s.heads, width, dropout);
+        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.tokens.Current(),
+                             s.positions.Current(), n, s.chunk, dx, first, mtt__at<float>(o->d_wte), s.heads,
+                             width, dropout);
         if (status == MTT_OK)
-            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.tokens.Current(), n, s.chunk, s.heads,
-                                 mtt__at<float>(o->d_wte), width);
+            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.tokens.Current(), n,
+                                 s.chunk, s.heads, mtt__at<float>(o->d_wte), width);
     }
     if (status != MTT_OK || !o->d_wpe) return status;
-    return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>, mtt__blocks(mtt__elements(o->d_wpe), 2048), 256, dx,
-                       mtt__at<float>(o->d_wpe), d->batch, d->seq_len, mtt__elements(o->d_wpe), width, op->later, dropout);
+    return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>,
+                       mtt__blocks(mtt__elements(o->d_wpe), 2048), 256, dx, mtt__at<float>(o->d_wpe),
+                       d->batch, d->seq_len, mtt__elements(o->d_wpe), width, op->later, dropout);
 }
 
 static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
@@ -1126,27 +1180,56 @@ static __global__ void mtt_k_pick_row(const uint4 *x, const mtt_control *control
 static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
-    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x), mtt__at<mtt_control>(o->control),
-                       mtt__at<uint4>(o->row), (int64_t)(o->row->bytes / 16));
+    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x),
+                       mtt__at<mtt_control>(o->control), mtt__at<uint4>(o->row),
+                       (int64_t)(o->row->bytes / 16));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>products
-   ---------------------------------------------------------------------------------------------------------------- */
+/* ----------------------------------------------------------------------------------------------------------
+   >>products   cuBLASLt, and GELU beside it
+   ------------------------------------------------------------------------------------------------------- */
 
-/* A row-major matrix or a batch of them; `transposed`: it is stored with rows and columns swapped. */
+/* A row-major matrix or a batch of them; `transposed`: memory holds its transpose. */
 struct mtt__blas_matrix {
     const void *data;
-    int64_t ld, stride;
-    int transposed;
+    int64_t ld, stride; /* elements between two rows of what is in memory, and between two matrices */
+    int dtype, transposed;
 };
 
-static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
+/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, C and the bias
+   another. */
+struct mtt__blas_gemm {
+    int64_t m, n, k;
+    mtt__blas_matrix a, b, c;
+    const mtt_tensor *bias = NULL;
+    int adds = 0, batch = 1;
+    float alpha = 1.0f;
+};
+
+/* All that distinguishes one product from another; compared bytewise. */
+struct mtt__product_key {
+    int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
+    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, padding;
+    size_t workspace;
+};
+
+struct mtt__product_plan {
+    mtt__product_key key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulHeuristicResult_t found[MTT__ALGORITHMS];
+    int candidates; /* of found; 1 when mtt__tune has put the best one first */
+    int bias_apart; /* no algorithm adds the bias: a kernel does */
+};
+
+static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,
+                                            int transposed)
 {
     mtt__blas_matrix m;
     m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
     m.ld = ld;
     m.stride = stride;
+    m.dtype = t->dtype;
     m.transposed = transposed;
     return m;
 }
@@ -1162,9 +1245,9 @@ static cudaDataType mtt__cuda_type(int dtype)
 }
 
 /* Fast loads need 16 bytes; below that only the element's size is promised. */
-static int mtt__alignment(const void *data, int dtype)
+static int mtt__blas_alignment(const mtt__blas_matrix &m)
 {
-    return (uintptr_t)data % 16 == 0 ? 16 : dtype == MTT_F32 ? 4 : 2;
+    return (uintptr_t)m.data % 16 == 0 ? 16 : m.dtype == MTT_F32 ? 4 : 2;
 }
 
 static void mtt__forget_plan(mtt__product_plan *p)
@@ -1176,29 +1259,38 @@ static void mtt__forget_plan(mtt__product_plan *p)
     memset(p, 0, sizeof(*p));
 }
 
-static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns, int64_t ld, int64_t stride,
-                                  int batch)
+static void mtt__forget_plans(mtt__cuda *c)
 {
-    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch));
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride));
-    return status;
+    for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
 }
 
-/* Asks for the best algorithms. Partial sums of a split K are added up in FP32 and in a fixed order, or not at all. */
+static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns,
+                                  int64_t ld, int64_t stride, int batch)
+{
+    const cublasLtMatrixLayoutAttribute_t count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    const cublasLtMatrixLayoutAttribute_t step = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    cublasStatus_t s =
+        cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof(batch));
+    if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, step, &stride, sizeof(stride));
+    return s;
+}
+
+/* Asks for the best algorithms. Partial sums of split-K are added in FP32 and in a fixed order, or not at
+   all. */
 static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
 {
     const mtt__product_key *key = &p->key;
-    uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a, align_c = (uint32_t)key->align_c;
+    uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a,
+             align_c = (uint32_t)key->align_c;
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     uint64_t workspace = key->workspace;
     cublasLtMatmulPreference_t wish = NULL;
-    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
-#define MTT__WISH(attribute, value)                                                                                  \
-    if (status == CUBLAS_STATUS_SUCCESS)                                                                             \
-        status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value, sizeof(value));
+    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&wish);
+#define MTT__WISH(attribute, value)                                                                          \
+    if (!s)                                                                                                  \
+        s = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value,             \
+                                                 sizeof(value));
     MTT__WISH(MAX_WORKSPACE_BYTES, workspace)
     MTT__WISH(REDUCTION_SCHEME_MASK, reductions)
     MTT__WISH(MIN_ALIGNMENT_A_BYTES, align_a)
@@ -1206,38 +1298,45 @@ static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
     MTT__WISH(MIN_ALIGNMENT_C_BYTES, align_c)
     MTT__WISH(MIN_ALIGNMENT_D_BYTES, align_c)
 #undef MTT__WISH
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS, p->found,
-                                                &p->candidates);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS,
+                                           p->found, &p->candidates);
     if (wish) cublasLtMatmulPreferenceDestroy(wish);
-    return status == CUBLAS_STATUS_SUCCESS && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+    return !s && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : s;
 }
 
-/* cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
+/* cuBLASLt counts in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
 static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
 {
     const mtt__product_key *k = &p->key;
-    cublasComputeType_t compute = c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
+    cublasComputeType_t compute =
+        c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
     cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first));
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second));
-    int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
+#define MTT__SET(attribute, value)                                                                           \
+    if (!s)                                                                                                  \
+        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_##attribute, &value, sizeof(value));
+    MTT__SET(TRANSA, first)
+    MTT__SET(TRANSB, second)
     if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
     if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
     if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
     if (!s && k->bias) {
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+        MTT__SET(EPILOGUE, with_bias)
+        MTT__SET(BIAS_POINTER, bias)
         if (!s && mtt__blas_heuristic(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
         p->bias_apart = 1;
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &none, sizeof(none));
+        MTT__SET(EPILOGUE, none)
     }
+#undef MTT__SET
     return s ? s : mtt__blas_heuristic(c, p);
 }
 
-static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias, mtt__product_plan **out)
+static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias,
+                                 mtt__product_plan **out)
 {
     cublasStatus_t made;
     mtt__product_plan *p;
@@ -1255,9 +1354,10 @@ static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, cons
     *out = p;
     if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
     mtt__forget_plan(p);
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
-                     (long long)key->m, (long long)key->n, (long long)key->k, key->in == MTT_F32 ? "32 bits" : "16 bits",
-                     cublasLtGetStatusString(made));
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                          "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
+                          (long long)key->m, (long long)key->n, (long long)key->k,
+                          key->in == MTT_F32 ? "32 bits" : "16 bits", cublasLtGetStatusString(made));
 }
 
 /* Math:        y[r][j] += bias[j]
@@ -1279,22 +1379,24 @@ template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, in
     mtt__store_floats(y + at, a);
 }
 
-template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
+template <class T>
+static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
 {
     int64_t count = rows * width;
-    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count, width);
+    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y,
+                       (const T *)bias, count, width);
 }
 
-/* Math:        sums[0] += the bits of x, each word mixed with its place; sums[1] += the words that tell results apart: neither 0
-                nor NaN nor infinite, as `exponent` (of one number, or of two of 16 bits) finds them
+/* Math:        sums[0] += the bits of x, each word mixed with its index; sums[1] += words that are neither 0
+                nor NaN nor infinite. `exponent` masks the exponents of one number, or of two of 16 bits
    Shapes:      x [words] uint32
    Launch:      256 threads a block, in strides
    Requires:    sums begin at 0
    Traffic:     x read once
    Determinism: sums of integers
    Reference:   - */
-static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent,
-                                                             unsigned long long *sums)
+static __global__ void __launch_bounds__(256)
+    mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent, unsigned long long *sums)
 {
     const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
     unsigned long long sum = 0, telling = 0;
@@ -1307,44 +1409,48 @@ static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, 
     atomicAdd(&sums[1], telling);
 }
 
-static cublasStatus_t mtt__blas_multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
-                                    float beta, const void *a, const void *b, void *out)
+static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
+                                    const mtt__blas_gemm &g, float beta)
 {
-    return cublasLtMatmul(c->blas, p->desc, &alpha, b, p->a, a, p->b, &beta, out, p->c, out, p->c, &p->found[algorithm].algo,
-                          op->workspace->data, op->workspace->bytes, c->stream);
+    return cublasLtMatmul(c->blas, p->desc, &g.alpha, g.b.data, p->a, g.a.data, p->b, &beta, g.c.data, p->c,
+                          (void *)g.c.data, p->c, &p->found[algorithm].algo, op->workspace->data,
+                          op->workspace->bytes, c->stream);
 }
 
-/* ms of a product, or -1 where its bits are not those of *sum. The first algorithm sets *sum, and fails where most of its results
-   are alike: all algorithms give the same zeros, or the same NaN when FP16 overflows. */
-static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, const void *a, const void *b,
-                      void *out, cudaEvent_t *marks, unsigned long long *sum)
+/* Milliseconds that an algorithm takes, or -1 if its bits are not those of *sum. Algorithm 0 sets *sum. It
+   fails if most of its results are 0, NaN or infinite, as when FP16 overflows: then all algorithms would have
+   its bits. */
+static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
+                      const mtt__blas_gemm &g, cudaEvent_t *marks, unsigned long long *sum)
 {
     enum { TIMES = 4 };
+    const int out = p->key.out;
+    const uint32_t exponent = out == MTT_F32 ? 0x7f800000u : out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
+    const int64_t words = p->key.m * p->key.n * (out == MTT_F32 ? 4 : 2) / 4;
     unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
-    const uint32_t exponent = p->key.out == MTT_F32 ? 0x7f800000u : p->key.out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
-    const int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
     float ms = -1;
-    if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
-    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
+    if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream))
+        return -1; /* the product no longer needs the workspace */
+    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)g.c.data, words,
+                    exponent, sums) != MTT_OK)
         return -1;
-    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream) || cudaStreamSynchronize(c->stream)) return -1;
+    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream)) return -1;
+    if (cudaStreamSynchronize(c->stream)) return -1;
     if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
     if (algorithm == 0) *sum = own[0];
     if (own[0] != *sum) return -1;
     if (cudaEventRecord(marks[0], c->stream)) return -1;
     for (int i = 0; i < TIMES; i++)
-        if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1]) ||
-        cudaEventElapsedTime(&ms, marks[0], marks[1]))
-        return -1;
+        if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1])) return -1;
+    if (cudaEventElapsedTime(&ms, marks[0], marks[1])) return -1;
     return ms / TIMES;
 }
 
-/* Puts first the fastest of a plan's algorithms, among those that give the bits of the one that cuBLASLt would take: tiles and
-   stages change nobody's result, so that a run does not depend on which of them wins. cuBLASLt's own choice is up to 16 % slower
-   than the best (H200, 32768 x 3072 x 768 with bias: 219 us, not 192). */
-static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const void *a, const void *b, void *out)
+/* Puts the fastest of a plan's algorithms first, among those that give the bits of cuBLASLt's own choice. So
+   timing noise changes no result. cuBLASLt's choice is up to 16 % slower than the best. */
+static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_gemm &g)
 {
     cudaEvent_t marks[2] = {NULL, NULL};
     unsigned long long sum = 0;
@@ -1352,71 +1458,73 @@ static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, cons
     int chosen = 0;
     if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
         for (int i = 0; i < p->candidates; i++) {
-            float ms = mtt__try(c, op, p, i, a, b, out, marks, &sum);
+            float ms = mtt__try(c, op, p, i, g, marks, &sum);
             if (i == 0 && ms < 0) break;
-            if (ms >= 0 && (i == 0 || ms < best)) best = ms, chosen = i;
+            if (ms < 0 || (i > 0 && ms >= best)) continue;
+            best = ms;
+            chosen = i;
         }
     for (int i = 0; i < 2; i++)
         if (marks[i]) cudaEventDestroy(marks[i]);
-    cudaGetLastError(); /* an algorithm that fails is not taken; the first one, if it fails, will say so in its own run */
+    cudaGetLastError(); /* an algorithm that fails is not taken; if the first one fails, its run reports it */
     p->found[0] = p->found[chosen];
     p->candidates = 1;
 }
 
 /* Whether trying is worth its time, harms nothing, and can be judged by one checksum. */
-static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int add)
+static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
 {
     const mtt__product_key *k = &p->key;
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* from some 3 us on */
+    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* 3 us and more */
     bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
-    if (p->candidates < 2 || add || !large || !whole || op->workspace->bytes < 16) return false;
+    if (p->candidates < 2 || adds || !large || !whole || op->workspace->bytes < 16) return false;
     return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
 }
 
-/* C (m x n) = alpha A (m x k) B (k x n) + bias + beta C, `batch` times, all row-major; A and B have `in`'s precision, C and
-   the bias `out`'s. */
-static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
-                               mtt__blas_matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
-                               int add, const mtt_tensor *bias)
+static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_gemm &g)
 {
-    float beta = add ? 1.0f : 0.0f;
-    const void *bias_at = bias ? bias->data : NULL;
+    const void *bias = g.bias ? g.bias->data : NULL;
     mtt__product_key key;
     mtt__product_plan *p;
     cublasStatus_t blas = CUBLAS_STATUS_SUCCESS;
     mtt_status status;
     memset(&key, 0, sizeof(key));
-    key.m = m, key.n = n, key.k = k;
-    key.lda = a.ld, key.ldb = b.ld, key.ldc = out.ld;
-    key.stride_a = a.stride, key.stride_b = b.stride, key.stride_c = out.stride;
-    key.batch = batch;
-    key.transpose_a = a.transposed, key.transpose_b = b.transposed;
-    key.in = in_like->dtype, key.out = out_like->dtype;
+    key.m = g.m, key.n = g.n, key.k = g.k;
+    key.lda = g.a.ld, key.ldb = g.b.ld, key.ldc = g.c.ld;
+    key.stride_a = g.a.stride, key.stride_b = g.b.stride, key.stride_c = g.c.stride;
+    key.batch = g.batch;
+    key.transpose_a = g.a.transposed, key.transpose_b = g.b.transposed;
+    key.in = g.a.dtype, key.out = g.c.dtype;
     key.bias = bias != NULL;
-    key.align_a = mtt__alignment(a.data, key.in);
-    key.align_b = mtt__alignment(b.data, key.in);
-    key.align_c = mtt__alignment(out.data, key.out);
+    key.align_a = mtt__blas_alignment(g.a), key.align_b = mtt__blas_alignment(g.b),
+    key.align_c = mtt__blas_alignment(g.c);
     key.workspace = op->workspace->bytes;
-    status = mtt__find_plan(c, &key, bias_at, &p);
+    status = mtt__find_plan(c, &key, bias, &p);
     if (status != MTT_OK) return status;
     if (bias && !p->bias_apart)
-        blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof(bias_at));
-    if (!blas && mtt__may_tune(c, op, p, add)) mtt__tune(c, op, p, a.data, b.data, (void *)out.data);
-    if (!blas) blas = mtt__blas_multiply(c, op, p, 0, alpha, beta, a.data, b.data, (void *)out.data);
+        blas =
+            cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    if (!blas && mtt__may_tune(c, op, p, g.adds)) mtt__tune(c, op, p, g);
+    if (!blas) blas = mtt__blas_run(c, op, p, 0, g, g.adds ? 1.0f : 0.0f);
     if (blas)
-        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
-                         (long long)k, cublasLtGetStatusString(blas));
+        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s",
+                              (long long)g.m, (long long)g.n, (long long)g.k, cublasLtGetStatusString(blas));
     if (!bias || !p->bias_apart) return MTT_OK;
-    MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
+    MTT__BY_TYPE(g.bias, mtt__add_bias<T>(c, (void *)g.c.data, bias, g.m, g.n))
 }
 
-/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
-static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
-                                     const mtt_tensor *bias, const mtt_tensor *y)
+/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy as x backward. */
+static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
+                                     const mtt_tensor *weight, int transposed, const mtt_tensor *bias,
+                                     const mtt_tensor *y)
 {
-    return mtt__product(c, op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0), mtt__blas_whole(weight, transposed),
-                        mtt__blas_whole(y, 0), x, y, 1, 1.0f, 0, bias);
+    mtt__blas_gemm g = {mtt__rows(y), mtt__width(y), mtt__width(x)};
+    g.a = mtt__blas_whole(x, 0);
+    g.b = mtt__blas_whole(weight, transposed);
+    g.c = mtt__blas_whole(y, 0);
+    g.bias = bias;
+    return mtt__multiply(c, op, g);
 }
 
 static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
@@ -1432,22 +1540,29 @@ static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op
     return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
 }
 
-/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; db (+)= sum over rows of dy. x begins at row `first`. */
-static mtt_status mtt__launch_weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
-                                       int64_t rows, const mtt_tensor *dw, const mtt_tensor *db, int add)
+/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; x begins at row `first`. */
+static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first,
+                                       const mtt_tensor *dy, int64_t rows, const mtt_tensor *dw, int add)
 {
-    int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__blas_matrix left = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__blas_whole(dy, op->transposed);
-    mtt_status status = db ? mtt__bias_gradient(c, op, dy, rows, db, add) : MTT_OK; /* first, while dy is in cache */
-    if (status != MTT_OK) return status;
-    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
-                          : mtt__product(c, op, k, n, rows, left, right, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
+    const int64_t k = mtt__width(x), n = mtt__width(dy);
+    mtt__blas_matrix xs = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed);
+    mtt__blas_matrix dys = mtt__blas_whole(dy, op->transposed);
+    mtt__blas_gemm g = {op->transposed ? n : k, op->transposed ? k : n, rows};
+    g.a = op->transposed ? dys : xs;
+    g.b = op->transposed ? xs : dys;
+    g.c = mtt__blas_whole(dw, 0);
+    g.adds = add;
+    return mtt__multiply(c, op, g);
 }
 
+/* db (+)= sum over rows of dy: first, while dy is in cache. */
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
-    return mtt__launch_weight_gradient(c, op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
+    const int64_t rows = mtt__rows(o->dy);
+    mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
+    if (status != MTT_OK) return status;
+    return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
@@ -1468,21 +1583,24 @@ static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
     return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>loss
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* factor e^(x - from); for 16-bit data one multiply-add and one special function, the factor in the exponent. */
+/* factor e^(x - from). For 16-bit data one multiply-add and one special function, with the factor in the
+   exponent. */
 template <class T> static __device__ __forceinline__ float mtt__exp_from(float x, float from, float factor)
 {
     float y;
     if (sizeof(T) == 4) return factor * expf(x - from);
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f)));
+    x = fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-/* 8 logits from column j on; columns that are no class count for nothing. */
-template <class T> static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
+/* 8 logits from column j on. Padding is read as a logit whose power is 0. */
+template <class T>
+static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
 {
     mtt__read_floats(at, v);
     if (j + 8 > classes)
@@ -1490,19 +1608,20 @@ template <class T> static __device__ __forceinline__ void mtt__read_classes(cons
         for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
 }
 
-/* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
-                GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
-                0 in the padding and where the target does not count
+/* Math:        lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
+                GRADIENT: x = (e^(x - lse) - [j = target]) factor, factor = loss scale / targets that count in
+                the step; 0 in the padding, and in rows whose target does not count
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
    Launch:      a block of 512 threads a row
    Requires:    Vp a multiple of 8
    Traffic:     x read, and written by GRADIENT
-   Determinism: fixed tree; the target's element is computed anew in FP32 and stored behind the others by the same thread
+   Determinism: fixed tree; the target's element is computed once more in FP32, and stored after the others by
+                the same thread
    Reference:   mtt__row_loss, mtt__row_gradient */
 template <class T, bool GRADIENT>
 static __global__ void __launch_bounds__(512)
-    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control, const mtt_counters *counters,
-                        int classes, int64_t width)
+    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control,
+                        const mtt_counters *counters, int classes, int64_t width)
 {
     __shared__ float shared[32];
     T *x = logits + blockIdx.x * width;
@@ -1541,7 +1660,8 @@ static __global__ void __launch_bounds__(512)
         for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
         mtt__store_floats(x + j, v);
     }
-    if (target >= 0 && target / 8 % 512 == (int)threadIdx.x) x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
+    if (target >= 0 && target / 8 % 512 == (int)threadIdx.x)
+        x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
 }
 
 /* Rows of logits with their targets and losses. */
@@ -1552,48 +1672,51 @@ struct mtt__loss_rows {
     int64_t rows;
 };
 
-template <class T, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+template <class T, bool GRADIENT>
+static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
 {
-    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512, mtt__at<T>(r.logits), r.targets,
-                       r.losses, mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab,
-                       mtt__width(r.logits));
+    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512,
+                       mtt__at<T>(r.logits), r.targets, r.losses, mtt__at<mtt_control>(r.control),
+                       mtt__at<mtt_counters>(r.counters), op->shape->vocab, mtt__width(r.logits));
 }
 
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
-    mtt__loss_rows r = {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
+    mtt__loss_rows r = {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses),
+                        op->shape->rows};
     MTT__BY_TYPE(o->logits, (mtt__rows_loss<T, false>(c, op, r)))
 }
 
 static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
-    mtt__loss_rows r = {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
+    mtt__loss_rows r = {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets),
+                        mtt__at<float>(o->losses), op->shape->rows};
     MTT__BY_TYPE(o->d_logits, (mtt__rows_loss<T, true>(c, op, r)))
 }
 
-template <class T> static mtt_status mtt__rows_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+/* Losses of rows, the gradients of their logits in place, and the gradient of the head's bias if it has
+   one. */
+typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r,
+                                         const mtt_tensor *db, int add);
+
+template <class T>
+static mtt_status mtt__rows_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r,
+                                        const mtt_tensor *db, int add)
 {
     mtt_status status = mtt__rows_loss<T, false>(c, op, r);
-    return status == MTT_OK ? mtt__rows_loss<T, true>(c, op, r) : status;
-}
-
-/* Losses of rows, the gradients of their logits in place, and the gradient of the head's bias if it has one. */
-typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add);
-
-static mtt_status mtt__rows_gradient_by_type(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
-{
-    MTT__BY_TYPE(r.logits, mtt__rows_gradient_of<T>(c, op, r))
-}
-
-static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
-{
-    mtt_status status = mtt__rows_gradient_by_type(c, op, r);
+    if (status == MTT_OK) status = mtt__rows_loss<T, true>(c, op, r);
     return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
 }
 
-/* Of `rows` rows from `first`, whose logits are there. */
+static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db,
+                                     int add)
+{
+    MTT__BY_TYPE(r.logits, mtt__rows_gradient_of<T>(c, op, r, db, add))
+}
+
+/* Of `rows` rows from `first`, whose logits have been computed. */
 static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows,
                                   mtt__loss_gradient gradient)
 {
@@ -1604,8 +1727,8 @@ static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first,
     MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
 }
 
-/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and are read by
-   both products before the next chunk overwrites them. */
+/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and are
+   read by both products before the next chunk overwrites them. */
 static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss_gradient gradient)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
@@ -1613,14 +1736,21 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
     mtt_status status = MTT_OK;
     for (first = 0; first < rows && status == MTT_OK; first += count) {
         count = mtt__min(o->logits->shape[0], rows - first);
-        status = mtt__product(c, op, count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0), mtt__blas_whole(o->weight, 1),
-                              mtt__blas_whole(o->logits, 0), o->x, o->logits, 1, 1.0f, 0, o->bias);
+        mtt__blas_gemm head = {count, Vp, C}, back = {count, C, Vp};
+        head.a = mtt__blas_matrix_at(o->x, first * C, C, 0, 0);
+        head.b = mtt__blas_whole(o->weight, 1);
+        head.c = mtt__blas_whole(o->logits, 0);
+        head.bias = o->bias;
+        status = mtt__multiply(c, op, head);
         if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, gradient);
         if (status != MTT_OK || !o->dx) continue;
-        status = mtt__product(c, op, count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
-                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0), o->logits, o->dx, 1, 1.0f, 0, NULL);
+        back.a = mtt__blas_whole(o->logits, 0);
+        back.b = mtt__blas_whole(o->weight, 0);
+        back.c = mtt__blas_matrix_at(o->dx, first * C, C, 0, 0);
+        status = mtt__multiply(c, op, back);
         if (status == MTT_OK)
-            status = mtt__launch_weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, NULL, first > 0 || op->adds);
+            status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight,
+                                          first > 0 || op->adds);
     }
     return status;
 }
@@ -1630,15 +1760,17 @@ static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
     return mtt__chunked_loss_by(c, op, mtt__rows_gradient);
 }
 
-/* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch begins both at 0
+/* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch sets
+                both
    Shapes:      rows [count, 3] float
    Launch:      one block of 1,024 threads
    Requires:    -
    Traffic:     rows read once
    Determinism: fixed order, in double
    Reference:   mtt__cpu_sum_loss */
-static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows, const mtt_control *control,
-                                                               mtt_counters *counters, int64_t count, int later)
+static __global__ void __launch_bounds__(1024)
+    mtt_k_sum_loss(const float *rows, const mtt_control *control, mtt_counters *counters, int64_t count,
+                   int later)
 {
     __shared__ double losses[32];
     __shared__ int shared[32];
@@ -1660,19 +1792,21 @@ static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows,
 static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
-    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses), mtt__at<mtt_control>(o->control),
-                       mtt__at<mtt_counters>(o->counters), op->shape->rows, op->later);
+    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses),
+                       mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters), op->shape->rows,
+                       op->later);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>optimizer
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces of one
-   parameter, each for MTT__RANGE_BLOCKS blocks. */
+/* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces
+   of one parameter, each for MTT__RANGE_BLOCKS blocks. This is the number of elements from the block's first
+   one. */
 static __device__ __forceinline__ int mtt__range_count(const mtt_range &r)
 {
-    return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK; /* from the block's first element on */
+    return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
 }
 
 /* The block's first element within the parameter. */
@@ -1681,7 +1815,7 @@ static __device__ __forceinline__ int64_t mtt__range_begin(const mtt_range &r)
     return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
 }
 
-/* An address from a table in memory: the compiler cannot know that it is global, and would take slower generic accesses. */
+/* Says that an address from a table is in global memory: the compiler would take slower generic accesses. */
 template <class T> static __device__ __forceinline__ T *mtt__global(T *p)
 {
     __builtin_assume(__isGlobal(p));
@@ -1690,9 +1824,10 @@ template <class T> static __device__ __forceinline__ T *mtt__global(T *p)
 
 static __device__ __forceinline__ void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
 {
-    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)mtt__global(r.gradient) + at, g);
-    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)mtt__global(r.gradient) + at, g);
-    else mtt__read_floats((const __half *)mtt__global(r.gradient) + at, g);
+    const void *const from = mtt__global(r.gradient);
+    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)from + at, g);
+    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)from + at, g);
+    else mtt__read_floats((const __half *)from + at, g);
 }
 
 /* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
@@ -1730,8 +1865,8 @@ static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range 
    Traffic:     partial read once
    Determinism: fixed order, in double
    Reference:   mtt__cpu_grad_norm */
-static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control,
-                                                                mtt_counters *counters)
+static __global__ void __launch_bounds__(1024)
+    mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control, mtt_counters *counters)
 {
     __shared__ double shared[32];
     double sum = 0;
@@ -1750,18 +1885,19 @@ static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *par
    Reference:   mtt__update_parameter */
 static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
 {
-    out[threadIdx.x] = threadIdx.x ? mtt__adamw_correction(control, counters) : mtt__adamw_step(control, counters);
+    if (threadIdx.x == 0) out[0] = mtt__adamw_step(control, counters);
+    else out[1] = mtt__adamw_correction(control, counters);
 }
 
-/* What the kernels of the update share. */
+/* Arguments of the update. */
 struct mtt__update {
     const mtt_range *ranges;
     const mtt_control *control;
     const mtt_counters *counters;
     const float *corrections;
-    void *master, *m, *v; /* of all parameters; without a master the weight is it */
-    int64_t elements;     /* of m: in the compact state scales are behind so many codes */
-    uint64_t site;        /* of the stream of random numbers */
+    void *master, *m, *v; /* of all parameters; without a master, weights are updated in place */
+    int64_t elements;     /* of m: in the compact state, scales follow this many codes */
+    uint64_t site;        /* in the stream of random numbers */
     int dtype;            /* of the weights */
 };
 
@@ -1772,8 +1908,8 @@ static __device__ __forceinline__ mtt_adamw_rates mtt__update_rates(const mtt__u
 
 /* Math:        mtt__adamw_element
    Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so that a warp's stores fill
-                whole lines
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so
+                that a warp's stores fill whole lines
    Requires:    counts multiples of 8; mtt_k_corrections before it
    Traffic:     28 bytes a parameter, 30 with a 16-bit weight
    Determinism: elementwise
@@ -1786,7 +1922,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r);
     float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
-    float *const w_at = mtt__global(u.master ? (float *)u.master + r.first + begin : (float *)r.weight + begin);
+    float *const w_at = mtt__global(u.master ? (float *)u.master + r.first : (float *)r.weight) + begin;
     for (int at = threadIdx.x * 4; at < count; at += 1024) {
         float g[4], m[4], v[4], w[4];
         mtt__read_floats<4>((const float *)mtt__global(r.gradient) + begin + at, g);
@@ -1798,13 +1934,15 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
         mtt__store_floats<4>(m_at + at, m);
         mtt__store_floats<4>(v_at + at, v);
         mtt__store_floats<4>(w_at + at, w);
-        if (u.dtype == MTT_BF16_BITS) mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
-        else if (u.dtype == MTT_F16_BITS) mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
+        if (u.dtype == MTT_BF16_BITS)
+            mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
+        else if (u.dtype == MTT_F16_BITS)
+            mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
     }
 }
 
-/* The special function unit's root, good to 2 ulp like mtt__reciprocal: 8 bits see nothing of that, and a weight little, since
-   its change is a small part of it. */
+/* The special function unit's root, good to 2 ulp like mtt__reciprocal. 8-bit codes do not show such an
+   error. In a weight it is small, because an update changes it by a small part. */
 static __device__ __forceinline__ float mtt__root(float x)
 {
     float y;
@@ -1812,10 +1950,11 @@ static __device__ __forceinline__ float mtt__root(float x)
     return y;
 }
 
-/* A thread's 8 of the 32 moments of a group, whose other threads are its neighbours; of second moments their roots. A second
-   moment of 1e-60 and more gets at least one unit. */
+/* Encodes a thread's 8 of the 32 moments of a group, which it shares with its neighbours. Second moments are
+   encoded by their roots. A second moment of 1e-60 and more gets at least one unit. */
 template <bool SECOND>
-static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
+static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, const uint32_t *random,
+                                                               uint8_t *codes)
 {
     const float ONE = 65536.0f;
     float largest = 0;
@@ -1827,18 +1966,19 @@ static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, c
     float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        float y = SECOND ? x[k] * (255.0f * ONE * inverse) : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
+        float y = SECOND ? x[k] * (255.0f * ONE * inverse)
+                         : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
         if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
         codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
     }
     return scale;
 }
 
-/* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
-   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
-                a byte of rest
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 at a time: a draw of Philox for each 8, a group for
-                each 4 threads
+/* Math:        as mtt_k_adamw, on decoded weights and moments, which are then encoded again
+   Shapes:      all parameters: gradient float or 16-bit; m, v: codes of all groups of 32, then their 16-bit
+                scales; weight TYPE, 16-bit with a byte of rest
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
+                of Philox for each 8, a group for each 4 threads
    Requires:    counts multiples of 8; mtt_k_corrections before it
    Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
    Determinism: elementwise; rounds by (seed, update, parameter, element)
@@ -1851,8 +1991,10 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
     const bool FP16 = TYPE == MTT_F16_BITS;
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r), first = r.first + begin;
-    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | mtt__stream_step((uint64_t)u.counters->updates);
-    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first, *const rests = (uint8_t *)u.master + first;
+    const uint64_t update = mtt__stream_step((uint64_t)u.counters->updates);
+    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | update;
+    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first;
+    uint8_t *const rests = (uint8_t *)u.master + first;
     uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
     uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
     for (int i = 0; i < count; i += 2048) {
@@ -1862,7 +2004,8 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
         mtt__vector<uint8_t> m_code, v_code, rest;
         mtt__vector<uint16_t> weight;
         if (inside) {
-            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
+            float m_scale = mtt__from_scale(m_scales[at / 32]);
+            float v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
             mtt__read_gradient(r, begin + at, g);
             m_code = mtt__load_vector(m_codes + at);
             v_code = mtt__load_vector(v_codes + at);
@@ -1873,23 +2016,31 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
             }
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
+                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
+                float code = (float)(int8_t)m_code.v[k];
+                float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
                 if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
-                m[k] = rates.b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - rates.b1) * d;
-                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* what is stored of it */
-                w[k] = rates.keep * w[k] - rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
+                m[k] = rates.b1 * old + (1.0f - rates.b1) * d;
+                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* the stored root */
+                w[k] = rates.keep * w[k] -
+                       rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
             }
         }
         const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
-        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v), v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
+        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v);
+        uint16_t v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
         if (!inside) continue;
         *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
         *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
-        if (at % 32 == 0) m_scales[at / 32] = m_scale, v_scales[at / 32] = v_scale;
+        if (at % 32 == 0) {
+            m_scales[at / 32] = m_scale;
+            v_scales[at / 32] = v_scale;
+        }
         if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
         else {
 #pragma unroll
-            for (int k = 0; k < 8; k++) mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
+            for (int k = 0; k < 8; k++)
+                mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
             *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
             *(mtt__vector<uint8_t> *)(rests + at) = rest;
         }
@@ -1902,34 +2053,41 @@ static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
     int64_t count = 0;
     void *scratch;
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    for (int i = 0; i < op->parameters; i++) count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
+    for (int i = 0; i < op->parameters; i++)
+        count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
     if (status == MTT_OK)
         status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, (unsigned)mtt__range_blocks(o->ranges), 256,
                              mtt__at<mtt_range>(o->ranges), (double *)scratch);
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count, mtt__at<mtt_control>(o->control),
-                       mtt__at<mtt_counters>(o->counters));
+    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count,
+                       mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters));
 }
 
 static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
     const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
-    void (*kernel)(mtt__update) = !compact                ? mtt_k_adamw
-                                  : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
-                                  : type == MTT_F16_BITS  ? mtt_k_adamw_compact<MTT_F16_BITS>
-                                                          : mtt_k_adamw_compact<MTT_F32>;
+    void (*kernel)(mtt__update) = mtt_k_adamw;
     mtt__update u = {};
     void *scratch;
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    if (compact)
+        kernel = type == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
+                 : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
+                                         : mtt_k_adamw_compact<MTT_F16_BITS>;
     u.ranges = mtt__at<const mtt_range>(o->ranges);
-    u.control = mtt__at<const mtt_control>(o->control), u.counters = mtt__at<const mtt_counters>(o->counters);
+    u.control = mtt__at<const mtt_control>(o->control);
+    u.counters = mtt__at<const mtt_counters>(o->counters);
     u.corrections = (const float *)scratch;
-    u.master = mtt__at<void>(o->master), u.m = o->m->data, u.v = o->v->data;
+    u.master = mtt__at<void>(o->master);
+    u.m = o->m->data;
+    u.v = o->v->data;
     u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
     u.site = mtt__stream(op->site, 0, 0);
     u.dtype = type;
-    if (status == MTT_OK) status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters, (float *)scratch);
+    if (status == MTT_OK)
+        status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
+                             (float *)scratch);
     if (status != MTT_OK) return status;
     return mtt__launch(c, "adamw", kernel, (unsigned)mtt__range_blocks(o->ranges), 256, u);
 }
@@ -1996,15 +2154,17 @@ static mtt__blas_matrix mtt__square_matrix(const mtt_op *op, const mtt_tensor *s
                                (h.next_sequence * H + h.next_head) * T * T, transposed);
 }
 
-/* out [T, n] = alpha A [T, k] B [k, n], in the type of `like` */
-static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, const mtt_tensor *like, mtt__head_batch h,
-                                    int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
-                                    mtt__blas_matrix out, float alpha)
+/* out [T, n] = alpha A [T, k] B [k, n] */
+static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__head_batch h, int64_t n, int64_t k,
+                                    mtt__blas_matrix a, mtt__blas_matrix b, mtt__blas_matrix out, float alpha)
 {
-    return mtt__product(c, op, op->shape->seq_len, n, k, a, b, out, like, like, h.count, alpha, 0, NULL);
+    mtt__blas_gemm g = {op->shape->seq_len, n, k, a, b, out};
+    g.batch = h.count;
+    g.alpha = alpha;
+    return mtt__multiply(c, op, g);
 }
 
-static float mtt__score_scale(const mtt_op *op)
+static float mtt__head_scale(const mtt_op *op)
 {
     return 1.0f / sqrtf((float)op->shape->head_dim);
 }
@@ -2018,7 +2178,7 @@ static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
         mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
         mtt__blas_matrix k = mtt__part_matrix(op, o->qkv, MTT__PART_K, h, 1);
         mtt__blas_matrix s = mtt__square_matrix(op, o->scores, h, 0);
-        return mtt__head_product(c, op, o->qkv, h, T, D, q, k, s, mtt__score_scale(op));
+        return mtt__head_product(c, op, h, T, D, q, k, s, mtt__head_scale(op));
     });
 }
 
@@ -2030,7 +2190,7 @@ static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
     return mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 0);
         mtt__blas_matrix v = mtt__part_matrix(op, o->qkv, MTT__PART_V, h, 0);
-        return mtt__head_product(c, op, o->qkv, h, D, T, p, v, mtt__out_matrix(op, o->out, h), 1.0f);
+        return mtt__head_product(c, op, h, D, T, p, v, mtt__out_matrix(op, o->out, h), 1.0f);
     });
 }
 
@@ -2045,9 +2205,9 @@ static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op
         mtt__blas_matrix dv = mtt__part_matrix(op, o->d_qkv, MTT__PART_V, h, 0);
         mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 1);
         mtt__blas_matrix dp = mtt__square_matrix(op, o->d_probs, h, 0);
-        mtt_status status = mtt__head_product(c, op, o->qkv, h, T, D, d_out, v, dp, 1.0f);
+        mtt_status status = mtt__head_product(c, op, h, T, D, d_out, v, dp, 1.0f);
         if (status != MTT_OK) return status;
-        return mtt__head_product(c, op, o->qkv, h, D, T, p, d_out, dv, 1.0f);
+        return mtt__head_product(c, op, h, D, T, p, d_out, dv, 1.0f);
     });
 }
 
@@ -2063,9 +2223,9 @@ static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op
         mtt__blas_matrix dk = mtt__part_matrix(op, o->d_qkv, MTT__PART_K, h, 0);
         mtt__blas_matrix ds = mtt__square_matrix(op, o->d_scores, h, 0);
         mtt__blas_matrix ds_t = mtt__square_matrix(op, o->d_scores, h, 1);
-        mtt_status status = mtt__head_product(c, op, o->qkv, h, D, T, ds, k, dq, mtt__score_scale(op));
+        mtt_status status = mtt__head_product(c, op, h, D, T, ds, k, dq, mtt__head_scale(op));
         if (status != MTT_OK) return status;
-        return mtt__head_product(c, op, o->qkv, h, D, T, ds_t, q, dk, mtt__score_scale(op));
+        return mtt__head_product(c, op, h, D, T, ds_t, q, dk, mtt__head_scale(op));
     });
 }
 
@@ -3577,7 +3737,7 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, 
     f.kv_width = mtt_qkv_column(&f.view, MTT__PART_V, 0) - mtt_qkv_column(&f.view, MTT__PART_K, 0);
     f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
-    f.scale = mtt__score_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
+    f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
     f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale;
     f.dropout = mtt__dropout_of(op, control);
     return f;
@@ -3785,9 +3945,9 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_backward_exact<256, 16>(c, op, f);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>backend
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
 static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
@@ -3813,7 +3973,7 @@ static void mtt__cuda_close(void *context)
     if (c->stream) cudaStreamSynchronize(c->stream);
     for (int i = 0; i < c->graph_count; i++)
         if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
-    for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
+    mtt__forget_plans(c);
     mtt__host_free(env, c->plans);
     if (c->blas) cublasLtDestroy(c->blas);
     if (c->pinned) cudaFreeHost(c->pinned);
@@ -3821,12 +3981,24 @@ static void mtt__cuda_close(void *context)
     mtt__host_free(env, c);
 }
 
-static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
+static mtt_status mtt__open_device(mtt__cuda *c)
+{
+    cudaError_t error = cudaSetDevice(c->device);
+    if (!error) error = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
+    if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    if (!error) error = cudaMallocHost((void **)&c->pinned, MTT__PINNED);
+    return mtt__checked(c, error, "opening it");
+}
+
+static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
+                                 void **context)
 {
     mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
     mtt_status status = MTT_OK;
     *context = NULL;
-    if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", sizeof(*c));
+    if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes are needed", sizeof(*c));
     c->env = env;
     if (!backend->device_alloc != !backend->device_free)
         status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
@@ -3835,20 +4007,14 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     c->stream = (cudaStream_t)backend->stream;
     c->precision = policy->precision;
     c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
-    if (!c->plans) status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for the plans of matrix products");
-    if (status == MTT_OK) status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device), "its size");
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device),
-                              "its shared memory");
+    if (!c->plans)
+        status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for plans of products");
+    if (status == MTT_OK) status = mtt__open_device(c);
     if (status == MTT_OK) status = mtt__find_hopper(c);
-    if (status == MTT_OK && !c->stream)
-        status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
-    if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
     if (status == MTT_OK && cublasLtCreate(&c->blas) != CUBLAS_STATUS_SUCCESS) {
         c->blas = NULL;
-        status = mtt__cuda_fail(env, MTT_E_DEVICE, "cuBLASLt could not be started on CUDA device %d: is its memory full?", c->device);
+        status = mtt__cuda_fail(env, MTT_E_DEVICE,
+                                "cuBLASLt could not start on CUDA device %d: is its memory full?", c->device);
     }
     if (status == MTT_OK) *context = c;
     else mtt__cuda_close(c);
@@ -3860,7 +4026,8 @@ static mtt_status mtt__cuda_memory(void *context, size_t *free_bytes, size_t *al
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     *free_bytes = *all_bytes = 0;
-    return status != MTT_OK ? status : mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
+    if (status != MTT_OK) return status;
+    return mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
 }
 
 static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
@@ -3875,13 +4042,14 @@ static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
     } else if (error == cudaSuccess) error = cudaMalloc(block, bytes);
     if (error == cudaSuccess && (uintptr_t)*block % 256 == 0) return MTT_OK;
     if (error == cudaSuccess)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "device_alloc gave an address that is no multiple of 256: align it");
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "device_alloc returned an address that is no multiple of 256: align it");
     *block = NULL;
-    cudaGetLastError(); /* a failed allocation is no fault of the operations to come */
+    cudaGetLastError(); /* a failed allocation is no fault of later operations */
     if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking memory");
     cudaMemGetInfo(&free_bytes, &all_bytes);
-    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed", c->device, free_bytes,
-                     all_bytes, bytes);
+    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed",
+                          c->device, free_bytes, all_bytes, bytes);
 }
 
 static void mtt__cuda_release(void *context, void *block)
@@ -3909,9 +4077,10 @@ static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, si
         if (c->pinned_used + n > MTT__PINNED) status = mtt__wait(c);
         if (status != MTT_OK) break;
         memcpy(c->pinned + c->pinned_used, (const char *)from + at, n);
-        status = mtt__checked(c, cudaMemcpyAsync((char *)to + at, c->pinned + c->pinned_used, n, cudaMemcpyHostToDevice, c->stream),
-                              "an upload");
-        c->pinned_used += (n + 63) / 64 * 64;
+        cudaError_t error = cudaMemcpyAsync((char *)to + at, c->pinned + c->pinned_used, n,
+                                            cudaMemcpyHostToDevice, c->stream);
+        status = mtt__checked(c, error, "an upload");
+        c->pinned_used += (size_t)mtt__round_up((int64_t)n, 64);
         at += n;
     }
     return status;
@@ -3924,8 +4093,9 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
     if (status == MTT_OK) status = mtt__wait(c);
     for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__PINNED) {
         size_t n = bytes - at < MTT__PINNED ? bytes - at : MTT__PINNED;
-        status = mtt__checked(c, cudaMemcpyAsync(c->pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, c->stream),
-                              "a download");
+        cudaError_t error = cudaMemcpyAsync(c->pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost,
+                                            c->stream);
+        status = mtt__checked(c, error, "a download");
         if (status == MTT_OK) status = mtt__wait(c);
         if (status == MTT_OK) memcpy((char *)to + at, c->pinned, n);
     }
@@ -3942,8 +4112,8 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
     return status;
 }
 
-/* The place of a list of operations among the graphs; NULL where all are taken or the list is short. Lists and the places of
-   their tensors stay as they are while the backend is open; what changes is in device memory. */
+/* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
+   addresses of their tensors do not change while the backend is open; what changes is in device memory. */
 static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
@@ -3956,8 +4126,8 @@ static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
     return g;
 }
 
-/* Records the operations into a graph instead of running them. Where that fails or would be too large, they go on being
-   launched one by one. */
+/* Records the operations into a graph instead of running them. If that fails, or the graph would be too
+   large, they continue to be launched one by one. */
 static void mtt__capture(mtt__cuda *c, mtt__graph *g)
 {
     cudaGraph_t graph = NULL;
@@ -3972,7 +4142,7 @@ static void mtt__capture(mtt__cuda *c, mtt__graph *g)
     }
     if (error != cudaSuccess) {
         g->exec = NULL;
-        cudaGetLastError(); /* what is wrong with the operations themselves, their own launches will say */
+        cudaGetLastError(); /* errors of operations are reported when they run */
     }
     if (graph) cudaGraphDestroy(graph);
 }
@@ -3989,7 +4159,8 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     return mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
 }
 
-/* Fills in the backend of a CUDA device, counted from 0; refuses one that is absent or older than compute capability 8.0. */
+/* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability
+   8.0. */
 extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     int count = 0, major = 0, minor = 0;
@@ -3997,14 +4168,16 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     memset(backend, 0, sizeof(*backend));
     if (error != cudaSuccess || device < 0 || device >= count) {
         cudaGetLastError(); /* a machine without a GPU is an answer, not a fault */
-        return mtt__cuda_fail(env, MTT_E_DEVICE, "CUDA device %d is not there, %d are (%s): use the CPU backend", device, count,
-                         cudaGetErrorString(error));
+        return mtt__cuda_fail(env, MTT_E_DEVICE,
+                              "there is no CUDA device %d, but %d in all (%s): use the CPU backend", device,
+                              count, cudaGetErrorString(error));
     }
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    if (error != cudaSuccess || major < 8)
-        return mtt__cuda_fail(env, MTT_E_DEVICE, "CUDA device %d has compute capability %d.%d (%s), 8.0 is needed: use the CPU backend",
-                         device, major, minor, cudaGetErrorString(error));
+    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error || major < 8)
+        return mtt__cuda_fail(env, MTT_E_DEVICE,
+                              "CUDA device %d (compute capability %d.%d, %s) is older than 8.0: use the CPU",
+                              device, major, minor, cudaGetErrorString(error));
     backend->name = "cuda";
     backend->device = MTT_DEVICE_CUDA;
     backend->index = device;
@@ -4019,7 +4192,7 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     return MTT_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA), clusters
    ------------------------------------------------------------------------------------------------------------------
    Each operation here has an equal in the rooms above, which other devices run. The code is for
@@ -4497,38 +4670,44 @@ static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
 
 /* ---- linear and GELU in one kernel ---- */
 
-/* A product whose epilogue is GELU or its gradient. Maps tell the copy engine how a matrix lies (PTX, tensor copies): it brings
-   tiles to shared memory in wgmma's swizzle, zeros beyond the matrix, and stores them back, nothing beyond it. */
+/* A product with GELU or its gradient as its epilogue. A tensor map describes a matrix to the copy engine
+   (PTX, tensor copies). The engine loads tiles into shared memory in wgmma's swizzle, with zeros outside the
+   matrix, and stores tiles without what is outside. */
 struct mtt__tile_arguments {
-    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
-    const void *bias; /* forward: [n] */
-    int has_y;        /* forward: 0 = pre alone */
-    float *sums;      /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; NULL = nobody wants them */
+    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre, and y or dx [rows, n] */
+    const void *bias;           /* forward: [n] */
+    int has_y;                  /* forward: 0 = makes only pre */
+    float *sums;                /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; or NULL */
     int rows, n, k;
 };
 
-/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes through `side`:
-   four slots of 128 x 32 elements, and two for a tile's part of the bias. */
+/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes
+   through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
 enum {
     MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
     MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
-    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
-    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
-    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF, MTT__BIAS_BYTES = MTT__TILE_N * 2,
-    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to begin at such a multiple */
+    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2,
+    MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
+    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE,
+    MTT__SIDE_HALF = 64 * 32 * 2,
+    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF,
+    MTT__BIAS_BYTES = MTT__TILE_N * 2,
+    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to align the start to 1,024 bytes */
 };
 
 #if MTT__HOPPER
 
-/* Barriers in shared memory count arrivals and bytes that the copy engine brings. A wait names the parity of a phase: the one
-   before the first is done. */
+/* Barriers in shared memory count arrivals, and bytes that the copy engine has written. A wait names the
+   parity of a barrier phase; the phase before the first one counts as done. */
 struct mtt__tile_barriers {
-    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES], side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
+    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES];
+    uint64_t side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
 };
 
 static __device__ __forceinline__ void mtt__barrier_init(uint64_t *barrier, int arrivals)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
 }
 
 static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
@@ -4538,25 +4717,29 @@ static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
 
 static __device__ __forceinline__ void mtt__barrier_expect(uint64_t *barrier, int bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
 }
 
 static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int parity)
 {
-    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
+    asm volatile("{ .reg .pred done;"
+                 " again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
                  ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
 }
 
-/* The map's box of elements from (column, row) on; `barrier` counts its bytes. */
-static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
-                                                        int row)
+/* Loads a box of elements that begins at (column, row); `barrier` counts its bytes. */
+static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map,
+                                                        uint64_t *barrier, int column, int row)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
 }
 
-/* One thread's, after mtt__wgmma_publish and a barrier of those that wrote. */
-static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
+/* Stores a box. One thread calls this, after mtt__wgmma_publish and a barrier of the threads that wrote. */
+static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem,
+                                                         int column, int row)
 {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
@@ -4567,17 +4750,20 @@ static __device__ __forceinline__ void mtt__tensor_commit(void)
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* Until shared memory has been read for all but PENDING of the thread's groups of stores. */
+/* Waits until shared memory has been read for all but PENDING of the thread's groups of stores. */
 template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(void)
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Tiles in groups of 16 rows of tiles, so that those under way at a time share rows of A and columns of W in L2. */
+/* Where a tile begins. Tiles are ordered in groups of 16 rows of tiles: those worked on at the same time
+   share rows of A and columns of W in L2. */
 static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
 {
-    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M, columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
-    const int group = tile / (16 * columns), in_group = tile % (16 * columns), high = min(16, rows - 16 * group);
+    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M;
+    const int columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
+    const int group = tile / (16 * columns), in_group = tile % (16 * columns);
+    const int high = min(16, rows - 16 * group);
     return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
 }
 
@@ -4586,9 +4772,10 @@ static __device__ __forceinline__ int mtt__tile_count(const mtt__tile_arguments 
     return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
 }
 
-/* One thread brings A and W of all of the block's tiles, as far ahead as there are stages. */
+/* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
 template <bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o,
+                                                      mtt__tile_barriers *barriers, uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -4607,22 +4794,26 @@ static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments 
     }
 }
 
-/* Another brings the bias. */
-static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+/* Producer thread 2, forward: loads the tile's part of the bias. */
+static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o,
+                                                           mtt__tile_barriers *barriers, uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
-        const int slot = step % 2, column = mtt__tile_place(o, tile).y, bytes = min(MTT__TILE_N, o.n - column) * 2;
+        const int slot = step % 2, column = mtt__tile_place(o, tile).y;
+        const int bytes = min(MTT__TILE_N, o.n - column) * 2;
         mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
         mtt__barrier_expect(&barriers->side_full[slot], bytes);
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES), "l"((const char *)o.bias + column * 2), "r"(bytes),
+                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES),
+                     "l"((const char *)o.bias + column * 2), "r"(bytes),
                      "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
     }
 }
 
-/* Or `pre`. */
-static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
+/* Producer thread 2, backward: loads the tile's part of pre. */
+static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o,
+                                                          mtt__tile_barriers *barriers, uint32_t side)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -4632,37 +4823,39 @@ static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_argume
             mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
             mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
             for (int half = 0; half < 2; half++)
-                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre, &barriers->side_full[slot], at.y + n,
-                                 at.x + 64 * half);
+                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre,
+                                 &barriers->side_full[slot], at.y + n, at.x + 64 * half);
         }
     }
 }
 
-/* C += A W over a stage, the tile's k-th: the warpgroup's 64 rows. It ends while the product goes on. `step` counts stages over all
-   tiles. */
+/* C += A W over the tile's k-th stage, for the warpgroup's 64 rows. Returns while the product runs. `step`
+   counts stages over all tiles. */
 template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
-                                                          int warpgroup, int k, int &step)
+static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers,
+                                                          uint32_t smem, int warpgroup, int k, int &step)
 {
     const int stage = step % MTT__TILE_STAGES;
     const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
-    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
+    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0);
+    const uint32_t w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
     mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
     mtt__wgmma_begin();
     #pragma unroll
     for (int j = 0; j < MTT__TILE_K / 16; j++)
-        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0,
-                                     E());
+        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
+                                     mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
     mtt__wgmma_commit();
     mtt__wgmma_wait<1>(); /* the stage before has been read */
     if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
     step++;
 }
 
-/* A tile's results in 16 bits, forward with the bias, which free the accumulators for the next tile. `tiles` were held before. */
+/* Rounds a tile's results to 16 bits, forward with the bias. This frees the accumulators for the next tile.
+   `tiles`: number of tiles before it. */
 template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4], mtt__tile_barriers *barriers,
-                                                      uint32_t smem, int tiles)
+static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
+                                                      mtt__tile_barriers *barriers, uint32_t smem, int tiles)
 {
     const int lane = threadIdx.x & 31, slot = tiles % 2;
     const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
@@ -4682,19 +4875,22 @@ static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], c
     if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
 }
 
-/* A part, 32 columns, of pre, which is held, and of y = GELU(pre): each warp sends its 16 rows off by itself. */
+/* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
+   rows. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
-                                                      int warp, int2 at, int part)
+static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2],
+                                                      const mtt__tile_arguments &o, uint32_t side, int warp,
+                                                      int2 at, int part)
 {
     const int lane = threadIdx.x & 31;
-    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__lane_a<32>(lane);
+    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
+    const uint32_t lane_at = mtt__lane_a<32>(lane);
     if (lane == 0) mtt__tensor_wait<1>();
-    __syncwarp(); /* these two of the four places are free */
+    __syncwarp(); /* two of the four buffers are free */
     #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         const uint32_t(*pre)[2] = held + part * 4 + n;
-        mtt__store_matrices(mtt__advance<32>(pre_smem + straight, n), pre[0], pre[1]);
+        mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
         if (!o.has_y) continue;
         uint32_t y[4];
         #pragma unroll
@@ -4702,10 +4898,10 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
             const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
             y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
         }
-        mtt__store_matrices(mtt__advance<32>(y_smem + straight, n), &y[0], &y[2]);
+        mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
     }
     mtt__wgmma_publish();
-    __syncwarp(); /* all of the warp's rows are written before one lane sends them */
+    __syncwarp(); /* all of the warp's rows are written before one lane stores them */
     if (lane == 0) {
         mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
         if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
@@ -4713,33 +4909,37 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
     }
 }
 
-/* A part of dx = dy W^T, which is held, times GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's
-   64 rows are the product of ones and dx by the tensor cores, each warp 8 columns. `step` counts parts over all tiles. */
+/* A part of dx = dy W^T, which is held, times GELU'(pre), in the place of pre in shared memory. Sums of its
+   columns over the warpgroup's 64 rows are the product of ones and dx on tensor cores, 8 columns a warp.
+   `step` counts parts over all tiles. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
-                                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
-                                                               int part, int &step)
+static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2],
+                                                               const mtt__tile_arguments &o,
+                                                               mtt__tile_barriers *barriers, uint32_t side,
+                                                               int warpgroup, int2 at, int part, int &step)
 {
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
+    const int row0 = at.x + warpgroup * 64;
     const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
     const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
     const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
-    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
+    const uint32_t lane_smem = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
     float sum[4] = {};
     mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
     #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         uint32_t pre[4], dx[4];
-        mtt__load_matrices(pre, mtt__advance<32>(straight, n));
+        mtt__load_matrices(pre, mtt__advance<32>(lane_smem, n));
         #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e], E()), dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
+            const float2 x = mtt__unpack_pair(pre[e], E());
+            const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
             dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
         }
-        mtt__store_matrices(mtt__advance<32>(straight, n), &dx[0], &dx[2]);
+        mtt__store_matrices(mtt__advance<32>(lane_smem, n), &dx[0], &dx[2]);
     }
     mtt__wgmma_publish();
-    /* the warpgroup's dx is written before it is sent and summed */
+    /* the warpgroup's dx is written before it is stored and summed */
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
     if (threadIdx.x % 128 == 0) {
         mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
@@ -4755,24 +4955,27 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&
     if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
         *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
     if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
-    __syncwarp(); /* the warp has read dx, its first lane's store too */
+    __syncwarp(); /* the warp and its store have read dx */
     if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
     step++;
 }
 #endif
 
-/* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
-   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64 rounded up, n] float
-   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue of the
-                tile before meanwhile, two threads of the third feed them; MTT__TILE_SHARED bytes
-   Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
-                matrices; results apart from operands
-   Traffic      A and W once a tile from L2; pre and y written once, or pre read and dx written once
-   Determinism  k in order, one writer of each result, sums in a fixed order
-   Reference    mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu. H200, 16384 x 3072 x 768: forward 130 us (cuBLASLt and GELU
-                apart 162), backward 160 (and sums apart 214); tensor cores busy in 75 and 58 % of the cycles */
+/* Math:        forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i =
+                sum of dx over 64 rows from row 64 i
+   Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
+                [rows / 64 rounded up, n] float
+   Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups
+                multiply 64 rows each, while they compute the epilogue of the tile before. Two threads of the
+                third feed them. MTT__TILE_SHARED bytes
+   Requires:    code for sm_90a (otherwise the kernel is empty and has no static shared memory); n and k
+                multiples of 8, 16-byte aligned matrices; results do not overlap operands
+   Traffic:     A and W once a tile from L2; pre and y written once, or pre read and dx written once
+   Determinism: k in order, one writer of each result, sums in a fixed order
+   Reference:   mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu */
 template <typename E, bool BACKWARD>
-static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
+static __global__ void __launch_bounds__(384, 1)
+    mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
 {
 #if MTT__HOPPER
     extern __shared__ __align__(128) unsigned char shared[];
@@ -4783,15 +4986,20 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
     int2 at = make_int2(0, 0);
     uint32_t held[32][2];
     if (threadIdx.x == 0) {
-        for (int i = 0; i < MTT__TILE_STAGES; i++)
-            mtt__barrier_init(&barriers.full[i], 1), mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
-        for (int i = 0; i < MTT__SIDE_SLOTS; i++)
-            mtt__barrier_init(&barriers.side_full[i], 1), mtt__barrier_init(&barriers.side_empty[i], 8); /* of each warp */
+        for (int i = 0; i < MTT__TILE_STAGES; i++) {
+            mtt__barrier_init(&barriers.full[i], 1);
+            mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
+        }
+        for (int i = 0; i < MTT__SIDE_SLOTS; i++) {
+            mtt__barrier_init(&barriers.side_full[i], 1);
+            mtt__barrier_init(&barriers.side_empty[i], 8); /* a thread of each warp */
+        }
         asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
     }
     __syncthreads(); /* barriers are ready */
     if (warpgroup == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); /* of 168; the others need 128 for a tile, 64 for the one before */
+        /* 24 of 168 registers: the others need 128 for a tile, 64 for the one before */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
         if (threadIdx.x == 288) {
             if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
@@ -4805,12 +5013,13 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
         float c[32][4];
         int k = 0;
         #pragma unroll
-        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before, under as many of this one's products */
+        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before */
             #pragma unroll 1
             for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
                 mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
             if (tiles == 0) continue;
-            if (BACKWARD) mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
+            if (BACKWARD)
+                mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
             else mtt__tile_gelu<E>(held, o, side, warp, at, part);
         }
         mtt__wgmma_wait();
@@ -4820,29 +5029,34 @@ static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_
         mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
         at = mtt__tile_place(o, tile);
     }
-    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */
+    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
 #endif
 }
 
-/* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
-static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
-                           int box_rows)
+/* The tensor map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
+static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row,
+                                int64_t rows, int box_columns, int box_rows)
 {
     const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
     const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    const CUtensorMapDataType type = t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    const CUresult error = c->encode(map, type, 2, (char *)t->data + (size_t)first_row * stride[0], shape, stride, box, steps,
-                                     CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                     box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    char *const data = (char *)t->data + (size_t)first_row * stride[0];
+    const CUtensorMapDataType type =
+        t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUtensorMapSwizzle swizzle =
+        box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+    const CUresult error =
+        c->encode(map, type, 2, data, shape, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (error == CUDA_SUCCESS) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no tensor map of %s (error %d)", c->device,
+                          t->name, (int)error);
 }
 
-/* `rows` rows from `first_row` on; sums as the kernel leaves them. */
+/* `rows` rows from `first_row`; sums of 64 rows each. */
 template <typename E, bool BACKWARD>
-static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w, const mtt_tensor *bias, const mtt_tensor *pre,
-                                    const mtt_tensor *y, int64_t first_row, int64_t rows, float *sums)
+static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w,
+                                    const mtt_tensor *bias, const mtt_tensor *pre, const mtt_tensor *y,
+                                    int64_t first_row, int64_t rows, float *sums)
 {
     const mtt_tensor *out = y ? y : pre;
     mtt__tile_arguments o;
@@ -4852,31 +5066,36 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     o.bias = bias ? bias->data : NULL;
     o.has_y = y != NULL;
     o.sums = sums;
-    o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
+    o.rows = (int)rows;
+    o.n = (int)mtt__width(out);
+    o.k = (int)mtt__width(a);
     tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
     status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
     if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status != MTT_OK) return status;
-    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu", mtt_k_linear_gelu<E, BACKWARD>,
-                              (unsigned)mtt__min(tiles, c->processors), 384, MTT__TILE_SHARED, o);
+    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
+                              mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors), 384,
+                              MTT__TILE_SHARED, o);
 }
 
-/* Slabs of rows whose sums the workspace holds. */
+/* In slabs of rows whose sums the workspace holds. */
 template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = 2 * n * (int64_t)sizeof(float);
-    const int64_t slab = o->d_bias ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = (int64_t)mtt__op_scratch(op);
+    const int64_t slab = pair ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
     void *scratch = NULL;
-    mtt_status status = o->d_bias ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
+    mtt_status status = pair ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
     for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
         const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
-        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count, (float *)scratch);
+        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count,
+                                            (float *)scratch);
         if (status == MTT_OK && o->d_bias)
-            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias), first > 0 || op->adds);
+            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias),
+                                            first > 0 || op->adds);
     }
     return status;
 }
@@ -4899,7 +5118,7 @@ static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *o
 
 /* ---- the loss in one pass: a row of logits in the shared memory of a cluster ---- */
 
-/* Clusters of blocks, which read and write each other's shared memory; before sm_90 a block is alone. */
+/* Blocks of a cluster read and write each other's shared memory. Before sm_90 a block is alone. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 static __device__ __forceinline__ int mtt__cluster_blocks(void)
 {
@@ -4915,15 +5134,17 @@ static __device__ __forceinline__ int mtt__cluster_rank(void)
     return rank;
 }
 
-/* Stores into block `rank`, where `at` lies here. */
+/* Stores into block `rank`, at the place that `at` has here. */
 static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, float2 value)
 {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
 }
 
-/* A barrier of all threads of a cluster in two halves: what they stored before they arrived, all see who have waited. */
+/* The two halves of a barrier of all threads of a cluster: who has waited sees what all stored before they
+   arrived. */
 static __device__ __forceinline__ void mtt__cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -4941,19 +5162,21 @@ static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
 static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
 #endif
 
-/* Who shares a row of logits, how many of its octets a thread has at most, and how many rows are under way. */
+/* Threads of a block, packs of 8 logits that a thread has of a row at most, rows in shared memory, and blocks
+   of a cluster at most. */
 enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
 
-/* Math:        as mtt_k_cross_entropy, both in one pass; sums[c][j] = sum of cluster c's gradients of column j, where sums are
-                wanted
+/* Math:        as mtt_k_cross_entropy, loss and gradient in one pass; sums[c][j] = sum of cluster c's
+                gradients of column j, if sums are wanted
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
-   Launch:      a cluster of 1 to 8 blocks of 640 threads shares rows c, c + clusters, ... by columns: a block's share of a row fits
-                3 times into shared memory and its columns' sums into registers. A row is fetched while the two before it are
-                worked on; its largest logit and sum of powers travel between the blocks while the gradients of the row before are
-                written
-   Requires:    Vp a multiple of 8 and at most 25,600 times the cluster's size; clusters of more than one block from sm_90 on
+   Launch:      a cluster of 1 to 8 blocks of 640 threads has rows c, c + clusters, ... and divides them by
+                columns. A block's part of three rows is in shared memory, its columns' sums are in registers.
+                A row is copied while the two before it are computed. Blocks exchange its largest logit and
+                sum of powers while they write the gradients of the row before
+   Requires:    Vp a multiple of 8, at most 25,600 times the blocks of a cluster; more than one block from
+                sm_90 up
    Traffic:     x read and written once
-   Determinism: the rows of a cluster in their order; (largest, sum) of all warps joined in a fixed order
+   Determinism: rows of a cluster in order; (largest, sum) of all warps joined in a fixed order
    Reference:   mtt__row_loss, mtt__row_gradient */
 template <class T>
 static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
@@ -4962,33 +5185,36 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
 {
     enum { WARPS = MTT__LOSS_THREADS / 32 };
     extern __shared__ uint4 staged[];
-    __shared__ float2 parts[2][MTT__CLUSTER * WARPS]; /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    __shared__ float2 warp_parts[2][MTT__CLUSTER * WARPS];
     const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
-    const int share = (width / 8 + blocks - 1) / blocks, begin = rank * share;
-    const int mine = begin + share < width / 8 ? share : width / 8 - begin; /* octets of a row; none or less in a last block */
+    const int packs_per_block = (width / 8 + blocks - 1) / blocks, first_pack = rank * packs_per_block;
+    const int packs_here = min(packs_per_block, width / 8 - first_pack); /* none or less in the last block */
     const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
     const int count = (rows - cluster + clusters - 1) / clusters;
     const float factor = mtt__loss_factor(control, counters);
     const int64_t next = (int64_t)clusters * width;
     float column[MTT__LOSS_PACKS][8] = {};
-    T *x = logits + (int64_t)cluster * width + begin * 8, *smem = reinterpret_cast<T *>(staged);
-    int target = targets[cluster], target_ahead = target, ragged = -1;
-#define MTT__EACH_PACK                                                                                               \
-    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < mine; p++, pack += MTT__LOSS_THREADS)
+    T *x = logits + (int64_t)cluster * width + first_pack * 8, *smem = reinterpret_cast<T *>(staged);
+    int target = targets[cluster], target_ahead = target, last_pack = -1;
+#define MTT__EACH_PACK                                                                                      \
+    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < packs_here;         \
+                           p++, pack += MTT__LOSS_THREADS)
     MTT__EACH_PACK
-        if ((begin + pack) * 8 + 8 > classes) ragged = pack; /* the padding is shorter than a row of threads: one each at most */
-    /* Each thread reads only what it has copied itself, so no barrier parts the stages. */
+        if ((first_pack + pack) * 8 + 8 > classes) last_pack = pack; /* with padding: one a thread at most */
+    /* Each thread reads only its own copies, so stages need no barrier. */
     auto copy = [&](int i) {
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
         if (i < count) MTT__EACH_PACK
             for (int part = 0; part < 8; part += 16 / sizeof(T))
-                mtt__copy_async(mtt__smem(smem + (i % MTT__LOSS_STAGES * share + pack) * 8 + part), x + i * next + pack * 8 + part, true);
+                mtt__copy_async(mtt__smem(row + pack * 8 + part), x + i * next + pack * 8 + part, true);
         mtt__copy_commit();
     };
-    auto measure = [&](int i) { /* row i: what this warp tells all blocks */
-        T *row = smem + i % MTT__LOSS_STAGES * share * 8;
+    auto measure = [&](int i) { /* this warp's part of row i, stored in all blocks */
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
         float v[8], most = -3.4e38f, sum = 0;
-        for (int j = ragged * 8; ragged >= 0 && j < ragged * 8 + 8; j++)
-            if (begin * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* no class: its power is 0 */
+        for (int j = last_pack * 8; last_pack >= 0 && j < last_pack * 8 + 8; j++)
+            if (first_pack * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* its power is 0 */
         MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
         most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
         MTT__EACH_PACK {
@@ -4997,71 +5223,78 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
             for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
         }
         sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
-        if (lane < blocks) /* a warp without a class has no sum */
-            mtt__cluster_store(&parts[i % 2][rank * WARPS + threadIdx.x / 32], lane, make_float2(most, most > -3.4e38f ? sum : 0.0f));
+        if (!(most > -3.4e38f)) sum = 0.0f; /* a warp without a class */
+        float2 *const part = &warp_parts[i % 2][rank * WARPS + threadIdx.x / 32];
+        if (lane < blocks) mtt__cluster_store(part, lane, make_float2(most, sum));
         mtt__cluster_arrive();
     };
     mtt__cluster_arrive();
     copy(0);
     copy(1);
-    mtt__cluster_wait(); /* all blocks are there before one stores into another */
+    mtt__cluster_wait(); /* all blocks have begun before one stores into another */
     mtt__copy_wait<1>();
     measure(0);
     for (int i = 0; i < count; i++, target = target_ahead) {
-        const T *from = smem + i % MTT__LOSS_STAGES * share * 8;
+        const T *from = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        const float2 *parts = warp_parts[i % 2];
         T *to = x + i * next;
-        float most = -3.4e38f, sum = 0, lse, v[8], *told = out + 3 * (cluster + (int64_t)i * clusters);
+        float most = -3.4e38f, sum = 0, lse, v[8], *row_out = out + 3 * (cluster + (int64_t)i * clusters);
         if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
         copy(i + 2);
-        mtt__cluster_wait(); /* the warps' parts of row i are there; those of row i - 1 have been read by all */
-        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[i % 2][q].x);
+        mtt__cluster_wait(); /* warps' parts of row i are stored, those of row i - 1 have been read by all */
+        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[q].x);
         most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[i % 2][q].y * expf(parts[i % 2][q].x - most);
+        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[q].y * expf(parts[q].x - most);
         lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
         mtt__copy_wait<1>();
         if (i + 1 < count) measure(i + 1);
         if (target < 0) {
             for (int k = 0; k < 8; k++) v[k] = 0;
             MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
-            if (rank == 0 && threadIdx.x < 3) told[threadIdx.x] = 0;
+            if (rank == 0 && threadIdx.x < 3) row_out[threadIdx.x] = 0;
             continue;
         }
         MTT__EACH_PACK {
             mtt__read_floats(from + pack * 8, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
-            if (target / 8 == begin + pack) {
-                const float at = mtt__to_float(from[target - begin * 8]), gradient = (expf(at - lse) - 1.0f) * factor;
+            if (target / 8 == first_pack + pack) {
+                const float at = mtt__to_float(from[target - first_pack * 8]);
+                const float gradient = (expf(at - lse) - 1.0f) * factor;
 #pragma unroll
                 for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
-                told[0] = lse - at;
-                told[1] = at >= most ? 1.0f : 0.0f;
-                told[2] = lse;
+                row_out[0] = lse - at;
+                row_out[1] = at >= most ? 1.0f : 0.0f;
+                row_out[2] = lse;
             }
             mtt__store_floats(to + pack * 8, v);
 #pragma unroll
             for (int k = 0; k < 8; k++) column[p][k] += v[k];
         }
     }
-    if (sums) MTT__EACH_PACK mtt__store_floats(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
+    if (sums) sums += (int64_t)cluster * width + first_pack * 8;
+    if (sums) MTT__EACH_PACK mtt__store_floats(sums + pack * 8, column[p]);
 #undef MTT__EACH_PACK
 }
 
-/* Blocks that share a row in mtt_k_loss_rows, as few as can; 0 where it is too long. */
+/* The least number of blocks that hold a row in mtt_k_loss_rows; 0 = the row is too long. */
 static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
 {
     for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
-        int64_t share = (width / 8 + blocks - 1) / blocks;
-        *bytes = MTT__LOSS_STAGES * (size_t)share * 8 * (c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4);
-        if (share <= MTT__LOSS_THREADS * MTT__LOSS_PACKS && *bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
+        const int64_t packs = mtt__ceil_div(width / 8, blocks);
+        const int element = c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4;
+        *bytes = MTT__LOSS_STAGES * (size_t)packs * 8 * element;
+        if (packs > MTT__LOSS_THREADS * MTT__LOSS_PACKS) continue;
+        if (*bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
     }
     return 0;
 }
 
-/* As many clusters as the device holds at a time: a later one would begin when others end. Where the workspace does
-   not hold the sums of one, the rows take two passes. */
+/* Runs as many clusters as the device holds at a time: another one would wait for these. If the workspace
+   holds the sums of none, the rows take two passes. */
 template <class T>
-static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r,
+                                         const mtt_tensor *db, int add)
 {
     const int64_t width = mtt__width(r.logits);
     float *sums = db ? mtt__at<float>(op->workspace) : NULL;
@@ -5069,6 +5302,8 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__lo
     int blocks = mtt__loss_cluster(c, width, &bytes), clusters = c->processors;
     cudaLaunchAttribute cluster = {};
     cudaLaunchConfig_t launch = {};
+    const auto kernel = mtt_k_loss_rows<T>;
+    cudaError_t error;
     mtt_status status;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = (unsigned)blocks;
@@ -5079,24 +5314,23 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__lo
     launch.stream = c->stream;
     launch.attrs = &cluster;
     launch.numAttrs = blocks > 1;
-    status = mtt__checked(c, cudaFuncSetAttribute(mtt_k_loss_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                  (int)bytes), "cross_entropy");
-    if (blocks > 1 && status == MTT_OK)
-        status = mtt__checked(c, cudaOccupancyMaxActiveClusters(&clusters, mtt_k_loss_rows<T>, &launch), "cross_entropy");
-    if (status != MTT_OK) return status;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (!error && blocks > 1) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch);
+    if (error) return mtt__checked(c, error, "cross_entropy");
     clusters = (int)mtt__min(clusters, r.rows);
-    if (db) clusters = (int)mtt__min(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
+    if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (4 * width));
     if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
     launch.gridDim = dim3((unsigned)(clusters * blocks));
-    status = mtt__checked(c, cudaLaunchKernelEx(&launch, mtt_k_loss_rows<T>, mtt__at<T>(r.logits), r.targets, r.losses,
-                                                sums, mtt__at<const mtt_control>(r.control),
-                                                mtt__at<const mtt_counters>(r.counters), op->shape->vocab, (int)width,
-                                                (int)r.rows), "cross_entropy");
+    error = cudaLaunchKernelEx(&launch, kernel, mtt__at<T>(r.logits), r.targets, r.losses, sums,
+                               mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
+                               op->shape->vocab, (int)width, (int)r.rows);
+    status = mtt__checked(c, error, "cross_entropy");
     if (status != MTT_OK || !db) return status;
     return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
 }
 
-static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
+static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db,
+                                      int add)
 {
     MTT__BY_TYPE(r.logits, mtt__fused_gradient_of<T>(c, op, r, db, add))
 }
