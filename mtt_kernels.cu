@@ -62,6 +62,8 @@
    >>toolbox
    -------------------------------------------------------------------------------------------------------- */
 
+#define MTT__DEVICE static __device__ __forceinline__
+
 /* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every
    kernel: widths are multiples of 8, and one draw of dropout serves 8 elements. */
 template <class T, int N = 8> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mtt__vector {
@@ -2077,8 +2079,8 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
 /* ---- products of all heads ---- */
 
 /* One call of cuBLASLt makes the products of a head batch, matrices at one stride. Heads lie at two strides:
-   from sequence to sequence and, within a row, from head to head. So a head batch is one head of all sequences
-   or all heads of one sequence, whichever takes fewer calls. */
+   from sequence to sequence and, within a row, from head to head. So a head batch is one head of all
+   sequences or all heads of one sequence, whichever takes fewer calls. */
 struct mtt__head_batch {
     int64_t sequence;                 /* the first matrix: its sequence and head */
     int head, next_sequence, next_head; /* 0 or 1: the steps to the next one */
@@ -2210,13 +2212,13 @@ static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op
 /* ---- softmax ---- */
 
 /* Joins a value over the threads of a row: 32, a warp, or 128, a block. */
-template <class JOIN> static __device__ __forceinline__ float mtt__reduce_row(float x, int threads, float *shared)
+template <class JOIN> MTT__DEVICE float mtt__reduce_row(float x, int threads, float *shared)
 {
     return threads == 32 ? mtt__reduce<JOIN, 32>(x, shared) : mtt__reduce<JOIN, 128>(x, shared);
 }
 
-/* Math:        P[i][j] = e^(S[i][j] - max) / sum over the keys j that query i attends, max(0, i - W + 1) .. i;
-                0 elsewhere
+/* Math:        P[i][j] = e^(S[i][j] - max) / sum over the keys j that query i attends, max(0, i - W + 1) ..
+                i; 0 elsewhere
    Shapes:      S, P [rows, T] T; row r is of query r mod T
    Launch:      32 or 128 threads a row, 128 a block; WIDTH elements at a time
    Requires:    WIDTH 8 only if T is a multiple of 8
@@ -2268,8 +2270,8 @@ static __global__ void __launch_bounds__(128)
    Reference:   mtt__cpu_softmax_backward */
 template <class T, int WIDTH>
 static __global__ void __launch_bounds__(128, 10)
-    mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len, int window,
-                           int threads, mtt__dropout dropout)
+    mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len,
+                           int window, int threads, mtt__dropout dropout)
 {
     __shared__ float shared[32];
     const int64_t row = threads == 32 ? (int64_t)blockIdx.x * 4 + threadIdx.x / 32 : blockIdx.x;
@@ -2302,7 +2304,10 @@ static __global__ void __launch_bounds__(128, 10)
 
 /* Elements at a time: 8 where rows are aligned. A warp a row up to 512 or 2,048 keys, a block beyond. */
 static int mtt__row_width(const mtt_shape *d) { return d->seq_len % 8 ? 1 : 8; }
-static int mtt__row_threads(const mtt_shape *d) { return d->seq_len <= (d->seq_len % 8 ? 512 : 2048) ? 32 : 128; }
+static int mtt__row_threads(const mtt_shape *d)
+{
+    return d->seq_len <= (d->seq_len % 8 ? 512 : 2048) ? 32 : 128;
+}
 
 template <class T> static mtt_status mtt__launch_softmax(mtt__cuda *c, const mtt_op *op)
 {
@@ -2328,8 +2333,8 @@ template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, 
     const int64_t rows = mtt__rows(o->d_probs);
     auto kernel = mtt__row_width(d) == 8 ? mtt_k_softmax_backward<T, 8> : mtt_k_softmax_backward<T, 1>;
     return mtt__launch(c, "softmax_backward", kernel, mtt__blocks(rows, 128 / threads), 128,
-                       mtt__at<T>(o->d_probs), mtt__at<T>(o->probs), mtt__at<T>(o->d_scores), rows, d->seq_len,
-                       d->window, threads, mtt__dropout_of(op, o->control));
+                       mtt__at<T>(o->d_probs), mtt__at<T>(o->probs), mtt__at<T>(o->d_scores), rows,
+                       d->seq_len, d->window, threads, mtt__dropout_of(op, o->control));
 }
 
 static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
@@ -2345,15 +2350,16 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
        lse_i = log sum_j e^S_ij,  Z = dropout's mask, 0 or 1 / (1 - p).
    No T x T matrix is in memory: S and P exist a tile at a time, in registers or shared memory.
 
-   In this order: what the kernels share; the algorithm, in exact FP32, which FP32 tensors use; the same on
-   tensor cores (mma.sync), which 16-bit tensors use. The last room of the file has the kernels of H100 and H200.
+   In this order: what the kernels share; the algorithm, in exact FP32, which runs FP32 tensors; the same on
+   tensor cores (mma.sync), which runs 16-bit tensors. Kernels for H100 and H200 are in >>hopper.
 
-   Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores. _gmem is device memory, _smem shared memory
-   (a 32-bit address), _rmem registers.
+   Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores. _gmem is device memory, _smem shared
+   memory (a 32-bit address), _rmem registers.
 
-   Numerics: operands of products have the type of the tensors; all sums and the softmax are FP32. Exponentials
-   are powers of two: scale_log2 is scale log2(e). Any T >= 1, any window; D a multiple of 8 up to 256, padded
-   with zeros inside. Deterministic, bit for bit, on one device: no float atomics, every sum has one order. */
+   Numerics: operands of products have the type of the tensors; all sums and the softmax are FP32.
+   Exponentials are powers of two: scale_log2 is scale log2(e). Any T >= 1, any window; D a multiple of 8 up
+   to 256, padded with zeros inside. Deterministic, bit for bit, on one device: no float atomics; every sum
+   has one order. */
 
 /* ---- what the kernels share ---- */
 
@@ -2364,7 +2370,8 @@ struct mtt__flash {
     mtt_qkv view;
     int64_t seq_len, width, kv_width; /* T; C; columns from K to V */
     int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
-    float scale, scale_log2, gradient_scale;   /* gradient_scale, of dQ and dK: 0 where every query attends one key */
+    float scale, scale_log2;
+    float gradient_scale; /* of dQ and dK: 0 where every query attends one key */
     mtt__dropout dropout;
     /* the backward pass by tensor cores */
     float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head on */
@@ -2374,19 +2381,20 @@ struct mtt__flash {
 };
 
 /* First element of a head in `out`, and in a part of qkv. */
-static __device__ __forceinline__ int64_t mtt__flash_out(const mtt__flash &f, int head)
+MTT__DEVICE int64_t mtt__flash_out(const mtt__flash &f, int head)
 {
-    return (int64_t)(head / f.view.heads) * f.seq_len * f.width + (int64_t)(head % f.view.heads) * f.view.head_dim;
+    return (int64_t)(head / f.view.heads) * f.seq_len * f.width +
+           (int64_t)(head % f.view.heads) * f.view.head_dim;
 }
 
-static __device__ __forceinline__ int64_t mtt__flash_part(const mtt__flash &f, int head, int part)
+MTT__DEVICE int64_t mtt__flash_part(const mtt__flash &f, int head, int part)
 {
     return (int64_t)(head / f.view.heads) * f.seq_len * f.view.row +
            mtt_qkv_column(&f.view, part, head % f.view.heads);
 }
 
 /* Bit k: element 8 index + k is kept. */
-static __device__ __forceinline__ uint32_t mtt__keep_mask(const mtt__dropout &d, uint64_t index)
+MTT__DEVICE uint32_t mtt__keep_mask(const mtt__dropout &d, uint64_t index)
 {
     const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
     const mtt_draw draw = mtt__draw(d.control->seed, index, stream);
@@ -2398,7 +2406,7 @@ static __device__ __forceinline__ uint32_t mtt__keep_mask(const mtt__dropout &d,
 
 /* The same for 8 elements from any `element` up, of two draws unless it is a multiple of 8. The loop is not
    unrolled: one copy of the generator's code is enough. */
-static __device__ __forceinline__ uint32_t mtt__keep_mask_at(const mtt__dropout &d, uint64_t element)
+MTT__DEVICE uint32_t mtt__keep_mask_at(const mtt__dropout &d, uint64_t element)
 {
     const uint32_t shift = (uint32_t)element & 7u;
     uint32_t bits = 0;
@@ -2411,22 +2419,22 @@ static __device__ __forceinline__ uint32_t mtt__keep_mask_at(const mtt__dropout 
 /* ---- the algorithm, in exact FP32 ---- */
 
 /* The online softmax. O_i = sum_j e^(S_ij - m) V_j / sum_j e^(S_ij - m) for any m; m = max_j S_ij avoids
-   overflow, but is known only after the last key. So each row keeps the maximum m of the keys so far, the sum l
-   of e^(S - m), and O = sum of e^(S - m) V. Where a tile of keys raises m to m', both sums are rescaled by
+   overflow, but is known only after the last key. So each row keeps the maximum m of the keys so far, the sum
+   l of e^(S - m), and O = sum of e^(S - m) V. Where a tile of keys raises m to m', both sums are rescaled by
    e^(m - m'). Two tiles of two keys, S = 1, 3 | 4, 2 and V = 10, 20 | 30, 40 (one column):
 
-       tile   m'   rescale          P = e^(S - m')   l                           O
-       1, 3   3    -                0.1353  1        1.1353                      0.1353 10 + 1 20 = 21.353
-       4, 2   4    e^(3-4) = 0.3679 1       0.1353   0.3679 1.1353 + 1.1353      0.3679 21.353 + 1 30 + 0.1353 40
-                                                       = 1.5530                    = 43.269
+       tile   m'   rescale           P = e^(S - m')   l                         O
+       1, 3   3    -                 0.1353  1        1.1353                    0.1353 10 + 1 20 = 21.353
+       4, 2   4    e^(3-4) = 0.3679  1  0.1353        0.3679 1.1353 + 1.1353    0.3679 21.353 + 1 30
+                                                        = 1.5530                  + 0.1353 40 = 43.269
 
-   At the end O / l = 27.861 and lse = m + log l = 4.4402. The softmax of all four, 0.0321 0.2369 0.6439 0.0871,
-   gives the same 27.861. */
+   At the end O / l = 27.861 and lse = m + log l = 4.4402. The softmax of all four, 0.0321 0.2369 0.6439
+   0.0871, gives the same 27.861. */
 
 /* TILE rows of D floats, D + 1 apart so that a column spreads over the banks; zeros past T. */
 template <int TILE>
-static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem, int64_t stride, int64_t rows_left,
-                                       int D)
+static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem, int64_t stride,
+                                       int64_t rows_left, int D)
 {
     for (int index = threadIdx.x; index < TILE * D; index += 256)
         tile_smem[index / D * (D + 1) + index % D] =
@@ -2447,13 +2455,14 @@ static __device__ bool mtt__attends(const mtt__flash &f, int query, int key)
 
 /* Math:        O = softmax(scale Q K^T) V tile by tile, with a running maximum and sum of each row; lse
    Shapes:      qkv [B T, row of the view], out [B T, C], lse [B H, T] FP32; WIDTH >= D
-   Launch:      a block of 16 x 16 threads a tile of TILE queries and head; thread (x, y) has rows y + 16 r and
-                columns x + 16 c. Shared memory: Q; K, then V; P
+   Launch:      a block of 16 x 16 threads a tile of TILE queries and head; thread (x, y) has rows y + 16 r
+                and columns x + 16 c. Shared memory: Q; K, then V; P
    Requires:    -
    Traffic:     K and V once a tile of queries; 4 D FLOP a pair of query and key
    Determinism: one block makes a row, in one order
    Reference:   mtt__flash_tile; FlashAttention-2, algorithm 1 */
-template <int WIDTH, int TILE> static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mtt__flash f)
+template <int WIDTH, int TILE>
+static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mtt__flash f)
 {
     constexpr int R = TILE / 16;
     extern __shared__ __align__(128) unsigned char shared[];
@@ -2462,12 +2471,14 @@ template <int WIDTH, int TILE> static __global__ void __launch_bounds__(256) mtt
     const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
     const int64_t stride = f.view.row;
     const float *q_gmem = (const float *)f.qkv + mtt__flash_part(f, head, MTT__PART_Q);
-    const float *k_gmem = (const float *)f.qkv + mtt__flash_part(f, head, MTT__PART_K), *v_gmem = k_gmem + f.kv_width;
+    const float *k_gmem = (const float *)f.qkv + mtt__flash_part(f, head, MTT__PART_K);
+    const float *v_gmem = k_gmem + f.kv_width;
     float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
     float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
     for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
     mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
-    for (int k0 = f.window ? max(0, q0 - f.window + 1) / TILE * TILE : 0; k0 < min(q0 + TILE, T); k0 += TILE) {
+    for (int k0 = f.window ? max(0, q0 - f.window + 1) / TILE * TILE : 0; k0 < min(q0 + TILE, T);
+         k0 += TILE) {
         float s[R][R] = {};
         __syncthreads(); /* V of the last tile is read before K overwrites it */
         mtt__load_exact<TILE>(kv_smem, k_gmem + k0 * stride, stride, T - k0, D);
@@ -2536,7 +2547,8 @@ template <int WIDTH, int TILE> static __global__ void __launch_bounds__(256) mtt
    Traffic:     reads dO, O and lse once, writes 8 bytes a row and head
    Determinism: a fixed tree of sums
    Reference:   mtt__load_queries. O as it was stored, so that delta is that of the rounded O */
-template <typename E> static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f, int log_lanes)
+template <typename E>
+static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f, int log_lanes)
 {
     const int64_t index = ((int64_t)blockIdx.x * 256 + threadIdx.x) >> log_lanes;
     const int64_t count = (int64_t)f.head_count * f.seq_len;
@@ -2553,13 +2565,15 @@ template <typename E> static __global__ void __launch_bounds__(256) mtt_k_flash_
     }
     for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     if (index < count && column == 0)
-        f.stats[index] = make_float2(f.lse[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
+        f.stats[index] =
+            make_float2(f.lse[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
 }
 
-/* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of queries
+/* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of
+                queries
    Shapes:      as mtt_k_flash_forward_exact; d_qkv as qkv
-   Launch:      a block of 16 x 16 threads a tile of TILE keys or queries and head; thread (x, y) has rows y + 16 r
-                and columns x + 16 c. Shared memory: Q, dO, K, V, P, dS
+   Launch:      a block of 16 x 16 threads a tile of TILE keys or queries and head; thread (x, y) has rows y +
+                16 r and columns x + 16 c. Shared memory: Q, dO, K, V, P, dS
    Requires:    stats of mtt_k_flash_stats
    Traffic:     the other side's two tensors once a tile; 8 D FLOP a pair with KEYS, 6 D without: P and dS are
                 made twice
@@ -2578,7 +2592,8 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
     const float *q_gmem = (const float *)f.qkv + q_part, *k_gmem = (const float *)f.qkv + k_part;
     const float *v_gmem = k_gmem + f.kv_width, *do_gmem = (const float *)f.d_out + mtt__flash_out(f, head);
     float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1);
-    float *v_smem = k_smem + TILE * (D + 1), *p_smem = v_smem + TILE * (D + 1), *ds_smem = p_smem + TILE * (TILE + 1);
+    float *v_smem = k_smem + TILE * (D + 1), *p_smem = v_smem + TILE * (D + 1);
+    float *ds_smem = p_smem + TILE * (TILE + 1);
     float first_rmem[R][WIDTH / 16] = {}, second_rmem[R][WIDTH / 16] = {}; /* dK or dQ; dV */
     int begin = own, end = min(own + TILE, T);
     if (KEYS) end = f.window ? (int)min((int64_t)T, (int64_t)own + TILE - 1 + f.window) : T;
@@ -2604,7 +2619,8 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
                 }
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++) {
-                const int query = q0 + y + 16 * r, key = k0 + x + 16 * c, at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
+                const int query = q0 + y + 16 * r, key = k0 + x + 16 * c;
+                const int at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
                 float p = 0, z = 1, delta = 0;
                 if (mtt__attends(f, query, key)) {
                     const float2 stats = f.stats[(int64_t)local * T + query];
@@ -2637,24 +2653,25 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
 
 /* ---- tensor cores: one instruction each ---- */
 
-/* Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l points to row l % 8 of matrix l / 8, and gets
-   two elements of each: row l / 4, columns 2 (l % 4) and the next. Transposed: of the matrices' transposes. */
-static __device__ __forceinline__ void mtt__load_matrices(uint32_t r[4], uint32_t from_smem)
+/* Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l points to row l % 8 of matrix l / 8, and
+   gets two elements of each: row l / 4, columns 2 (l % 4) and the next. Transposed: of the matrices'
+   transposes. */
+MTT__DEVICE void mtt__load_matrices(uint32_t r[4], uint32_t from_smem)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__load_transposed(uint32_t r[4], uint32_t from_smem)
+MTT__DEVICE void mtt__load_transposed(uint32_t r[4], uint32_t from_smem)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
 }
 
-/* An opaque register: the compiler cannot see where its value comes from. It then neither recomputes the value at
-   each use nor hoists work on it out of a loop. These kernels use almost all registers; opaque values decide what
-   is held in one and what is computed where it is used. */
-static __device__ __forceinline__ uint32_t mtt__opaque(uint32_t x)
+/* An opaque register: the compiler cannot see where its value comes from. It then neither recomputes the
+   value at each use nor hoists work on it out of a loop. These kernels use almost all registers; opaque
+   values decide what is held in one and what is computed where it is used. */
+MTT__DEVICE uint32_t mtt__opaque(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
@@ -2662,15 +2679,12 @@ static __device__ __forceinline__ uint32_t mtt__opaque(uint32_t x)
 
 /* A shuffle from lane 0 shows the compiler that a value is the same for the warp, so branches on it do not
    diverge. */
-static __device__ __forceinline__ int mtt__uniform(int x)
-{
-    return __shfl_sync(0xffffffffu, x, 0);
-}
+MTT__DEVICE int mtt__uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-/* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8 columns.
-   Compute capability 8 has no such instruction: lanes learn the addresses of their rows by shuffles. */
-static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2],
-                                                           const uint32_t right[2])
+/* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8
+   columns. Compute capability 8 has no such instruction: lanes learn the addresses of their rows by
+   shuffles. */
+MTT__DEVICE void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], const uint32_t right[2])
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
@@ -2685,26 +2699,26 @@ static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, con
 #endif
 }
 
-/* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next, as
-   c[0..1] and c[2..3]. */
-#define MTT__MMA(E, TYPE)                                                                                        \
-    static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E) \
-    {                                                                                                            \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "         \
-            "{%8,%9}, {%0,%1,%2,%3};"                                                                            \
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                     \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                     \
+/* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next,
+   as c[0..1] and c[2..3]. */
+#define MTT__MMA(E, TYPE)                                                                                \
+    MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E)              \
+    {                                                                                                    \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, " \
+            "{%8,%9}, {%0,%1,%2,%3};"                                                                    \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                             \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                             \
     }
 MTT__MMA(__nv_bfloat16, "bf16")
 MTT__MMA(__half, "f16")
 
-static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
+MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
     return *(const uint32_t *)&pair;
 }
 
-static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __half)
+MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __half)
 {
     __half2 pair = __floats2half2_rn(x, y);
     return *(const uint32_t *)&pair;
@@ -2712,50 +2726,52 @@ static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __ha
 
 /* ---- tensor cores: tiles in shared memory ---- */
 
-/* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes. Chunk c lies at c ^ swizzle(row), so that the
-   same chunk of 8 rows, which one matrix of an ldmatrix reads, spreads over all 32 banks. Rows 8 apart have the
-   same swizzle. */
-template <int WIDTH> static __device__ __forceinline__ int mtt__swizzle(int row)
+/* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes. Chunk c lies at c ^ swizzle(row), so that
+   the same chunk of 8 rows, which one matrix of an ldmatrix reads, spreads over all 32 banks. Rows 8 apart
+   have the same swizzle. */
+template <int WIDTH> MTT__DEVICE int mtt__swizzle(int row)
 {
     return WIDTH % 64 == 0 ? row & 7 : WIDTH % 32 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
 }
 
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__chunk(int row, int chunk)
+template <int WIDTH> MTT__DEVICE uint32_t mtt__chunk(int row, int chunk)
 {
     return (uint32_t)(row * WIDTH * 2 + ((chunk ^ mtt__swizzle<WIDTH>(row)) << 4));
 }
 
-/* From the address of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that one
-   register serves all columns. Tiles start at multiples of 128 bytes. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__advance(uint32_t smem, int chunk)
+/* From the address of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that
+   one register serves all columns. Tiles start at multiples of 128 bytes. */
+template <int WIDTH> MTT__DEVICE uint32_t mtt__advance(uint32_t smem, int chunk)
 {
     constexpr int SWIZZLED = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
     return (smem ^ (uint32_t)((chunk & SWIZZLED) << 4)) + (uint32_t)((chunk & ~SWIZZLED) << 4);
 }
 
-/* The lane's ldmatrix address of the first 16 x 16 elements of a tile; mtt__advance goes to further columns, 8
-   rows are 16 WIDTH bytes. lane_a: A stored by rows or, transposed, B stored by rows of k. lane_b: B stored by
-   columns or, transposed, A stored by rows of k; r[0..1] and r[2..3] are then two B's. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__lane_a(int lane)
+/* The lane's ldmatrix address of the first 16 x 16 elements of a tile; mtt__advance goes to further columns,
+   8 rows are 16 WIDTH bytes. lane_a: A stored by rows or, transposed, B stored by rows of k. lane_b: B stored
+   by columns or, transposed, A stored by rows of k; r[0..1] and r[2..3] are then two B's. */
+template <int WIDTH> MTT__DEVICE uint32_t mtt__lane_a(int lane)
 {
     return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
 }
 
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__lane_b(int lane)
+template <int WIDTH> MTT__DEVICE uint32_t mtt__lane_b(int lane)
 {
     return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
 }
 
-/* Chunk n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is shared. */
-template <int WIDTH, int SPAN> static __device__ __forceinline__ uint32_t mtt__part_column(uint32_t smem, int part, int n)
+/* Chunk n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is
+   shared. */
+template <int WIDTH, int SPAN> MTT__DEVICE uint32_t mtt__part_column(uint32_t smem, int part, int n)
 {
     if (SPAN & (SPAN - 1)) return mtt__advance<WIDTH>(smem, part * SPAN + n);
     return mtt__advance<WIDTH>(mtt__advance<WIDTH>(smem, part * SPAN), n);
 }
 
-/* C += A B over 16 of k: load_a(a, k, m) loads 16 x 16 of A, load_b(b, k, n) columns n and n + 1 of B, 8 each. */
+/* C += A B over 16 of k: load_a(a, k, m) loads 16 x 16 of A, load_b(b, k, n) columns n and n + 1 of B, 8
+   each. */
 template <typename E, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__mma_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
+MTT__DEVICE void mtt__mma_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
 {
     uint32_t a[M][4], b[4];
 #pragma unroll
@@ -2772,16 +2788,16 @@ static __device__ __forceinline__ void mtt__mma_step(float (&c)[M][N][4], LoadA 
 }
 
 template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__mma_steps(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
+MTT__DEVICE void mtt__mma_steps(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
 {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
 }
 
-/* Steps begin to end alone, in a loop of their own: a test in each step of the unrolled loop would keep the loads
-   of the next step behind it. */
+/* Steps begin to end alone, in a loop of their own: a test in each step of the unrolled loop would keep the
+   loads of the next step behind it. */
 template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__mma_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int begin, int end)
+MTT__DEVICE void mtt__mma_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int begin, int end)
 {
     if (begin == 0 && end >= STEPS) {
         mtt__mma_steps<E, STEPS>(c, load_a, load_b);
@@ -2791,16 +2807,48 @@ static __device__ __forceinline__ void mtt__mma_part(float (&c)[M][N][4], LoadA 
     for (int k = begin; k < end && k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
 }
 
+/* Loaders of operands for these, from the lane's address in a tile of WIDTH columns; `offset` in bytes comes
+   after the swizzle. A stored by rows, B by columns; A and B stored by rows of k. */
+template <int WIDTH> MTT__DEVICE auto mtt__a_rows(uint32_t lane, int offset = 0)
+{
+    return [=](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__advance<WIDTH>(lane, k * 2) + m * 16 * WIDTH * 2 + offset);
+    };
+}
+
+template <int WIDTH> MTT__DEVICE auto mtt__b_columns(uint32_t lane, int offset = 0)
+{
+    return [=](uint32_t *b, int k, int n) {
+        mtt__load_matrices(b, mtt__advance<WIDTH>(lane, k * 2) + n * 8 * WIDTH * 2 + offset);
+    };
+}
+
+template <int WIDTH> MTT__DEVICE auto mtt__a_of_k(uint32_t lane)
+{
+    return [=](uint32_t *a, int k, int m) {
+        mtt__load_transposed(a, mtt__advance<WIDTH>(lane, m * 2) + k * 16 * WIDTH * 2);
+    };
+}
+
+/* Of B, part `part` of SPAN chunks of columns. */
+template <int WIDTH, int SPAN = 1> MTT__DEVICE auto mtt__b_of_k(uint32_t lane, int offset = 0, int part = 0)
+{
+    return [=](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__part_column<WIDTH, SPAN>(lane, part, n) + k * 16 * WIDTH * 2 + offset);
+    };
+}
+
 /* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and
    head_dim. A thread copies the chunk of its lane in every STEP-th row. `thread` is its number. */
 template <int ROWS, int WIDTH, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stride,
-                                                      int rows_left, int head_dim, uint32_t thread)
+MTT__DEVICE void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stride, int rows_left,
+                                int head_dim, uint32_t thread)
 {
     constexpr int LANES = WIDTH == 96 ? 16 : WIDTH / 8, STEP = THREADS / LANES;
     static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
     const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
-    const char *at_gmem = (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__opaque(thread % LANES * 16);
+    const char *at_gmem =
+        (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__opaque(thread % LANES * 16);
     const uint32_t step = (uint32_t)(STEP * stride * 2);
     if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
 #pragma unroll
@@ -2809,7 +2857,7 @@ static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const 
 }
 
 /* Transposes 4 x 4 words across the 4 lanes of a quad: lane q ends with word q of each lane. */
-static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4], int q)
+MTT__DEVICE void mtt__transpose_quad(uint32_t v[4], int q)
 {
     const bool odd = q & 1, high = q & 2;
 #pragma unroll
@@ -2826,12 +2874,12 @@ static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4], int q)
     }
 }
 
-/* One row of accumulators, COLUMNS / 8 products side by side, times `factor`, to 16-bit memory. `half`: 0 = row
-   l/4, 1 = row l/4 + 8; `quad`: the lane within its quad. A lane stores 16 bytes where 32 columns fill a quad.
-   All lanes of the warp call it. */
+/* One row of accumulators, COLUMNS / 8 products side by side, times `factor`, to 16-bit memory. `half`: 0 =
+   row l/4, 1 = row l/4 + 8; `quad`: the lane within its quad. A lane stores 16 bytes where 32 columns fill a
+   quad. All lanes of the warp call it. */
 template <typename E, int COLUMNS>
-static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor,
-                                                      bool valid, int columns_left, int quad)
+MTT__DEVICE void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor, bool valid,
+                                int columns_left, int quad)
 {
 #pragma unroll
     for (int n = 0; n < COLUMNS / 8; n += 4) {
@@ -2855,13 +2903,13 @@ static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (
 
 /* ---- tensor cores: forward ---- */
 
-/* A head: its number, its first row of B T, its first columns of Q and O, and of K. It is in shared memory, because
-   accumulators take all registers. */
+/* A head: its number, its first row of B T, its first columns of Q and O, and of K. It is in shared memory,
+   because accumulators take all registers. */
 struct mtt__flash_head {
     int head, first_row, column, k_column;
 };
 
-static __device__ __forceinline__ void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
+MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
 {
     h.head = head;
     h.first_row = head / f.view.heads * (int)f.seq_len;
@@ -2870,13 +2918,13 @@ static __device__ __forceinline__ void mtt__flash_head_set(mtt__flash_head &h, c
 }
 
 /* An element of a row of a head, in a matrix whose rows are `stride` elements. */
-static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride, int column)
+MTT__DEVICE int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride, int column)
 {
     return (int64_t)(h.first_row + row) * stride + column;
 }
 
-/* Whether code for sm_90a never runs this kernel, so that its body is left out: the >>hopper room has a kernel in
-   its place, or (stages 1) it is for devices with less shared memory. */
+/* Whether code for sm_90a never runs this kernel, so that its body is left out: the >>hopper room has a
+   kernel in its place, or (stages 1) it is for devices with less shared memory. */
 template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 {
 #if MTT__HOPPER
@@ -2886,11 +2934,11 @@ template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 #endif
 }
 
-/* -inf for scores of keys that the query does not attend. `apart`: the query of the first score minus its key. A
-   further row of accumulators adds `row_sign` to it (1: rows are queries, columns keys; -1: the reverse), a
-   further column the opposite. */
+/* -inf for scores of keys that the query does not attend. `apart`: the query of the first score minus its
+   key. A further row of accumulators adds `row_sign` to it (1: rows are queries, columns keys; -1: the
+   reverse), a further column the opposite. */
 template <int M, int N>
-static __device__ __forceinline__ void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
+MTT__DEVICE void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
 {
     const int beyond = window ? apart - window : -(1 << 30);
 #pragma unroll
@@ -2904,8 +2952,8 @@ static __device__ __forceinline__ void mtt__flash_mask(float (&s)[M][N][4], int 
             }
 }
 
-/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. DROPOUT: the kernel
-   can drop; without, its rows may be larger, since masks take registers. */
+/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. DROPOUT: the
+   kernel can drop; without, its rows may be larger, since masks take registers. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD,
           int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__forward_sizes {
@@ -2914,6 +2962,7 @@ struct mtt__forward_sizes {
     static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
     static constexpr int KEY_TILES = BLOCK_KV / 8;
     static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
+    typedef float scores[ROW_TILES][KEY_TILES][4], outputs[ROW_TILES][D / 8][4], rows[ROW_TILES][2];
     /* shared memory: Q, two stages of K and V, mtt__forward_block */
     static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
     static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
@@ -2927,29 +2976,26 @@ struct mtt__forward_block {
 
 /* K and V of BLOCK_KV keys from k0, to a stage. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0,
-                                                         uint32_t stage_smem)
+MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0, uint32_t stage_smem)
 {
     const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
     const typename S::E *k_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride, h.k_column);
     const typename S::E *v_gmem = k_gmem + f.kv_width;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D,
+                                                  threadIdx.x);
     mtt__copy_commit();
 }
 
-/* Raises the rows' maxima. A row keeps its maximum, and O and the sum are not rescaled, until a score exceeds it by
-   SLACK in the exponent of 2: P then stays below 2^8, and a rescale is rare. The final division uses the same
-   maximum, so the result is exact. */
+/* Raises the rows' maxima. A row keeps its maximum, and O and the sum are not rescaled, until a score exceeds
+   it by SLACK in the exponent of 2: P then stays below 2^8, and a rescale is rare. The final division uses
+   the same maximum, so the result is exact. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_rescale(float (&row_max)[S::ROW_TILES][2],
-                                                            float (&row_sum)[S::ROW_TILES][2],
-                                                            float (&o)[S::ROW_TILES][S::D / 8][4],
-                                                            const float (&s)[S::ROW_TILES][S::KEY_TILES][4],
-                                                            float scale_log2)
+MTT__DEVICE void mtt__forward_rescale(typename S::rows &row_max, typename S::rows &row_sum,
+                                      typename S::outputs &o, const typename S::scores &s, float scale_log2)
 {
     constexpr float SLACK = 8.0f;
-    float most[S::ROW_TILES][2];
+    typename S::rows most;
     bool exceeds = false;
 #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++)
@@ -2981,8 +3027,8 @@ static __device__ __forceinline__ void mtt__forward_rescale(float (&row_max)[S::
 
 /* P in place of scores, and its sums. */
 template <int M, int N>
-static __device__ __forceinline__ void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2],
-                                                            const float (&row_max)[M][2], float scale_log2)
+MTT__DEVICE void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2],
+                                      const float (&row_max)[M][2], float scale_log2)
 {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -2999,11 +3045,11 @@ static __device__ __forceinline__ void mtt__forward_softmax(float (&s)[M][N][4],
         }
 }
 
-/* Keep masks of a tile, before its scores take registers: lane q of a quad draws for 8 keys of every 32, q, q + 4,
-   ..., a byte for each of its rows. */
+/* Keep masks of a tile, before its scores take registers: lane q of a quad draws for 8 keys of every 32, q, q
+   + 4, ..., a byte for each of its rows. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt__flash &f,
-                                                         int head, int row0, int k0)
+MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt__flash &f, int head,
+                                   int row0, int k0)
 {
     const int lane = mtt__opaque(threadIdx.x) & 31;
 #pragma unroll
@@ -3013,7 +3059,8 @@ static __device__ __forceinline__ void mtt__forward_keep(uint32_t (&keep)[S::KEY
             keep[n] = 0;
 #pragma unroll 2 /* all at once take too many registers */
             for (int r = 0; r < 2 * S::ROW_TILES; r++) {
-                const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
+                const uint64_t row =
+                    (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
                 const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
                 keep[n] |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
             }
@@ -3022,8 +3069,7 @@ static __device__ __forceinline__ void mtt__forward_keep(uint32_t (&keep)[S::KEY
     }
 }
 
-template <int M, int N>
-static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[N / 4])
+template <int M, int N> MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[N / 4])
 {
     const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -3039,10 +3085,9 @@ static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], co
 
 /* O of the warp's rows from row0, and lse. */
 template <class S>
-static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
-                                                          const float (&o)[S::ROW_TILES][S::D / 8][4],
-                                                          const float (&row_max)[S::ROW_TILES][2],
-                                                          const float (&row_sum)[S::ROW_TILES][2])
+MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
+                                    const typename S::outputs &o, const typename S::rows &row_max,
+                                    const typename S::rows &row_sum)
 {
     const int row = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
     typename S::E *o_gmem = (typename S::E *)f.out + mtt__flash_row(head, row, width, head.column);
@@ -3056,19 +3101,20 @@ static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, c
             float sum = row_sum[m][h];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.dropout.scale / sum,
-                                                valid, f.view.head_dim, threadIdx.x & 3);
+            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h,
+                                                f.dropout.scale / sum, valid, f.view.head_dim,
+                                                threadIdx.x & 3);
             if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
         }
 }
 
-/* The block's place: blocks of a group of heads, whose K and V stay in L2, run side by side; the last queries, which
-   attend the most keys, come first. */
+/* The block's place: blocks of a group of heads, whose K and V stay in L2, run side by side; the last
+   queries, which attend the most keys, come first. */
 struct mtt__forward_place {
     int head, q0;
 };
 
-template <class S> static __device__ __forceinline__ mtt__forward_place mtt__forward_place_of(const mtt__flash &f)
+template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mtt__flash &f)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
     const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
@@ -3081,10 +3127,11 @@ template <class S> static __device__ __forceinline__ mtt__forward_place mtt__for
 
 /* Math:        as mtt_k_flash_forward_exact
    Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32; S::D >= D
-   Launch:      a block of BLOCK_Q / ROWS warps a tile of queries and head. Shared memory: Q, two stages of K and V
+   Launch:      a block of BLOCK_Q / ROWS warps a tile of queries and head. Shared memory: Q, two stages of K
+                and V
    Requires:    D % 8 == 0, 16-byte aligned tensors; no dropout unless S::DROPOUT
-   Traffic:     reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a
-                pair of query and key
+   Traffic:     reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D
+                FLOP a pair of query and key
    Determinism: one block makes a row, in one order
    Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
 template <class S>
@@ -3097,7 +3144,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + S::Q_BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len, stride = (int)f.view.row;
     const mtt__forward_place place = mtt__forward_place_of<S>(f);
-    const int q0 = place.q0, row0 = q0 + warp * ROWS, last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    const int q0 = place.q0, row0 = q0 + warp * ROWS;
+    const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
     mtt__forward_block &block = *(mtt__forward_block *)(shared + S::BLOCK_AT);
     if (threadIdx.x == 0) {
         mtt__flash_head_set(block.head, f, place.head);
@@ -3105,7 +3153,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     }
     __syncthreads(); /* the block's work is known to all */
     const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, stride, block.head.column);
-    float o_rmem[S::ROW_TILES][D / 8][4] = {}, row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2] = {};
+    typename S::outputs o_rmem = {};
+    typename S::rows row_max, row_sum = {};
     uint32_t q_rmem[D / 16][S::ROW_TILES][4];
 #pragma unroll
     for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
@@ -3131,21 +3180,21 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
             continue; /* the warp's queries attend no key of this tile */
 
-        /* the lane's addresses in Q, K and V: computed for each tile where O and scores take most registers */
+        /* the lane's addresses in Q, K and V: computed for each tile where O and scores take most
+           registers */
         const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__opaque(threadIdx.x);
-        const uint32_t lane_a = mtt__lane_a<D>(thread & 31), q_lane = q_smem + lane_a + thread / 32 * ROWS * D * 2;
-        const uint32_t k_lane = kv_smem + mtt__lane_b<D>(thread & 31) + at, v_lane = kv_smem + lane_a + S::KV_BYTES + at;
+        const uint32_t lane_a = mtt__lane_a<D>(thread & 31);
+        const uint32_t q_lane = q_smem + lane_a + thread / 32 * ROWS * D * 2;
+        const uint32_t k_lane = kv_smem + mtt__lane_b<D>(thread & 31) + at;
+        const uint32_t v_lane = kv_smem + lane_a + S::KV_BYTES + at;
         uint32_t keep[S::KEY_TILES / 4];
         if (S::DROPOUT) mtt__forward_keep<S>(keep, f, block.head.head, row0, k0);
-        float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
+        typename S::scores s_rmem = {};
         const auto load_q = [&](uint32_t *a, int k, int m) {
             if (!S::Q_IN_REGISTERS)
                 mtt__load_matrices(a, mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
             else
                 for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
-        };
-        const auto load_k = [&](uint32_t *b, int k, int n) {
-            mtt__load_matrices(b, mtt__advance<D>(k_lane, k * 2) + n * 8 * D * 2);
         };
         const auto load_p = [&](uint32_t *a, int k, int m) {
             for (int r = 0; r < 4; r++) {
@@ -3153,26 +3202,23 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                 a[r] = mtt__pack_pair(p[0], p[1], E());
             }
         };
-        const auto load_v = [&](uint32_t *b, int k, int n) {
-            mtt__load_transposed(b, mtt__advance<D>(v_lane, n) + k * 16 * D * 2);
-        };
-        mtt__mma_steps<E, D / 16>(s_rmem, load_q, load_k);
+        mtt__mma_steps<E, D / 16>(s_rmem, load_q, mtt__b_columns<D>(k_lane));
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
         if (S::DROPOUT) mtt__forward_drop(s_rmem, keep);
-        mtt__mma_steps<E, BLOCK_KV / 16>(o_rmem, load_p, load_v);
+        mtt__mma_steps<E, BLOCK_KV / 16>(o_rmem, load_p, mtt__b_of_k<D>(v_lane));
     }
     mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
 }
 
 /* ---- tensor cores: backward ---- */
 
-/* A block has a tile of keys: it keeps their dK and dV in registers and walks the tiles of queries that attend
-   them, from the last to the first. A tile of dQ has terms of many blocks, which add to it one after another, in
-   the order of rising keys, whatever the timing. The blocks of a head start together at the last queries, so each
-   runs a step behind the one before it. With four tiles of keys and of queries:
+/* A block has a tile of keys: it keeps their dK and dV in registers and walks the tiles of queries that
+   attend them, from the last to the first. A tile of dQ has terms of many blocks, which add to it one after
+   another, in the order of rising keys, whatever the timing. The blocks of a head start together at the last
+   queries, so each runs a step behind the one before it. With four tiles of keys and of queries:
 
        step           1       2       3       4
        keys 0       dQ 3    dQ 2    dQ 1    dQ 0 *
@@ -3183,19 +3229,19 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
                                        \                   *  the last contributor writes dQ
        keys 3                               dQ 3 *
 
-   The sums pass through dq_partial, in device memory that stays in L2. Thread i of a block takes over the sums of
-   thread i of the block before. A unit is 4 sums, 128 bits, and carries the number of its contribution: 7 bits
-   in place of the lowest 7 of each of the first two sums. These keep 17 bits of significand; their terms were
-   rounded to 8 or 11.
+   The sums pass through dq_partial, in device memory that stays in L2. Thread i of a block takes over the
+   sums of thread i of the block before. A unit is 4 sums, 128 bits, and carries the number of its
+   contribution: 7 bits in place of the lowest 7 of each of the first two sums. These keep 17 bits of
+   significand; their terms were rounded to 8 or 11.
 
-   Why this is correct under PTX's memory model, without a fence: a unit is one scalar access, `relaxed` at the
-   scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of a launch never
-   repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that carries number n was
-   written by contribution n and not by one that happens to look like it. Contribution n + 1 writes a unit after it
-   has read n in it, in the same thread, which orders the two in the coherence of that unit. No other memory is
-   handed over, so there is nothing else to order. Waiting is reading again until the number is there. */
-template <int COUNT, int THREADS>
-static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
+   Why this is correct under PTX's memory model, without a fence: a unit is one scalar access, `relaxed` at
+   the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of a
+   launch never repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that
+   carries number n was written by contribution n and not by one that happens to look like it. Contribution n
+   + 1 writes a unit after it has read n in it, in the same thread, which orders the two in the coherence of
+   that unit. No other memory is handed over, so there is nothing else to order. Waiting is reading again
+   until the number is there. */
+template <int COUNT, int THREADS> MTT__DEVICE void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
 {
 #pragma unroll
     for (int n = 0; n < COUNT; n++)
@@ -3206,17 +3252,19 @@ static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const fl
 }
 
 /* Compares 7 bits once, after joining the differences of all units. */
-template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
+template <int COUNT> MTT__DEVICE bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
 {
     uint32_t wrong[2] = {};
 #pragma unroll
-    for (int n = 0; n < COUNT * 2; n++) wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
+    for (int n = 0; n < COUNT * 2; n++)
+        wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
     return !(mtt__opaque(wrong[0] | wrong[1]) & 127u);
 }
 
-/* The number replaces bits and is even as often as they are, so no sum drifts. Infinities and NaN remain such. */
+/* The number replaces bits and is even as often as they are, so no sum drifts. Infinities and NaN remain
+   such. */
 template <int COUNT, int THREADS>
-static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
+MTT__DEVICE void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
 {
 #pragma unroll
     for (int n = 0; n < COUNT; n++) {
@@ -3231,9 +3279,9 @@ static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const fl
     }
 }
 
-/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time;
-   dK and dV of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. DROPOUT: the
-   kernel can drop; without, its chunks may be larger, since masks take registers. */
+/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a
+   time; dK and dV of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns.
+   DROPOUT: the kernel can drop; without, its chunks may be larger, since masks take registers. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES,
           int QUERY_ROW_TILES, int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__backward_sizes {
@@ -3247,84 +3295,79 @@ struct mtt__backward_sizes {
     static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
     static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
     static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
-    static constexpr bool CRAMPED = D == 256; /* registers only suffice if addresses are computed at each use */
+    typedef float scores[KEY_ROWS][CHUNK / 8][4], key_sums[KEY_ROWS][COLUMNS / 8][4];
+    typedef float query_sums[QUERY_ROWS][DQ_COLUMNS / 8][4];
+    typedef uint32_t packed[KEY_ROWS][CHUNK / 8][2];
+    /* registers only suffice if addresses are computed at each use */
+    static constexpr bool CRAMPED = D == 256;
     /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T; then mtt__backward_block */
-    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2;
+    static constexpr int STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
     static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
     static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64;
-    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
+    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0,
+                  "products come in 16 columns");
 };
 
 /* A block's work, in shared memory. */
 struct mtt__backward_block {
     mtt__flash_head head;
-    int local, slot, round;        /* head of the slice; its slot in the ring of dQ, and heads that had it before */
+    int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
     int k0, first_tile, last_tile; /* first key; tiles of queries that attend one of the keys */
     const char *q_gmem, *do_gmem;  /* the head's first rows */
 };
 
-/* The lane's ldmatrix addresses: of K as B of dQ (and, further on, of K and V as A of scores, Q and dO as B of dK and
-   dV); of Q and dO as B of scores; of P^T and dS^T, for the store and as A of dV and dK; of dS^T as A of dQ. */
-struct mtt__backward_addresses {
+/* The lane's ldmatrix addresses: of K as B of dQ (and, further on, of K and V as A of scores, Q and dO as B
+   of dK and dV); of Q and dO as B of scores; of P^T and dS^T, for the store and as A of dV and dK; of dS^T as
+   A of dQ. */
+struct mtt__backward_at {
     const mtt__backward_block *block;
     int k0;
     uint32_t k_b, q_b, s_a, dq_a;
 };
 
 /* The warp's part of the tiles, computed at each use. */
-static __device__ __forceinline__ int mtt__backward_warp(void)
-{
-    return mtt__uniform((int)mtt__opaque(threadIdx.x) / 32);
-}
+MTT__DEVICE int mtt__backward_warp(void) { return mtt__uniform((int)mtt__opaque(threadIdx.x) / 32); }
+template <class S> MTT__DEVICE int mtt__key_warp(void) { return mtt__backward_warp() % S::KEY_WARPS; }
+template <class S> MTT__DEVICE int mtt__query_warp(void) { return mtt__backward_warp() / S::KEY_WARPS; }
 
-template <class S> static __device__ __forceinline__ int mtt__key_warp(void)
-{
-    return mtt__backward_warp() % S::KEY_WARPS;
-}
-
-template <class S> static __device__ __forceinline__ int mtt__query_warp(void)
-{
-    return mtt__backward_warp() / S::KEY_WARPS;
-}
-
-template <class S> static __device__ __forceinline__ int mtt__dq_row(void)
+template <class S> MTT__DEVICE int mtt__dq_row(void)
 {
     return mtt__backward_warp() % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS;
 }
 
-template <class S> static __device__ __forceinline__ int mtt__dq_part(void)
-{
-    return mtt__backward_warp() / S::DQ_ROW_WARPS;
-}
+template <class S> MTT__DEVICE int mtt__dq_part(void) { return mtt__backward_warp() / S::DQ_ROW_WARPS; }
 
-template <class S> static __device__ __forceinline__ uint32_t mtt__backward_thread(void)
+template <class S> MTT__DEVICE uint32_t mtt__backward_thread(void)
 {
     return S::CRAMPED ? mtt__opaque(threadIdx.x) : threadIdx.x;
 }
 
-/* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` heads: the first
-   of each head, then the second, ... So the longest go first. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+/* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` heads: the
+   first of each head, then the second, ... So the longest go first. */
+template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
 {
     const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
     const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
-    const int in_group = ticket % (f.group * key_tiles), local = first + in_group % group, key_tile = in_group / group;
+    const int in_group = ticket % (f.group * key_tiles), local = first + in_group % group;
+    const int key_tile = in_group / group;
     const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
     mtt__flash_head_set(block->head, f, f.first_head + local);
     block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
-    block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row, block->head.column) * 2;
-    block->do_gmem = (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width, block->head.column) * 2;
+    block->q_gmem =
+        (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row, block->head.column) * 2;
+    block->do_gmem =
+        (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width, block->head.column) * 2;
     block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
     block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
 }
 
 template <class S>
-static __device__ __forceinline__ mtt__backward_addresses mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
+MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
 {
     const int lane = threadIdx.x & 31;
     mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
-    mtt__backward_addresses at;
+    mtt__backward_at at;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, block);
     __syncthreads(); /* the block's work is known to all */
     at.block = block, at.k0 = mtt__uniform(block->k0);
@@ -3337,23 +3380,22 @@ static __device__ __forceinline__ mtt__backward_addresses mtt__backward_begin(co
 }
 
 /* Called in each round of the loop: what is computed from these holds no registers between rounds. */
-static __device__ __forceinline__ void mtt__backward_opaque(mtt__backward_addresses &at)
+MTT__DEVICE void mtt__backward_opaque(mtt__backward_at &at)
 {
     at.k_b = mtt__opaque(at.k_b), at.q_b = mtt__opaque(at.q_b), at.s_a = mtt__opaque(at.s_a);
     at.dq_a = mtt__opaque(at.dq_a), at.k0 = (int)mtt__opaque(at.k0);
 }
 
 /* The stage of a tile of queries. */
-template <class S> static __device__ __forceinline__ uint32_t mtt__backward_stage(int tile)
+template <class S> MTT__DEVICE uint32_t mtt__backward_stage(int tile)
 {
     return (tile & (S::STAGES - 1)) * S::STAGE;
 }
 
-/* Q, dO and stats of a tile of queries, to its stage. Stats past the end are zeros, so P is 1 there, but the rows of
-   Q and dO are zeros. */
+/* Q, dO and stats of a tile of queries, to its stage. Stats past the end are zeros, so P is 1 there, but the
+   rows of Q and dO are zeros. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_addresses &at,
-                                                          uint32_t smem, int tile)
+MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at &at, uint32_t smem, int tile)
 {
     typedef typename S::E E;
     const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
@@ -3361,47 +3403,37 @@ static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, c
     const uint32_t q_stride = (uint32_t)f.view.row, do_stride = (uint32_t)f.width;
     const char *q_gmem = at.block->q_gmem + (uint64_t)(uint32_t)row * (q_stride * 2);
     const char *do_gmem = at.block->do_gmem + (uint64_t)(uint32_t)row * (do_stride * 2);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, (int)q_stride, left, f.view.head_dim, thread);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, (int)q_stride, left, f.view.head_dim,
+                                                 thread);
     mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)do_stride, left,
                                                  f.view.head_dim, thread);
     if (thread < S::BLOCK_Q)
-        mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8, f.stats + at.block->local * f.seq_len + row + thread,
-                             thread < left);
+        mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8,
+                             f.stats + at.block->local * f.seq_len + row + thread, thread < left);
     mtt__copy_commit();
 }
 
 /* S^T and dP^T of the warp's keys and of a chunk of queries. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                            float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4], uint32_t kv_a,
-                                                            uint32_t q_b, int chunk)
+MTT__DEVICE void mtt__backward_scores(typename S::scores &s, typename S::scores &dp, uint32_t kv_a,
+                                      uint32_t q_b, int chunk)
 {
     constexpr int D = S::D;
-    const auto load_k = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<D>(kv_a, k * 2) + m * 16 * D * 2);
-    };
-    const auto load_v = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<D>(kv_a, k * 2) + m * 16 * D * 2 + S::KV_BYTES);
-    };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__advance<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__advance<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
-    };
-    mtt__mma_steps<typename S::E, D / 16>(s, load_k, load_q);
-    mtt__mma_steps<typename S::E, D / 16>(dp, load_v, load_do);
+    const int q_at = chunk * S::CHUNK * D * 2, do_at = q_at + S::Q_BYTES;
+    mtt__mma_steps<typename S::E, D / 16>(s, mtt__a_rows<D>(kv_a), mtt__b_columns<D>(q_b, q_at));
+    mtt__mma_steps<typename S::E, D / 16>(dp, mtt__a_rows<D>(kv_a, S::KV_BYTES),
+                                          mtt__b_columns<D>(q_b, do_at));
 }
 
-/* Keep masks of a chunk: lane l has a byte for each 8 of the warp's keys, of query l % CHUNK. If two lanes have the
-   same query, each draws every other byte. */
+/* Keep masks of a chunk: lane l has a byte for each 8 of the warp's keys, of query l % CHUNK. If two lanes
+   have the same query, each draws every other byte. */
 template <class S>
-static __device__ __forceinline__ uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward_addresses &at,
-                                                              int key, int query)
+MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward_at &at, int key, int query)
 {
     constexpr int SHARERS = 32 / S::CHUNK;
     const int lane = (int)(mtt__opaque(threadIdx.x) & 31);
-    const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
+    const uint64_t row =
+        (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
     uint32_t keep = 0;
     if (!f.dropout.threshold) return 0xffffffffu;
 #pragma unroll
@@ -3415,11 +3447,9 @@ static __device__ __forceinline__ uint32_t mtt__backward_keep(const mtt__flash &
 
 /* P and dS of scores and dP, packed as A operands. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_p_ds(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                                          uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                                          const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                          const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                          const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
+MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::packed &ds_packed,
+                                    const typename S::scores &s, const typename S::scores &dp,
+                                    const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
 {
     typedef typename S::E E;
     const int lane = (int)(mtt__backward_thread<S>() & 31);
@@ -3458,22 +3488,20 @@ static __device__ __forceinline__ void mtt__backward_p_ds(uint32_t (&p_packed)[S
 
 /* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                           float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                           const mtt__flash &f, const mtt__backward_addresses &at,
-                                                           uint32_t kv_a, uint32_t stage_at, uint32_t smem, int q0,
-                                                           int chunk)
+MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv, const mtt__flash &f,
+                                     const mtt__backward_at &at, uint32_t kv_a, uint32_t stage_at,
+                                     uint32_t smem, int q0, int chunk)
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
     const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
-    uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2], ds_packed[S::KEY_ROWS][CHUNK / 8][2];
+    typename S::packed p_packed, ds_packed;
     const bool attended = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (attended) {
         /* opaque: drawn here, while no scores take registers */
         const uint32_t keep = S::DROPOUT ? mtt__opaque(mtt__backward_keep<S>(f, at, key, query)) : 0;
-        float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
+        typename S::scores s = {}, dp = {};
         mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
         if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
             const int lane = mtt__opaque(threadIdx.x) & 31;
@@ -3485,64 +3513,49 @@ static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_RO
         const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__opaque(0);
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; n++)
-            for (int r = 0; r < 2 * S::KEY_ROWS; r++) p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
+            for (int r = 0; r < 2 * S::KEY_ROWS; r++)
+                p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
     }
 #pragma unroll
     for (int n = 0; n < CHUNK / 8; n += 2)
 #pragma unroll
         for (int m = 0; m < S::KEY_ROWS; m++) {
-            const uint32_t to = mtt__part_column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
+            const uint32_t to =
+                mtt__part_column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
             mtt__store_matrices(to, ds_packed[m][n], ds_packed[m][n + 1]);
             if (!S::P_IN_REGISTERS) mtt__store_matrices(to + S::S_BYTES, p_packed[m][n], p_packed[m][n + 1]);
         }
     if (!S::P_IN_REGISTERS || !attended) return;
-    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
     const auto load_p = [&](uint32_t *a, int k, int m) {
         for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
     };
     const auto load_ds = [&](uint32_t *a, int k, int m) {
         for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
     };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__advance<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__advance<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
-    };
-    mtt__mma_steps<E, CHUNK / 16>(dv, load_p, load_do);
-    mtt__mma_steps<E, CHUNK / 16>(dk, load_ds, load_q);
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
+    const int q_at = chunk * CHUNK * D * 2, do_at = q_at + S::Q_BYTES;
+    mtt__mma_steps<E, CHUNK / 16>(dv, load_p, mtt__b_of_k<D>(from, do_at));
+    mtt__mma_steps<E, CHUNK / 16>(dk, load_ds, mtt__b_of_k<D>(from, q_at));
 }
 
-/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. */
+/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. Queries before the warp's keys
+   do not attend them. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                          float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                          const mtt__backward_addresses &at, uint32_t stage_at, int q0)
+MTT__DEVICE void mtt__backward_keys(typename S::key_sums &dk, typename S::key_sums &dv,
+                                    const mtt__backward_at &at, uint32_t stage_at, int q0)
 {
     typedef typename S::E E;
-    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
-    /* queries before the warp's keys do not attend them */
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D, SPAN = S::COLUMNS / 8, STEPS = BLOCK_Q / 16;
     const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16, part = mtt__query_warp<S>();
     const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
-    const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
-    };
-    const auto load_p = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__advance<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
-    };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__part_column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__part_column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 + S::Q_BYTES);
-    };
-    mtt__mma_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
-    mtt__mma_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
+    mtt__mma_part<E, STEPS>(dv, mtt__a_rows<BLOCK_Q>(at.s_a, S::S_BYTES),
+                            mtt__b_of_k<D, SPAN>(from, S::Q_BYTES, part), first, STEPS);
+    mtt__mma_part<E, STEPS>(dk, mtt__a_rows<BLOCK_Q>(at.s_a), mtt__b_of_k<D, SPAN>(from, 0, part), first,
+                            STEPS);
 }
 
 /* The thread's sums of a tile of dQ, in the ring. */
-template <class S>
-static __device__ __forceinline__ float4 *mtt__dq_sums(const mtt__flash &f, const mtt__backward_addresses &at, int tile)
+template <class S> MTT__DEVICE float4 *mtt__dq_sums(const mtt__flash &f, const mtt__backward_at &at, int tile)
 {
     const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
     const int64_t in_ring = at.block->slot * tiles + (int)mtt__opaque(tile);
@@ -3558,8 +3571,7 @@ struct mtt__dq_order {
 
 /* Opaque: the compiler would otherwise copy the rest of the loop for each case. */
 template <class S>
-static __device__ __forceinline__ mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_addresses &at,
-                                                                 int q0)
+MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_at &at, int q0)
 {
     const int first_contributor = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
     const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
@@ -3575,9 +3587,8 @@ static __device__ __forceinline__ mtt__dq_order mtt__dq_order_of(const mtt__flas
 
 /* Waits for the sums of the block before; the first contributor begins with zeros. */
 template <class S>
-static __device__ __forceinline__ void mtt__dq_await(float (*sums)[4], const mtt__flash &f,
-                                                     const mtt__backward_addresses &at, int tile,
-                                                     const mtt__dq_order &order)
+MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_at &at, int tile,
+                               const mtt__dq_order &order)
 {
     while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, order.number)))
         mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
@@ -3588,30 +3599,25 @@ static __device__ __forceinline__ void mtt__dq_await(float (*sums)[4], const mtt
 
 /* dQ += dS K over the block's keys, those beyond the queries left out. */
 template <class S>
-static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
-                                                             const mtt__backward_addresses &at, int q0)
+MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__backward_at &at, int q0)
 {
-    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D, STEPS = S::BLOCK_KV / 16;
-    const int part = mtt__dq_part<S>();
-    const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_transposed(a, mtt__advance<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
-    };
-    const auto load_k = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__part_column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
-    };
-    mtt__mma_part<typename S::E, STEPS>(dq, load_ds, load_k, 0, (q0 + BLOCK_Q - at.k0 + 15) / 16);
+    const auto load_ds = mtt__a_of_k<S::BLOCK_Q>(at.dq_a);
+    const auto load_k = mtt__b_of_k<S::D, S::DQ_COLUMNS / 8>(at.k_b, 0, mtt__dq_part<S>());
+    mtt__mma_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
+                                                   (q0 + S::BLOCK_Q - at.k0 + 15) / 16);
 }
 
-/* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of d_qkv. */
+/* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
+   d_qkv. */
 template <class S, int PART, int M, int COLUMNS>
-static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, const mtt__backward_addresses &at,
-                                                           const float (&c)[M][COLUMNS / 8][4], int row, int column,
-                                                           float factor)
+MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at &at,
+                                     const float (&c)[M][COLUMNS / 8][4], int row, int column, float factor)
 {
     const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
     const int part_column = PART == MTT__PART_Q ? at.block->head.column : at.block->head.k_column;
     row += lane / 4;
-    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride, part_column) +
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv +
+                             mtt__flash_row(at.block->head, row, stride, part_column) +
                              (PART == MTT__PART_V ? f.kv_width : 0) + column;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -3619,57 +3625,63 @@ static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, 
         for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
             mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
-                                                   row + further < (int)f.seq_len, f.view.head_dim - column, lane & 3);
+                                                   row + further < (int)f.seq_len, f.view.head_dim - column,
+                                                   lane & 3);
         }
 }
 
-/* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K, block after
-                block. Scores are transposed, keys by queries: P^T and dS^T are then A operands of dV and dK
+/* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K,
+                block after block. Scores are transposed, keys by queries: P^T and dS^T are then A operands of
+                dV and dK
    Shapes:      as mtt_k_flash_forward; d_qkv as qkv; stats of mtt_k_flash_stats; dq_partial [slots, tiles of
                 BLOCK_Q, BLOCK_Q S::D]
-   Launch:      a block of WARPS warps a tile of keys and head, which it takes by a ticket. Shared memory: K, V,
-                STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS 1)
-   Requires:    dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a tile
-                of the ring
-   Traffic:     reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q S::D bytes of dQ a pair
-                of tiles through L2; 10 D FLOP a pair of query and key
-   Determinism: a tile of dQ is summed in the order of rising keys. No deadlock: a block waits only for the tile of
-                keys before its own in its head, or for the blocks of the head `slots` before, all of smaller
-                tickets; a ticket is drawn by a running block, so all smaller ones are running or done, and the
-                smallest of those running waits for none
-   Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so dQ needs
-                neither zeros before nor a pass after; a slot serves head after head */
+   Launch:      a block of WARPS warps a tile of keys and head, which it takes by a ticket. Shared memory: K,
+                V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys
+                (QUERY_WARPS 1)
+   Requires:    dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a
+                tile of the ring
+   Traffic:     reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q S::D bytes of dQ
+                a pair of tiles through L2; 10 D FLOP a pair of query and key
+   Determinism: a tile of dQ is summed in the order of rising keys. No deadlock: a block waits only for the
+                tile of keys before its own in its head, or for the blocks of the head `slots` before, all of
+                smaller tickets; a ticket is drawn by a running block, so all smaller ones are running or
+                done, and the smallest of those running waits for none
+   Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so
+                dQ needs neither zeros before nor a pass after; a slot serves head after head */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
 {
     if (mtt__replaced<S>(S::STAGES)) return;
     typedef typename S::E E;
     extern __shared__ __align__(128) unsigned char shared[];
-    mtt__backward_addresses at = mtt__backward_begin<S>(f, shared);
+    mtt__backward_at at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
     const int T = (int)f.seq_len, stride = (int)f.view.row, D = f.view.head_dim;
-    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, stride, at.block->head.k_column);
+    const E *k_gmem =
+        (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, stride, at.block->head.k_column);
     const E *v_gmem = k_gmem + f.kv_width;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, stride, T - at.k0, D, threadIdx.x);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, D, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, D,
+                                                  threadIdx.x);
     mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
 
-    float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
+    typename S::key_sums dk_rmem = {}, dv_rmem = {};
     for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
         const int q0 = tile * S::BLOCK_Q;
         const uint32_t stage_at = mtt__backward_stage<S>(tile);
         mtt__backward_opaque(at);
         mtt__copy_wait();
-        __syncthreads(); /* Q, dO and stats of this tile are in shared memory; the last tile's P, dS and dQ are used */
-        if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile)) mtt__backward_copy<S>(f, at, smem, tile - 1);
+        __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
+        if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
+            mtt__backward_copy<S>(f, at, smem, tile - 1);
 #pragma unroll
         for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
-            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at,
-                                   smem, q0, chunk);
+            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2,
+                                   stage_at, smem, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
         const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
-        float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
+        typename S::query_sums dq_rmem = {};
         float (*sums)[4] = dq_rmem[0];
         if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
         if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
@@ -3686,8 +3698,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         }
     }
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
-    mtt__backward_store<S, MTT__PART_K, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, f.gradient_scale);
-    mtt__backward_store<S, MTT__PART_V, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, f.dropout.scale);
+    mtt__backward_store<S, MTT__PART_K, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column,
+                                                                 f.gradient_scale);
+    mtt__backward_store<S, MTT__PART_V, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column,
+                                                                 f.dropout.scale);
 }
 
 /* ---- launches ---- */
@@ -3731,10 +3745,11 @@ static bool mtt__flash_takes(const mtt_shape *d)
 
 static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
 {
-    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                          "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q and fewer "
-                          "than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
-                          d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
+    return mtt__cuda_fail(
+        c->env, MTT_E_ARGUMENT,
+        "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q and fewer "
+        "than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
+        d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
 }
 
 /* Heads whose K and V stay in L2 together. */
@@ -3747,8 +3762,8 @@ static int mtt__forward_group(const mtt__flash &f)
 template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flash f)
 {
     f.group = mtt__forward_group(f);
-    return mtt__launch_shared(c, "flash", mtt_k_flash_forward<S>, mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count,
-                              S::THREADS, S::SHARED, f);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward<S>,
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED, f);
 }
 
 /* A kernel that can drop serves both cases where one without would have the same tiles. */
@@ -3756,23 +3771,21 @@ template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, cons
 {
     const int D = f.view.head_dim;
     const bool drop = f.dropout.threshold > 0, window = f.window > 0;
-#define MTT__SIZES(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    /*                                  D  BLOCK_Q  BLOCK_KV  ROW_TILES  Q_IN_REGISTERS  MIN_BLOCKS  DROPOUT */
-    if (D <= 16) MTT__SIZES(           16,     128,       64,         2,           true,          2,    true);
-    if (D <= 32 && !drop) MTT__SIZES(  32,     128,       64,         2,           true,          3,   false);
-    if (D <= 32) MTT__SIZES(           32,     128,       64,         2,           true,          2,    true);
-    if (D <= 64 && window) {
-        if (!drop) MTT__SIZES(         64,      64,       64,         1,           true,          4,   false);
-        MTT__SIZES(                    64,      64,       64,         1,           true,          2,    true);
-    }
-    if (D <= 64 && !drop) MTT__SIZES(  64,     128,       64,         2,           true,          2,   false);
-    if (D <= 64) MTT__SIZES(           64,     128,       64,         2,           true,          2,    true);
-    if (D <= 96 && !drop) MTT__SIZES(  96,     128,       64,         2,          false,          2,   false);
-    if (D <= 96) MTT__SIZES(           96,     128,       32,         2,          false,          2,    true);
-    if (D <= 128 && !drop) MTT__SIZES(128,     128,       64,         2,          false,          2,   false);
-    if (D <= 128) MTT__SIZES(         128,     128,       32,         2,          false,          2,    true);
-    MTT__SIZES(                       256,      64,       32,         1,          false,          2,    true);
-#undef MTT__SIZES
+#define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+    /*                                       D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D <= 16)                    MTT__RUN( 16,    128,      64,        2,  true,         2,    true);
+    if (D <= 32 && !drop)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
+    if (D <= 32)                    MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
+    if (D <= 64 && window && !drop) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
+    if (D <= 64 && window)          MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
+    if (D <= 64 && !drop)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
+    if (D <= 64)                    MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
+    if (D <= 96 && !drop)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
+    if (D <= 96)                    MTT__RUN( 96,    128,      32,        2, false,         2,    true);
+    if (D <= 128 && !drop)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
+    if (D <= 128)                   MTT__RUN(128,    128,      32,        2, false,         2,    true);
+                                    MTT__RUN(256,     64,      32,        1, false,         2,    true);
+#undef MTT__RUN
 }
 
 template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
@@ -3783,15 +3796,16 @@ template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mt
                        log_lanes);
 }
 
-/* Scratch: the ticket; the ring of dQ, of one slot a head; stats of a slice of heads. A group is the heads whose
-   blocks fill the device, two at least: with fewer, blocks wait for each other's dQ; with more, L2 holds less of
-   each. The slots of a second group let blocks go on to its heads. Heads that do not fit at once, or whose
-   contributions would take more than 14 bits to number, go slice by slice: 4 heads a slot, since with one each
-   head would be a launch of its own. */
+/* Scratch: the ticket; the ring of dQ, of one slot a head; stats of a slice of heads. A group is the heads
+   whose blocks fill the device, two at least: with fewer, blocks wait for each other's dQ; with more, L2
+   holds less of each. The slots of a second group let blocks go on to its heads. Heads that do not fit at
+   once, or whose contributions would take more than 14 bits to number, go slice by slice: 4 heads a slot,
+   since with one each head would be a launch of its own. */
 template <class S, typename Kernel>
 static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__flash f)
 {
-    const int64_t query_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_Q), key_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_KV);
+    const int64_t query_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_Q);
+    const int64_t key_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_KV);
     const int64_t in_flight = (int64_t)c->processors * S::MIN_BLOCKS;
     const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
     const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2), room = op->workspace->bytes;
@@ -3801,54 +3815,59 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     void *scratch = NULL;
     mtt_status status = mtt__scratch(c, op, header + stats_bytes + slot_bytes, &scratch);
     if (status != MTT_OK) return status;
-    while (slots > 1 && header + (size_t)mtt__min(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > room)
+    while (slots > 1 &&
+           header + (size_t)mtt__min(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > room)
         slots--;
     slice = (room - header - slots * slot_bytes) / stats_bytes;
     slice = (size_t)mtt__min((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
     if (slice < 1)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "flash_backward takes sequences of at most %lld tokens: %lld",
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "flash_backward takes sequences of at most %lld tokens: %lld",
                               (long long)16383 * S::BLOCK_KV, (long long)f.seq_len);
     f.slots = (int)slots;
     f.group = (int)mtt__min(group, f.slots);
     f.ticket = (int *)scratch;
     f.dq_partial = (float4 *)((char *)scratch + header);
-    f.stats = (float2 *)((char *)scratch + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
+    f.stats =
+        (float2 *)((char *)scratch + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
     for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
         f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
-        status = mtt__checked(c, cudaMemsetAsync(scratch, 0, header + slots * slot_bytes, c->stream), "flash_backward");
+        status = mtt__checked(c, cudaMemsetAsync(scratch, 0, header + slots * slot_bytes, c->stream),
+                              "flash_backward");
         if (status == MTT_OK) status = mtt__launch_stats<typename S::E>(c, f);
         if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", kernel, (unsigned)(f.head_count * key_tiles), S::THREADS,
-                                        S::SHARED, f);
+            status = mtt__launch_shared(c, "flash_backward", kernel, (unsigned)(f.head_count * key_tiles),
+                                        S::THREADS, S::SHARED, f);
     }
     return status;
 }
 
-/* Two sizes of tiles for widths above 96: the larger needs more shared memory than the 99 KiB of compute capability
-   8.6, 8.9 and 12.0. */
-template <typename E> static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+/* Two sizes of tiles for widths above 96: the larger needs more shared memory than the 99 KiB of compute
+   capability 8.6, 8.9 and 12.0. */
+template <typename E>
+static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
 {
     const int D = f.view.head_dim;
     const bool drop = f.dropout.threshold > 0;
-#define MTT__SIZES(...)                                                                                          \
-    do {                                                                                                         \
-        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                                                           \
-        if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                                                      \
-            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f);                                   \
+#define MTT__RUN(...)                                                        \
+    do {                                                                       \
+        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
+        if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                    \
+            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
     } while (0)
-    /*                                  D  BLOCK_Q  BLOCK_KV  WARPS  KEY_ROWS  QUERY_ROWS  STAGES  MIN_BLOCKS  DROPOUT */
-    if (D <= 16) MTT__SIZES(           16,      64,      128,     4,        2,          1,      2,          2,    true);
-    if (D <= 32 && !drop) MTT__SIZES(  32,      64,      128,     4,        2,          2,      2,          3,   false);
-    if (D <= 32) MTT__SIZES(           32,      64,      128,     4,        2,          2,      2,          3,    true);
-    if (D <= 64 && !drop) MTT__SIZES(  64,      64,      128,     4,        2,          2,      2,          2,   false);
-    if (D <= 64) MTT__SIZES(           64,      64,      128,     4,        2,          2,      2,          2,    true);
-    if (D <= 96) MTT__SIZES(           96,      64,       64,     4,        2,          2,      2,          2,    true);
-    if (D <= 128 && !drop) MTT__SIZES(128,      64,      128,     8,        2,          2,      2,          1,   false);
-    if (D <= 128 && drop) MTT__SIZES( 128,      64,      128,     8,        2,          2,      2,          1,    true);
-    if (D <= 128) MTT__SIZES(         128,      64,       64,     8,        2,          2,      1,          1,    true);
-    MTT__SIZES(                       256,      64,       64,     8,        2,          2,      2,          1,    true);
-    MTT__SIZES(                       256,      32,       32,     4,        1,          1,      1,          1,    true);
-#undef MTT__SIZES
+    /*                              D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
+    if (D <= 16) MTT__RUN(16, 64, 128, 4, 2, 1, 2, 2, true);
+    if (D <= 32 && !drop) MTT__RUN(32, 64, 128, 4, 2, 2, 2, 3, false);
+    if (D <= 32) MTT__RUN(32, 64, 128, 4, 2, 2, 2, 3, true);
+    if (D <= 64 && !drop) MTT__RUN(64, 64, 128, 4, 2, 2, 2, 2, false);
+    if (D <= 64) MTT__RUN(64, 64, 128, 4, 2, 2, 2, 2, true);
+    if (D <= 96) MTT__RUN(96, 64, 64, 4, 2, 2, 2, 2, true);
+    if (D <= 128 && !drop) MTT__RUN(128, 64, 128, 8, 2, 2, 2, 1, false);
+    if (D <= 128 && drop) MTT__RUN(128, 64, 128, 8, 2, 2, 2, 1, true);
+    if (D <= 128) MTT__RUN(128, 64, 64, 8, 2, 2, 1, 1, true);
+    MTT__RUN(256, 64, 64, 8, 2, 2, 2, 1, true);
+    MTT__RUN(256, 32, 32, 4, 1, 1, 1, 1, true);
+#undef MTT__RUN
 }
 
 template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
@@ -3873,11 +3892,11 @@ static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt
         const unsigned blocks = mtt__blocks(f.seq_len, TILE) * f.head_count;
         status = mtt__launch_stats<float>(c, f);
         if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>, blocks, 256,
-                                        floats * sizeof(float), f);
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>,
+                                        blocks, 256, floats * sizeof(float), f);
         if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>, blocks, 256,
-                                        floats * sizeof(float), f);
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>,
+                                        blocks, 256, floats * sizeof(float), f);
     }
     return status;
 }
@@ -4163,109 +4182,97 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
 /* ---- products of warpgroups ---- */
 #if MTT__HOPPER
 
-/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B, 16 of k at a time,
-   while the warps go on. Operands come from shared memory, by descriptors (PTX, asynchronous warpgroup level matrix
-   instructions); A also from registers. Warp w has rows 16 w to 16 w + 15 of C, in its lanes as those of mtt__mma.
-   From mtt__wgmma_begin to mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
-static __device__ __forceinline__ void mtt__wgmma_begin(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B, 16 of k at a
+   time, while the warps go on. Operands come from shared memory, by descriptors (PTX, asynchronous warpgroup
+   level matrix instructions); A also from registers. Warp w has rows 16 w to 16 w + 15 of C, in its lanes as
+   those of mtt__mma. From mtt__wgmma_begin to mtt__wgmma_wait accumulators, and A in registers, belong to the
+   tensor cores. */
+MTT__DEVICE void mtt__wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+MTT__DEVICE void mtt__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-static __device__ __forceinline__ void mtt__wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int PENDING = 0> static __device__ __forceinline__ void mtt__wgmma_wait(void)
+template <int PENDING = 0> MTT__DEVICE void mtt__wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 /* After a wait: keeps the compiler from reading C before. */
-template <int N> static __device__ __forceinline__ void mtt__wgmma_hold(float (&c)[N][4])
+template <int N> MTT__DEVICE void mtt__wgmma_hold(float (&c)[N][4])
 {
 #pragma unroll
     for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
 }
 
 /* Before a barrier: makes the thread's writes to shared memory visible to wgmma and to tensor copies. */
-static __device__ __forceinline__ void mtt__wgmma_publish(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+MTT__DEVICE void mtt__wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* The lower half of the descriptor of a tile at a multiple of 1024 bytes: rows of 64 elements as mtt__copy_tile
-   writes them, which is wgmma's swizzle of 128 bytes. For a transposed operand, `wide` is the distance in bytes to
-   the tile of its next 64 columns. */
-static __device__ __forceinline__ uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
+/* The lower half of the descriptor of a tile at a multiple of 1024 bytes: rows of 64 elements as
+   mtt__copy_tile writes them, which is wgmma's swizzle of 128 bytes. For a transposed operand, `wide` is the
+   distance in bytes to the tile of its next 64 columns. */
+MTT__DEVICE uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
 {
     return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
 }
 
-/* The descriptor `bytes` into a tile: 16 columns are 32 bytes, 16 rows 2048. The upper half says that 8 rows are 1024
-   bytes. */
-static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
+/* The descriptor `bytes` into a tile: 16 columns are 32 bytes, 16 rows 2048. The upper half says that 8 rows
+   are 1024 bytes. */
+MTT__DEVICE uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
 {
     return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
 }
 
 /* The lists of 16 to 128 accumulators that the instructions take. */
 #define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-#define MTT__32(c, n)                                                                                                    \
-    MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
-        MTT__FOUR(c, n + 5), MTT__FOUR(c, n + 6), MTT__FOUR(c, n + 7)
 #define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
+#define MTT__32(c, n) MTT__16(c, n), MTT__16(c, n + 4)
 #define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
 #define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
 #define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define MTT__NAMES_32                                                                                                    \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
-    "%31"
-#define MTT__NAMES_64                                                                                                    \
-    MTT__NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
-                  "%57,%58,%59,%60,%61,%62,%63"
-
-#define MTT__NAMES_128                                                                                                   \
-    MTT__NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86"         \
-                  ",%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107"         \
-                  ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126"      \
-                  ",%127"
+#define MTT__NAMES_32 \
+    MTT__NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define MTT__NAMES_64                                                                       \
+    MTT__NAMES_32                                                                           \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
+    "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define MTT__NAMES_128                                                                      \
+    MTT__NAMES_64                                                                           \
+    ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84," \
+    "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104," \
+    "%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121," \
+    "%122,%123,%124,%125,%126,%127"
 
 /* C = A B, or C += A B if `more`, over 16 of k. Transposed: the rows in shared memory are those of k. */
-#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                                \
-    template <bool TRANS_A, bool TRANS_B>                                                                        \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E) \
-    {                                                                                                            \
-        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; "                                        \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT     \
-                     "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"                                    \
-                     : MTT__##COUNT(c, 0)                                                                        \
-                     : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");                        \
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                            \
+    template <bool TRANS_A, bool TRANS_B>                                                                    \
+    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)                   \
+    {                                                                                                        \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; "                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
+                     "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"                                \
+                     : MTT__##COUNT(c, 0)                                                                    \
+                     : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");                    \
     }
 /* C += A B with A in registers, B transposed */
-#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                               \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b,  \
-                                                      E)                                                         \
-    {                                                                                                            \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT     \
-                     "}, {" R1 "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                      \
-                     : MTT__##COUNT(c, 0)                                                                        \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                           \
+#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                           \
+    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)                 \
+    {                                                                                                        \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
+                     "}, {" R1 "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                  \
+                     : MTT__##COUNT(c, 0)                                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                       \
     }
-#define MTT__WGMMA_ALL(E, TYPE)                                                                                  \
-    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")                                               \
-    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                               \
-    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                              \
-    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                        \
-    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                     \
+#define MTT__WGMMA_ALL(E, TYPE)                                              \
+    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")           \
+    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")           \
+    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")          \
+    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")    \
+    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36") \
     MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
 MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
 MTT__WGMMA_ALL(__half, "f16")
 
 /* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
+MTT__DEVICE void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
 {
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
@@ -4275,8 +4282,7 @@ static __device__ __forceinline__ void mtt__wgmma_k_major(float (&c)[N][4], uint
 
 /* C += A B over 16 STEPS of k, A in registers, B of rows of k. */
 template <int STEPS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4],
-                                                           uint32_t b_tile, E)
+MTT__DEVICE void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
 {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
@@ -4284,45 +4290,45 @@ static __device__ __forceinline__ void mtt__wgmma_mn_major(float (&c)[N][4], con
 
 /* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
 template <int ROWS, int D, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride,
-                                                       int rows_left, int head_dim)
+MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
+                                 int head_dim)
 {
 #pragma unroll
     for (int column = 0; column < D; column += 64)
-        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride, rows_left,
-                                          head_dim - column, threadIdx.x);
+        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride,
+                                          rows_left, head_dim - column, threadIdx.x);
 }
 
-static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
+MTT__DEVICE void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                  ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0) : "memory");
 }
 
 /* Two 16-bit numbers. */
-static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
+MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
 {
     return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
 }
 
-static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __half)
-{
-    return __half22float2(*(const __half2 *)&bits);
-}
+MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
+
 #endif
 
 /* ---- flash attention, forward ---- */
 
 /* Math:        as mtt_k_flash_forward, without dropout
    Shapes:      as mtt_k_flash_forward; S::D 64 or 128
-   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to begin
-                at such a multiple. Two blocks a processor: one makes exponentials while the other multiplies
+   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to
+                begin at such a multiple. Two blocks a processor: one makes exponentials while the other
+                multiplies
    Requires:    code for sm_90a (the kernel is empty otherwise)
    Traffic:     as mtt_k_flash_forward
    Determinism: as mtt_k_flash_forward
    Reference:   mtt_k_flash_forward */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_forward_wgmma(const mtt__flash f)
 {
 #if MTT__HOPPER
     typedef typename S::E E;
@@ -4350,7 +4356,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
     float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
 
-    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.view.head_dim);
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0,
+                                            f.view.head_dim);
     copy(last_key, kv_smem);
     for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
@@ -4389,8 +4396,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
 
 /* ---- flash attention, backward ---- */
 
-/* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of which fill its
-   registers, and DQ_COLUMNS of the columns of dQ. */
+/* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of
+   which fill its registers, and DQ_COLUMNS of the columns of dQ. */
 template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
     typedef ELEMENT E;
     static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
@@ -4402,8 +4409,7 @@ template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
 
 #if MTT__HOPPER
 /* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries is 32 bytes apart. */
-template <int N>
-static __device__ __forceinline__ void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
+template <int N> MTT__DEVICE void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
 {
     float lse[2];
 #pragma unroll
@@ -4417,9 +4423,8 @@ static __device__ __forceinline__ void mtt__backward_p(float (&s)[N][4], uint32_
 
 /* P and dS = P (dP - delta) as A of dV and dK. */
 template <int N, typename E>
-static __device__ __forceinline__ void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
-                                                        const float (&p)[N][4], const float (&dp)[N][4],
-                                                        uint32_t delta_smem, E)
+MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
+                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
 {
     float delta[2];
 #pragma unroll
@@ -4430,7 +4435,8 @@ static __device__ __forceinline__ void mtt__backward_ds(uint32_t (&p_packed)[N /
         for (int h = 0; h < 2; h++) {
             const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
             p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
-            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
+            ds_packed[n / 2][n % 2 * 2 + h] =
+                mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
         }
     }
 }
@@ -4438,16 +4444,17 @@ static __device__ __forceinline__ void mtt__backward_ds(uint32_t (&p_packed)[N /
 
 /* Math:        as mtt_k_flash_backward, without dropout. dS^T is, transposed and in shared memory, A of dQ
    Shapes:      as mtt_k_flash_backward; S::D 64 or 128
-   Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as its
-                registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks. Exponentials
-                run under dP's product, the next scores under the wait for dQ's sums. Shared memory: K, V, two stages
-                of Q, dO, lse and delta, and dS^T, from a multiple of 1,024 bytes
+   Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as
+                its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks.
+                Exponentials run under dP's product, the next scores under the wait for dQ's sums. Shared
+                memory: K, V, two stages of Q, dO, lse and delta, and dS^T, from a multiple of 1,024 bytes
    Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
    Traffic:     as mtt_k_flash_backward
    Determinism: as mtt_k_flash_backward: dQ passes through the same ring
    Reference:   mtt_k_flash_backward */
 template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_backward_wgmma(const mtt__flash f)
 {
 #if MTT__HOPPER
     typedef typename S::E E;
@@ -4459,7 +4466,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     const int T = (int)f.seq_len, stride = (int)f.view.row, head_dim = f.view.head_dim;
     if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
     __syncthreads(); /* the block's work is known to all */
-    mtt__backward_addresses at = {};
+    mtt__backward_at at = {};
     at.block = &block, at.k0 = mtt__uniform(block.k0);
     const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
     const E *k_gmem = (const E *)f.qkv + mtt__flash_row(block.head, at.k0, stride, block.head.k_column);
@@ -4471,7 +4478,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         const E *do_gmem = (const E *)block.do_gmem + (int64_t)row * f.width;
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, q_gmem, stride, left, head_dim);
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
-        if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, where the rows of Q and dO are zeros */
+        if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
             const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
             mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
                                 thread % BLOCK_Q < left);
@@ -4479,7 +4486,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__copy_commit();
     };
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.kv_width, stride, T - at.k0, head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.kv_width, stride, T - at.k0,
+                                             head_dim);
     copy(last_tile);
 
     const int column = warpgroup * S::DQ_COLUMNS;
@@ -4490,13 +4498,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
     const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
         mtt__wgmma_begin();
-        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
+        const uint32_t keys = k_tile + m * 128 * 128 / 16, queries = mtt__wgmma_tile(stage_of(tile), 0);
+        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], keys, queries, E());
         mtt__wgmma_commit();
     };
     const auto score_gradient = [&](int tile, int m) { /* dP of these */
         mtt__wgmma_begin();
-        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
-                                              mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0), E());
+        const uint32_t values = k_tile + (S::KV_BYTES + m * 128 * 128) / 16;
+        const uint32_t gradients = mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0);
+        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
         mtt__wgmma_commit();
     };
     mtt__copy_wait();
@@ -4505,11 +4515,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     score(last_tile, 0);
     mtt__wgmma_wait();
     mtt__wgmma_hold(s_rmem[0]);
-    const auto pass = [&](int tile, auto rows_of_128) { /* a tile of queries by the block's first 128 ROWS keys */
+    /* A tile of queries by the block's first 128 ROWS keys. */
+    const auto pass = [&](int tile, auto rows_of_128) {
         constexpr int ROWS = decltype(rows_of_128)::value;
         const int q0 = tile * BLOCK_Q;
         k_tile = mtt__opaque(k_tile); /* its descriptors are computed where they are used */
-        const uint32_t q_columns = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_columns = q_columns + S::Q_BYTES / 16;
+        const uint32_t q_columns = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128);
+        const uint32_t do_columns = q_columns + S::Q_BYTES / 16;
         const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
         uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
         score_gradient(tile, 0);
@@ -4536,7 +4548,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
 #pragma unroll
             for (int n = 0; n < BLOCK_Q / 8; n += 2) {
                 const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
-                mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
+                mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0],
+                                    &ds_packed[m][n / 2][2]);
             }
             if (m + 1 < ROWS) {
                 mtt__wgmma_wait<2>();
@@ -4553,7 +4566,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_begin();
 #pragma unroll
         for (int k = 0; k < ROWS * 8; k++)
-            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_columns, k * 2048), mtt__wgmma_at(k_columns, k * 2048), k > 0, E());
+            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_columns, k * 2048),
+                                   mtt__wgmma_at(k_columns, k * 2048), k > 0, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait<1>();
 #pragma unroll
@@ -4575,9 +4589,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
     };
-    int tile = last_tile;
+    int tile = last_tile; /* the last tiles attend only the first 128 keys */
     for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
-    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* later keys: not attended */
+    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>());
 #pragma unroll
     for (int m = 0; m < KEY_ROWS; m++) {
         const int key = at.k0 + m * 128 + warp * 16;
@@ -4593,23 +4607,25 @@ template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__f
 {
     f.group = mtt__forward_group(f);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
-                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED + 1024, f);
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED + 1024,
+                              f);
 }
 
-/* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and smaller blocks
-   are faster then. For long sequences they would read K and V from L2 twice as often. */
+/* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
+   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often. */
 template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
 {
 #define MTT__SIZES(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    /*                                  D  BLOCK_Q  BLOCK_KV  ROW_TILES  Q_IN_REGISTERS  MIN_BLOCKS  DROPOUT */
-    if (f.view.head_dim > 64) MTT__SIZES(128,  128,       64,         1,          false,          2,   false);
-    if (f.window || f.seq_len <= 4096)
-        MTT__SIZES(                    64,      64,       64,         1,          false,          5,   false);
-    MTT__SIZES(                        64,     128,      128,         1,          false,          2,   false);
+    const bool small = f.window || f.seq_len <= 4096;
+    /*                                     D BLOCK_Q BLOCK_KV ROW_TILES Q_IN_REGISTERS MIN_BLOCKS DROPOUT */
+    if (f.view.head_dim > 64)   MTT__SIZES(128,    128,      64,        1,         false,         2,   false);
+    if (small)                  MTT__SIZES( 64,     64,      64,        1,         false,         5,   false);
+                                MTT__SIZES( 64,    128,     128,        1,         false,         2,   false);
 #undef MTT__SIZES
 }
 
-template <typename E> static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+template <typename E>
+static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
 {
     typedef mtt__backward_wgmma_sizes<E, 64> D_64;
     typedef mtt__backward_wgmma_sizes<E, 128> D_128;
@@ -4627,7 +4643,8 @@ static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt__flash f = mtt__flash_backward_arguments(op);
-    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS) return mtt__hopper_backward<__half>(c, op, f);
+    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
+        return mtt__hopper_backward<__half>(c, op, f);
     return mtt__hopper_backward<__nv_bfloat16>(c, op, f);
 }
 
