@@ -303,15 +303,16 @@ static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P..
     return mtt__launch_shared(c, what, kernel, grid, block, 0, args...);
 }
 
-/* Returns what `call` returns, in which T is the C++ type of a tensor's elements. */
-#define MTT__BY_TYPE(tensor, call)                                                                          \
-    switch ((tensor)->dtype) {                                                                              \
-    case MTT_F32: { typedef float T; return call; }                                                         \
-    case MTT_BF16_BITS: { typedef __nv_bfloat16 T; return call; }                                           \
-    case MTT_F16_BITS: { typedef __half T; return call; }                                                   \
-    default:                                                                                                \
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", (tensor)->name);   \
+/* Calls body with a zero of the C++ type of a tensor's elements. */
+template <class BODY> static mtt_status mtt__by_type(mtt__cuda *c, const mtt_tensor *t, BODY body)
+{
+    switch (t->dtype) {
+    case MTT_F32: return body(0.0f);
+    case MTT_BF16_BITS: return body(__nv_bfloat16());
+    case MTT_F16_BITS: return body(__half());
+    default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", t->name);
     }
+}
 
 static unsigned mtt__blocks(int64_t work, int64_t per_block)
 {
@@ -430,19 +431,15 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-template <class T>
-static mtt_status mtt__masked_sum_of(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                     const mtt_tensor *control, const mtt_tensor *y)
-{
-    int64_t count = mtt__elements(y);
-    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a),
-                       mtt__at<T>(b), mtt__at<T>(y), count, mtt__dropout_of(op, control));
-}
-
 static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a,
                                          const mtt_tensor *b, const mtt_tensor *control, const mtt_tensor *y)
 {
-    MTT__BY_TYPE(y, mtt__masked_sum_of<T>(c, op, a, b, control, y))
+    const int64_t count = mtt__elements(y);
+    return mtt__by_type(c, y, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a),
+                           mtt__at<T>(b), mtt__at<T>(y), count, mtt__dropout_of(op, control));
+    });
 }
 
 static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
@@ -465,9 +462,12 @@ static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
 {
-    int64_t count = mtt__elements(y);
-    MTT__BY_TYPE(y, mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x),
-                                mtt__at<T>(y), count))
+    const int64_t count = mtt__elements(y);
+    return mtt__by_type(c, y, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x),
+                           mtt__at<T>(y), count);
+    });
 }
 
 static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
@@ -479,9 +479,12 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x,
                                             const mtt_tensor *dx)
 {
-    int64_t count = mtt__elements(dx);
-    MTT__BY_TYPE(dx, mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
-                                 mtt__at<T>(dy), mtt__at<T>(x), mtt__at<T>(dx), count))
+    const int64_t count = mtt__elements(dx);
+    return mtt__by_type(c, dx, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
+                           mtt__at<T>(dy), mtt__at<T>(x), mtt__at<T>(dx), count);
+    });
 }
 
 static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
@@ -558,7 +561,9 @@ static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_t
                                      const mtt_tensor *db, int add)
 {
     float *out = mtt__at<float>(db);
-    MTT__BY_TYPE(dy, mtt__launch_column_sums<T>(c, op, dy->data, rows, mtt__width(dy), out, add))
+    return mtt__by_type(c, dy, [&](auto zero) {
+        return mtt__launch_column_sums<decltype(zero)>(c, op, dy->data, rows, mtt__width(dy), out, add);
+    });
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -656,33 +661,29 @@ template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__n
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
-template <class T> static mtt_status mtt__norm_of(mtt__cuda *c, const mtt_norm *o)
-{
-    mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
-                              mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
-                              (int)mtt__width(o->y)};
-    return mtt__launch_norm<T>(c, n);
-}
-
 static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
-    MTT__BY_TYPE(o->y, mtt__norm_of<T>(c, o))
-}
-
-template <class T>
-static mtt_status mtt__residual_norm_of(mtt__cuda *c, const mtt_residual_norm *o, const mtt__dropout &dropout)
-{
-    mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
-                              mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
-                              mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y), dropout};
-    return mtt__launch_norm<T>(c, n);
+    return mtt__by_type(c, o->y, [&](auto zero) {
+        typedef decltype(zero) T;
+        mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
+                                  mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
+                                  (int)mtt__width(o->y)};
+        return mtt__launch_norm(c, n);
+    });
 }
 
 static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
-    MTT__BY_TYPE(o->y, mtt__residual_norm_of<T>(c, o, mtt__dropout_of(op, o->control)))
+    return mtt__by_type(c, o->y, [&](auto zero) {
+        typedef decltype(zero) T;
+        mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
+                                  mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
+                                  mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y),
+                                  mtt__dropout_of(op, o->control)};
+        return mtt__launch_norm(c, n);
+    });
 }
 
 template <class T> struct mtt__norm_operands {
@@ -890,7 +891,8 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(norm_backward, op)->dy, mtt__norm_backward<T>(c, op))
+    const mtt_tensor *dy = MTT_OPERANDS_OF(norm_backward, op)->dy;
+    return mtt__by_type(c, dy, [&](auto zero) { return mtt__norm_backward<decltype(zero)>(c, op); });
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -920,18 +922,17 @@ static __global__ void __launch_bounds__(256)
     mtt__store_floats(x + at, a);
 }
 
-template <class T> static mtt_status mtt__embed(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_shape *d = op->shape;
     const mtt_embed *o = MTT_OPERANDS_OF(embed, op);
-    return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256,
-                       mtt__at<int32_t>(o->tokens), mtt__at<T>(o->wte), mtt__at<T>(o->positions),
-                       mtt__at<T>(o->x), d->rows, d->seq_len, d->d_model, mtt__dropout_of(op, o->control));
-}
-
-static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(MTT_OPERANDS_OF(embed, op)->x, mtt__embed<T>(c, op))
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256,
+                           mtt__at<int32_t>(o->tokens), mtt__at<T>(o->wte), mtt__at<T>(o->positions),
+                           mtt__at<T>(o->x), d->rows, d->seq_len, d->d_model,
+                           mtt__dropout_of(op, o->control));
+    });
 }
 
 /* The gradient of the embedding adds rows of dx that have the same token, always in one order, and spreads
@@ -1142,7 +1143,8 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
 
 static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(embed_backward, op)->dx, mtt__embed_backward<T>(c, op))
+    const mtt_tensor *dx = MTT_OPERANDS_OF(embed_backward, op)->dx;
+    return mtt__by_type(c, dx, [&](auto zero) { return mtt__embed_backward<decltype(zero)>(c, op); });
 }
 
 /* Math:        out = row `control.row` of x
@@ -1359,14 +1361,6 @@ template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, in
     mtt__store_floats(y + at, a);
 }
 
-template <class T>
-static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
-{
-    int64_t count = rows * width;
-    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y,
-                       (const T *)bias, count, width);
-}
-
 /* Math:        sums[0] += the bits of x, each word mixed with its index; sums[1] += words that are neither 0
                 nor NaN nor infinite. `exponent` masks the exponents of one number, or of two of 16 bits
    Shapes:      x [words] uint32
@@ -1491,7 +1485,11 @@ static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_
         return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s",
                               (long long)g.m, (long long)g.n, (long long)g.k, cublasLtGetStatusString(blas));
     if (!bias || !p->bias_apart) return MTT_OK;
-    MTT__BY_TYPE(g.bias, mtt__add_bias<T>(c, (void *)g.c.data, bias, g.m, g.n))
+    return mtt__by_type(c, g.bias, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(g.m * g.n, 2048), 256, (T *)g.c.data,
+                           (const T *)bias, g.m * g.n, g.n);
+    });
 }
 
 /* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy as x backward. */
@@ -1652,59 +1650,42 @@ struct mtt__loss_rows {
     int64_t rows;
 };
 
-template <class T, bool GRADIENT>
-static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+template <bool GRADIENT>
+static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r)
 {
-    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512,
-                       mtt__at<T>(r.logits), r.targets, r.losses, mtt__at<mtt_control>(r.control),
-                       mtt__at<mtt_counters>(r.counters), op->shape->vocab, mtt__width(r.logits));
+    return mtt__by_type(c, r.logits, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512,
+                           mtt__at<T>(r.logits), r.targets, r.losses, mtt__at<mtt_control>(r.control),
+                           mtt__at<mtt_counters>(r.counters), op->shape->vocab, mtt__width(r.logits));
+    });
 }
 
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
-    mtt__loss_rows r = {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses),
-                        op->shape->rows};
-    MTT__BY_TYPE(o->logits, (mtt__rows_loss<T, false>(c, op, r)))
+    return mtt__rows_loss<false>(c, op, {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets),
+                                         mtt__at<float>(o->losses), op->shape->rows});
 }
 
 static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
-    mtt__loss_rows r = {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets),
-                        mtt__at<float>(o->losses), op->shape->rows};
-    MTT__BY_TYPE(o->d_logits, (mtt__rows_loss<T, true>(c, op, r)))
+    return mtt__rows_loss<true>(c, op, {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets),
+                                        mtt__at<float>(o->losses), op->shape->rows});
 }
 
 /* Losses of rows, the gradients of their logits in place, and the gradient of the head's bias if it has
    one. */
-typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r,
+typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
                                          const mtt_tensor *db, int add);
 
-template <class T>
-static mtt_status mtt__rows_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r,
-                                        const mtt_tensor *db, int add)
+static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                     const mtt_tensor *db, int add)
 {
-    mtt_status status = mtt__rows_loss<T, false>(c, op, r);
-    if (status == MTT_OK) status = mtt__rows_loss<T, true>(c, op, r);
+    mtt_status status = mtt__rows_loss<false>(c, op, r);
+    if (status == MTT_OK) status = mtt__rows_loss<true>(c, op, r);
     return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
-}
-
-static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db,
-                                     int add)
-{
-    MTT__BY_TYPE(r.logits, mtt__rows_gradient_of<T>(c, op, r, db, add))
-}
-
-/* Of `rows` rows from `first`, whose logits have been computed. */
-static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows,
-                                  mtt__loss_gradient gradient)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
-                        mtt__at<float>(o->losses) + 3 * first, rows};
-    if (o->dx) return gradient(c, op, r, o->d_bias, first > 0 || op->adds);
-    MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
 }
 
 /* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and are
@@ -1722,15 +1703,18 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
         head.c = mtt__blas_whole(o->logits, 0);
         head.bias = o->bias;
         status = mtt__multiply(c, op, head);
-        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, gradient);
+        if (status != MTT_OK) return status;
+        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
+                            mtt__at<float>(o->losses) + 3 * first, count};
+        const int add = first > 0 || op->adds;
+        status = o->dx ? gradient(c, op, r, o->d_bias, add) : mtt__rows_loss<false>(c, op, r);
         if (status != MTT_OK || !o->dx) continue;
         back.a = mtt__blas_whole(o->logits, 0);
         back.b = mtt__blas_whole(o->weight, 0);
         back.c = mtt__blas_matrix_at(o->dx, first * C, C, 0, 0);
         status = mtt__multiply(c, op, back);
         if (status == MTT_OK)
-            status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight,
-                                          first > 0 || op->adds);
+            status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, add);
     }
     return status;
 }
@@ -2322,7 +2306,8 @@ template <class T> static mtt_status mtt__launch_softmax(mtt__cuda *c, const mtt
 
 static mtt_status mtt__cuda_softmax(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(softmax, op)->probs, mtt__launch_softmax<T>(c, op))
+    const mtt_tensor *probs = MTT_OPERANDS_OF(softmax, op)->probs;
+    return mtt__by_type(c, probs, [&](auto zero) { return mtt__launch_softmax<decltype(zero)>(c, op); });
 }
 
 template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, const mtt_op *op)
@@ -2339,7 +2324,8 @@ template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, 
 
 static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(softmax_backward, op)->d_scores, mtt__launch_softmax_backward<T>(c, op))
+    const mtt_tensor *ds = MTT_OPERANDS_OF(softmax_backward, op)->d_scores;
+    return mtt__by_type(c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -5296,7 +5282,7 @@ static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
 /* Runs as many clusters as the device holds at a time: another one would wait for these. If the workspace
    holds the sums of none, the rows take two passes. */
 template <class T>
-static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r,
+static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
                                          const mtt_tensor *db, int add)
 {
     const int64_t width = mtt__width(r.logits);
@@ -5332,10 +5318,12 @@ static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, mtt__lo
     return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
 }
 
-static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db,
-                                      int add)
+static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                      const mtt_tensor *db, int add)
 {
-    MTT__BY_TYPE(r.logits, mtt__fused_gradient_of<T>(c, op, r, db, add))
+    return mtt__by_type(c, r.logits, [&](auto zero) {
+        return mtt__fused_gradient_of<decltype(zero)>(c, op, r, db, add);
+    });
 }
 
 static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
