@@ -130,7 +130,7 @@ static __device__ __forceinline__ void mtt__copy_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most PENDING of the thread's groups of copies are under way. */
+/* Waits until at most PENDING of the thread's groups of copies are not done. */
 template <int PENDING = 0> static __device__ __forceinline__ void mtt__copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -222,7 +222,7 @@ enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 };   /* lists of operations remembere
    layers has 350 nodes. Larger graphs come from losses of many chunks, whose kernels are long enough to be
    launched one by one. */
 enum { MTT__GRAPH_NODES = 2048 };
-static const size_t MTT__PINNED = 4 << 20; /* bytes of the staging buffer */
+static const size_t MTT__STAGING_BYTES = 4 << 20; /* bytes of the staging buffer */
 
 /* A list of operations: captured as a graph when it runs for the second time, and replayed from then on. */
 struct mtt__graph {
@@ -244,8 +244,8 @@ struct mtt__cuda {
     cublasLtHandle_t blas;
     int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see mtt__hopper_function */
     PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes tensor maps; NULL where the driver cannot */
-    char *pinned;
-    size_t pinned_used; /* by uploads that may not be done */
+    char *staging; /* pinned memory of the host */
+    size_t staging_used; /* by uploads that may not be done */
     mtt__product_plan *plans;
     int plan_count, next_plan; /* when all are taken, a new plan replaces the oldest */
     mtt__graph graphs[MTT__GRAPHS];
@@ -3942,7 +3942,7 @@ static void mtt__cuda_close(void *context)
     mtt__forget_plans(c);
     mtt__host_free(env, c->plans);
     if (c->blas) cublasLtDestroy(c->blas);
-    if (c->pinned) cudaFreeHost(c->pinned);
+    if (c->staging) cudaFreeHost(c->staging);
     if (c->stream && !c->backend.stream) cudaStreamDestroy(c->stream);
     mtt__host_free(env, c);
 }
@@ -3954,7 +3954,7 @@ static mtt_status mtt__open_device(mtt__cuda *c)
     if (!error)
         error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
     if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
-    if (!error) error = cudaMallocHost((void **)&c->pinned, MTT__PINNED);
+    if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
     return mtt__checked(c, error, "opening it");
 }
 
@@ -4030,7 +4030,7 @@ static void mtt__cuda_release(void *context, void *block)
 /* Waits for all that was run; the staging buffer is empty then. */
 static mtt_status mtt__wait(mtt__cuda *c)
 {
-    c->pinned_used = 0;
+    c->staging_used = 0;
     return mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
 }
 
@@ -4039,14 +4039,14 @@ static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, si
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     for (size_t at = 0; at < bytes && status == MTT_OK;) {
-        size_t n = bytes - at < MTT__PINNED ? bytes - at : MTT__PINNED;
-        if (c->pinned_used + n > MTT__PINNED) status = mtt__wait(c);
+        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
+        if (c->staging_used + n > MTT__STAGING_BYTES) status = mtt__wait(c);
         if (status != MTT_OK) break;
-        memcpy(c->pinned + c->pinned_used, (const char *)from + at, n);
-        cudaError_t error = cudaMemcpyAsync((char *)to + at, c->pinned + c->pinned_used, n,
+        memcpy(c->staging + c->staging_used, (const char *)from + at, n);
+        cudaError_t error = cudaMemcpyAsync((char *)to + at, c->staging + c->staging_used, n,
                                             cudaMemcpyHostToDevice, c->stream);
         status = mtt__checked(c, error, "an upload");
-        c->pinned_used += (size_t)mtt__round_up((int64_t)n, 64);
+        c->staging_used += (size_t)mtt__round_up((int64_t)n, 64);
         at += n;
     }
     return status;
@@ -4057,13 +4057,13 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     if (status == MTT_OK) status = mtt__wait(c);
-    for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__PINNED) {
-        size_t n = bytes - at < MTT__PINNED ? bytes - at : MTT__PINNED;
-        cudaError_t error = cudaMemcpyAsync(c->pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost,
+    for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__STAGING_BYTES) {
+        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
+        cudaError_t error = cudaMemcpyAsync(c->staging, (const char *)from + at, n, cudaMemcpyDeviceToHost,
                                             c->stream);
         status = mtt__checked(c, error, "a download");
         if (status == MTT_OK) status = mtt__wait(c);
-        if (status == MTT_OK) memcpy((char *)to + at, c->pinned, n);
+        if (status == MTT_OK) memcpy((char *)to + at, c->staging, n);
     }
     return status;
 }
