@@ -110,19 +110,18 @@ static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Copies 16 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it has
+/* Copies 16, 8 or 4 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it has
    waited for their group. */
-static __device__ __forceinline__ void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
+template <int BYTES = 16>
+MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem,
-                                                            bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0) : "memory");
+    const int bytes = valid ? BYTES : 0;
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to_smem), "l"(from_gmem), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
+                     ::"r"(to_smem), "l"(from_gmem), "r"(bytes), "n"(BYTES) : "memory");
 }
 
 static __device__ __forceinline__ void mtt__copy_commit(void)
@@ -2387,8 +2386,8 @@ struct mtt__flash {
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK: 0 where every query attends one key */
     mtt__dropout dropout;
-    /* the backward pass by tensor cores */
-    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head on */
+    /* the backward pass; after stats by tensor cores alone */
+    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head */
     float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
     int *ticket;        /* key tiles given out */
     int slots;
@@ -2948,8 +2947,8 @@ MTT__DEVICE void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, i
             }
 }
 
-/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. DROPOUT: the
-   kernel can drop; without, its rows may be larger, since masks take registers. */
+/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. A kernel
+   without DROPOUT may have larger tiles: keep masks take registers. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD,
           int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__forward_sizes {
@@ -3256,7 +3255,7 @@ MTT__DEVICE void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32
 
 /* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a
    time; dK and dV of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns.
-   DROPOUT: the kernel can drop; without, its chunks may be larger, since masks take registers. */
+   A kernel without DROPOUT may have larger chunks: keep masks take registers. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES,
           int QUERY_ROW_TILES, int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__backward_sizes {
@@ -3383,7 +3382,7 @@ MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at 
     mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)do_stride, left,
                                                  f.view.head_dim, thread);
     if (thread < S::BLOCK_Q)
-        mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8,
+        mtt__copy_async<8>(to + 2 * S::Q_BYTES + thread * 8,
                              f.stats + at.block->local * f.seq_len + row + thread, thread < left);
     mtt__copy_commit();
 }
@@ -4256,12 +4255,6 @@ MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int st
                                           rows_left, head_dim - column, threadIdx.x);
 }
 
-MTT__DEVICE void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0) : "memory");
-}
-
 /* Two 16-bit numbers. */
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
 {
@@ -4433,7 +4426,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
         if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
             const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
-            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
+            mtt__copy_async<4>(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
                                 thread % BLOCK_Q < left);
         }
         mtt__copy_commit();
