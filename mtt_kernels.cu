@@ -110,19 +110,18 @@ static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Copies 16 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it has
+/* Copies 16, 8 or 4 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it has
    waited for their group. */
-static __device__ __forceinline__ void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
+template <int BYTES = 16>
+MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem,
-                                                            bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0) : "memory");
+    const int bytes = valid ? BYTES : 0;
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to_smem), "l"(from_gmem), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
+                     ::"r"(to_smem), "l"(from_gmem), "r"(bytes), "n"(BYTES) : "memory");
 }
 
 static __device__ __forceinline__ void mtt__copy_commit(void)
@@ -2224,11 +2223,9 @@ static __global__ void __launch_bounds__(128)
     for (int j = low / WIDTH * WIDTH + lane; j <= query; j += step) {
         float largest = most, added = 0;
         mtt__read_floats<WIDTH>(scores + j, v);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
             if (j + k >= low && j + k <= query) largest = fmaxf(largest, v[k]);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
             if (j + k >= low && j + k <= query) added += mtt__exp_for<T>(v[k] - largest);
         sum = sum * mtt__exp_for<T>(most - largest) + added;
         most = largest;
@@ -2238,8 +2235,7 @@ static __global__ void __launch_bounds__(128)
     for (int j = lane; j < seq_len; j += step) {
         const bool attended = j + WIDTH > low && j <= query;
         if (attended) mtt__read_floats<WIDTH>(scores + j, v);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
             v[k] = attended && j + k >= low && j + k <= query ? mtt__exp_for<T>(v[k] - all) * scale : 0.0f;
         mtt__store_floats<WIDTH>(probs + j, v);
     }
@@ -2268,8 +2264,7 @@ static __global__ void __launch_bounds__(128, 10)
         mtt__read_floats<WIDTH>(d_probs + first + j, g);
         mtt__read_floats<WIDTH>(probs + first + j, p);
         mtt__apply_dropout<WIDTH>(dropout, first + j, g);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
     }
     sum = mtt__reduce_row<mtt__plus>(sum, threads, shared);
     for (int j = lane; j < seq_len; j += step) {
@@ -2277,11 +2272,9 @@ static __global__ void __launch_bounds__(128, 10)
             mtt__read_floats<WIDTH>(d_probs + first + j, g);
             mtt__read_floats<WIDTH>(probs + first + j, p);
             mtt__apply_dropout<WIDTH>(dropout, first + j, g);
-#pragma unroll
-            for (int k = 0; k < WIDTH; k++) g[k] = p[k] != 0 ? p[k] * (g[k] - sum) : 0.0f;
+            MTT__UNROLL for (int k = 0; k < WIDTH; k++) g[k] = p[k] != 0 ? p[k] * (g[k] - sum) : 0.0f;
         } else
-#pragma unroll
-            for (int k = 0; k < WIDTH; k++) g[k] = 0;
+            MTT__UNROLL for (int k = 0; k < WIDTH; k++) g[k] = 0;
         mtt__store_floats<WIDTH>(d_scores + first + j, g);
     }
 }
@@ -2354,29 +2347,29 @@ struct mtt__flash {
     void *out, *d_qkv;       /* `out` is read in the backward pass */
     float *lse;              /* [B H, T] */
     mtt_qkv view;
-    int64_t seq_len, width, kv_width; /* T; C; columns from K to V */
+    int64_t seq_len, width, part[3]; /* T; C; columns from Q to Q, K and V of a head */
     int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK: 0 where every query attends one key */
     mtt__dropout dropout;
-    /* the backward pass by tensor cores */
-    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head on */
+    /* the backward pass; after stats by tensor cores alone */
+    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head */
     float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
     int *ticket;        /* key tiles given out */
     int slots;
 };
 
-/* First element of a head in `out`, and in a part of qkv. */
+/* First element of a head in `out`, and of its Q in qkv. */
 MTT__DEVICE int64_t mtt__flash_out(const mtt__flash &f, int head)
 {
-    return (int64_t)(head / f.view.heads) * f.seq_len * f.width +
-           (int64_t)(head % f.view.heads) * f.view.head_dim;
+    const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
+    return row * f.width + (int64_t)(head % f.view.heads) * f.view.head_dim;
 }
 
-MTT__DEVICE int64_t mtt__flash_part(const mtt__flash &f, int head, int part)
+MTT__DEVICE int64_t mtt__flash_q(const mtt__flash &f, int head)
 {
-    return (int64_t)(head / f.view.heads) * f.seq_len * f.view.row +
-           mtt_qkv_column(&f.view, part, head % f.view.heads);
+    const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
+    return row * f.view.row + mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
 }
 
 /* Bit k: element 8 index + k is kept. */
@@ -2385,8 +2378,8 @@ MTT__DEVICE uint32_t mtt__keep_mask(const mtt__dropout &d, uint64_t index)
     const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
     const mtt_draw draw = mtt__draw(d.control->seed, index, stream);
     uint32_t bits = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k++) bits |= mtt__draw_bits(draw.word, k) >= d.threshold ? 1u << k : 0u;
+    MTT__UNROLL for (int k = 0; k < 8; k++)
+        bits |= mtt__draw_bits(draw.word, k) >= d.threshold ? 1u << k : 0u;
     return bits;
 }
 
@@ -2456,9 +2449,8 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
     const int64_t stride = f.view.row;
-    const float *q_gmem = (const float *)f.qkv + mtt__flash_part(f, head, MTT__PART_Q);
-    const float *k_gmem = (const float *)f.qkv + mtt__flash_part(f, head, MTT__PART_K);
-    const float *v_gmem = k_gmem + f.kv_width;
+    const float *q_gmem = (const float *)f.qkv + mtt__flash_q(f, head);
+    const float *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
     float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
     float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
     for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
@@ -2473,8 +2465,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
             for (int r = 0; r < R; r++)
                 for (int c = 0; c < R; c++)
                     s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
-#pragma unroll
-        for (int r = 0; r < R; r++) {
+        MTT__UNROLL for (int r = 0; r < R; r++) {
             const int query = q0 + y + 16 * r;
             float most = row_max[r], base, rescale;
             for (int c = 0; c < R; c++) {
@@ -2487,8 +2478,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
             row_max[r] = most;
             row_sum[r] *= rescale;
             for (int c = 0; c < WIDTH / 16; c++) o_rmem[r][c] *= rescale;
-#pragma unroll
-            for (int c = 0; c < R; c++) {
+            MTT__UNROLL for (int c = 0; c < R; c++) {
                 const int key = k0 + x + 16 * c;
                 float p = exp2f(s[r][c] - base);
                 row_sum[r] += p;
@@ -2546,8 +2536,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash
         float x[8], y[8];
         mtt__read_floats((const E *)f.d_out + at + column, x);
         mtt__read_floats((const E *)f.out + at + column, y);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum += x[k] * y[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum += x[k] * y[k];
     }
     for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     if (index < count && column == 0)
@@ -2573,10 +2562,10 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
     const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const int local = blockIdx.x / tiles, head = f.first_head + local, own = (int)(blockIdx.x % tiles) * TILE;
-    const int64_t stride = f.view.row, k_part = mtt__flash_part(f, head, MTT__PART_K);
-    const int64_t q_part = mtt__flash_part(f, head, MTT__PART_Q);
-    const float *q_gmem = (const float *)f.qkv + q_part, *k_gmem = (const float *)f.qkv + k_part;
-    const float *v_gmem = k_gmem + f.kv_width, *do_gmem = (const float *)f.d_out + mtt__flash_out(f, head);
+    const int64_t stride = f.view.row, q_at = mtt__flash_q(f, head);
+    const float *q_gmem = (const float *)f.qkv + q_at;
+    const float *do_gmem = (const float *)f.d_out + mtt__flash_out(f, head);
+    const float *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
     float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1);
     float *v_smem = k_smem + TILE * (D + 1), *p_smem = v_smem + TILE * (D + 1);
     float *ds_smem = p_smem + TILE * (TILE + 1);
@@ -2627,13 +2616,14 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
                 }
             }
     }
-    float *first_gmem = (float *)f.d_qkv + (KEYS ? k_part : q_part);
+    float *first_gmem = (float *)f.d_qkv + q_at + f.part[KEYS ? MTT__PART_K : MTT__PART_Q];
+    float *second_gmem = (float *)f.d_qkv + q_at + f.part[MTT__PART_V];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < WIDTH / 16; c++) {
             const int row = own + y + 16 * r, column = x + 16 * c;
             if (row >= T || column >= D) continue;
             first_gmem[row * stride + column] = first_rmem[r][c] * f.gradient_scale;
-            if (KEYS) first_gmem[f.kv_width + row * stride + column] = second_rmem[r][c];
+            if (KEYS) second_gmem[row * stride + column] = second_rmem[r][c];
         }
 }
 
@@ -2677,8 +2667,7 @@ MTT__DEVICE void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], c
                  ::"r"(to_smem), "r"(left[0]), "r"(left[1]), "r"(right[0]), "r"(right[1]) : "memory");
 #else
     const uint32_t r[4] = {left[0], left[1], right[0], right[1]}, lane = mtt__opaque(threadIdx.x) & 31;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
+    MTT__UNROLL for (int k = 0; k < 4; k++) {
         const uint32_t row_smem = __shfl_sync(0xffffffffu, to_smem, k * 8 + lane / 4);
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(row_smem + (lane & 3) * 4), "r"(r[k]) : "memory");
     }
@@ -2760,13 +2749,10 @@ template <typename E, int M, int N, typename LoadA, typename LoadB>
 MTT__DEVICE void mtt__mma_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
 {
     uint32_t a[M][4], b[4];
-#pragma unroll
-    for (int m = 0; m < M; m++) load_a(a[m], k, m);
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
+    MTT__UNROLL for (int m = 0; m < M; m++) load_a(a[m], k, m);
+    MTT__UNROLL for (int n = 0; n < N; n += 2) {
         load_b(b, k, n);
-#pragma unroll
-        for (int m = 0; m < M; m++) {
+        MTT__UNROLL for (int m = 0; m < M; m++) {
             mtt__mma(c[m][n], a[m], b[0], b[1], E());
             mtt__mma(c[m][n + 1], a[m], b[2], b[3], E());
         }
@@ -2776,8 +2762,7 @@ MTT__DEVICE void mtt__mma_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, 
 template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
 MTT__DEVICE void mtt__mma_steps(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
 {
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
+    MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
 }
 
 /* Steps begin to end alone, in a loop of their own: a test in each step of the unrolled loop would keep the
@@ -2837,8 +2822,7 @@ MTT__DEVICE void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stri
         (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__opaque(thread % LANES * 16);
     const uint32_t step = (uint32_t)(STEP * stride * 2);
     if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
-#pragma unroll
-    for (int k = 0; k < ROWS; k += STEP, at_gmem += step)
+    MTT__UNROLL for (int k = 0; k < ROWS; k += STEP, at_gmem += step)
         mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), at_gmem, k < left);
 }
 
@@ -2846,14 +2830,12 @@ MTT__DEVICE void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stri
 MTT__DEVICE void mtt__transpose_quad(uint32_t v[4], int q)
 {
     const bool odd = q & 1, high = q & 2;
-#pragma unroll
-    for (int k = 0; k < 4; k += 2) {
+    MTT__UNROLL for (int k = 0; k < 4; k += 2) {
         uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[k] : v[k + 1], 1);
         if (odd) v[k] = got;
         else v[k + 1] = got;
     }
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
+    MTT__UNROLL for (int k = 0; k < 2; k++) {
         uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[k] : v[k + 2], 2);
         if (high) v[k] = got;
         else v[k + 2] = got;
@@ -2867,19 +2849,16 @@ template <typename E, int COLUMNS>
 MTT__DEVICE void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor, bool valid,
                                 int columns_left, int quad)
 {
-#pragma unroll
-    for (int n = 0; n < COLUMNS / 8; n += 4) {
+    MTT__UNROLL for (int n = 0; n < COLUMNS / 8; n += 4) {
         if (n + 4 <= COLUMNS / 8) {
             uint32_t v[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++)
+            MTT__UNROLL for (int k = 0; k < 4; k++)
                 v[k] = mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
             mtt__transpose_quad(v, quad);
             if (valid && (n + quad) * 8 < columns_left)
                 *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
         } else {
-#pragma unroll
-            for (int k = 0; n + k < COLUMNS / 8; k++)
+            MTT__UNROLL for (int k = 0; n + k < COLUMNS / 8; k++)
                 if (valid && (n + k) * 8 < columns_left)
                     *(uint32_t *)(row_gmem + (n + k) * 8 + quad * 2) =
                         mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
@@ -2889,10 +2868,10 @@ MTT__DEVICE void mtt__store_row(E *row_gmem, const float (*c)[4], int half, floa
 
 /* ---- tensor cores: forward ---- */
 
-/* A head: its number, its first row of B T, its first columns of Q and O, and of K. It is in shared memory,
-   because accumulators take all registers. */
+/* A head: its number, its first row of B T, its first column of Q and O. It is in shared memory, because
+   accumulators take all registers. */
 struct mtt__flash_head {
-    int head, first_row, column, k_column;
+    int head, first_row, column;
 };
 
 MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
@@ -2900,13 +2879,12 @@ MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, in
     h.head = head;
     h.first_row = head / f.view.heads * (int)f.seq_len;
     h.column = (int)mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
-    h.k_column = (int)mtt_qkv_column(&f.view, MTT__PART_K, head % f.view.heads);
 }
 
-/* An element of a row of a head, in a matrix whose rows are `stride` elements. */
-MTT__DEVICE int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride, int column)
+/* First element of a row of a head, in `out` or in the Q of qkv, whose rows are `stride` elements. */
+MTT__DEVICE int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride)
 {
-    return (int64_t)(h.first_row + row) * stride + column;
+    return (int64_t)(h.first_row + row) * stride + h.column;
 }
 
 /* Whether code for sm_90a never runs this kernel, so that its body is left out: the >>hopper room has a
@@ -2927,19 +2905,16 @@ template <int M, int N>
 MTT__DEVICE void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
 {
     const int beyond = window ? apart - window : -(1 << 30);
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+    MTT__UNROLL for (int m = 0; m < M; m++)
+        MTT__UNROLL for (int n = 0; n < N; n++)
+            MTT__UNROLL for (int e = 0; e < 4; e++) {
                 const int more = row_sign * (m * 16 + (e >> 1) * 8 - n * 8 - (e & 1));
                 if (apart < -more || beyond >= -more) s[m][n][e] = -CUDART_INF_F;
             }
 }
 
-/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. DROPOUT: the
-   kernel can drop; without, its rows may be larger, since masks take registers. */
+/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. A kernel
+   without DROPOUT may have larger tiles: keep masks take registers. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD,
           int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__forward_sizes {
@@ -2965,8 +2940,8 @@ template <class S>
 MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0, uint32_t stage_smem)
 {
     const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
-    const typename S::E *k_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride, h.k_column);
-    const typename S::E *v_gmem = k_gmem + f.kv_width;
+    const typename S::E *q_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride);
+    const typename S::E *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D,
                                                   threadIdx.x);
@@ -2983,21 +2958,16 @@ MTT__DEVICE void mtt__forward_rescale(typename S::rows &row_max, typename S::row
     constexpr float SLACK = 8.0f;
     typename S::rows most;
     bool exceeds = false;
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
             most[m][h] = -CUDART_INF_F;
-#pragma unroll
-            for (int n = 0; n < S::KEY_TILES; n++)
+            MTT__UNROLL for (int n = 0; n < S::KEY_TILES; n++)
                 most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
             exceeds |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
         }
     if (!__any_sync(0xffffffffu, exceeds)) return;
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
             float most_now = most[m][h], rescale;
             most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
             most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
@@ -3006,8 +2976,10 @@ MTT__DEVICE void mtt__forward_rescale(typename S::rows &row_max, typename S::row
             rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * scale_log2);
             row_max[m][h] = most_now;
             row_sum[m][h] *= rescale;
-#pragma unroll
-            for (int n = 0; n < S::D / 8; n++) o[m][n][2 * h] *= rescale, o[m][n][2 * h + 1] *= rescale;
+            MTT__UNROLL for (int n = 0; n < S::D / 8; n++) {
+                o[m][n][2 * h] *= rescale;
+                o[m][n][2 * h + 1] *= rescale;
+            }
         }
 }
 
@@ -3016,15 +2988,11 @@ template <int M, int N>
 MTT__DEVICE void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2],
                                       const float (&row_max)[M][2], float scale_log2)
 {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    MTT__UNROLL for (int m = 0; m < M; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
             const float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * scale_log2;
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int e = 2 * h; e < 2 * h + 2; e++) {
+            MTT__UNROLL for (int n = 0; n < N; n++)
+                MTT__UNROLL for (int e = 2 * h; e < 2 * h + 2; e++) {
                     s[m][n][e] = mtt__exp2(fmaf(s[m][n][e], scale_log2, -base));
                     row_sum[m][h] += s[m][n][e];
                 }
@@ -3038,8 +3006,7 @@ MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt
                                    int row0, int k0)
 {
     const int lane = mtt__opaque(threadIdx.x) & 31;
-#pragma unroll
-    for (int n = 0; n < S::KEY_TILES / 4; n++) {
+    MTT__UNROLL for (int n = 0; n < S::KEY_TILES / 4; n++) {
         keep[n] = 0xffffffffu;
         if (f.dropout.threshold) {
             keep[n] = 0;
@@ -3058,13 +3025,10 @@ MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt
 template <int M, int N> MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[N / 4])
 {
     const int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
+    MTT__UNROLL for (int n = 0; n < N; n++) {
         const uint32_t bits = __shfl_sync(0xffffffffu, keep[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
+        MTT__UNROLL for (int m = 0; m < M; m++)
+            MTT__UNROLL for (int e = 0; e < 4; e++)
                 if (!(bits >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
     }
 }
@@ -3076,12 +3040,10 @@ MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &
                                     const typename S::rows &row_sum)
 {
     const int row = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
-    typename S::E *o_gmem = (typename S::E *)f.out + mtt__flash_row(head, row, width, head.column);
+    typename S::E *o_gmem = (typename S::E *)f.out + mtt__flash_row(head, row, width);
     float *lse_gmem = f.lse + (int64_t)head.head * f.seq_len + row;
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
             const bool valid = row + further < (int)f.seq_len;
             float sum = row_sum[m][h];
@@ -3138,12 +3100,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
     }
     __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, stride, block.head.column);
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, stride);
     typename S::outputs o_rmem = {};
     typename S::rows row_max, row_sum = {};
     uint32_t q_rmem[D / 16][S::ROW_TILES][4];
-#pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
 
     mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, stride, T - q0, f.view.head_dim, threadIdx.x);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
@@ -3151,10 +3112,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         const uint32_t q_lane = q_smem + mtt__lane_a<D>(lane) + warp * ROWS * D * 2;
         mtt__copy_wait();
         __syncthreads(); /* Q is in shared memory */
-#pragma unroll
-        for (int k = 0; k < D / 16; k++)
-#pragma unroll
-            for (int m = 0; m < S::ROW_TILES; m++)
+        MTT__UNROLL for (int k = 0; k < D / 16; k++)
+            MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
                 mtt__load_matrices(q_rmem[k][m], mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
     }
     for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
@@ -3229,8 +3188,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
    until the number is there. */
 template <int COUNT, int THREADS> MTT__DEVICE void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
 {
-#pragma unroll
-    for (int n = 0; n < COUNT; n++)
+    MTT__UNROLL for (int n = 0; n < COUNT; n++)
         asm volatile("{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"
                      " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
                      : "=f"(sums[n][0]), "=f"(sums[n][1]), "=f"(sums[n][2]), "=f"(sums[n][3])
@@ -3241,8 +3199,7 @@ template <int COUNT, int THREADS> MTT__DEVICE void mtt__sums_load(float (*sums)[
 template <int COUNT> MTT__DEVICE bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
 {
     uint32_t wrong[2] = {};
-#pragma unroll
-    for (int n = 0; n < COUNT * 2; n++)
+    MTT__UNROLL for (int n = 0; n < COUNT * 2; n++)
         wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
     return !(mtt__opaque(wrong[0] | wrong[1]) & 127u);
 }
@@ -3252,13 +3209,10 @@ template <int COUNT> MTT__DEVICE bool mtt__sums_are_of(const float (*sums)[4], u
 template <int COUNT, int THREADS>
 MTT__DEVICE void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
 {
-#pragma unroll
-    for (int n = 0; n < COUNT; n++) {
+    MTT__UNROLL for (int n = 0; n < COUNT; n++) {
         uint32_t v[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) v[e] = __float_as_uint(sums[n][e]);
-#pragma unroll
-        for (int e = 0; e < 2; e++) v[e] = (v[e] & ~127u) | (number >> 7 * e & 127u);
+        MTT__UNROLL for (int e = 0; e < 4; e++) v[e] = __float_as_uint(sums[n][e]);
+        MTT__UNROLL for (int e = 0; e < 2; e++) v[e] = (v[e] & ~127u) | (number >> 7 * e & 127u);
         asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
                      " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
                      ::"l"(to_gmem + n * THREADS), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
@@ -3267,7 +3221,7 @@ MTT__DEVICE void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32
 
 /* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a
    time; dK and dV of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns.
-   DROPOUT: the kernel can drop; without, its chunks may be larger, since masks take registers. */
+   A kernel without DROPOUT may have larger chunks: keep masks take registers. */
 template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES,
           int QUERY_ROW_TILES, int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
 struct mtt__backward_sizes {
@@ -3341,9 +3295,9 @@ template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt_
     mtt__flash_head_set(block->head, f, f.first_head + local);
     block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
     block->q_gmem =
-        (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row, block->head.column) * 2;
+        (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row) * 2;
     block->do_gmem =
-        (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width, block->head.column) * 2;
+        (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width) * 2;
     block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
     block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
 }
@@ -3394,7 +3348,7 @@ MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at 
     mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)do_stride, left,
                                                  f.view.head_dim, thread);
     if (thread < S::BLOCK_Q)
-        mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8,
+        mtt__copy_async<8>(to + 2 * S::Q_BYTES + thread * 8,
                              f.stats + at.block->local * f.seq_len + row + thread, thread < left);
     mtt__copy_commit();
 }
@@ -3422,8 +3376,7 @@ MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward
         (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
     uint32_t keep = 0;
     if (!f.dropout.threshold) return 0xffffffffu;
-#pragma unroll
-    for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
+    MTT__UNROLL for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
         const int r = k + lane / S::CHUNK;
         const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8);
         keep |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
@@ -3439,23 +3392,19 @@ MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::pa
 {
     typedef typename S::E E;
     const int lane = (int)(mtt__backward_thread<S>() & 31);
-#pragma unroll
-    for (int n = 0; n < S::CHUNK / 8; n++) {
+    MTT__UNROLL for (int n = 0; n < S::CHUNK / 8; n++) {
         float lse[2], delta[2];
         uint32_t bits[2];
         asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                      : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
                      : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
         if (S::DROPOUT) {
-#pragma unroll
-            for (int e = 0; e < 2; e++)
+            MTT__UNROLL for (int e = 0; e < 2; e++)
                 bits[e] = __shfl_sync(0xffffffffu, keep, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
         }
-#pragma unroll
-        for (int m = 0; m < S::KEY_ROWS; m++) {
+        MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++) {
             float p[4], ds[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
+            MTT__UNROLL for (int e = 0; e < 4; e++) {
                 p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
                 if (S::DROPOUT) {
                     const bool kept = bits[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
@@ -3463,8 +3412,7 @@ MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::pa
                     p[e] = kept ? p[e] : 0.0f;
                 } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
             }
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
+            MTT__UNROLL for (int h = 0; h < 2; h++) {
                 p_packed[m][n][h] = mtt__pack_pair(p[2 * h], p[2 * h + 1], E());
                 ds_packed[m][n][h] = mtt__pack_pair(ds[2 * h], ds[2 * h + 1], E());
             }
@@ -3497,15 +3445,12 @@ MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_s
         mtt__backward_p_ds<S>(p_packed, ds_packed, s, dp, f, stats_smem, keep);
     } else {
         const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__opaque(0);
-#pragma unroll
-        for (int n = 0; n < CHUNK / 8; n++)
+        MTT__UNROLL for (int n = 0; n < CHUNK / 8; n++)
             for (int r = 0; r < 2 * S::KEY_ROWS; r++)
                 p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
     }
-#pragma unroll
-    for (int n = 0; n < CHUNK / 8; n += 2)
-#pragma unroll
-        for (int m = 0; m < S::KEY_ROWS; m++) {
+    MTT__UNROLL for (int n = 0; n < CHUNK / 8; n += 2)
+        MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++) {
             const uint32_t to =
                 mtt__part_column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
             mtt__store_matrices(to, ds_packed[m][n], ds_packed[m][n + 1]);
@@ -3579,8 +3524,8 @@ MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt_
     while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, order.number)))
         mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
     if (order.place == 0) /* opaque zeros: a rare branch, not a selection for each sum */
-#pragma unroll
-        for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__opaque(0));
+        MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++)
+            sums[n / 4][n % 4] = __uint_as_float(mtt__opaque(0));
 }
 
 /* dQ += dS K over the block's keys, those beyond the queries left out. */
@@ -3600,15 +3545,11 @@ MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at
                                      const float (&c)[M][COLUMNS / 8][4], int row, int column, float factor)
 {
     const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
-    const int part_column = PART == MTT__PART_Q ? at.block->head.column : at.block->head.k_column;
     row += lane / 4;
-    typename S::E *to_gmem = (typename S::E *)f.d_qkv +
-                             mtt__flash_row(at.block->head, row, stride, part_column) +
-                             (PART == MTT__PART_V ? f.kv_width : 0) + column;
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride);
+    to_gmem += f.part[PART] + column;
+    MTT__UNROLL for (int m = 0; m < M; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
             mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
                                                    row + further < (int)f.seq_len, f.view.head_dim - column,
@@ -3643,9 +3584,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     mtt__backward_at at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
     const int T = (int)f.seq_len, stride = (int)f.view.row, D = f.view.head_dim;
-    const E *k_gmem =
-        (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, stride, at.block->head.k_column);
-    const E *v_gmem = k_gmem + f.kv_width;
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, stride);
+    const E *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, stride, T - at.k0, D, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, D,
                                                   threadIdx.x);
@@ -3660,8 +3600,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
         if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
             mtt__backward_copy<S>(f, at, smem, tile - 1);
-#pragma unroll
-        for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
+        MTT__UNROLL for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
             mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2,
                                    stage_at, smem, q0, chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
@@ -3700,7 +3639,8 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, 
     f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
     f.view = mtt_qkv_of(d);
     f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim;
-    f.kv_width = mtt_qkv_column(&f.view, MTT__PART_V, 0) - mtt_qkv_column(&f.view, MTT__PART_K, 0);
+    for (int part = 0; part < 3; part++)
+        f.part[part] = mtt_qkv_column(&f.view, part, 0) - mtt_qkv_column(&f.view, MTT__PART_Q, 0);
     f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
     f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
@@ -4184,8 +4124,7 @@ template <int PENDING = 0> MTT__DEVICE void mtt__wgmma_wait(void)
 /* After a wait: keeps the compiler from reading C before. */
 template <int N> MTT__DEVICE void mtt__wgmma_hold(float (&c)[N][4])
 {
-#pragma unroll
-    for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
+    MTT__UNROLL for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
 }
 
 /* Before a barrier: makes the thread's writes to shared memory visible to wgmma and to tensor copies. */
@@ -4260,8 +4199,7 @@ MTT__WGMMA_ALL(__half, "f16")
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
 MTT__DEVICE void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
 {
-#pragma unroll
-    for (int k = 0; k < D / 16; k++)
+    MTT__UNROLL for (int k = 0; k < D / 16; k++)
         mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
                                  mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
 }
@@ -4270,8 +4208,7 @@ MTT__DEVICE void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t 
 template <int STEPS, int N, typename E>
 MTT__DEVICE void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
 {
-#pragma unroll
-    for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
+    MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
 }
 
 /* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
@@ -4279,16 +4216,9 @@ template <int ROWS, int D, int THREADS, typename E>
 MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
                                  int head_dim)
 {
-#pragma unroll
-    for (int column = 0; column < D; column += 64)
+    MTT__UNROLL for (int column = 0; column < D; column += 64)
         mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride,
                                           rows_left, head_dim - column, threadIdx.x);
-}
-
-MTT__DEVICE void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0) : "memory");
 }
 
 /* Two 16-bit numbers. */
@@ -4330,20 +4260,20 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
     if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, place.head);
     __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride, block.head.column);
-    const E *k_gmem = q_gmem + (block.head.k_column - block.head.column);
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride);
+    const E *first_key_gmem = q_gmem + f.part[MTT__PART_K];
+    const int head_dim = f.view.head_dim;
     const auto copy = [&](int k0, uint32_t to_smem) {
-        const E *from = k_gmem + (int64_t)k0 * stride;
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, from, stride, T - k0, f.view.head_dim);
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.kv_width, stride, T - k0,
-                                                 f.view.head_dim);
+        const E *k_gmem = first_key_gmem + (int64_t)k0 * stride;
+        const E *v_gmem = k_gmem + (f.part[MTT__PART_V] - f.part[MTT__PART_K]);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, k_gmem, stride, T - k0, head_dim);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, v_gmem, stride, T - k0, head_dim);
         mtt__copy_commit();
     };
     const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
     float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
 
-    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0,
-                                            f.view.head_dim);
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, head_dim);
     copy(last_key, kv_smem);
     for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
         const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
@@ -4365,8 +4295,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
         uint32_t p_rmem[BLOCK_KV / 16][4];
-#pragma unroll
-        for (int n = 0; n < BLOCK_KV / 4; n++) {
+        MTT__UNROLL for (int n = 0; n < BLOCK_KV / 4; n++) {
             const float *p = s_rmem[0][n / 2] + n % 2 * 2;
             p_rmem[n / 4][n % 4] = mtt__pack_pair(p[0], p[1], E());
         }
@@ -4398,12 +4327,10 @@ template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
 template <int N> MTT__DEVICE void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
 {
     float lse[2];
-#pragma unroll
-    for (int n = 0; n < N; n++) {
+    MTT__UNROLL for (int n = 0; n < N; n++) {
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                      : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
+        MTT__UNROLL for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
     }
 }
 
@@ -4413,12 +4340,10 @@ MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_
                                   const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
 {
     float delta[2];
-#pragma unroll
-    for (int n = 0; n < N; n++) {
+    MTT__UNROLL for (int n = 0; n < N; n++) {
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                      : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
             const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
             p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
             ds_packed[n / 2][n % 2 * 2 + h] =
@@ -4455,7 +4380,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     mtt__backward_at at = {};
     at.block = &block, at.k0 = mtt__uniform(block.k0);
     const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
-    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(block.head, at.k0, stride, block.head.k_column);
+    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.part[MTT__PART_K];
+    const E *v_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.part[MTT__PART_V];
     const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
     const auto copy = [&](int tile) {
         const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
@@ -4466,14 +4392,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
         if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
             const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
-            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
+            mtt__copy_async<4>(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
                                 thread % BLOCK_Q < left);
         }
         mtt__copy_commit();
     };
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.kv_width, stride, T - at.k0,
-                                             head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, head_dim);
     copy(last_tile);
 
     const int column = warpgroup * S::DQ_COLUMNS;
@@ -4513,8 +4438,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         score_gradient(tile, 0);
         __syncthreads(); /* the last tile's Q, dO and dS are used */
         if (tile > first_tile) copy(tile - 1);
-#pragma unroll
-        for (int m = 0; m < ROWS; m++) {
+        MTT__UNROLL for (int m = 0; m < ROWS; m++) {
             const int k0 = at.k0 + m * 128;
             if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
                 mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
@@ -4531,8 +4455,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             mtt__wgmma_mn_major(dv_rmem[m][0], p_packed[m], do_columns, E());
             mtt__wgmma_mn_major(dk_rmem[m][0], ds_packed[m], q_columns, E());
             mtt__wgmma_commit();
-#pragma unroll
-            for (int n = 0; n < BLOCK_Q / 8; n += 2) {
+            MTT__UNROLL for (int n = 0; n < BLOCK_Q / 8; n += 2) {
                 const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
                 mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0],
                                     &ds_packed[m][n / 2][2]);
@@ -4550,14 +4473,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
         if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
         mtt__wgmma_begin();
-#pragma unroll
-        for (int k = 0; k < ROWS * 8; k++)
+        MTT__UNROLL for (int k = 0; k < ROWS * 8; k++)
             mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_columns, k * 2048),
                                    mtt__wgmma_at(k_columns, k * 2048), k > 0, E());
         mtt__wgmma_commit();
         mtt__wgmma_wait<1>();
-#pragma unroll
-        for (int m = 0; m < KEY_ROWS; m++) {
+        MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
             mtt__wgmma_hold(dv_rmem[m][0]);
             mtt__wgmma_hold(dk_rmem[m][0]);
         }
@@ -4565,8 +4486,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
         mtt__wgmma_wait<1>();
         mtt__wgmma_hold(dq_rmem[0]);
-#pragma unroll
-        for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
+        MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
         if (order.place == order.contributors - 1)
             mtt__backward_store<S, MTT__PART_Q, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column,
                                                                   f.gradient_scale);
@@ -4578,8 +4498,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     int tile = last_tile; /* the last tiles attend only the first 128 keys */
     for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
     for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>());
-#pragma unroll
-    for (int m = 0; m < KEY_ROWS; m++) {
+    MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
         const int key = at.k0 + m * 128 + warp * 16;
         mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
         mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
