@@ -649,7 +649,7 @@ static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
         typedef decltype(zero) T;
         mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
                                   mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
-                                  (int)mtt__width(o->y)};
+                                  (int)mtt__width(o->y), {}};
         return mtt__launch_norm(c, n);
     });
 }
@@ -1456,11 +1456,8 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
                                      const mtt_tensor *weight, int transposed, const mtt_tensor *bias,
                                      const mtt_tensor *y)
 {
-    mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x)};
-    g.a = mtt__blas_whole(x, 0);
-    g.b = mtt__blas_whole(weight, transposed);
-    g.c = mtt__blas_whole(y, 0);
-    g.bias = bias;
+    mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0),
+                           mtt__blas_whole(weight, transposed), mtt__blas_whole(y, 0), bias};
     return mtt__multiply(c, op, g);
 }
 
@@ -1483,12 +1480,9 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
 {
     const int64_t k = mtt__width(x), n = mtt__width(dy);
     mtt__blas_matrix xs = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed);
-    mtt__blas_matrix dys = mtt__blas_whole(dy, op->transposed);
-    mtt__blas_product g = {op->transposed ? n : k, op->transposed ? k : n, rows};
-    g.a = op->transposed ? dys : xs;
-    g.b = op->transposed ? xs : dys;
-    g.c = mtt__blas_whole(dw, 0);
-    g.adds = add;
+    mtt__blas_matrix dys = mtt__blas_whole(dy, op->transposed), out = mtt__blas_whole(dw, 0);
+    mtt__blas_product g = {k, n, rows, xs, dys, out, NULL, add};
+    if (op->transposed) g = {n, k, rows, dys, xs, out, NULL, add};
     return mtt__multiply(c, op, g);
 }
 
@@ -1653,11 +1647,9 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
     mtt_status status = MTT_OK;
     for (first = 0; first < rows && status == MTT_OK; first += count) {
         count = mtt__min(o->logits->shape[0], rows - first);
-        mtt__blas_product head = {count, Vp, C}, back = {count, C, Vp};
-        head.a = mtt__blas_matrix_at(o->x, first * C, C, 0, 0);
-        head.b = mtt__blas_whole(o->weight, 1);
-        head.c = mtt__blas_whole(o->logits, 0);
-        head.bias = o->bias;
+        mtt__blas_matrix weight = mtt__blas_whole(o->weight, 0), logits = mtt__blas_whole(o->logits, 0);
+        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
+                                  mtt__blas_whole(o->weight, 1), logits, o->bias};
         status = mtt__multiply(c, op, head);
         if (status != MTT_OK) return status;
         mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
@@ -1665,9 +1657,7 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
         const int add = first > 0 || op->adds;
         status = o->dx ? gradient(c, op, r, o->d_bias, add) : mtt__rows_loss<false>(c, op, r);
         if (status != MTT_OK || !o->dx) continue;
-        back.a = mtt__blas_whole(o->logits, 0);
-        back.b = mtt__blas_whole(o->weight, 0);
-        back.c = mtt__blas_matrix_at(o->dx, first * C, C, 0, 0);
+        mtt__blas_product back = {count, C, Vp, logits, weight, mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
         status = mtt__multiply(c, op, back);
         if (status == MTT_OK)
             status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, add);
