@@ -2318,7 +2318,8 @@ template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, 
 static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_tensor *ds = MTT_OPERANDS_OF(softmax_backward, op)->d_scores;
-    return mtt__by_type(c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
+    return mtt__by_type(
+        c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -3670,8 +3671,8 @@ static bool mtt__flash_takes(const mtt_shape *d)
 static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
 {
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                          "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q and "
-                          "fewer than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
+                          "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q "
+                          "and fewer than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
                           d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
 }
 
@@ -3770,25 +3771,25 @@ template <typename E>
 static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
 {
     const int D = f.view.head_dim;
-    const bool drop = f.dropout.threshold > 0;
+    const bool keep = f.dropout.threshold == 0; /* all */
 #define MTT__RUN(...)                                                          \
     do {                                                                       \
         typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
         if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                    \
             return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
     } while (0)
-    /*                              D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
-    if (D <= 16)           MTT__RUN( 16,     64,     128,    4,       2,         1,     2,         2,    true);
-    if (D <= 32 && !drop)  MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,   false);
-    if (D <= 32)           MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,    true);
-    if (D <= 64 && !drop)  MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,   false);
-    if (D <= 64)           MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,    true);
-    if (D <= 96)           MTT__RUN( 96,     64,      64,    4,       2,         2,     2,         2,    true);
-    if (D <= 128 && !drop) MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,   false);
-    if (D <= 128 && drop)  MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,    true);
-    if (D <= 128)          MTT__RUN(128,     64,      64,    8,       2,         2,     1,         1,    true);
-                           MTT__RUN(256,     64,      64,    8,       2,         2,     2,         1,    true);
-                           MTT__RUN(256,     32,      32,    4,       1,         1,     1,         1,    true);
+    /*                             D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
+    if (D <= 16)          MTT__RUN( 16,     64,     128,    4,       2,         1,     2,         2,    true);
+    if (D <= 32 && keep)  MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,   false);
+    if (D <= 32)          MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,    true);
+    if (D <= 64 && keep)  MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,   false);
+    if (D <= 64)          MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,    true);
+    if (D <= 96)          MTT__RUN( 96,     64,      64,    4,       2,         2,     2,         2,    true);
+    if (D <= 128 && keep) MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,   false);
+    if (D <= 128)         MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,    true);
+    if (D <= 128)         MTT__RUN(128,     64,      64,    8,       2,         2,     1,         1,    true);
+                          MTT__RUN(256,     64,      64,    8,       2,         2,     2,         1,    true);
+                          MTT__RUN(256,     32,      32,    4,       1,         1,     1,         1,    true);
 #undef MTT__RUN
 }
 
