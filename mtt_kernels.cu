@@ -3694,21 +3694,21 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flas
 template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, const mtt__flash &f)
 {
     const int D = f.view.head_dim;
-    const bool drop = f.dropout.threshold > 0, window = f.window > 0;
+    const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
 #define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    /*                                       D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
-    if (D <= 16)                    MTT__RUN( 16,    128,      64,        2,  true,         2,    true);
-    if (D <= 32 && !drop)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
-    if (D <= 32)                    MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
-    if (D <= 64 && window && !drop) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
-    if (D <= 64 && window)          MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
-    if (D <= 64 && !drop)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
-    if (D <= 64)                    MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
-    if (D <= 96 && !drop)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
-    if (D <= 96)                    MTT__RUN( 96,    128,      32,        2, false,         2,    true);
-    if (D <= 128 && !drop)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
-    if (D <= 128)                   MTT__RUN(128,    128,      32,        2, false,         2,    true);
-                                    MTT__RUN(256,     64,      32,        1, false,         2,    true);
+    /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D <= 16)                   MTT__RUN( 16,    128,      64,        2,  true,         2,    true);
+    if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
+    if (D <= 32)                   MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
+    if (D <= 64 && window && keep) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
+    if (D <= 64 && window)         MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
+    if (D <= 64 && keep)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
+    if (D <= 64)                   MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
+    if (D <= 96 && keep)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
+    if (D <= 96)                   MTT__RUN( 96,    128,      32,        2, false,         2,    true);
+    if (D <= 128 && keep)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
+    if (D <= 128)                  MTT__RUN(128,    128,      32,        2, false,         2,    true);
+                                   MTT__RUN(256,     64,      32,        1, false,         2,    true);
 #undef MTT__RUN
 }
 
