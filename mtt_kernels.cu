@@ -92,16 +92,14 @@ template <int N = 8, class T>
 static __device__ __forceinline__ void mtt__read_floats(const T *at, float *values)
 {
     mtt__vector<T, N> vector = mtt__load_vector<N>(at);
-#pragma unroll
-    for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
+    MTT__UNROLL for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
 template <int N = 8, class T>
 static __device__ __forceinline__ void mtt__store_floats(T *at, const float *values)
 {
     mtt__vector<T, N> vector;
-#pragma unroll
-    for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
+    MTT__UNROLL for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
     *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
 }
 
@@ -169,14 +167,12 @@ struct mtt__maximum {
    get the result. */
 template <class JOIN, int THREADS, class V> static __device__ __forceinline__ V mtt__reduce(V x, V *shared)
 {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x = JOIN::join(x, __shfl_xor_sync(0xffffffffu, x, step));
+    MTT__UNROLL for (int step = 16; step; step /= 2) x = JOIN::join(x, __shfl_xor_sync(0xffffffffu, x, step));
     if (THREADS == 32) return x;
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads(); /* the warps' values are there before anyone joins them */
     x = shared[0];
-#pragma unroll
-    for (int warp = 1; warp < THREADS / 32; warp++) x = JOIN::join(x, shared[warp]);
+    MTT__UNROLL for (int warp = 1; warp < THREADS / 32; warp++) x = JOIN::join(x, shared[warp]);
     __syncthreads(); /* all have read before the next reduction writes */
     return x;
 }
@@ -200,8 +196,7 @@ static __device__ __forceinline__ void mtt__apply_dropout(const mtt__dropout &d,
     const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
     const mtt_draw draw = mtt__draw(d.control->seed, (uint64_t)first >> 3, stream);
     if (WIDTH == 8) {
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
             values[k] = __fmul_rn(values[k], mtt__draw_bits(draw.word, k) >= d.threshold ? d.scale : 0.0f);
     } else {
         const uint32_t *w = draw.word;
@@ -375,8 +370,7 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
     float v[8];
     if (at >= count) return;
     mtt__read_floats(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
+    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
     mtt__store_floats(y + at, v);
 }
 
@@ -396,8 +390,7 @@ static __global__ void __launch_bounds__(256)
     if (at >= count) return;
     mtt__read_floats(dy + at, g);
     mtt__read_floats(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
+    MTT__UNROLL for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
     mtt__store_floats(dx + at, g);
 }
 
@@ -418,8 +411,7 @@ static __global__ void __launch_bounds__(256)
         mtt__read_floats(b + at, v);
         if (a) mtt__read_floats(a + at, more);
         mtt__apply_dropout<8>(dropout, at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
         mtt__store_floats(y + at, v);
         return;
     }
@@ -514,18 +506,15 @@ static __global__ void __launch_bounds__(256)
         for (int64_t r = begin + threadIdx.y; r < end; r += 32) {
             float v[8];
             mtt__read_floats(x + r * width + column, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] += v[k];
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-#pragma unroll
-    for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
+    MTT__UNROLL for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
     __syncthreads(); /* all partial sums are there before 64 threads add them up */
     int j = threadIdx.y * 8 + threadIdx.x;
     column = (int64_t)blockIdx.x * 64 + j;
     if (j >= 64 || column >= width) return;
     float total = 0;
-#pragma unroll
-    for (int r = 0; r < 32; r++) total += partial[r][j];
+    MTT__UNROLL for (int r = 0; r < 32; r++) total += partial[r][j];
     float *at = (column < first ? out + column : more + column - first) + blockIdx.y * width;
     *at = total + (add ? *at : 0.0f);
 }
@@ -603,47 +592,40 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
     mtt__vector<T> xs[PACKS];
     float sum = 0, squares = 0;
     if (row >= o.rows) return;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
     }
-#pragma unroll
-    for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
+    MTT__UNROLL for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
         int64_t at = row * width + (p * THREADS + lane) * 8;
         float branch[8];
         if ((p * THREADS + lane) * 8 >= width) break;
         mtt__read_floats(o.branch + at, branch);
         mtt__apply_dropout<8>(o.dropout, at, branch);
-#pragma unroll
-        for (int k = 0; k < 8; k++) xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
         *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
     }
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
+    MTT__UNROLL for (int p = 0; p < PACKS; p++)
         if ((p * THREADS + lane) * 8 < width)
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
     float mean = mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
+    MTT__UNROLL for (int p = 0; p < PACKS; p++)
         if ((p * THREADS + lane) * 8 < width)
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
                 float d = mtt__to_float(xs[p].v[k]) - mean;
                 squares += d * d;
             }
     float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + 1e-5f);
     if (lane == 0) o.stats[row] = make_float2(mean, rstd);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         float gain[8], shift[8], out[8];
         if (column >= width) break;
         mtt__read_floats(o.w + column, gain);
         mtt__read_floats(o.b + column, shift);
-#pragma unroll
-        for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
         mtt__store_floats(o.y + row * width + column, out);
     }
 }
@@ -698,8 +680,7 @@ template <class T> struct mtt__norm_operands {
    a warp writes to a slot again after all have passed the barrier of the next row. */
 static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 {
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
+    MTT__UNROLL for (int step = 16; step; step /= 2) {
         v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
         v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
     }
@@ -707,8 +688,7 @@ static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots, 
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
     __syncthreads(); /* all warps' values are stored before they are added */
     v = make_float2(0, 0);
-#pragma unroll
-    for (int warp = 0; warp < threads / 32; warp++) {
+    MTT__UNROLL for (int warp = 0; warp < threads / 32; warp++) {
         float2 other = slots[(threadIdx.x & ~(threads - 1)) / 32 + warp];
         v.x += other.x;
         v.y += other.y;
@@ -740,12 +720,10 @@ static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T>
                                                      int lane, T *to, int step)
 {
     const T *const from[3] = {o.dy, o.x, o.joined};
-#pragma unroll
-    for (int p = 0; p < S::PACKS; p++) {
+    MTT__UNROLL for (int p = 0; p < S::PACKS; p++) {
         int column = (p * threads + lane) * S::PACK;
         if (column >= o.width || row >= o.rows) break;
-#pragma unroll
-        for (int i = 0; i < 3; i++)
+        MTT__UNROLL for (int i = 0; i < 3; i++)
             if (i < 2 || o.joined)
                 mtt__copy_async(mtt__smem(to + i * step + column), from[i] + row * o.width + column, true);
     }
@@ -784,8 +762,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
     const float share = 1.0f / (float)width;
     float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
-#pragma unroll
-    for (int s = 0; s < STAGES; s++)
+    MTT__UNROLL for (int s = 0; s < STAGES; s++)
         mtt__copy_row<S>(o, row + s * stride, threads, lane, staged + s * 3 * step, step);
     for (int stage = 0, odd = 0; row - group < o.rows; row += stride, odd ^= 1) {
         T *const copy = staged + stage * 3 * step;
@@ -794,16 +771,14 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
         float2 stat = next, sum = make_float2(0, 0);
         if (row + stride < o.rows) next = o.stats[row + stride];
         if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK];
             if (column >= width || row >= o.rows) break;
             mtt__read_floats<PACK>(dy + column, dys);
             mtt__read_floats<PACK>(x + column, xs);
             mtt__read_floats<PACK>(o.w + column, gain);
-#pragma unroll
-            for (int k = 0; k < PACK; k++) {
+            MTT__UNROLL for (int k = 0; k < PACK; k++) {
                 float xhat = (xs[k] - stat.x) * stat.y;
                 dw[p][k] += dys[k] * xhat;
                 db[p][k] += dys[k];
@@ -814,8 +789,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
         sum = mtt__row_sums(sum, slots[odd], threads);
         sum.x *= share;
         sum.y *= share;
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
             if (column >= width || row >= o.rows) break;
@@ -823,8 +797,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
             mtt__read_floats<PACK>(x + column, xs);
             mtt__read_floats<PACK>(o.w + column, gain);
             if (o.joined) mtt__read_floats<PACK>(joined + column, others);
-#pragma unroll
-            for (int k = 0; k < PACK; k++)
+            MTT__UNROLL for (int k = 0; k < PACK; k++)
                 out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
             mtt__store_floats<PACK>(o.dx + row * width + column, out);
         }
@@ -833,8 +806,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
     }
     float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
     if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * threads + lane) * PACK;
         float *to = (block_rows > 1 ? sums + group * 2 * width : partial) + column;
         if (column >= width) break;
@@ -915,8 +887,7 @@ static __global__ void __launch_bounds__(256)
     if (row >= rows) return;
     mtt__read_floats(wte + (int64_t)tokens[row] * width + column, a);
     mtt__read_floats(positions + row % seq_len * width + column, b);
-#pragma unroll
-    for (int k = 0; k < 8; k++) a[k] += b[k];
+    MTT__UNROLL for (int k = 0; k < 8; k++) a[k] += b[k];
     mtt__apply_dropout<8>(dropout, at, a);
     mtt__store_floats(x + at, a);
 }
@@ -980,30 +951,24 @@ static __global__ void __launch_bounds__(128)
     float sum[8] = {0};
     const auto store = [&](int32_t run) {
         float *out = (is_head ? heads + (int64_t)piece * width : d_wte + (int64_t)run * width) + column;
-#pragma unroll
-        for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+        MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
     };
     for (int i = begin; i < end; i += AHEAD) {
         mtt__vector<T> rows[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++)
+        MTT__UNROLL for (int a = 0; a < AHEAD; a++)
             if (i + a < end) rows[a] = mtt__load_vector(dx + (first_row + at[i + a]) * width + column);
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        MTT__UNROLL for (int a = 0; a < AHEAD; a++) {
             if (i + a >= end) break;
             if (tokens[i + a] != token) {
                 store(token);
                 token = tokens[i + a];
                 is_head = false;
-#pragma unroll
-                for (int k = 0; k < 8; k++) sum[k] = 0;
+                MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] = 0;
             }
             float v[8];
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = mtt__to_float(rows[a].v[k]);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__to_float(rows[a].v[k]);
             mtt__apply_dropout<8>(dropout, (first_row + at[i + a]) * width + column, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] += v[k];
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
     }
     store(token);
@@ -1031,12 +996,10 @@ static __global__ void __launch_bounds__(128)
     for (; next < n && tokens[next] == token; next += chunk) {
         float v[8];
         mtt__read_floats(heads + (int64_t)(next / chunk) * width + column, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[k] += v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     float *out = d_wte + (int64_t)token * width + column;
-#pragma unroll
-    for (int k = 0; k < 8; k++) out[k] += sum[k];
+    MTT__UNROLL for (int k = 0; k < 8; k++) out[k] += sum[k];
 }
 
 /* Math:        d_wpe[t] (+)= sum over sequences b of mask * dx[b][t]; 0 for positions that no token had
@@ -1057,13 +1020,11 @@ static __global__ void __launch_bounds__(256)
     for (int64_t b = 0; b < (at < sequence ? batch : 0); b++) {
         mtt__read_floats(dx + b * sequence + at, v);
         mtt__apply_dropout<8>(dropout, b * sequence + at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[k] += v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     if (add) {
         mtt__read_floats(d_wpe + at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[k] += v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     mtt__store_floats(d_wpe + at, sum);
 }
@@ -1355,8 +1316,7 @@ template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, in
     if (at >= count) return;
     mtt__read_floats(y + at, a);
     mtt__read_floats(bias + at % width, b);
-#pragma unroll
-    for (int k = 0; k < 8; k++) a[k] += b[k];
+    MTT__UNROLL for (int k = 0; k < 8; k++) a[k] += b[k];
     mtt__store_floats(y + at, a);
 }
 
@@ -1581,8 +1541,7 @@ static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int
 {
     mtt__read_floats(at, v);
     if (j + 8 > classes)
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
 }
 
 /* Math:        lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
@@ -1613,10 +1572,8 @@ static __global__ void __launch_bounds__(512)
         for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
             float largest = most, added = 0;
             mtt__read_classes(x + j, j, classes, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
-#pragma unroll
-            for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
+            MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
+            MTT__UNROLL for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
             sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
             most = largest;
         }
@@ -1633,8 +1590,8 @@ static __global__ void __launch_bounds__(512)
 #pragma unroll 4
     for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
         mtt__read_classes(x + j, j, classes, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
         mtt__store_floats(x + j, v);
     }
     if (target >= 0 && target / 8 % 512 == (int)threadIdx.x)
@@ -1808,14 +1765,12 @@ static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range 
     const int64_t begin = mtt__range_begin(r);
     float sum = 0;
     if (count <= 0) return;
-#pragma unroll
-    for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
+    MTT__UNROLL for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
         int at = i + threadIdx.x * 8;
         float g[8];
         if (at >= count) break;
         mtt__read_gradient(r, begin + at, g);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum += g[k] * g[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum += g[k] * g[k];
     }
     double total = mtt__reduce<mtt__plus, 256>((double)sum, shared);
     if (threadIdx.x == 0) partial[r.block + blockIdx.x % MTT__RANGE_BLOCKS] = total;
@@ -1892,8 +1847,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
         mtt__read_floats<4>(m_at + at, m);
         mtt__read_floats<4>(v_at + at, v);
         mtt__read_floats<4>(w_at + at, w);
-#pragma unroll
-        for (int k = 0; k < 4; k++) mtt__adamw_element(&rates, g[k], &m[k], &v[k], &w[k]);
+        MTT__UNROLL for (int k = 0; k < 4; k++) mtt__adamw_element(&rates, g[k], &m[k], &v[k], &w[k]);
         mtt__store_floats<4>(m_at + at, m);
         mtt__store_floats<4>(v_at + at, v);
         mtt__store_floats<4>(w_at + at, w);
@@ -1921,14 +1875,12 @@ static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, c
 {
     const float ONE = 65536.0f;
     float largest = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
     float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
+    MTT__UNROLL for (int k = 0; k < 8; k++) {
         float y = SECOND ? x[k] * (255.0f * ONE * inverse)
                          : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
         if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
@@ -1977,8 +1929,7 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
                 weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
                 rest = mtt__load_vector(rests + at);
             }
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
                 float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
                 float code = (float)(int8_t)m_code.v[k];
                 float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
@@ -2001,8 +1952,7 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
         }
         if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
         else {
-#pragma unroll
-            for (int k = 0; k < 8; k++)
+            MTT__UNROLL for (int k = 0; k < 8; k++)
                 mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
             *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
             *(mtt__vector<uint8_t> *)(rests + at) = rest;
@@ -4723,8 +4673,7 @@ static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt
     const uint32_t w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
     mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
     mtt__wgmma_begin();
-    #pragma unroll
-    for (int j = 0; j < MTT__TILE_K / 16; j++)
+    MTT__UNROLL for (int j = 0; j < MTT__TILE_K / 16; j++)
         mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
                                      mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
     mtt__wgmma_commit();
@@ -4742,8 +4691,7 @@ static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], c
     const int lane = threadIdx.x & 31, slot = tiles % 2;
     const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
     if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
-    #pragma unroll
-    for (int n = 0; n < 32; n++) {
+    MTT__UNROLL for (int n = 0; n < 32; n++) {
         float2 b = make_float2(0.0f, 0.0f);
         if (!BACKWARD) {
             uint32_t bias;
@@ -4769,14 +4717,12 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
     const uint32_t lane_at = mtt__lane_a<32>(lane);
     if (lane == 0) mtt__tensor_wait<1>();
     __syncwarp(); /* two of the four buffers are free */
-    #pragma unroll
-    for (int n = 0; n < 4; n += 2) {
+    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
         const uint32_t(*pre)[2] = held + part * 4 + n;
         mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
         if (!o.has_y) continue;
         uint32_t y[4];
-        #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
             const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
             y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
         }
@@ -4808,12 +4754,10 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&
     const uint32_t lane_smem = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
     float sum[4] = {};
     mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
-    #pragma unroll
-    for (int n = 0; n < 4; n += 2) {
+    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
         uint32_t pre[4], dx[4];
         mtt__load_matrices(pre, mtt__advance<32>(lane_smem, n));
-        #pragma unroll
-        for (int e = 0; e < 4; e++) {
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
             const float2 x = mtt__unpack_pair(pre[e], E());
             const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
             dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
@@ -4827,8 +4771,7 @@ static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&
         mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
         mtt__tensor_commit();
     }
-    #pragma unroll
-    for (int row = 0; row < 64; row += 32) {
+    MTT__UNROLL for (int row = 0; row < 64; row += 32) {
         uint32_t b[4];
         mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
         mtt__mma(sum, ones, b[0], b[1], E());
@@ -4894,8 +4837,7 @@ static __global__ void __launch_bounds__(384, 1)
         const int stages = tile < mtt__tile_count(o) ? (o.k + MTT__TILE_K - 1) / MTT__TILE_K : 0;
         float c[32][4];
         int k = 0;
-        #pragma unroll
-        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before */
+        MTT__UNROLL for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before */
             #pragma unroll 1
             for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
                 mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
@@ -5048,8 +4990,7 @@ static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads()
 static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<float> &x)
 {
     float most = x.v[0];
-#pragma unroll
-    for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
+    MTT__UNROLL for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
     return most;
 }
 
@@ -5124,8 +5065,7 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
         most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
         MTT__EACH_PACK {
             mtt__read_floats(row + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
         }
         sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
         if (!(most > -3.4e38f)) sum = 0.0f; /* a warp without a class */
@@ -5161,20 +5101,17 @@ static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
         }
         MTT__EACH_PACK {
             mtt__read_floats(from + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
             if (target / 8 == first_pack + pack) {
                 const float at = mtt__to_float(from[target - first_pack * 8]);
                 const float gradient = (expf(at - lse) - 1.0f) * factor;
-#pragma unroll
-                for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
+                MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
                 row_out[0] = lse - at;
                 row_out[1] = at >= most ? 1.0f : 0.0f;
                 row_out[2] = lse;
             }
             mtt__store_floats(to + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) column[p][k] += v[k];
+            MTT__UNROLL for (int k = 0; k < 8; k++) column[p][k] += v[k];
         }
     }
     if (sums) sums += (int64_t)cluster * width + first_pack * 8;
