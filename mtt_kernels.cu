@@ -2258,7 +2258,8 @@ template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, 
 static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_tensor *ds = MTT_OPERANDS_OF(softmax_backward, op)->d_scores;
-    return mtt__by_type(c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
+    return mtt__by_type(
+        c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -3234,10 +3235,8 @@ template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt_
     const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
     mtt__flash_head_set(block->head, f, f.first_head + local);
     block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
-    block->q_gmem =
-        (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row) * 2;
-    block->do_gmem =
-        (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width) * 2;
+    block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row) * 2;
+    block->do_gmem = (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width) * 2;
     block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
     block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
 }
@@ -3289,7 +3288,7 @@ MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at 
                                                  f.view.head_dim, thread);
     if (thread < S::BLOCK_Q)
         mtt__copy_async<8>(to + 2 * S::Q_BYTES + thread * 8,
-                             f.stats + at.block->local * f.seq_len + row + thread, thread < left);
+                           f.stats + at.block->local * f.seq_len + row + thread, thread < left);
     mtt__copy_commit();
 }
 
@@ -3611,11 +3610,10 @@ static bool mtt__flash_takes(const mtt_shape *d)
 
 static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
 {
-    return mtt__cuda_fail(
-        c->env, MTT_E_ARGUMENT,
-        "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q and fewer "
-        "than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
-        d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                          "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q "
+                          "and fewer than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
+                          d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
 }
 
 /* Heads whose K and V stay in L2 together. */
@@ -3632,25 +3630,25 @@ template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flas
                               mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED, f);
 }
 
-/* A kernel that can drop serves both cases where one without would have the same tiles. */
+/* Rows that name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. */
 template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, const mtt__flash &f)
 {
     const int D = f.view.head_dim;
-    const bool drop = f.dropout.threshold > 0, window = f.window > 0;
+    const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
 #define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    /*                                       D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
-    if (D <= 16)                    MTT__RUN( 16,    128,      64,        2,  true,         2,    true);
-    if (D <= 32 && !drop)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
-    if (D <= 32)                    MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
-    if (D <= 64 && window && !drop) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
-    if (D <= 64 && window)          MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
-    if (D <= 64 && !drop)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
-    if (D <= 64)                    MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
-    if (D <= 96 && !drop)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
-    if (D <= 96)                    MTT__RUN( 96,    128,      32,        2, false,         2,    true);
-    if (D <= 128 && !drop)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
-    if (D <= 128)                   MTT__RUN(128,    128,      32,        2, false,         2,    true);
-                                    MTT__RUN(256,     64,      32,        1, false,         2,    true);
+    /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D <= 16)                   MTT__RUN( 16,    128,      64,        2,  true,         2,    true);
+    if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
+    if (D <= 32)                   MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
+    if (D <= 64 && window && keep) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
+    if (D <= 64 && window)         MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
+    if (D <= 64 && keep)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
+    if (D <= 64)                   MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
+    if (D <= 96 && keep)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
+    if (D <= 96)                   MTT__RUN( 96,    128,      32,        2, false,         2,    true);
+    if (D <= 128 && keep)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
+    if (D <= 128)                  MTT__RUN(128,    128,      32,        2, false,         2,    true);
+                                   MTT__RUN(256,     64,      32,        1, false,         2,    true);
 #undef MTT__RUN
 }
 
@@ -3694,8 +3692,7 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     f.group = (int)mtt__min(group, f.slots);
     f.ticket = (int *)scratch;
     f.dq_partial = (float4 *)((char *)scratch + header);
-    f.stats =
-        (float2 *)((char *)scratch + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
+    f.stats = (float2 *)((char *)scratch + header + slots * slot_bytes); /* a multiple of 256 */
     for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
         f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
         status = mtt__checked(c, cudaMemsetAsync(scratch, 0, header + slots * slot_bytes, c->stream),
@@ -3714,25 +3711,25 @@ template <typename E>
 static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
 {
     const int D = f.view.head_dim;
-    const bool drop = f.dropout.threshold > 0;
-#define MTT__RUN(...)                                                        \
+    const bool keep = f.dropout.threshold == 0; /* all */
+#define MTT__RUN(...)                                                          \
     do {                                                                       \
         typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
         if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                    \
             return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
     } while (0)
-    /*                              D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
-    if (D <= 16) MTT__RUN(16, 64, 128, 4, 2, 1, 2, 2, true);
-    if (D <= 32 && !drop) MTT__RUN(32, 64, 128, 4, 2, 2, 2, 3, false);
-    if (D <= 32) MTT__RUN(32, 64, 128, 4, 2, 2, 2, 3, true);
-    if (D <= 64 && !drop) MTT__RUN(64, 64, 128, 4, 2, 2, 2, 2, false);
-    if (D <= 64) MTT__RUN(64, 64, 128, 4, 2, 2, 2, 2, true);
-    if (D <= 96) MTT__RUN(96, 64, 64, 4, 2, 2, 2, 2, true);
-    if (D <= 128 && !drop) MTT__RUN(128, 64, 128, 8, 2, 2, 2, 1, false);
-    if (D <= 128 && drop) MTT__RUN(128, 64, 128, 8, 2, 2, 2, 1, true);
-    if (D <= 128) MTT__RUN(128, 64, 64, 8, 2, 2, 1, 1, true);
-    MTT__RUN(256, 64, 64, 8, 2, 2, 2, 1, true);
-    MTT__RUN(256, 32, 32, 4, 1, 1, 1, 1, true);
+    /*                             D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
+    if (D <= 16)          MTT__RUN( 16,     64,     128,    4,       2,         1,     2,         2,    true);
+    if (D <= 32 && keep)  MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,   false);
+    if (D <= 32)          MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,    true);
+    if (D <= 64 && keep)  MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,   false);
+    if (D <= 64)          MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,    true);
+    if (D <= 96)          MTT__RUN( 96,     64,      64,    4,       2,         2,     2,         2,    true);
+    if (D <= 128 && keep) MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,   false);
+    if (D <= 128)         MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,    true);
+    if (D <= 128)         MTT__RUN(128,     64,      64,    8,       2,         2,     1,         1,    true);
+                          MTT__RUN(256,     64,      64,    8,       2,         2,     2,         1,    true);
+                          MTT__RUN(256,     32,      32,    4,       1,         1,     1,         1,    true);
 #undef MTT__RUN
 }
 
