@@ -70,11 +70,11 @@ template <class T, int N = 8> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) 
     T v[N];
 };
 
-static __device__ __forceinline__ float mtt__to_float(float x) { return x; }
-static __device__ __forceinline__ float mtt__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-static __device__ __forceinline__ float mtt__to_float(__half x) { return __half2float(x); }
+MTT__DEVICE float mtt__to_float(float x) { return x; }
+MTT__DEVICE float mtt__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+MTT__DEVICE float mtt__to_float(__half x) { return __half2float(x); }
 
-template <class T> static __device__ __forceinline__ T mtt__from_float(float x);
+template <class T> MTT__DEVICE T mtt__from_float(float x);
 template <> __device__ __forceinline__ float mtt__from_float<float>(float x) { return x; }
 template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat16>(float x)
 {
@@ -82,34 +82,31 @@ template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat
 }
 template <> __device__ __forceinline__ __half mtt__from_float<__half>(float x) { return __float2half_rn(x); }
 
-template <int N = 8, class T>
-static __device__ __forceinline__ mtt__vector<T, N> mtt__load_vector(const T *at)
+template <int N = 8, class T> MTT__DEVICE mtt__vector<T, N> mtt__load_vector(const T *at)
 {
     return *reinterpret_cast<const mtt__vector<T, N> *>(at);
 }
 
-template <int N = 8, class T>
-static __device__ __forceinline__ void mtt__read_floats(const T *at, float *values)
+template <int N = 8, class T> MTT__DEVICE void mtt__read_floats(const T *at, float *values)
 {
     mtt__vector<T, N> vector = mtt__load_vector<N>(at);
     MTT__UNROLL for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
-template <int N = 8, class T>
-static __device__ __forceinline__ void mtt__store_floats(T *at, const float *values)
+template <int N = 8, class T> MTT__DEVICE void mtt__store_floats(T *at, const float *values)
 {
     mtt__vector<T, N> vector;
     MTT__UNROLL for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
     *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
 }
 
-static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
+MTT__DEVICE uint32_t mtt__smem(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Copies 16, 8 or 4 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it has
-   waited for their group. */
+/* Copies 16, 8 or 4 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it
+   has waited for their group. */
 template <int BYTES = 16>
 MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
 {
@@ -122,26 +119,26 @@ MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool v
                      ::"r"(to_smem), "l"(from_gmem), "r"(bytes), "n"(BYTES) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__copy_commit(void)
+MTT__DEVICE void mtt__copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* Waits until at most PENDING of the thread's groups of copies are not done. */
-template <int PENDING = 0> static __device__ __forceinline__ void mtt__copy_wait(void)
+template <int PENDING = 0> MTT__DEVICE void mtt__copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* Instructions of the special function unit, good to 2 ulp and 1 ulp. */
-static __device__ __forceinline__ float mtt__exp2(float x)
+MTT__DEVICE float mtt__exp2(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-static __device__ __forceinline__ float mtt__reciprocal(float x)
+MTT__DEVICE float mtt__reciprocal(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -150,7 +147,7 @@ static __device__ __forceinline__ float mtt__reciprocal(float x)
 
 /* e^x, good to 2 ulp for floats. For 16-bit data by the special function unit: its error of 1e-6 is lost when
    the result is rounded to 16 bits. */
-template <class T> static __device__ __forceinline__ float mtt__exp_for(float x)
+template <class T> MTT__DEVICE float mtt__exp_for(float x)
 {
     return sizeof(T) == 4 ? expf(x) : __expf(x);
 }
@@ -165,7 +162,7 @@ struct mtt__maximum {
 
 /* Reduces a value over THREADS neighbours, a warp or a whole block (through `shared`, 32 values). All of them
    get the result. */
-template <class JOIN, int THREADS, class V> static __device__ __forceinline__ V mtt__reduce(V x, V *shared)
+template <class JOIN, int THREADS, class V> MTT__DEVICE V mtt__reduce(V x, V *shared)
 {
     MTT__UNROLL for (int step = 16; step; step /= 2) x = JOIN::join(x, __shfl_xor_sync(0xffffffffu, x, step));
     if (THREADS == 32) return x;
@@ -189,8 +186,7 @@ struct mtt__dropout {
 /* Multiplies WIDTH values from element `first` by their mask; 8 of them begin at a multiple of 8. __fmul_rn
    keeps the compiler from fusing the product with an addition, which would change bits: the CPU does not
    fuse. */
-template <int WIDTH>
-static __device__ __forceinline__ void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
+template <int WIDTH> MTT__DEVICE void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
 {
     if (!d.threshold) return;
     const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
@@ -344,14 +340,14 @@ static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, voi
 
 /* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. For 16-bit data, -2u
    log2(e) is computed as one polynomial. */
-template <class T> static __device__ __forceinline__ float mtt__gelu_gate(float x)
+template <class T> MTT__DEVICE float mtt__gelu_gate(float x)
 {
     if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
     return mtt__reciprocal(1.0f + mtt__exp2(x * fmaf(x * x, -0.1029432395f, -2.302208198f)));
 }
 
 /* GELU' = s + x s (1 - s) 2u' */
-template <class T> static __device__ __forceinline__ float mtt__gelu_slope(float x)
+template <class T> MTT__DEVICE float mtt__gelu_slope(float x)
 {
     const float s = mtt__gelu_gate<T>(x), xs = x * s;
     return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
@@ -678,7 +674,7 @@ template <class T> struct mtt__norm_operands {
 
 /* Two sums over the threads of a row. Even and odd rows use different slots, so one barrier a row is enough:
    a warp writes to a slot again after all have passed the barrier of the next row. */
-static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots, int threads)
+MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 {
     MTT__UNROLL for (int step = 16; step; step /= 2) {
         v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
@@ -716,8 +712,8 @@ template <class TYPE, int ROW_THREADS, int BLOCK_SIZE> struct mtt__norm_block {
 /* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Beyond the last
    row the group is empty. */
 template <class S, class T>
-static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int threads,
-                                                     int lane, T *to, int step)
+MTT__DEVICE void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int threads, int lane, T *to,
+                               int step)
 {
     const T *const from[3] = {o.dy, o.x, o.joined};
     MTT__UNROLL for (int p = 0; p < S::PACKS; p++) {
@@ -1520,7 +1516,7 @@ static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 
 /* factor e^(x - from). For 16-bit data one multiply-add and one special function, with the factor in the
    exponent. */
-template <class T> static __device__ __forceinline__ float mtt__exp_from(float x, float from, float factor)
+template <class T> MTT__DEVICE float mtt__exp_from(float x, float from, float factor)
 {
     float y;
     if (sizeof(T) == 4) return factor * expf(x - from);
@@ -1530,8 +1526,7 @@ template <class T> static __device__ __forceinline__ float mtt__exp_from(float x
 }
 
 /* 8 logits from column j on. Padding is read as a logit whose power is 0. */
-template <class T>
-static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
+template <class T> MTT__DEVICE void mtt__read_classes(const T *at, int j, int classes, float *v)
 {
     mtt__read_floats(at, v);
     if (j + 8 > classes)
@@ -1657,7 +1652,8 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
         const int add = first > 0 || op->adds;
         status = o->dx ? gradient(c, op, r, o->d_bias, add) : mtt__rows_loss<false>(c, op, r);
         if (status != MTT_OK || !o->dx) continue;
-        mtt__blas_product back = {count, C, Vp, logits, weight, mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
+        mtt__blas_product back = {count, C, Vp, logits, weight,
+                                  mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
         status = mtt__multiply(c, op, back);
         if (status == MTT_OK)
             status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, add);
@@ -1714,25 +1710,25 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 /* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces
    of one parameter, each for MTT__RANGE_BLOCKS blocks. This is the number of elements from the block's first
    one. */
-static __device__ __forceinline__ int mtt__range_count(const mtt_range &r)
+MTT__DEVICE int mtt__range_count(const mtt_range &r)
 {
     return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
 }
 
 /* The block's first element within the parameter. */
-static __device__ __forceinline__ int64_t mtt__range_begin(const mtt_range &r)
+MTT__DEVICE int64_t mtt__range_begin(const mtt_range &r)
 {
     return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
 }
 
 /* Says that an address from a table is in global memory: the compiler would take slower generic accesses. */
-template <class T> static __device__ __forceinline__ T *mtt__global(T *p)
+template <class T> MTT__DEVICE T *mtt__global(T *p)
 {
     __builtin_assume(__isGlobal(p));
     return p;
 }
 
-static __device__ __forceinline__ void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
+MTT__DEVICE void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
 {
     const void *const from = mtt__global(r.gradient);
     if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)from + at, g);
@@ -1809,7 +1805,7 @@ struct mtt__update {
     int dtype;            /* of the weights */
 };
 
-static __device__ __forceinline__ mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
+MTT__DEVICE mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
 {
     return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
 }
@@ -1850,7 +1846,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
 
 /* The special function unit's root, good to 2 ulp like mtt__reciprocal. 8-bit codes do not show such an
    error. In a weight it is small, because an update changes it by a small part. */
-static __device__ __forceinline__ float mtt__root(float x)
+MTT__DEVICE float mtt__root(float x)
 {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -1860,8 +1856,7 @@ static __device__ __forceinline__ float mtt__root(float x)
 /* Encodes a thread's 8 of the 32 moments of a group, which it shares with its neighbours. Second moments are
    encoded by their roots. A second moment of 1e-60 and more gets at least one unit. */
 template <bool SECOND>
-static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, const uint32_t *random,
-                                                               uint8_t *codes)
+MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
 {
     const float ONE = 65536.0f;
     float largest = 0;
@@ -4037,7 +4032,7 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
 
 /* ----------------------------------------------------------------------------------------------------------
    >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA), clusters
-   ------------------------------------------------------------------------------------------------------------------
+   -----------------------------------------------------------------------------------------------------------
    Each operation here has an equal in the rooms above, which other devices run. The code is for
    sm_90a alone, but for the loss in one pass: other devices run it with clusters, or with single blocks. */
 #ifndef MTT_NO_HOPPER
@@ -4526,24 +4521,24 @@ struct mtt__tile_barriers {
     uint64_t side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
 };
 
-static __device__ __forceinline__ void mtt__barrier_init(uint64_t *barrier, int arrivals)
+MTT__DEVICE void mtt__barrier_init(uint64_t *barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                  ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
+MTT__DEVICE void mtt__barrier_arrive(uint64_t *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__barrier_expect(uint64_t *barrier, int bytes)
+MTT__DEVICE void mtt__barrier_expect(uint64_t *barrier, int bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                  ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int parity)
+MTT__DEVICE void mtt__barrier_wait(uint64_t *barrier, int parity)
 {
     asm volatile("{ .reg .pred done;"
                  " again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
@@ -4551,8 +4546,8 @@ static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int 
 }
 
 /* Loads a box of elements that begins at (column, row); `barrier` counts its bytes. */
-static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map,
-                                                        uint64_t *barrier, int column, int row)
+MTT__DEVICE void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
+                                  int row)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -4560,27 +4555,26 @@ static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const 
 }
 
 /* Stores a box. One thread calls this, after mtt__wgmma_publish and a barrier of the threads that wrote. */
-static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem,
-                                                         int column, int row)
+MTT__DEVICE void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
 {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                  ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__tensor_commit(void)
+MTT__DEVICE void mtt__tensor_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 /* Waits until shared memory has been read for all but PENDING of the thread's groups of stores. */
-template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(void)
+template <int PENDING> MTT__DEVICE void mtt__tensor_wait(void)
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
 /* Where a tile begins. Tiles are ordered in groups of 16 rows of tiles: those worked on at the same time
    share rows of A and columns of W in L2. */
-static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
+MTT__DEVICE int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
 {
     const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M;
     const int columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
@@ -4589,15 +4583,14 @@ static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments
     return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
 }
 
-static __device__ __forceinline__ int mtt__tile_count(const mtt__tile_arguments &o)
+MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
 {
     return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
 }
 
 /* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
 template <bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o,
-                                                      mtt__tile_barriers *barriers, uint32_t smem)
+MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -4617,8 +4610,8 @@ static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments 
 }
 
 /* Producer thread 2, forward: loads the tile's part of the bias. */
-static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o,
-                                                           mtt__tile_barriers *barriers, uint32_t smem)
+MTT__DEVICE void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
+                                     uint32_t smem)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
@@ -4634,8 +4627,7 @@ static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_argum
 }
 
 /* Producer thread 2, backward: loads the tile's part of pre. */
-static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o,
-                                                          mtt__tile_barriers *barriers, uint32_t side)
+MTT__DEVICE void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
 {
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
@@ -4654,8 +4646,8 @@ static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_argume
 /* C += A W over the tile's k-th stage, for the warpgroup's 64 rows. Returns while the product runs. `step`
    counts stages over all tiles. */
 template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers,
-                                                          uint32_t smem, int warpgroup, int k, int &step)
+MTT__DEVICE void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
+                                    int warpgroup, int k, int &step)
 {
     const int stage = step % MTT__TILE_STAGES;
     const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
@@ -4675,8 +4667,8 @@ static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt
 /* Rounds a tile's results to 16 bits, forward with the bias. This frees the accumulators for the next tile.
    `tiles`: number of tiles before it. */
 template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
-                                                      mtt__tile_barriers *barriers, uint32_t smem, int tiles)
+MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
+                                mtt__tile_barriers *barriers, uint32_t smem, int tiles)
 {
     const int lane = threadIdx.x & 31, slot = tiles % 2;
     const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
@@ -4698,9 +4690,8 @@ static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], c
 /* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
    rows. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2],
-                                                      const mtt__tile_arguments &o, uint32_t side, int warp,
-                                                      int2 at, int part)
+MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
+                                int warp, int2 at, int part)
 {
     const int lane = threadIdx.x & 31;
     const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
@@ -4731,10 +4722,9 @@ static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32]
    columns over the warpgroup's 64 rows are the product of ones and dx on tensor cores, 8 columns a warp.
    `step` counts parts over all tiles. */
 template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2],
-                                                               const mtt__tile_arguments &o,
-                                                               mtt__tile_barriers *barriers, uint32_t side,
-                                                               int warpgroup, int2 at, int part, int &step)
+MTT__DEVICE void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
+                                         mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
+                                         int part, int &step)
 {
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
     const int row0 = at.x + warpgroup * 64;
@@ -4934,14 +4924,14 @@ static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *o
 
 /* Blocks of a cluster read and write each other's shared memory. Before sm_90 a block is alone. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-static __device__ __forceinline__ int mtt__cluster_blocks(void)
+MTT__DEVICE int mtt__cluster_blocks(void)
 {
     int blocks;
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     return blocks;
 }
 
-static __device__ __forceinline__ int mtt__cluster_rank(void)
+MTT__DEVICE int mtt__cluster_rank(void)
 {
     int rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -4949,7 +4939,7 @@ static __device__ __forceinline__ int mtt__cluster_rank(void)
 }
 
 /* Stores into block `rank`, at the place that `at` has here. */
-static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, float2 value)
+MTT__DEVICE void mtt__cluster_store(float2 *at, int rank, float2 value)
 {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
@@ -4959,39 +4949,39 @@ static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, 
 
 /* The two halves of a barrier of all threads of a cluster: who has waited sees what all stored before they
    arrived. */
-static __device__ __forceinline__ void mtt__cluster_arrive(void)
+MTT__DEVICE void mtt__cluster_arrive(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-static __device__ __forceinline__ void mtt__cluster_wait(void)
+MTT__DEVICE void mtt__cluster_wait(void)
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 #else
-static __device__ __forceinline__ int mtt__cluster_blocks(void) { return 1; }
-static __device__ __forceinline__ int mtt__cluster_rank(void) { return 0; }
-static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
-static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
-static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
+MTT__DEVICE int mtt__cluster_blocks(void) { return 1; }
+MTT__DEVICE int mtt__cluster_rank(void) { return 0; }
+MTT__DEVICE void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
+MTT__DEVICE void mtt__cluster_arrive(void) {}
+MTT__DEVICE void mtt__cluster_wait(void) { __syncthreads(); }
 #endif
 
 /* The largest of eight logits. */
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<float> &x)
+MTT__DEVICE float mtt__vector_max(const mtt__vector<float> &x)
 {
     float most = x.v[0];
     MTT__UNROLL for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
     return most;
 }
 
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
+MTT__DEVICE float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
 {
     const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
     float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
     return fmaxf(most.x, most.y);
 }
 
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__half> &x)
+MTT__DEVICE float mtt__vector_max(const mtt__vector<__half> &x)
 {
     const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
     float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
@@ -5180,8 +5170,8 @@ static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
 static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
 {
     const int D = op->shape->head_dim;
-    return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 && !mtt__dropout_threshold(op->shape->dropout) &&
-           ((D > 32 && D <= 64) || (D > 96 && D <= 128));
+    return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 &&
+           !mtt__dropout_threshold(op->shape->dropout) && ((D > 32 && D <= 64) || (D > 96 && D <= 128));
 }
 
 /* 16 bits, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
@@ -5207,10 +5197,12 @@ static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
         if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash, op)->qkv)) return mtt__hopper_flash;
         break;
     case MTT_OP_flash_backward:
-        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash_backward, op)->qkv)) return mtt__hopper_flash_backward;
+        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash_backward, op)->qkv))
+            return mtt__hopper_flash_backward;
         break;
     case MTT_OP_linear_gelu:
-        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->x)) return mtt__hopper_linear_gelu;
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->x))
+            return mtt__hopper_linear_gelu;
         break;
     case MTT_OP_linear_backward_gelu:
         if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_backward_gelu, op)->dy))
@@ -5221,9 +5213,9 @@ static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
     return NULL;
 }
 
-/* Sets c->hopper where the loaded code is for sm_90a: elsewhere warpgroups' kernels are empty and have no static
-   shared memory. Sets c->encode where the driver makes tensor maps, and c->cluster: clusters of several blocks need a
-   device that has them and code for sm_90 or later. */
+/* Sets c->hopper if the loaded code is for sm_90a: otherwise the warpgroups' kernels are empty and have no
+   static shared memory. Sets c->encode if the driver makes tensor maps. Sets c->cluster: clusters of several
+   blocks need a device that has them and code for sm_90 or later. */
 static mtt_status mtt__find_hopper(mtt__cuda *c)
 {
     cudaFuncAttributes tiles = {}, loss = {};
@@ -5231,16 +5223,17 @@ static mtt_status mtt__find_hopper(mtt__cuda *c)
     void *function = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
-    if (error == cudaSuccess) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
-    if (error != cudaSuccess) return mtt__checked(c, error, "reading its code");
+    if (!error) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
+    if (!error) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
+    if (error) return mtt__checked(c, error, "reading its code");
     c->hopper = tiles.sharedSizeBytes > 0;
     c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
-    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess)
+    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                             &found);
+    if (!error && found == cudaDriverEntryPointSuccess)
         c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
     else
-        cudaGetLastError(); /* an older driver: products and their epilogues stay apart */
+        cudaGetLastError(); /* an older driver: GELU runs after the product */
     return MTT_OK;
 }
 
