@@ -4339,7 +4339,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
             const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
             mtt__copy_async<4>(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
-                                thread % BLOCK_Q < left);
+                               thread % BLOCK_Q < left);
         }
         mtt__copy_commit();
     };
@@ -4382,7 +4382,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
         uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
         score_gradient(tile, 0);
-        __syncthreads(); /* the last tile's Q, dO and dS are used */
+        __syncthreads(); /* the last tile's Q, dO and dS have been read */
         if (tile > first_tile) copy(tile - 1);
         MTT__UNROLL for (int m = 0; m < ROWS; m++) {
             const int k0 = at.k0 + m * 128;
@@ -4466,13 +4466,13 @@ template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__f
    smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often. */
 template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
 {
-#define MTT__SIZES(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+#define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
     const bool small = f.window || f.seq_len <= 4096;
-    /*                                     D BLOCK_Q BLOCK_KV ROW_TILES Q_IN_REGISTERS MIN_BLOCKS DROPOUT */
-    if (f.view.head_dim > 64)   MTT__SIZES(128,    128,      64,        1,         false,         2,   false);
-    if (small)                  MTT__SIZES( 64,     64,      64,        1,         false,         5,   false);
-                                MTT__SIZES( 64,    128,     128,        1,         false,         2,   false);
-#undef MTT__SIZES
+    /*                                   D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (f.view.head_dim > 64)   MTT__RUN(128,    128,      64,        1, false,         2,   false);
+    if (small)                  MTT__RUN( 64,     64,      64,        1, false,         5,   false);
+                                MTT__RUN( 64,    128,     128,        1, false,         2,   false);
+#undef MTT__RUN
 }
 
 template <typename E>
