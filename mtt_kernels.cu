@@ -941,13 +941,13 @@ static __global__ void __launch_bounds__(256)
 /* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to
                 d_wte[token], or stored in heads[chunk] if the run began in an earlier chunk
    Shapes:      tokens, at [n] int32 sorted by token; dx [R, C] T; d_wte [Vp, C], heads [chunks, C] float
-   Launch:      a warp a chunk and 256 columns, 4 warps a block
+   Launch:      a warp a chunk and 256 columns, 4 warps a block; 7 blocks a processor, or sm_80 would spill
    Requires:    C a multiple of 8
    Traffic:     n C elements of dx, 8 bytes of d_wte a run and column
    Determinism: rows in the order of the sorted positions; each element of d_wte has one writer
    Reference:   mtt__cpu_embed_backward */
 template <class T>
-static __global__ void __launch_bounds__(128)
+static __global__ void __launch_bounds__(128, 7)
     mtt_k_embed_runs(const int32_t *tokens, const int32_t *at, int n, int chunk, const T *dx,
                      int64_t first_row, float *d_wte, float *heads, int width, mtt__dropout dropout)
 {
@@ -959,10 +959,6 @@ static __global__ void __launch_bounds__(128)
     int32_t token = tokens[begin];
     bool is_head = begin > 0 && tokens[begin - 1] == token;
     float sum[8] = {0};
-    const auto store = [&](int32_t run) {
-        float *out = (is_head ? heads + (int64_t)piece * width : d_wte + (int64_t)run * width) + column;
-        MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
-    };
     for (int i = begin; i < end; i += AHEAD) {
         mtt__vector<T> rows[AHEAD];
         MTT__UNROLL for (int a = 0; a < AHEAD; a++)
@@ -970,7 +966,9 @@ static __global__ void __launch_bounds__(128)
         MTT__UNROLL for (int a = 0; a < AHEAD; a++) {
             if (i + a >= end) break;
             if (tokens[i + a] != token) {
-                store(token);
+                float *out = is_head ? heads + (int64_t)piece * width + column
+                                     : d_wte + (int64_t)token * width + column;
+                MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
                 token = tokens[i + a];
                 is_head = false;
                 MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] = 0;
@@ -981,7 +979,8 @@ static __global__ void __launch_bounds__(128)
             MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
     }
-    store(token);
+    float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
+    MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
 }
 
 /* Math:        d_wte[token] += heads of the chunks in which the run continues, for each run that begins in a
