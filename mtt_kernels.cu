@@ -2890,7 +2890,8 @@ MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h
 {
     const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
     const typename S::E *q_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride);
-    const typename S::E *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
+    const typename S::E *k_gmem = q_gmem + f.part[MTT__PART_K];
+    const typename S::E *v_gmem = k_gmem + (f.part[MTT__PART_V] - f.part[MTT__PART_K]);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D,
                                                   threadIdx.x);
