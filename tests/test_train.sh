@@ -199,6 +199,15 @@ check "another run's tokenizer is made again" cmp results/made.tokenizer.json to
 expect 2 'is prepared, with its own tokenizer' --data results/made --dataset mixed ${model/300/500} --steps 1
 expect 2 'is prepared, with its own tokenizer' \
   --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1
+own="--data text.txt $model --tokenizer own.json --dataset own --steps 1 --no-checkpoint"
+cp tokenizer.json own.json
+expect 0 . $own
+check "a tokenizer's files are made" not says err reused
+expect 0 'text.txt are reused' $own
+first=$(sum results/own.train.tokens)
+cp results/wider.tokenizer.json own.json
+expect 0 . $own
+check "another content of the tokenizer makes them again" [ "$(sum results/own.train.tokens)" != "$first" ]
 cp text.txt edited.txt
 expect 0 . --data edited.txt $model --steps 2
 first=$(sha256sum results/edited.txt.*[ns])
