@@ -228,7 +228,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
         if (set.eval_every && info.step % set.eval_every == 0 && info.step < set.steps) {
             status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, &q);
             if (status) break;
-            fprintf(stderr, "\nvalidation loss %.4f, perplexity %.2f\n", q.loss, q.perplexity);
+            fprintf(stderr, "%svalidation loss %.4f\n", isatty(2) ? "\n" : "", q.loss);
             result_log_quality(log, info.step, &q);
         }
         if (set.save_every > 0 && info.step % set.save_every == 0)
