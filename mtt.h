@@ -1624,7 +1624,12 @@ static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
    >>json
    -------------------------------------------------------------------------------------------------------- */
 
-enum { MTT__JSON_DEPTH = 16 };
+/* A pull reader for JSON (RFC 8259), and UTF-8. The reader builds no tree: the caller takes one value after
+   another, and each call moves `at` forward. The reader keeps the first fault. mtt_json_peek then returns 0,
+   so every later call fails too, and callers need no checks in between. Strings are checked when they are
+   read. Their escapes are undone on request, in place if the caller likes: no escape is shorter than the
+   UTF-8 that it becomes. */
+
 #define MTT__NONE UINT32_MAX /* no code point, no id, no place */
 
 MTTDEF void mtt_json_init(mtt_json *j, const char *text, size_t bytes)
@@ -1652,11 +1657,18 @@ MTTDEF int mtt_json_peek(mtt_json *j)
     return j->fault ? 0 : mtt__json_byte(j);
 }
 
+/* Moves past `mark` if it is the next byte. */
+static int mtt__json_pass(mtt_json *j, int mark)
+{
+    const int here = mtt__json_byte(j) == mark;
+    j->at += here;
+    return here;
+}
+
+/* The same after blanks, unless there was a fault. */
 static int mtt__json_take(mtt_json *j, int mark)
 {
-    if (mtt_json_peek(j) != mark) return 0;
-    j->at++;
-    return 1;
+    return mtt_json_peek(j) && mtt__json_pass(j, mark);
 }
 
 MTTDEF int mtt_json_begin(mtt_json *j, int mark)
@@ -1736,7 +1748,7 @@ MTTDEF int mtt_json_u64(mtt_json *j, uint64_t *number)
     return 1;
 }
 
-/* Passes digits and appends them to `value`; returns how many. */
+/* Moves past digits and appends them to `value`; returns how many. */
 static int mtt__json_digits(mtt_json *j, double *value)
 {
     int count = 0, c;
@@ -1744,7 +1756,7 @@ static int mtt__json_digits(mtt_json *j, double *value)
     return count;
 }
 
-/* The grammar of RFC 8259. `number` may be NULL. */
+/* `number` may be NULL. */
 MTTDEF int mtt_json_number(mtt_json *j, double *number)
 {
     double value = 0, exponent = 0;
@@ -1752,12 +1764,13 @@ MTTDEF int mtt_json_number(mtt_json *j, double *number)
     int digits = j->fault ? 0 : mtt__json_digits(j, &value);
     if (number) *number = 0;
     if (!digits || (zero && digits > 1)) return mtt__json_fail(j, "expected a value");
-    if (mtt__json_byte(j) == '.' && (j->at++, !(places = mtt__json_digits(j, &value))))
-        return mtt__json_fail(j, "a fraction has no digits");
-    if (mtt__json_byte(j) == 'e' || mtt__json_byte(j) == 'E') {
-        j->at++;
-        minus = mtt__json_byte(j) == '-';
-        if (minus || mtt__json_byte(j) == '+') j->at++;
+    if (mtt__json_pass(j, '.')) {
+        places = mtt__json_digits(j, &value);
+        if (!places) return mtt__json_fail(j, "a fraction has no digits");
+    }
+    if (mtt__json_pass(j, 'e') || mtt__json_pass(j, 'E')) {
+        minus = mtt__json_pass(j, '-');
+        if (!minus) mtt__json_pass(j, '+');
         if (!mtt__json_digits(j, &exponent)) return mtt__json_fail(j, "an exponent has no digits");
     }
     exponent = (minus ? -exponent : exponent) - places;
@@ -1766,17 +1779,17 @@ MTTDEF int mtt_json_number(mtt_json *j, double *number)
     return 1;
 }
 
-/* Keeps a stack of its own, so that no text can exhaust the C stack. */
+/* Nesting is recorded in `marks` instead of by recursion, so that no text can exhaust the C stack. */
 MTTDEF int mtt_json_skip(mtt_json *j)
 {
-    char marks[MTT__JSON_DEPTH];
-    int depth = 0;
+    char marks[16];
+    size_t depth = 0;
     mtt_slice text;
     do {
         int c = mtt_json_peek(j);
         const char *word = c == 't' ? "true" : c == 'f' ? "false" : c == 'n' ? "null" : NULL;
         if (c == '{' || c == '[') {
-            if (depth == MTT__JSON_DEPTH) return mtt__json_fail(j, "values are nested more than 16 deep");
+            if (depth == MTT__LENGTH(marks)) return mtt__json_fail(j, "values are nested more than 16 deep");
             mtt_json_begin(j, c);
             marks[depth++] = (char)c;
         } else if (c == '"') mtt_json_string(j, &text);
@@ -1810,20 +1823,22 @@ static size_t mtt__utf8_put(uint32_t c, char *out)
     return size;
 }
 
-/* The code point of a sequence of two bytes or more; MTT__NONE if it is malformed: overlong, a surrogate,
-   cut. */
-static uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
+/* The code point at `at`, and the size of its sequence. Where the bytes are malformed (overlong, a surrogate,
+   cut short) it is MTT__NONE of size 1. */
+MTT__INLINE uint32_t mtt__utf8_get(const unsigned char *at, const unsigned char *end, int *size)
 {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     uint32_t c = at[0];
     int i, n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
-    if (c < 0xc2 || c > 0xf4 || end - at < n) return MTT__NONE;
+    *size = 1;
+    if (c < 0x80) return c;
+    if (c < 0xc0 || c > 0xf4 || end - at < n) return MTT__NONE;
     c &= 0x7fu >> n;
     for (i = 1; i < n; i++) {
         if ((at[i] & 0xc0) != 0x80) return MTT__NONE;
         c = c << 6 | (at[i] & 0x3fu);
     }
-    if (c < (n == 4 ? 0x10000u : n == 3 ? 0x800u : 0x80u) || c > 0x10ffff || (c >= 0xd800 && c < 0xe000))
-        return MTT__NONE;
+    if (c < least[n] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return MTT__NONE;
     *size = n;
     return c;
 }
@@ -1832,10 +1847,8 @@ static int mtt__utf8_valid(const char *text, size_t bytes)
 {
     const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
     int size;
-    for (; at < end; at += size) {
-        size = 1;
-        if (*at >= 0x80 && mtt__utf8_get(at, end, &size) == MTT__NONE) return 0;
-    }
+    for (; at < end; at += size)
+        if (mtt__utf8_get(at, end, &size) == MTT__NONE) return 0;
     return 1;
 }
 
@@ -1867,7 +1880,7 @@ MTTDEF size_t mtt_json_unescape(mtt_slice string, char *out)
 }
 
 /* Reads a string or a list of strings. Undoes the escapes in the text itself, and joins the strings of a list
-   there: three bytes or more are between two of them, so a joint of up to three fits. */
+   there. A joint of up to three bytes fits, because at least the three bytes "," separate two strings. */
 static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
 {
     size_t parts = 0, size = strlen(joint);
@@ -1885,8 +1898,8 @@ static int mtt__json_text(mtt_json *j, const char *joint, mtt_slice *out)
     return !j->fault;
 }
 
-/* One byte of a JSON string, escaped where it must be; returns its size. Bytes from 0x80 up pass as they
-   are. */
+/* Writes one byte of a JSON string, escaped if it must be, and returns the size. Bytes from 0x80 up are not
+   changed. */
 static size_t mtt__json_escape(char byte, char out[6])
 {
     static const char digits[] = "0123456789abcdef";
@@ -6285,9 +6298,7 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
 MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end,
                             int *size)
 {
-    uint32_t c = at[0];
-    *size = 1;
-    if (c >= 0x80) c = mtt__utf8_get(at, end, size);
+    const uint32_t c = mtt__utf8_get(at, end, size);
     return c < MTT__UNICODE_END ? classes[c] : (int)MTT__OTHER;
 }
 
@@ -6709,9 +6720,9 @@ static int mtt__piece_bytes(const mtt__bpe *b, mtt_slice *piece)
 {
     const unsigned char *at = (const unsigned char *)piece->at, *end = at + piece->size;
     char *out = (char *)piece->at;
-    int size = 1;
-    for (; at < end; at += size, size = 1) {
-        uint32_t c = *at < 0x80 ? *at : mtt__utf8_get(at, end, &size);
+    int size;
+    for (; at < end; at += size) {
+        const uint32_t c = mtt__utf8_get(at, end, &size);
         if (c >= MTT__ALPHABET_END || b->byte[c] < 0) return 0;
         *out++ = (char)b->byte[c];
     }

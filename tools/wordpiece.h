@@ -537,9 +537,7 @@ static mtt_status mtt__words_each(const mtt__wordpiece *w, const char *text, siz
     s.count = 0;
     s.word[0] = ' ';
     for (s.size = 1; at < end && !s.status; at += size) {
-        uint32_t c = at[0];
-        size = 1;
-        if (c >= 0x80) c = mtt__utf8_get(at, end, &size);
+        const uint32_t c = mtt__utf8_get(at, end, &size);
         mtt__spell_point(&s, c == MTT__NONE ? 0xfffd : c);
     }
     mtt__spell_end(&s);
@@ -658,9 +656,9 @@ static mtt_status mtt__words_characters(mtt_env *env, const mtt__strings *words,
     for (i = 0; i < words->count && !status; i++) {
         const unsigned char *at = (const unsigned char *)words->bytes + words->items[i].at + 1;
         const unsigned char *begin = at, *end = begin + words->items[i].size - 1;
-        int size = 1;
-        for (; at < end; at += size, size = 1) {
-            uint32_t c = *at < 0x80 ? *at : mtt__utf8_get(at, end, &size);
+        int size;
+        for (; at < end; at += size) {
+            const uint32_t c = mtt__utf8_get(at, end, &size);
             counts[c] += words->items[i].count;
             if (at > begin) found[c] = MTT__WORD_INNER;
         }
