@@ -5894,7 +5894,14 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
    >>tokenizer
    ------------------------------------------------------------------------------------------------------- */
 
-/* The classes of code points that GPT-2's pre-tokenizer knows, as runs from 0 up: length * 4 + class. */
+/* Text to ids and back. A tokenizer cuts a text into words and spells each word as ids. Both steps belong to
+   its kind, a table of functions. The kind here is byte-level BPE: GPT-2's regular expression cuts the words;
+   a word is its bytes at first, and then the pair of neighbours that was learned first is merged, again and
+   again, until no pair in it was learned. Training counts the different words of a text and merges the most
+   frequent pair of neighbours until there are enough ids. In this order: Unicode's classes, containers, what
+   all kinds share, BPE, training, tokenizer files. */
+
+/* The classes of code points in GPT-2's expression, as runs from U+0000 up: length * 4 + class. */
 enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
 
 /* written by tools/make_unicode.py: from here */
@@ -5961,7 +5968,7 @@ enum {
 
 /* ---- containers */
 
-/* A multiplicative hash, whose upper bits are the good ones. The last load overlaps the one before. */
+/* A multiplicative hash. Its upper bits are the best mixed. The last load overlaps the one before. */
 static uint64_t mtt__hash(const char *at, size_t size)
 {
     const uint64_t k = 0x9e3779b97f4a7c15u;
@@ -6048,23 +6055,21 @@ static void mtt__strings_free(mtt__strings *s)
     mtt__free(s->env, s->table.cells);
 }
 
-/* The cell of a string, or the empty one where it belongs, and its key: its hash, or the next number if
-   others have that hash. The table must exist. */
-static mtt__cell *mtt__strings_cell(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
+/* The number of a string, or MTT__NONE. Its key is its hash, or the next free number if other strings have
+   that hash. The table must exist. */
+static uint32_t mtt__strings_look(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
     for (*key = mtt__hash(at, size);; ++*key) {
-        mtt__cell *cell = mtt__table_find(&s->table, *key);
-        const mtt__string *item = cell->value == MTT__NONE ? NULL : &s->items[cell->value];
-        if (!item) return cell;
-        if (item->size == size && (!size || memcmp(s->bytes + item->at, at, size) == 0)) return cell;
+        const uint32_t i = mtt__table_find(&s->table, *key)->value;
+        if (i == MTT__NONE) return i;
+        if (s->items[i].size == size && (!size || memcmp(s->bytes + s->items[i].at, at, size) == 0)) return i;
     }
 }
 
-/* The number of a string, or MTT__NONE. */
 static uint32_t mtt__strings_find(const mtt__strings *s, const char *at, size_t size)
 {
     uint64_t key;
-    return mtt__strings_cell(s, at, size, &key)->value;
+    return mtt__strings_look(s, at, size, &key);
 }
 
 static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
@@ -6072,15 +6077,13 @@ static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
     return mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, size), 1);
 }
 
-/* Finds a string or appends it; *index is then the former count. `at` may be the unused end of s->bytes. */
+/* Finds a string, or appends it as number s->count. `at` may be the unused end of s->bytes. */
 static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size, uint32_t *index)
 {
+    const mtt__string item = {s->bytes_size, size, 0, 0};
     uint64_t key;
-    mtt__cell *cell;
-    mtt__string *item;
     if (mtt__table_grow(s->env, &s->table)) return MTT_E_MEMORY;
-    cell = mtt__strings_cell(s, at, size, &key);
-    *index = cell->value;
+    *index = mtt__strings_look(s, at, size, &key);
     if (*index != MTT__NONE) return MTT_OK;
     if (s->count >= INT32_MAX)
         return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 different words: use a sample of the text");
@@ -6088,15 +6091,10 @@ static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size,
         mtt__reserve(s->env, (void **)&s->items, &s->capacity, s->count + 1, sizeof(*s->items)))
         return MTT_E_MEMORY;
     if (size) memmove(s->bytes + s->bytes_size, at, size);
-    item = &s->items[s->count];
-    memset(item, 0, sizeof(*item));
-    item->at = s->bytes_size;
-    item->size = size;
     s->bytes_size += size;
-    s->table.count++;
-    cell->key = key;
-    cell->value = *index = (uint32_t)s->count++;
-    return MTT_OK;
+    *index = (uint32_t)s->count++;
+    s->items[*index] = item;
+    return mtt__table_put(s->env, &s->table, key, *index);
 }
 
 /* Counts `count` more occurrences of a word. */
@@ -6110,7 +6108,7 @@ static mtt_status mtt__strings_count(mtt__strings *s, const char *at, size_t siz
 
 /* ---- what all kinds share */
 
-/* An entry of the cache. Each word has one place, where it replaces the word before. */
+/* An entry of the cache. A word can be in one entry only, and replaces the word that was there. */
 typedef struct mtt__word {
     uint8_t size, count;
     char text[MTT__WORD_BYTES];
@@ -6135,7 +6133,7 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
     mtt__free(t->env, t);
 }
 
-/* Makes a tokenizer of a file, or of words, or without pieces. */
+/* Makes a tokenizer from a file or from words. With neither it has no pieces and can only cut texts. */
 static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *kind,
                                       struct mtt__vocab_file *file, const mtt__strings *words, int vocab,
                                       mtt_tokenizer **out)
@@ -6172,7 +6170,7 @@ MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *t, int id, size_t *b
     return piece ? t->pieces.bytes + piece->at : NULL;
 }
 
-/* Where ids go: all are counted, those that fit are written. */
+/* Where ids go. All are counted; those that fit are written. */
 typedef struct mtt__ids {
     int32_t *at;
     size_t count, capacity;
@@ -6336,8 +6334,8 @@ MTT__INLINE uint32_t mtt__rank(const mtt__merges *merges, uint32_t left, uint32_
     return mtt__table_find(&merges->ranks, mtt__pair_key(left, right))->value;
 }
 
-/* Appends the merge of two pieces, unless it exists, and the piece that it makes, unless another merge has
-   made the same bytes: then the piece keeps its id. */
+/* Appends the merge of two pieces, and the piece that it makes. Does nothing if the merge exists. If another
+   merge has made the same bytes, their piece keeps its id. */
 static mtt_status mtt__merges_add(mtt__merges *merges, mtt__strings *pieces, uint32_t left, uint32_t right,
                                   uint32_t *id)
 {
@@ -6355,8 +6353,7 @@ static mtt_status mtt__merges_add(mtt__merges *merges, mtt__strings *pieces, uin
     if (mtt__strings_add(pieces, end, size, id)) return MTT_E_MEMORY;
     merges->at[n].left = left;
     merges->at[n].right = right;
-    merges->at[n].id = *id;
-    merges->count++;
+    merges->at[merges->count++].id = *id;
     return mtt__table_put(pieces->env, &merges->ranks, mtt__pair_key(left, right), (uint32_t)n);
 }
 
@@ -6364,7 +6361,7 @@ typedef struct mtt__node {
     uint32_t id, next, previous;
 } mtt__node;
 
-/* Changes a leaf of the tree in mtt__bpe_spell. */
+/* Changes a leaf of the tree in mtt__bpe_spell, and the nodes above it. */
 MTT__INLINE void mtt__tree_set(uint32_t *tree, size_t at, uint32_t rank)
 {
     for (tree[at] = rank; at > 1; tree[at] = rank) {
@@ -6374,9 +6371,9 @@ MTT__INLINE void mtt__tree_set(uint32_t *tree, size_t at, uint32_t rank)
     }
 }
 
-/* Merges the pair of the lowest rank, the leftmost first, until none is left. The symbols are a linked list.
-   A binary tree has the rank of each symbol and its successor as a leaf, and the lowest rank at the root. O(n
-   log n). */
+/* Merges the pair of the lowest rank, the leftmost of equals first, until none is left, in O(n log n). The
+   symbols are a linked list. Leaf i of a binary tree is the rank of symbol i and its successor; a node is the
+   lower of its two children, so the root is the lowest rank. Words of up to 32 bytes stay on the stack. */
 static mtt_status mtt__bpe_spell(const mtt_tokenizer *t, const char *at, size_t size, mtt__ids *out)
 {
     const mtt__bpe *b = (const mtt__bpe *)t->own;
@@ -6431,7 +6428,7 @@ typedef struct mtt__place {
 typedef size_t (*mtt__symbol_fn)(const mtt_tokenizer *t, const char *at, size_t size, uint32_t *id);
 
 /* The heap has the highest count on top, and among equals the smallest ids. A pair whose count has fallen is
-   corrected when it comes to the top; a pair whose count rises is pushed again. */
+   corrected when it comes to the top. A pair whose count rises is pushed again. */
 typedef struct mtt__learner {
     mtt_tokenizer *t;
     mtt__merges *merges;
@@ -6468,26 +6465,25 @@ static mtt_status mtt__learn_rise(mtt__learner *l, uint32_t left, uint32_t right
                                   uint64_t count)
 {
     mtt_env *env = l->t->env;
-    uint64_t key = mtt__pair_key(left, right);
-    uint32_t i = mtt__table_find(&l->index, key)->value;
+    const mtt__pair new_pair = {mtt__pair_key(left, right), 0, MTT__NONE};
+    mtt__place place = {word, MTT__NONE};
+    uint32_t i = mtt__table_find(&l->index, new_pair.key)->value;
     mtt__pair *pair;
     if (mtt__reserve(env, (void **)&l->pairs, &l->pair_capacity, l->pair_count + 1, sizeof(*pair)) ||
         mtt__reserve(env, (void **)&l->places, &l->place_capacity, l->place_count + 1, sizeof(*l->places)))
         return MTT_E_MEMORY;
     if (i == MTT__NONE) {
         i = (uint32_t)l->pair_count++;
-        l->pairs[i].key = key;
-        l->pairs[i].count = 0;
-        l->pairs[i].first = MTT__NONE;
-        if (mtt__table_put(env, &l->index, key, i)) return MTT_E_MEMORY;
+        l->pairs[i] = new_pair;
+        if (mtt__table_put(env, &l->index, new_pair.key, i)) return MTT_E_MEMORY;
     }
     pair = &l->pairs[i];
     pair->count += count;
     if (pair->first == MTT__NONE || l->places[pair->first].word != word) {
         if (l->place_count >= MTT__NONE)
             return mtt__fail(env, MTT_E_MEMORY, "more than 2^32 places of pairs: train on a smaller sample");
-        l->places[l->place_count].word = word;
-        l->places[l->place_count].next = pair->first;
+        place.next = pair->first;
+        l->places[l->place_count] = place;
         pair->first = (uint32_t)l->place_count++;
     }
     return i < l->pushed ? mtt__learn_push(l, pair) : MTT_OK;
@@ -6609,12 +6605,10 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 
 /* ---- tokenizer files */
 
-enum { MTT__VOCAB_KEYS = 64 };
-
-/* A key of a tokenizer.json and its value as it is in the text. `part` is the key of the object around it,
-   empty at the top. */
+/* A key of a tokenizer.json, as "key" or "part.key", cut at 63 bytes, and its value as it is in the text. */
 typedef struct mtt__vocab_key {
-    mtt_slice part, key, value;
+    char path[64];
+    mtt_slice value;
 } mtt__vocab_key;
 
 /* A tokenizer file in memory. Loaders may change its text: pieces only become shorter. */
@@ -6623,7 +6617,7 @@ typedef struct mtt__vocab_file {
     const char *path;
     mtt_json j;
     size_t key_count; /* 0 = not a tokenizer.json */
-    mtt__vocab_key keys[MTT__VOCAB_KEYS];
+    mtt__vocab_key keys[64];
 } mtt__vocab_file;
 
 static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
@@ -6632,67 +6626,62 @@ static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
                      f->path, (size_t)(f->j.at - f->j.begin), f->j.fault ? f->j.fault : fault);
 }
 
-/* Lists the keys of an object, and of the objects in it if it is at the top. */
-static void mtt__vocab_keys(mtt__vocab_file *f, mtt_slice part)
+/* The value of a key; its `at` is NULL if there is none. */
+static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
+{
+    const mtt_slice none = {NULL, 0};
+    size_t i;
+    for (i = 0; i < f->key_count; i++)
+        if (strcmp(f->keys[i].path, path) == 0) return f->keys[i].value;
+    return none;
+}
+
+/* Lists the keys of the object at the top, whose `part` is "", and of the objects in it. */
+static void mtt__vocab_keys(mtt__vocab_file *f, const char *part)
 {
     mtt_json *j = &f->j;
     mtt__vocab_key k;
-    size_t i;
-    k.part = part;
+    mtt__text path;
+    mtt_slice key;
+    int mark;
     mtt_json_begin(j, '{');
-    while (mtt_json_key(j, &k.key)) {
-        k.key.size = mtt_json_unescape(k.key, (char *)k.key.at);
-        for (i = 0; i < f->key_count; i++)
-            if (f->keys[i].part.at == part.at && f->keys[i].key.size == k.key.size &&
-                memcmp(f->keys[i].key.at, k.key.at, k.key.size) == 0)
-                mtt__json_fail(j, "a key occurs twice");
-        mtt_json_peek(j);
+    while (mtt_json_key(j, &key)) {
+        key.size = mtt_json_unescape(key, (char *)key.at);
+        mtt__text_init(&path, k.path, sizeof(k.path));
+        mtt__print(&path, "%s%s%.*s", part, *part ? "." : "", (int)(key.size < 64 ? key.size : 64), key.at);
+        if (mtt__vocab_value(f, k.path).at) mtt__json_fail(j, "a key occurs twice");
+        mark = mtt_json_peek(j);
         k.value.at = j->at;
-        if (mtt_json_peek(j) == '{' && !part.at && k.key.size) mtt__vocab_keys(f, k.key);
+        if (mark == '{' && !*part && *k.path) mtt__vocab_keys(f, k.path);
         else mtt_json_skip(j);
         k.value.size = (size_t)(j->at - k.value.at);
-        if (f->key_count == MTT__VOCAB_KEYS) mtt__json_fail(j, "more than 64 keys");
+        if (f->key_count == MTT__LENGTH(f->keys)) mtt__json_fail(j, "more than 64 keys");
         else f->keys[f->key_count++] = k;
     }
 }
 
-/* The value of "key" or "part.key"; its `at` is NULL if there is none. */
-static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
-{
-    const char *dot = strchr(path, '.');
-    const size_t part = dot ? (size_t)(dot - path) : 0;
-    mtt_slice none = {NULL, 0};
-    size_t i;
-    for (i = 0; i < f->key_count; i++)
-        if (f->keys[i].part.size == part && (!part || memcmp(f->keys[i].part.at, path, part) == 0) &&
-            mtt_slice_is(f->keys[i].key, dot ? dot + 1 : path))
-            return f->keys[i].value;
-    return none;
-}
-
-/* What a value must be: one of the texts between bars, where { is any object and [ any array. Keys without a
-   rule change no ids. */
+/* A value must be one of the texts between bars: { is any object, [ any array, missing no value. Keys without
+   a rule change no ids. */
 typedef struct mtt__vocab_rule {
     const char *path, *allowed;
-    int optional;
 } mtt__vocab_rule;
 
 static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *rules, size_t count)
 {
+    const mtt_slice missing = {"missing", 7};
     for (; count; count--, rules++) {
-        const mtt_slice value = mtt__vocab_value(f, rules->path);
+        const mtt_slice found = mtt__vocab_value(f, rules->path), value = found.at ? found : missing;
         const char *at = rules->allowed;
         size_t size;
-        int found = !value.at && rules->optional;
-        for (; *at && value.at && !found; at += size + (at[size] == '|')) {
+        for (; *at; at += size + (at[size] == '|')) {
             size = strcspn(at, "|");
-            found = size == 1 ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0;
+            if (size == 1 ? *at == *value.at : size == value.size && memcmp(at, value.at, size) == 0) break;
         }
-        if (found) continue;
+        if (*at) continue;
         size = value.size < 40 ? value.size : 40;
-        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: mtt reads byte-level BPE and "
-                         "BERT's WordPiece alone", f->path, rules->path, value.at ? (int)size : 7,
-                         value.at ? value.at : "missing", rules->allowed);
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: mtt reads only byte-level "
+                         "BPE and BERT's WordPiece", f->path, rules->path, (int)size, value.at,
+                         rules->allowed);
     }
     return MTT_OK;
 }
@@ -6715,7 +6704,7 @@ static int mtt__vocab_added(mtt_json *j, mtt_slice *content, uint64_t *id)
     return mtt__json_fail(j, "an added token must be special, and have a content and an id");
 }
 
-/* Turns a piece in the alphabet into bytes, in place; 0 if it is empty or has a symbol of no byte. */
+/* Turns a piece in the alphabet into bytes, in place; 0 if it is empty or has another symbol. */
 static int mtt__piece_bytes(const mtt__bpe *b, mtt_slice *piece)
 {
     const unsigned char *at = (const unsigned char *)piece->at, *end = at + piece->size;
@@ -6780,7 +6769,7 @@ static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
     return mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
 }
 
-/* Reads the pieces, which must be in order of their ids. <|endoftext|> may be an added token alone. */
+/* Reads the pieces, which must be in order of their ids. <|endoftext|> may be absent, as an added token. */
 static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     mtt_json *j = &f->j;
@@ -6817,24 +6806,24 @@ static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
 static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     static const mtt__vocab_rule rules[] = {
-        {"version", "\"1.0\"", 0},
-        {"truncation", "null", 1},
-        {"padding", "null", 1},
-        {"added_tokens", "[", 0},
-        {"normalizer", "null", 1},
-        {"pre_tokenizer.type", "\"ByteLevel\"", 0},
-        {"pre_tokenizer.add_prefix_space", "false", 0},
-        {"pre_tokenizer.use_regex", "true", 1},
-        {"post_processor", "null|{", 1},
-        {"post_processor.type", "\"ByteLevel\"", 1},
-        {"decoder.type", "\"ByteLevel\"", 0},
-        {"model.dropout", "null", 1},
-        {"model.continuing_subword_prefix", "null|\"\"", 1},
-        {"model.end_of_word_suffix", "null|\"\"", 1},
-        {"model.byte_fallback", "false", 1},
-        {"model.ignore_merges", "false", 1},
-        {"model.vocab", "{", 0},
-        {"model.merges", "[", 0},
+        {"version", "\"1.0\""},
+        {"truncation", "null|missing"},
+        {"padding", "null|missing"},
+        {"added_tokens", "["},
+        {"normalizer", "null|missing"},
+        {"pre_tokenizer.type", "\"ByteLevel\""},
+        {"pre_tokenizer.add_prefix_space", "false"},
+        {"pre_tokenizer.use_regex", "true|missing"},
+        {"post_processor", "null|{|missing"},
+        {"post_processor.type", "\"ByteLevel\"|missing"},
+        {"decoder.type", "\"ByteLevel\""},
+        {"model.dropout", "null|missing"},
+        {"model.continuing_subword_prefix", "null|\"\"|missing"},
+        {"model.end_of_word_suffix", "null|\"\"|missing"},
+        {"model.byte_fallback", "false|missing"},
+        {"model.ignore_merges", "false|missing"},
+        {"model.vocab", "{"},
+        {"model.merges", "["},
     };
     mtt_json *j = &f->j;
     mtt_status status;
@@ -6867,7 +6856,7 @@ typedef struct mtt__out {
 /* Writes formatted JSON. Each ' in it becomes a ". */
 MTT__PRINTF(2, 3) static void mtt__put_json(const mtt__out *out, const char *format, ...)
 {
-    char line[512];
+    char line[1024];
     mtt__text text;
     va_list args;
     size_t i;
@@ -6901,16 +6890,14 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
     const mtt__out out = {write, user};
     const char *rest = "'trim_offsets':true,'use_regex':true";
     uint32_t i;
-    mtt__put_json(&out, "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[{'id':%u,",
-                  (unsigned)t->end_of_text);
-    mtt__put_json(&out, "'content':'%s','single_word':false,'lstrip':false,", MTT__END_OF_TEXT);
-    mtt__put_json(&out, "'rstrip':false,'normalized':false,'special':true}],'normalizer':null,");
-    mtt__put_json(&out, "'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false,%s},", rest);
-    mtt__put_json(&out, "'post_processor':null,'decoder':{'type':'ByteLevel',");
-    mtt__put_json(&out, "'add_prefix_space':true,%s},", rest);
-    mtt__put_json(&out, "'model':{'type':'BPE','dropout':null,'unk_token':null,");
-    mtt__put_json(&out, "'continuing_subword_prefix':null,'end_of_word_suffix':null,'fuse_unk':false,");
-    mtt__put_json(&out, "'byte_fallback':false,'ignore_merges':false,'vocab':{");
+    mtt__put_json(&out,
+                  "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[{'id':%u,'content':'%s',"
+                  "'single_word':false,'lstrip':false,'rstrip':false,'normalized':false,'special':true}],"
+                  "'normalizer':null,'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false,%s},"
+                  "'post_processor':null,'decoder':{'type':'ByteLevel','add_prefix_space':true,%s},"
+                  "'model':{'type':'BPE','dropout':null,'unk_token':null,'continuing_subword_prefix':null,"
+                  "'end_of_word_suffix':null,'fuse_unk':false,'byte_fallback':false,'ignore_merges':false,"
+                  "'vocab':{", (unsigned)t->end_of_text, MTT__END_OF_TEXT, rest, rest);
     for (i = 0; i < t->pieces.count; i++) {
         mtt__put_json(&out, i ? ",'" : "'");
         mtt__put_piece(&out, t, i);
@@ -6939,14 +6926,14 @@ static mtt_status mtt__vocab_kind(mtt__vocab_file *f, const mtt_tokenizer_kind *
     const mtt_tokenizer_kind *other = *kind;
     const char *advice = "for BERT's WordPiece, include tools/wordpiece.h and pass mtt_wordpiece()";
     int mark = mtt_json_peek(&f->j);
-    mtt_slice type, top = {NULL, 0};
+    mtt_slice type;
     f->j.at = f->j.begin;
     if (mark == '#' || mark == '{') *kind = &mtt__bpe_kind;
     if (!*kind)
         return mtt__fail(f->env, MTT_E_FORMAT, "%s is neither a tokenizer.json nor a vocab.bpe: check the "
                          "path; %s", f->path, advice);
     if (mark != '{') return MTT_OK;
-    mtt__vocab_keys(f, top);
+    mtt__vocab_keys(f, "");
     if (!mtt_json_end(&f->j)) return mtt__vocab_fail(f, NULL);
     type = mtt__vocab_value(f, "model.type");
     if (!type.at || mtt_slice_is(type, "\"BPE\"")) return MTT_OK;
@@ -7037,6 +7024,11 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    >>data
    ------------------------------------------------------------------------------------------------------- */
 
+/* From text to token files. A corpus hands out documents; mtt_split_of puts each into train, valid or test;
+   mtt_prepare reads the text twice, once to train the tokenizer and once to encode. A token file is a header
+   and an array of ids. Its header says what it was made of, so that mtt_prepare can tell whether a dataset
+   is up to date, and mtt_dataset_open whether its files belong together. */
+
 /* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
    between two characters at 64 times as many. */
 #ifndef MTT_DOCUMENT_BYTES
@@ -7055,7 +7047,7 @@ struct mtt_corpus {
     uint64_t line, hash;          /* hash: of all blocks read */
 };
 
-/* Reads on, in blocks, until `bytes` wait in the buffer or the file ends. */
+/* Reads blocks until `bytes` wait in the buffer or the file ends. */
 static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
 {
     enum { BLOCK = 1 << 18 };
@@ -7082,7 +7074,7 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
     return MTT_OK;
 }
 
-/* Tells JSONL from plain text by the first byte, and refuses what is neither. */
+/* Recognizes JSONL by the first byte, and refuses what is not UTF-8 text by its first bytes. */
 static mtt_status mtt__corpus_detect(mtt_corpus *c)
 {
     static const char *const packed[][2] = {
@@ -7151,7 +7143,7 @@ static mtt_status mtt__corpus_drain(mtt_corpus *c, mtt__writer *copy)
     return status;
 }
 
-/* The text of one line of JSONL, its escapes undone in the buffer. Of a key that occurs twice the last
+/* The text in one line of JSONL, its escapes undone in the buffer. If a key occurs twice, the last one
    counts. */
 static mtt_status mtt__corpus_parse(mtt_corpus *c, const char *line, size_t size, const char **text,
                                     size_t *bytes)
@@ -7229,7 +7221,7 @@ MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *byte
     return c->jsonl ? mtt__corpus_next_line(c, text, bytes) : mtt__corpus_next_piece(c, text, bytes);
 }
 
-/* Three different places of every 20 are drawn: the first two are valid's, the third is test's. */
+/* Draws three different places among every 20 documents: the first two go to valid, the third to test. */
 MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SPLIT, 0, 0), draw = document / 20 * 3, place = document % 20;
@@ -7244,7 +7236,7 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document)
 
 /* ---- token files */
 
-/* The header of a token file. The second half says what the file was made of; it is 0 in files of older
+/* The header of a token file. The second half says what the file was made of. It is 0 in files of older
    versions. */
 typedef struct mtt__token_header {
     char magic[8];
@@ -7353,38 +7345,39 @@ static const char *mtt__part_path(char path[MTT__PATH_BYTES], const char *prefix
     return path;
 }
 
-/* Opens the token files, and checks that they are of the vocabulary size `vocab`, unless it is 0, and were
-   made with the tokenizer.json beside them. */
+/* The place of a split in a dataset. */
+static mtt_tokens **mtt__dataset_split(mtt_dataset *dataset, int split)
+{
+    return split == MTT_TRAIN ? &dataset->train : split == MTT_VALID ? &dataset->valid : &dataset->test;
+}
+
+/* Opens the token files, and checks that they were made with the tokenizer.json beside them and have `vocab`
+   ids, unless that is 0. */
 static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab, mtt_dataset *dataset)
 {
-    mtt_tokens **files[MTT_SPLIT_COUNT];
     char path[MTT__PATH_BYTES], tokenizer[MTT__PATH_BYTES];
     mtt__crc_table table;
     mtt__map map;
     mtt_status status;
-    uint32_t crc = 0;
+    uint32_t crc;
     int i;
     mtt__part_path(tokenizer, prefix, MTT__TOKENIZER_PART);
     status = mtt__map_open(env, tokenizer, PROT_READ, &map);
-    files[MTT_TRAIN] = &dataset->train;
-    files[MTT_VALID] = &dataset->valid;
-    files[MTT_TEST] = &dataset->test;
+    if (status) return status;
     mtt__crc_init(&table);
-    if (!status) {
-        crc = mtt__crc32(&table, 0, map.data, map.bytes);
-        mtt__map_close(&map);
+    crc = mtt__crc32(&table, 0, map.data, map.bytes);
+    mtt__map_close(&map);
+    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
+        mtt_tokens **tokens = mtt__dataset_split(dataset, i);
+        if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) return MTT_OK;
+        status = mtt_tokens_open(env, path, tokens);
+        if (status) return status;
+        if (((*tokens)->header.options && (*tokens)->header.tokenizer != crc) ||
+            (vocab && mtt_tokens_vocab(*tokens) != vocab))
+            return mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from "
+                             "the text", tokenizer, path);
     }
-    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++) {
-        const mtt__token_header *h;
-        if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) break;
-        status = mtt_tokens_open(env, path, files[i]);
-        if (status) break;
-        h = &(*files[i])->header;
-        if ((h->options && h->tokenizer != crc) || (vocab && h->vocab != (uint64_t)vocab))
-            status = mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from "
-                               "the text", tokenizer, path);
-    }
-    return status;
+    return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_tokenizer_kind *kind,
@@ -7404,9 +7397,8 @@ MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_t
 
 MTTDEF void mtt_dataset_close(mtt_dataset *dataset)
 {
-    mtt_tokens_close(dataset->train);
-    mtt_tokens_close(dataset->valid);
-    mtt_tokens_close(dataset->test);
+    int i;
+    for (i = 0; i < MTT_SPLIT_COUNT; i++) mtt_tokens_close(*mtt__dataset_split(dataset, i));
     mtt_tokenizer_destroy(dataset->tokenizer);
     memset(dataset, 0, sizeof(*dataset));
 }
@@ -7417,16 +7409,16 @@ typedef struct mtt__prepare {
     mtt_env *env;
     const mtt_prepare_desc *desc;
     const char *input; /* desc->input or its spool */
-    int piped;         /* the input can be read once only */
-    uint32_t options;  /* of the header to be */
-    uint64_t text;     /* the same; 0 until the text has been read once */
+    int piped;         /* the input can be read only once */
+    uint32_t options;  /* for the headers */
+    uint64_t text;     /* for the headers; 0 until the text has been read once */
     mtt_corpus *corpus;
     uint64_t document; /* of the corpus, from 0 */
     mtt_vocab_trainer *trainer;
     mtt_tokenizer *tokenizer;
     mtt__crc_table crc;
     mtt__token_header header[MTT_SPLIT_COUNT];
-    mtt__writer writer[MTT__PARTS], spool;
+    mtt__writer writer[MTT__PARTS];
     char path[MTT__PATH_BYTES], spool_path[MTT__PATH_BYTES];
     int32_t *ids;
     size_t capacity;
@@ -7437,11 +7429,10 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
 {
     const mtt_prepare_desc *d = p->desc;
     const mtt_tokenizer_kind *kind = d->kind ? d->kind : &mtt__bpe_kind;
-    uint64_t words[3];
+    uint64_t words[] = {(uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB),
+                        mtt__hash(kind->name, strlen(kind->name)),
+                        kind->options ? mtt__hash((const char *)kind->options, kind->options_bytes) : 0};
     mtt__map map;
-    words[0] = (uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB);
-    words[1] = mtt__hash(kind->name, strlen(kind->name));
-    words[2] = kind->options ? mtt__hash((const char *)kind->options, kind->options_bytes) : 0;
     if (d->tokenizer) {
         mtt_status status = mtt__map_open(p->env, d->tokenizer, PROT_READ, &map);
         if (status) return status;
@@ -7468,29 +7459,31 @@ static mtt_status mtt__prepare_open(mtt__prepare *p)
 /* Hashes what decides the documents and their splits, once the text has been read. */
 static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
-    uint64_t words[4], before = p->text;
-    words[0] = p->corpus->hash;
-    words[1] = mtt__hash(p->corpus->field, strlen(p->corpus->field));
-    words[2] = p->desc->seed;
-    words[3] = MTT_DOCUMENT_BYTES;
+    const mtt_corpus *c = p->corpus;
+    const uint64_t before = p->text;
+    const uint64_t words[] = {c->hash, mtt__hash(c->field, strlen(c->field)), p->desc->seed,
+                              MTT_DOCUMENT_BYTES};
     p->text = mtt__hash((const char *)words, sizeof(words)) | 1;
     if (!before || before == p->text) return MTT_OK;
     return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);
 }
 
-/* The next document and its split. */
-static mtt_status mtt__prepare_next(mtt__prepare *p, mtt_split *split, const char **text, size_t *bytes)
+typedef mtt_status (*mtt__document_fn)(mtt__prepare *p, mtt_split split, const char *text, size_t bytes);
+
+/* Reads the text once and hands each document to `use`. */
+static mtt_status mtt__prepare_each(mtt__prepare *p, mtt__document_fn use)
 {
-    mtt_status status = mtt_corpus_next(p->corpus, text, bytes);
-    if (!status) *split = mtt_split_of(p->desc->seed, p->document++);
+    const char *text;
+    size_t bytes;
+    mtt_status status = mtt__prepare_open(p);
+    while (!status && (status = mtt_corpus_next(p->corpus, &text, &bytes)) == MTT_OK)
+        status = use(p, mtt_split_of(p->desc->seed, p->document++), text, bytes);
     if (status != MTT_END) return status;
-    if (!p->document)
-        return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
-    status = mtt__prepare_hash(p);
-    return status ? status : MTT_END;
+    if (p->document) return mtt__prepare_hash(p);
+    return mtt__fail(p->env, MTT_E_DATA, "%s has no text: give a file with text", p->corpus->name);
 }
 
-/* NULL, or what the headers of a dataset say against its use. */
+/* NULL, or why the dataset with these headers cannot be used. */
 static const char *mtt__prepare_fault(const mtt__prepare *p)
 {
     const int any_options = p->desc->reuse_only && !p->desc->vocab && !p->desc->tokenizer;
@@ -7505,20 +7498,19 @@ static const char *mtt__prepare_fault(const mtt__prepare *p)
     return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
 }
 
-/* MTT_OK if the dataset is there, whole, and made of the same text, options and tokenizer; MTT_E_MISMATCH if
-   not. */
+/* MTT_OK if the dataset exists and was made of the same text, options and tokenizer, or MTT_E_MISMATCH. */
 static mtt_status mtt__prepare_compare(mtt__prepare *p)
 {
     mtt_dataset set = {NULL, NULL, NULL, NULL};
     const char *fault;
     mtt_status status = mtt__dataset_files(p->env, p->desc->output, 0, &set);
-    if (status && status != MTT_E_MEMORY) status = MTT_E_MISMATCH;
-    if (!status) p->header[MTT_TRAIN] = set.train->header;
-    if (!status) p->header[MTT_VALID] = set.valid->header;
-    if (!status && set.test) p->header[MTT_TEST] = set.test->header;
+    int i;
+    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++)
+        if (*mtt__dataset_split(&set, i)) p->header[i] = (*mtt__dataset_split(&set, i))->header;
     mtt_dataset_close(&set);
+    if (status) return status == MTT_E_MEMORY ? status : MTT_E_MISMATCH;
     fault = mtt__prepare_fault(p);
-    if (!status && !fault) {
+    if (!fault) {
         status = mtt__prepare_open(p);
         if (!status) status = mtt__corpus_drain(p->corpus, NULL);
         if (!status) status = mtt__prepare_hash(p);
@@ -7529,19 +7521,19 @@ static mtt_status mtt__prepare_compare(mtt__prepare *p)
                      "again", p->desc->output, fault);
 }
 
+static mtt_status mtt__prepare_words(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
+{
+    return split == MTT_TRAIN ? mtt_vocab_trainer_add(p->trainer, text, bytes) : MTT_OK;
+}
+
 static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
 {
     const mtt_prepare_desc *d = p->desc;
-    const char *text;
-    size_t bytes;
-    mtt_split split = MTT_TRAIN;
     mtt_status status;
     if (d->tokenizer) return mtt_tokenizer_load(p->env, d->tokenizer, d->kind, &p->tokenizer);
     status = mtt_vocab_trainer_create(p->env, d->kind, &p->trainer);
-    if (!status) status = mtt__prepare_open(p);
-    while (!status && (status = mtt__prepare_next(p, &split, &text, &bytes)) == MTT_OK)
-        if (split == MTT_TRAIN) status = mtt_vocab_trainer_add(p->trainer, text, bytes);
-    return status == MTT_END ? mtt_vocab_trainer_finish(p->trainer, d->vocab, &p->tokenizer) : status;
+    if (!status) status = mtt__prepare_each(p, mtt__prepare_words);
+    return status ? status : mtt_vocab_trainer_finish(p->trainer, d->vocab, &p->tokenizer);
 }
 
 static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
@@ -7566,10 +7558,7 @@ static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const ch
 
 static mtt_status mtt__prepare_splits(mtt__prepare *p)
 {
-    const char *text;
-    size_t bytes;
-    mtt_split split = MTT_TRAIN;
-    mtt_status status = mtt__prepare_open(p);
+    mtt_status status;
     int i, vocab = mtt_tokenizer_vocab(p->tokenizer);
     for (i = 0; i < MTT_SPLIT_COUNT; i++) {
         memcpy(p->header[i].magic, "MTTTOKEN", 8);
@@ -7577,28 +7566,27 @@ static mtt_status mtt__prepare_splits(mtt__prepare *p)
         p->header[i].bits = vocab <= 65536 ? 16 : 32;
         p->header[i].vocab = (uint64_t)vocab;
     }
-    while (!status && (status = mtt__prepare_next(p, &split, &text, &bytes)) == MTT_OK)
-        status = mtt__prepare_encode(p, split, text, bytes);
-    if (status != MTT_END) return status;
-    if (p->header[MTT_TRAIN].count) return MTT_OK;
+    status = mtt__prepare_each(p, mtt__prepare_encode);
+    if (status || p->header[MTT_TRAIN].count) return status;
     return mtt__fail(p->env, MTT_E_DATA, "%s has %llu documents, none of them in the train split: give more "
                      "text or another seed", p->corpus->name, (unsigned long long)p->document);
 }
 
-/* Copies what can be read once only, for the second pass. */
+/* Copies an input that can be read only once to a file, for the second pass. */
 static mtt_status mtt__prepare_spool(mtt__prepare *p)
 {
+    mtt__writer spool;
     mtt__text name;
-    mtt_corpus *c = NULL;
     mtt_status status;
     mtt__text_init(&name, p->spool_path, sizeof(p->spool_path));
     mtt__print(&name, "%s.spool", p->desc->output);
-    status = mtt__writer_open(p->env, p->spool_path, &p->spool);
-    if (!status) status = mtt_corpus_open(p->env, p->input, NULL, &c);
+    status = mtt__writer_open(p->env, p->spool_path, &spool);
+    if (!status) status = mtt__prepare_open(p);
+    if (!status) status = mtt__corpus_drain(p->corpus, &spool);
+    if (!status) status = mtt__writer_commit(&spool);
+    mtt__writer_abort(&spool);
     p->input = p->spool_path;
-    if (!status) status = mtt__corpus_drain(c, &p->spool);
-    mtt_corpus_close(c);
-    return status ? status : mtt__writer_commit(&p->spool);
+    return status;
 }
 
 static void mtt__prepare_text(void *user, const char *text, size_t bytes)
@@ -7608,8 +7596,8 @@ static void mtt__prepare_text(void *user, const char *text, size_t bytes)
     mtt__writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
 }
 
-/* Writes everything to temporary files, removes the old token files, and renames, the train split last. So a
-   death at any moment leaves the old dataset, one without a train split, or the new one. */
+/* Writes everything to temporary files, removes the old token files, and renames the new ones, train last. A
+   process that dies at any moment leaves the old dataset, one without a train split, or the new one. */
 static mtt_status mtt__prepare_run(mtt__prepare *p)
 {
     mtt__token_header *h = p->header;
@@ -7667,7 +7655,6 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
         r->vocab = (int)p->header[i].vocab;
     }
     for (i = 0; i < MTT__PARTS; i++) mtt__writer_abort(&p->writer[i]);
-    mtt__writer_abort(&p->spool);
     if (p->input == p->spool_path) unlink(p->spool_path);
     mtt_corpus_close(p->corpus);
     mtt_vocab_trainer_destroy(p->trainer);
