@@ -556,7 +556,7 @@ typedef struct mtt_tokenizer_kind mtt_tokenizer_kind;
 /* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
    In BPE, id 0 is <|endoftext|>, 1..256 are the bytes in the order of GPT-2's alphabet, and each merge of the
    most frequent pair adds an id. Pairs are counted in 64 bits; of equal ones the smallest ids go first. */
-typedef struct mtt_vocab_trainer mtt_vocab_trainer;
+typedef struct mtt_tokenizer mtt_vocab_trainer; /* has no ids yet; counts the words of the documents */
 MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
                                            mtt_vocab_trainer **out);
 MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes);
@@ -6121,7 +6121,8 @@ struct mtt_tokenizer {
     void *own;           /* the kind's state */
     mtt__strings pieces; /* item i holds the bytes of id i */
     uint32_t end_of_text;
-    mtt__word *cache; /* NULL until the first mtt_encode */
+    mtt__word *cache;   /* NULL until the first mtt_encode */
+    mtt__strings words; /* of the texts given to mtt_vocab_trainer_add */
 };
 
 MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
@@ -6129,11 +6130,12 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
     if (!t) return;
     if (t->own) t->kind.destroy(t);
     mtt__strings_free(&t->pieces);
+    mtt__strings_free(&t->words);
     mtt__free(t->env, t->cache);
     mtt__free(t->env, t);
 }
 
-/* Makes a tokenizer from a file or from words. With neither it has no pieces and can only cut texts. */
+/* Makes a tokenizer from a file or from words. With neither it has no pieces and can only count words. */
 static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *kind,
                                       struct mtt__vocab_file *file, const mtt__strings *words, int vocab,
                                       mtt_tokenizer **out)
@@ -6141,7 +6143,7 @@ static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *ki
     mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_status status;
     if (!t) return MTT_E_MEMORY;
-    t->env = t->pieces.env = env;
+    t->env = t->pieces.env = t->words.env = env;
     t->kind = *kind;
     status = mtt__table_grow(env, &t->pieces.table);
     if (!status) status = kind->create(t);
@@ -6225,20 +6227,17 @@ MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, i
 MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text,
                              size_t capacity, size_t *bytes)
 {
-    size_t i, size, filled = 0;
+    size_t i, size;
     *bytes = 0;
     for (i = 0; i < count; i++) {
         const char *piece = mtt_tokenizer_bytes(t, ids[i], &size);
         if (!piece)
             return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu: use "
                              "the tokenizer that made it", i, (int)ids[i], t->pieces.count);
-        if (size && filled == *bytes && size <= capacity - filled) {
-            memcpy(text + filled, piece, size);
-            filled += size;
-        }
+        if (size && *bytes <= capacity && size <= capacity - *bytes) memcpy(text + *bytes, piece, size);
         *bytes += size;
     }
-    if (*bytes == filled) return MTT_OK;
+    if (*bytes <= capacity) return MTT_OK;
     return mtt__fail(t->env, MTT_E_ARGUMENT, "%zu bytes do not fit a buffer of %zu: enlarge it", *bytes,
                      capacity);
 }
@@ -6455,14 +6454,8 @@ static mtt_status mtt__learn_push_new(mtt__learner *l)
     return status;
 }
 
-static void mtt__learn_fall(mtt__learner *l, uint32_t left, uint32_t right, uint64_t count)
-{
-    l->pairs[mtt__table_find(&l->index, mtt__pair_key(left, right))->value].count -= count;
-}
-
-/* Counts `count` more of a pair, all in one word. */
-static mtt_status mtt__learn_rise(mtt__learner *l, uint32_t left, uint32_t right, uint32_t word,
-                                  uint64_t count)
+/* Counts a pair once more in a word. */
+static mtt_status mtt__learn_rise(mtt__learner *l, uint32_t left, uint32_t right, uint32_t word)
 {
     mtt_env *env = l->t->env;
     const mtt__pair new_pair = {mtt__pair_key(left, right), 0, MTT__NONE};
@@ -6478,7 +6471,7 @@ static mtt_status mtt__learn_rise(mtt__learner *l, uint32_t left, uint32_t right
         if (mtt__table_put(env, &l->index, new_pair.key, i)) return MTT_E_MEMORY;
     }
     pair = &l->pairs[i];
-    pair->count += count;
+    pair->count += l->words->items[word].count;
     if (pair->first == MTT__NONE || l->places[pair->first].word != word) {
         if (l->place_count >= MTT__NONE)
             return mtt__fail(env, MTT_E_MEMORY, "more than 2^32 places of pairs: train on a smaller sample");
@@ -6489,23 +6482,27 @@ static mtt_status mtt__learn_rise(mtt__learner *l, uint32_t left, uint32_t right
     return i < l->pushed ? mtt__learn_push(l, pair) : MTT_OK;
 }
 
+static void mtt__learn_fall(mtt__learner *l, uint32_t left, uint32_t right, uint32_t word)
+{
+    const uint32_t i = mtt__table_find(&l->index, mtt__pair_key(left, right))->value;
+    l->pairs[i].count -= l->words->items[word].count;
+}
+
 /* Replaces a pair by `id` in one word, from left to right, and updates the counts of the pairs around it. */
 static mtt_status mtt__learn_replace(mtt__learner *l, uint32_t word, uint32_t left, uint32_t right,
                                      uint32_t id)
 {
     uint32_t *s = l->symbols + l->words->items[word].at;
-    uint64_t count = l->words->items[word].count;
     size_t i, n = 0, length = l->lengths[word];
     mtt_status status = MTT_OK;
-    for (i = 0; i < length && !status; i++) {
-        if (i + 1 < length && s[i] == left && s[i + 1] == right) {
-            if (n) mtt__learn_fall(l, s[n - 1], left, count);
-            if (n) status = mtt__learn_rise(l, s[n - 1], id, word, count);
-            i++;
-            if (i + 1 < length) mtt__learn_fall(l, right, s[i + 1], count);
-            if (i + 1 < length && !status) status = mtt__learn_rise(l, id, s[i + 1], word, count);
-            s[n++] = id;
-        } else s[n++] = s[i];
+    for (i = 0; i < length && !status; s[n++] = s[i++]) {
+        if (i + 1 == length || s[i] != left || s[i + 1] != right) continue;
+        if (n) mtt__learn_fall(l, s[n - 1], left, word);
+        if (n) status = mtt__learn_rise(l, s[n - 1], id, word);
+        s[++i] = id;
+        if (i + 1 == length || status) continue;
+        mtt__learn_fall(l, right, s[i + 1], word);
+        status = mtt__learn_rise(l, id, s[i + 1], word);
     }
     l->lengths[word] = n;
     return status;
@@ -6525,7 +6522,7 @@ static mtt_status mtt__learn_start(mtt__learner *l, mtt__symbol_fn symbol)
         for (i = 0; i < item->size; i += size) {
             size = symbol(l->t, l->words->bytes + item->at + i, item->size - i, &id);
             if (id == MTT__NONE) continue;
-            if (n && mtt__learn_rise(l, s[n - 1], id, word, item->count)) return MTT_E_MEMORY;
+            if (n && mtt__learn_rise(l, s[n - 1], id, word)) return MTT_E_MEMORY;
             s[n++] = id;
         }
         l->lengths[word] = n;
@@ -6976,31 +6973,15 @@ MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
     return mtt__writer_commit(&w);
 }
 
-struct mtt_vocab_trainer {
-    mtt_tokenizer *t; /* without pieces: it cuts texts into words */
-    mtt__strings words;
-};
-
 MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
                                            mtt_vocab_trainer **out)
 {
-    mtt_vocab_trainer *trainer = *out = (mtt_vocab_trainer *)mtt__alloc(env, 1, sizeof(*trainer));
-    mtt_status status;
-    if (!trainer) return MTT_E_MEMORY;
-    trainer->words.env = env;
-    status = mtt__tokenizer_make(env, kind ? kind : &mtt__bpe_kind, NULL, NULL, 0, &trainer->t);
-    if (!status) return MTT_OK;
-    mtt_vocab_trainer_destroy(trainer);
-    *out = NULL;
-    return status;
+    return mtt__tokenizer_make(env, kind ? kind : &mtt__bpe_kind, NULL, NULL, 0, out);
 }
 
 MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer)
 {
-    if (!trainer) return;
-    mtt_tokenizer_destroy(trainer->t);
-    mtt__strings_free(&trainer->words);
-    mtt__free(trainer->words.env, trainer);
+    mtt_tokenizer_destroy(trainer);
 }
 
 MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes)
@@ -7008,7 +6989,7 @@ MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *
     mtt_status status = MTT_OK;
     size_t size;
     for (; bytes && !status; text += size, bytes -= size) {
-        size = trainer->t->kind.cut(trainer->t, text, bytes);
+        size = trainer->kind.cut(trainer, text, bytes);
         status = mtt__strings_count(&trainer->words, text, size, 1);
     }
     return status;
@@ -7016,7 +6997,7 @@ MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *
 
 MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out)
 {
-    return mtt__tokenizer_make(trainer->words.env, &trainer->t->kind, NULL, &trainer->words,
+    return mtt__tokenizer_make(trainer->env, &trainer->kind, NULL, &trainer->words,
                                vocab ? vocab : MTT__DEFAULT_VOCAB, out);
 }
 
