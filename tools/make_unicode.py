@@ -98,14 +98,20 @@ def case_runs(lower):
 
 
 def base_runs(bare):
+    """Runs of code points with the same base, then the bases of those after the run, up to a multiple of 16."""
     out, end = [], -1
     for c in sorted(bare):
-        if c > end:
-            end = c
-            while bare.get(end + 1) == bare[c]:
-                end += 1
-            out.append(f"{run(c, end)} {'+'.join(f'{ord(letter):04X}' for letter in bare[c])},")
-    return out
+        if c <= end:
+            continue
+        after, end = end + 1, c
+        while bare.get(end + 1) == bare[c]:
+            end += 1
+        letters = "+".join(f"{ord(letter):04X}" for letter in bare[c])
+        if c == after and c == end and c % 16:
+            out[-1] += f" {letters}"
+        else:
+            out.append(f"{run(c, end)} {letters}")
+    return [entry + "," for entry in out]
 
 
 def bert_table():
