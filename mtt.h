@@ -6189,18 +6189,18 @@ static void mtt__ids_put(mtt__ids *out, const int32_t *ids, size_t count)
 MTT__INLINE mtt_status mtt__encode_word(const mtt_tokenizer *t, const char *at, size_t size, mtt__ids *out)
 {
     mtt__word *word = &t->cache[mtt__hash(at, size) >> (64 - MTT__CACHE_BITS)];
-    int32_t ids[MTT__WORD_BYTES];
-    mtt__ids found = {ids, 0, MTT__WORD_BYTES};
+    const size_t before = out->count;
+    size_t count;
     mtt_status status;
     if (word->size == size && memcmp(word->text, at, size) == 0)
         return mtt__ids_put(out, word->ids, word->count), MTT_OK;
-    status = t->kind.spell(t, at, size, &found);
-    mtt__ids_put(out, ids, found.count);
-    if (status || found.count > MTT__WORD_IDS) return status;
+    status = t->kind.spell(t, at, size, out);
+    count = out->count - before;
+    if (status || count > MTT__WORD_IDS || out->count > out->capacity) return status;
     word->size = (uint8_t)size;
-    word->count = (uint8_t)found.count;
+    word->count = (uint8_t)count;
     memcpy(word->text, at, size);
-    memcpy(word->ids, ids, found.count * sizeof(*ids));
+    if (count) memcpy(word->ids, out->at + before, count * sizeof(*word->ids));
     return MTT_OK;
 }
 
@@ -6442,16 +6442,10 @@ typedef struct mtt__learner {
     mtt__heap heap;
 } mtt__learner;
 
-static mtt_status mtt__learn_push(mtt__learner *l, const mtt__pair *pair)
+static mtt_status mtt__learn_push(mtt__learner *l, size_t i)
 {
+    const mtt__pair *pair = &l->pairs[i];
     return pair->count ? mtt__heap_push(l->t->env, &l->heap, ~pair->count, pair->key) : MTT_OK;
-}
-
-static mtt_status mtt__learn_push_new(mtt__learner *l)
-{
-    mtt_status status = MTT_OK;
-    while (l->pushed < l->pair_count && !status) status = mtt__learn_push(l, &l->pairs[l->pushed++]);
-    return status;
 }
 
 /* Counts a pair once more in a word. */
@@ -6479,7 +6473,7 @@ static mtt_status mtt__learn_rise(mtt__learner *l, uint32_t left, uint32_t right
         l->places[l->place_count] = place;
         pair->first = (uint32_t)l->place_count++;
     }
-    return i < l->pushed ? mtt__learn_push(l, pair) : MTT_OK;
+    return i < l->pushed ? mtt__learn_push(l, i) : MTT_OK;
 }
 
 static void mtt__learn_fall(mtt__learner *l, uint32_t left, uint32_t right, uint32_t word)
@@ -6527,7 +6521,7 @@ static mtt_status mtt__learn_start(mtt__learner *l, mtt__symbol_fn symbol)
         }
         l->lengths[word] = n;
     }
-    return mtt__learn_push_new(l);
+    return MTT_OK;
 }
 
 /* Merges pair `i` everywhere. */
@@ -6540,7 +6534,7 @@ static mtt_status mtt__learn_merge(mtt__learner *l, uint32_t i)
     for (; place != MTT__NONE && !status; place = l->places[place].next)
         status = mtt__learn_replace(l, l->places[place].word, left, right, id);
     l->pairs[i].count = 0;
-    return status ? status : mtt__learn_push_new(l);
+    return status;
 }
 
 /* Merges symbols of the words until the tokenizer has `vocab` pieces, or no pair occurs `least` times. */
@@ -6555,9 +6549,12 @@ static mtt_status mtt__learn(mtt_tokenizer *t, mtt__merges *merges, const mtt__s
     l.merges = merges;
     l.words = words;
     status = mtt__learn_start(&l, symbol);
-    while (!status && t->pieces.count < vocab && mtt__heap_pop(&l.heap, &top) && ~top.key >= least) {
-        uint32_t i = mtt__table_find(&l.index, top.tie)->value;
-        status = l.pairs[i].count == ~top.key ? mtt__learn_merge(&l, i) : mtt__learn_push(&l, &l.pairs[i]);
+    while (!status) {
+        uint32_t i;
+        while (l.pushed < l.pair_count && !status) status = mtt__learn_push(&l, l.pushed++);
+        if (status || t->pieces.count >= vocab || !mtt__heap_pop(&l.heap, &top) || ~top.key < least) break;
+        i = mtt__table_find(&l.index, top.tie)->value;
+        status = l.pairs[i].count == ~top.key ? mtt__learn_merge(&l, i) : mtt__learn_push(&l, i);
     }
     mtt__free(t->env, l.symbols);
     mtt__free(t->env, l.lengths);
@@ -6747,21 +6744,19 @@ static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
     static const char head[] = "#version: 0.2\n";
     const mtt__merges *merges = &((mtt__bpe *)t->own)->merges;
     mtt_json *j = &f->j;
-    const char *stop;
-    mtt_slice line;
+    mtt_slice line = {j->at, sizeof(head) - 1};
     mtt_status status = mtt__bpe_add_bytes(t);
-    if (status) return status;
-    if ((size_t)(j->end - j->at) < sizeof(head) - 1 || memcmp(j->at, head, sizeof(head) - 1) != 0)
+    if ((size_t)(j->end - j->at) < line.size || !mtt_slice_is(line, head))
         return mtt__vocab_fail(f, "the first line must be \"#version: 0.2\"");
-    for (j->at += sizeof(head) - 1; j->at < j->end; j->at = stop + 1) {
-        stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
+    for (j->at += line.size; j->at < j->end && !status; j->at += line.size + 1) {
+        const char *stop = (const char *)memchr(j->at, '\n', (size_t)(j->end - j->at));
         if (!stop) return mtt__vocab_fail(f, "the last line has no end");
         if (merges->count == MTT__GPT2_MERGES) return mtt__vocab_fail(f, "a line follows the last merge");
         line.at = j->at;
         line.size = (size_t)(stop - j->at);
         status = mtt__vocab_merge(t, f, line, 1);
-        if (status) return status;
     }
+    if (status) return status;
     if (merges->count != MTT__GPT2_MERGES) return mtt__vocab_fail(f, "the file ends before merge 50,000");
     return mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
 }
@@ -6775,18 +6770,18 @@ static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
     mtt_status status = MTT_OK;
     mtt_slice piece;
     uint64_t id;
-    uint32_t index;
+    uint32_t index = 0;
     int i;
     for (mtt_json_begin(j, '{'); !status && mtt_json_key(j, &piece) && mtt_json_u64(j, &id);) {
         piece.size = mtt_json_unescape(piece, (char *)piece.at);
+        if (s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
         if (mtt_slice_is(piece, MTT__END_OF_TEXT)) {
-            piece.size = 0;
-            if (id != t->end_of_text) mtt__json_fail(j, MTT__END_OF_TEXT " has two ids");
+            index = t->end_of_text;
+            if (id != index) mtt__json_fail(j, MTT__END_OF_TEXT " has two ids");
         } else {
             if (!mtt__piece_bytes(b, &piece)) mtt__json_fail(j, "a piece is not of GPT-2's alphabet");
-            if (s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
+            if (!status) status = mtt__strings_add(s, piece.at, piece.size, &index);
         }
-        if (!status) status = mtt__strings_add(s, piece.at, piece.size, &index);
         if (id != index || id + 1 != s->count)
             mtt__json_fail(j, "the ids must be 0, 1, 2 and so on, of different pieces");
     }

@@ -745,14 +745,13 @@ static void mtt__words_print(const mtt_tokenizer *t, mtt_write_fn write, void *u
         mtt__put_json(&out, "'special':true}");
         between = ",";
     }
-    mtt__put_json(&out, "],'normalizer':{'type':'BertNormalizer','clean_text':%s,'handle_chinese_chars':%s,",
-             truth[!o->keep_controls], truth[!o->keep_cjk]);
-    mtt__put_json(&out, "'strip_accents':%s,", truth[!!o->strip_accents]);
-    mtt__put_json(&out, "'lowercase':%s},", truth[!!o->lowercase]);
-    mtt__put_json(&out, "'pre_tokenizer':{'type':'BertPreTokenizer'},'post_processor':null,");
-    mtt__put_json(&out, "'decoder':{'type':'WordPiece','prefix':'##','cleanup':false},");
-    mtt__put_json(&out, "'model':{'type':'WordPiece','unk_token':'[UNK]','continuing_subword_prefix':'##',");
-    mtt__put_json(&out, "'max_input_chars_per_word':%d,'vocab':{", (int)MTT__WORD_CHARACTERS);
+    mtt__put_json(&out,
+                  "],'normalizer':{'type':'BertNormalizer','clean_text':%s,'handle_chinese_chars':%s,"
+                  "'strip_accents':%s,'lowercase':%s},'pre_tokenizer':{'type':'BertPreTokenizer'},"
+                  "'post_processor':null,'decoder':{'type':'WordPiece','prefix':'##','cleanup':false},"
+                  "'model':{'type':'WordPiece','unk_token':'[UNK]','continuing_subword_prefix':'##',"
+                  "'max_input_chars_per_word':%d,'vocab':{", truth[!o->keep_controls], truth[!o->keep_cjk],
+                  truth[!!o->strip_accents], truth[!!o->lowercase], (int)MTT__WORD_CHARACTERS);
     for (i = 0; i < t->pieces.count; i++) {
         mtt__put_json(&out, i ? ",'" : "'");
         mtt__words_put(&out, t, i);
