@@ -548,9 +548,9 @@ MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes ar
 
 /* Text to ids and back. mtt.h has byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): the ids
    are those of Hugging Face's tokenizers, and decode(encode(x)) == x for every byte string. Another kind of
-   tokenizer is a table of functions, which the caller passes to what loads or trains a tokenizer; NULL means
-   BPE alone. tools/wordpiece.h is such a kind. A tokenizer keeps a cache of words, so it serves one thread at
-   a time. */
+   tokenizer, such as tools/wordpiece.h, is a table of functions. The caller passes it to the functions that
+   load or train a tokenizer; NULL means BPE only. A tokenizer keeps a cache of words, so it serves one thread
+   at a time. */
 typedef struct mtt_tokenizer_kind mtt_tokenizer_kind;
 
 /* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
@@ -561,7 +561,7 @@ MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kin
                                            mtt_vocab_trainer **out);
 MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes);
 /* `vocab` is the number of ids: 257 or more in BPE, 0 for the default of 10,000. A text with too few pairs
-   gives fewer. The trainer can be added to and finished again. */
+   gives fewer. The trainer then takes further documents and can be finished again. */
 MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out);
 MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
 
@@ -586,15 +586,15 @@ MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t 
 MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text,
                              size_t capacity, size_t *bytes);
 
-/* A kind of tokenizer. Who writes one compiles it with the implementation, whose structs it uses. mtt.h
-   copies the table, and reads the options only while it makes a tokenizer. */
+/* A kind of tokenizer. Its functions use private structs, so they are compiled in the file with the
+   implementation. mtt.h copies the table, and reads the options only while it makes a tokenizer. */
 struct mtt__vocab_file;
 struct mtt__strings;
 struct mtt__ids;
 struct mtt_tokenizer_kind {
     const char *name;     /* its model.type in a tokenizer.json */
     const void *options;  /* of a type that the kind knows, or NULL */
-    size_t options_bytes; /* mtt_prepare makes a dataset again if these bytes change */
+    size_t options_bytes; /* if these bytes change, mtt_prepare makes the dataset again */
     mtt_status (*create)(mtt_tokenizer *t);
     void (*destroy)(mtt_tokenizer *t);
     mtt_status (*load)(mtt_tokenizer *t, struct mtt__vocab_file *file);
@@ -623,36 +623,36 @@ MTTDEF void mtt_corpus_close(mtt_corpus *corpus);
 typedef enum mtt_split { MTT_TRAIN, MTT_VALID, MTT_TEST, MTT_SPLIT_COUNT } mtt_split;
 MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
 
-/* What mtt_prepare makes of what. Where zero is no value, it means the default. */
+/* The input, the output and the options of mtt_prepare. Zero means the default. */
 typedef struct mtt_prepare_desc {
     const char *input;     /* required: a file; "-" is standard input, which is copied to {output}.spool */
     const char *output;    /* required: the prefix of the files, at most 2000 bytes */
     const char *field;     /* of JSONL documents, default "text" */
     const char *tokenizer; /* a file for mtt_tokenizer_load, default none: train one */
-    const mtt_tokenizer_kind *kind; /* to train, or to load besides BPE; default BPE alone */
+    const mtt_tokenizer_kind *kind; /* to train, or to load besides BPE; default BPE only */
     int vocab;             /* ids of the trained tokenizer, default 10,000 */
     uint64_t seed;         /* of the split, default 0 */
-    int reuse_only;        /* 1 = if files would have to be made, fail with MTT_E_MISMATCH and say why; then
-                              tokenizer and vocab are compared only if one of them is given */
+    int reuse_only;        /* 1 = write nothing: a dataset that is not up to date is MTT_E_MISMATCH, and the
+                              error says why. Tokenizer and vocab are compared only if one of them is given */
 } mtt_prepare_desc;
 
 typedef struct mtt_prepare_report {
     uint64_t documents[MTT_SPLIT_COUNT], bytes[MTT_SPLIT_COUNT], tokens[MTT_SPLIT_COUNT];
     int vocab;
-    int reused; /* 1 = the dataset was there */
+    int reused; /* 1 = the dataset was up to date */
 } mtt_prepare_report;
 
-/* Makes a dataset of a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and .test.tokens.
-   A tokenizer is trained on the train split alone. <|endoftext|>, or [SEP], ends each document. If the files
-   are there, whole, and made of the same text, options and tokenizer, nothing is made: the call takes the
-   time of reading the text once. Standard input and pipes are always prepared again. New files are written
-   beside the old ones first. Then the old token files are removed and the new ones renamed, train last: a
-   process that dies leaves the old dataset, the new one, or one that cannot be opened. */
+/* Makes a dataset from a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and
+   .test.tokens. The tokenizer is trained on the train split only. <|endoftext|>, or [SEP], ends each
+   document. A dataset that was made from the same text, options and tokenizer is up to date and stays; the
+   call then only reads the text once. Standard input and pipes are always prepared again. New files are
+   written beside the old ones first. Then the old token files are removed and the new ones renamed, train
+   last. A process that dies leaves the old dataset, the new one, or one that cannot be opened. */
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
 
-/* Opens the files of a dataset. Fails if one is absent or damaged, or if they do not belong together. */
+/* Opens the files of a dataset. Fails if one is missing or damaged, or if they do not belong together. */
 typedef struct mtt_dataset {
-    mtt_tokens *train, *valid, *test; /* test may be absent: NULL */
+    mtt_tokens *train, *valid, *test; /* test is NULL if there is no such file */
     mtt_tokenizer *tokenizer;
 } mtt_dataset;
 
@@ -661,7 +661,7 @@ MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_t
 MTTDEF void mtt_dataset_close(mtt_dataset *dataset);
 
 /* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. It is mapped
-   into memory and never read as a whole. */
+   into memory, so a file may be larger than memory. */
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
 MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
@@ -1923,9 +1923,11 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
    >>files
    -------------------------------------------------------------------------------------------------------- */
 
-/* Reading whole files as memory, replacing files atomically, and checksums. */
+/* Reading: a regular file becomes a block of memory (mtt__map). Writing: mtt__writer replaces a file
+   atomically. CRC-32 finds damage. A failure is MTT_E_FILE, and its message has the path, the system's reason
+   and a remedy. */
 
-/* The system calls that a bad disk makes fail. Tests replace them, all together. */
+/* System calls that fail when a disk is full or damaged. Tests define all six to make them fail. */
 #ifndef MTT__SYS_OPEN
 #define MTT__SYS_OPEN open
 #define MTT__SYS_READ read
@@ -1982,9 +1984,9 @@ static void mtt__map_close(mtt__map *map)
 
 /* Replaces a file so that a crash at any moment leaves the old file or the new one, complete. All bytes go to
    .NAME.tmp in the same folder. That file is synced, then renamed (Pillai et al. 2014, "All file systems are
-   not created equal"). It is locked: the temporary of a dead process is reused, that of a living one is not
-   touched. After a failure the temporary is gone and every call returns the same status. A zeroed writer is
-   closed. */
+   not created equal"). It is locked while its process lives, so a temporary without a lock was left by a
+   crash and is reused. A failure removes the temporary, and every later call returns the same status. A
+   zeroed writer is closed. */
 typedef struct mtt__writer {
     mtt_env *env;
     int fd, live;
@@ -1996,7 +1998,7 @@ typedef struct mtt__writer {
     unsigned char buffer[65536];
 } mtt__writer;
 
-/* Removes before closing: once the lock is gone, the name may be another writer's. */
+/* Removes the file before it closes it: without the lock, the name may already belong to another writer. */
 static void mtt__writer_abort(mtt__writer *w)
 {
     if (!w->live) return;
@@ -2032,8 +2034,8 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
     mtt__print(&text, "%.*s.%s.tmp", (int)(name - path), path, name);
     w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
     if (w->fd < 0) return mtt__file_fail(env, w->temporary, "create it", errno);
-    /* The name may have moved on: another writer can finish between the open and the lock. A file system
-       without locks fails with another error, and is accepted. */
+    /* Another writer may have renamed this file between the open and the lock; then the inodes differ. On a
+       file system without locks flock fails with another error, which is accepted. */
     if ((flock(w->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) || fstat(w->fd, &mine) ||
         stat(w->temporary, &named) || mine.st_ino != named.st_ino) {
         MTT__SYS_CLOSE(w->fd);
@@ -2043,7 +2045,7 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
     return w->status = ftruncate(w->fd, 0) ? mtt__writer_fail(w, "empty its temporary", errno) : MTT_OK;
 }
 
-/* Announces the size of the finished file, so that a full disk fails before the work, not after it. */
+/* Announces the size of the finished file, so that a full disk is found before the work and not after it. */
 static mtt_status mtt__writer_expect(mtt__writer *w, uint64_t bytes)
 {
     struct statvfs info;
@@ -2096,7 +2098,7 @@ static int mtt__sync(int fd)
     return result;
 }
 
-/* The result of close does not matter: the data is synced. The lock must last until the rename. */
+/* The result of close does not matter, because the data is synced. The file stays locked until the rename. */
 static mtt_status mtt__writer_commit(mtt__writer *w)
 {
     int folder, error;
@@ -2109,7 +2111,7 @@ static mtt_status mtt__writer_commit(mtt__writer *w)
     if (folder >= 0) MTT__SYS_CLOSE(folder);
     MTT__SYS_CLOSE(w->fd);
     w->live = 0;
-    w->status = MTT_E_FILE; /* of a later put */
+    w->status = MTT_E_FILE; /* for later calls */
     if (!error || error == EACCES || error == EINVAL) return MTT_OK; /* not every folder can be synced */
     return mtt__file_fail(w->env, w->path, "sync its folder", error);
 }
@@ -5898,8 +5900,8 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
    its kind, a table of functions. The kind here is byte-level BPE: GPT-2's regular expression cuts the words;
    a word is its bytes at first, and then the pair of neighbours that was learned first is merged, again and
    again, until no pair in it was learned. Training counts the different words of a text and merges the most
-   frequent pair of neighbours until there are enough ids. In this order: Unicode's classes, containers, what
-   all kinds share, BPE, training, tokenizer files. */
+   frequent pair of neighbours until there are enough ids. The order of this room: Unicode's classes,
+   containers, parts common to all kinds, BPE, training, tokenizer files. */
 
 /* The classes of code points in GPT-2's expression, as runs from U+0000 up: length * 4 + class. */
 enum { MTT__OTHER, MTT__LETTER, MTT__NUMBER, MTT__SPACE };
@@ -5986,7 +5988,7 @@ static uint64_t mtt__hash(const char *at, size_t size)
     return (h ^ h >> 32) * k;
 }
 
-/* A map from 64-bit keys to numbers by open addressing, at most half full. */
+/* A map from 64-bit keys to numbers: open addressing with linear probing, at most half full. */
 typedef struct mtt__cell {
     uint64_t key;
     uint32_t value; /* MTT__NONE in an empty cell */
@@ -6033,11 +6035,11 @@ static mtt_status mtt__table_put(mtt_env *env, mtt__table *table, uint64_t key, 
     return MTT_OK;
 }
 
-/* Different byte strings, numbered as they arrive: the words of a text, the pieces of a vocabulary. */
+/* A set of byte strings, numbered in order of arrival: the words of a text, the pieces of a vocabulary. */
 typedef struct mtt__string {
     size_t at, size;
     uint64_t count; /* of a word: how often it occurs */
-    int silent;     /* of a piece: 1 = it decodes to nothing, as [CLS] does */
+    int silent;     /* of a piece: 1 = decodes to no bytes, as [CLS] */
 } mtt__string;
 
 typedef struct mtt__strings {
@@ -6106,7 +6108,7 @@ static mtt_status mtt__strings_count(mtt__strings *s, const char *at, size_t siz
     return MTT_OK;
 }
 
-/* ---- what all kinds share */
+/* ---- parts common to all kinds */
 
 /* An entry of the cache. A word can be in one entry only, and replaces the word that was there. */
 typedef struct mtt__word {
@@ -6256,9 +6258,9 @@ typedef struct mtt__merges {
 } mtt__merges;
 
 typedef struct mtt__bpe {
-    unsigned char *classes;          /* of code points below MTT__UNICODE_END */
-    uint16_t code[256];              /* of each byte in GPT-2's printable alphabet */
-    int16_t byte[MTT__ALPHABET_END]; /* of each code; -1 = none */
+    unsigned char classes[MTT__UNICODE_END]; /* of the code points */
+    uint16_t code[256];                      /* of each byte in GPT-2's printable alphabet */
+    int16_t byte[MTT__ALPHABET_END];         /* of each code; -1 = none */
     uint32_t byte_id[256];
     mtt__merges merges;
 } mtt__bpe;
@@ -6266,7 +6268,6 @@ typedef struct mtt__bpe {
 static void mtt__bpe_destroy(mtt_tokenizer *t)
 {
     mtt__bpe *b = (mtt__bpe *)t->own;
-    mtt__free(t->env, b->classes);
     mtt__free(t->env, b->merges.at);
     mtt__free(t->env, b->merges.ranks.cells);
     mtt__free(t->env, b);
@@ -6278,9 +6279,7 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
     mtt__bpe *b = (mtt__bpe *)mtt__alloc(t->env, 1, sizeof(*b));
     size_t run, c, other = 0x100;
     t->own = b;
-    if (!b) return MTT_E_MEMORY;
-    b->classes = (unsigned char *)mtt__alloc(t->env, MTT__UNICODE_END, 1);
-    if (!b->classes || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
+    if (!b || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
     memset(b->byte, -1, sizeof(b->byte));
     for (c = 0; c < 256; c++) {
         b->code[c] = (uint16_t)(c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad ? other++ : c);
@@ -6291,7 +6290,8 @@ static mtt_status mtt__bpe_create(mtt_tokenizer *t)
     return MTT_OK;
 }
 
-/* The class and size of the symbol at `at`. A byte outside well-formed UTF-8 is a symbol of class other. */
+/* The class and size of the character at `at`. A byte outside well-formed UTF-8 is a character of class
+   other. */
 MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *at, const unsigned char *end,
                             int *size)
 {
@@ -6319,7 +6319,7 @@ static size_t mtt__bpe_cut(const mtt_tokenizer *t, const char *text, size_t byte
         }
     }
     for (at += size; at < end && mtt__symbol(classes, at, end, &size) == kind; at += size) last = at;
-    /* A run of spaces leaves its last symbol to the word that follows, unless that is all of the run. */
+    /* A run of spaces leaves its last one to the word that follows, unless it has only one. */
     return (size_t)((kind == MTT__SPACE && at < end && last > begin ? last : at) - begin);
 }
 
@@ -6423,7 +6423,7 @@ typedef struct mtt__place {
     uint32_t word, next;
 } mtt__place;
 
-/* The size and id of the first symbol of a part of a word. A symbol of id MTT__NONE is left out. */
+/* The size and id of the first symbol at `at`. A symbol of id MTT__NONE is dropped. */
 typedef size_t (*mtt__symbol_fn)(const mtt_tokenizer *t, const char *at, size_t size, uint32_t *id);
 
 /* The heap has the highest count on top, and among equals the smallest ids. A pair whose count has fallen is
@@ -6605,7 +6605,7 @@ typedef struct mtt__vocab_key {
     mtt_slice value;
 } mtt__vocab_key;
 
-/* A tokenizer file in memory. Loaders may change its text: pieces only become shorter. */
+/* A tokenizer file in memory. Loaders undo escapes in its text, which makes pieces only shorter. */
 typedef struct mtt__vocab_file {
     mtt_env *env;
     const char *path;
@@ -7400,7 +7400,7 @@ typedef struct mtt__prepare {
     size_t capacity;
 } mtt__prepare;
 
-/* Hashes what the tokenizer depends on besides the text. */
+/* Hashes the options that decide the tokenizer. */
 static mtt_status mtt__prepare_options(mtt__prepare *p)
 {
     const mtt_prepare_desc *d = p->desc;
@@ -7420,7 +7420,7 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
     return MTT_OK;
 }
 
-/* Opens the text for another pass. */
+/* Opens the text for a pass. */
 static mtt_status mtt__prepare_open(mtt__prepare *p)
 {
     mtt_status status;
@@ -7432,7 +7432,7 @@ static mtt_status mtt__prepare_open(mtt__prepare *p)
     return status;
 }
 
-/* Hashes what decides the documents and their splits, once the text has been read. */
+/* Hashes the text, once it has been read, and the options that decide documents and splits. */
 static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
     const mtt_corpus *c = p->corpus;
@@ -7644,6 +7644,10 @@ MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_pr
    >>batches
    ------------------------------------------------------------------------------------------------------- */
 
+/* Batches of a token file. The file is cut into sequences of seq_len tokens. An epoch is a permutation of the
+   sequences, computed place by place, so the cursor is the only state of a loader: saving it is enough to
+   continue exactly. */
+
 MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
                                    int seq_len, uint64_t seed, int sequential)
 {
@@ -7665,9 +7669,9 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
     return MTT_OK;
 }
 
-/* Place `index` of the permutation of 0..n-1 that (seed, epoch) gives, in constant memory: a Feistel network
-   on the next even number of bits (Luby and Rackoff 1988), repeated until the result is below n (Black and
-   Rogaway 2002). */
+/* Element `index` of the permutation of 0..n-1 for (seed, epoch). It is a Feistel network of six rounds on
+   the next even number of bits, which permutes without a table (Luby and Rackoff 1988). The network is
+   repeated until the result is below n, at most four times on average (Black and Rogaway 2002). */
 static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint64_t n)
 {
     uint64_t stream = mtt__stream(MTT__SITE_SHUFFLE, 0, epoch), round;

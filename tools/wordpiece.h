@@ -1,17 +1,17 @@
 /* wordpiece.h - BERT's WordPiece (Devlin et al. 2019) as a kind of tokenizer for mtt.h - licence as mtt.h
 
-   Include it after mtt.h, also in the file that defines MTT_IMPLEMENTATION, and pass its kind to what loads
-   or trains a tokenizer:
+   Include it after mtt.h, also in the file that defines MTT_IMPLEMENTATION, and pass its kind to the
+   functions that load or train a tokenizer:
 
       mtt_wordpiece_options uncased = {.lowercase = 1, .strip_accents = 1};
       mtt_tokenizer_kind kind = mtt_wordpiece(&uncased);
       mtt_prepare_desc desc = {.input = "novel.txt", .output = "novel", .kind = &kind};
 
    The ids are those of Hugging Face's tokenizers, but no [CLS] and [SEP] are put around a text. Besides a
-   tokenizer.json it loads BERT's vocab.txt: a piece a line, [UNK] and [SEP] among them. A document ends with
-   [SEP]. WordPiece is not lossless: blanks and line ends become single spaces, punctuation stands alone, and
-   a word that the pieces cannot spell, or of more than 100 characters, becomes [UNK]. Bytes that are not
-   UTF-8 are treated as U+FFFD, a control character.
+   tokenizer.json it loads BERT's vocab.txt: one piece on each line, with [UNK] and [SEP] among them. A
+   document ends with [SEP]. WordPiece is not lossless: blanks and line ends become single spaces, a
+   punctuation mark is a word of its own, and a word becomes [UNK] if the pieces cannot spell it or if it has
+   more than 100 characters. Bytes that are not UTF-8 are treated as U+FFFD, a control character.
    A trained vocabulary has [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0..4, then the 1,000 most frequent
    characters by code point, then ##characters by code point, then merges of pairs that occur twice or
    more. */
@@ -47,7 +47,8 @@ MTTDEF mtt_tokenizer_kind mtt_wordpiece(const mtt_wordpiece_options *options);
 #ifndef MTT_WORDPIECE_DONE
 #define MTT_WORDPIECE_DONE
 
-/* Three tables of what is done to code points. All numbers are hexadecimal.
+/* Three tables of code points: classes, lower case, and letters without accents. All numbers are
+   hexadecimal.
       RUN      one code point, or FIRST-LAST, or FIRST-LAST/2 for every second one
       classes  RUN RUN ...          "0021-002F" is the punctuation from ! to /
       cases    RUN DISTANCE, ...    "0041-005A +20": A..Z become a..z, which begin at 0061
@@ -285,10 +286,10 @@ enum { MTT__WORD_CHARACTERS = 100, MTT__WORD_ALPHABET = 1000, MTT__CODE_POINTS =
 
 typedef struct mtt__wordpiece {
     mtt_wordpiece_options options;
-    unsigned char *classes; /* of all code points */
-    mtt__table letters;     /* (MTT__CASE, c): lower case of c; (MTT__BASE + i, c): letter i of its base */
-    uint32_t unknown;
-    size_t longest;         /* bytes of the longest piece */
+    unsigned char classes[MTT__CODE_POINTS];
+    mtt__table letters; /* (MTT__CASE, c): lower case of c; (MTT__BASE + i, c): letter i of its base */
+    uint32_t unknown;   /* id of [UNK] */
+    size_t longest;     /* bytes of the longest piece */
 } mtt__wordpiece;
 enum { MTT__CASE, MTT__BASE };
 
@@ -367,8 +368,6 @@ static mtt_status mtt__words_create(mtt_tokenizer *t)
     t->own = w;
     if (!w) return MTT_E_MEMORY;
     if (t->kind.options) w->options = *(const mtt_wordpiece_options *)t->kind.options;
-    w->classes = (unsigned char *)mtt__alloc(t->env, MTT__CODE_POINTS, 1);
-    if (!w->classes) return MTT_E_MEMORY;
     mtt__words_read_classes(w);
     status = mtt__words_read_cases(t->env, w);
     return status ? status : mtt__words_read_bases(t->env, w);
@@ -377,7 +376,6 @@ static mtt_status mtt__words_create(mtt_tokenizer *t)
 static void mtt__words_destroy(mtt_tokenizer *t)
 {
     mtt__wordpiece *w = (mtt__wordpiece *)t->own;
-    mtt__free(t->env, w->classes);
     mtt__free(t->env, w->letters.cells);
     mtt__free(t->env, w);
 }
@@ -414,7 +412,8 @@ typedef struct mtt__spelling {
     char word[MTT__WORD_CHARACTERS * 4 + 1]; /* a space and the normalised characters */
 } mtt__spelling;
 
-/* The longest piece that fits, from left to right; [UNK] for a word of which a part fits none. */
+/* Spells a word from left to right, each time by the longest piece that fits. If none fits, the word is
+   [UNK]. */
 static void mtt__words_match(const mtt_tokenizer *t, const char *word, size_t size, mtt__ids *out)
 {
     const mtt__wordpiece *w = (const mtt__wordpiece *)t->own;
@@ -459,10 +458,10 @@ static void mtt__spell(mtt__spelling *s, uint32_t c)
 static void mtt__spell_point(mtt__spelling *s, uint32_t c)
 {
     const mtt_wordpiece_options *o = &s->w->options;
-    int kind = s->w->classes[c], alone = kind == MTT__CJK && !o->keep_cjk, i, n;
+    int kind = s->w->classes[c], whole_word = kind == MTT__CJK && !o->keep_cjk, i, n;
     uint32_t letters[4], lower;
     if (!o->keep_controls && (kind == MTT__CONTROL || kind == MTT__CONTROL_BLANK)) return;
-    if (alone) mtt__spell_end(s);
+    if (whole_word) mtt__spell_end(s);
     letters[0] = c;
     n = o->strip_accents && c >= 0x80 ? mtt__words_strip(s->w, c, letters) : 1;
     for (i = 0; i < n; i++) {
@@ -470,7 +469,7 @@ static void mtt__spell_point(mtt__spelling *s, uint32_t c)
         mtt__spell(s, o->lowercase && lower != MTT__NONE ? lower : letters[i]);
         if (o->lowercase && letters[i] == 0x130) mtt__spell(s, 0x307); /* the only letter that becomes two */
     }
-    if (alone) mtt__spell_end(s);
+    if (whole_word) mtt__spell_end(s);
 }
 
 /* Cuts a text into words. Spells them if there are `ids`, or else counts each of them `times` times. */
@@ -516,7 +515,7 @@ static mtt_status mtt__words_add(mtt_tokenizer *t, const char *at, size_t size, 
     return status;
 }
 
-/* NULL, or what the vocabulary lacks. */
+/* NULL, or a fault of the vocabulary. */
 static const char *mtt__words_finish(mtt_tokenizer *t)
 {
     mtt__wordpiece *w = (mtt__wordpiece *)t->own;
