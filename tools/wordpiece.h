@@ -59,7 +59,16 @@ MTTDEF mtt_tokenizer_kind mtt_wordpiece(const mtt_wordpiece_options *options);
    To check a line, look up a code point of it in Unicode's charts.
    CONTROL and CONTROL_BLANK are dropped unless controls are kept; then CONTROL_BLANK ends a word. MARK is
    dropped with the accents. */
-enum { MTT__CONTROL = 1, MTT__CONTROL_BLANK, MTT__BLANK, MTT__PUNCTUATION, MTT__MARK, MTT__CJK };
+enum {
+    MTT__CONTROL = 1,
+    MTT__CONTROL_BLANK,
+    MTT__BLANK,
+    MTT__PUNCTUATION,
+    MTT__MARK,
+    MTT__CJK,
+    MTT__CASES, /* not a class: the other two tables */
+    MTT__BASES
+};
 typedef struct mtt__words_class {
     int kind;
     const char *runs;
@@ -295,68 +304,32 @@ enum { MTT__CASE, MTT__BASE };
 
 /* ---- the normaliser */
 
-/* Reads a run; 0 at the end of a line. */
-static int mtt__words_run(const char **at, uint32_t *first, uint32_t *last, uint32_t *step)
+/* Reads a line of the table of `kind`, a class or MTT__CASES or MTT__BASES. */
+static mtt_status mtt__words_line(mtt_env *env, mtt__wordpiece *w, int kind, const char *at)
 {
+    uint32_t first, last, step, part, number, c;
     char *end;
-    if (!**at) return 0;
-    *last = *first = (uint32_t)strtoul(*at, &end, 16);
-    if (*end == '-') *last = (uint32_t)strtoul(end + 1, &end, 16);
-    *step = *end == '/' ? 2 : 1;
-    *at = end + (*end == '/' ? 2 : 0);
-    return 1;
-}
-
-static void mtt__words_read_classes(mtt__wordpiece *w)
-{
-    uint32_t c, last, step;
-    size_t i;
-    for (i = 0; i < MTT__LENGTH(mtt__words_classes); i++) {
-        const char *at = mtt__words_classes[i].runs;
-        while (mtt__words_run(&at, &c, &last, &step))
-            for (; c <= last; c += step) w->classes[c] = (unsigned char)mtt__words_classes[i].kind;
-    }
-}
-
-static mtt_status mtt__words_read_cases(mtt_env *env, mtt__wordpiece *w)
-{
-    uint32_t c, last, step;
-    size_t i;
-    char *end;
-    for (i = 0; i < MTT__LENGTH(mtt__words_cases); i++) {
-        const char *at = mtt__words_cases[i];
-        while (mtt__words_run(&at, &c, &last, &step)) {
-            uint32_t distance = (uint32_t)strtol(at, &end, 16); /* modulo 2^32 */
-            for (; c <= last; c += step)
-                if (mtt__table_put(env, &w->letters, mtt__pair_key(MTT__CASE, c), c + distance))
+    while (*at) {
+        last = first = (uint32_t)strtoul(at, &end, 16);
+        if (*end == '-') last = (uint32_t)strtoul(end + 1, &end, 16);
+        step = *end == '/' ? 2 : 1;
+        at = end + (*end == '/' ? 2 : 0);
+        for (c = first; c <= last && kind < MTT__CASES; c += step) w->classes[c] = (unsigned char)kind;
+        if (kind < MTT__CASES) continue;
+        part = kind == MTT__CASES ? MTT__CASE : MTT__BASE;
+        do {
+            number = (uint32_t)strtol(at, &end, 16); /* a letter, or a distance modulo 2^32 */
+            for (c = first; c <= last; c += step)
+                if (mtt__table_put(env, &w->letters, mtt__pair_key(part, c),
+                                   kind == MTT__CASES ? c + number : number))
                     return MTT_E_MEMORY;
+            part++;
+            if (*end == ' ') {
+                first = ++last;
+                part = MTT__BASE;
+            }
             at = end + 1;
-        }
-    }
-    return MTT_OK;
-}
-
-static mtt_status mtt__words_read_bases(mtt_env *env, mtt__wordpiece *w)
-{
-    uint32_t first, c, last, step, letter, part;
-    size_t i;
-    char *end;
-    for (i = 0; i < MTT__LENGTH(mtt__words_bases); i++) {
-        const char *at = mtt__words_bases[i];
-        while (mtt__words_run(&at, &first, &last, &step)) {
-            part = MTT__BASE;
-            do {
-                letter = (uint32_t)strtoul(at, &end, 16);
-                for (c = first; c <= last; c++)
-                    if (mtt__table_put(env, &w->letters, mtt__pair_key(part, c), letter)) return MTT_E_MEMORY;
-                part++;
-                if (*end == ' ') {
-                    first = ++last;
-                    part = MTT__BASE;
-                }
-                at = end + 1;
-            } while (*end != ',');
-        }
+        } while (*end != ',');
     }
     return MTT_OK;
 }
@@ -364,13 +337,18 @@ static mtt_status mtt__words_read_bases(mtt_env *env, mtt__wordpiece *w)
 static mtt_status mtt__words_create(mtt_tokenizer *t)
 {
     mtt__wordpiece *w = (mtt__wordpiece *)mtt__alloc(t->env, 1, sizeof(*w));
-    mtt_status status;
+    mtt_status status = MTT_OK;
+    size_t i;
     t->own = w;
     if (!w) return MTT_E_MEMORY;
     if (t->kind.options) w->options = *(const mtt_wordpiece_options *)t->kind.options;
-    mtt__words_read_classes(w);
-    status = mtt__words_read_cases(t->env, w);
-    return status ? status : mtt__words_read_bases(t->env, w);
+    for (i = 0; i < MTT__LENGTH(mtt__words_classes) && !status; i++)
+        status = mtt__words_line(t->env, w, mtt__words_classes[i].kind, mtt__words_classes[i].runs);
+    for (i = 0; i < MTT__LENGTH(mtt__words_cases) && !status; i++)
+        status = mtt__words_line(t->env, w, MTT__CASES, mtt__words_cases[i]);
+    for (i = 0; i < MTT__LENGTH(mtt__words_bases) && !status; i++)
+        status = mtt__words_line(t->env, w, MTT__BASES, mtt__words_bases[i]);
+    return status;
 }
 
 static void mtt__words_destroy(mtt_tokenizer *t)
