@@ -31,8 +31,8 @@
 
    >>base       text, failures, blocks       >>trainer     arena, steps, evaluation
    >>numbers    16-bit floats, randomness    >>tokenizer   Unicode classes, BPE
-   >>json       a pull reader                >>data        corpora, splits, token files
-   >>files      atomic writing               >>batches     datasets and batches
+   >>json       a pull reader, UTF-8         >>data        corpora, splits, datasets
+   >>files      atomic writing, CRC-32       >>batches     sequences in shuffled order
    >>config     fields, defaults, checks     >>checkpoint  safetensors, save and resume
    >>tensors    tables of parameters and     >>report      listings, JSON and tables
                 activations                  >>public      evaluation, sampling, profiling
