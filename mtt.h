@@ -1190,8 +1190,9 @@ MTT__BOTH size_t mtt__flash_scratch(const mtt_shape *d, mtt_dtype dtype, int hea
     return 256 + (size_t)heads * (mtt__flash_sums(d, dtype) + 8 * (size_t)mtt__round_up(d->seq_len, 64));
 }
 
-/* The gradient of the embedding sorts the tokens of a slab of rows: keys and values before and after, scratch
-   of the sort, and one row of sums at least. A slab has MTT__SORT_LEAST rows or more, or all. */
+/* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
+   after, CUB's, and one row of sums at least. CUB needs 1 KiB for each 4,096 rows or more, and less than
+   8 KiB for tables. A slab has MTT__SORT_LEAST rows or more, or all. */
 enum { MTT__SORT_LEAST = 2048 };
 MTT__BOTH size_t mtt__sort_scratch(int64_t rows, int64_t width)
 {

@@ -51,6 +51,17 @@ defined() {
   } | sort -u
 }
 none "$(comm -12 <(defined mtt.h) <(defined mtt_kernels.cu) )" "defined in both files"
+
+# The comment above a kernel is its contract. Kernels are launched by the house's launcher.
+none "$(awk '/^\/\* / {note = ""; inside = 1}
+  inside {note = note "\n" substr($0, 3)}
+  /\*\/$/ {inside = 0}
+  /__global__/ {
+    count = split("Math Shapes Launch Requires Traffic Determinism Reference", words, " ")
+    for (w = 1; w <= count; w++) if (!index(note, "\n " words[w] ":")) {print "line " FNR " " words[w]; break}
+  }' mtt_kernels.cu)" "a kernel without its contract"
+[ "$(grep -c '<<<' mtt_kernels.cu)" -le 2 ]; tell $? "mtt_kernels.cu launches kernels past its launcher"
+
 none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
 
 echo "$passed passed, $failed failed"
