@@ -278,9 +278,10 @@ int main(int argc, char **argv)
         status = mtt_resume(t, path_of(RESULT_CHECKPOINT), &batches);
         if (status == MTT_E_FILE && access(path_of(RESULT_CHECKPOINT), F_OK))
             fprintf(stderr, "train: nothing to resume: start without --resume\n");
-    } else if (!status && result_keep_old(path_of(RESULT_CHECKPOINT), path_of(RESULT_LOG)))
-        fprintf(stderr, "train: the earlier checkpoint is now %s.old; --resume would have continued it\n",
-                path_of(RESULT_CHECKPOINT));
+    } else if (!status) {
+        const char *old = result_keep_old(path_of(RESULT_CHECKPOINT), path_of(RESULT_LOG));
+        if (old) fprintf(stderr, "train: old checkpoint kept as %s; --resume would continue it\n", old);
+    }
     if (!status && mtt_trainer_step(t) >= set.steps)
         fprintf(stderr, "train: all steps are done: raise --steps to continue\n");
     signal(SIGINT, on_signal);

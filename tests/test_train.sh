@@ -151,9 +151,11 @@ as_it_was() { # ENDING
 }
 expect 3 'sequences, a step takes 4096: lower --batch-size' --data text.txt $model --batch-size 4096
 check "an epoch without a step leaves checkpoint and log" as_it_was ""
-expect 0 'is now results/text.txt_fp32.safetensors.old; --resume would have continued' \
+expect 0 'kept as results/text.txt_fp32.safetensors.old; --resume would continue it' \
   --data text.txt $model --steps 20
 check "a run that begins anew keeps the earlier checkpoint and log" as_it_was .old
+expect 0 'kept as results/text.txt_fp32.safetensors.old2; ' --data text.txt $model --steps 20
+check "the first one stays" as_it_was .old
 check "the same run makes the same checkpoint" \
   [ "$(sha256sum < results/text.txt_fp32.safetensors)" = "$checkpoint" ]
 
@@ -270,7 +272,7 @@ ln -s /dev/full results/disk_fp32.jsonl.tmp
 expect 3 'disk_fp32.jsonl cannot be written' --data results/text.txt --dataset disk $model --steps 3 --resume
 check "a log that cannot be written again stays" \
   eval '[ ! -L results/disk_fp32.jsonl ] && [ "$(sha256sum < results/disk_fp32.jsonl)" = "$log" ]'
-expect 0 'is now results/disk_fp32.safetensors.old' \
+expect 0 'kept as results/disk_fp32.safetensors.old' \
   --data results/text.txt --dataset disk $model --steps 1 --no-checkpoint --no-memory-profiling
 check "a run without checkpoint keeps the log of one with it" \
   eval '[ ! -L results/disk_fp32.jsonl.old ] && [ "$(sha256sum < results/disk_fp32.jsonl.old)" = "$log" ]'

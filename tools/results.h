@@ -175,15 +175,23 @@ static inline int result_save_memory(const char *path, const mtt_schedule *sched
     return result_close(f);
 }
 
-/* Renames a checkpoint and its log to .old; 1 = there was one. */
-static inline int result_keep_old(const char *checkpoint, const char *log)
+/* Renames a checkpoint and its log to .old; if there are earlier ones, to .old2 and so on. Returns the new
+   name of the checkpoint; NULL if there was none. */
+static inline const char *result_keep_old(const char *checkpoint, const char *log)
 {
-    char old[1100];
-    snprintf(old, sizeof(old), "%s.old", checkpoint);
-    if (rename(checkpoint, old)) return 0;
-    snprintf(old, sizeof(old), "%s.old", log);
+    static char old[1100];
+    char ending[16] = ".old";
+    int k;
+    for (k = 2;; k++) {
+        snprintf(old, sizeof(old), "%s%s", log, ending);
+        if (access(old, F_OK)) snprintf(old, sizeof(old), "%s%s", checkpoint, ending);
+        if (access(old, F_OK)) break;
+        snprintf(ending, sizeof(ending), ".old%d", k);
+    }
+    if (rename(checkpoint, old)) return NULL;
+    snprintf(old, sizeof(old), "%s%s", log, ending);
     rename(log, old);
-    return 1;
+    snprintf(old, sizeof(old), "%s%s", checkpoint, ending);
+    return old;
 }
-
 #endif
