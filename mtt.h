@@ -1487,7 +1487,9 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    >>numbers
    -------------------------------------------------------------------------------------------------------- */
 
-/* 16-bit floats, the arrays of the compact state, and random numbers that are functions of a counter. */
+/* The numbers of the library: 16-bit floats by bit operations, the arrays of the compact state, and random
+   numbers. A random number is a function of (seed, stream, index), so that dropout can be replayed and a run
+   resumed without any generator's state. */
 
 #define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
 #define MTT__DTYPE_NAME(dtype, bytes, name) name,
@@ -1504,8 +1506,8 @@ MTT__INLINE uint16_t mtt__to_bf16(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
-/* Shifted into place, a half is a float that is 2^112 too small. One product corrects that, subnormals
-   included. */
+/* Shifted into place, a half is a float that is 2^112 times too small. One product corrects that, for
+   subnormals too. */
 MTT__INLINE float mtt__from_fp16(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13;
@@ -1529,7 +1531,7 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
 
 /* ---- arrays of the compact state ---- */
 
-/* Arrays are rounded by `random`, 16 bits an element, or to nearest where it is NULL. */
+/* Arrays are rounded by 16 random bits an element, or to nearest if `random` is NULL. */
 MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
 {
     return random ? (uint32_t)random[i] : (uint32_t)MTT__NEAREST;
@@ -1549,8 +1551,8 @@ static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int6
     for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
 }
 
-/* Moments to codes, and a scale for each group: its largest absolute value; of second moments, the root of
-   its largest. */
+/* Moments to codes, and a scale for each group: the largest absolute value, or of second moments the root of
+   the largest. */
 static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random,
                               uint8_t *codes, uint16_t *scales)
 {
@@ -1584,7 +1586,7 @@ static void mtt__unpack_moments(const uint8_t *codes, const uint16_t *scales, in
 
 /* ---- randomness ---- */
 
-/* The site of a stream: what its numbers are for. */
+/* The site of a stream: the use of its numbers. */
 enum {
     MTT__SITE_INIT, MTT__SITE_SHUFFLE, MTT__SITE_SPLIT, MTT__SITE_SAMPLE,
     MTT__SITE_EMBED, MTT__SITE_ATTENTION, MTT__SITE_PROJ, MTT__SITE_MLP, /* dropout */
@@ -1598,7 +1600,7 @@ static uint64_t mtt__random_bits(uint64_t seed, uint64_t stream, uint64_t index)
     return (uint64_t)r[1] << 32 | r[0];
 }
 
-/* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits, whose bias is below 2^-32. */
+/* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits. Its bias is below 2^-32. */
 static uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
 {
     return mtt__random_bits(seed, stream, index) % bound;
@@ -4147,9 +4149,10 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
 
 /* Every operation in plain C, beside its formula: mtt__cpu_norm(op, operands) runs the row `norm` of MTT_OPS.
    Tensors are read and written as floats, so one function serves all precisions. Threads share rows, columns,
-   tiles or heads, but never a sum, so their number changes no bit. First come the tools: reading and writing,
-   sums, elementwise operations, matrix products. Then the operations in the order of a step: embedding,
-   norms, linear layers, plain and flash attention, loss, update. The backend is at the end. */
+   tiles or heads. Every sum has a fixed order, so the number of threads changes no bit. First come the tools:
+   reading and writing, sums, elementwise operations, matrix products. Then the operations in the order of a
+   step: embedding, norms, linear layers, plain and flash attention, loss, update. The backend is at the end.
+   */
 
 enum {
     MTT__ALONE = 32768,    /* up to this many elements one thread is faster: waking others takes longer */
@@ -4586,7 +4589,8 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
     }
 }
 
-/* d_wte[token] += mask dx and d_wpe[t] += mask dx, for one row after another. Threads share columns. */
+/* d_wte[token] += mask dx and d_wpe[t] += mask dx, one row after another: a thread has a stripe of columns.
+   */
 static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *o)
 {
     enum { STRIPE = 32 };
@@ -4829,22 +4833,6 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_atten
 typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
 typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
 
-static void mtt__load_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first,
-                           float *tile)
-{
-    int64_t D = op->shape->head_dim, count = mtt__min(MTT__TILE, op->shape->seq_len - first);
-    if (part & MTT__TRANSPOSED)
-        mtt__load_block(mtt__head(op, t, part, head), 0, D, first, count, tile, MTT__TILE);
-    else mtt__load_block(mtt__head(op, t, part, head), first, count, 0, D, tile, MTT__MAX_HEAD);
-}
-
-static void mtt__store_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first,
-                            const float *tile)
-{
-    int64_t D = op->shape->head_dim, count = mtt__min(MTT__TILE, op->shape->seq_len - first);
-    mtt__store_block(mtt__head(op, t, part, head), first, count, 0, D, tile, MTT__MAX_HEAD);
-}
-
 /* The keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
 static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
 {
@@ -4867,13 +4855,13 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, 
     mtt__score_tile s;
     float row_max[S], row_sum[S], scale = mtt__score_scale(op), *lse = (float *)f->lse->data;
     int64_t T = op->shape->seq_len, D = op->shape->head_dim, m = mtt__min(S, T - i0), j0, i, j;
-    mtt__load_tile(op, f->qkv, MTT__Q, head, i0, q);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, head), i0, m, 0, D, q, W);
     memset(o, 0, sizeof(o));
     for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
     for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + m; j0 += S) {
         int64_t n = mtt__min(S, T - j0), low, high;
-        mtt__load_tile(op, f->qkv, MTT__K | MTT__TRANSPOSED, head, j0, k_t);
-        mtt__load_tile(op, f->qkv, MTT__V, head, j0, v);
+        mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head), 0, D, j0, n, k_t, S);
+        mtt__load_block(mtt__head(op, f->qkv, MTT__V, head), j0, n, 0, D, v, W);
         memset(s, 0, sizeof(s));
         mtt__multiply_block(m, n, D, q, W, 1, k_t, S, s, S);
         for (i = 0; i < m; i++) {
@@ -4894,7 +4882,7 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, 
         for (j = 0; j < D; j++) o[i * W + j] /= row_sum[i];
         lse[head * T + i0 + i] = row_max[i] + logf(row_sum[i]);
     }
-    mtt__store_tile(op, f->out, MTT__OUT, head, i0, o);
+    mtt__store_block(mtt__head(op, f->out, MTT__OUT, head), i0, m, 0, D, o, W);
 }
 
 static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
@@ -4914,24 +4902,26 @@ typedef struct mtt__flash_pair {
 
 static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t i0, mtt__flash_pair *t)
 {
+    enum { W = MTT__MAX_HEAD };
+    int64_t D = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
     mtt__tile out;
-    int64_t i;
     t->i0 = i0;
-    t->m = mtt__min(MTT__TILE, op->shape->seq_len - i0);
-    mtt__load_tile(op, f->qkv, MTT__Q, t->head, i0, t->q);
-    mtt__load_tile(op, f->d_out, MTT__OUT, t->head, i0, t->d_out);
-    mtt__load_tile(op, f->out, MTT__OUT, t->head, i0, out);
-    for (i = 0; i < t->m; i++)
-        t->delta[i] = mtt__dot(t->d_out + i * MTT__MAX_HEAD, out + i * MTT__MAX_HEAD, op->shape->head_dim);
+    t->m = m;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, D, t->q, W);
+    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, D, t->d_out, W);
+    mtt__load_block(mtt__head(op, f->out, MTT__OUT, t->head), i0, m, 0, D, out, W);
+    for (i = 0; i < m; i++) t->delta[i] = mtt__dot(t->d_out + i * W, out + i * W, D);
 }
 
 static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t j0, mtt__flash_pair *t)
 {
+    enum { S = MTT__TILE };
+    int64_t D = op->shape->head_dim, n = mtt__min(S, op->shape->seq_len - j0);
     t->j0 = j0;
-    t->n = mtt__min(MTT__TILE, op->shape->seq_len - j0);
-    mtt__load_tile(op, f->qkv, MTT__K, t->head, j0, t->k);
-    mtt__load_tile(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head, j0, t->k_t);
-    mtt__load_tile(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head, j0, t->v_t);
+    t->n = n;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, D, t->k, MTT__MAX_HEAD);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, D, j0, n, t->k_t, S);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, D, j0, n, t->v_t, S);
 }
 
 /* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T */
@@ -4978,8 +4968,8 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
         mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
         mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
     }
-    mtt__store_tile(op, f->d_qkv, MTT__K, head, j0, dk);
-    mtt__store_tile(op, f->d_qkv, MTT__V, head, j0, dv);
+    mtt__store_block(mtt__head(op, f->d_qkv, MTT__K, head), j0, t.n, 0, d->head_dim, dk, W);
+    mtt__store_block(mtt__head(op, f->d_qkv, MTT__V, head), j0, t.n, 0, d->head_dim, dv, W);
 }
 
 /* One tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two more
@@ -4999,7 +4989,7 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
         mtt__flash_gradients(op, f, &t);
         mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, dq, W);
     }
-    mtt__store_tile(op, f->d_qkv, MTT__Q, head, i0, dq);
+    mtt__store_block(mtt__head(op, f->d_qkv, MTT__Q, head), i0, t.m, 0, op->shape->head_dim, dq, W);
 }
 
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
@@ -5303,7 +5293,8 @@ struct mtt_trainer {
     mtt_schedule *schedule;
     mtt_optim_desc optim;
     void *arena;
-    float *staging;     /* MTT__STAGING floats, then as many 16-bit values */
+    float *staging;     /* MTT__STAGING floats on their way, as the device has them */
+    float *values;      /* as many that are made here: initial values */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     size_t free_before; /* the device's free bytes before the arena was taken */
@@ -5395,16 +5386,23 @@ static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *
 /* ---- initial state ---- */
 
 /* Initial values of GPT-2: N(0, 0.02), divided by sqrt(2 layers) for projections into the residual stream. */
-static void mtt__initial_values(const mtt_trainer *t, int parameter, int64_t first, int64_t count, float *out)
+static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
 {
-    int init = mtt__parameter_row[t->schedule->programs[MTT__TRAIN].parameters[parameter].kind].init;
-    uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)parameter);
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index];
+    int init = mtt__parameter_row[q->kind].init;
+    uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)index);
     float mean = init == MTT__ONES ? 1.0f : 0.0f, deviation = init >= MTT__NORMAL ? 0.02f : 0.0f;
-    int64_t i;
+    int64_t count = mtt__parameter_elements(q), at, n, i;
+    mtt_status status = MTT_OK;
     if (init == MTT__NORMAL_RESIDUAL) deviation /= sqrtf(2.0f * (float)t->schedule->model.layers);
-    MTT__THREADS(count)
-    for (i = 0; i < count; i++)
-        out[i] = mean + deviation * mtt__random_normal(t->optim.seed, stream, first + i);
+    for (at = 0; at < count && !status; at += n) {
+        n = mtt__min(MTT__STAGING, count - at);
+        MTT__THREADS(n)
+        for (i = 0; i < n; i++)
+            t->values[i] = mean + deviation * mtt__random_normal(t->optim.seed, stream, at + i);
+        status = mtt__move_kept(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
+    }
+    return status;
 }
 
 /* pe[t][2i] = 0.02 sin(t / 10000^(2i / C)), pe[t][2i + 1] = 0.02 cos of the same. Vaswani et al. (2017) scale
@@ -5412,17 +5410,15 @@ static void mtt__initial_values(const mtt_trainer *t, int parameter, int64_t fir
    drown the words: a small model stays at a perplexity of 1100 instead of reaching 363. */
 static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
 {
-    int64_t T = table->shape[0], C = table->shape[1], row, i;
-    float *values = (float *)mtt__alloc(t->env, (size_t)C, sizeof(float));
-    mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
-    for (row = 0; row < T && !status; row++) {
+    int64_t C = table->shape[1], row, i;
+    mtt_status status = MTT_OK;
+    for (row = 0; row < table->shape[0] && !status; row++) {
         for (i = 0; i < C; i++) {
             double angle = (double)row * pow(10000.0, -(double)(i / 2 * 2) / (double)C);
-            values[i] = (float)(0.02 * (i % 2 ? cos(angle) : sin(angle)));
+            t->values[i] = (float)(0.02 * (i % 2 ? cos(angle) : sin(angle)));
         }
-        status = mtt__move(t, MTT__PUT, table, row * C, C, values);
+        status = mtt__move(t, MTT__PUT, table, row * C, C, t->values);
     }
-    mtt__free(t->env, values);
     return status;
 }
 
@@ -5470,22 +5466,13 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
 static mtt_status mtt__fill_state(mtt_trainer *t)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    float *values = (float *)mtt__alloc(t->env, MTT__STAGING, sizeof(float));
-    mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
+    mtt_status status = MTT_OK;
     mtt_counters counters;
     int i;
     for (i = 0; i < p->tensor_count && !status; i++)
         if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
             status = mtt__fill_zeros(t, p->tensors[i]);
-    for (i = 0; i < p->parameter_count && !status; i++) {
-        int64_t count = mtt__parameter_elements(&p->parameters[i]), at, n;
-        for (at = 0; at < count && !status; at += n) {
-            n = mtt__min(MTT__STAGING, count - at);
-            mtt__initial_values(t, i, at, n, values);
-            status = mtt__move_kept(t, MTT__PUT, &p->parameters[i], MTT__MASTER, at, n, values);
-        }
-    }
-    mtt__free(t->env, values);
+    for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
     if (!status && p->positions->category == MTT_DATA) status = mtt__fill_positions(t, p->positions);
     if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
@@ -5585,8 +5572,9 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     p.device = backend->device;
     status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
-    if (!status && !(t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float))))
+    if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
         status = MTT_E_MEMORY;
+    if (!status) t->values = t->staging + MTT__STAGING;
     if (!status) status = backend->open(env, backend, &t->schedule->policy, &t->context);
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
@@ -5621,20 +5609,10 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
 {
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
-    mtt_control control;
+    int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
+    mtt_control control = {o->seed, (uint64_t)t->micro_batch, mtt_learning_rate(o, t->step), o->beta1,
+                           o->beta2, o->eps, o->weight_decay, o->clip, counted, scaling, row};
     mtt_status status;
-    memset(&control, 0, sizeof(control));
-    control.seed = o->seed;
-    control.micro_batch = (uint64_t)t->micro_batch;
-    control.lr = mtt_learning_rate(o, t->step);
-    control.beta1 = o->beta1;
-    control.beta2 = o->beta2;
-    control.eps = o->eps;
-    control.weight_decay = o->weight_decay;
-    control.clip = o->clip;
-    control.targets = counted;
-    control.scaling = mtt__precisions[t->schedule->policy.precision].scaled;
-    control.row = row;
     status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
     if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
     if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
@@ -7696,7 +7674,7 @@ enum {
     MTT__CHECKPOINT_NAME = 56
 };
 
-/* A tensor of a file. Or a pair of the metadata: name and value. */
+/* A tensor of a file, or a name and a value of its metadata. */
 typedef struct mtt__st_entry {
     const char *name, *value;
     int dtype, rank;
@@ -7745,7 +7723,7 @@ static const mtt__st_entry *mtt__st_find(const mtt__st_list *list, const char *n
     return (const mtt__st_entry *)bsearch(&key, list->at, list->count, sizeof(key), mtt__st_by_name);
 }
 
-/* Computes the bytes of a tensor. 0 if there is no such tensor. */
+/* Computes the bytes of a tensor. Returns 0 if no tensor can have this dtype and shape. */
 static int mtt__st_measure(mtt__st_entry *e)
 {
     uint64_t bytes;
@@ -7766,7 +7744,7 @@ static void mtt__st_fault(mtt_json *j, const char *at, const char *fault)
     mtt__json_fail(j, fault);
 }
 
-/* Turns a string of the header into a C string in place: a NUL replaces the closing quote. */
+/* Makes a string of the header a C string in place: a NUL replaces the closing quote. */
 static int mtt__st_text(mtt_json *j, mtt_slice string, const char **out)
 {
     char *text = (char *)string.at;
@@ -7809,8 +7787,8 @@ static void mtt__st_describe(mtt_json *j, mtt__st_entry *e)
     e->end = offsets[1];
 }
 
-/* Files of ours have a CRC-32 of each tensor's data in the metadata, under "crc32.NAME". Another, under
-   "crc32", is of the other pairs. It combines them by exclusive or, because a reader sorts them. */
+/* mtt_save writes a CRC-32 of each tensor's data to the metadata, under "crc32.NAME". The one under "crc32"
+   is of the other pairs: the exclusive or of their CRCs, so that their order does not matter. */
 static void mtt__st_add_crc(mtt__st *st, const mtt__st_entry *pair)
 {
     size_t size = strlen(pair->name);
@@ -7877,7 +7855,7 @@ static void mtt__st_place(mtt__st *st, mtt_json *j, uint64_t data_bytes)
     if (end != data_bytes) mtt__json_fail(j, "tensors that end before the file: extra bytes follow");
 }
 
-/* Reads a header and overwrites it. The error shows the first fault and the text there. */
+/* Parses a header, which it overwrites. The error shows the first fault and the text there. */
 static mtt_status mtt__st_parse(mtt__st *st, char *header, size_t size, uint64_t data_bytes)
 {
     mtt_json j;
@@ -7942,7 +7920,7 @@ static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
            (high << 16 | low) == crc;
 }
 
-/* Checks the data and the metadata. A file without checksums, as other programs write, is refused. */
+/* Checks data and metadata. Refuses a file without checksums, such as other programs write. */
 static mtt_status mtt__st_verify(const mtt__st *st)
 {
     char key[MTT__ST_NAME + 8] = "crc32.";
@@ -7960,7 +7938,7 @@ static mtt_status mtt__st_verify(const mtt__st *st)
 
 /* ---- writing ---- */
 
-/* Gives `bytes` bytes of a tensor's data, from `offset` up. */
+/* Copies `bytes` bytes of a tensor's data, from `offset` up, to the buffer. */
 typedef mtt_status (*mtt__st_read_fn)(void *user, size_t tensor, size_t offset, void *buffer, size_t bytes);
 
 typedef struct mtt__st_saving {
@@ -7973,7 +7951,7 @@ typedef struct mtt__st_saving {
     float chunk[1 << 18]; /* data of any type */
 } mtt__st_saving;
 
-/* Prints the header, after its size. Blanks at the end align the data to 64 bytes. */
+/* Prints the size of the header and the header. Blanks at its end align the data to 64 bytes. */
 static void mtt__st_print_header(mtt__st_saving *s)
 {
     char name[MTT__ST_NAME + 8];
@@ -8027,9 +8005,9 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
     return status ? status : mtt__writer_commit(&s->writer);
 }
 
-/* Replaces the file. The reader parses the header before anything is written, so that every file saved can be
-   read. The data has the order of the list: to align it, list wide types first. `metadata` is JSON: pairs,
-   each after a comma. */
+/* Replaces the file. First the reader parses the header, so every file that is saved can be read. Data is
+   written in the order of the list: wide types first keeps it aligned. `metadata` is JSON: pairs, each after
+   a comma. */
 static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *tensors, size_t count,
                                const char *metadata, mtt__st_read_fn read, void *user)
 {
@@ -8069,11 +8047,12 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 
 /* ---- a trainer's checkpoint ---- */
 
-/* A file has FP32 tensors, for each parameter all that the optimizer keeps (see MTT__KEPT), and numbers in
-   its metadata. The values of a compact state encode to the same bits again. */
+/* The tensors are FP32: everything that the optimizer keeps of each parameter (see MTT__KEPT). A compact
+   state encodes to the same bits again. The metadata has the model, the counters and the position in the
+   data. */
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
-    const mtt__st *st; /* NULL when saving */
+    const mtt__st *st; /* the file to read; NULL when saving */
     mtt_status status;
     mtt__st_entry *tensors;
     size_t count;
@@ -8112,7 +8091,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     return MTT_OK;
 }
 
-/* Prints a number to the metadata, or reads it from a file. high 0: the file must have the same number. */
+/* Prints a number to the metadata, or reads it from a file. If high is 0, the file must have the same one. */
 static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
                                    void *number, size_t size)
 {
@@ -8191,7 +8170,7 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
     return status;
 }
 
-/* Finds the data of all tensors in the file. */
+/* Finds all tensors in the file. */
 static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 {
     size_t i;
@@ -8241,7 +8220,9 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
    >>report
    -------------------------------------------------------------------------------------------------------- */
 
-/* Names of operands, without the small state that most operations read. */
+/* A schedule as a listing, one line an operation, and a plan as a table. Both also as JSON, for programs. */
+
+/* Names of operands, except for the small state that most operations read. */
 static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
 {
     int i, shown = 0;
@@ -8349,6 +8330,9 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
    >>public
    -------------------------------------------------------------------------------------------------------- */
 
+/* Functions that put the rooms together: the quality of a model on a token file, text from a model, and the
+   time that one operation takes. */
+
 MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
                                       const mtt_tokenizer *tokenizer, int batches, mtt_quality *q)
 {
@@ -8383,7 +8367,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     return MTT_OK;
 }
 
-/* The k-th largest value, nearly: bisection on the value, which needs no memory. */
+/* The k-th largest value, by bisection, which needs no memory. Equal values may let more than k through. */
 static float mtt__top_k_threshold(const float *x, int n, int k)
 {
     float low = 3.4e38f, high = -3.4e38f;
@@ -8406,15 +8390,14 @@ static float mtt__top_k_threshold(const float *x, int n, int k)
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
                           uint64_t index)
 {
-    float most = logits[0], threshold = temperature > 0 ? mtt__top_k_threshold(logits, vocab, top_k) : 0;
+    float most, threshold;
     double sum = 0, left;
     int32_t i, best = 0, last = 0;
     for (i = 1; i < vocab; i++)
-        if (logits[i] > most) {
-            most = logits[i];
-            best = i;
-        }
+        if (logits[i] > logits[best]) best = i;
     if (!(temperature > 0)) return best;
+    most = logits[best];
+    threshold = mtt__top_k_threshold(logits, vocab, top_k);
     for (i = 0; i < vocab; i++)
         if (logits[i] >= threshold) sum += exp((double)(logits[i] - most) / (double)temperature);
     left = sum * mtt__random_uniform(seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
@@ -8451,17 +8434,18 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     return status;
 }
 
-/* The operations before it have just run, so its operands are as in a step. What it changes in place is put
-   back: the speed of a product depends on its numbers. On what a whole step leaves in their memory, products
-   of the backward pass take more than a third longer. A download waits for the device. */
+/* The operations before it have just run, so its operands are as in a step. An operand that it changes in
+   place is put back, because the speed of a product depends on its numbers: on the operands that a whole step
+   leaves behind, products of the backward pass take more than a third longer. A download waits for the
+   device. */
 MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt_tensor *both = NULL;
-    mtt_counters counters;
     const mtt_op *op;
+    mtt_counters counters;
     void *before = NULL;
-    double start = 0;
+    double start;
     mtt_status status = MTT_OK;
     int i, k;
     if (index < 0 || index >= p->op_count || times < 1)
@@ -8472,16 +8456,14 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
         for (k = op->inputs; k < op->inputs + op->outputs; k++)
             if (op->operands[i] && op->operands[i] == op->operands[k]) both = op->operands[i];
     if (both && !(before = mtt__alloc_raw(t->env, both->bytes))) return MTT_E_MEMORY;
-    if (both) status = t->backend.download(t->context, before, both->data, both->bytes);
-    for (i = -1; i < times && !status; i++) {
-        status = t->backend.run(t->context, op, 1);
-        if (i >= 0 || status) continue;
-        status = mtt__move_counters(t, MTT__GET, &counters);
-        start = mtt__now_ms();
-    }
+    if (both) status = mtt__copy(t, MTT__GET, both->data, before, both->bytes);
+    if (!status) status = t->backend.run(t->context, op, 1);
+    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
+    start = mtt__now_ms();
+    for (i = 0; i < times && !status; i++) status = t->backend.run(t->context, op, 1);
     if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
     *ms = (mtt__now_ms() - start) / times;
-    if (!status && both) status = t->backend.upload(t->context, both->data, before, both->bytes);
+    if (!status && both) status = mtt__copy(t, MTT__PUT, both->data, before, both->bytes);
     if (!status && both) status = t->backend.run(t->context, op, 1);
     mtt__free(t->env, before);
     return status;
