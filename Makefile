@@ -1,71 +1,51 @@
-# make demo  - suite A at a size for a CPU: what each technique saves, with plots   (make demo TEXT=my_text.txt)
-# make test  - everything that can be proven on this machine
-# make train - the trainer alone, build/train
-# make bench - a step's time and memory on a GPU, PyTorch's beside ours, into README.md   (make bench BENCH='a128 gpt2_16')
-# make profile - what each operation of a step takes   (make profile ARGS="--flash-attn --chunked")
+# make demo    - the first suite at a size for a CPU: what each technique saves, plots   (TEXT=my_text.txt)
+# make test    - everything that can be proven on this machine
+# make train   - the trainer, build/train
+# make hello   - the shortest program, build/hello, trained on a text   (TEXT=my_text.txt)
+# make bench   - a step's time and memory on a GPU, beside PyTorch's, into README.md   (BENCH='a128 gpt2_16')
+# make profile - the time of each operation of a step   (ARGS="--flash --chunked")
 CC     ?= cc
 CFLAGS ?= -O3 -march=native
 CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
 B      := build
-export OMP_WAIT_POLICY ?= passive# threads that spin lose much on a machine with other work
+VPATH  := examples tools tests
+export OMP_WAIT_POLICY ?= passive# threads that spin slow each other down on a busy machine
 
-# OpenBLAS where it is: the OpenMP build, since the threads of the other one and OpenMP's own wait for each other.
+# OpenBLAS if it is there. It must be the build for OpenMP: threads of its own would wait for OpenMP's.
 BLAS_DIR := $(firstword $(wildcard /usr/lib/$(shell $(CC) -print-multiarch 2>/dev/null)/openblas-openmp))
 ifneq ($(BLAS_DIR),)
 BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
+# With a GPU and nvcc the tests run there, too.
+CUDA     := $(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null),test_cuda)
+TESTS    := test_tokenizer test_files test_plan test_model $(CUDA) $(if $(BLAS),test_model_blas)
+PROGRAMS := train hello schedule prepare report profile
+HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 
-# With a GPU and nvcc the same tests run there too.
-ifneq ($(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null)),)
-CUDA := test_cuda
-endif
-
-TESTS := test_tokenizer test_files test_plan test_model
-
-.PHONY: train test test-programs demo bench profile deps clean
+.PHONY: train hello test test-programs demo bench profile deps clean
 train: deps $(B)/train
 
+hello: deps $(B)/hello
+	$(B)/hello $(TEXT)
+
 deps:
+	@mkdir -p $(B)
 	@tools/deps.sh
 
-$(B)/train: examples/train.c tools/options.h tools/wordpiece.h mtt.h
-	@mkdir -p $(B)
-	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
-
-$(B)/%: tests/%.c tests/test.h tools/wordpiece.h mtt.h
-	@mkdir -p $(B)
-	$(CC) $(CFLAGS) $< -o $@ -lm
-
-$(B)/%: tools/%.c tools/options.h tools/wordpiece.h mtt.h
-	@mkdir -p $(B)
-	$(CC) $(CFLAGS) $< -o $@ -lm
-
-$(B)/%: examples/%.c tools/options.h mtt.h
-	@mkdir -p $(B)
-	$(CC) $(CFLAGS) $< -o $@ -lm
-
-# The same tests with the products of matrices from a BLAS.
-$(B)/test_model_blas: tests/test_model.c tests/test.h mtt.h
-	@mkdir -p $(B)
-	$(CC) $(CFLAGS) $< -o $@ $(BLAS) -lm
-
-$(B)/mtt_kernels.o: mtt_kernels.cu mtt.h
-	@mkdir -p $(B)
+$(B)/train $(B)/hello $(B)/test_model_blas: LIBRARIES = $(BLAS)
+$(B)/%: %.c $(HEADERS) | deps
+	$(CC) $(CFLAGS) $< -o $@ $(LIBRARIES) -lm
+$(B)/%_blas: %.c $(HEADERS) | deps
+	$(CC) $(CFLAGS) $< -o $@ $(LIBRARIES) -lm
+$(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps
 	nvcc -O3 $(shell tools/arch.sh) -c $< -o $@
-
-$(B)/test_cuda: tests/test_cuda.c tests/test.h tests/techniques.h mtt.h $(B)/mtt_kernels.o
-	nvcc -O3 -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
-
-ifneq ($(CUDA),)
-$(B)/profile: tools/profile.c tools/options.h mtt.h $(B)/mtt_kernels.o
-	nvcc -O3 -DMTT_CUDA $< $(B)/mtt_kernels.o -o $@ -lcublasLt
-endif
+$(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o
+	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 
 test: deps
 	@$(MAKE) --no-print-directory test-programs
-
-test-programs: $(B)/train $(B)/prepare $(B)/report $(B)/profile $(TESTS:%=$(B)/%) $(CUDA:%=$(B)/%) $(if $(BLAS),$(B)/test_model_blas)
-	@tests/run.sh $(B) $(TESTS) $(CUDA) $(if $(BLAS),test_model_blas)
+test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
+	@tests/run.sh $(B) $(TESTS)
 
 demo: deps
 	@CC="$(CC)" tools/demo.sh "$(TEXT)" $(ARGS)
@@ -73,7 +53,7 @@ demo: deps
 bench: deps
 	@tools/bench.sh $(BENCH)
 
-profile: deps $(B)/profile
+profile: $(B)/profile
 	@$(B)/profile $(ARGS)
 
 clean:

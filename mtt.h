@@ -1190,8 +1190,9 @@ MTT__BOTH size_t mtt__flash_scratch(const mtt_shape *d, mtt_dtype dtype, int hea
     return 256 + (size_t)heads * (mtt__flash_sums(d, dtype) + 8 * (size_t)mtt__round_up(d->seq_len, 64));
 }
 
-/* The gradient of the embedding sorts the tokens of a slab of rows: keys and values before and after, scratch
-   of the sort, and one row of sums at least. A slab has MTT__SORT_LEAST rows or more, or all. */
+/* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
+   after, CUB's, and one row of sums at least. CUB needs 1 KiB for each 4,096 rows or more, and less than
+   8 KiB for tables. A slab has MTT__SORT_LEAST rows or more, or all. */
 enum { MTT__SORT_LEAST = 2048 };
 MTT__BOTH size_t mtt__sort_scratch(int64_t rows, int64_t width)
 {
@@ -2137,6 +2138,9 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
    >>config
    -------------------------------------------------------------------------------------------------------- */
 
+/* Descriptors: their fields, defaults, ranges and rules, and the names of techniques. A resolved descriptor
+   has every field set and allowed; a refusal lists all faults at once. */
+
 static const char *const mtt__category_text[] = {MTT_CATEGORIES(MTT__STRING)};
 static const char *const mtt__phase_text[] = {"forward", "backward", "step"};
 
@@ -2459,6 +2463,9 @@ MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capac
    >>tensors
    -------------------------------------------------------------------------------------------------------- */
 
+/* The tables that define the model: precisions, parameters, the optimizer's state and activations. The rooms
+   below work through these rows. A new parameter or activation is a new row here. */
+
 /* Of each precision: name, type of activations and weights in use, whether the loss is scaled, and FLOP/s of
    products on an H200, to compare policies by. With 16 bits 500e12 are measured (779e12 in a product of 8192
    x 8192 x 8192, less at a model's widths); the others are estimates. */
@@ -2615,6 +2622,14 @@ static int64_t mtt__parameter_elements(const mtt__parameter *q)
 /* -----------------------------------------------------------------------------------------------------------
    >>schedule
    -------------------------------------------------------------------------------------------------------- */
+
+/* The program of a step, a list of operations over named tensors, is written in four passes:
+      1. state: weights, moments, tokens, counters
+      2. forward: mtt__emit_layers and the loss
+      3. backward: the forward list in reverse; each operation's adjoint emits its backward operations, and
+         mtt__need emits again the forward operations whose results were dropped
+      4. fusions: neighbours that one kernel can do are joined
+   The optimizer's operations follow. Memory is not a concern here: the plan gives every tensor its place. */
 
 #define MTT__OP_ROW(name, inputs, operands, flops, bytes, scratch)                      \
     {#name, inputs, (int)(sizeof(mtt_##name) / sizeof(mtt_tensor *))},
@@ -3416,6 +3431,9 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which)
 /* -----------------------------------------------------------------------------------------------------------
    >>plan
    -------------------------------------------------------------------------------------------------------- */
+
+/* Memory and time of a schedule, by arithmetic: bytes alive at each operation, places in the arena, FLOPs and
+   traffic of each operation, and the search for the recomputation that fits a budget. */
 
 enum { MTT__ALIGN = 256 }; /* of every tensor in the arena, as cudaMalloc aligns */
 

@@ -1,23 +1,48 @@
-/* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS on GPUs of compute capability 8.0 and later, by CUDA 12.5
-   and later
+/* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS, on GPUs of compute capability 8.0
+   and later, with CUDA 12.5 and later
 
-      nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o           (H100, H200: -gencode=arch=compute_90a,code=sm_90a)
+      nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o      (H100, H200: -arch=sm_90a)
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
 
-   Operations run in order on one stream, as graphs from their second run on; nothing is allocated after the backend is open
-   but these graphs and plans of matrix products. Outside the arena stand a pinned staging buffer on the host, the graphs, and
-   what the driver and cuBLASLt keep for themselves.
+   Where to begin: the operations' table is MTT_OPS in mtt.h. Each row has a function mtt__cuda_<name> here,
+   which launches kernels, mtt_k_<name>. >>elementwise has the simplest ones. mtt__cuda_run in >>backend calls
+   them. Each kernel's comment is its contract: the formula, shapes, launch, requirements, memory traffic, why
+   its result is always the same, and the function of mtt.h that computes the same in plain C.
+
+   Operations run in order on one stream. From its second run on, a list of operations runs as a graph. Once
+   the backend is open, it allocates nothing but these graphs and plans of matrix products. A pinned staging
+   buffer on the host, the graphs, and what the driver and cuBLASLt take for themselves are outside the arena.
    No sum depends on the order in which threads arrive: the same inputs give the same bits on the same GPU.
 
-   Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V padded to 128.
+   Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V
+   padded to 128. T as a template parameter: the type of a tensor's elements.
 
-   Contents: >>toolbox >>backend state >>elementwise >>matmul >>norm >>embedding >>optimizer >>attention >>flash
-             >>linear and GELU >>loss >>backend */
+   >>toolbox        loads, stores, reductions, dropout    >>loss         cross-entropy
+   >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
+   >>elementwise    GELU, residuals, sums of columns      >>attention    scores, softmax, values
+   >>norm           LayerNorm and its gradient            >>flash        attention without the scores
+   >>embedding      and its gradient                      >>backend      memory, graphs, run
+   >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200
+
+   Most kernels are templates. These take most of the compiler's time; T: FP32, BF16, FP16, E: BF16, FP16.
+
+      mtt_k_flash_forward          24   E; 6 widths of heads; dropout; short sequences
+      mtt_k_flash_backward         22   E; 6 widths; dropout
+      mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
+      mtt_k_flash_*_wgmma          10   E; widths 64 and 128; forward: short sequences
+      mtt_k_linear_gelu             4   E; forward, backward
+      mtt_k_norm                   18   T; 6 widths of rows
+      mtt_k_norm_backward          10   T; 3 or 4 widths
+      mtt_k_softmax, _backward     12   T; packs of 8 or single elements
+      mtt_k_cross_entropy           6   T; loss, gradient
+      mtt_k_loss_rows               3   T
+      all others                   44   once, or for each T; 5 of them CUB's */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
 #include "mtt.h"
 
+#include <cub/device/device_radix_sort.cuh>
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -36,159 +61,107 @@
 #error "mtt_kernels.cu needs CUDA 12.5 or later, for cudaGetDriverEntryPointByVersion"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "mtt_kernels.cu is for compute capability 8.0 and later: name the GPU's, for example -arch=sm_80 (-arch=native needs the GPU)"
+#error "mtt_kernels.cu is for compute capability 8.0 and later: name it, for example -arch=sm_80"
 #endif
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>toolbox
-   ---------------------------------------------------------------------------------------------------------------- */
+/* The last room, >>hopper, holds what only an H100 or H200 runs; -DMTT_NO_HOPPER leaves it out. MTT__HOPPER:
+   the compiler is making device code for it (sm_90a). */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(MTT_NO_HOPPER)
+#define MTT__HOPPER 1
+#else
+#define MTT__HOPPER 0
+#endif
 
-/* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every kernel: widths are
-   multiples of 8, and one draw of dropout serves 8 elements. */
+/* ----------------------------------------------------------------------------------------------------------
+   >>toolbox
+   -------------------------------------------------------------------------------------------------------- */
+
+#define MTT__DEVICE static __device__ __forceinline__
+
+/* Neighbours in a row, moved in accesses of up to 16 bytes. Eight of them are the unit of nearly every
+   kernel: widths are multiples of 8, and one draw of dropout serves 8 elements. */
 template <class T, int N = 8> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) mtt__vector {
     T v[N];
 };
 
-static __device__ __forceinline__ float mtt__to_float(float x) { return x; }
-static __device__ __forceinline__ float mtt__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-static __device__ __forceinline__ float mtt__to_float(__half x) { return __half2float(x); }
+MTT__DEVICE float mtt__to_float(float x) { return x; }
+MTT__DEVICE float mtt__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+MTT__DEVICE float mtt__to_float(__half x) { return __half2float(x); }
 
-template <class T> static __device__ __forceinline__ T mtt__from_float(float x);
+template <class T> MTT__DEVICE T mtt__from_float(float x);
 template <> __device__ __forceinline__ float mtt__from_float<float>(float x) { return x; }
-template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ __nv_bfloat16 mtt__from_float<__nv_bfloat16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
 template <> __device__ __forceinline__ __half mtt__from_float<__half>(float x) { return __float2half_rn(x); }
 
-template <int N = 8, class T> static __device__ __forceinline__ mtt__vector<T, N> mtt__load_vector(const T *at)
+template <int N = 8, class T> MTT__DEVICE mtt__vector<T, N> mtt__load_vector(const T *at)
 {
     return *reinterpret_cast<const mtt__vector<T, N> *>(at);
 }
 
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__read_floats(const T *at, float *values)
+template <int N = 8, class T> MTT__DEVICE void mtt__read_floats(const T *at, float *values)
 {
     mtt__vector<T, N> vector = mtt__load_vector<N>(at);
-#pragma unroll
-    for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
+    MTT__UNROLL for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
 }
 
-template <int N = 8, class T> static __device__ __forceinline__ void mtt__store_floats(T *at, const float *values)
+template <int N = 8, class T> MTT__DEVICE void mtt__store_floats(T *at, const float *values)
 {
     mtt__vector<T, N> vector;
-#pragma unroll
-    for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
+    MTT__UNROLL for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
     *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
 }
 
-static __device__ __forceinline__ uint32_t mtt__smem(const void *p)
+MTT__DEVICE uint32_t mtt__smem(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes to shared memory, or zeros. Copies come in groups; their thread may read them after it has waited. */
-static __device__ __forceinline__ void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
+/* Copies 16, 8 or 4 bytes to shared memory, or zeros. Copies form groups. A thread may read its own after it
+   has waited for their group. */
+template <int BYTES = 16>
+MTT__DEVICE void mtt__copy_async(uint32_t to_smem, const void *from_gmem, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 16 : 0)
-                 : "memory");
+    const int bytes = valid ? BYTES : 0;
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     ::"r"(to_smem), "l"(from_gmem), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
+                     ::"r"(to_smem), "l"(from_gmem), "r"(bytes), "n"(BYTES) : "memory");
 }
 
-static __device__ __forceinline__ void mtt__copy_async_pair(uint32_t to_smem, const void *from_gmem, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 8 : 0)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void mtt__copy_commit(void)
+MTT__DEVICE void mtt__copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most PENDING of the thread's groups of copies are under way. */
-template <int PENDING = 0> static __device__ __forceinline__ void mtt__copy_wait(void)
+/* Waits until at most PENDING of the thread's groups of copies are not done. */
+template <int PENDING = 0> MTT__DEVICE void mtt__copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* The largest of eight. */
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<float> &x)
-{
-    float most = x.v[0];
-#pragma unroll
-    for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
-    return most;
-}
-
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
-{
-    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
-    float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
-    return fmaxf(most.x, most.y);
-}
-
-static __device__ __forceinline__ float mtt__vector_max(const mtt__vector<__half> &x)
-{
-    const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
-    float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
-    return fmaxf(most.x, most.y);
-}
-
-/* Clusters of blocks, which read and write each other's shared memory; before sm_90 a block is alone. */
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-static __device__ __forceinline__ int mtt__cluster_blocks(void)
-{
-    int blocks;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-    return blocks;
-}
-
-static __device__ __forceinline__ int mtt__cluster_rank(void)
-{
-    int rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-/* Stores into block `rank`, where `at` lies here. */
-static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int rank, float2 value)
-{
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
-}
-
-/* A barrier of all threads of a cluster in two halves: what they stored before they arrived, all see who have waited. */
-static __device__ __forceinline__ void mtt__cluster_arrive(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void mtt__cluster_wait(void)
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#else
-static __device__ __forceinline__ int mtt__cluster_blocks(void) { return 1; }
-static __device__ __forceinline__ int mtt__cluster_rank(void) { return 0; }
-static __device__ __forceinline__ void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
-static __device__ __forceinline__ void mtt__cluster_arrive(void) {}
-static __device__ __forceinline__ void mtt__cluster_wait(void) { __syncthreads(); }
-#endif
-
-/* The special function unit's: 2 ulp and 1 ulp. */
-static __device__ __forceinline__ float mtt__exp2(float x)
+/* Instructions of the special function unit, good to 2 ulp and 1 ulp. */
+MTT__DEVICE float mtt__exp2(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-static __device__ __forceinline__ float mtt__reciprocal(float x)
+MTT__DEVICE float mtt__reciprocal(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-/* e^x: 2 ulp for floats; for 16-bit data the special function unit's, whose 1e-6 is lost in the rounding of the store. */
-template <class T> static __device__ __forceinline__ float mtt__exp_for(float x)
+/* e^x, good to 2 ulp for floats. For 16-bit data by the special function unit: its error of 1e-6 is lost when
+   the result is rounded to 16 bits. */
+template <class T> MTT__DEVICE float mtt__exp_for(float x)
 {
     return sizeof(T) == 4 ? expf(x) : __expf(x);
 }
@@ -201,23 +174,22 @@ struct mtt__maximum {
     static __device__ float join(float a, float b) { return fmaxf(a, b); }
 };
 
-/* Joins a value over THREADS neighbours (a warp, or a whole block through `shared`, 32 values); all of them get the result. */
-template <class JOIN, int THREADS, class V> static __device__ __forceinline__ V mtt__reduce(V x, V *shared)
+/* Reduces a value over THREADS neighbours, a warp or a whole block (through `shared`, 32 values). All of them
+   get the result. */
+template <class JOIN, int THREADS, class V> MTT__DEVICE V mtt__reduce(V x, V *shared)
 {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x = JOIN::join(x, __shfl_xor_sync(0xffffffffu, x, step));
+    MTT__UNROLL for (int step = 16; step; step /= 2) x = JOIN::join(x, __shfl_xor_sync(0xffffffffu, x, step));
     if (THREADS == 32) return x;
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads(); /* the warps' values are there before anyone joins them */
     x = shared[0];
-#pragma unroll
-    for (int warp = 1; warp < THREADS / 32; warp++) x = JOIN::join(x, shared[warp]);
+    MTT__UNROLL for (int warp = 1; warp < THREADS / 32; warp++) x = JOIN::join(x, shared[warp]);
     __syncthreads(); /* all have read before the next reduction writes */
     return x;
 }
 
-/* What an operation's dropout needs besides the control tensor: elements whose 16 random bits are below the threshold are
-   dropped, the others scaled; threshold 0 = no dropout. */
+/* An operation's dropout. Elements whose 16 random bits are below the threshold are dropped, the others
+   scaled. Threshold 0 = no dropout. */
 struct mtt__dropout {
     const mtt_control *control;
     uint64_t stream; /* site and layer */
@@ -225,72 +197,76 @@ struct mtt__dropout {
     float scale;
 };
 
-/* Multiplies WIDTH values from element `first` on by their mask; 8 of them begin at a multiple of 8. The products stay
-   products (no fused multiply-add with what follows), so that they are the CPU's bit for bit. */
-template <int WIDTH> static __device__ __forceinline__ void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
+/* Multiplies WIDTH values from element `first` by their mask; 8 of them begin at a multiple of 8. __fmul_rn
+   keeps the compiler from fusing the product with an addition, which would change bits: the CPU does not
+   fuse. */
+template <int WIDTH> MTT__DEVICE void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
 {
     if (!d.threshold) return;
-    const mtt_draw draw = mtt__draw(d.control->seed, (uint64_t)first >> 3, d.stream | mtt__stream_step(d.control->micro_batch));
+    const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
+    const mtt_draw draw = mtt__draw(d.control->seed, (uint64_t)first >> 3, stream);
     if (WIDTH == 8) {
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
             values[k] = __fmul_rn(values[k], mtt__draw_bits(draw.word, k) >= d.threshold ? d.scale : 0.0f);
     } else {
-        uint32_t word = first & 4 ? (first & 2 ? draw.word[3] : draw.word[2]) : (first & 2 ? draw.word[1] : draw.word[0]);
-        values[0] = __fmul_rn(values[0], (word >> (first & 1) * 16 & 0xffffu) >= d.threshold ? d.scale : 0.0f);
+        const uint32_t *w = draw.word;
+        const uint32_t word = first & 4 ? (first & 2 ? w[3] : w[2]) : (first & 2 ? w[1] : w[0]);
+        const bool keep = (word >> (first & 1) * 16 & 0xffffu) >= d.threshold;
+        values[0] = __fmul_rn(values[0], keep ? d.scale : 0.0f);
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>backend state
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-enum { MTT__PLANS = 128, MTT__ALGORITHMS = 8 }; /* distinct matrix products remembered, and algorithms tried for each */
-enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 }; /* lists of operations remembered; shorter lists are not worth it */
-/* The driver takes 2.4 KB of device memory a node, beside the plan: 5 MiB at most. A model of 4 layers has 350 in a step; more come
-   of many chunks of a loss, 7 for A's 2,048 rows, which take 470 us: launched one by one they keep up. */
+enum { MTT__PLANS = 128, MTT__ALGORITHMS = 8 }; /* products remembered, and algorithms tried for each */
+enum { MTT__GRAPHS = 8, MTT__GRAPH_OPS = 8 };   /* lists of operations remembered, and the shortest one */
+/* The driver takes 2.4 KB of device memory for each node of a graph: 5 MiB at most. A step of a model of 4
+   layers has 350 nodes. Larger graphs come from losses of many chunks, whose kernels are long enough to be
+   launched one by one. */
 enum { MTT__GRAPH_NODES = 2048 };
-static const size_t MTT__PINNED = 4 << 20; /* bytes of the staging buffer */
+static const size_t MTT__STAGING_BYTES = 4 << 20; /* bytes of the staging buffer */
 
-/* All that distinguishes one matrix product from another, to be compared bytewise. */
-struct mtt__product_key {
-    int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
-    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, unused;
-    size_t workspace;
-};
-
-struct mtt__product_plan {
-    mtt__product_key key;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulHeuristicResult_t found[MTT__ALGORITHMS];
-    int candidates; /* of found; 1 when mtt__tune has put the best one first */
-    int bias_apart; /* no algorithm with the bias in its epilogue: a kernel adds it */
-};
-
-/* A list of operations as one graph: captured when it runs for the second time, replayed from then on. */
+/* A list of operations: captured as a graph when it runs for the second time, and replayed from then on. */
 struct mtt__graph {
     const mtt_op *ops;
     int count;
     int64_t runs;
-    cudaGraphExec_t exec; /* NULL where there is none (yet) */
+    cudaGraphExec_t exec; /* NULL = none */
 };
+
+struct mtt__product_plan; /* >>products */
 
 struct mtt__cuda {
     mtt_env *env;
-    mtt_backend backend; /* the caller's stream and allocator among it */
-    int device, processors, shared_bytes, cluster; /* bytes of a block and blocks of a cluster, at most */
+    mtt_backend backend; /* with the caller's stream and allocator */
+    int device, processors;
+    int shared_bytes, cluster; /* most bytes of a block and most blocks of a cluster */
     mtt_precision precision;
     cudaStream_t stream;
     cublasLtHandle_t blas;
-    PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes maps for the copy engine; NULL where the driver has none */
-    char *pinned;
-    size_t pinned_used; /* by uploads that may still be under way */
+    int hopper; /* 1 = a device of compute capability 9.0 with code for sm_90a: see mtt__hopper_function */
+    PFN_cuTensorMapEncodeTiled_v12000 encode; /* makes tensor maps; NULL where the driver cannot */
+    char *staging; /* pinned memory of the host */
+    size_t staging_used; /* by uploads that may not be done */
     mtt__product_plan *plans;
-    int plan_count, next_plan; /* the oldest plan makes room when all are taken */
+    int plan_count, next_plan; /* when all are taken, a new plan replaces the oldest */
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
 };
+
+typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
+
+/* The last room of this file: finds out whether the device runs it, and which of its functions runs an
+   operation (NULL = that of the rooms above). */
+#ifndef MTT_NO_HOPPER
+static mtt_status mtt__find_hopper(mtt__cuda *c);
+static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op);
+#else
+static mtt_status mtt__find_hopper(mtt__cuda *) { return MTT_OK; }
+static mtt__function mtt__hopper_function(const mtt__cuda *, const mtt_op *) { return NULL; }
+#endif
 
 static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *format, ...)
 {
@@ -305,42 +281,46 @@ static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *fo
 static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
-                     c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                          "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
+                          c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-/* Launches a kernel with dynamic shared memory, of which more than 48 KiB has to be asked for. */
+/* Launches a kernel with dynamic shared memory. CUDA gives more than 48 KiB only on request. */
 template <class... P, class... A>
-static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, size_t bytes,
-                                     A... args)
+static mtt_status mtt__launch_shared(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid,
+                                     dim3 block, size_t bytes, A... args)
 {
     if (bytes > 48 << 10) {
-        mtt_status status =
-            mtt__checked(c, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
-        if (status != MTT_OK) return status;
+        const cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+        const cudaError_t error = cudaFuncSetAttribute(kernel, most, (int)bytes);
+        if (error != cudaSuccess) return mtt__checked(c, error, what);
     }
     kernel<<<grid, block, bytes, c->stream>>>(static_cast<P>(args)...);
     return mtt__checked(c, cudaGetLastError(), what);
 }
 
 template <class... P, class... A>
-static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block, A... args)
+static mtt_status mtt__launch(mtt__cuda *c, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+                              A... args)
 {
     return mtt__launch_shared(c, what, kernel, grid, block, 0, args...);
 }
 
-/* Runs a call, in which T is the C++ type of a tensor's elements. */
-#define MTT__BY_TYPE(tensor, call)                                                                                   \
-    switch ((tensor)->dtype) {                                                                                       \
-    case MTT_F32: { typedef float T; return call; }                                                                  \
-    case MTT_BF16_BITS: { typedef __nv_bfloat16 T; return call; }                                                    \
-    case MTT_F16_BITS: { typedef __half T; return call; }                                                            \
-    default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", (tensor)->name);            \
+/* Calls body with a zero of the C++ type of a tensor's elements. */
+template <class BODY> static mtt_status mtt__by_type(mtt__cuda *c, const mtt_tensor *t, BODY body)
+{
+    switch (t->dtype) {
+    case MTT_F32: return body(0.0f);
+    case MTT_BF16_BITS: return body(__nv_bfloat16());
+    case MTT_F16_BITS: return body(__half());
+    default: return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "%s: no kernel for its precision", t->name);
     }
+}
 
 static unsigned mtt__blocks(int64_t work, int64_t per_block)
 {
-    return (unsigned)((work + per_block - 1) / per_block);
+    return (unsigned)mtt__ceil_div(work, per_block);
 }
 
 template <class T> static T *mtt__at(const mtt_tensor *t)
@@ -363,24 +343,25 @@ static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, voi
 {
     *out = op->workspace->data;
     if (bytes <= op->workspace->bytes) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes", bytes,
-                     op->workspace->bytes);
+    return mtt__cuda_fail(c->env, MTT_E_BUDGET,
+                          "an operation needs %zu bytes of workspace and has %zu: raise workspace_bytes",
+                          bytes, op->workspace->bytes);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>elementwise
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. With 16-bit data -2u log2(e) is one
-   polynomial. */
-template <class T> static __device__ __forceinline__ float mtt__gelu_gate(float x)
+/* s = 1 / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): GELU's tanh form is x s. For 16-bit data, -2u
+   log2(e) is computed as one polynomial. */
+template <class T> MTT__DEVICE float mtt__gelu_gate(float x)
 {
     if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
     return mtt__reciprocal(1.0f + mtt__exp2(x * fmaf(x * x, -0.1029432395f, -2.302208198f)));
 }
 
 /* GELU' = s + x s (1 - s) 2u' */
-template <class T> static __device__ __forceinline__ float mtt__gelu_slope(float x)
+template <class T> MTT__DEVICE float mtt__gelu_slope(float x)
 {
     const float s = mtt__gelu_gate<T>(x), xs = x * s;
     return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
@@ -399,8 +380,7 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
     float v[8];
     if (at >= count) return;
     mtt__read_floats(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
+    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
     mtt__store_floats(y + at, v);
 }
 
@@ -411,27 +391,29 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
    Traffic:     dy and x read, dx written
    Determinism: elementwise
    Reference:   mtt__cpu_gelu_backward */
-template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_gelu_backward(const T *dy, const T *x, T *dx, int64_t count)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
     float g[8], v[8];
     if (at >= count) return;
     mtt__read_floats(dy + at, g);
     mtt__read_floats(x + at, v);
-#pragma unroll
-    for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
+    MTT__UNROLL for (int k = 0; k < 8; k++) g[k] *= mtt__gelu_slope<T>(v[k]);
     mtt__store_floats(dx + at, g);
 }
 
-/* Math:        y = a + mask * b; without an a: y = mask * b
+/* Math:        y = a + mask * b, or mask * b where a is NULL
    Shapes:      a, b, y [count] T
-   Launch:      256 threads, 8 elements each; the last thread takes what is left
+   Launch:      256 threads, 8 elements each, the last thread fewer
    Requires:    y may be a or b
    Traffic:     a and b read, y written
    Determinism: elementwise
    Reference:   mtt__cpu_masked_sum */
 template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
+static __global__ void __launch_bounds__(256)
+    mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
     float v[8], more[8];
@@ -439,8 +421,7 @@ static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const
         mtt__read_floats(b + at, v);
         if (a) mtt__read_floats(a + at, more);
         mtt__apply_dropout<8>(dropout, at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
         mtt__store_floats(y + at, v);
         return;
     }
@@ -451,18 +432,15 @@ static __global__ void __launch_bounds__(256) mtt_k_masked_sum(const T *a, const
     }
 }
 
-template <class T> static mtt_status mtt__masked_sum_of(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                                        const mtt_tensor *control, const mtt_tensor *y)
+static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a,
+                                         const mtt_tensor *b, const mtt_tensor *control, const mtt_tensor *y)
 {
-    int64_t count = mtt__elements(y);
-    return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a), mtt__at<T>(b), mtt__at<T>(y),
-                       count, mtt__dropout_of(op, control));
-}
-
-static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const mtt_tensor *a, const mtt_tensor *b,
-                                         const mtt_tensor *control, const mtt_tensor *y)
-{
-    MTT__BY_TYPE(y, mtt__masked_sum_of<T>(c, op, a, b, control, y))
+    const int64_t count = mtt__elements(y);
+    return mtt__by_type(c, y, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a),
+                           mtt__at<T>(b), mtt__at<T>(y), count, mtt__dropout_of(op, control));
+    });
 }
 
 static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
@@ -485,8 +463,12 @@ static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
 {
-    int64_t count = mtt__elements(y);
-    MTT__BY_TYPE(y, mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x), mtt__at<T>(y), count))
+    const int64_t count = mtt__elements(y);
+    return mtt__by_type(c, y, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x),
+                           mtt__at<T>(y), count);
+    });
 }
 
 static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
@@ -495,11 +477,15 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_gelu(c, o->x, o->y);
 }
 
-static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *dx)
+static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x,
+                                            const mtt_tensor *dx)
 {
-    int64_t count = mtt__elements(dx);
-    MTT__BY_TYPE(dx, mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(dy),
-                                 mtt__at<T>(x), mtt__at<T>(dx), count))
+    const int64_t count = mtt__elements(dx);
+    return mtt__by_type(c, dx, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
+                           mtt__at<T>(dy), mtt__at<T>(x), mtt__at<T>(dx), count);
+    });
 }
 
 static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
@@ -508,297 +494,18 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>matmul
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* A row-major matrix or a batch of them; `transposed`: it is stored with rows and columns swapped. */
-struct mtt__blas_matrix {
-    const void *data;
-    int64_t ld, stride;
-    int transposed;
-};
-
-static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride, int transposed)
-{
-    mtt__blas_matrix m;
-    m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
-    m.ld = ld;
-    m.stride = stride;
-    m.transposed = transposed;
-    return m;
-}
-
-static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
-{
-    return mtt__blas_matrix_at(t, 0, mtt__width(t), 0, transposed);
-}
-
-static cudaDataType mtt__cuda_type(int dtype)
-{
-    return dtype == MTT_F32 ? CUDA_R_32F : dtype == MTT_BF16_BITS ? CUDA_R_16BF : CUDA_R_16F;
-}
-
-/* Fast loads need 16 bytes; below that only the element's size is promised. */
-static int mtt__alignment(const void *data, int dtype)
-{
-    return (uintptr_t)data % 16 == 0 ? 16 : dtype == MTT_F32 ? 4 : 2;
-}
-
-static void mtt__forget_plan(mtt__product_plan *p)
-{
-    if (p->desc) cublasLtMatmulDescDestroy(p->desc);
-    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
-    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
-    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
-    memset(p, 0, sizeof(*p));
-}
-
-static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns, int64_t ld, int64_t stride,
-                                  int batch)
-{
-    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof(batch));
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof(stride));
-    return status;
-}
-
-/* Asks for the best algorithms. Partial sums of a split K are added up in FP32 and in a fixed order, or not at all. */
-static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
-{
-    const mtt__product_key *key = &p->key;
-    uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a, align_c = (uint32_t)key->align_c;
-    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    uint64_t workspace = key->workspace;
-    cublasLtMatmulPreference_t wish = NULL;
-    cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
-#define MTT__WISH(attribute, value)                                                                                  \
-    if (status == CUBLAS_STATUS_SUCCESS)                                                                             \
-        status = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value, sizeof(value));
-    MTT__WISH(MAX_WORKSPACE_BYTES, workspace)
-    MTT__WISH(REDUCTION_SCHEME_MASK, reductions)
-    MTT__WISH(MIN_ALIGNMENT_A_BYTES, align_a)
-    MTT__WISH(MIN_ALIGNMENT_B_BYTES, align_b)
-    MTT__WISH(MIN_ALIGNMENT_C_BYTES, align_c)
-    MTT__WISH(MIN_ALIGNMENT_D_BYTES, align_c)
-#undef MTT__WISH
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS, p->found,
-                                                &p->candidates);
-    if (wish) cublasLtMatmulPreferenceDestroy(wish);
-    return status == CUBLAS_STATUS_SUCCESS && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : status;
-}
-
-/* cuBLASLt thinks in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
-static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
-{
-    const mtt__product_key *k = &p->key;
-    cublasComputeType_t compute = c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
-    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first));
-    if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second));
-    int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
-    if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
-    if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
-    if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
-    if (!s && k->bias) {
-        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &with_bias, sizeof(with_bias));
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
-        if (!s && mtt__blas_heuristic(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
-        p->bias_apart = 1;
-        if (!s) s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &none, sizeof(none));
-    }
-    return s ? s : mtt__blas_heuristic(c, p);
-}
-
-static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias, mtt__product_plan **out)
-{
-    cublasStatus_t made;
-    mtt__product_plan *p;
-    for (int i = 0; i < c->plan_count; i++)
-        if (!memcmp(&c->plans[i].key, key, sizeof(*key))) {
-            *out = &c->plans[i];
-            return MTT_OK;
-        }
-    p = &c->plans[c->next_plan];
-    c->next_plan = (c->next_plan + 1) % MTT__PLANS;
-    if (c->plan_count < MTT__PLANS) c->plan_count++;
-    mtt__forget_plan(p);
-    p->key = *key;
-    made = mtt__make_plan(c, p, bias);
-    *out = p;
-    if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
-    mtt__forget_plan(p);
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
-                     (long long)key->m, (long long)key->n, (long long)key->k, key->in == MTT_F32 ? "32 bits" : "16 bits",
-                     cublasLtGetStatusString(made));
-}
-
-/* Math:        y[r][j] += bias[j]
-   Shapes:      y [rows, width] and bias [width], both T
-   Launch:      256 threads, 8 elements each
-   Requires:    width a multiple of 8
-   Traffic:     y read and written
-   Determinism: elementwise
-   Reference:   mtt__gemm; only for products that have no algorithm with the bias in its epilogue */
-template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, int64_t count, int64_t width)
-{
-    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float a[8], b[8];
-    if (at >= count) return;
-    mtt__read_floats(y + at, a);
-    mtt__read_floats(bias + at % width, b);
-#pragma unroll
-    for (int k = 0; k < 8; k++) a[k] += b[k];
-    mtt__store_floats(y + at, a);
-}
-
-template <class T> static mtt_status mtt__add_bias(mtt__cuda *c, void *y, const void *bias, int64_t rows, int64_t width)
-{
-    int64_t count = rows * width;
-    return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(count, 2048), 256, (T *)y, (const T *)bias, count, width);
-}
-
-/* Math:        sums[0] += the bits of x, each word mixed with its place; sums[1] += the words that tell results apart: neither 0
-                nor NaN nor infinite, as `exponent` (of one number, or of two of 16 bits) finds them
-   Shapes:      x [words] uint32
-   Launch:      256 threads a block, in strides
-   Requires:    sums begin at 0
-   Traffic:     x read once
-   Determinism: sums of integers
-   Reference:   - */
-static __global__ void __launch_bounds__(256) mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent,
-                                                             unsigned long long *sums)
-{
-    const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
-    unsigned long long sum = 0, telling = 0;
-    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < words; i += (int64_t)gridDim.x * 256) {
-        unsigned long long word = (x[i] ^ (unsigned long long)i << 32) * 0x9e3779b97f4a7c15ull;
-        sum += word ^ word >> 29;
-        telling += (x[i] & 0x7fffffffu) && (x[i] & high) != high && (!low || (x[i] & low) != low);
-    }
-    atomicAdd(&sums[0], sum);
-    atomicAdd(&sums[1], telling);
-}
-
-static cublasStatus_t mtt__blas_multiply(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, float alpha,
-                                    float beta, const void *a, const void *b, void *out)
-{
-    return cublasLtMatmul(c->blas, p->desc, &alpha, b, p->a, a, p->b, &beta, out, p->c, out, p->c, &p->found[algorithm].algo,
-                          op->workspace->data, op->workspace->bytes, c->stream);
-}
-
-/* ms of a product, or -1 where its bits are not those of *sum. The first algorithm sets *sum, and fails where most of its results
-   are alike: all algorithms give the same zeros, or the same NaN when FP16 overflows. */
-static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm, const void *a, const void *b,
-                      void *out, cudaEvent_t *marks, unsigned long long *sum)
-{
-    enum { TIMES = 4 };
-    unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
-    const uint32_t exponent = p->key.out == MTT_F32 ? 0x7f800000u : p->key.out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
-    const int64_t words = p->key.m * p->key.n * (p->key.out == MTT_F32 ? 4 : 2) / 4;
-    float ms = -1;
-    if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream)) return -1; /* the product has done with the workspace */
-    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)out, words, exponent, sums) != MTT_OK)
-        return -1;
-    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream) || cudaStreamSynchronize(c->stream)) return -1;
-    if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
-    if (algorithm == 0) *sum = own[0];
-    if (own[0] != *sum) return -1;
-    if (cudaEventRecord(marks[0], c->stream)) return -1;
-    for (int i = 0; i < TIMES; i++)
-        if (mtt__blas_multiply(c, op, p, algorithm, 1.0f, 0.0f, a, b, out)) return -1;
-    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1]) ||
-        cudaEventElapsedTime(&ms, marks[0], marks[1]))
-        return -1;
-    return ms / TIMES;
-}
-
-/* Puts first the fastest of a plan's algorithms, among those that give the bits of the one that cuBLASLt would take: tiles and
-   stages change nobody's result, so that a run does not depend on which of them wins. cuBLASLt's own choice is up to 16 % slower
-   than the best (H200, 32768 x 3072 x 768 with bias: 219 us, not 192). */
-static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const void *a, const void *b, void *out)
-{
-    cudaEvent_t marks[2] = {NULL, NULL};
-    unsigned long long sum = 0;
-    float best = -1;
-    int chosen = 0;
-    if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
-        for (int i = 0; i < p->candidates; i++) {
-            float ms = mtt__try(c, op, p, i, a, b, out, marks, &sum);
-            if (i == 0 && ms < 0) break;
-            if (ms >= 0 && (i == 0 || ms < best)) best = ms, chosen = i;
-        }
-    for (int i = 0; i < 2; i++)
-        if (marks[i]) cudaEventDestroy(marks[i]);
-    cudaGetLastError(); /* an algorithm that fails is not taken; the first one, if it fails, will say so in its own run */
-    p->found[0] = p->found[chosen];
-    p->candidates = 1;
-}
-
-/* Whether trying is worth its time, harms nothing, and can be judged by one checksum. */
-static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int add)
-{
-    const mtt__product_key *k = &p->key;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* from some 3 us on */
-    bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
-    if (p->candidates < 2 || add || !large || !whole || op->workspace->bytes < 16) return false;
-    return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
-}
-
-/* C (m x n) = alpha A (m x k) B (k x n) + bias + beta C, `batch` times, all row-major; A and B have `in`'s precision, C and
-   the bias `out`'s. */
-static mtt_status mtt__product(mtt__cuda *c, const mtt_op *op, int64_t m, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
-                               mtt__blas_matrix out, const mtt_tensor *in_like, const mtt_tensor *out_like, int batch, float alpha,
-                               int add, const mtt_tensor *bias)
-{
-    float beta = add ? 1.0f : 0.0f;
-    const void *bias_at = bias ? bias->data : NULL;
-    mtt__product_key key;
-    mtt__product_plan *p;
-    cublasStatus_t blas = CUBLAS_STATUS_SUCCESS;
-    mtt_status status;
-    memset(&key, 0, sizeof(key));
-    key.m = m, key.n = n, key.k = k;
-    key.lda = a.ld, key.ldb = b.ld, key.ldc = out.ld;
-    key.stride_a = a.stride, key.stride_b = b.stride, key.stride_c = out.stride;
-    key.batch = batch;
-    key.transpose_a = a.transposed, key.transpose_b = b.transposed;
-    key.in = in_like->dtype, key.out = out_like->dtype;
-    key.bias = bias != NULL;
-    key.align_a = mtt__alignment(a.data, key.in);
-    key.align_b = mtt__alignment(b.data, key.in);
-    key.align_c = mtt__alignment(out.data, key.out);
-    key.workspace = op->workspace->bytes;
-    status = mtt__find_plan(c, &key, bias_at, &p);
-    if (status != MTT_OK) return status;
-    if (bias && !p->bias_apart)
-        blas = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_at, sizeof(bias_at));
-    if (!blas && mtt__may_tune(c, op, p, add)) mtt__tune(c, op, p, a.data, b.data, (void *)out.data);
-    if (!blas) blas = mtt__blas_multiply(c, op, p, 0, alpha, beta, a.data, b.data, (void *)out.data);
-    if (blas)
-        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s", (long long)m, (long long)n,
-                         (long long)k, cublasLtGetStatusString(blas));
-    if (!bias || !p->bias_apart) return MTT_OK;
-    MTT__BY_TYPE(out_like, mtt__add_bias<T>(c, (void *)out.data, bias_at, m, n))
-}
-
-/* Math:        out[j] (+)= sum over rows r of x[r][j], in slices of rows when there are several
-   Shapes:      x [rows, width] T; column j < first goes to out[j], the others to more[j - first]; slice s adds s * width
+/* Math:        out[j] (+)= sum over rows r of x[r][j], of each slice of rows
+   Shapes:      x [rows, width] T; columns j < first go to out[j], the others to more[j - first]; slice s
+                writes s * width elements further on
    Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
    Requires:    width and first multiples of 8
    Traffic:     x read once
    Determinism: rows in a fixed order within a thread, then 32 partial sums in a fixed order
    Reference:   mtt__column_sums */
 template <class T>
-static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows,
-                                                                 int64_t width, int64_t slice, int add)
+static __global__ void __launch_bounds__(256)
+    mtt_k_column_sums(const T *x, float *out, float *more, int64_t first, int64_t rows, int64_t width,
+                      int64_t slice, int add)
 {
     __shared__ float partial[32][65];
     int64_t column = (int64_t)blockIdx.x * 64 + threadIdx.x * 8, begin = blockIdx.y * slice;
@@ -809,96 +516,60 @@ static __global__ void __launch_bounds__(256) mtt_k_column_sums(const T *x, floa
         for (int64_t r = begin + threadIdx.y; r < end; r += 32) {
             float v[8];
             mtt__read_floats(x + r * width + column, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] += v[k];
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
-#pragma unroll
-    for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
+    MTT__UNROLL for (int k = 0; k < 8; k++) partial[threadIdx.y][threadIdx.x * 8 + k] = sum[k];
     __syncthreads(); /* all partial sums are there before 64 threads add them up */
     int j = threadIdx.y * 8 + threadIdx.x;
     column = (int64_t)blockIdx.x * 64 + j;
     if (j >= 64 || column >= width) return;
     float total = 0;
-#pragma unroll
-    for (int r = 0; r < 32; r++) total += partial[r][j];
+    MTT__UNROLL for (int r = 0; r < 32; r++) total += partial[r][j];
     float *at = (column < first ? out + column : more + column - first) + blockIdx.y * width;
     *at = total + (add ? *at : 0.0f);
 }
 
-/* One stage: `slices` of `slice` rows each. */
+/* Sums of `slices` slices of `slice` rows each. */
 template <class T>
-static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int64_t width, int64_t slices, int64_t slice,
-                                  float *out, int add)
+static mtt_status mtt__sum_slices(mtt__cuda *c, const void *x, int64_t rows, int64_t width, int64_t slices,
+                                  int64_t slice, float *out, int add)
 {
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<T>, dim3(mtt__blocks(width, 64), (unsigned)slices), dim3(8, 32),
-                       (const T *)x, out, out, width, rows, width, slice, add);
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<T>, dim3(mtt__blocks(width, 64), (unsigned)slices),
+                       dim3(8, 32), (const T *)x, out, out, width, rows, width, slice, add);
 }
 
-/* Sums of columns in two stages: slices of rows into the workspace, then the slices; enough of them to fill the device. */
+/* Sums of columns in two steps: slices of rows into the workspace, then the slices. There are enough slices
+   to occupy the device. */
 template <class T>
-static mtt_status mtt__launch_column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows, int64_t width, float *out, int add)
+static mtt_status mtt__launch_column_sums(mtt__cuda *c, const mtt_op *op, const void *x, int64_t rows,
+                                          int64_t width, float *out, int add)
 {
-    int64_t columns = mtt__blocks(width, 64), slices = mtt__min((4 * c->processors + columns - 1) / columns, (rows + 127) / 128);
+    const int64_t columns = mtt__blocks(width, 64);
+    int64_t slices = mtt__min(mtt__ceil_div(4 * c->processors, columns), mtt__ceil_div(rows, 128));
     float *scratch = mtt__at<float>(op->workspace);
     mtt_status status;
     slices = mtt__min(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
     if (slices < 2) return mtt__sum_slices<T>(c, x, rows, width, 1, rows, out, add);
-    status = mtt__sum_slices<T>(c, x, rows, width, slices, (rows + slices - 1) / slices, scratch, 0);
+    status = mtt__sum_slices<T>(c, x, rows, width, slices, mtt__ceil_div(rows, slices), scratch, 0);
     if (status != MTT_OK) return status;
     return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, out, add);
 }
 
-static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows, const mtt_tensor *db,
-                                     int add)
+static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *dy, int64_t rows,
+                                     const mtt_tensor *db, int add)
 {
-    MTT__BY_TYPE(dy, mtt__launch_column_sums<T>(c, op, dy->data, rows, mtt__width(dy), mtt__at<float>(db), add))
+    float *out = mtt__at<float>(db);
+    return mtt__by_type(c, dy, [&](auto zero) {
+        return mtt__launch_column_sums<decltype(zero)>(c, op, dy->data, rows, mtt__width(dy), out, add);
+    });
 }
 
-/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy for x backward. */
-static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, const mtt_tensor *weight, int transposed,
-                                     const mtt_tensor *bias, const mtt_tensor *y)
-{
-    return mtt__product(c, op, mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0), mtt__blas_whole(weight, transposed),
-                        mtt__blas_whole(y, 0), x, y, 1, 1.0f, 0, bias);
-}
-
-static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
-    return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
-}
-
-/* dx = dy W^T */
-static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
-    return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
-}
-
-/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; db (+)= sum over rows of dy. x begins at row `first`. */
-static mtt_status mtt__launch_weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first, const mtt_tensor *dy,
-                                       int64_t rows, const mtt_tensor *dw, const mtt_tensor *db, int add)
-{
-    int64_t k = mtt__width(x), n = mtt__width(dy);
-    mtt__blas_matrix left = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed), right = mtt__blas_whole(dy, op->transposed);
-    mtt_status status = db ? mtt__bias_gradient(c, op, dy, rows, db, add) : MTT_OK; /* first, while dy is in cache */
-    if (status != MTT_OK) return status;
-    return op->transposed ? mtt__product(c, op, n, k, rows, right, left, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL)
-                          : mtt__product(c, op, k, n, rows, left, right, mtt__blas_whole(dw, 0), x, dw, 1, 1.0f, add, NULL);
-}
-
-static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
-    return mtt__launch_weight_gradient(c, op, o->x, 0, o->dy, mtt__rows(o->dy), o->d_weight, o->d_bias, op->adds);
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>norm
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* Threads a row and packs of 8 elements a thread, for rows up to their product: a row stays in registers. */
-#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 2) X(32, 3) X(32, 4) X(256, 1) X(256, 2) X(256, 4) X(512, 4)
+/* Threads of a row, and packs of 8 elements of a thread: a row of up to their product stays in registers. */
+#define MTT__NORM_SHAPES(X) X(32, 1) X(32, 3) X(32, 4) X(256, 1) X(256, 4) X(512, 4)
 
 template <class T> struct mtt__norm_forward {
     const T *x, *branch, *w, *b;
@@ -909,17 +580,19 @@ template <class T> struct mtt__norm_forward {
     mtt__dropout dropout; /* of the branch */
 };
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers; where there is a
-                branch, joined = x + mask * branch is made first and stands for x, rounded as it is stored
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers.
+                With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
+                place of x
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block; 7 blocks a processor where a warp holds a wide FP32 row, since the
-                compiler would otherwise spill for the sake of an eighth
+   Launch:      THREADS threads a row, at least 128 a block. 7 blocks a processor where a warp has a wide FP32
+                row: for 8 the compiler would spill
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
-   Determinism: fixed tree; the same bits as mtt_k_masked_sum and then this without a branch
+   Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS>
-static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
+static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
+                                         sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
     mtt_k_norm(const mtt__norm_forward<T> o)
 {
     const int width = o.width;
@@ -929,92 +602,79 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS, sizeof(T
     mtt__vector<T> xs[PACKS];
     float sum = 0, squares = 0;
     if (row >= o.rows) return;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
     }
-#pragma unroll
-    for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
+    MTT__UNROLL for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
         int64_t at = row * width + (p * THREADS + lane) * 8;
         float branch[8];
         if ((p * THREADS + lane) * 8 >= width) break;
         mtt__read_floats(o.branch + at, branch);
         mtt__apply_dropout<8>(o.dropout, at, branch);
-#pragma unroll
-        for (int k = 0; k < 8; k++) xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
         *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
     }
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
+    MTT__UNROLL for (int p = 0; p < PACKS; p++)
         if ((p * THREADS + lane) * 8 < width)
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
     float mean = mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++)
+    MTT__UNROLL for (int p = 0; p < PACKS; p++)
         if ((p * THREADS + lane) * 8 < width)
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
                 float d = mtt__to_float(xs[p].v[k]) - mean;
                 squares += d * d;
             }
     float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + 1e-5f);
     if (lane == 0) o.stats[row] = make_float2(mean, rstd);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
         float gain[8], shift[8], out[8];
         if (column >= width) break;
         mtt__read_floats(o.w + column, gain);
         mtt__read_floats(o.b + column, shift);
-#pragma unroll
-        for (int k = 0; k < 8; k++) out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
         mtt__store_floats(o.y + row * width + column, out);
     }
 }
 
 template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
-#define MTT__NORM(threads, packs)                                                                                    \
-    if (o.width <= threads * packs * 8)                                                                                \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>, mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1), \
+#define MTT__NORM_CASE(threads, packs)                                                                      \
+    if (o.width <= threads * packs * 8)                                                                     \
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>,                                        \
+                           mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1),                          \
                            threads < 128 ? 128 : threads, o);
-    MTT__NORM_SHAPES(MTT__NORM)
-#undef MTT__NORM
+    MTT__NORM_SHAPES(MTT__NORM_CASE)
+#undef MTT__NORM_CASE
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
-}
-
-template <class T> static mtt_status mtt__norm_of(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_norm *n = MTT_OPERANDS_OF(norm, op);
-    mtt__norm_forward<T> o = {};
-    o.x = mtt__at<T>(n->x), o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
-    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
-    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
-    return mtt__launch_norm<T>(c, o);
 }
 
 static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(norm, op)->y, mtt__norm_of<T>(c, op))
-}
-
-template <class T> static mtt_status mtt__residual_norm_of(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_residual_norm *n = MTT_OPERANDS_OF(residual_norm, op);
-    mtt__norm_forward<T> o = {};
-    o.x = mtt__at<T>(n->x), o.branch = mtt__at<T>(n->branch), o.joined = mtt__at<T>(n->sum);
-    o.w = mtt__at<T>(n->gain), o.b = mtt__at<T>(n->shift);
-    o.y = mtt__at<T>(n->y), o.stats = mtt__at<float2>(n->stats);
-    o.rows = mtt__rows(n->y), o.width = (int)mtt__width(n->y);
-    o.dropout = mtt__dropout_of(op, n->control);
-    return mtt__launch_norm<T>(c, o);
+    const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
+    return mtt__by_type(c, o->y, [&](auto zero) {
+        typedef decltype(zero) T;
+        mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
+                                  mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
+                                  (int)mtt__width(o->y), {}};
+        return mtt__launch_norm(c, n);
+    });
 }
 
 static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(residual_norm, op)->y, mtt__residual_norm_of<T>(c, op))
+    const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
+    return mtt__by_type(c, o->y, [&](auto zero) {
+        typedef decltype(zero) T;
+        mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
+                                  mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
+                                  mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y),
+                                  mtt__dropout_of(op, o->control)};
+        return mtt__launch_norm(c, n);
+    });
 }
 
 template <class T> struct mtt__norm_operands {
@@ -1023,110 +683,112 @@ template <class T> struct mtt__norm_operands {
     T *dx;
     float *partial;
     int64_t rows;
-    int width;
+    int width, threads; /* of a row */
 };
 
-/* Two sums over the THREADS of a row. Rows take turns with two sets of slots, so that one barrier a row is enough: nobody
-   writes to a set again before all have passed the barrier of the other. */
-template <int THREADS> static __device__ __forceinline__ float2 mtt__row_sums(float2 v, float2 *slots)
+/* Two sums over the threads of a row. Even and odd rows use different slots, so one barrier a row is enough:
+   a warp writes to a slot again after all have passed the barrier of the next row. */
+MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
 {
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
+    MTT__UNROLL for (int step = 16; step; step /= 2) {
         v.x += __shfl_xor_sync(0xffffffffu, v.x, step);
         v.y += __shfl_xor_sync(0xffffffffu, v.y, step);
     }
-    if (THREADS == 32) return v;
+    if (threads == 32) return v;
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = v;
-    __syncthreads(); /* the warps' values are there before anyone joins them */
+    __syncthreads(); /* all warps' values are stored before they are added */
     v = make_float2(0, 0);
-#pragma unroll
-    for (int warp = 0; warp < THREADS / 32; warp++) {
-        float2 other = slots[threadIdx.x / THREADS * (THREADS / 32) + warp];
+    MTT__UNROLL for (int warp = 0; warp < threads / 32; warp++) {
+        float2 other = slots[(threadIdx.x & ~(threads - 1)) / 32 + warp];
         v.x += other.x;
         v.y += other.y;
     }
     return v;
 }
 
-/* A block of norm_backward: SIZE threads, BLOCKS of them on a processor, work on ROWS rows at once; THREADS share a row of at
-   most THREADS COLUMNS elements in packs of 16 bytes. STAGES of ROWS rows are in shared memory or on their way there: what fits
-   96 KB, which every device has. Where one does not fit (FP32, more than 8,192 columns), rows are read in place, twice. */
-template <class TYPE, int ROW_THREADS, int ROW_COLUMNS> struct mtt__norm_block {
+/* A block of norm_backward: SIZE threads, BLOCKS of which share a processor. A row has ROW_THREADS threads,
+   or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32 elements of it, in
+   packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES times these rows:
+   as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192 columns), rows are
+   read twice from global memory. */
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE> struct mtt__norm_block {
     typedef TYPE T;
     enum {
         THREADS = ROW_THREADS,
-        COLUMNS = ROW_COLUMNS,
+        SIZE = BLOCK_SIZE,
         PACK = 16 / sizeof(T),
-        USUAL = 512 / sizeof(T),
-        SIZE = THREADS < USUAL ? USUAL : THREADS,
-        ROWS = SIZE / THREADS,
+        PACKS = 32 / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
-        STAGES = (96 << 10) / (3 * SIZE * COLUMNS * sizeof(T))
+        STAGES = (96 << 10) / (3 * SIZE * 32 * sizeof(T))
     };
 };
 
-/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Past the end the group is empty. */
+/* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Beyond the last
+   row the group is empty. */
 template <class S, class T>
-static __device__ __forceinline__ void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int lane, T *to, int step)
+MTT__DEVICE void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int threads, int lane, T *to,
+                               int step)
 {
     const T *const from[3] = {o.dy, o.x, o.joined};
-#pragma unroll
-    for (int p = 0; p < S::COLUMNS / S::PACK; p++) {
-        int column = (p * S::THREADS + lane) * S::PACK;
+    MTT__UNROLL for (int p = 0; p < S::PACKS; p++) {
+        int column = (p * threads + lane) * S::PACK;
         if (column >= o.width || row >= o.rows) break;
-#pragma unroll
-        for (int i = 0; i < 3; i++)
+        MTT__UNROLL for (int i = 0; i < 3; i++)
             if (i < 2 || o.joined)
                 mtt__copy_async(mtt__smem(to + i * step + column), from[i] + row * o.width + column, true);
     }
     mtt__copy_commit();
 }
 
-/* Math:        with xhat = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
+/* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
                 partial[block] = (sum of dy xhat, sum of dy) over the block's rows
-   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C] float
-   Launch:      S = mtt__norm_block: THREADS threads a row; blocks pass over the rows in strides of ROWS a block, and while rows
-                are worked on the copies of the next STAGES - 1 are under way. A thread reads what it has copied itself, which
-                takes no barrier; the sums of a row that warps share take one
-   Requires:    C a multiple of 8, at most THREADS COLUMNS; shared memory for STAGES ROWS rows of dy, x and joined, which holds
-                the rows' sums in the end; joined, dy or x may be dx
-   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages dy and x are read again, from L2
-   Determinism: rows of a thread in order, then those of a block in order; mtt_k_column_sums adds up the blocks
+   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
+                float
+   Launch:      S = mtt__norm_block. Blocks stride over the rows, several at a time, and copy STAGES - 1 steps
+                ahead. A thread reads only its own copies, which takes no barrier; sums of a row shared by
+                warps take one
+   Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy,
+                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx
+   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
+                again from L2
+   Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
 template <class S>
-static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
+static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
+    mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
 {
     typedef typename S::T T;
-    enum { THREADS = S::THREADS, ROWS = S::ROWS, PACK = S::PACK, PACKS = S::COLUMNS / S::PACK, STAGES = S::STAGES };
-    static_assert(ROWS == 1 || STAGES * 3 * sizeof(T) >= 2 * sizeof(float), "sums of dw and db fit where rows were");
+    enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
+    static_assert(S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
+                  "sums of dw and db fit where rows were");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
-    const int width = o.width, group = threadIdx.x / THREADS, lane = threadIdx.x % THREADS, step = ROWS * width;
-    const int64_t stride = (int64_t)gridDim.x * ROWS;
-    int64_t row = (int64_t)blockIdx.x * ROWS + group;
+    const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
+    const int block_rows = S::SIZE >> log2_threads, width = o.width, step = block_rows * width;
+    const int group = threadIdx.x >> log2_threads, lane = threadIdx.x & (threads - 1);
+    const int64_t stride = (int64_t)gridDim.x * block_rows;
+    int64_t row = (int64_t)blockIdx.x * block_rows + group;
     T *const staged = reinterpret_cast<T *>(ring) + group * width;
     const float share = 1.0f / (float)width;
     float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) mtt__copy_row<S>(o, row + s * stride, lane, staged + s * 3 * step, step);
-    for (int stage = 0, turn = 0; row - group < o.rows; row += stride, turn ^= 1) {
+    MTT__UNROLL for (int s = 0; s < STAGES; s++)
+        mtt__copy_row<S>(o, row + s * stride, threads, lane, staged + s * 3 * step, step);
+    for (int stage = 0, odd = 0; row - group < o.rows; row += stride, odd ^= 1) {
         T *const copy = staged + stage * 3 * step;
         const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
         const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
         float2 stat = next, sum = make_float2(0, 0);
         if (row + stride < o.rows) next = o.stats[row + stride];
         if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+            int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK];
             if (column >= width || row >= o.rows) break;
             mtt__read_floats<PACK>(dy + column, dys);
             mtt__read_floats<PACK>(x + column, xs);
             mtt__read_floats<PACK>(o.w + column, gain);
-#pragma unroll
-            for (int k = 0; k < PACK; k++) {
+            MTT__UNROLL for (int k = 0; k < PACK; k++) {
                 float xhat = (xs[k] - stat.x) * stat.y;
                 dw[p][k] += dys[k] * xhat;
                 db[p][k] += dys[k];
@@ -1134,82 +796,89 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS) mtt_k_norm_backward
                 sum.y += dys[k] * gain[k] * xhat;
             }
         }
-        sum = mtt__row_sums<THREADS>(sum, slots[turn]);
+        sum = mtt__row_sums(sum, slots[odd], threads);
         sum.x *= share;
         sum.y *= share;
-#pragma unroll
-        for (int p = 0; p < PACKS; p++) {
-            int column = (p * THREADS + lane) * PACK;
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+            int column = (p * threads + lane) * PACK;
             float dys[PACK], xs[PACK], gain[PACK], others[PACK] = {}, out[PACK];
             if (column >= width || row >= o.rows) break;
             mtt__read_floats<PACK>(dy + column, dys);
             mtt__read_floats<PACK>(x + column, xs);
             mtt__read_floats<PACK>(o.w + column, gain);
             if (o.joined) mtt__read_floats<PACK>(joined + column, others);
-#pragma unroll
-            for (int k = 0; k < PACK; k++)
+            MTT__UNROLL for (int k = 0; k < PACK; k++)
                 out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
             mtt__store_floats<PACK>(o.dx + row * width + column, out);
         }
-        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, lane, copy, step);
+        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, threads, lane, copy, step);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
-    if (ROWS > 1) __syncthreads(); /* nobody reads rows any more when sums take their place */
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int column = (p * THREADS + lane) * PACK;
-        float *to = (ROWS > 1 ? sums + group * 2 * width : partial) + column;
+    if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+        int column = (p * threads + lane) * PACK;
+        float *to = (block_rows > 1 ? sums + group * 2 * width : partial) + column;
         if (column >= width) break;
         mtt__store_floats<PACK>(to, dw[p]);
         mtt__store_floats<PACK>(to + width, db[p]);
     }
-    if (ROWS == 1) return;
+    if (block_rows == 1) return;
     __syncthreads(); /* all rows' sums are there before they are added up */
     for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
         float total = 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) total += sums[r * 2 * width + j];
+        for (int r = 0; r < block_rows; r++) total += sums[r * 2 * width + j];
         partial[j] = total;
     }
 }
 
-/* Threads a row and columns a thread. */
-#define MTT__NORM_BACKWARD_SHAPES(X) X(32, 32) X(64, 32) X(128, 32) X(256, 32) X(512, 32)
-
-template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+template <class S>
+static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op,
+                                        const mtt__norm_operands<typename S::T> &o)
 {
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    int64_t width = mtt__width(n->dy), rows = mtt__rows(n->dy), blocks = 0;
+    const int64_t width = o.width, block_rows = S::SIZE / o.threads;
+    int64_t blocks = mtt__min(mtt__blocks(o.rows, block_rows), S::BLOCKS * c->processors);
+    mtt_status status;
+    blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
+    status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,
+                                (size_t)(width * S::STAGES * block_rows * 3) * sizeof(typename S::T), o);
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32),
+                       (const float *)o.partial, mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width,
+                       blocks, 2 * width, blocks, op->adds);
+}
+
+/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. */
+template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    enum { SIZE = 512 / sizeof(T) };
+    const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+    const int64_t width = mtt__width(n->dy);
     void *scratch;
-    mtt_status status = mtt__scratch(c, op, (size_t)width * 2 * sizeof(float), &scratch);
-    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain), mtt__at<T>(n->joined),
-                               mtt__at<float2>(n->stats), mtt__at<T>(n->dx), (float *)scratch, rows, (int)width};
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain),
+                               mtt__at<T>(n->joined), mtt__at<float2>(n->stats), mtt__at<T>(n->dx),
+                               (float *)scratch, mtt__rows(n->dy), (int)width, 32};
     if (status != MTT_OK) return status;
-#define MTT__NORM(threads, columns)                                                                                  \
-    if (!blocks && width <= threads * columns) {                                                                     \
-        typedef mtt__norm_block<T, threads, columns> S;                                                              \
-        blocks = mtt__min(mtt__blocks(rows, S::ROWS), S::BLOCKS * c->processors);                                  \
-        blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / ((size_t)width * 2 * sizeof(float))));          \
-        status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,           \
-                                    (size_t)width * S::STAGES * S::ROWS * 3 * sizeof(T), o);                         \
-    }
-    MTT__NORM_BACKWARD_SHAPES(MTT__NORM)
-#undef MTT__NORM
-    if (!blocks) return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %lld columns: at most 16,384", (long long)width);
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32), (const float *)scratch,
-                       mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width, blocks, 2 * width, blocks, op->adds);
+    while (o.threads * 32 < width) o.threads *= 2;
+    if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE>>(c, op, o);
+    if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE>>(c, op, o);
+    if constexpr (SIZE < 256)
+        if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256>>(c, op, o);
+    if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512>>(c, op, o);
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
 static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(norm_backward, op)->dy, mtt__norm_backward<T>(c, op))
+    const mtt_tensor *dy = MTT_OPERANDS_OF(norm_backward, op)->dy;
+    return mtt__by_type(c, dy, [&](auto zero) { return mtt__norm_backward<decltype(zero)>(c, op); });
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>embedding
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 /* Math:        x[r] = mask * (wte[token[r]] + position[r mod T])
    Shapes:      tokens [R] int32; wte [Vp, C], position [T, C], x [R, C] T
@@ -1220,186 +889,114 @@ static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
    Reference:   mtt__cpu_embed */
 template <class T>
 static __global__ void __launch_bounds__(256)
-    mtt_k_embed(const int32_t *tokens, const T *wte, const T *positions, T *x, int64_t rows, int seq_len, int width,
-                mtt__dropout dropout)
+    mtt_k_embed(const int32_t *tokens, const T *wte, const T *positions, T *x, int64_t rows, int seq_len,
+                int width, mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / width, column = at - row * width;
     float a[8], b[8];
     if (row >= rows) return;
     mtt__read_floats(wte + (int64_t)tokens[row] * width + column, a);
     mtt__read_floats(positions + row % seq_len * width + column, b);
-#pragma unroll
-    for (int k = 0; k < 8; k++) a[k] += b[k];
+    MTT__UNROLL for (int k = 0; k < 8; k++) a[k] += b[k];
     mtt__apply_dropout<8>(dropout, at, a);
     mtt__store_floats(x + at, a);
 }
 
-template <class T> static mtt_status mtt__embed(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_shape *d = op->shape;
     const mtt_embed *o = MTT_OPERANDS_OF(embed, op);
-    return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256, mtt__at<int32_t>(o->tokens),
-                       mtt__at<T>(o->wte), mtt__at<T>(o->positions), mtt__at<T>(o->x), d->rows, d->seq_len, d->d_model,
-                       mtt__dropout_of(op, o->control));
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "embed", mtt_k_embed<T>, mtt__blocks(d->rows * d->d_model, 2048), 256,
+                           mtt__at<int32_t>(o->tokens), mtt__at<T>(o->wte), mtt__at<T>(o->positions),
+                           mtt__at<T>(o->x), d->rows, d->seq_len, d->d_model,
+                           mtt__dropout_of(op, o->control));
+    });
 }
 
-static mtt_status mtt__cuda_embed(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(MTT_OPERANDS_OF(embed, op)->x, mtt__embed<T>(c, op))
-}
+/* The gradient of the embedding adds rows of dx that have the same token, always in one order, and spreads
+   the work evenly however often a token occurs. Positions are sorted by token, stably: so by position within
+   a token. They are cut into chunks of equal length. Each chunk adds up its runs of equal tokens; the part of
+   a run that began in an earlier chunk goes to `heads`, which a second kernel adds to the run's beginning. */
 
-/* The gradient of the embedding adds rows of dx that carry the same token. Their positions are sorted by token (stably, so
-   by position within a token), cut into chunks of equal length, and each chunk adds up its runs of equal tokens; the part
-   of a run that began in an earlier chunk goes to `heads` and joins its beginning in a second kernel. The work is balanced
-   however often a token occurs, and every sum has one order. */
+enum { MTT__SLAB = 1 << 19 }; /* tokens sorted at a time, at most */
 
-enum { MTT__SORT_TILE = 2048, MTT__SLAB = 1 << 19 };
-
-/* Math:        counts[digit][tile] = how many keys of a tile have the digit, 8 bits at `shift`
-   Shapes:      keys [n] int32, counts [256, tiles] int32
-   Launch:      a block of 256 threads a tile of 2,048 keys
+/* Math:        keys[i] = tokens[i], values[i] = i
+   Shapes:      tokens, keys, values [n] int32
+   Launch:      256 threads, an element each
    Requires:    -
-   Traffic:     keys read once
-   Determinism: whole numbers
-   Reference:   counting sort, digit by digit (LSD radix sort) */
-static __global__ void __launch_bounds__(256) mtt_k_count_digits(const int32_t *keys, int n, int shift, int32_t *counts)
-{
-    __shared__ int32_t count[256];
-    count[threadIdx.x] = 0;
-    __syncthreads(); /* zeros stand before the first addition */
-    for (int i = blockIdx.x * MTT__SORT_TILE + threadIdx.x; i < n && i < (int)(blockIdx.x + 1) * MTT__SORT_TILE; i += 256)
-        atomicAdd(&count[keys[i] >> shift & 255], 1);
-    __syncthreads(); /* all keys are counted */
-    counts[threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
-}
-
-/* Math:        x[i] = sum of x[0..i)
-   Shapes:      x [n] int32, in place
-   Launch:      one block of 1,024 threads, a contiguous piece each
-   Requires:    -
-   Traffic:     x read twice, written once
-   Determinism: whole numbers
+   Traffic:     tokens read, keys and values written
+   Determinism: elementwise
    Reference:   - */
-static __global__ void __launch_bounds__(1024) mtt_k_prefix_sums(int32_t *x, int n)
+static __global__ void __launch_bounds__(256)
+    mtt_k_number_tokens(const int32_t *tokens, int n, int32_t *keys, int32_t *values)
 {
-    __shared__ int32_t sums[1024];
-    int piece = (n + 1023) / 1024, begin = threadIdx.x * piece, end = begin + piece < n ? begin + piece : n;
-    int32_t sum = 0;
-    for (int i = begin; i < end; i++) sum += x[i];
-    sums[threadIdx.x] = sum;
-    for (int step = 1; step < 1024; step *= 2) {
-        __syncthreads(); /* the last round's sums are written */
-        int32_t before = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-        __syncthreads(); /* and read by all before they change */
-        sums[threadIdx.x] += before;
-    }
-    sum = sums[threadIdx.x] - sum;
-    for (int i = begin; i < end; i++) {
-        int32_t own = x[i];
-        x[i] = sum;
-        sum += own;
-    }
+    int i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    keys[i] = tokens[i];
+    values[i] = i;
 }
 
-/* Math:        moves each (key, value) to its place by the digit, in the order of the input among equal digits
-   Shapes:      keys, values [n] int32 to out_keys, out_values; values NULL = the index; starts [256, tiles] int32
-   Launch:      a block of 8 warps a tile of 2,048 keys, 256 consecutive keys a warp
-   Requires:    starts = prefix sums of mtt_k_count_digits
-   Traffic:     keys read twice, values once, both written once
-   Determinism: stable: ranks go by warp, round and lane, never by arrival
-   Reference:   - */
-static __global__ void __launch_bounds__(256) mtt_k_sort_digit(const int32_t *keys, const int32_t *values, int n, int shift,
-                                                               const int32_t *starts, int32_t *out_keys, int32_t *out_values)
-{
-    __shared__ int32_t next[8][256];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.x * MTT__SORT_TILE + warp * 256 + lane;
-    for (int w = 0; w < 8; w++) next[w][threadIdx.x] = 0;
-    __syncthreads(); /* zeros stand before the first addition */
-    for (int i = 0; i < 256; i += 32)
-        if (first + i < n) atomicAdd(&next[warp][keys[first + i] >> shift & 255], 1);
-    __syncthreads(); /* each warp's keys are counted before counts become places */
-    int32_t place = starts[threadIdx.x * gridDim.x + blockIdx.x];
-    for (int w = 0; w < 8; w++) {
-        int32_t own = next[w][threadIdx.x];
-        next[w][threadIdx.x] = place;
-        place += own;
-    }
-    __syncthreads(); /* places are there before keys take them */
-    for (int i = 0; i < 256; i += 32) {
-        int at = first + i, digit = at < n ? keys[at] >> shift & 255 : 256;
-        unsigned peers = __match_any_sync(0xffffffffu, digit), before = peers & ((1u << lane) - 1);
-        int32_t base = digit < 256 ? next[warp][digit] : 0;
-        __syncwarp(); /* all lanes know their base before the first of each digit moves it on */
-        if (digit < 256 && !before) next[warp][digit] = base + __popc(peers);
-        __syncwarp(); /* moved on before the next round reads it */
-        if (digit == 256) continue;
-        out_keys[base + __popc(before)] = keys[at];
-        out_values[base + __popc(before)] = values ? values[at] : at;
-    }
-}
-
-/* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to d_wte[token], or stored in
-                heads[chunk] when the run began in an earlier chunk
+/* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to
+                d_wte[token], or stored in heads[chunk] if the run began in an earlier chunk
    Shapes:      tokens, at [n] int32 sorted by token; dx [R, C] T; d_wte [Vp, C], heads [chunks, C] float
-   Launch:      a warp a chunk and 256 columns, 4 warps a block
+   Launch:      a warp a chunk and 256 columns, 4 warps a block; 7 blocks a processor, or sm_80 would spill
    Requires:    C a multiple of 8
    Traffic:     n C elements of dx, 8 bytes of d_wte a run and column
    Determinism: rows in the order of the sorted positions; each element of d_wte has one writer
    Reference:   mtt__cpu_embed_backward */
 template <class T>
-static __global__ void __launch_bounds__(128)
-    mtt_k_embed_runs(const int32_t *tokens, const int32_t *at, int n, int chunk, const T *dx, int64_t first_row, float *d_wte,
-                     float *heads, int width, mtt__dropout dropout)
+static __global__ void __launch_bounds__(128, 7)
+    mtt_k_embed_runs(const int32_t *tokens, const int32_t *at, int n, int chunk, const T *dx,
+                     int64_t first_row, float *d_wte, float *heads, int width, mtt__dropout dropout)
 {
     enum { AHEAD = 4 };
     int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, piece = job / slices;
-    int column = job % slices * 256 + threadIdx.x % 32 * 8, begin = piece * chunk, end = begin + chunk < n ? begin + chunk : n;
+    int column = job % slices * 256 + threadIdx.x % 32 * 8;
+    int begin = piece * chunk, end = begin + chunk < n ? begin + chunk : n;
     if (begin >= n || column >= width) return;
     int32_t token = tokens[begin];
     bool is_head = begin > 0 && tokens[begin - 1] == token;
     float sum[8] = {0};
     for (int i = begin; i < end; i += AHEAD) {
         mtt__vector<T> rows[AHEAD];
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++)
+        MTT__UNROLL for (int a = 0; a < AHEAD; a++)
             if (i + a < end) rows[a] = mtt__load_vector(dx + (first_row + at[i + a]) * width + column);
-#pragma unroll
-        for (int a = 0; a < AHEAD; a++) {
+        MTT__UNROLL for (int a = 0; a < AHEAD; a++) {
             if (i + a >= end) break;
             if (tokens[i + a] != token) {
-                float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
-#pragma unroll
-                for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+                float *out = is_head ? heads + (int64_t)piece * width + column
+                                     : d_wte + (int64_t)token * width + column;
+                MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
                 token = tokens[i + a];
                 is_head = false;
-#pragma unroll
-                for (int k = 0; k < 8; k++) sum[k] = 0;
+                MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] = 0;
             }
             float v[8];
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = mtt__to_float(rows[a].v[k]);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__to_float(rows[a].v[k]);
             mtt__apply_dropout<8>(dropout, (first_row + at[i + a]) * width + column, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum[k] += v[k];
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
     }
     float *out = is_head ? heads + (int64_t)piece * width + column : d_wte + (int64_t)token * width + column;
-#pragma unroll
-    for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
+    MTT__UNROLL for (int k = 0; k < 8; k++) out[k] = sum[k] + (is_head ? 0.0f : out[k]);
 }
 
-/* Math:        d_wte[token] += heads of the chunks into which the run goes on, for each run that begins in a chunk
+/* Math:        d_wte[token] += heads of the chunks in which the run continues, for each run that begins in a
+                chunk
    Shapes:      as mtt_k_embed_runs
    Launch:      as mtt_k_embed_runs
    Requires:    mtt_k_embed_runs before it
    Traffic:     heads read once
    Determinism: chunks in order; each element of d_wte has one writer
    Reference:   mtt__cpu_embed_backward */
-static __global__ void __launch_bounds__(128) mtt_k_embed_joins(const int32_t *tokens, int n, int chunk, const float *heads,
-                                                                 float *d_wte, int width)
+static __global__ void __launch_bounds__(128)
+    mtt_k_embed_joins(const int32_t *tokens, int n, int chunk, const float *heads, float *d_wte, int width)
 {
-    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32, begin = job / slices * chunk, next = begin + chunk;
+    int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32;
     int column = job % slices * 256 + threadIdx.x % 32 * 8;
+    int begin = job / slices * chunk, next = begin + chunk;
     if (next >= n || column >= width) return;
     int32_t token = tokens[next - 1];
     if (tokens[next] != token || (begin > 0 && tokens[begin - 1] == token)) return;
@@ -1408,12 +1005,10 @@ static __global__ void __launch_bounds__(128) mtt_k_embed_joins(const int32_t *t
     for (; next < n && tokens[next] == token; next += chunk) {
         float v[8];
         mtt__read_floats(heads + (int64_t)(next / chunk) * width + column, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[k] += v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     float *out = d_wte + (int64_t)token * width + column;
-#pragma unroll
-    for (int k = 0; k < 8; k++) out[k] += sum[k];
+    MTT__UNROLL for (int k = 0; k < 8; k++) out[k] += sum[k];
 }
 
 /* Math:        d_wpe[t] (+)= sum over sequences b of mask * dx[b][t]; 0 for positions that no token had
@@ -1425,8 +1020,8 @@ static __global__ void __launch_bounds__(128) mtt_k_embed_joins(const int32_t *t
    Reference:   mtt__cpu_embed_backward */
 template <class T>
 static __global__ void __launch_bounds__(256)
-    mtt_k_position_gradient(const T *dx, float *d_wpe, int batch, int seq_len, int64_t count, int width, int add,
-                            mtt__dropout dropout)
+    mtt_k_position_gradient(const T *dx, float *d_wpe, int batch, int seq_len, int64_t count, int width,
+                            int add, mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, sequence = (int64_t)seq_len * width;
     float sum[8] = {0}, v[8];
@@ -1434,60 +1029,52 @@ static __global__ void __launch_bounds__(256)
     for (int64_t b = 0; b < (at < sequence ? batch : 0); b++) {
         mtt__read_floats(dx + b * sequence + at, v);
         mtt__apply_dropout<8>(dropout, b * sequence + at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[k] += v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     if (add) {
         mtt__read_floats(d_wpe + at, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[k] += v[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     mtt__store_floats(d_wpe + at, sum);
 }
 
-/* Where the sort's arrays stand in the workspace. */
-struct mtt__sort {
-    int32_t *keys[2], *values[2], *counts;
+/* The tokens of a slab and their positions, sorted by token: in the current half of each double buffer. */
+struct mtt__sorted {
+    cub::DoubleBuffer<int32_t> tokens, positions;
     float *heads;
     int chunk;
 };
 
-static mtt_status mtt__plan_sort(mtt__cuda *c, const mtt_op *op, int n, mtt__sort *s)
+/* The workspace holds both double buffers, half a byte a token for CUB, and the heads. CUB needs 1 KiB a
+   tile, of 4,096 tokens or more, and less than 8 KiB besides. For a short slab this is more than half a byte
+   a token. It then extends over the heads, which are written after the sort. */
+static mtt_status mtt__sort_tokens(mtt__cuda *c, const mtt_op *op, const int32_t *tokens, int n,
+                                   mtt__sorted *s)
 {
-    size_t slot = ((size_t)n * 4 + 255) / 256 * 256, counts = 256 * (size_t)mtt__blocks(n, MTT__SORT_TILE) * 4;
-    size_t row = (size_t)op->shape->d_model * sizeof(float), fixed = 4 * slot + counts;
+    const size_t slot = (size_t)mtt__round_up(4 * (int64_t)n, 256), cub_at = 4 * slot;
+    const size_t heads_at = cub_at + 1024 * (size_t)mtt__blocks(n, MTT__SORT_LEAST);
+    const size_t row = (size_t)op->shape->d_model * sizeof(float);
+    size_t bytes = 0;
+    int bits = 0;
     void *scratch;
-    mtt_status status = mtt__scratch(c, op, fixed + row, &scratch);
+    mtt_status status = mtt__scratch(c, op, heads_at + row, &scratch);
     if (status != MTT_OK) return status;
-    for (int i = 0; i < 2; i++) {
-        s->keys[i] = (int32_t *)((char *)scratch + (size_t)i * slot);
-        s->values[i] = (int32_t *)((char *)scratch + (size_t)(i + 2) * slot);
-    }
-    s->counts = (int32_t *)((char *)scratch + 4 * slot);
-    s->heads = (float *)((char *)s->counts + counts);
-    for (s->chunk = 32; mtt__blocks(n, s->chunk) * row > op->workspace->bytes - fixed;) s->chunk *= 2;
-    return MTT_OK;
-}
-
-/* The positions of a slab of tokens, sorted by token into keys[0] and values[0]. */
-static mtt_status mtt__sort_tokens(mtt__cuda *c, const int32_t *tokens, int n, int vocab, mtt__sort *s)
-{
-    unsigned tiles = mtt__blocks(n, MTT__SORT_TILE);
-    const int32_t *keys = tokens, *values = NULL;
-    mtt_status status = MTT_OK;
-    for (int shift = 0; status == MTT_OK && (shift == 0 || vocab - 1 >> shift); shift += 8) {
-        int to = values == s->values[0];
-        status = mtt__launch(c, "count_digits", mtt_k_count_digits, tiles, 256, keys, n, shift, s->counts);
-        if (status == MTT_OK) status = mtt__launch(c, "prefix_sums", mtt_k_prefix_sums, 1, 1024, s->counts, (int)(256 * tiles));
-        if (status == MTT_OK)
-            status = mtt__launch(c, "sort_digit", mtt_k_sort_digit, tiles, 256, keys, values, n, shift, s->counts, s->keys[to],
-                                 s->values[to]);
-        keys = s->keys[to];
-        values = s->values[to];
-    }
-    s->keys[0] = (int32_t *)keys;
-    s->values[0] = (int32_t *)values;
-    return status;
+    char *at = (char *)scratch;
+    s->tokens = cub::DoubleBuffer<int32_t>((int32_t *)at, (int32_t *)(at + slot));
+    s->positions = cub::DoubleBuffer<int32_t>((int32_t *)(at + 2 * slot), (int32_t *)(at + 3 * slot));
+    s->heads = (float *)(at + heads_at);
+    for (s->chunk = 32; mtt__blocks(n, s->chunk) * row > op->workspace->bytes - heads_at;) s->chunk *= 2;
+    while (op->shape->vocab - 1 >> bits) bits++;
+    const auto sort = [&](void *temporary) {
+        return cub::DeviceRadixSort::SortPairs(temporary, bytes, s->tokens, s->positions, n, 0, bits,
+                                               c->stream);
+    };
+    status = mtt__checked(c, sort(NULL), "asking for a sort's scratch"); /* sets bytes, and no more */
+    if (status == MTT_OK) status = mtt__scratch(c, op, cub_at + bytes, &scratch);
+    if (status == MTT_OK)
+        status = mtt__launch(c, "number_tokens", mtt_k_number_tokens, mtt__blocks(n, 256), 256, tokens, n,
+                             s->tokens.Current(), s->positions.Current());
+    return status == MTT_OK ? mtt__checked(c, sort(at + cub_at), "sorting tokens") : status;
 }
 
 template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt_op *op)
@@ -1497,33 +1084,36 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
     const int32_t *tokens = mtt__at<int32_t>(o->tokens);
     const T *dx = mtt__at<T>(o->dx);
     mtt__dropout dropout = mtt__dropout_of(op, o->control);
-    int width = d->d_model, slab = MTT__SLAB; /* tokens sorted at a time, 17 bytes each and the heads */
+    int width = d->d_model, slab = MTT__SLAB;
     mtt_status status = MTT_OK;
     if (!op->adds)
-        status = mtt__checked(c, cudaMemsetAsync(o->d_wte->data, 0, o->d_wte->bytes, c->stream), "zeroing a gradient");
-    while (slab > MTT__SORT_TILE && (size_t)slab * 32 > op->workspace->bytes) slab /= 2;
+        status = mtt__checked(c, cudaMemsetAsync(o->d_wte->data, 0, o->d_wte->bytes, c->stream),
+                              "zeroing a gradient");
+    while (slab > MTT__SORT_LEAST && (size_t)slab * 32 > op->workspace->bytes) slab /= 2;
     for (int64_t first = 0; first < d->rows && status == MTT_OK; first += slab) {
         int n = (int)mtt__min(slab, d->rows - first);
         unsigned blocks;
-        mtt__sort s;
-        status = mtt__plan_sort(c, op, n, &s);
-        if (status == MTT_OK) status = mtt__sort_tokens(c, tokens + first, n, d->vocab, &s);
+        mtt__sorted s;
+        status = mtt__sort_tokens(c, op, tokens + first, n, &s);
         if (status != MTT_OK) return status;
         blocks = mtt__blocks((int64_t)mtt__blocks(n, s.chunk) * mtt__blocks(width, 256), 4);
-        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.keys[0], s.values[0], n, s.chunk, dx, first,
-                             mtt__at<float>(o->d_wte), s.heads, width, dropout);
+        status = mtt__launch(c, "embed_runs", mtt_k_embed_runs<T>, blocks, 128, s.tokens.Current(),
+                             s.positions.Current(), n, s.chunk, dx, first, mtt__at<float>(o->d_wte), s.heads,
+                             width, dropout);
         if (status == MTT_OK)
-            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.keys[0], n, s.chunk, s.heads,
-                                 mtt__at<float>(o->d_wte), width);
+            status = mtt__launch(c, "embed_joins", mtt_k_embed_joins, blocks, 128, s.tokens.Current(), n,
+                                 s.chunk, s.heads, mtt__at<float>(o->d_wte), width);
     }
     if (status != MTT_OK || !o->d_wpe) return status;
-    return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>, mtt__blocks(mtt__elements(o->d_wpe), 2048), 256, dx,
-                       mtt__at<float>(o->d_wpe), d->batch, d->seq_len, mtt__elements(o->d_wpe), width, op->later, dropout);
+    return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>,
+                       mtt__blocks(mtt__elements(o->d_wpe), 2048), 256, dx, mtt__at<float>(o->d_wpe),
+                       d->batch, d->seq_len, mtt__elements(o->d_wpe), width, op->later, dropout);
 }
 
 static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
 {
-    MTT__BY_TYPE(MTT_OPERANDS_OF(embed_backward, op)->dx, mtt__embed_backward<T>(c, op))
+    const mtt_tensor *dx = MTT_OPERANDS_OF(embed_backward, op)->dx;
+    return mtt__by_type(c, dx, [&](auto zero) { return mtt__embed_backward<decltype(zero)>(c, op); });
 }
 
 /* Math:        out = row `control.row` of x
@@ -1541,2850 +1131,385 @@ static __global__ void mtt_k_pick_row(const uint4 *x, const mtt_control *control
 static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_pick_row *o = MTT_OPERANDS_OF(pick_row, op);
-    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x), mtt__at<mtt_control>(o->control),
-                       mtt__at<uint4>(o->row), (int64_t)(o->row->bytes / 16));
+    return mtt__launch(c, "pick_row", mtt_k_pick_row, 1, 256, mtt__at<uint4>(o->x),
+                       mtt__at<mtt_control>(o->control), mtt__at<uint4>(o->row),
+                       (int64_t)(o->row->bytes / 16));
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
-   >>optimizer
-   ---------------------------------------------------------------------------------------------------------------- */
+/* ----------------------------------------------------------------------------------------------------------
+   >>products   cuBLASLt, and GELU beside it
+   ------------------------------------------------------------------------------------------------------- */
 
-/* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces of one
-   parameter, each for MTT__RANGE_BLOCKS blocks. */
-static __device__ __forceinline__ int mtt__range_count(const mtt_range &r)
+/* A row-major matrix or a batch of them; `transposed`: memory holds its transpose. */
+struct mtt__blas_matrix {
+    const void *data;
+    int64_t ld, stride; /* elements between two rows of what is in memory, and between two matrices */
+    int dtype, transposed;
+};
+
+/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, C and the bias
+   another. */
+struct mtt__blas_product {
+    int64_t m, n, k;
+    mtt__blas_matrix a, b, c;
+    const mtt_tensor *bias = NULL;
+    int adds = 0, batch = 1;
+    float alpha = 1.0f;
+};
+
+/* All that distinguishes one product from another; compared bytewise. */
+struct mtt__product_key {
+    int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
+    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, padding;
+    size_t workspace;
+};
+
+struct mtt__product_plan {
+    mtt__product_key key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulHeuristicResult_t found[MTT__ALGORITHMS];
+    int candidates; /* of found; 1 when mtt__tune has put the best one first */
+    int bias_apart; /* no algorithm adds the bias: a kernel does */
+};
+
+static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,
+                                            int transposed)
 {
-    return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK; /* from the block's first element on */
+    mtt__blas_matrix m;
+    m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
+    m.ld = ld;
+    m.stride = stride;
+    m.dtype = t->dtype;
+    m.transposed = transposed;
+    return m;
 }
 
-/* The block's first element within the parameter. */
-static __device__ __forceinline__ int64_t mtt__range_begin(const mtt_range &r)
+static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
 {
-    return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
+    return mtt__blas_matrix_at(t, 0, mtt__width(t), 0, transposed);
 }
 
-/* An address from a table in memory: the compiler cannot know that it is global, and would take slower generic accesses. */
-template <class T> static __device__ __forceinline__ T *mtt__global(T *p)
+static cudaDataType mtt__cuda_type(int dtype)
 {
-    __builtin_assume(__isGlobal(p));
-    return p;
+    return dtype == MTT_F32 ? CUDA_R_32F : dtype == MTT_BF16_BITS ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-static __device__ __forceinline__ void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
+/* Fast loads need 16 bytes; below that only the element's size is promised. */
+static int mtt__blas_alignment(const mtt__blas_matrix &m)
 {
-    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)mtt__global(r.gradient) + at, g);
-    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)mtt__global(r.gradient) + at, g);
-    else mtt__read_floats((const __half *)mtt__global(r.gradient) + at, g);
+    return (uintptr_t)m.data % 16 == 0 ? 16 : m.dtype == MTT_F32 ? 4 : 2;
 }
 
-/* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
-   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks with elements] double
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
-   Requires:    counts multiples of 8
-   Traffic:     gradients read once
-   Determinism: fixed tree
-   Reference:   mtt__sum_squares */
-static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial)
+static void mtt__forget_plan(mtt__product_plan *p)
 {
-    __shared__ double shared[32];
-    const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    const int count = mtt__range_count(r);
-    const int64_t begin = mtt__range_begin(r);
-    float sum = 0;
-    if (count <= 0) return;
-#pragma unroll
-    for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
-        int at = i + threadIdx.x * 8;
-        float g[8];
-        if (at >= count) break;
-        mtt__read_gradient(r, begin + at, g);
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum += g[k] * g[k];
+    if (p->desc) cublasLtMatmulDescDestroy(p->desc);
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    memset(p, 0, sizeof(*p));
+}
+
+static void mtt__forget_plans(mtt__cuda *c)
+{
+    for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
+}
+
+static cublasStatus_t mtt__layout(cublasLtMatrixLayout_t *out, int dtype, int64_t rows, int64_t columns,
+                                  int64_t ld, int64_t stride, int batch)
+{
+    const cublasLtMatrixLayoutAttribute_t count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    const cublasLtMatrixLayoutAttribute_t step = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    cublasStatus_t s =
+        cublasLtMatrixLayoutCreate(out, mtt__cuda_type(dtype), (uint64_t)rows, (uint64_t)columns, ld);
+    if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof(batch));
+    if (!s) s = cublasLtMatrixLayoutSetAttribute(*out, step, &stride, sizeof(stride));
+    return s;
+}
+
+/* Asks for the best algorithms. Partial sums of split-K are added in FP32 and in a fixed order, or not at
+   all. */
+static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
+{
+    const mtt__product_key *key = &p->key;
+    uint32_t align_a = (uint32_t)key->align_b, align_b = (uint32_t)key->align_a,
+             align_c = (uint32_t)key->align_c;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint64_t workspace = key->workspace;
+    cublasLtMatmulPreference_t wish = NULL;
+    cublasStatus_t s = cublasLtMatmulPreferenceCreate(&wish);
+#define MTT__WISH(attribute, value)                                                                          \
+    if (!s)                                                                                                  \
+        s = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, &value,             \
+                                                 sizeof(value));
+    MTT__WISH(MAX_WORKSPACE_BYTES, workspace)
+    MTT__WISH(REDUCTION_SCHEME_MASK, reductions)
+    MTT__WISH(MIN_ALIGNMENT_A_BYTES, align_a)
+    MTT__WISH(MIN_ALIGNMENT_B_BYTES, align_b)
+    MTT__WISH(MIN_ALIGNMENT_C_BYTES, align_c)
+    MTT__WISH(MIN_ALIGNMENT_D_BYTES, align_c)
+#undef MTT__WISH
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(c->blas, p->desc, p->a, p->b, p->c, p->c, wish, MTT__ALGORITHMS,
+                                           p->found, &p->candidates);
+    if (wish) cublasLtMatmulPreferenceDestroy(wish);
+    return !s && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : s;
+}
+
+/* cuBLASLt counts in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
+static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
+{
+    const mtt__product_key *k = &p->key;
+    const int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
+    cublasComputeType_t compute =
+        c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
+    cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
+#define MTT__SET(attribute, value)                                                                           \
+    if (!s)                                                                                                  \
+        s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_##attribute, &value, sizeof(value));
+    MTT__SET(TRANSA, first)
+    MTT__SET(TRANSB, second)
+    if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
+    if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
+    if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
+    if (!s && k->bias) {
+        MTT__SET(EPILOGUE, with_bias)
+        MTT__SET(BIAS_POINTER, bias)
+        if (!s && mtt__blas_heuristic(c, p) == CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_SUCCESS;
+        p->bias_apart = 1;
+        MTT__SET(EPILOGUE, none)
     }
-    double total = mtt__reduce<mtt__plus, 256>((double)sum, shared);
-    if (threadIdx.x == 0) partial[r.block + blockIdx.x % MTT__RANGE_BLOCKS] = total;
+#undef MTT__SET
+    return s ? s : mtt__blas_heuristic(c, p);
 }
 
-/* Math:        mtt__scale_gradients of the sum of partial
-   Shapes:      partial [count] double
-   Launch:      one block of 1,024 threads
-   Requires:    -
-   Traffic:     partial read once
-   Determinism: fixed order, in double
-   Reference:   mtt__cpu_grad_norm */
-static __global__ void __launch_bounds__(1024) mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control,
-                                                                mtt_counters *counters)
+static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias,
+                                 mtt__product_plan **out)
 {
-    __shared__ double shared[32];
-    double sum = 0;
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
-    sum = mtt__reduce<mtt__plus, 1024>(sum, shared);
-    if (threadIdx.x == 0) mtt__scale_gradients(control, counters, sum);
+    cublasStatus_t made;
+    mtt__product_plan *p;
+    for (int i = 0; i < c->plan_count; i++)
+        if (!memcmp(&c->plans[i].key, key, sizeof(*key))) {
+            *out = &c->plans[i];
+            return MTT_OK;
+        }
+    p = &c->plans[c->next_plan];
+    c->next_plan = (c->next_plan + 1) % MTT__PLANS;
+    if (c->plan_count < MTT__PLANS) c->plan_count++;
+    mtt__forget_plan(p);
+    p->key = *key;
+    made = mtt__make_plan(c, p, bias);
+    *out = p;
+    if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
+    mtt__forget_plan(p);
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                          "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
+                          (long long)key->m, (long long)key->n, (long long)key->k,
+                          key->in == MTT_F32 ? "32 bits" : "16 bits", cublasLtGetStatusString(made));
 }
 
-/* Math:        out = mtt__adamw_step, mtt__adamw_correction
-   Shapes:      out [2] float
-   Launch:      one block of 2 threads: a power in double takes too long for every thread of the update
-   Requires:    mtt_k_grad_norm before it
-   Traffic:     -
+/* Math:        y[r][j] += bias[j]
+   Shapes:      y [rows, width] and bias [width], both T
+   Launch:      256 threads, 8 elements each
+   Requires:    width a multiple of 8
+   Traffic:     y read and written
    Determinism: elementwise
-   Reference:   mtt__update_parameter */
-static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
+   Reference:   mtt__gemm; only for products that have no algorithm with the bias in its epilogue */
+template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, int64_t count, int64_t width)
 {
-    out[threadIdx.x] = threadIdx.x ? mtt__adamw_correction(control, counters) : mtt__adamw_step(control, counters);
+    int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float a[8], b[8];
+    if (at >= count) return;
+    mtt__read_floats(y + at, a);
+    mtt__read_floats(bias + at % width, b);
+    MTT__UNROLL for (int k = 0; k < 8; k++) a[k] += b[k];
+    mtt__store_floats(y + at, a);
 }
 
-/* What the kernels of the update share. */
-struct mtt__update {
-    const mtt_range *ranges;
-    const mtt_control *control;
-    const mtt_counters *counters;
-    const float *corrections;
-    void *master, *m, *v; /* of all parameters; without a master the weight is it */
-    int64_t elements;     /* of m: in the compact state scales are behind so many codes */
-    uint64_t site;        /* of the stream of random numbers */
-    int dtype;            /* of the weights */
-};
-
-static __device__ __forceinline__ mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
+/* Math:        sums[0] += the bits of x, each word mixed with its index; sums[1] += words that are neither 0
+                nor NaN nor infinite. `exponent` masks the exponents of one number, or of two of 16 bits
+   Shapes:      x [words] uint32
+   Launch:      256 threads a block, in strides
+   Requires:    sums begin at 0
+   Traffic:     x read once
+   Determinism: sums of integers
+   Reference:   - */
+static __global__ void __launch_bounds__(256)
+    mtt_k_checksum(const uint32_t *x, int64_t words, uint32_t exponent, unsigned long long *sums)
 {
-    return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
-}
-
-/* Math:        mtt__adamw_element
-   Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so that a warp's stores fill
-                whole lines
-   Requires:    counts multiples of 8; mtt_k_corrections before it
-   Traffic:     28 bytes a parameter, 30 with a 16-bit weight
-   Determinism: elementwise
-   Reference:   mtt__adamw_full */
-static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
-{
-    if (u.counters->skipped) return;
-    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    const mtt_adamw_rates rates = mtt__update_rates(u, r);
-    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
-    const int64_t begin = mtt__range_begin(r);
-    float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
-    float *const w_at = mtt__global(u.master ? (float *)u.master + r.first + begin : (float *)r.weight + begin);
-    for (int at = threadIdx.x * 4; at < count; at += 1024) {
-        float g[4], m[4], v[4], w[4];
-        mtt__read_floats<4>((const float *)mtt__global(r.gradient) + begin + at, g);
-        mtt__read_floats<4>(m_at + at, m);
-        mtt__read_floats<4>(v_at + at, v);
-        mtt__read_floats<4>(w_at + at, w);
-#pragma unroll
-        for (int k = 0; k < 4; k++) mtt__adamw_element(&rates, g[k], &m[k], &v[k], &w[k]);
-        mtt__store_floats<4>(m_at + at, m);
-        mtt__store_floats<4>(v_at + at, v);
-        mtt__store_floats<4>(w_at + at, w);
-        if (u.dtype == MTT_BF16_BITS) mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
-        else if (u.dtype == MTT_F16_BITS) mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
+    const uint32_t high = exponent & 0xffff0000u, low = exponent & 0xffffu;
+    unsigned long long sum = 0, telling = 0;
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < words; i += (int64_t)gridDim.x * 256) {
+        unsigned long long word = (x[i] ^ (unsigned long long)i << 32) * 0x9e3779b97f4a7c15ull;
+        sum += word ^ word >> 29;
+        telling += (x[i] & 0x7fffffffu) && (x[i] & high) != high && (!low || (x[i] & low) != low);
     }
+    atomicAdd(&sums[0], sum);
+    atomicAdd(&sums[1], telling);
 }
 
-/* The special function unit's root, good to 2 ulp like mtt__reciprocal: 8 bits see nothing of that, and a weight little, since
-   its change is a small part of it. */
-static __device__ __forceinline__ float mtt__root(float x)
+static cublasStatus_t mtt__blas_run(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
+                                    const mtt__blas_product &g, float beta)
 {
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+    return cublasLtMatmul(c->blas, p->desc, &g.alpha, g.b.data, p->a, g.a.data, p->b, &beta, g.c.data, p->c,
+                          (void *)g.c.data, p->c, &p->found[algorithm].algo, op->workspace->data,
+                          op->workspace->bytes, c->stream);
 }
 
-/* A thread's 8 of the 32 moments of a group, whose other threads are its neighbours; of second moments their roots. A second
-   moment of 1e-60 and more gets at least one unit. */
-template <bool SECOND>
-static __device__ __forceinline__ uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
+/* Milliseconds that an algorithm takes, or -1 if its bits are not those of *sum. Algorithm 0 sets *sum. It
+   fails if most of its results are 0, NaN or infinite, as when FP16 overflows: then all algorithms would have
+   its bits. */
+static float mtt__try(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int algorithm,
+                      const mtt__blas_product &g, cudaEvent_t *marks, unsigned long long *sum)
 {
-    const float ONE = 65536.0f;
-    float largest = 0;
-#pragma unroll
-    for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
-    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float y = SECOND ? x[k] * (255.0f * ONE * inverse) : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
-        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
-        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
-    }
-    return scale;
+    enum { TIMES = 4 };
+    const int out = p->key.out;
+    const uint32_t exponent = out == MTT_F32 ? 0x7f800000u : out == MTT_BF16_BITS ? 0x7f807f80u : 0x7c007c00u;
+    const int64_t words = p->key.m * p->key.n * (out == MTT_F32 ? 4 : 2) / 4;
+    unsigned long long *sums = (unsigned long long *)op->workspace->data, own[2] = {0, 0};
+    float ms = -1;
+    if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaMemsetAsync(sums, 0, sizeof(own), c->stream))
+        return -1; /* the product no longer needs the workspace */
+    if (mtt__launch(c, "checksum", mtt_k_checksum, 4 * c->processors, 256, (const uint32_t *)g.c.data, words,
+                    exponent, sums) != MTT_OK)
+        return -1;
+    if (cudaMemcpyAsync(own, sums, sizeof(own), cudaMemcpyDeviceToHost, c->stream)) return -1;
+    if (cudaStreamSynchronize(c->stream)) return -1;
+    if (algorithm == 0 && 2 * own[1] < (unsigned long long)words) return -1;
+    if (algorithm == 0) *sum = own[0];
+    if (own[0] != *sum) return -1;
+    if (cudaEventRecord(marks[0], c->stream)) return -1;
+    for (int i = 0; i < TIMES; i++)
+        if (mtt__blas_run(c, op, p, algorithm, g, 0.0f)) return -1;
+    if (cudaEventRecord(marks[1], c->stream) || cudaEventSynchronize(marks[1])) return -1;
+    if (cudaEventElapsedTime(&ms, marks[0], marks[1])) return -1;
+    return ms / TIMES;
 }
 
-/* Math:        mtt_k_adamw's on decoded weights and moments, which are then encoded again
-   Shapes:      all parameters: gradient float or 16-bit; m, v codes of all groups of 32, then their 16-bit scales; weight TYPE, 16-bit with
-                a byte of rest
-   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 at a time: a draw of Philox for each 8, a group for
-                each 4 threads
-   Requires:    counts multiples of 8; mtt_k_corrections before it
-   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
-   Determinism: elementwise; rounds by (seed, update, parameter, element)
-   Reference:   mtt__adamw_compact */
-template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__update u)
+/* Puts the fastest of a plan's algorithms first, among those that give the bits of cuBLASLt's own choice. So
+   timing noise changes no result. cuBLASLt's choice is up to 16 % slower than the best. */
+static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, const mtt__blas_product &g)
 {
-    if (u.counters->skipped) return;
-    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
-    const mtt_adamw_rates rates = mtt__update_rates(u, r);
-    const bool FP16 = TYPE == MTT_F16_BITS;
-    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
-    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
-    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | mtt__stream_step((uint64_t)u.counters->updates);
-    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first, *const rests = (uint8_t *)u.master + first;
-    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
-    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
-    for (int i = 0; i < count; i += 2048) {
-        const int at = i + threadIdx.x * 8;
-        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
-        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
-        mtt__vector<uint8_t> m_code, v_code, rest;
-        mtt__vector<uint16_t> weight;
-        if (inside) {
-            float m_scale = mtt__from_scale(m_scales[at / 32]), v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
-            mtt__read_gradient(r, begin + at, g);
-            m_code = mtt__load_vector(m_codes + at);
-            v_code = mtt__load_vector(v_codes + at);
-            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
-            else {
-                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
-                rest = mtt__load_vector(rests + at);
-            }
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k], code = (float)(int8_t)m_code.v[k];
-                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
-                m[k] = rates.b1 * (m_scale * code * mtt__reciprocal(254.0f - fabsf(code))) + (1.0f - rates.b1) * d;
-                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* what is stored of it */
-                w[k] = rates.keep * w[k] - rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
-            }
+    cudaEvent_t marks[2] = {NULL, NULL};
+    unsigned long long sum = 0;
+    float best = -1;
+    int chosen = 0;
+    if (!cudaEventCreate(&marks[0]) && !cudaEventCreate(&marks[1]))
+        for (int i = 0; i < p->candidates; i++) {
+            float ms = mtt__try(c, op, p, i, g, marks, &sum);
+            if (i == 0 && ms < 0) break;
+            if (ms < 0 || (i > 0 && ms >= best)) continue;
+            best = ms;
+            chosen = i;
         }
-        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
-        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v), v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
-        if (!inside) continue;
-        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
-        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
-        if (at % 32 == 0) m_scales[at / 32] = m_scale, v_scales[at / 32] = v_scale;
-        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
-        else {
-#pragma unroll
-            for (int k = 0; k < 8; k++) mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
-            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
-            *(mtt__vector<uint8_t> *)(rests + at) = rest;
-        }
-    }
+    for (int i = 0; i < 2; i++)
+        if (marks[i]) cudaEventDestroy(marks[i]);
+    cudaGetLastError(); /* an algorithm that fails is not taken; if the first one fails, its run reports it */
+    p->found[0] = p->found[chosen];
+    p->candidates = 1;
 }
 
-static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
+/* Whether trying is worth its time, harms nothing, and can be judged by one checksum. */
+static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
 {
-    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
-    int64_t count = 0;
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    for (int i = 0; i < op->parameters; i++) count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
-    if (status == MTT_OK)
-        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, (unsigned)mtt__range_blocks(o->ranges), 256,
-                             mtt__at<mtt_range>(o->ranges), (double *)scratch);
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count, mtt__at<mtt_control>(o->control),
-                       mtt__at<mtt_counters>(o->counters));
+    const mtt__product_key *k = &p->key;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* 3 us and more */
+    bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
+    if (p->candidates < 2 || adds || !large || !whole || op->workspace->bytes < 16) return false;
+    return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
 }
 
-static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_product &g)
 {
-    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
-    const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
-    void (*kernel)(mtt__update) = !compact                ? mtt_k_adamw
-                                  : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
-                                  : type == MTT_F16_BITS  ? mtt_k_adamw_compact<MTT_F16_BITS>
-                                                          : mtt_k_adamw_compact<MTT_F32>;
-    mtt__update u = {};
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
-    u.ranges = mtt__at<const mtt_range>(o->ranges);
-    u.control = mtt__at<const mtt_control>(o->control), u.counters = mtt__at<const mtt_counters>(o->counters);
-    u.corrections = (const float *)scratch;
-    u.master = mtt__at<void>(o->master), u.m = o->m->data, u.v = o->v->data;
-    u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
-    u.site = mtt__stream(op->site, 0, 0);
-    u.dtype = type;
-    if (status == MTT_OK) status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters, (float *)scratch);
-    if (status != MTT_OK) return status;
-    return mtt__launch(c, "adamw", kernel, (unsigned)mtt__range_blocks(o->ranges), 256, u);
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>attention
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* The heads of a batch lie at two strides in the interleaved layout, a product's batch has one: one product for each of the
-   fewer, sequences or heads, over all of the other. */
-struct mtt__turn {
-    int64_t sequence, head;
-    int step_sequence, step_head, batch; /* what the batch of a product runs over, 0 or 1, and how far */
-};
-
-static int mtt__turns(const mtt_op *op)
-{
-    return op->shape->batch < op->shape->heads ? op->shape->batch : op->shape->heads;
-}
-
-static mtt__turn mtt__turn_at(const mtt_op *op, int i)
-{
-    const mtt_shape *d = op->shape;
-    int by_head = d->batch >= d->heads;
-    mtt__turn t;
-    t.sequence = by_head ? 0 : i;
-    t.head = by_head ? i : 0;
-    t.step_sequence = by_head;
-    t.step_head = !by_head;
-    t.batch = by_head ? d->batch : d->heads;
-    return t;
-}
-
-/* q, k or v (part 0, 1, 2); rows are 3 C apart. */
-static mtt__blas_matrix mtt__qkv_matrix(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__turn t, int transposed)
-{
-    int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * 3 * C;
-    return mtt__blas_matrix_at(qkv, t.sequence * sequence + part * C + t.head * D, 3 * C, t.step_sequence * sequence + t.step_head * D,
-                          transposed);
-}
-
-static mtt__blas_matrix mtt__outputs(const mtt_op *op, const mtt_tensor *out, mtt__turn t)
-{
-    int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
-    return mtt__blas_matrix_at(out, t.sequence * sequence + t.head * D, C, t.step_sequence * sequence + t.step_head * D, 0);
-}
-
-static mtt__blas_matrix mtt__squares(const mtt_op *op, const mtt_tensor *scores, mtt__turn t, int transposed)
-{
-    int64_t T = op->shape->seq_len, H = op->shape->heads;
-    return mtt__blas_matrix_at(scores, (t.sequence * H + t.head) * T * T, T, (t.step_sequence * H + t.step_head) * T * T, transposed);
-}
-
-static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, const mtt_tensor *like, mtt__turn t, int64_t n, int64_t k, mtt__blas_matrix a, mtt__blas_matrix b,
-                                    mtt__blas_matrix out, float alpha)
-{
-    return mtt__product(c, op, op->shape->seq_len, n, k, a, b, out, like, like, t.batch, alpha, 0, NULL);
-}
-
-static float mtt__score_scale(const mtt_op *op)
-{
-    return 1.0f / sqrtf((float)op->shape->head_dim);
-}
-
-/* S = Q K^T / sqrt(D), the whole square */
-static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
-        status = mtt__head_product(c, op, o->qkv, t, T, D, mtt__qkv_matrix(op, o->qkv, 0, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 1),
-                                   mtt__squares(op, o->scores, t, 0), mtt__score_scale(op));
-    }
-    return status;
-}
-
-/* O = P V */
-static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
-        status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->probs, t, 0), mtt__qkv_matrix(op, o->qkv, 2, t, 0),
-                                   mtt__outputs(op, o->out, t), 1.0f);
-    }
-    return status;
-}
-
-/* dP = dO V^T, dV = P^T dO */
-static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
-        mtt__blas_matrix d_out = mtt__outputs(op, o->d_out, t), v = mtt__qkv_matrix(op, o->qkv, 2, t, 1);
-        mtt__blas_matrix p = mtt__squares(op, o->probs, t, 1), dp = mtt__squares(op, o->d_probs, t, 0);
-        mtt__blas_matrix dv = mtt__qkv_matrix(op, o->d_qkv, 2, t, 0);
-        status = mtt__head_product(c, op, o->qkv, t, T, D, d_out, v, dp, 1.0f);
-        if (status == MTT_OK) status = mtt__head_product(c, op, o->qkv, t, D, T, p, d_out, dv, 1.0f);
-    }
-    return status;
-}
-
-/* dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D) */
-static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    mtt_status status = MTT_OK;
-    for (int i = 0; i < mtt__turns(op) && status == MTT_OK; i++) {
-        mtt__turn t = mtt__turn_at(op, i);
-        mtt__blas_matrix dq = mtt__qkv_matrix(op, o->d_qkv, 0, t, 0), dk = mtt__qkv_matrix(op, o->d_qkv, 1, t, 0);
-        status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->d_scores, t, 0), mtt__qkv_matrix(op, o->qkv, 1, t, 0),
-                                   dq, mtt__score_scale(op));
-        if (status == MTT_OK)
-            status = mtt__head_product(c, op, o->qkv, t, D, T, mtt__squares(op, o->d_scores, t, 1),
-                                       mtt__qkv_matrix(op, o->qkv, 0, t, 0), dk, mtt__score_scale(op));
-    }
-    return status;
-}
-
-/* Math:        P[i][j] = e^(S[i][j] - max) / sum over the keys j that query i sees, max(0, i - W + 1) .. i; 0 elsewhere
-   Shapes:      S, P [rows, T] T, row r is of query r mod T
-   Launch:      THREADS threads a row, 128 a block; WIDTH elements at a time
-   Requires:    WIDTH 8 only if T is a multiple of 8
-   Traffic:     what is seen of S read twice, the second time from cache; P written once
-   Determinism: fixed tree; a running maximum and sum (Milakov & Gimelshein 2018) per thread
-   Reference:   mtt__cpu_softmax */
-template <class T, int THREADS, int WIDTH>
-static __global__ void __launch_bounds__(128) mtt_k_softmax(const T *scores, T *probs, int64_t rows, int seq_len, int window)
-{
-    __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS;
-    int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
-    int low = (int)mtt__first_key(window, query);
-    float most = -3.4e38f, sum = 0, v[WIDTH];
-    if (row >= rows) return;
-    scores += row * seq_len;
-    probs += row * seq_len;
-    for (int j = low / WIDTH * WIDTH + lane; j <= query; j += THREADS * WIDTH) {
-        float largest = most, added = 0;
-        mtt__read_floats<WIDTH>(scores + j, v);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
-            if (j + k >= low && j + k <= query) largest = fmaxf(largest, v[k]);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
-            if (j + k >= low && j + k <= query) added += mtt__exp_for<T>(v[k] - largest);
-        sum = sum * mtt__exp_for<T>(most - largest) + added;
-        most = largest;
-    }
-    float all = mtt__reduce<mtt__maximum, THREADS>(most, shared);
-    float scale = 1.0f / mtt__reduce<mtt__plus, THREADS>(sum * mtt__exp_for<T>(most - all), shared);
-    for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
-        bool seen = j + WIDTH > low && j <= query;
-        if (seen) mtt__read_floats<WIDTH>(scores + j, v);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++)
-            v[k] = seen && j + k >= low && j + k <= query ? mtt__exp_for<T>(v[k] - all) * scale : 0.0f;
-        mtt__store_floats<WIDTH>(probs + j, v);
-    }
-}
-
-/* Math:        dS = P (mask dP - sum over keys of mask dP P)
-   Shapes:      dP, P, dS [rows, T] T; row r is of query r mod T; dropout's element is r T + j
-   Launch:      as mtt_k_softmax
-   Requires:    WIDTH 8 only if T is a multiple of 8; dS may be dP
-   Traffic:     what is seen of dP and P read twice, the second time from cache; dS written once
-   Determinism: fixed tree
-   Reference:   mtt__cpu_softmax_backward */
-template <class T, int THREADS, int WIDTH>
-static __global__ void __launch_bounds__(128, 10) /* registers enough for the remainder of 64 bits */
-    mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len, int window,
-                           mtt__dropout dropout)
-{
-    __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * (128 / THREADS) + threadIdx.x / THREADS, first = row * seq_len;
-    int lane = threadIdx.x % THREADS * WIDTH, query = (int)(row % seq_len);
-    int low = (int)mtt__first_key(window, query) / WIDTH * WIDTH;
-    float sum = 0, g[WIDTH], p[WIDTH];
-    if (row >= rows) return;
-    for (int j = low + lane; j <= query; j += THREADS * WIDTH) {
-        mtt__read_floats<WIDTH>(d_probs + first + j, g);
-        mtt__read_floats<WIDTH>(probs + first + j, p);
-        mtt__apply_dropout<WIDTH>(dropout, first + j, g);
-#pragma unroll
-        for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
-    }
-    sum = mtt__reduce<mtt__plus, THREADS>(sum, shared);
-    for (int j = lane; j < seq_len; j += THREADS * WIDTH) {
-        if (j >= low && j <= query) {
-            mtt__read_floats<WIDTH>(d_probs + first + j, g);
-            mtt__read_floats<WIDTH>(probs + first + j, p);
-            mtt__apply_dropout<WIDTH>(dropout, first + j, g);
-#pragma unroll
-            for (int k = 0; k < WIDTH; k++) g[k] = p[k] != 0 ? p[k] * (g[k] - sum) : 0.0f;
-        } else
-#pragma unroll
-            for (int k = 0; k < WIDTH; k++) g[k] = 0;
-        mtt__store_floats<WIDTH>(d_scores + first + j, g);
-    }
-}
-
-/* A warp a row up to 512 or 2,048 keys, a block beyond; 8 elements at a time where rows are aligned. */
-#define MTT__BY_ROW(T, launch) T % 8 ? (T <= 512 ? launch(32, 1) : launch(128, 1)) : (T <= 2048 ? launch(32, 8) : launch(128, 8))
-
-template <class T> static mtt_status mtt__launch_softmax(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_softmax *o = MTT_OPERANDS_OF(softmax, op);
-    const mtt_shape *d = op->shape;
-    int64_t rows = mtt__rows(o->scores);
-#define MTT__SOFTMAX(threads, width)                                                                                 \
-    mtt__launch(c, "softmax", mtt_k_softmax<T, threads, width>, mtt__blocks(rows, 128 / threads), 128, mtt__at<T>(o->scores),  \
-                mtt__at<T>(o->probs), rows, d->seq_len, d->window)
-    return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
-#undef MTT__SOFTMAX
-}
-
-static mtt_status mtt__cuda_softmax(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(MTT_OPERANDS_OF(softmax, op)->probs, mtt__launch_softmax<T>(c, op))
-}
-
-template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
-    const mtt_shape *d = op->shape;
-    int64_t rows = mtt__rows(o->d_probs);
-#define MTT__SOFTMAX(threads, width)                                                                                 \
-    mtt__launch(c, "softmax_backward", mtt_k_softmax_backward<T, threads, width>, mtt__blocks(rows, 128 / threads), 128,       \
-                mtt__at<T>(o->d_probs), mtt__at<T>(o->probs), mtt__at<T>(o->d_scores), rows, d->seq_len, d->window,  \
-                mtt__dropout_of(op, o->control))
-    return MTT__BY_ROW(d->seq_len, MTT__SOFTMAX);
-#undef MTT__SOFTMAX
-}
-
-static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
-{
-    MTT__BY_TYPE(MTT_OPERANDS_OF(softmax_backward, op)->d_scores, mtt__launch_softmax_backward<T>(c, op))
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>flash   FlashAttention (Dao et al. 2022; Dao 2023), causal, with windows and dropout
-   ------------------------------------------------------------------------------------------------------------------
-   For each head, with Q, K, V, O of T rows and head width D:
-       S = scale Q K^T,  P = softmax(S) over keys max(0, i - W + 1) .. i,  O = (P o Z) V,  lse_i = log sum_j e^S_ij,
-       Z = dropout's mask, 0 or 1 / (1 - p).
-   Backward, from dO and delta_i = sum_d dO_id O_id:
-       dV = (P o Z)^T dO,  dP = Z o (dO V^T),  dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
-
-   Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores; _gmem is device memory, _smem shared memory (a
-   32-bit address), _rmem registers. An m16n8k16 product of tensor cores takes A (16 x 16, rows by k), B (16 x 8, k by
-   columns) and adds to C (16 x 8): lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next, as c[0..1], c[2..3].
-
-   Numerics: operands of products are 16 bits, all sums and the softmax FP32. Exponentials are powers of two: the scale
-   carries log2(e). Any T >= 1, any window; D a multiple of 8 up to 256, padded with zeros inside. FP32 tensors take
-   kernels of plain FP32 arithmetic. Deterministic, bit for bit, on one device: no float atomics, every sum has one order. */
-
-/* What the kernels of one operation share. */
-typedef struct mtt__flash {
-    const void *qkv, *d_attended, *attended_in;
-    const float *lse_in;
-    void *attended, *d_qkv;
-    float *lse;
-    const mtt_control *control;
-    float2 *stats;        /* backward: {lse log2(e), delta} of each query, head by head from first_head on */
-    float4 *dq_partial;   /* backward: a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
-    int *ticket;          /* backward: key tiles given out */
-    int64_t seq_len, width; /* T; C = heads * D */
-    int heads, head_dim, window, head_count, first_head, group, slots; /* group: heads whose tiles are given out in turns */
-    float scale, scale_log2, keep_scale, gradient_scale; /* of S; of dQ and dK, 0 where every query attends one key */
-    uint32_t threshold;   /* of 65536; below it an element is dropped */
-    uint64_t site_stream; /* the stream's part that is known at launch */
-} mtt__flash;
-
-/* ---- one instruction each ---- */
-
-static __device__ __forceinline__ void mtt__load_matrices(uint32_t r[4], uint32_t from_smem)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__load_transposed(uint32_t r[4], uint32_t from_smem)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
-}
-
-/* A value in a register, which the compiler would otherwise work out from the thread's index again at each use: that cost
-   the backward kernel more instructions than its products. */
-static __device__ __forceinline__ uint32_t mtt__pinned(uint32_t x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-/* A shuffle from lane 0 shows the compiler that a value is the same for the warp: branches on it do not split the warp. */
-static __device__ __forceinline__ int mtt__uniform(int x)
-{
-    return __shfl_sync(0xffffffffu, x, 0);
-}
-
-/* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8 columns. Without the
-   instruction, before compute capability 9.0, a lane learns the place of its rows from the lanes that point to them. */
-static __device__ __forceinline__ void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], const uint32_t right[2])
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to_smem), "r"(left[0]), "r"(left[1]),
-                 "r"(right[0]), "r"(right[1]) : "memory");
-#else
-    const uint32_t r[4] = {left[0], left[1], right[0], right[1]}, lane = mtt__pinned(threadIdx.x) & 31;
-    #pragma unroll
-    for (int k = 0; k < 4; k++)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(__shfl_sync(0xffffffffu, to_smem, k * 8 + lane / 4) + (lane & 3) * 4), "r"(r[k])
-                     : "memory");
-#endif
-}
-
-static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
-                                                __nv_bfloat16)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, __half)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
-{
-    __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    return *(const uint32_t *)&pair;
-}
-
-static __device__ __forceinline__ uint32_t mtt__pack_pair(float x, float y, __half)
-{
-    __half2 pair = __floats2half2_rn(x, y);
-    return *(const uint32_t *)&pair;
-}
-
-static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
-{
-    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
-}
-
-static __device__ __forceinline__ float2 mtt__unpack_pair(uint32_t bits, __half)
-{
-    return __half22float2(*(const __half2 *)&bits);
-}
-
-/* ---- tiles in shared memory ---- */
-
-/* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes, chunk c kept at c ^ turn(row): that spreads the same chunk
-   of 8 rows over all 32 banks, which is what one matrix of an ldmatrix reads. Rows 8 apart have the same turn. */
-template <int WIDTH> static __device__ __forceinline__ int mtt__turn_of(int row)
-{
-    return WIDTH % 64 == 0 ? row & 7 : WIDTH % 32 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
-}
-
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__chunk(int row, int chunk)
-{
-    return (uint32_t)(row * WIDTH * 2 + ((chunk ^ mtt__turn_of<WIDTH>(row)) << 4));
-}
-
-/* From the place of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that one register
-   serves all columns. Tiles start at multiples of 128 bytes. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__further(uint32_t smem, int chunk)
-{
-    constexpr int TURNS = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
-    return (smem ^ (uint32_t)((chunk & TURNS) << 4)) + (uint32_t)((chunk & ~TURNS) << 4);
-}
-
-/* Where this lane points ldmatrix for the first 16 x 16 elements of a tile; 8 rows further is 16 WIDTH bytes further, columns
-   go by mtt__further. `Straight` suits A from rows of A and B from rows of k; `crossed` suits A from rows of k (transposed)
-   and B from rows of B's columns: then r[0..1] and r[2..3] are two B's. */
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__straight(int lane)
-{
-    return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
-}
-
-template <int WIDTH> static __device__ __forceinline__ uint32_t mtt__crossed(int lane)
-{
-    return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
-}
-
-/* Columns n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is taken once. */
-template <int WIDTH, int SPAN> static __device__ __forceinline__ uint32_t mtt__column(uint32_t smem, int part, int n)
-{
-    if (SPAN & (SPAN - 1)) return mtt__further<WIDTH>(smem, part * SPAN + n);
-    return mtt__further<WIDTH>(mtt__further<WIDTH>(smem, part * SPAN), n);
-}
-
-/* C += A B over 16 of k: load_a(a, k, m) brings 16 x 16 of A, load_b(b, k, n) B for columns n and n + 1. */
-template <typename E, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__product_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
-{
-    uint32_t a[M][4], b[4];
-    #pragma unroll
-    for (int m = 0; m < M; m++) load_a(a[m], k, m);
-    #pragma unroll
-    for (int n = 0; n < N; n += 2) {
-        load_b(b, k, n);
-        #pragma unroll
-        for (int m = 0; m < M; m++) {
-            mtt__mma(c[m][n], a[m], b[0], b[1], E());
-            mtt__mma(c[m][n + 1], a[m], b[2], b[3], E());
-        }
-    }
-}
-
-template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__product(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
-{
-    #pragma unroll
-    for (int k = 0; k < STEPS; k++) mtt__product_step<E>(c, load_a, load_b, k);
-}
-
-/* Only steps begin to end: a loop of its own, since a test in each step would keep the loads of the next behind it. */
-template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
-static __device__ __forceinline__ void mtt__product_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int begin,
-                                                         int end)
-{
-    if (begin == 0 && end >= STEPS) {
-        mtt__product<E, STEPS>(c, load_a, load_b);
-        return;
-    }
-    #pragma unroll 1
-    for (int k = begin; k < end && k < STEPS; k++) mtt__product_step<E>(c, load_a, load_b, k);
-}
-
-/* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and head_dim. A thread
-   copies the chunk of its lane in every STEP-th row. `thread` is its number, pinned where no part of the work shall be held
-   from copy to copy; no 64-bit part of it ever is. */
-template <int ROWS, int WIDTH, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stride,
-                                                      int rows_left, int head_dim, uint32_t thread)
-{
-    constexpr int LANES = WIDTH == 96 ? 16 : WIDTH / 8, STEP = THREADS / LANES;
-    static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
-    const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
-    const char *at_gmem = (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__pinned(thread % LANES * 16);
-    const uint32_t step = (uint32_t)(STEP * stride * 2);
-    if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
-    #pragma unroll
-    for (int k = 0; k < ROWS; k += STEP, at_gmem += step)
-        mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), at_gmem, k < left);
-}
-
-/* 4 x 4 words across the 4 lanes of a quad, transposed: lane q ends with word q of each lane. */
-static __device__ __forceinline__ void mtt__transpose_quad(uint32_t v[4], int q)
-{
-    const bool odd = q & 1, high = q & 2;
-    #pragma unroll
-    for (int k = 0; k < 4; k += 2) {
-        uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[k] : v[k + 1], 1);
-        if (odd) v[k] = got;
-        else v[k + 1] = got;
-    }
-    #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[k] : v[k + 2], 2);
-        if (high) v[k] = got;
-        else v[k + 2] = got;
-    }
-}
-
-/* One row of accumulators (of COLUMNS / 8 products side by side; `half` 0 = row l/4, 1 = row l/4 + 8) times `factor`, to
-   16-bit memory: 16 bytes a lane where 32 columns fill a quad; `quad` is the lane's place in its own. Every lane of the warp
-   must call it. */
-template <typename E, int COLUMNS>
-static __device__ __forceinline__ void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor,
-                                                      bool valid, int columns_left, int quad)
-{
-    #pragma unroll
-    for (int n = 0; n < COLUMNS / 8; n += 4) {
-        if (n + 4 <= COLUMNS / 8) {
-            uint32_t v[4];
-            #pragma unroll
-            for (int k = 0; k < 4; k++)
-                v[k] = mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
-            mtt__transpose_quad(v, quad);
-            if (valid && (n + quad) * 8 < columns_left)
-                *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
-        } else {
-            #pragma unroll
-            for (int k = 0; n + k < COLUMNS / 8; k++)
-                if (valid && (n + k) * 8 < columns_left)
-                    *(uint32_t *)(row_gmem + (n + k) * 8 + quad * 2) =
-                        mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
-        }
-    }
-}
-
-/* ---- products of warpgroups: compute capability 9.0, compiled for sm_90a ---- */
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B for it, 16 of k at a time, while the warps
-   go on. Operands come from shared memory by way of a descriptor (PTX, asynchronous warpgroup level matrix instructions), A also
-   from registers. Warp w has rows 16 w and on of C, its lanes hold them as those of mtt__mma. From mtt__wgmma_begin to
-   mtt__wgmma_wait accumulators, and A in registers, belong to the tensor cores. */
-static __device__ __forceinline__ void mtt__wgmma_begin(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void mtt__wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int PENDING = 0> static __device__ __forceinline__ void mtt__wgmma_wait(void)
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-/* After a wait: the compiler shall not read C before. */
-template <int N> static __device__ __forceinline__ void mtt__wgmma_hold(float (&c)[N][4])
-{
-    #pragma unroll
-    for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
-}
-
-/* What the thread wrote to shared memory is there for wgmma, once a barrier has told the others. */
-static __device__ __forceinline__ void mtt__wgmma_publish(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* The lower half of the descriptor of a tile: rows of 64 elements as mtt__copy_tile leaves them, which is wgmma's swizzle of 128
-   bytes, at a multiple of 1024 bytes. If B stands across, its next 64 columns are `wide` bytes further. */
-static __device__ __forceinline__ uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
-{
-    return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
-}
-
-/* The descriptor `bytes` into a tile: 16 columns further is 32, 16 rows 2048. The upper half says that 8 rows are 1024 bytes. */
-static __device__ __forceinline__ uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
-{
-    return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
-}
-
-#define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
-#define MTT__32(c, n)                                                                                                    \
-    MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3), MTT__FOUR(c, n + 4),                 \
-        MTT__FOUR(c, n + 5), MTT__FOUR(c, n + 6), MTT__FOUR(c, n + 7)
-#define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
-#define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
-#define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
-#define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define MTT__NAMES_32                                                                                                    \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
-    "%31"
-#define MTT__NAMES_64                                                                                                    \
-    MTT__NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
-                  "%57,%58,%59,%60,%61,%62,%63"
-
-#define MTT__NAMES_128                                                                                                   \
-    MTT__NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86"         \
-                  ",%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107"         \
-                  ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126"      \
-                  ",%127"
-
-/* C = A B, or C += A B if `more`, over 16 of k. Across: the rows in shared memory are those of k. */
-#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, ACROSS_A, ACROSS_B)                                                     \
-    template <bool A_ACROSS, bool B_ACROSS>                                                                              \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)         \
-    {                                                                                                                    \
-        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
-                     TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, " A ", " B ", more, 1, 1, " ACROSS_A ", " ACROSS_B "; }"    \
-                     : MTT__##COUNT(c, 0) : "l"(a), "l"(b), "r"(more), "n"(A_ACROSS), "n"(B_ACROSS) : "memory");         \
-    }
-/* C += A B with A in registers, B across */
-#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                                        \
-    static __device__ __forceinline__ void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)       \
-    {                                                                                                                    \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT "}, {" R1   \
-                     "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                                        \
-                     : MTT__##COUNT(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");              \
-    }
-#define MTT__WGMMA_ALL(E, TYPE)                                                                                           \
-    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")                                                       \
-    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                                       \
-    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")                                                      \
-    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")                                                \
-    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")                                             \
-    MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
-MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
-MTT__WGMMA_ALL(__half, "f16")
-
-/* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
-template <int D, int A_ROWS, int B_ROWS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_rows(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
-{
-    #pragma unroll
-    for (int k = 0; k < D / 16; k++)
-        mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
-                                 mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
-}
-
-/* C += A B over 16 STEPS of k, A in registers, B across. */
-template <int STEPS, int N, typename E>
-static __device__ __forceinline__ void mtt__wgmma_across(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
-{
-    #pragma unroll
-    for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
-}
-
-/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
-template <int ROWS, int D, int THREADS, typename E>
-static __device__ __forceinline__ void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
-                                                       int head_dim)
-{
-    #pragma unroll
-    for (int column = 0; column < D; column += 64)
-        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride, rows_left,
-                                          head_dim - column, threadIdx.x);
-}
-
-static __device__ __forceinline__ void mtt__copy_async_one(uint32_t to_smem, const float *from_gmem, bool valid)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_smem), "l"(from_gmem), "r"(valid ? 4 : 0)
-                 : "memory");
-}
-#endif
-
-/* ---- dropout ---- */
-
-/* Bit k says that element 8 index + k is kept. */
-static __device__ __forceinline__ uint32_t mtt__keep_draw(uint64_t seed, uint64_t stream, uint64_t index,
-                                                          uint32_t threshold)
-{
-    const mtt_draw draw = mtt__draw(seed, index, stream);
-    uint32_t bits = 0;
-    #pragma unroll
-    for (int k = 0; k < 8; k++) bits |= mtt__draw_bits(draw.word, k) >= threshold ? 1u << k : 0u;
-    return bits;
-}
-
-/* The same for 8 elements from any `element` on: two draws where they straddle. */
-static __device__ __forceinline__ uint32_t mtt__keep_octet(uint64_t seed, uint64_t stream, uint64_t element,
-                                                           uint32_t threshold)
-{
-    uint32_t bits = mtt__keep_draw(seed, stream, element >> 3, threshold), shift = (uint32_t)element & 7u;
-    if (shift) bits |= mtt__keep_draw(seed, stream, (element >> 3) + 1, threshold) << 8;
-    return bits >> shift & 0xffu;
-}
-
-static __device__ __forceinline__ uint64_t mtt__flash_stream(const mtt__flash &f)
-{
-    return f.site_stream | mtt__stream_step(f.control->micro_batch);
-}
-
-/* First element of head `head` in a [T, 3C] (parts 3) or [T, C] (parts 1) matrix of its sequence. */
-static __device__ __forceinline__ int64_t mtt__head_offset(const mtt__flash &f, int head, int parts)
-{
-    return (int64_t)(head / f.heads) * f.seq_len * f.width * parts + (int64_t)(head % f.heads) * f.head_dim;
-}
-
-/* ---- forward ---- */
-
-/* A head: its number, its first row of B T, its first column of C. It stands in shared memory, where accumulators take all
-   registers. */
-struct mtt__flash_head {
-    int head, first_row, column;
-};
-
-static __device__ __forceinline__ void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
-{
-    h.head = head, h.first_row = head / f.heads * (int)f.seq_len, h.column = head % f.heads * f.head_dim;
-}
-
-/* First element of row `row` of a head in a [B T, columns] matrix. */
-static __device__ __forceinline__ int64_t mtt__flash_row(const mtt__flash_head &h, int row, int columns)
-{
-    return (int64_t)(h.first_row + row) * columns + h.column;
-}
-
-/* Whether another kernel has taken this one's place in code for sm_90a: one by warpgroups, or one of larger tiles, for which other
-   devices have too little shared memory (one stage of Q and dO instead of two). It is left empty: 10 of 63 s to compile. */
-template <class S> static __device__ constexpr bool mtt__replaced(int stages)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    return stages == 1 || (!S::DROPOUT && (S::D == 64 || S::D == 128));
-#else
-    return false;
-#endif
-}
-
-/* -inf for scores that a mask takes. `apart` is how many places the query of the first score stands after its key; a further
-   row of accumulators adds `row_sign` (1: rows are queries, columns keys; -1: the reverse), a further column the opposite. */
-template <int M, int N>
-static __device__ __forceinline__ void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
-{
-    const int beyond = window ? apart - window : -(1 << 30);
-    #pragma unroll
-    for (int m = 0; m < M; m++)
-        #pragma unroll
-        for (int n = 0; n < N; n++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int more = row_sign * (m * 16 + (e >> 1) * 8 - n * 8 - (e & 1));
-                if (apart < -more || beyond >= -more) s[m][n][e] = -CUDART_INF_F;
-            }
-}
-
-/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so softmax needs no other warp. */
-template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD, int BLOCKS_AT_LEAST,
-          bool WITH_DROPOUT>
-struct mtt__forward_sizes {
-    typedef ELEMENT E;
-    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, ROW_TILES = QUERY_ROW_TILES;
-    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
-    static constexpr int KEY_TILES = BLOCK_KV / 8;
-    static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
-    /* shared memory: Q, two stages of K and V, mtt__forward_block */
-    static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
-    static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
-};
-
-/* What a block works on, in shared memory. */
-struct mtt__forward_block {
-    mtt__flash_head head;
-    int first_key; /* of the first tile of keys that one of the block's queries sees */
-};
-
-/* K and V of the keys from k0 on, to a stage. */
-template <class S>
-static __device__ __forceinline__ void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0,
-                                                         uint32_t stage_smem)
-{
-    const int stride = 3 * (int)f.width;
-    const typename S::E *from = (const typename S::E *)f.qkv + f.width + mtt__flash_row(h, k0, stride);
-    const int left = (int)f.seq_len - k0;
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, from, stride, left, f.head_dim, threadIdx.x);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, from + f.width, stride, left, f.head_dim,
-                                                  threadIdx.x);
-    mtt__copy_commit();
-}
-
-/* A row's largest score so far, up to SLACK: it grows, and O and its sum shrink, only when a score passes it by 2^8. */
-template <class S>
-static __device__ __forceinline__ void mtt__forward_grow(float (&row_max)[S::ROW_TILES][2], float (&row_sum)[S::ROW_TILES][2],
-                                                         float (&o)[S::ROW_TILES][S::D / 8][4],
-                                                         const float (&s)[S::ROW_TILES][S::KEY_TILES][4], float scale_log2)
-{
-    constexpr float SLACK = 8.0f;
-    float most[S::ROW_TILES][2];
-    bool grows = false;
-    #pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            most[m][h] = -CUDART_INF_F;
-            #pragma unroll
-            for (int n = 0; n < S::KEY_TILES; n++)
-                most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-            grows |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
-        }
-    if (!__any_sync(0xffffffffu, grows)) return;
-    #pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float most_now = most[m][h], rescale;
-            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
-            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
-            most_now = fmaxf(most_now, row_max[m][h]);
-            /* a row without a key so far keeps -inf, and its P and O stay 0 */
-            rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * scale_log2);
-            row_max[m][h] = most_now;
-            row_sum[m][h] *= rescale;
-            #pragma unroll
-            for (int n = 0; n < S::D / 8; n++) o[m][n][2 * h] *= rescale, o[m][n][2 * h + 1] *= rescale;
-        }
-}
-
-/* P in place of scores, and its sums. */
-template <int M, int N>
-static __device__ __forceinline__ void mtt__forward_weigh(float (&s)[M][N][4], float (&row_sum)[M][2],
-                                                          const float (&row_max)[M][2], float scale_log2)
-{
-    #pragma unroll
-    for (int m = 0; m < M; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * scale_log2;
-            #pragma unroll
-            for (int n = 0; n < N; n++)
-                #pragma unroll
-                for (int e = 2 * h; e < 2 * h + 2; e++) {
-                    s[m][n][e] = mtt__exp2(fmaf(s[m][n][e], scale_log2, -base));
-                    row_sum[m][h] += s[m][n][e];
-                }
-        }
-}
-
-/* Lane q of a quad draws for key tiles q, q + 4, ...: a byte for each of its rows. */
-template <class S>
-static __device__ __forceinline__ void mtt__forward_fates(uint32_t (&fates)[S::KEY_TILES / 4], const mtt__flash &f, int head,
-                                                          int row0, int k0)
-{
-    const int lane = mtt__pinned(threadIdx.x) & 31; /* pinned: no register waits for the next tile */
-    #pragma unroll
-    for (int n = 0; n < S::KEY_TILES / 4; n++) {
-        fates[n] = 0;
-        #pragma unroll 2 /* all at once take too many registers */
-        for (int r = 0; r < 2 * S::ROW_TILES; r++) {
-            const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
-            const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
-            fates[n] |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), element, f.threshold) << 8 * r;
-        }
-        fates[n] = mtt__pinned(fates[n]); /* drawn here, while no scores take registers */
-    }
-}
-
-template <int M, int N>
-static __device__ __forceinline__ void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&fates)[N / 4])
-{
-    const int lane = threadIdx.x & 31;
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const uint32_t fate = __shfl_sync(0xffffffffu, fates[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
-        #pragma unroll
-        for (int m = 0; m < M; m++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++)
-                if (!(fate >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
-    }
-}
-
-/* O of the warp's rows from row0 on, and lse. */
-template <class S>
-static __device__ __forceinline__ void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &place, int row0,
-                                                          const float (&o)[S::ROW_TILES][S::D / 8][4],
-                                                          const float (&row_max)[S::ROW_TILES][2],
-                                                          const float (&row_sum)[S::ROW_TILES][2])
-{
-    const int own = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
-    typename S::E *o_gmem = (typename S::E *)f.attended + mtt__flash_row(place, own, width);
-    float *lse_gmem = f.lse + (int64_t)place.head * f.seq_len + own;
-    #pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int further = m * 16 + h * 8;
-            const bool valid = own + further < (int)f.seq_len;
-            float sum = row_sum[m][h];
-            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h, f.keep_scale / sum, valid,
-                                                f.head_dim, threadIdx.x & 3);
-            if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
-        }
-}
-
-/* Math         O = softmax(scale Q K^T) V tile by tile, with a running row_max m and row_sum l (online softmax); lse.
-   Shapes       qkv [B T, 3 C] and attended [B T, C] of 16-bit E, lse [B heads, T] FP32; D >= head_dim.
-   Launch       one block of BLOCK_Q / ROWS warps a tile of queries and head, longest tiles first within a group
-                of heads whose K and V stay in L2; shared memory: Q, and two stages of K and V.
-   Requires     head_dim % 8 == 0, 16-byte aligned tensors.
-   Traffic      reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D FLOP a pair.
-   Determinism  one block makes a row, in one order.
-   Reference    mtt__flash_tile; FlashAttention-2, algorithm 1. m grows only when a score passes it by 2^8: P then stays
-                below 256 and O is rescaled seldom (FlashAttention-4's rule); the final division uses the same m, so the
-                result is exact. */
-template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
-{
-    if (mtt__replaced<S>(2)) return;
-    typedef typename S::E E;
-    constexpr int D = S::D, ROWS = S::ROWS, BLOCK_KV = S::BLOCK_KV;
-    extern __shared__ __align__(128) unsigned char shared[];
-    const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + S::Q_BYTES;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len;
-    const int tiles = (T + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
-    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
-    const int group = min(f.group, f.head_count - first_head);
-    const int q0 = (tiles - 1 - in_group / group) * S::BLOCK_Q, row0 = q0 + warp * ROWS;
-    const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
-    mtt__forward_block &block = *(mtt__forward_block *)(shared + S::BLOCK_AT);
-    if (threadIdx.x == 0) {
-        mtt__flash_head_set(block.head, f, first_head + in_group % group);
-        block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    }
-    __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, 3 * (int)f.width);
-    float o_rmem[S::ROW_TILES][D / 8][4] = {}, row_max[S::ROW_TILES][2], row_sum[S::ROW_TILES][2] = {};
-    uint32_t q_rmem[D / 16][S::ROW_TILES][4];
-    #pragma unroll
-    for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
-
-    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, 3 * (int)f.width, T - q0, f.head_dim, threadIdx.x);
-    mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
-    if (S::Q_IN_REGISTERS) {
-        const uint32_t q_lane = q_smem + mtt__straight<D>(lane) + warp * ROWS * D * 2;
-        mtt__copy_wait();
-        __syncthreads(); /* Q has arrived for all */
-        #pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            #pragma unroll
-            for (int m = 0; m < S::ROW_TILES; m++)
-                mtt__load_matrices(q_rmem[k][m], mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
-    }
-    for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
-        const uint32_t at = stage * 2 * S::KV_BYTES;
-        mtt__copy_wait();
-        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > block.first_key) mtt__forward_copy<S>(f, block.head, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
-        if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
-            continue; /* nothing seen here */
-
-        /* where the lane points ldmatrix for Q, K and V; found again for each tile where O and scores take most registers */
-        const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__pinned(threadIdx.x);
-        const uint32_t straight = mtt__straight<D>(thread & 31), q_lane = q_smem + straight + thread / 32 * ROWS * D * 2;
-        const uint32_t k_lane = kv_smem + mtt__crossed<D>(thread & 31) + at, v_lane = kv_smem + straight + S::KV_BYTES + at;
-        uint32_t fates[S::KEY_TILES / 4];
-        if (S::DROPOUT) mtt__forward_fates<S>(fates, f, block.head.head, row0, k0);
-        float s_rmem[S::ROW_TILES][S::KEY_TILES][4] = {};
-        mtt__product<E, D / 16>(
-            s_rmem,
-            [&](uint32_t *a, int k, int m) {
-                if (!S::Q_IN_REGISTERS)
-                    mtt__load_matrices(a, mtt__further<D>(q_lane, k * 2) + m * 16 * D * 2);
-                else
-                    for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
-            },
-            [&](uint32_t *b, int k, int n) {
-                mtt__load_matrices(b, mtt__further<D>(k_lane, k * 2) + n * 8 * D * 2);
-            });
-        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
-            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
-        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
-        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
-        if (S::DROPOUT) mtt__forward_drop(s_rmem, fates);
-        mtt__product<E, BLOCK_KV / 16>(
-            o_rmem,
-            [&](uint32_t *a, int k, int m) {
-                for (int r = 0; r < 4; r++)
-                    a[r] = mtt__pack_pair(s_rmem[m][2 * k + r / 2][r % 2 * 2], s_rmem[m][2 * k + r / 2][r % 2 * 2 + 1], E());
-            },
-            [&](uint32_t *b, int k, int n) {
-                mtt__load_transposed(b, mtt__further<D>(v_lane, n) + k * 16 * D * 2);
-            });
-    }
-    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
-}
-
-/* Math         as mtt_k_flash_forward, without dropout, by products of warpgroups.
-   Shapes       as there; D 64 or 128.
-   Launch       as there, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to begin at such a multiple.
-   Requires     code for sm_90a. Without, the kernel is empty, and has no static shared memory, by which mtt__suits_wgmma knows.
-   Traffic      as there.
-   Determinism  as there.
-   Reference    as there. While one block makes exponentials the other on its processor multiplies: nothing else has to be
-                arranged, and registers suffice for two (T = 16384, D = 64: 490 TFLOP/s; by mma 345). */
-template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward_wgmma(const mtt__flash f)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    typedef typename S::E E;
-    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__forward_block block;
-    const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
-    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128), T = (int)f.seq_len;
-    const int stride = 3 * (int)f.width, tiles = (T + BLOCK_Q - 1) / BLOCK_Q, per_group = f.group * tiles;
-    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
-    const int group = min(f.group, f.head_count - first_head);
-    const int q0 = (tiles - 1 - in_group / group) * BLOCK_Q, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
-    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
-    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
-    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, first_head + in_group % group);
-    __syncthreads(); /* the block's work is known to all */
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride), *k_gmem = q_gmem + f.width;
-    const auto copy = [&](int k0, uint32_t to_smem) {
-        const E *from = k_gmem + (int64_t)k0 * stride;
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, from, stride, T - k0, f.head_dim);
-        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, from + f.width, stride, T - k0, f.head_dim);
-        mtt__copy_commit();
-    };
-    const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
-    float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
-
-    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, f.head_dim);
-    copy(last_key, kv_smem);
-    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
-        const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
-        const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* this stage has arrived for all, and no warp still reads the other one */
-        if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
-        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1)) continue; /* nothing seen here */
-        float s_rmem[1][S::KEY_TILES][4];
-        mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(s_rmem[0]);
-        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
-            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
-        mtt__forward_grow<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
-        mtt__forward_weigh(s_rmem, row_sum, row_max, f.scale_log2);
-        uint32_t p_rmem[BLOCK_KV / 16][4];
-        #pragma unroll
-        for (int n = 0; n < BLOCK_KV / 4; n++)
-            p_rmem[n / 4][n % 4] = mtt__pack_pair(s_rmem[0][n / 2][n % 2 * 2], s_rmem[0][n / 2][n % 2 * 2 + 1], E());
-        mtt__wgmma_begin();
-        mtt__wgmma_across(o_rmem[0], p_rmem, v_tile, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(o_rmem[0]);
-    }
-    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
-#endif
-}
-
-/* ---- backward ---- */
-
-/* Math         stats_i = {lse_i log2(e), delta_i = sum_d dO_id O_id}
-   Shapes       d_attended, attended [B T, C] of E; lse FP32; stats [head_count, T].
-   Launch       LANES lanes a row and head, neighbouring rows of a head side by side; LANES * 8 >= head_dim.
-   Requires     head_dim % 8 == 0, 16-byte aligned tensors.
-   Traffic      reads dO, O and lse once, writes 8 bytes a row and head.
-   Determinism  a fixed tree of sums.
-   Reference    the first loop of mtt__load_queries. O as it was stored, so that delta is that of the rounded O. */
-template <typename E, int LANES> static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f)
-{
-    const int64_t index = ((int64_t)blockIdx.x * 256 + threadIdx.x) / LANES, count = (int64_t)f.head_count * f.seq_len;
-    const int chunk = threadIdx.x % LANES;
-    float sum = 0;
-    if (index < count && chunk * 8 < f.head_dim) {
-        const int64_t row = index % f.seq_len,
-                      at = mtt__head_offset(f, f.first_head + (int)(index / f.seq_len), 1) + row * f.width;
-        float x[8], y[8];
-        mtt__read_floats((const E *)f.d_attended + at + chunk * 8, x);
-        mtt__read_floats((const E *)f.attended_in + at + chunk * 8, y);
-        #pragma unroll
-        for (int k = 0; k < 8; k++) sum += x[k] * y[k];
-    }
-    #pragma unroll
-    for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (index < count && chunk == 0)
-        f.stats[index] = make_float2(f.lse_in[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
-}
-
-/* Sums of dQ that pass from block to block. The blocks that add to one tile of dQ do so one after another, in an order fixed by
-   the tile alone; thread i of each takes over what thread i of the block before has left. 4 sums are one unit of 128 bits,
-   and every unit carries the number of the contribution that it is, 7 bits of it in place of the lowest 7 of each of its first
-   two sums: these keep 17 bits of significand, and their terms were rounded to 8 or 11. (4 bits in each of the 4 sums took
-   64 instructions more, of 1,100 that a warp has for a pair of tiles with D = 128.)
-
-   Why this is correct under PTX's memory model, without a fence (one per tile cost 15 % of the kernel): a unit is one scalar
-   access, `relaxed` at the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of
-   a launch never repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that carries number n
-   was written by contribution n and not by one that happens to look like it. Contribution n + 1 writes a unit
-   after it has read n in it, in the same thread, which orders the two in the coherence of that unit. No other memory is
-   handed over, so there is nothing else to order. Waiting is reading again until the number is there. */
-template <int COUNT, int THREADS>
-static __device__ __forceinline__ void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
-{
-    #pragma unroll
-    for (int n = 0; n < COUNT; n++)
-        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"
-                     " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
-                     : "=f"(sums[n][0]), "=f"(sums[n][1]), "=f"(sums[n][2]), "=f"(sums[n][3])
-                     : "l"(from_gmem + n * THREADS) : "memory");
-}
-
-template <int COUNT> static __device__ __forceinline__ bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
-{
-    uint32_t wrong[2] = {};
-    #pragma unroll
-    for (int n = 0; n < COUNT * 2; n++) wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
-    return !(mtt__pinned(wrong[0] | wrong[1]) & 127u); /* pinned: 7 bits at the end and not a comparison for each sum */
-}
-
-/* The number replaces bits: where these are even, so are numbers, and no sum drifts. Not-finite stays not-finite. */
-template <int COUNT, int THREADS>
-static __device__ __forceinline__ void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
-{
-    #pragma unroll
-    for (int n = 0; n < COUNT; n++) {
-        uint32_t v[4];
-        #pragma unroll
-        for (int e = 0; e < 4; e++) v[e] = __float_as_uint(sums[n][e]);
-        #pragma unroll
-        for (int e = 0; e < 2; e++) v[e] = (v[e] & ~127u) | (number >> 7 * e & 127u);
-        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
-                     " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
-                     ::"l"(to_gmem + n * THREADS), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
-    }
-}
-
-/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a time; dK and dV
-   of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns. */
-template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES, int QUERY_ROW_TILES,
-          int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
-struct mtt__backward_sizes {
-    typedef ELEMENT E;
-    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT, THREADS = WARPS * 32;
-    static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES, STAGES = STAGE_COUNT;
-    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
-    static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
-    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : WITH_DROPOUT ? 16 : 32; /* masks take registers too */
-    static constexpr int COLUMNS = D / QUERY_WARPS;
-    static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
-    static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
-    static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
-    static constexpr bool CRAMPED = D == 256; /* registers only suffice if places are found again at each use */
-    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T */
-    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
-    static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
-    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64; /* mtt__backward_block */
-    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0, "products come in 16 columns");
-};
-
-/* What a block works on. It stands in shared memory: accumulators take all registers. */
-struct mtt__backward_block {
-    mtt__flash_head head;
-    int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
-    int k0, first_tile, last_tile; /* first key; tiles of queries that see one of the keys */
-    const char *q_gmem, *do_gmem;  /* the head's first rows */
-};
-
-/* Where a warp and a lane of it stand. */
-struct mtt__backward_place {
-    const mtt__backward_block *block;
-    int k0;
-    /* where the lane points ldmatrix for K as B of dQ (and, further on, for K and V as A of scores, Q and dO as B of dK and
-       dV); for Q and dO as B of scores; for P^T and dS^T, as they are stored and as A of dV and dK; dS^T as A of dQ */
-    uint32_t k_b, q_b, s_a, dq_a;
-};
-
-/* What follows from the warp's number, found again at each use for the same reason. */
-static __device__ __forceinline__ int mtt__backward_warp(void)
-{
-    return mtt__uniform((int)mtt__pinned(threadIdx.x) / 32);
-}
-
-template <class S> static __device__ __forceinline__ int mtt__key_warp(void)
-{
-    return mtt__backward_warp() % S::KEY_WARPS;
-}
-
-template <class S> static __device__ __forceinline__ int mtt__query_warp(void)
-{
-    return mtt__backward_warp() / S::KEY_WARPS;
-}
-
-template <class S> static __device__ __forceinline__ int mtt__dq_row(void)
-{
-    return mtt__backward_warp() % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS;
-}
-
-template <class S> static __device__ __forceinline__ int mtt__dq_part(void)
-{
-    return mtt__backward_warp() / S::DQ_ROW_WARPS;
-}
-
-/* The thread's number, for what is found again where registers are few. */
-template <class S> static __device__ __forceinline__ uint32_t mtt__backward_thread(void)
-{
-    return S::CRAMPED ? mtt__pinned(threadIdx.x) : threadIdx.x;
-}
-
-/* Takes the next tile of keys; for one thread. */
-template <class S> static __device__ __forceinline__ void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
-{
-    const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
-    const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
-    const int local = first + ticket % (f.group * key_tiles) % group, key_tile = ticket % (f.group * key_tiles) / group;
-    const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
-    mtt__flash_head_set(block->head, f, f.first_head + local);
-    block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
-    block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, 3 * (int)f.width) * 2;
-    block->do_gmem = (const char *)f.d_attended + mtt__flash_row(block->head, 0, (int)f.width) * 2;
-    block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
-    block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
-}
-
-template <class S>
-static __device__ __forceinline__ mtt__backward_place mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
-{
-    const int lane = threadIdx.x & 31;
-    mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
-    mtt__backward_place at;
-    if (threadIdx.x == 0) mtt__backward_take<S>(f, block);
-    __syncthreads(); /* the block's work is known to all */
-    at.block = block, at.k0 = mtt__uniform(block->k0);
-    const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = mtt__key_warp<S>() * S::KEYS;
-    at.q_b = smem + 2 * S::KV_BYTES + mtt__crossed<S::D>(lane) + mtt__query_warp<S>() * S::QUERIES * S::D * 2;
-    at.k_b = smem + mtt__straight<S::D>(lane);
-    at.s_a = s_smem + mtt__straight<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
-    at.dq_a = mtt__further<S::BLOCK_Q>(s_smem + mtt__crossed<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
-    return at;
-}
-
-/* In each round of the loop: what is worked out from these is then worked out again, and holds no registers between rounds. */
-static __device__ __forceinline__ void mtt__backward_pin(mtt__backward_place &at)
-{
-    at.k_b = mtt__pinned(at.k_b), at.q_b = mtt__pinned(at.q_b), at.s_a = mtt__pinned(at.s_a);
-    at.dq_a = mtt__pinned(at.dq_a), at.k0 = (int)mtt__pinned(at.k0);
-}
-
-/* The stage of a tile of queries: the stages take turns. */
-template <class S> static __device__ __forceinline__ uint32_t mtt__backward_stage(int tile)
-{
-    return (tile & (S::STAGES - 1)) * S::STAGE;
-}
-
-/* Q, dO and stats of a tile of queries, to its stage. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_copy(const mtt__flash &f, const mtt__backward_place &at, uint32_t smem,
-                                                          int tile)
-{
-    typedef typename S::E E;
-    const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
-    const uint32_t to = smem + 2 * S::KV_BYTES + mtt__backward_stage<S>(tile), width = (uint32_t)f.width;
-    const char *q_gmem = at.block->q_gmem + (uint64_t)(uint32_t)row * (width * 6), /* bytes of a row of qkv */
-               *do_gmem = at.block->do_gmem + (uint64_t)(uint32_t)row * (width * 2);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, 3 * (int)width, left, f.head_dim, thread);
-    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)width, left, f.head_dim, thread);
-    if (thread < S::BLOCK_Q) /* zeros past the end make P = 1, but of zero rows of Q and dO */
-        mtt__copy_async_pair(to + 2 * S::Q_BYTES + thread * 8, f.stats + at.block->local * f.seq_len + row + thread,
-                             thread < left);
-    mtt__copy_commit();
-}
-
-/* S^T and dP^T of the warp's keys and of a chunk of queries. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_scores(float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                            float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4], uint32_t kv_a,
-                                                            uint32_t q_b, int chunk)
-{
-    constexpr int D = S::D;
-    const auto load_k = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2);
-    };
-    const auto load_v = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<D>(kv_a, k * 2) + m * 16 * D * 2 + S::KV_BYTES);
-    };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_matrices(b, mtt__further<D>(q_b, k * 2) + (chunk * S::CHUNK + n * 8) * D * 2 + S::Q_BYTES);
-    };
-    mtt__product<typename S::E, D / 16>(s, load_k, load_q);
-    mtt__product<typename S::E, D / 16>(dp, load_v, load_do);
-}
-
-/* Lane l has a byte for each octet of the warp's keys, for query l % CHUNK of a chunk: if two lanes have the same query, each
-   draws every other octet. */
-template <class S>
-static __device__ __forceinline__ uint32_t mtt__backward_fates(const mtt__flash &f, const mtt__backward_place &at, int key,
-                                                               int query)
-{
-    constexpr int SHARERS = 32 / S::CHUNK;
-    const int lane = (int)(mtt__pinned(threadIdx.x) & 31);
-    const uint64_t row = (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
-    uint32_t fates = 0;
-    #pragma unroll
-    for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
-        const int r = k + lane / S::CHUNK;
-        fates |= mtt__keep_octet(f.control->seed, mtt__flash_stream(f), row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8),
-                                 f.threshold)
-                 << 8 * r;
-    }
-    return SHARERS == 1 ? fates : fates | __shfl_xor_sync(0xffffffffu, fates, 16);
-}
-
-/* P and dS of scores and dP, packed as A operands. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_weigh(uint32_t (&p_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                                           uint32_t (&ds_packed)[S::KEY_ROWS][S::CHUNK / 8][2],
-                                                           const float (&s)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                           const float (&dp)[S::KEY_ROWS][S::CHUNK / 8][4],
-                                                           const mtt__flash &f, uint32_t stats_smem, uint32_t fates)
-{
-    typedef typename S::E E;
-    const int lane = (int)(mtt__backward_thread<S>() & 31);
-    #pragma unroll
-    for (int n = 0; n < S::CHUNK / 8; n++) {
-        float lse[2], delta[2];
-        uint32_t fate[2];
-        asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                     : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
-                     : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
-        if (S::DROPOUT) {
-            #pragma unroll
-            for (int e = 0; e < 2; e++)
-                fate[e] = __shfl_sync(0xffffffffu, fates, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
-        }
-        #pragma unroll
-        for (int m = 0; m < S::KEY_ROWS; m++) {
-            float p[4], ds[4];
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
-                if (S::DROPOUT) {
-                    const bool keep = fate[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
-                    ds[e] = p[e] * ((keep ? dp[m][n][e] * f.keep_scale : 0.0f) - delta[e & 1]);
-                    p[e] = keep ? p[e] : 0.0f;
-                } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
-            }
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                p_packed[m][n][h] = mtt__pack_pair(p[2 * h], p[2 * h + 1], E());
-                ds_packed[m][n][h] = mtt__pack_pair(ds[2 * h], ds[2 * h + 1], E());
-            }
-        }
-    }
-}
-
-/* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_chunk(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                           float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4], const mtt__flash &f,
-                                                           const mtt__backward_place &at, uint32_t kv_a, uint32_t stage_at,
-                                                           uint32_t smem, int q0, int chunk)
-{
-    typedef typename S::E E;
-    constexpr int CHUNK = S::CHUNK, D = S::D;
-    const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
-    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
-    uint32_t p_packed[S::KEY_ROWS][CHUNK / 8][2], ds_packed[S::KEY_ROWS][CHUNK / 8][2];
-    const bool seen = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
-    if (seen) {
-        /* drawn while no scores take registers, and pinned there */
-        const uint32_t fates = S::DROPOUT ? mtt__pinned(mtt__backward_fates<S>(f, at, key, query)) : 0;
-        float s[S::KEY_ROWS][CHUNK / 8][4] = {}, dp[S::KEY_ROWS][CHUNK / 8][4] = {};
-        mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
-        if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
-            const int lane = mtt__pinned(threadIdx.x) & 31; /* pinned: few tiles need a mask, and no register waits for them */
-            mtt__flash_mask(s, query - key - (lane / 4 - (lane & 3) * 2), -1, f.window);
-        }
-        const uint32_t stats_smem = smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES + column * 8;
-        mtt__backward_weigh<S>(p_packed, ds_packed, s, dp, f, stats_smem, fates);
-    } else {
-        const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__pinned(0); /* pinned: zeros are made here, not before each chunk */
-        #pragma unroll
-        for (int n = 0; n < CHUNK / 8; n++)
-            for (int r = 0; r < 2 * S::KEY_ROWS; r++) p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
-    }
-    #pragma unroll
-    for (int n = 0; n < CHUNK / 8; n += 2)
-        #pragma unroll
-        for (int m = 0; m < S::KEY_ROWS; m++) {
-            const uint32_t to = mtt__column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
-            mtt__store_matrices(to, ds_packed[m][n], ds_packed[m][n + 1]);
-            if (!S::P_IN_REGISTERS) mtt__store_matrices(to + S::S_BYTES, p_packed[m][n], p_packed[m][n + 1]);
-        }
-    if (!S::P_IN_REGISTERS || !seen) return;
-    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
-    const auto load_p = [&](uint32_t *a, int k, int m) {
-        for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
-    };
-    const auto load_ds = [&](uint32_t *a, int k, int m) {
-        for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
-    };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__further<D>(from, n) + (chunk * CHUNK + k * 16) * D * 2 + S::Q_BYTES);
-    };
-    mtt__product<E, CHUNK / 16>(dv, load_p, load_do);
-    mtt__product<E, CHUNK / 16>(dk, load_ds, load_q);
-}
-
-/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_keys(float (&dk)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                          float (&dv)[S::KEY_ROWS][S::COLUMNS / 8][4],
-                                                          const mtt__backward_place &at, uint32_t stage_at, int q0)
-{
-    typedef typename S::E E;
-    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
-    const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16; /* queries before see none of the warp's keys */
-    const int part = mtt__query_warp<S>();
-    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
-    const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2);
-    };
-    const auto load_p = [&](uint32_t *a, int k, int m) {
-        mtt__load_matrices(a, mtt__further<BLOCK_Q>(at.s_a, k * 2) + m * 16 * BLOCK_Q * 2 + S::S_BYTES);
-    };
-    const auto load_q = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2);
-    };
-    const auto load_do = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::COLUMNS / 8>(from, part, n) + k * 16 * D * 2 + S::Q_BYTES);
-    };
-    mtt__product_part<E, BLOCK_Q / 16>(dv, load_p, load_do, first, BLOCK_Q / 16);
-    mtt__product_part<E, BLOCK_Q / 16>(dk, load_ds, load_q, first, BLOCK_Q / 16);
-}
-
-/* Where the thread's sums of a tile of dQ pass from block to block. Pinned: the address is made where it is used. */
-template <class S>
-static __device__ __forceinline__ float4 *mtt__backward_sums(const mtt__flash &f, const mtt__backward_place &at, int tile)
-{
-    const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
-    return f.dq_partial + (int64_t)(at.block->slot * tiles + (int)mtt__pinned(tile)) * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
-}
-
-/* A block's turn among those that add to a tile of dQ. */
-struct mtt__dq_turn {
-    int place, sharers;
-    uint32_t number;         /* contributions to this tile of the ring so far */
-    uint32_t follows, leads; /* after another block, even one of another head; before another */
-};
-
-/* Pinned: the compiler would otherwise make a copy of the rest of the loop for each case. */
-template <class S>
-static __device__ __forceinline__ mtt__dq_turn mtt__backward_turn(const mtt__flash &f, const mtt__backward_place &at, int q0)
-{
-    const int first_sharer = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
-    const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
-    mtt__dq_turn turn;
-    turn.sharers = (min(q0 + S::BLOCK_Q, (int)f.seq_len) - 1) / S::BLOCK_KV - first_sharer + 1;
-    turn.place = (int)mtt__pinned(at.k0) / S::BLOCK_KV - first_sharer;
-    turn.number = (uint32_t)(mtt__uniform(at.block->round) * turn.sharers + turn.place);
-    turn.follows = mtt__pinned(turn.sharers > 1 && turn.number > 0);
-    turn.leads = mtt__pinned(turn.sharers > 1 && (turn.place < turn.sharers - 1 || !last_round));
-    return turn;
-}
-
-/* Waits for the sums of the block before; the first of a head begins with zeros. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_place &at,
-                                                           int tile, const mtt__dq_turn &turn)
-{
-    while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, turn.number)))
-        mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-    if (turn.place == 0) /* pinned: a rare branch, and not a selection for each sum */
-        #pragma unroll
-        for (int n = 0; n < S::SUMS * 4; n++) sums[n / 4][n % 4] = __uint_as_float(mtt__pinned(0));
-}
-
-/* dQ += dS K over the block's keys. */
-template <class S>
-static __device__ __forceinline__ void mtt__backward_queries(float (&dq)[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4],
-                                                             const mtt__backward_place &at, int q0)
-{
-    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D;
-    const int part = mtt__dq_part<S>();
-    const auto load_ds = [&](uint32_t *a, int k, int m) {
-        mtt__load_transposed(a, mtt__further<BLOCK_Q>(at.dq_a, m * 2) + k * 16 * BLOCK_Q * 2);
-    };
-    const auto load_k = [&](uint32_t *b, int k, int n) {
-        mtt__load_transposed(b, mtt__column<D, S::DQ_COLUMNS / 8>(at.k_b, part, n) + k * 16 * D * 2);
-    };
-    mtt__product_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
-                                                       (q0 + BLOCK_Q - at.k0 + 15) / 16); /* keys beyond are the future */
-}
-
-/* 16 M rows of gradients of the warp, from `row` on, times `factor`, to columns from `column` on of part 0, 1, 2 of d_qkv. */
-template <class S, int M, int COLUMNS>
-static __device__ __forceinline__ void mtt__backward_store(const mtt__flash &f, const mtt__backward_place &at,
-                                                           const float (&c)[M][COLUMNS / 8][4], int row, int column, int part,
-                                                           float factor)
-{
-    const int stride = 3 * (int)f.width, lane = mtt__pinned(threadIdx.x) & 31; /* pinned: not held through the loop */
-    row += lane / 4;
-    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride) + part * f.width + column;
-    #pragma unroll
-    for (int m = 0; m < M; m++)
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int further = m * 16 + h * 8;
-            mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
-                                                   row + further < (int)f.seq_len, f.head_dim - column, lane & 3);
-        }
-}
-
-/* Math         P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K, block after block.
-   Shapes       as forward; d_qkv [B T, 3 C]; stats of mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q * D].
-   Launch       one block of WARPS warps a tile of keys and head. Blocks draw a ticket and take the tiles of `group` heads, the
-                first of each, then the second: so the longest go first; each walks its queries downwards. Shared memory:
-                K, V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys (QUERY_WARPS = 1).
-   Requires     dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a tile of the ring.
-   Traffic      reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q D bytes of dQ a tile pair through
-                L2; 10 D FLOP a pair of query and key.
-   Determinism  dQ of a tile is summed in the order of rising keys whatever the timing. The grid cannot deadlock: a block waits
-                only for the tile of keys before its own in its head, or for the blocks of the head `slots` before, all of
-                smaller tickets; a ticket is drawn by a running block, so all smaller ones are running or done, and the
-                smallest of those running waits for none. All blocks of a head start at its last queries, each a little
-                behind the one before; they end at its first, so that a next group's blocks do not start all at once.
-   Reference    mtt__flash_backward_keys, mtt__flash_backward_queries; FlashAttention-2, algorithm 2.
-   The scores stand transposed, keys by queries: P^T and dS^T are then already A operands of dV and dK. The last
-   contributor writes dQ itself, so dQ needs neither zeros before nor a pass after; a slot serves head after head. */
-template <class S> static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
-{
-    if (mtt__replaced<S>(S::STAGES)) return;
-    typedef typename S::E E;
-    extern __shared__ __align__(128) unsigned char shared[];
-    mtt__backward_place at = mtt__backward_begin<S>(f, shared);
-    const uint32_t smem = mtt__smem(shared);
-    const int T = (int)f.seq_len;
-    const E *k_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, 3 * (int)f.width) + f.width;
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, 3 * (int)f.width, T - at.k0, f.head_dim, threadIdx.x);
-    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, 3 * (int)f.width, T - at.k0, f.head_dim,
-                                                   threadIdx.x);
-    mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
-
-    float dk_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {}, dv_rmem[S::KEY_ROWS][S::COLUMNS / 8][4] = {};
-    for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
-        const int q0 = tile * S::BLOCK_Q;
-        const uint32_t stage_at = mtt__backward_stage<S>(tile);
-        mtt__backward_pin(at);
-        mtt__copy_wait();
-        __syncthreads(); /* Q, dO and stats of this tile are there; the last tile's P, dS and dQ are done with */
-        if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile)) mtt__backward_copy<S>(f, at, smem, tile - 1);
-        #pragma unroll
-        for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
-            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at,
-                                   smem, q0, chunk);
-        __syncthreads(); /* all of P and dS is written before any of it is read */
-
-        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
-        float dq_rmem[S::QUERY_ROWS][S::DQ_COLUMNS / 8][4] = {};
-        float (*sums)[4] = dq_rmem[0];
-        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-        if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
-        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
-        mtt__backward_queries<S>(dq_rmem, at, q0);
-        if (turn.place == turn.sharers - 1)
-            mtt__backward_store<S, S::QUERY_ROWS, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + mtt__dq_row<S>(),
-                                                                 mtt__dq_part<S>() * S::DQ_COLUMNS, 0, f.gradient_scale);
-        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), sums, turn.number + 1);
-        if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
-            __syncthreads(); /* all have read Q and dO before the next tile lands on them */
-            mtt__backward_copy<S>(f, at, smem, tile - 1);
-        }
-    }
-    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
-    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column, 1, f.gradient_scale);
-    mtt__backward_store<S, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column, 2, f.keep_scale);
-}
-
-/* The sizes of mtt_k_flash_backward_wgmma: each of two warpgroups has 64 of every 128 keys, dK and dV of which fill its registers,
-   and DQ_COLUMNS of the columns of dQ. */
-template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
-    typedef ELEMENT E;
-    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS, THREADS = 256, MIN_BLOCKS = 1;
-    static constexpr int DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
-    /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
-    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
-    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
-};
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries stands 32 bytes apart. */
-template <int N>
-static __device__ __forceinline__ void mtt__backward_weights(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
-{
-    float lse[2];
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
-        #pragma unroll
-        for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
-    }
-}
-
-/* P and dS = P (dP - delta) as A of dV and dK. */
-template <int N, typename E>
-static __device__ __forceinline__ void mtt__backward_pack(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
-                                                          const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
-{
-    float delta[2];
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
-            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
-            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
-        }
-    }
-}
-#endif
-
-/* Math         as mtt_k_flash_backward, without dropout, by products of warpgroups.
-   Shapes       as there; D 64 or 128.
-   Launch       as there, with one block of two warpgroups a processor. Shared memory: K, V, two stages of Q, dO, lse and delta, and
-                dS^T, from a multiple of 1,024 bytes on.
-   Requires     as there, and code for sm_90a, as mtt_k_flash_forward_wgmma.
-   Traffic      as there.
-   Determinism  as there: dQ takes the same way through the ring.
-   Reference    as there. P^T and dS^T are A of dV and dK in registers; dS^T is A of dQ across, in shared memory. Exponentials are
-                made under dP's product, the next scores while dQ's sums are on their way. These sums come and go in the warps that
-                calculate, a fifth of their time with 128 keys a block (425 TFLOP/s for 525 at T = 16384, D = 64). So a block has
-                as many keys as registers hold dK and dV of, 256 at D = 64, for 64 queries at a time: half the sums, half of Q and
-                dO's way, 455 TFLOP/s. dQ begun under the next tile's exponentials, 435: too few registers to go on meanwhile. */
-template <class S>
-static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward_wgmma(const mtt__flash f)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    typedef typename S::E E;
-    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV, KEY_ROWS = S::KEY_ROWS;
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__backward_block block;
-    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
-    const int T = (int)f.seq_len, stride = 3 * (int)f.width;
-    if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
-    __syncthreads(); /* the block's work is known to all */
-    mtt__backward_place at = {};
-    at.block = &block, at.k0 = mtt__uniform(block.k0);
-    const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
-    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.width;
-    const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
-    const auto copy = [&](int tile) {
-        const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
-        const uint32_t to = stage_of(tile);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, (const E *)block.q_gmem + (int64_t)row * stride, stride, left, f.head_dim);
-        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, (const E *)block.do_gmem + (int64_t)row * f.width, (int)f.width,
-                                                left, f.head_dim);
-        if (thread < 2 * BLOCK_Q) /* lse, then delta; zeros past the end make P = 1, but of zero rows of Q and dO */
-            mtt__copy_async_one(to + 2 * S::Q_BYTES + thread * 4,
-                                (const float *)(f.stats + block.local * f.seq_len + row + thread % BLOCK_Q) + thread / BLOCK_Q,
-                                thread % BLOCK_Q < left);
-        mtt__copy_commit();
-    };
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, f.head_dim);
-    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, k_gmem + f.width, stride, T - at.k0, f.head_dim);
-    copy(last_tile);
-
-    const int column = warpgroup * S::DQ_COLUMNS;
-    const uint32_t k_across = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
-    const uint32_t ds_across = mtt__wgmma_tile(s_smem, 0);
-    uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
-    float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
-    float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
-    const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
-        mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], k_tile + m * 128 * 128 / 16, mtt__wgmma_tile(stage_of(tile), 0), E());
-        mtt__wgmma_commit();
-    };
-    const auto weigh = [&](int tile, int m) { /* dP of these */
-        mtt__wgmma_begin();
-        mtt__wgmma_rows<D, BLOCK_KV, BLOCK_Q>(dp_rmem, k_tile + (S::KV_BYTES + m * 128 * 128) / 16,
-                                              mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0), E());
-        mtt__wgmma_commit();
-    };
-    mtt__copy_wait();
-    mtt__wgmma_publish();
-    __syncthreads(); /* K, V and the first tile are there */
-    score(last_tile, 0);
-    mtt__wgmma_wait();
-    mtt__wgmma_hold(s_rmem[0]);
-    const auto pass = [&](int tile, auto rows_of_128) { /* a tile of queries by the block's first 128 ROWS keys */
-        constexpr int ROWS = decltype(rows_of_128)::value;
-        const int q0 = tile * BLOCK_Q;
-        k_tile = mtt__pinned(k_tile); /* its descriptors are made where they are used, and not held */
-        const uint32_t q_across = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128), do_across = q_across + S::Q_BYTES / 16;
-        const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
-        uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
-        weigh(tile, 0);
-        __syncthreads(); /* the last tile's Q, dO and dS are done with */
-        if (tile > first_tile) copy(tile - 1);
-        #pragma unroll
-        for (int m = 0; m < ROWS; m++) {
-            const int k0 = at.k0 + m * 128;
-            if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
-                mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
-            mtt__backward_weights(s_rmem[0], lse_smem, f.scale_log2);
-            if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
-            else mtt__wgmma_wait();
-            mtt__wgmma_hold(dp_rmem);
-            mtt__backward_pack(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
-            if (m + 1 < ROWS) score(tile, m + 1), weigh(tile, m + 1);
-            mtt__wgmma_begin();
-            mtt__wgmma_across(dv_rmem[m][0], p_packed[m], do_across, E());
-            mtt__wgmma_across(dk_rmem[m][0], ds_packed[m], q_across, E());
-            mtt__wgmma_commit();
-            #pragma unroll
-            for (int n = 0; n < BLOCK_Q / 8; n += 2) {
-                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__straight<64>(lane);
-                mtt__store_matrices(mtt__further<64>(to, n), &ds_packed[m][n / 2][0], &ds_packed[m][n / 2][2]);
-            }
-            if (m + 1 < ROWS) {
-                mtt__wgmma_wait<2>();
-                mtt__wgmma_hold(s_rmem[0]);
-            }
-        }
-        mtt__copy_wait();
-        mtt__wgmma_publish();
-        __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
-
-        const mtt__dq_turn turn = mtt__backward_turn<S>(f, at, q0);
-        float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
-        if (turn.follows) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__backward_sums<S>(f, at, tile));
-        mtt__wgmma_begin();
-        #pragma unroll
-        for (int k = 0; k < ROWS * 8; k++)
-            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_across, k * 2048), mtt__wgmma_at(k_across, k * 2048), k > 0, E());
-        mtt__wgmma_commit();
-        mtt__wgmma_wait<1>();
-        #pragma unroll
-        for (int m = 0; m < KEY_ROWS; m++) {
-            mtt__wgmma_hold(dv_rmem[m][0]);
-            mtt__wgmma_hold(dk_rmem[m][0]);
-        }
-        score(tile > first_tile ? tile - 1 : tile, 0);
-        if (turn.follows) mtt__backward_await<S>(sums, f, at, tile, turn);
-        mtt__wgmma_wait<1>();
-        mtt__wgmma_hold(dq_rmem[0]);
-        #pragma unroll
-        for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
-        if (turn.place == turn.sharers - 1)
-            mtt__backward_store<S, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column, 0, f.gradient_scale);
-        if (turn.leads) mtt__sums_store<S::SUMS, S::THREADS>(mtt__backward_sums<S>(f, at, tile), dq_rmem[0], turn.number + 1);
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(s_rmem[0]);
-    };
-    int tile = last_tile;
-    for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
-    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>()); /* the keys beyond are the future */
-    #pragma unroll
-    for (int m = 0; m < KEY_ROWS; m++) {
-        mtt__backward_store<S, 1, D>(f, at, dk_rmem[m], at.k0 + m * 128 + warp * 16, 0, 1, f.gradient_scale);
-        mtt__backward_store<S, 1, D>(f, at, dv_rmem[m], at.k0 + m * 128 + warp * 16, 0, 2, f.keep_scale);
-    }
-#endif
-}
-
-/* ---- FP32 ---- */
-
-/* TILE rows of head_dim floats, rows head_dim + 1 apart (so that a column spreads over the banks); zeros past T. */
-template <int TILE>
-static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem, int64_t stride, int64_t rows_left,
-                                       int D)
-{
-    for (int index = threadIdx.x; index < TILE * D; index += 256)
-        tile_smem[index / D * (D + 1) + index % D] =
-            index / D < rows_left ? from_gmem[index / D * stride + index % D] : 0.0f;
-}
-
-static __device__ bool mtt__keep(const mtt__flash &f, int head, int query, int key)
-{
-    uint64_t element = ((uint64_t)head * (uint64_t)f.seq_len + (uint64_t)query) * (uint64_t)f.seq_len + (uint64_t)key;
-    return mtt__keep_draw(f.control->seed, mtt__flash_stream(f), element >> 3, f.threshold) >> (element & 7) & 1u;
-}
-
-static __device__ bool mtt__sees(const mtt__flash &f, int query, int key)
-{
-    return key <= query && query < f.seq_len && (!f.window || key > query - f.window);
-}
-
-/* Math         as mtt_k_flash_forward, in FP32 throughout.
-   Shapes       as there, FP32; WIDTH >= head_dim.
-   Launch       one block of 16 x 16 threads a tile of TILE queries and head; shared memory: Q, then K and V in turn, P.
-   Requires     nothing of alignment.
-   Traffic      K and V once a tile of queries; 4 D FLOP a pair.
-   Determinism  one block makes a row, in one order.
-   Reference    mtt__flash_tile. */
-template <int WIDTH, int TILE>
-static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mtt__flash f)
-{
-    constexpr int R = TILE / 16;
-    extern __shared__ __align__(128) unsigned char shared[];
-    const int D = f.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE, x = threadIdx.x % 16,
-              y = threadIdx.x / 16;
-    const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
-    const int64_t stride = 3 * f.width;
-    const float *q_gmem = (const float *)f.qkv + mtt__head_offset(f, head, 3);
-    float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
-    float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
-    for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
-    mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
-    for (int k0 = f.window ? max(0, q0 - f.window + 1) / TILE * TILE : 0; k0 < min(q0 + TILE, T); k0 += TILE) {
-        float s[R][R] = {};
-        __syncthreads(); /* V of the last tile is read before K lands on it */
-        mtt__load_exact<TILE>(kv_smem, q_gmem + f.width + k0 * stride, stride, T - k0, D);
-        __syncthreads(); /* Q and K are there */
-        for (int d = 0; d < D; d++)
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < R; c++)
-                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
-        #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const int query = q0 + y + 16 * r;
-            float most = row_max[r], base, rescale;
-            for (int c = 0; c < R; c++) {
-                s[r][c] = mtt__sees(f, query, k0 + x + 16 * c) ? s[r][c] * f.scale_log2 : -CUDART_INF_F;
-                most = fmaxf(most, s[r][c]);
-            }
-            for (int step = 8; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-            base = most == -CUDART_INF_F ? 0.0f : most;
-            rescale = exp2f(row_max[r] - base);
-            row_max[r] = most;
-            row_sum[r] *= rescale;
-            for (int c = 0; c < WIDTH / 16; c++) o_rmem[r][c] *= rescale;
-            #pragma unroll
-            for (int c = 0; c < R; c++) {
-                const int key = k0 + x + 16 * c;
-                float p = exp2f(s[r][c] - base);
-                row_sum[r] += p;
-                if (f.threshold && !mtt__keep(f, head, query, key)) p = 0;
-                p_smem[(y + 16 * r) * (TILE + 1) + x + 16 * c] = p;
-            }
-        }
-        __syncthreads(); /* P is written, and K read */
-        mtt__load_exact<TILE>(kv_smem, q_gmem + 2 * f.width + k0 * stride, stride, T - k0, D);
-        __syncthreads(); /* V is there */
-        for (int k = 0; k < TILE; k++)
-            for (int c = 0; c < WIDTH / 16; c++) {
-                if (x + 16 * c >= D) break;
-                for (int r = 0; r < R; r++)
-                    o_rmem[r][c] += p_smem[(y + 16 * r) * (TILE + 1) + k] * kv_smem[k * (D + 1) + x + 16 * c];
-            }
-    }
-    float *o_gmem = (float *)f.attended + mtt__head_offset(f, head, 1);
-    for (int r = 0; r < R; r++) {
-        const int query = q0 + y + 16 * r;
-        for (int step = 8; step; step /= 2) row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], step);
-        if (query >= T) continue;
-        for (int c = 0; c < WIDTH / 16; c++)
-            if (x + 16 * c < D) o_gmem[query * f.width + x + 16 * c] = o_rmem[r][c] * (f.keep_scale / row_sum[r]);
-        if (x == 0) f.lse[(int64_t)head * T + query] = row_max[r] * 0.6931471805599453f + logf(row_sum[r]);
-    }
-}
-
-/* Math         as mtt_k_flash_backward, in FP32 throughout: with KEYS dK and dV of a tile of keys, else dQ of one of queries.
-   Shapes       as there, FP32; WIDTH >= head_dim.
-   Launch       one block of 16 x 16 threads a tile of TILE keys or queries and head; shared memory: Q, dO, K, V, P, dS.
-   Requires     stats of mtt_k_flash_stats.
-   Traffic      the other side's two tensors once a tile; 8 D FLOP a pair with KEYS, 6 D without: P and dS are made twice.
-   Determinism  one block makes a row of a gradient, in one order.
-   Reference    mtt__flash_backward_keys, mtt__flash_backward_queries. */
-template <int WIDTH, int TILE, bool KEYS>
-static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(const mtt__flash f)
-{
-    constexpr int R = TILE / 16;
-    extern __shared__ __align__(128) unsigned char shared[];
-    const int D = f.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE, x = threadIdx.x % 16,
-              y = threadIdx.x / 16;
-    const int local = blockIdx.x / tiles, head = f.first_head + local, own = (int)(blockIdx.x % tiles) * TILE;
-    const int64_t stride = 3 * f.width;
-    const float *q_gmem = (const float *)f.qkv + mtt__head_offset(f, head, 3), *k_gmem = q_gmem + f.width,
-                *v_gmem = k_gmem + f.width;
-    const float *do_gmem = (const float *)f.d_attended + mtt__head_offset(f, head, 1);
-    float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1),
-          *v_smem = k_smem + TILE * (D + 1);
-    float *p_smem = v_smem + TILE * (D + 1), *ds_smem = p_smem + TILE * (TILE + 1);
-    float first_rmem[R][WIDTH / 16] = {}, second_rmem[R][WIDTH / 16] = {}; /* dK or dQ; dV */
-    const int begin = KEYS ? own : f.window ? max(0, own - f.window + 1) / TILE * TILE : 0;
-    const int end = !KEYS      ? min(own + TILE, T)
-                    : f.window ? (int)min((int64_t)T, (int64_t)own + TILE - 1 + f.window)
-                               : T;
-    for (int other = begin; other < end; other += TILE) {
-        const int q0 = KEYS ? other : own, k0 = KEYS ? own : other;
-        float s[R][R] = {}, dp[R][R] = {};
-        __syncthreads(); /* the last tile is read before the next lands on it */
-        if (!KEYS || other == begin) {
-            mtt__load_exact<TILE>(k_smem, k_gmem + k0 * stride, stride, T - k0, D);
-            mtt__load_exact<TILE>(v_smem, v_gmem + k0 * stride, stride, T - k0, D);
-        }
-        if (KEYS || other == begin) {
-            mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
-            mtt__load_exact<TILE>(do_smem, do_gmem + q0 * f.width, f.width, T - (int)q0, D);
-        }
-        __syncthreads(); /* all four are there */
-        for (int d = 0; d < D; d++)
-            for (int r = 0; r < R; r++)
-                for (int c = 0; c < R; c++) {
-                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * k_smem[(x + 16 * c) * (D + 1) + d];
-                    dp[r][c] += do_smem[(y + 16 * r) * (D + 1) + d] * v_smem[(x + 16 * c) * (D + 1) + d];
-                }
-        for (int r = 0; r < R; r++)
-            for (int c = 0; c < R; c++) {
-                const int query = q0 + y + 16 * r, key = k0 + x + 16 * c, at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
-                float p = 0, z = 1, delta = 0;
-                if (mtt__sees(f, query, key)) {
-                    const float2 stats = f.stats[(int64_t)local * T + query];
-                    p = exp2f(s[r][c] * f.scale_log2 - stats.x), delta = stats.y;
-                    if (f.threshold) z = mtt__keep(f, head, query, key) ? f.keep_scale : 0.0f;
-                }
-                p_smem[at] = p * z;
-                ds_smem[at] = p * (z * dp[r][c] - delta);
-            }
-        __syncthreads(); /* P and dS are written */
-        for (int k = 0; k < TILE; k++)
-            for (int c = 0; c < WIDTH / 16; c++) {
-                if (x + 16 * c >= D) break;
-                for (int r = 0; r < R; r++) {
-                    const int at = KEYS ? k * (TILE + 1) + y + 16 * r : (y + 16 * r) * (TILE + 1) + k;
-                    first_rmem[r][c] += ds_smem[at] * (KEYS ? q_smem : k_smem)[k * (D + 1) + x + 16 * c];
-                    if (KEYS) second_rmem[r][c] += p_smem[at] * do_smem[k * (D + 1) + x + 16 * c];
-                }
-            }
-    }
-    float *first_gmem = (float *)f.d_qkv + mtt__head_offset(f, head, 3) + (KEYS ? f.width : 0);
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < WIDTH / 16; c++) {
-            const int row = own + y + 16 * r, column = x + 16 * c;
-            if (row >= T || column >= D) continue;
-            first_gmem[row * stride + column] = first_rmem[r][c] * f.gradient_scale;
-            if (KEYS) first_gmem[f.width + row * stride + column] = second_rmem[r][c];
-        }
-}
-
-/* ---- launches ---- */
-
-static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *control)
-{
-    const mtt_shape *d = op->shape;
-    mtt__flash f = {};
-    f.control = (const mtt_control *)control->data;
-    f.seq_len = d->seq_len, f.width = d->d_model;
-    f.heads = d->heads, f.head_dim = d->head_dim, f.window = d->window < d->seq_len ? d->window : 0;
-    f.head_count = d->batch * d->heads;
-    f.scale = 1.0f / sqrtf((float)d->head_dim), f.scale_log2 = f.scale * 1.4426950408889634f;
-    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale;
-    f.threshold = mtt__dropout_threshold(d->dropout);
-    f.keep_scale = mtt__dropout_scale(f.threshold);
-    f.site_stream = mtt__op_stream(op);
-    return f;
-}
-
-static int mtt__device_attribute(cudaDeviceAttr attribute)
-{
-    int device = 0, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, attribute, device);
-    return value;
-}
-
-/* More than 48 KiB of shared memory has to be asked for. */
-template <typename Kernel>
-static cudaError_t mtt__flash_launch(Kernel *kernel, int64_t blocks, int threads, size_t shared_bytes,
-                                     const mtt__flash &f, cudaStream_t stream)
-{
-    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    if (status != cudaSuccess) return status;
-    kernel<<<(unsigned)blocks, threads, shared_bytes, stream>>>(f);
-    return cudaGetLastError();
-}
-
-/* Heads whose K and V stay in L2 together. */
-static int mtt__forward_group(const mtt__flash &f)
-{
-    const int64_t group = (32 << 20) / (f.seq_len * f.head_dim * 4);
-    return (int)(group < 1 ? 1 : group > f.head_count ? f.head_count : group);
-}
-
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int ROW_TILES, bool Q_IN_REGISTERS, int MIN_BLOCKS>
-static cudaError_t mtt__launch_forward(mtt__flash f, cudaStream_t stream)
-{
-    typedef mtt__forward_sizes<E, D, BLOCK_Q, BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, MIN_BLOCKS, false> S;
-    /* masks take registers too: fewer blocks, fewer keys */
-    typedef mtt__forward_sizes<E, D, BLOCK_Q, D >= 96 ? 32 : BLOCK_KV, ROW_TILES, Q_IN_REGISTERS, 2, true> DROPPING;
-    const int64_t blocks = (f.seq_len + BLOCK_Q - 1) / BLOCK_Q * f.head_count;
-    f.group = mtt__forward_group(f);
-    return mtt__flash_launch(f.threshold ? mtt_k_flash_forward<DROPPING> : mtt_k_flash_forward<S>, blocks, S::THREADS,
-                             S::SHARED, f, stream);
-}
-
-/* Whether to take warpgroups: widths that fill their tiles, no dropout, and a kernel that is more than its name. */
-template <typename Kernel> static bool mtt__suits_wgmma(const mtt__flash &f, Kernel *kernel)
-{
-    cudaFuncAttributes attributes;
-    if (f.threshold || f.head_dim <= 32 || (f.head_dim > 64 && f.head_dim <= 96) || f.head_dim > 128) return false;
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.sharedSizeBytes > 0;
-}
-
-template <class S> static cudaError_t mtt__launch_forward_wgmma(mtt__flash f, cudaStream_t stream)
-{
-    f.group = mtt__forward_group(f);
-    return mtt__flash_launch(mtt_k_flash_forward_wgmma<S>, (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q * f.head_count, S::THREADS,
-                             S::SHARED + 1024, f, stream);
-}
-
-template <typename E> static cudaError_t mtt__launch_stats(const mtt__flash &f, cudaStream_t stream)
-{
-    const int64_t rows = f.seq_len * f.head_count;
-    if (f.head_dim <= 32) return mtt__flash_launch(mtt_k_flash_stats<E, 4>, (rows + 63) / 64, 256, 0, f, stream);
-    if (f.head_dim <= 64) return mtt__flash_launch(mtt_k_flash_stats<E, 8>, (rows + 31) / 32, 256, 0, f, stream);
-    if (f.head_dim <= 128) return mtt__flash_launch(mtt_k_flash_stats<E, 16>, (rows + 15) / 16, 256, 0, f, stream);
-    return mtt__flash_launch(mtt_k_flash_stats<E, 32>, (rows + 7) / 8, 256, 0, f, stream);
-}
-
-/* Workspace: the ticket, the ring of dQ, and stats of a slice of heads. A group is the heads whose blocks fill the device, two
-   at least: with fewer, blocks wait for each other's dQ; with more, L2 holds less of each. A second group's slots let blocks go
-   on to its heads. Heads that do not fit at once, or whose contributions would take more than 14 bits to number, go slice by slice. */
-template <class S, typename Kernel>
-static cudaError_t mtt__launch_backward_of(Kernel *kernel, mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
-                                           cudaStream_t stream)
-{
-    const int64_t query_tiles = (f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, key_tiles = (f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
-    const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2),
-                 slot_bytes = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
-    const int64_t in_flight = (int64_t)mtt__device_attribute(cudaDevAttrMultiProcessorCount) * S::MIN_BLOCKS;
-    const int heads = f.head_count;
-    const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
-    size_t slots = (size_t)mtt__min(group * 2, heads), slice;
-    char *at = (char *)workspace_gmem;
-    if (workspace_bytes < header + stats_bytes + slot_bytes) return cudaErrorMemoryAllocation;
-    while (slots > 1 && header + (size_t)mtt__min(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > workspace_bytes)
-        slots--; /* a slice of 4 heads a slot: with one, each head would be a launch of its own */
-    slice = (workspace_bytes - header - slots * slot_bytes) / stats_bytes;
-    slice = (size_t)mtt__min((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
-    if (slice < 1) return cudaErrorInvalidValue;
-    f.slots = (int)slots;
-    f.group = (int)mtt__min(group, f.slots);
-    f.ticket = (int *)at;
-    f.dq_partial = (float4 *)(at + header);
-    f.stats = (float2 *)(at + header + slots * slot_bytes); /* slot_bytes is a multiple of 1024 */
-    for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
-        cudaError_t status = cudaMemsetAsync(at, 0, header + slots * slot_bytes, stream);
-        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
-        if (status == cudaSuccess) status = mtt__launch_stats<typename S::E>(f, stream);
-        if (status == cudaSuccess)
-            status = mtt__flash_launch(kernel, f.head_count * key_tiles, S::THREADS, S::SHARED, f, stream);
-        if (status != cudaSuccess) return status;
-    }
-    return cudaSuccess;
-}
-
-template <typename E, int D, int BLOCK_Q, int BLOCK_KV, int WARPS, int KEY_ROWS, int QUERY_ROWS, int STAGES,
-          int MIN_BLOCKS>
-static cudaError_t mtt__launch_backward(const mtt__flash &f, void *workspace_gmem, size_t workspace_bytes, cudaStream_t stream)
-{
-    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, false> S;
-    typedef mtt__backward_sizes<E, D, BLOCK_Q, BLOCK_KV, WARPS, KEY_ROWS, QUERY_ROWS, STAGES, MIN_BLOCKS, true> DROPPING;
-    return mtt__launch_backward_of<S>(f.threshold ? mtt_k_flash_backward<DROPPING> : mtt_k_flash_backward<S>, f, workspace_gmem,
-                                      workspace_bytes, stream);
-}
-
-template <int WIDTH, int TILE> static cudaError_t mtt__launch_forward_exact(const mtt__flash &f, cudaStream_t stream)
-{
-    const size_t shared_bytes = (size_t)(2 * TILE * (f.head_dim + 1) + TILE * (TILE + 1)) * sizeof(float);
-    return mtt__flash_launch(mtt_k_flash_forward_exact<WIDTH, TILE>, (f.seq_len + TILE - 1) / TILE * f.head_count, 256,
-                             shared_bytes, f, stream);
-}
-
-template <int WIDTH, int TILE>
-static cudaError_t mtt__launch_backward_exact(mtt__flash f, void *workspace_gmem, size_t workspace_bytes,
-                                              cudaStream_t stream)
-{
-    const size_t shared_bytes = (size_t)(4 * TILE * (f.head_dim + 1) + 2 * TILE * (TILE + 1)) * sizeof(float);
-    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), slice = workspace_bytes / stats_bytes;
-    const int64_t tiles = (f.seq_len + TILE - 1) / TILE;
-    const int heads = f.head_count;
-    if (slice < 1) return cudaErrorMemoryAllocation;
-    f.stats = (float2 *)workspace_gmem;
-    for (f.first_head = 0; f.first_head < heads; f.first_head += f.head_count) {
-        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
-        cudaError_t status = mtt__launch_stats<float>(f, stream);
-        if (status == cudaSuccess)
-            status = mtt__flash_launch(mtt_k_flash_backward_exact<WIDTH, TILE, true>, tiles * f.head_count, 256,
-                                       shared_bytes, f, stream);
-        if (status == cudaSuccess)
-            status = mtt__flash_launch(mtt_k_flash_backward_exact<WIDTH, TILE, false>, tiles * f.head_count, 256,
-                                       shared_bytes, f, stream);
-        if (status != cudaSuccess) return status;
-    }
-    return cudaSuccess;
-}
-
-/* With a window, or a short sequence, blocks are short and wait for their first tiles most: more of them, each smaller (head width 64
-   on an H200: W = 128, T = 8192 0.104 ms, not 0.134; T = 1024 351 TFLOP/s, not 320). The longest would read K and V from L2 twice as
-   often, which a step of T = 32768 pays for with 1.5 %. */
-template <typename E> static cudaError_t mtt__flash_forward_of(const mtt__flash &f, cudaStream_t stream)
-{
-    typedef mtt__forward_sizes<E, 64, 64, 64, 1, false, 5, false> SHORT_64;
-    typedef mtt__forward_sizes<E, 64, 128, 128, 1, false, 2, false> GROUPS_64;
-    typedef mtt__forward_sizes<E, 128, 128, 64, 1, false, 2, false> GROUPS_128;
-    if (mtt__suits_wgmma(f, mtt_k_flash_forward_wgmma<GROUPS_64>))
-        return f.head_dim > 64 ? mtt__launch_forward_wgmma<GROUPS_128>(f, stream)
-               : f.window || f.seq_len <= 4096 ? mtt__launch_forward_wgmma<SHORT_64>(f, stream)
-                                               : mtt__launch_forward_wgmma<GROUPS_64>(f, stream);
-    if (f.head_dim <= 16) return mtt__launch_forward<E, 16, 128, 64, 2, true, 2>(f, stream);
-    if (f.head_dim <= 32) return mtt__launch_forward<E, 32, 128, 64, 2, true, 3>(f, stream);
-    if (f.head_dim <= 64 && f.window) return mtt__launch_forward<E, 64, 64, 64, 1, true, 4>(f, stream);
-    if (f.head_dim <= 64) return mtt__launch_forward<E, 64, 128, 64, 2, true, 2>(f, stream);
-    if (f.head_dim <= 96) return mtt__launch_forward<E, 96, 128, 64, 2, false, 2>(f, stream);
-    if (f.head_dim <= 128) return mtt__launch_forward<E, 128, 128, 64, 2, false, 2>(f, stream);
-    return mtt__launch_forward<E, 256, 64, 32, 1, false, 2>(f, stream);
-}
-
-/* Two sizes of tiles where the larger asks for more shared memory than the 99 KiB of compute capability 8.6, 8.9 and 12.0. */
-template <typename E>
-static cudaError_t mtt__flash_backward_of(const mtt__flash &f, void *workspace_gmem, size_t bytes, cudaStream_t stream)
-{
-    const int room = mtt__device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    typedef mtt__backward_wgmma_sizes<E, 64> GROUPS_64;
-    typedef mtt__backward_wgmma_sizes<E, 128> GROUPS_128;
-    if (mtt__suits_wgmma(f, mtt_k_flash_backward_wgmma<GROUPS_64>))
-        return f.head_dim <= 64
-                   ? mtt__launch_backward_of<GROUPS_64>(mtt_k_flash_backward_wgmma<GROUPS_64>, f, workspace_gmem, bytes, stream)
-                   : mtt__launch_backward_of<GROUPS_128>(mtt_k_flash_backward_wgmma<GROUPS_128>, f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 16) return mtt__launch_backward<E, 16, 64, 128, 4, 2, 1, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 32) return mtt__launch_backward<E, 32, 64, 128, 4, 2, 2, 2, 3>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 64) return mtt__launch_backward<E, 64, 64, 128, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 96) return mtt__launch_backward<E, 96, 64, 64, 4, 2, 2, 2, 2>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128 && room >= mtt__backward_sizes<E, 128, 64, 128, 8, 2, 2, 2, 1, false>::SHARED)
-        return mtt__launch_backward<E, 128, 64, 128, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
-    if (f.head_dim <= 128) return mtt__launch_backward<E, 128, 64, 64, 8, 2, 2, 1, 1>(f, workspace_gmem, bytes, stream);
-    if (room >= mtt__backward_sizes<E, 256, 64, 64, 8, 2, 2, 2, 1, false>::SHARED) return mtt__launch_backward<E, 256, 64, 64, 8, 2, 2, 2, 1>(f, workspace_gmem, bytes, stream);
-    return mtt__launch_backward<E, 256, 32, 32, 4, 1, 1, 1, 1>(f, workspace_gmem, bytes, stream);
-}
-
-static bool mtt__flash_takes(const mtt_shape *d)
-{
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->seq_len >= 1 && d->batch >= 1 &&
-           d->rows < (int64_t)1 << 31;
-}
-
-/* attended, lse of qkv; in: qkv, control. cudaErrorInvalidValue: the head width is none of 8, 16, ... 256, or the rows
-   are 2^31 or more. */
-static cudaError_t mtt__flash_run(const mtt_op *op, cudaStream_t stream)
-{
-    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    mtt__flash f = mtt__flash_arguments(op, o->control);
-    if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    f.qkv = o->qkv->data, f.attended = o->out->data, f.lse = (float *)o->lse->data;
-    if (o->qkv->dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(f, stream);
-    if (o->qkv->dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(f, stream);
-    if (f.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(f, stream);
-    if (f.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(f, stream);
-    return mtt__launch_forward_exact<256, 32>(f, stream);
-}
-
-/* d_qkv of d_attended; in: d_attended, qkv, attended, lse, control. The workspace holds at least one head: 4 D T bytes of dQ
-   (D the width padded to 16, 32, 64, 96, 128 or 256, T to tiles of 64), 8 T of stats and 256; cudaErrorMemoryAllocation if it is
-   smaller. cudaErrorInvalidValue also for more than 16,383 tiles of keys: T above 500,000 at the least. */
-static cudaError_t mtt__flash_backward_run(const mtt_op *op, void *workspace_gmem, size_t workspace_bytes,
-                                      cudaStream_t stream)
-{
-    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
-    mtt__flash f = mtt__flash_arguments(op, o->control);
-    if (!mtt__flash_takes(op->shape)) return cudaErrorInvalidValue;
-    f.d_attended = o->d_out->data, f.qkv = o->qkv->data, f.attended_in = o->out->data;
-    f.lse_in = (const float *)o->lse->data, f.d_qkv = o->d_qkv->data;
-    if (o->qkv->dtype == MTT_BF16_BITS)
-        return mtt__flash_backward_of<__nv_bfloat16>(f, workspace_gmem, workspace_bytes, stream);
-    if (o->qkv->dtype == MTT_F16_BITS)
-        return mtt__flash_backward_of<__half>(f, workspace_gmem, workspace_bytes, stream);
-    if (f.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(f, workspace_gmem, workspace_bytes, stream);
-    if (f.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(f, workspace_gmem, workspace_bytes, stream);
-    return mtt__launch_backward_exact<256, 16>(f, workspace_gmem, workspace_bytes, stream);
-}
-
-static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__checked(c, mtt__flash_run(op, c->stream), "flash");
-}
-
-static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__checked(c, mtt__flash_backward_run(op, op->workspace->data, op->workspace->bytes, c->stream), "flash_backward");
-}
-
-/* ------------------------------------------------------------------------------------------------------------------
-   >>linear and GELU
-   ---------------------------------------------------------------------------------------------------------------- */
-
-/* A product whose epilogue is GELU or its gradient. Maps tell the copy engine how a matrix lies (PTX, tensor copies): it brings
-   tiles to shared memory in wgmma's swizzle, zeros beyond the matrix, and stores them back, nothing beyond it. */
-struct mtt__tile_arguments {
-    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre [rows, n]; y or dx [rows, n] */
-    const void *bias; /* forward: [n] */
-    int has_y;        /* forward: 0 = pre alone */
-    float *sums;      /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; NULL = nobody wants them */
-    int rows, n, k;
-};
-
-/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes through `side`:
-   four slots of 128 x 32 elements, and two for a tile's part of the bias. */
-enum {
-    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
-    MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
-    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2, MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
-    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE, MTT__SIDE_HALF = 64 * 32 * 2,
-    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF, MTT__BIAS_BYTES = MTT__TILE_N * 2,
-    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to begin at such a multiple */
-};
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-/* Barriers in shared memory count arrivals and bytes that the copy engine brings. A wait names the parity of a phase: the one
-   before the first is done. */
-struct mtt__tile_barriers {
-    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES], side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
-};
-
-static __device__ __forceinline__ void mtt__barrier_init(uint64_t *barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__barrier_expect(uint64_t *barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__barrier_wait(uint64_t *barrier, int parity)
-{
-    asm volatile("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
-                 ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
-}
-
-/* The map's box of elements from (column, row) on; `barrier` counts its bytes. */
-static __device__ __forceinline__ void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
-                                                        int row)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-                 ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
-}
-
-/* One thread's, after mtt__wgmma_publish and a barrier of those that wrote. */
-static __device__ __forceinline__ void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
-{
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
-}
-
-static __device__ __forceinline__ void mtt__tensor_commit(void)
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-/* Until shared memory has been read for all but PENDING of the thread's groups of stores. */
-template <int PENDING> static __device__ __forceinline__ void mtt__tensor_wait(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Tiles in groups of 16 rows of tiles, so that those under way at a time share rows of A and columns of W in L2. */
-static __device__ __forceinline__ int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
-{
-    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M, columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
-    const int group = tile / (16 * columns), in_group = tile % (16 * columns), high = min(16, rows - 16 * group);
-    return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
-}
-
-static __device__ __forceinline__ int mtt__tile_count(const mtt__tile_arguments &o)
-{
-    return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
-}
-
-/* One thread brings A and W of all of the block's tiles, as far ahead as there are stages. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place(o, tile);
-        for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
-            const int stage = step % MTT__TILE_STAGES;
-            const uint32_t a_smem = smem + stage * MTT__TILE_STAGE, w_smem = a_smem + MTT__TILE_A;
-            mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
-            mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
-            mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
-            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
-            else
-                for (int n = 0; n < MTT__TILE_N; n += 64)
-                    mtt__tensor_load(w_smem + n * MTT__TILE_K * 2, &o.w, &barriers->full[stage], at.y + n, k);
-        }
-    }
-}
-
-/* Another brings the bias. */
-static __device__ __forceinline__ void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
-        const int slot = step % 2, column = mtt__tile_place(o, tile).y, bytes = min(MTT__TILE_N, o.n - column) * 2;
-        mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
-        mtt__barrier_expect(&barriers->side_full[slot], bytes);
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES), "l"((const char *)o.bias + column * 2), "r"(bytes),
-                     "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
-    }
-}
-
-/* Or `pre`. */
-static __device__ __forceinline__ void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
-{
-    int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place(o, tile);
-        for (int n = 0; n < MTT__TILE_N; n += 32, step++) {
-            const int slot = step % MTT__SIDE_SLOTS;
-            mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
-            mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
-            for (int half = 0; half < 2; half++)
-                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre, &barriers->side_full[slot], at.y + n,
-                                 at.x + 64 * half);
-        }
-    }
-}
-
-/* C += A W over a stage, the tile's k-th: the warpgroup's 64 rows. It ends while the product goes on. `step` counts stages over all
-   tiles. */
-template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
-                                                          int warpgroup, int k, int &step)
-{
-    const int stage = step % MTT__TILE_STAGES;
-    const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
-    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0), w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
-    mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
-    mtt__wgmma_begin();
-    #pragma unroll
-    for (int j = 0; j < MTT__TILE_K / 16; j++)
-        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0,
-                                     E());
-    mtt__wgmma_commit();
-    mtt__wgmma_wait<1>(); /* the stage before has been read */
-    if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
-    step++;
-}
-
-/* A tile's results in 16 bits, forward with the bias, which free the accumulators for the next tile. `tiles` were held before. */
-template <typename E, bool BACKWARD>
-static __device__ __forceinline__ void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4], mtt__tile_barriers *barriers,
-                                                      uint32_t smem, int tiles)
-{
-    const int lane = threadIdx.x & 31, slot = tiles % 2;
-    const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
-    if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
-    #pragma unroll
-    for (int n = 0; n < 32; n++) {
-        float2 b = make_float2(0.0f, 0.0f);
-        if (!BACKWARD) {
-            uint32_t bias;
-            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
-            b = mtt__unpack_pair(bias, E());
-        }
-        held[n][0] = mtt__pack_pair(c[n][0] + b.x, c[n][1] + b.y, E());
-        held[n][1] = mtt__pack_pair(c[n][2] + b.x, c[n][3] + b.y, E());
-    }
-    __syncwarp(); /* the warp has read the bias */
-    if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
-}
-
-/* A part, 32 columns, of pre, which is held, and of y = GELU(pre): each warp sends its 16 rows off by itself. */
-template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
-                                                      int warp, int2 at, int part)
-{
-    const int lane = threadIdx.x & 31;
-    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024, straight = mtt__straight<32>(lane);
-    if (lane == 0) mtt__tensor_wait<1>();
-    __syncwarp(); /* these two of the four places are free */
-    #pragma unroll
-    for (int n = 0; n < 4; n += 2) {
-        const uint32_t(*pre)[2] = held + part * 4 + n;
-        mtt__store_matrices(mtt__further<32>(pre_smem + straight, n), pre[0], pre[1]);
-        if (!o.has_y) continue;
-        uint32_t y[4];
-        #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
-            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
-        }
-        mtt__store_matrices(mtt__further<32>(y_smem + straight, n), &y[0], &y[2]);
-    }
-    mtt__wgmma_publish();
-    __syncwarp(); /* all of the warp's rows are written before one lane sends them */
-    if (lane == 0) {
-        mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
-        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
-        mtt__tensor_commit();
-    }
-}
-
-/* A part of dx = dy W^T, which is held, times GELU'(pre), in pre's place in shared memory; its columns' sums over the warpgroup's
-   64 rows are the product of ones and dx by the tensor cores, each warp 8 columns. `step` counts parts over all tiles. */
-template <typename E>
-static __device__ __forceinline__ void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
-                                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
-                                                               int part, int &step)
-{
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4, row0 = at.x + warpgroup * 64;
-    const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
-    const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
-    const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
-    const uint32_t straight = dx_smem + warp * 16 * 64 + mtt__straight<32>(lane);
-    float sum[4] = {};
-    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
-    #pragma unroll
-    for (int n = 0; n < 4; n += 2) {
-        uint32_t pre[4], dx[4];
-        mtt__load_matrices(pre, mtt__further<32>(straight, n));
-        #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e], E()), dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
-            dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
-        }
-        mtt__store_matrices(mtt__further<32>(straight, n), &dx[0], &dx[2]);
-    }
-    mtt__wgmma_publish();
-    /* the warpgroup's dx is written before it is sent and summed */
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
-    if (threadIdx.x % 128 == 0) {
-        mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
-        mtt__tensor_commit();
-    }
-    #pragma unroll
-    for (int row = 0; row < 64; row += 32) {
-        uint32_t b[4];
-        mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
-        mtt__mma(sum, ones, b[0], b[1], E());
-        mtt__mma(sum, ones, b[2], b[3], E());
-    }
-    if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
-        *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
-    if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
-    __syncwarp(); /* the warp has read dx, its first lane's store too */
-    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
-    step++;
-}
-#endif
-
-/* Math         forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i = sum of dx over rows 64 i and on
-   Shapes       x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums [rows / 64 rounded up, n] float
-   Launch       a block of three warpgroups a processor, tile after tile: two multiply 64 rows each and make the epilogue of the
-                tile before meanwhile, two threads of the third feed them; MTT__TILE_SHARED bytes
-   Requires     code for sm_90a (without, it is empty and has no static shared memory); n and k multiples of 8, 16-byte aligned
-                matrices; results apart from operands
-   Traffic      A and W once a tile from L2; pre and y written once, or pre read and dx written once
-   Determinism  k in order, one writer of each result, sums in a fixed order
-   Reference    mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu. H200, 16384 x 3072 x 768: forward 130 us (cuBLASLt and GELU
-                apart 162), backward 160 (and sums apart 214); tensor cores busy in 75 and 58 % of the cycles */
-template <typename E, bool BACKWARD>
-static __global__ void __launch_bounds__(384, 1) mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
-{
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ mtt__tile_barriers barriers;
-    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
-    const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
-    int step = 0, side_step = 0;
-    int2 at = make_int2(0, 0);
-    uint32_t held[32][2];
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < MTT__TILE_STAGES; i++)
-            mtt__barrier_init(&barriers.full[i], 1), mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
-        for (int i = 0; i < MTT__SIDE_SLOTS; i++)
-            mtt__barrier_init(&barriers.side_full[i], 1), mtt__barrier_init(&barriers.side_empty[i], 8); /* of each warp */
-        asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
-    }
-    __syncthreads(); /* barriers are ready */
-    if (warpgroup == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); /* of 168; the others need 128 for a tile, 64 for the one before */
-        if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
-        if (threadIdx.x == 288) {
-            if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
-            else mtt__tile_feed_bias(o, &barriers, smem);
-        }
-        return;
-    }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
-        const int stages = tile < mtt__tile_count(o) ? (o.k + MTT__TILE_K - 1) / MTT__TILE_K : 0;
-        float c[32][4];
-        int k = 0;
-        #pragma unroll
-        for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before, under as many of this one's products */
-            #pragma unroll 1
-            for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
-                mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
-            if (tiles == 0) continue;
-            if (BACKWARD) mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
-            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
-        }
-        mtt__wgmma_wait();
-        mtt__wgmma_hold(c);
-        if (stages == 0) break;
-        if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
-        mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
-        at = mtt__tile_place(o, tile);
-    }
-    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory outlives its reading */
-#endif
-}
-
-/* Whether an operation is the kernel's: 16 bits, W [k, n], rows that an int counts, maps, and a kernel that is more than its name. */
-static bool mtt__suits_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
-{
-    cudaFuncAttributes attributes;
-    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode &&
-           cudaFuncGetAttributes(&attributes, mtt_k_linear_gelu<__nv_bfloat16, false>) == cudaSuccess && attributes.sharedSizeBytes > 0;
-}
-
-/* The map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
-static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row, int64_t rows, int box_columns,
-                           int box_rows)
-{
-    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
-    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    const CUtensorMapDataType type = t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    const CUresult error = c->encode(map, type, 2, (char *)t->data + (size_t)first_row * stride[0], shape, stride, box, steps,
-                                     CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                     box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (error == CUDA_SUCCESS) return MTT_OK;
-    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no map of %s (error %d)", c->device, t->name, (int)error);
-}
-
-/* `rows` rows from `first_row` on; sums as the kernel leaves them. */
-template <typename E, bool BACKWARD>
-static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w, const mtt_tensor *bias, const mtt_tensor *pre,
-                                    const mtt_tensor *y, int64_t first_row, int64_t rows, float *sums)
-{
-    const mtt_tensor *out = y ? y : pre;
-    mtt__tile_arguments o;
+    const void *bias = g.bias ? g.bias->data : NULL;
+    mtt__product_key key;
+    mtt__product_plan *p;
+    cublasStatus_t blas = CUBLAS_STATUS_SUCCESS;
     mtt_status status;
-    int64_t tiles;
-    memset(&o, 0, sizeof(o));
-    o.bias = bias ? bias->data : NULL;
-    o.has_y = y != NULL;
-    o.sums = sums;
-    o.rows = (int)rows, o.n = (int)mtt__width(out), o.k = (int)mtt__width(a);
-    tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
-    status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
-    if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__elements(w) / mtt__width(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
-    if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+    memset(&key, 0, sizeof(key));
+    key.m = g.m, key.n = g.n, key.k = g.k;
+    key.lda = g.a.ld, key.ldb = g.b.ld, key.ldc = g.c.ld;
+    key.stride_a = g.a.stride, key.stride_b = g.b.stride, key.stride_c = g.c.stride;
+    key.batch = g.batch;
+    key.transpose_a = g.a.transposed, key.transpose_b = g.b.transposed;
+    key.in = g.a.dtype, key.out = g.c.dtype;
+    key.bias = bias != NULL;
+    key.align_a = mtt__blas_alignment(g.a), key.align_b = mtt__blas_alignment(g.b),
+    key.align_c = mtt__blas_alignment(g.c);
+    key.workspace = op->workspace->bytes;
+    status = mtt__find_plan(c, &key, bias, &p);
     if (status != MTT_OK) return status;
-    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu", mtt_k_linear_gelu<E, BACKWARD>,
-                              (unsigned)mtt__min(tiles, c->processors), 384, MTT__TILE_SHARED, o);
+    if (bias && !p->bias_apart)
+        blas =
+            cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    if (!blas && mtt__may_tune(c, op, p, g.adds)) mtt__tune(c, op, p, g);
+    if (!blas) blas = mtt__blas_run(c, op, p, 0, g, g.adds ? 1.0f : 0.0f);
+    if (blas)
+        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s",
+                              (long long)g.m, (long long)g.n, (long long)g.k, cublasLtGetStatusString(blas));
+    if (!bias || !p->bias_apart) return MTT_OK;
+    return mtt__by_type(c, g.bias, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(g.m * g.n, 2048), 256, (T *)g.c.data,
+                           (const T *)bias, g.m * g.n, g.n);
+    });
 }
 
-/* Slabs of rows whose sums the workspace holds. */
-template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+/* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy as x backward. */
+static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
+                                     const mtt_tensor *weight, int transposed, const mtt_tensor *bias,
+                                     const mtt_tensor *y)
 {
-    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = 2 * n * (int64_t)sizeof(float);
-    const int64_t slab = o->d_bias ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
-    void *scratch = NULL;
-    mtt_status status = o->d_bias ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
-    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
-        const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
-        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count, (float *)scratch);
-        if (status == MTT_OK && o->d_bias)
-            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias), first > 0 || op->adds);
-    }
-    return status;
+    mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0),
+                           mtt__blas_whole(weight, transposed), mtt__blas_whole(y, 0), bias};
+    return mtt__multiply(c, op, g);
+}
+
+static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear *o = MTT_OPERANDS_OF(linear, op);
+    return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+}
+
+/* dx = dy W^T */
+static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);
+    return mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+}
+
+/* dW (+)= x^T dy, or dy^T x for a transposed weight, in FP32; x begins at row `first`. */
+static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x, int64_t first,
+                                       const mtt_tensor *dy, int64_t rows, const mtt_tensor *dw, int add)
+{
+    const int64_t k = mtt__width(x), n = mtt__width(dy);
+    mtt__blas_matrix xs = mtt__blas_matrix_at(x, first * k, k, 0, !op->transposed);
+    mtt__blas_matrix dys = mtt__blas_whole(dy, op->transposed), out = mtt__blas_whole(dw, 0);
+    mtt__blas_product g = {k, n, rows, xs, dys, out, NULL, add};
+    if (op->transposed) g = {n, k, rows, dys, xs, out, NULL, add};
+    return mtt__multiply(c, op, g);
+}
+
+/* db (+)= sum over rows of dy: first, while dy is in cache. */
+static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+    const int64_t rows = mtt__rows(o->dy);
+    mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
+    if (status != MTT_OK) return status;
+    return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
 static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
-    mtt_status status;
-    if (mtt__suits_tiles(c, op, o->x))
-        return o->x->dtype == MTT_F16_BITS
-                   ? mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, mtt__rows(o->pre), NULL)
-                   : mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, mtt__rows(o->pre), NULL);
-    status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->pre);
     return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
 }
 
@@ -4392,51 +1517,49 @@ static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    mtt_status status;
-    if (mtt__suits_tiles(c, op, o->dy))
-        return o->dy->dtype == MTT_F16_BITS ? mtt__linear_backward_gelu<__half>(c, op)
-                                            : mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
-    status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    mtt_status status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
     if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
     if (status != MTT_OK || !o->d_bias) return status;
     return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
    >>loss
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
-/* factor e^(x - from); for 16-bit data one multiply-add and one special function, the factor in the exponent. */
-template <class T> static __device__ __forceinline__ float mtt__exp_from(float x, float from, float factor)
+/* factor e^(x - from). For 16-bit data one multiply-add and one special function, with the factor in the
+   exponent. */
+template <class T> MTT__DEVICE float mtt__exp_from(float x, float from, float factor)
 {
     float y;
     if (sizeof(T) == 4) return factor * expf(x - from);
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f)));
+    x = fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-/* 8 logits from column j on; columns that are no class count for nothing. */
-template <class T> static __device__ __forceinline__ void mtt__read_classes(const T *at, int j, int classes, float *v)
+/* 8 logits from column j on. Padding is read as a logit whose power is 0. */
+template <class T> MTT__DEVICE void mtt__read_classes(const T *at, int j, int classes, float *v)
 {
     mtt__read_floats(at, v);
     if (j + 8 > classes)
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = j + k < classes ? v[k] : -3.4e38f;
 }
 
-/* Math:        LOSS: lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
-                GRADIENT: x = (e^(x - lse) - [j = target]) factor with factor = loss scale / targets that count in the step;
-                0 in the padding and where the target does not count
+/* Math:        lse = log sum e^x over V classes, out = {lse - x[target], x[target] is the largest, lse}
+                GRADIENT: x = (e^(x - lse) - [j = target]) factor, factor = loss scale / targets that count in
+                the step; 0 in the padding, and in rows whose target does not count
    Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float
    Launch:      a block of 512 threads a row
    Requires:    Vp a multiple of 8
    Traffic:     x read, and written by GRADIENT
-   Determinism: fixed tree; the target's element is computed anew in FP32 and stored behind the others by the same thread
+   Determinism: fixed tree; the target's element is computed once more in FP32, and stored after the others by
+                the same thread
    Reference:   mtt__row_loss, mtt__row_gradient */
 template <class T, bool GRADIENT>
 static __global__ void __launch_bounds__(512)
-    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control, const mtt_counters *counters,
-                        int classes, int64_t width)
+    mtt_k_cross_entropy(T *logits, const int32_t *targets, float *out, const mtt_control *control,
+                        const mtt_counters *counters, int classes, int64_t width)
 {
     __shared__ float shared[32];
     T *x = logits + blockIdx.x * width;
@@ -4451,10 +1574,8 @@ static __global__ void __launch_bounds__(512)
         for (int j = threadIdx.x * 8; j < classes; j += 512 * 8) {
             float largest = most, added = 0;
             mtt__read_classes(x + j, j, classes, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
-#pragma unroll
-            for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
+            MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, v[k]);
+            MTT__UNROLL for (int k = 0; k < 8; k++) added += mtt__exp_from<T>(v[k], largest, 1.0f);
             sum = sum * mtt__exp_from<T>(most, largest, 1.0f) + added;
             most = largest;
         }
@@ -4471,117 +1592,12 @@ static __global__ void __launch_bounds__(512)
 #pragma unroll 4
     for (int j = threadIdx.x * 8; j < width; j += 512 * 8) {
         mtt__read_classes(x + j, j, classes, v);
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            v[k] = target < 0 ? 0.0f : mtt__exp_from<T>(v[k], lse, factor);
         mtt__store_floats(x + j, v);
     }
-    if (target >= 0 && target / 8 % 512 == (int)threadIdx.x) x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
-}
-
-/* Who shares a row of logits, how many of its octets a thread has at most, and how many rows are under way. */
-enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
-
-/* Math:        as mtt_k_cross_entropy, both in one pass; sums[c][j] = sum of cluster c's gradients of column j, where sums are
-                wanted
-   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
-   Launch:      a cluster of 1 to 8 blocks of 640 threads shares rows c, c + clusters, ... by columns: a block's share of a row fits
-                3 times into shared memory and its columns' sums into registers. A row is fetched while the two before it are
-                worked on; its largest logit and sum of powers travel between the blocks while the gradients of the row before are
-                written
-   Requires:    Vp a multiple of 8 and at most 25,600 times the cluster's size; clusters of more than one block from sm_90 on
-   Traffic:     x read and written once
-   Determinism: the rows of a cluster in their order; (largest, sum) of all warps joined in a fixed order
-   Reference:   mtt__row_loss, mtt__row_gradient */
-template <class T>
-static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
-    mtt_k_loss_rows(T *logits, const int32_t *targets, float *out, float *sums, const mtt_control *control,
-                    const mtt_counters *counters, int classes, int width, int rows)
-{
-    enum { WARPS = MTT__LOSS_THREADS / 32 };
-    extern __shared__ uint4 staged[];
-    __shared__ float2 parts[2][MTT__CLUSTER * WARPS]; /* of even and odd rows: largest logit, sum of e^(logit - largest) */
-    const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
-    const int share = (width / 8 + blocks - 1) / blocks, begin = rank * share;
-    const int mine = begin + share < width / 8 ? share : width / 8 - begin; /* octets of a row; none or less in a last block */
-    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
-    const int count = (rows - cluster + clusters - 1) / clusters;
-    const float factor = mtt__loss_factor(control, counters);
-    const int64_t next = (int64_t)clusters * width;
-    float column[MTT__LOSS_PACKS][8] = {};
-    T *x = logits + (int64_t)cluster * width + begin * 8, *smem = reinterpret_cast<T *>(staged);
-    int target = targets[cluster], target_ahead = target, ragged = -1;
-#define MTT__EACH_PACK                                                                                               \
-    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < mine; p++, pack += MTT__LOSS_THREADS)
-    MTT__EACH_PACK
-        if ((begin + pack) * 8 + 8 > classes) ragged = pack; /* the padding is shorter than a row of threads: one each at most */
-    /* Each thread reads only what it has copied itself, so no barrier parts the stages. */
-    auto copy = [&](int i) {
-        if (i < count) MTT__EACH_PACK
-            for (int part = 0; part < 8; part += 16 / sizeof(T))
-                mtt__copy_async(mtt__smem(smem + (i % MTT__LOSS_STAGES * share + pack) * 8 + part), x + i * next + pack * 8 + part, true);
-        mtt__copy_commit();
-    };
-    auto measure = [&](int i) { /* row i: what this warp tells all blocks */
-        T *row = smem + i % MTT__LOSS_STAGES * share * 8;
-        float v[8], most = -3.4e38f, sum = 0;
-        for (int j = ragged * 8; ragged >= 0 && j < ragged * 8 + 8; j++)
-            if (begin * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* no class: its power is 0 */
-        MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
-        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        MTT__EACH_PACK {
-            mtt__read_floats(row + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
-        }
-        sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
-        if (lane < blocks) /* a warp without a class has no sum */
-            mtt__cluster_store(&parts[i % 2][rank * WARPS + threadIdx.x / 32], lane, make_float2(most, most > -3.4e38f ? sum : 0.0f));
-        mtt__cluster_arrive();
-    };
-    mtt__cluster_arrive();
-    copy(0);
-    copy(1);
-    mtt__cluster_wait(); /* all blocks are there before one stores into another */
-    mtt__copy_wait<1>();
-    measure(0);
-    for (int i = 0; i < count; i++, target = target_ahead) {
-        const T *from = smem + i % MTT__LOSS_STAGES * share * 8;
-        T *to = x + i * next;
-        float most = -3.4e38f, sum = 0, lse, v[8], *told = out + 3 * (cluster + (int64_t)i * clusters);
-        if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
-        copy(i + 2);
-        mtt__cluster_wait(); /* the warps' parts of row i are there; those of row i - 1 have been read by all */
-        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[i % 2][q].x);
-        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
-        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[i % 2][q].y * expf(parts[i % 2][q].x - most);
-        lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
-        mtt__copy_wait<1>();
-        if (i + 1 < count) measure(i + 1);
-        if (target < 0) {
-            for (int k = 0; k < 8; k++) v[k] = 0;
-            MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
-            if (rank == 0 && threadIdx.x < 3) told[threadIdx.x] = 0;
-            continue;
-        }
-        MTT__EACH_PACK {
-            mtt__read_floats(from + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
-            if (target / 8 == begin + pack) {
-                const float at = mtt__to_float(from[target - begin * 8]), gradient = (expf(at - lse) - 1.0f) * factor;
-#pragma unroll
-                for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
-                told[0] = lse - at;
-                told[1] = at >= most ? 1.0f : 0.0f;
-                told[2] = lse;
-            }
-            mtt__store_floats(to + pack * 8, v);
-#pragma unroll
-            for (int k = 0; k < 8; k++) column[p][k] += v[k];
-        }
-    }
-    if (sums) MTT__EACH_PACK mtt__store_floats(sums + (int64_t)cluster * width + (begin + pack) * 8, column[p]);
-#undef MTT__EACH_PACK
+    if (target >= 0 && target / 8 % 512 == (int)threadIdx.x)
+        x[target] = mtt__from_float<T>((expf(at - lse) - 1.0f) * factor);
 }
 
 /* Rows of logits with their targets and losses. */
@@ -4592,117 +1608,88 @@ struct mtt__loss_rows {
     int64_t rows;
 };
 
-template <class T, bool GRADIENT> static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r)
+template <bool GRADIENT>
+static mtt_status mtt__rows_loss(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r)
 {
-    return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512, mtt__at<T>(r.logits), r.targets,
-                       r.losses, mtt__at<mtt_control>(r.control), mtt__at<mtt_counters>(r.counters), op->shape->vocab,
-                       mtt__width(r.logits));
+    return mtt__by_type(c, r.logits, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "cross_entropy", mtt_k_cross_entropy<T, GRADIENT>, (unsigned)r.rows, 512,
+                           mtt__at<T>(r.logits), r.targets, r.losses, mtt__at<mtt_control>(r.control),
+                           mtt__at<mtt_counters>(r.counters), op->shape->vocab, mtt__width(r.logits));
+    });
 }
 
 static mtt_status mtt__cuda_cross_entropy(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_cross_entropy *o = MTT_OPERANDS_OF(cross_entropy, op);
-    mtt__loss_rows r = {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
-    MTT__BY_TYPE(o->logits, (mtt__rows_loss<T, false>(c, op, r)))
+    return mtt__rows_loss<false>(c, op, {o->logits, NULL, NULL, mtt__at<int32_t>(o->targets),
+                                         mtt__at<float>(o->losses), op->shape->rows});
 }
 
 static mtt_status mtt__cuda_cross_entropy_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_cross_entropy_backward *o = MTT_OPERANDS_OF(cross_entropy_backward, op);
-    mtt__loss_rows r = {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets), mtt__at<float>(o->losses), op->shape->rows};
-    MTT__BY_TYPE(o->d_logits, (mtt__rows_loss<T, true>(c, op, r)))
+    return mtt__rows_loss<true>(c, op, {o->d_logits, o->control, o->counters, mtt__at<int32_t>(o->targets),
+                                        mtt__at<float>(o->losses), op->shape->rows});
 }
 
-/* Blocks that share a row in mtt_k_loss_rows, as few as can; 0 where it is too long. */
-static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
+/* Losses of rows, the gradients of their logits in place, and the gradient of the head's bias if it has
+   one. */
+typedef mtt_status (*mtt__loss_gradient)(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                         const mtt_tensor *db, int add);
+
+static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                     const mtt_tensor *db, int add)
 {
-    for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
-        int64_t share = (width / 8 + blocks - 1) / blocks;
-        *bytes = MTT__LOSS_STAGES * (size_t)share * 8 * (c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4);
-        if (share <= MTT__LOSS_THREADS * MTT__LOSS_PACKS && *bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
-    }
-    return 0;
+    mtt_status status = mtt__rows_loss<false>(c, op, r);
+    if (status == MTT_OK) status = mtt__rows_loss<true>(c, op, r);
+    return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
 }
 
-/* Losses and gradients of rows, and the head bias's gradient: in one pass over the logits where a cluster can hold a row and the
-   workspace its sums. */
-template <class T>
-static mtt_status mtt__rows_gradient(mtt__cuda *c, const mtt_op *op, mtt__loss_rows r, const mtt_tensor *db, int add)
-{
-    const int64_t width = mtt__width(r.logits);
-    float *sums = db ? mtt__at<float>(op->workspace) : NULL;
-    size_t bytes = 0;
-    int blocks = mtt__loss_cluster(c, width, &bytes), clusters = 0;
-    cudaLaunchAttribute cluster = {};
-    cudaLaunchConfig_t launch = {};
-    mtt_status status = MTT_OK;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)blocks, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    launch.gridDim = dim3((unsigned)blocks), launch.blockDim = dim3(MTT__LOSS_THREADS);
-    launch.dynamicSmemBytes = bytes, launch.stream = c->stream;
-    launch.attrs = &cluster, launch.numAttrs = blocks > 1;
-    if (blocks)
-        status = mtt__checked(c, cudaFuncSetAttribute(mtt_k_loss_rows<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                              "cross_entropy");
-    if (blocks == 1) clusters = c->processors;
-    if (blocks > 1 && status == MTT_OK) /* those that the device can hold at a time: a later one would begin when others end */
-        status = mtt__checked(c, cudaOccupancyMaxActiveClusters(&clusters, mtt_k_loss_rows<T>, &launch), "cross_entropy");
-    if (status != MTT_OK) return status;
-    clusters = (int)mtt__min(clusters, r.rows);
-    if (db) clusters = (int)mtt__min(clusters, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
-    if (!clusters) {
-        status = mtt__rows_loss<T, false>(c, op, r);
-        if (status == MTT_OK) status = mtt__rows_loss<T, true>(c, op, r);
-        return status != MTT_OK || !db ? status : mtt__bias_gradient(c, op, r.logits, r.rows, db, add);
-    }
-    launch.gridDim = dim3((unsigned)(clusters * blocks));
-    status = mtt__checked(c, cudaLaunchKernelEx(&launch, mtt_k_loss_rows<T>, mtt__at<T>(r.logits), r.targets, r.losses, sums,
-                                                (const mtt_control *)mtt__at<mtt_control>(r.control),
-                                                (const mtt_counters *)mtt__at<mtt_counters>(r.counters), op->shape->vocab, (int)width,
-                                                (int)r.rows), "cross_entropy");
-    if (status != MTT_OK || !db) return status;
-    return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
-}
-
-static mtt_status mtt__chunk_loss(mtt__cuda *c, const mtt_op *op, int64_t first, int64_t rows, int add)
-{
-    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
-    mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first, mtt__at<float>(o->losses) + 3 * first,
-                        rows};
-    if (!o->dx) MTT__BY_TYPE(r.logits, (mtt__rows_loss<T, false>(c, op, r)))
-    MTT__BY_TYPE(r.logits, mtt__rows_gradient<T>(c, op, r, o->d_bias, add))
-}
-
-/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and feed both products
-   before the next chunk overwrites them. */
-static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
+/* Head, loss and their gradients for a few rows at a time: logits become their gradients in place and are
+   read by both products before the next chunk overwrites them. */
+static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss_gradient gradient)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows, first, count;
     mtt_status status = MTT_OK;
     for (first = 0; first < rows && status == MTT_OK; first += count) {
         count = mtt__min(o->logits->shape[0], rows - first);
-        status = mtt__product(c, op, count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0), mtt__blas_whole(o->weight, 1),
-                              mtt__blas_whole(o->logits, 0), o->x, o->logits, 1, 1.0f, 0, o->bias);
-        if (status == MTT_OK) status = mtt__chunk_loss(c, op, first, count, first > 0 || op->adds);
+        mtt__blas_matrix weight = mtt__blas_whole(o->weight, 0), logits = mtt__blas_whole(o->logits, 0);
+        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
+                                  mtt__blas_whole(o->weight, 1), logits, o->bias};
+        status = mtt__multiply(c, op, head);
+        if (status != MTT_OK) return status;
+        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
+                            mtt__at<float>(o->losses) + 3 * first, count};
+        const int add = first > 0 || op->adds;
+        status = o->dx ? gradient(c, op, r, o->d_bias, add) : mtt__rows_loss<false>(c, op, r);
         if (status != MTT_OK || !o->dx) continue;
-        status = mtt__product(c, op, count, C, Vp, mtt__blas_whole(o->logits, 0), mtt__blas_whole(o->weight, 0),
-                              mtt__blas_matrix_at(o->dx, first * C, C, 0, 0), o->logits, o->dx, 1, 1.0f, 0, NULL);
+        mtt__blas_product back = {count, C, Vp, logits, weight,
+                                  mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
+        status = mtt__multiply(c, op, back);
         if (status == MTT_OK)
-            status = mtt__launch_weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, NULL, first > 0 || op->adds);
+            status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, add);
     }
     return status;
 }
 
-/* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch begins both at 0
+static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__chunked_loss_by(c, op, mtt__rows_gradient);
+}
+
+/* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch sets
+                both
    Shapes:      rows [count, 3] float
    Launch:      one block of 1,024 threads
    Requires:    -
    Traffic:     rows read once
    Determinism: fixed order, in double
    Reference:   mtt__cpu_sum_loss */
-static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows, const mtt_control *control,
-                                                               mtt_counters *counters, int64_t count, int later)
+static __global__ void __launch_bounds__(1024)
+    mtt_k_sum_loss(const float *rows, const mtt_control *control, mtt_counters *counters, int64_t count,
+                   int later)
 {
     __shared__ double losses[32];
     __shared__ int shared[32];
@@ -4724,16 +1711,2098 @@ static __global__ void __launch_bounds__(1024) mtt_k_sum_loss(const float *rows,
 static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
-    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses), mtt__at<mtt_control>(o->control),
-                       mtt__at<mtt_counters>(o->counters), op->shape->rows, op->later);
+    return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses),
+                       mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters), op->shape->rows,
+                       op->later);
 }
 
-/* ------------------------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------------------
+   >>optimizer
+   -------------------------------------------------------------------------------------------------------- */
+
+/* One kernel works on all parameters. A block finds its elements in the table of ranges: entries are pieces
+   of one parameter, each for MTT__RANGE_BLOCKS blocks. This is the number of elements from the block's first
+   one. */
+MTT__DEVICE int mtt__range_count(const mtt_range &r)
+{
+    return r.count - (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
+}
+
+/* The block's first element within the parameter. */
+MTT__DEVICE int64_t mtt__range_begin(const mtt_range &r)
+{
+    return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
+}
+
+/* Says that an address from a table is in global memory: the compiler would take slower generic accesses. */
+template <class T> MTT__DEVICE T *mtt__global(T *p)
+{
+    __builtin_assume(__isGlobal(p));
+    return p;
+}
+
+MTT__DEVICE void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
+{
+    const void *const from = mtt__global(r.gradient);
+    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)from + at, g);
+    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)from + at, g);
+    else mtt__read_floats((const __half *)from + at, g);
+}
+
+/* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
+   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks with elements] double
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
+   Requires:    counts multiples of 8
+   Traffic:     gradients read once
+   Determinism: fixed tree
+   Reference:   mtt__sum_squares */
+static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial)
+{
+    __shared__ double shared[32];
+    const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const int count = mtt__range_count(r);
+    const int64_t begin = mtt__range_begin(r);
+    float sum = 0;
+    if (count <= 0) return;
+    MTT__UNROLL for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
+        int at = i + threadIdx.x * 8;
+        float g[8];
+        if (at >= count) break;
+        mtt__read_gradient(r, begin + at, g);
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum += g[k] * g[k];
+    }
+    double total = mtt__reduce<mtt__plus, 256>((double)sum, shared);
+    if (threadIdx.x == 0) partial[r.block + blockIdx.x % MTT__RANGE_BLOCKS] = total;
+}
+
+/* Math:        mtt__scale_gradients of the sum of partial
+   Shapes:      partial [count] double
+   Launch:      one block of 1,024 threads
+   Requires:    -
+   Traffic:     partial read once
+   Determinism: fixed order, in double
+   Reference:   mtt__cpu_grad_norm */
+static __global__ void __launch_bounds__(1024)
+    mtt_k_grad_norm(const double *partial, int64_t count, const mtt_control *control, mtt_counters *counters)
+{
+    __shared__ double shared[32];
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += 1024) sum += partial[i];
+    sum = mtt__reduce<mtt__plus, 1024>(sum, shared);
+    if (threadIdx.x == 0) mtt__scale_gradients(control, counters, sum);
+}
+
+/* Math:        out = mtt__adamw_step, mtt__adamw_correction
+   Shapes:      out [2] float
+   Launch:      one block of 2 threads: a power in double takes too long for every thread of the update
+   Requires:    mtt_k_grad_norm before it
+   Traffic:     -
+   Determinism: elementwise
+   Reference:   mtt__update_parameter */
+static __global__ void mtt_k_corrections(const mtt_control *control, const mtt_counters *counters, float *out)
+{
+    if (threadIdx.x == 0) out[0] = mtt__adamw_step(control, counters);
+    else out[1] = mtt__adamw_correction(control, counters);
+}
+
+/* Arguments of the update. */
+struct mtt__update {
+    const mtt_range *ranges;
+    const mtt_control *control;
+    const mtt_counters *counters;
+    const float *corrections;
+    void *master, *m, *v; /* of all parameters; without a master, weights are updated in place */
+    int64_t elements;     /* of m: in the compact state, scales follow this many codes */
+    uint64_t site;        /* in the stream of random numbers */
+    int dtype;            /* of the weights */
+};
+
+MTT__DEVICE mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
+{
+    return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
+}
+
+/* Math:        mtt__adamw_element
+   Shapes:      all parameters: gradient, m, v, master float; weight 16-bit, rounded from the master
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 elements at a time, so
+                that a warp's stores fill whole lines
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     28 bytes a parameter, 30 with a 16-bit weight
+   Determinism: elementwise
+   Reference:   mtt__adamw_full */
+static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r);
+    float *const m_at = (float *)u.m + r.first + begin, *const v_at = (float *)u.v + r.first + begin;
+    float *const w_at = mtt__global(u.master ? (float *)u.master + r.first : (float *)r.weight) + begin;
+    for (int at = threadIdx.x * 4; at < count; at += 1024) {
+        float g[4], m[4], v[4], w[4];
+        mtt__read_floats<4>((const float *)mtt__global(r.gradient) + begin + at, g);
+        mtt__read_floats<4>(m_at + at, m);
+        mtt__read_floats<4>(v_at + at, v);
+        mtt__read_floats<4>(w_at + at, w);
+        MTT__UNROLL for (int k = 0; k < 4; k++) mtt__adamw_element(&rates, g[k], &m[k], &v[k], &w[k]);
+        mtt__store_floats<4>(m_at + at, m);
+        mtt__store_floats<4>(v_at + at, v);
+        mtt__store_floats<4>(w_at + at, w);
+        if (u.dtype == MTT_BF16_BITS)
+            mtt__store_floats<4>((__nv_bfloat16 *)mtt__global(r.weight) + begin + at, w);
+        else if (u.dtype == MTT_F16_BITS)
+            mtt__store_floats<4>((__half *)mtt__global(r.weight) + begin + at, w);
+    }
+}
+
+/* The special function unit's root, good to 2 ulp like mtt__reciprocal. 8-bit codes do not show such an
+   error. In a weight it is small, because an update changes it by a small part. */
+MTT__DEVICE float mtt__root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Encodes a thread's 8 of the 32 moments of a group, which it shares with its neighbours. Second moments are
+   encoded by their roots. A second moment of 1e-60 and more gets at least one unit. */
+template <bool SECOND>
+MTT__DEVICE uint16_t mtt__encode_moments(const float *x, const uint32_t *random, uint8_t *codes)
+{
+    const float ONE = 65536.0f;
+    float largest = 0;
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(x[k]));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    uint16_t scale = mtt__to_scale(largest, __shfl_sync(0xffffffffu, random[0], threadIdx.x & 28) & 0xffffu);
+    float unit = mtt__from_scale(scale), inverse = scale ? mtt__reciprocal(unit) : 0.0f;
+    MTT__UNROLL for (int k = 0; k < 8; k++) {
+        float y = SECOND ? x[k] * (255.0f * ONE * inverse)
+                         : 254.0f * ONE * x[k] * mtt__reciprocal(unit + fabsf(x[k]));
+        if (SECOND) y = fmaxf(y, ONE * __saturatef(1e30f * x[k]));
+        codes[k] = mtt__round_moment(y, SECOND, mtt__draw_bits(random, k));
+    }
+    return scale;
+}
+
+/* Math:        as mtt_k_adamw, on decoded weights and moments, which are then encoded again
+   Shapes:      all parameters: gradient float or 16-bit; m, v: codes of all groups of 32, then their 16-bit
+                scales; weight TYPE, 16-bit with a byte of rest
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 8 elements at a time: a draw
+                of Philox for each 8, a group for each 4 threads
+   Requires:    counts multiples of 8; mtt_k_corrections before it
+   Traffic:     12.25 bytes a parameter, 14.25 with FP32 gradients, 16.25 with FP32 weights
+   Determinism: elementwise; rounds by (seed, update, parameter, element)
+   Reference:   mtt__adamw_compact */
+template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw_compact(const mtt__update u)
+{
+    if (u.counters->skipped) return;
+    const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const mtt_adamw_rates rates = mtt__update_rates(u, r);
+    const bool FP16 = TYPE == MTT_F16_BITS;
+    const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
+    const int64_t begin = mtt__range_begin(r), first = r.first + begin;
+    const uint64_t update = mtt__stream_step((uint64_t)u.counters->updates);
+    const uint64_t stream = u.site | (uint64_t)r.parameter << 40 | update;
+    uint8_t *const m_codes = (uint8_t *)u.m + first, *const v_codes = (uint8_t *)u.v + first;
+    uint8_t *const rests = (uint8_t *)u.master + first;
+    uint16_t *const m_scales = (uint16_t *)((uint8_t *)u.m + u.elements) + first / MTT__GROUP;
+    uint16_t *const v_scales = (uint16_t *)((uint8_t *)u.v + u.elements) + first / MTT__GROUP;
+    for (int i = 0; i < count; i += 2048) {
+        const int at = i + threadIdx.x * 8;
+        const bool inside = at < count; /* other lanes still take part in the group's shuffle */
+        float g[8] = {}, m[8] = {}, v[8] = {}, w[8] = {};
+        mtt__vector<uint8_t> m_code, v_code, rest;
+        mtt__vector<uint16_t> weight;
+        if (inside) {
+            float m_scale = mtt__from_scale(m_scales[at / 32]);
+            float v_scale = mtt__from_scale(v_scales[at / 32]) * (1.0f / 255.0f);
+            mtt__read_gradient(r, begin + at, g);
+            m_code = mtt__load_vector(m_codes + at);
+            v_code = mtt__load_vector(v_codes + at);
+            if (TYPE == MTT_F32) mtt__read_floats((const float *)mtt__global(r.weight) + begin + at, w);
+            else {
+                weight = mtt__load_vector((const uint16_t *)mtt__global(r.weight) + begin + at);
+                rest = mtt__load_vector(rests + at);
+            }
+            MTT__UNROLL for (int k = 0; k < 8; k++) {
+                float d = g[k] * rates.scale, root = v_scale * (float)v_code.v[k];
+                float code = (float)(int8_t)m_code.v[k];
+                float old = m_scale * code * mtt__reciprocal(254.0f - fabsf(code));
+                if (TYPE != MTT_F32) w[k] = mtt__join_weight(weight.v[k], rest.v[k], FP16);
+                m[k] = rates.b1 * old + (1.0f - rates.b1) * d;
+                v[k] = mtt__root(rates.b2 * (root * root) + (1.0f - rates.b2) * d * d); /* the stored root */
+                w[k] = rates.keep * w[k] -
+                       rates.step * m[k] * mtt__reciprocal(v[k] * rates.correction + rates.eps);
+            }
+        }
+        const mtt_draw draw = mtt__draw(u.control->seed, (uint64_t)(begin + at) >> 3, stream);
+        uint16_t m_scale = mtt__encode_moments<false>(m, draw.word, m_code.v);
+        uint16_t v_scale = mtt__encode_moments<true>(v, draw.word, v_code.v);
+        if (!inside) continue;
+        *(mtt__vector<uint8_t> *)(m_codes + at) = m_code;
+        *(mtt__vector<uint8_t> *)(v_codes + at) = v_code;
+        if (at % 32 == 0) {
+            m_scales[at / 32] = m_scale;
+            v_scales[at / 32] = v_scale;
+        }
+        if (TYPE == MTT_F32) mtt__store_floats((float *)mtt__global(r.weight) + begin + at, w);
+        else {
+            MTT__UNROLL for (int k = 0; k < 8; k++)
+                mtt__split_weight(w[k], FP16, mtt__draw_bits(draw.word, k), &weight.v[k], &rest.v[k]);
+            *(mtt__vector<uint16_t> *)((uint16_t *)mtt__global(r.weight) + begin + at) = weight;
+            *(mtt__vector<uint8_t> *)(rests + at) = rest;
+        }
+    }
+}
+
+static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
+    int64_t count = 0;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    for (int i = 0; i < op->parameters; i++)
+        count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
+    if (status == MTT_OK)
+        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, (unsigned)mtt__range_blocks(o->ranges), 256,
+                             mtt__at<mtt_range>(o->ranges), (double *)scratch);
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count,
+                       mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters));
+}
+
+static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_adamw *o = MTT_OPERANDS_OF(adamw, op);
+    const int compact = o->m->dtype == MTT_U8, type = op->weights[0]->dtype;
+    void (*kernel)(mtt__update) = mtt_k_adamw;
+    mtt__update u = {};
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    if (compact)
+        kernel = type == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
+                 : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
+                                         : mtt_k_adamw_compact<MTT_F16_BITS>;
+    u.ranges = mtt__at<const mtt_range>(o->ranges);
+    u.control = mtt__at<const mtt_control>(o->control);
+    u.counters = mtt__at<const mtt_counters>(o->counters);
+    u.corrections = (const float *)scratch;
+    u.master = mtt__at<void>(o->master);
+    u.m = o->m->data;
+    u.v = o->v->data;
+    u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
+    u.site = mtt__stream(op->site, 0, 0);
+    u.dtype = type;
+    if (status == MTT_OK)
+        status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
+                             (float *)scratch);
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "adamw", kernel, (unsigned)mtt__range_blocks(o->ranges), 256, u);
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>attention
+   -------------------------------------------------------------------------------------------------------- */
+
+/* ---- products of all heads ---- */
+
+/* One call of cuBLASLt makes the products of a head batch, matrices at one stride. Heads lie at two strides:
+   from sequence to sequence and, within a row, from head to head. So a head batch is one head of all
+   sequences or all heads of one sequence, whichever takes fewer calls. */
+struct mtt__head_batch {
+    int64_t sequence;                 /* the first matrix: its sequence and head */
+    int head, next_sequence, next_head; /* 0 or 1: the steps to the next one */
+    int count;
+};
+
+/* Calls body(h) for all head batches, until one fails. */
+template <class BODY> static mtt_status mtt__for_head_batches(const mtt_op *op, BODY body)
+{
+    const mtt_shape *d = op->shape;
+    const int by_head = d->batch >= d->heads, calls = by_head ? d->heads : d->batch;
+    mtt_status status = MTT_OK;
+    for (int i = 0; i < calls && status == MTT_OK; i++) {
+        mtt__head_batch h;
+        h.sequence = by_head ? 0 : i;
+        h.head = by_head ? i : 0;
+        h.next_sequence = by_head;
+        h.next_head = !by_head;
+        h.count = by_head ? d->batch : d->heads;
+        status = body(h);
+    }
+    return status;
+}
+
+/* Parts of qkv and d_qkv. */
+enum { MTT__PART_Q, MTT__PART_K, MTT__PART_V };
+
+static mtt__blas_matrix mtt__part_matrix(const mtt_op *op, const mtt_tensor *qkv, int part, mtt__head_batch h,
+                                         int transposed)
+{
+    const mtt_qkv v = mtt_qkv_of(op->shape);
+    const int64_t sequence = op->shape->seq_len * v.row;
+    return mtt__blas_matrix_at(qkv, h.sequence * sequence + mtt_qkv_column(&v, part, h.head), v.row,
+                               h.next_sequence * sequence + h.next_head * v.head_dim, transposed);
+}
+
+/* Rows of `out` or d_out. */
+static mtt__blas_matrix mtt__out_matrix(const mtt_op *op, const mtt_tensor *out, mtt__head_batch h)
+{
+    const int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
+    return mtt__blas_matrix_at(out, h.sequence * sequence + h.head * D, C,
+                               h.next_sequence * sequence + h.next_head * D, 0);
+}
+
+/* Scores, probabilities and their gradients. */
+static mtt__blas_matrix mtt__square_matrix(const mtt_op *op, const mtt_tensor *scores, mtt__head_batch h,
+                                           int transposed)
+{
+    const int64_t T = op->shape->seq_len, H = op->shape->heads;
+    return mtt__blas_matrix_at(scores, (h.sequence * H + h.head) * T * T, T,
+                               (h.next_sequence * H + h.next_head) * T * T, transposed);
+}
+
+/* out [T, n] = alpha A [T, k] B [k, n] */
+static mtt_status mtt__head_product(mtt__cuda *c, const mtt_op *op, mtt__head_batch h, int64_t n, int64_t k,
+                                    mtt__blas_matrix a, mtt__blas_matrix b, mtt__blas_matrix out, float alpha)
+{
+    mtt__blas_product g = {op->shape->seq_len, n, k, a, b, out};
+    g.batch = h.count;
+    g.alpha = alpha;
+    return mtt__multiply(c, op, g);
+}
+
+static float mtt__head_scale(const mtt_op *op)
+{
+    return 1.0f / sqrtf((float)op->shape->head_dim);
+}
+
+/* S = Q K^T / sqrt(D), the whole square */
+static mtt_status mtt__cuda_attention_scores(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_attention_scores *o = MTT_OPERANDS_OF(attention_scores, op);
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
+        mtt__blas_matrix k = mtt__part_matrix(op, o->qkv, MTT__PART_K, h, 1);
+        mtt__blas_matrix s = mtt__square_matrix(op, o->scores, h, 0);
+        return mtt__head_product(c, op, h, T, D, q, k, s, mtt__head_scale(op));
+    });
+}
+
+/* O = P V */
+static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_attention_values *o = MTT_OPERANDS_OF(attention_values, op);
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 0);
+        mtt__blas_matrix v = mtt__part_matrix(op, o->qkv, MTT__PART_V, h, 0);
+        return mtt__head_product(c, op, h, D, T, p, v, mtt__out_matrix(op, o->out, h), 1.0f);
+    });
+}
+
+/* dP = dO V^T, dV = P^T dO */
+static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix d_out = mtt__out_matrix(op, o->d_out, h);
+        mtt__blas_matrix v = mtt__part_matrix(op, o->qkv, MTT__PART_V, h, 1);
+        mtt__blas_matrix dv = mtt__part_matrix(op, o->d_qkv, MTT__PART_V, h, 0);
+        mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 1);
+        mtt__blas_matrix dp = mtt__square_matrix(op, o->d_probs, h, 0);
+        mtt_status status = mtt__head_product(c, op, h, T, D, d_out, v, dp, 1.0f);
+        if (status != MTT_OK) return status;
+        return mtt__head_product(c, op, h, D, T, p, d_out, dv, 1.0f);
+    });
+}
+
+/* dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D) */
+static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
+    const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
+    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+        mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
+        mtt__blas_matrix k = mtt__part_matrix(op, o->qkv, MTT__PART_K, h, 0);
+        mtt__blas_matrix dq = mtt__part_matrix(op, o->d_qkv, MTT__PART_Q, h, 0);
+        mtt__blas_matrix dk = mtt__part_matrix(op, o->d_qkv, MTT__PART_K, h, 0);
+        mtt__blas_matrix ds = mtt__square_matrix(op, o->d_scores, h, 0);
+        mtt__blas_matrix ds_t = mtt__square_matrix(op, o->d_scores, h, 1);
+        mtt_status status = mtt__head_product(c, op, h, D, T, ds, k, dq, mtt__head_scale(op));
+        if (status != MTT_OK) return status;
+        return mtt__head_product(c, op, h, D, T, ds_t, q, dk, mtt__head_scale(op));
+    });
+}
+
+/* ---- softmax ---- */
+
+/* Joins a value over the threads of a row: 32, a warp, or 128, a block. */
+template <class JOIN> MTT__DEVICE float mtt__reduce_row(float x, int threads, float *shared)
+{
+    return threads == 32 ? mtt__reduce<JOIN, 32>(x, shared) : mtt__reduce<JOIN, 128>(x, shared);
+}
+
+/* Math:        P[i][j] = e^(S[i][j] - max) / sum over the keys j that query i attends, max(0, i - W + 1) ..
+                i; 0 elsewhere
+   Shapes:      S, P [rows, T] T; row r is of query r mod T
+   Launch:      32 or 128 threads a row, 128 a block; WIDTH elements at a time
+   Requires:    WIDTH 8 only if T is a multiple of 8
+   Traffic:     the attended part of S read twice, the second time from cache; P written once
+   Determinism: fixed tree; each thread has a running maximum and sum (Milakov & Gimelshein 2018)
+   Reference:   mtt__cpu_softmax */
+template <class T, int WIDTH>
+static __global__ void __launch_bounds__(128)
+    mtt_k_softmax(const T *scores, T *probs, int64_t rows, int seq_len, int window, int threads)
+{
+    __shared__ float shared[32];
+    const int64_t row = threads == 32 ? (int64_t)blockIdx.x * 4 + threadIdx.x / 32 : blockIdx.x;
+    const int lane = (threadIdx.x & (threads - 1)) * WIDTH, step = threads * WIDTH;
+    const int query = (int)(row % seq_len), low = (int)mtt__first_key(window, query);
+    float most = -3.4e38f, sum = 0, v[WIDTH];
+    if (row >= rows) return;
+    scores += row * seq_len;
+    probs += row * seq_len;
+    for (int j = low / WIDTH * WIDTH + lane; j <= query; j += step) {
+        float largest = most, added = 0;
+        mtt__read_floats<WIDTH>(scores + j, v);
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
+            if (j + k >= low && j + k <= query) largest = fmaxf(largest, v[k]);
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
+            if (j + k >= low && j + k <= query) added += mtt__exp_for<T>(v[k] - largest);
+        sum = sum * mtt__exp_for<T>(most - largest) + added;
+        most = largest;
+    }
+    const float all = mtt__reduce_row<mtt__maximum>(most, threads, shared);
+    const float scale = 1.0f / mtt__reduce_row<mtt__plus>(sum * mtt__exp_for<T>(most - all), threads, shared);
+    for (int j = lane; j < seq_len; j += step) {
+        const bool attended = j + WIDTH > low && j <= query;
+        if (attended) mtt__read_floats<WIDTH>(scores + j, v);
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
+            v[k] = attended && j + k >= low && j + k <= query ? mtt__exp_for<T>(v[k] - all) * scale : 0.0f;
+        mtt__store_floats<WIDTH>(probs + j, v);
+    }
+}
+
+/* Math:        dS = P (mask dP - sum over keys of mask dP P)
+   Shapes:      dP, P, dS [rows, T] T; row r is of query r mod T; dropout's element is r T + j
+   Launch:      as mtt_k_softmax; bounded to 10 blocks, so that the 64-bit remainder has enough registers
+   Requires:    WIDTH 8 only if T is a multiple of 8; dS may be dP
+   Traffic:     the attended part of dP and P read twice, the second time from cache; dS written once
+   Determinism: fixed tree
+   Reference:   mtt__cpu_softmax_backward */
+template <class T, int WIDTH>
+static __global__ void __launch_bounds__(128, 10)
+    mtt_k_softmax_backward(const T *d_probs, const T *probs, T *d_scores, int64_t rows, int seq_len,
+                           int window, int threads, mtt__dropout dropout)
+{
+    __shared__ float shared[32];
+    const int64_t row = threads == 32 ? (int64_t)blockIdx.x * 4 + threadIdx.x / 32 : blockIdx.x;
+    const int64_t first = row * seq_len;
+    const int lane = (threadIdx.x & (threads - 1)) * WIDTH, step = threads * WIDTH;
+    const int query = (int)(row % seq_len), low = (int)mtt__first_key(window, query) / WIDTH * WIDTH;
+    float sum = 0, g[WIDTH], p[WIDTH];
+    if (row >= rows) return;
+    for (int j = low + lane; j <= query; j += step) {
+        mtt__read_floats<WIDTH>(d_probs + first + j, g);
+        mtt__read_floats<WIDTH>(probs + first + j, p);
+        mtt__apply_dropout<WIDTH>(dropout, first + j, g);
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
+    }
+    sum = mtt__reduce_row<mtt__plus>(sum, threads, shared);
+    for (int j = lane; j < seq_len; j += step) {
+        if (j >= low && j <= query) {
+            mtt__read_floats<WIDTH>(d_probs + first + j, g);
+            mtt__read_floats<WIDTH>(probs + first + j, p);
+            mtt__apply_dropout<WIDTH>(dropout, first + j, g);
+            MTT__UNROLL for (int k = 0; k < WIDTH; k++) g[k] = p[k] != 0 ? p[k] * (g[k] - sum) : 0.0f;
+        } else
+            MTT__UNROLL for (int k = 0; k < WIDTH; k++) g[k] = 0;
+        mtt__store_floats<WIDTH>(d_scores + first + j, g);
+    }
+}
+
+/* Elements at a time: 8 where rows are aligned. A warp a row up to 512 or 2,048 keys, a block beyond. */
+static int mtt__row_width(const mtt_shape *d) { return d->seq_len % 8 ? 1 : 8; }
+static int mtt__row_threads(const mtt_shape *d)
+{
+    return d->seq_len <= (d->seq_len % 8 ? 512 : 2048) ? 32 : 128;
+}
+
+template <class T> static mtt_status mtt__launch_softmax(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_softmax *o = MTT_OPERANDS_OF(softmax, op);
+    const mtt_shape *d = op->shape;
+    const int threads = mtt__row_threads(d);
+    const int64_t rows = mtt__rows(o->scores);
+    auto kernel = mtt__row_width(d) == 8 ? mtt_k_softmax<T, 8> : mtt_k_softmax<T, 1>;
+    return mtt__launch(c, "softmax", kernel, mtt__blocks(rows, 128 / threads), 128, mtt__at<T>(o->scores),
+                       mtt__at<T>(o->probs), rows, d->seq_len, d->window, threads);
+}
+
+static mtt_status mtt__cuda_softmax(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *probs = MTT_OPERANDS_OF(softmax, op)->probs;
+    return mtt__by_type(c, probs, [&](auto zero) { return mtt__launch_softmax<decltype(zero)>(c, op); });
+}
+
+template <class T> static mtt_status mtt__launch_softmax_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_softmax_backward *o = MTT_OPERANDS_OF(softmax_backward, op);
+    const mtt_shape *d = op->shape;
+    const int threads = mtt__row_threads(d);
+    const int64_t rows = mtt__rows(o->d_probs);
+    auto kernel = mtt__row_width(d) == 8 ? mtt_k_softmax_backward<T, 8> : mtt_k_softmax_backward<T, 1>;
+    return mtt__launch(c, "softmax_backward", kernel, mtt__blocks(rows, 128 / threads), 128,
+                       mtt__at<T>(o->d_probs), mtt__at<T>(o->probs), mtt__at<T>(o->d_scores), rows,
+                       d->seq_len, d->window, threads, mtt__dropout_of(op, o->control));
+}
+
+static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_tensor *ds = MTT_OPERANDS_OF(softmax_backward, op)->d_scores;
+    return mtt__by_type(
+        c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>flash   FlashAttention (Dao et al. 2022; Dao 2023): causal, with windows and dropout
+   ----------------------------------------------------------------------------------------------------------
+   For each head, with Q, K, V, O of T rows and head width D:
+       S = scale Q K^T,  P = softmax(S) over keys max(0, i - W + 1) .. i,  O = (P o Z) V,
+       lse_i = log sum_j e^S_ij,  Z = dropout's mask, 0 or 1 / (1 - p).
+   No T x T matrix is in memory: S and P exist a tile at a time, in registers or shared memory.
+
+   In this order: what the kernels share; the algorithm, in exact FP32, which runs FP32 tensors; the same on
+   tensor cores (mma.sync), which runs 16-bit tensors. Kernels for H100 and H200 are in >>hopper.
+
+   Symbols: BLOCK_Q queries and BLOCK_KV keys make a tile of scores. _gmem is device memory, _smem shared
+   memory (a 32-bit address), _rmem registers.
+
+   Numerics: operands of products have the type of the tensors; all sums and the softmax are FP32.
+   Exponentials are powers of two: scale_log2 is scale log2(e). Any T >= 1, any window; D a multiple of 8 up
+   to 256, padded with zeros inside. Deterministic, bit for bit, on one device: no float atomics; every sum
+   has one order. */
+
+/* ---- what the kernels share ---- */
+
+struct mtt__flash {
+    const void *qkv, *d_out; /* [B T, row of the view], [B T, C] */
+    void *out, *d_qkv;       /* `out` is read in the backward pass */
+    float *lse;              /* [B H, T] */
+    mtt_qkv view;
+    int64_t seq_len, width, part[3]; /* T; C; columns from Q to Q, K and V of a head */
+    int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
+    float scale, scale_log2;
+    float gradient_scale; /* of dQ and dK: 0 where every query attends one key */
+    mtt__dropout dropout;
+    /* the backward pass; after stats by tensor cores alone */
+    float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head */
+    float4 *dq_partial; /* a ring of `slots` heads of numbered dQ sums, in the order of the accumulators */
+    int *ticket;        /* key tiles given out */
+    int slots;
+};
+
+/* First element of a head in `out`, and of its Q in qkv. */
+MTT__DEVICE int64_t mtt__flash_out(const mtt__flash &f, int head)
+{
+    const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
+    return row * f.width + (int64_t)(head % f.view.heads) * f.view.head_dim;
+}
+
+MTT__DEVICE int64_t mtt__flash_q(const mtt__flash &f, int head)
+{
+    const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
+    return row * f.view.row + mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
+}
+
+/* Bit k: element 8 index + k is kept. */
+MTT__DEVICE uint32_t mtt__keep_mask(const mtt__dropout &d, uint64_t index)
+{
+    const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
+    const mtt_draw draw = mtt__draw(d.control->seed, index, stream);
+    uint32_t bits = 0;
+    MTT__UNROLL for (int k = 0; k < 8; k++)
+        bits |= mtt__draw_bits(draw.word, k) >= d.threshold ? 1u << k : 0u;
+    return bits;
+}
+
+/* The same for 8 elements from any `element` up, of two draws unless it is a multiple of 8. The loop is not
+   unrolled: one copy of the generator's code is enough. */
+MTT__DEVICE uint32_t mtt__keep_mask_at(const mtt__dropout &d, uint64_t element)
+{
+    const uint32_t shift = (uint32_t)element & 7u;
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (uint32_t draw = 0; draw <= (shift ? 1u : 0u); draw++)
+        bits |= mtt__keep_mask(d, (element >> 3) + draw) << 8 * draw;
+    return bits >> shift & 0xffu;
+}
+
+/* ---- the algorithm, in exact FP32 ---- */
+
+/* The online softmax. O_i = sum_j e^(S_ij - m) V_j / sum_j e^(S_ij - m) for any m; m = max_j S_ij avoids
+   overflow, but is known only after the last key. So each row keeps the maximum m of the keys so far, the sum
+   l of e^(S - m), and O = sum of e^(S - m) V. Where a tile of keys raises m to m', both sums are rescaled by
+   e^(m - m'). Two tiles of two keys, S = 1, 3 | 4, 2 and V = 10, 20 | 30, 40 (one column):
+
+       tile   m'   rescale           P = e^(S - m')   l                         O
+       1, 3   3    -                 0.1353  1        1.1353                    0.1353 10 + 1 20 = 21.353
+       4, 2   4    e^(3-4) = 0.3679  1  0.1353        0.3679 1.1353 + 1.1353    0.3679 21.353 + 1 30
+                                                        = 1.5530                  + 0.1353 40 = 43.269
+
+   At the end O / l = 27.861 and lse = m + log l = 4.4402. The softmax of all four, 0.0321 0.2369 0.6439
+   0.0871, gives the same 27.861. */
+
+/* TILE rows of D floats, D + 1 apart so that a column spreads over the banks; zeros past T. */
+template <int TILE>
+static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem, int64_t stride,
+                                       int64_t rows_left, int D)
+{
+    for (int index = threadIdx.x; index < TILE * D; index += 256)
+        tile_smem[index / D * (D + 1) + index % D] =
+            index / D < rows_left ? from_gmem[index / D * stride + index % D] : 0.0f;
+}
+
+static __device__ bool mtt__keeps(const mtt__flash &f, int head, int query, int key)
+{
+    const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)query;
+    const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)key;
+    return mtt__keep_mask(f.dropout, element >> 3) >> (element & 7) & 1u;
+}
+
+static __device__ bool mtt__attends(const mtt__flash &f, int query, int key)
+{
+    return key <= query && query < f.seq_len && (!f.window || key > query - f.window);
+}
+
+/* Math:        O = softmax(scale Q K^T) V tile by tile, with a running maximum and sum of each row; lse
+   Shapes:      qkv [B T, row of the view], out [B T, C], lse [B H, T] FP32; WIDTH >= D
+   Launch:      a block of 16 x 16 threads a tile of TILE queries and head; thread (x, y) has rows y + 16 r
+                and columns x + 16 c. Shared memory: Q; K, then V; P
+   Requires:    -
+   Traffic:     K and V once a tile of queries; 4 D FLOP a pair of query and key
+   Determinism: one block makes a row, in one order
+   Reference:   mtt__flash_tile; FlashAttention-2, algorithm 1 */
+template <int WIDTH, int TILE>
+static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mtt__flash f)
+{
+    constexpr int R = TILE / 16;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
+    const int64_t stride = f.view.row;
+    const float *q_gmem = (const float *)f.qkv + mtt__flash_q(f, head);
+    const float *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
+    float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
+    float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
+    for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
+    mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
+    for (int k0 = f.window ? max(0, q0 - f.window + 1) / TILE * TILE : 0; k0 < min(q0 + TILE, T);
+         k0 += TILE) {
+        float s[R][R] = {};
+        __syncthreads(); /* V of the last tile is read before K overwrites it */
+        mtt__load_exact<TILE>(kv_smem, k_gmem + k0 * stride, stride, T - k0, D);
+        __syncthreads(); /* Q and K are in shared memory */
+        for (int d = 0; d < D; d++)
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < R; c++)
+                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * kv_smem[(x + 16 * c) * (D + 1) + d];
+        MTT__UNROLL for (int r = 0; r < R; r++) {
+            const int query = q0 + y + 16 * r;
+            float most = row_max[r], base, rescale;
+            for (int c = 0; c < R; c++) {
+                s[r][c] = mtt__attends(f, query, k0 + x + 16 * c) ? s[r][c] * f.scale_log2 : -CUDART_INF_F;
+                most = fmaxf(most, s[r][c]);
+            }
+            for (int step = 8; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+            base = most == -CUDART_INF_F ? 0.0f : most; /* no key so far: P and O stay 0 */
+            rescale = exp2f(row_max[r] - base);
+            row_max[r] = most;
+            row_sum[r] *= rescale;
+            for (int c = 0; c < WIDTH / 16; c++) o_rmem[r][c] *= rescale;
+            MTT__UNROLL for (int c = 0; c < R; c++) {
+                const int key = k0 + x + 16 * c;
+                float p = exp2f(s[r][c] - base);
+                row_sum[r] += p;
+                if (f.dropout.threshold && !mtt__keeps(f, head, query, key)) p = 0;
+                p_smem[(y + 16 * r) * (TILE + 1) + x + 16 * c] = p;
+            }
+        }
+        __syncthreads(); /* P is written, and K read */
+        mtt__load_exact<TILE>(kv_smem, v_gmem + k0 * stride, stride, T - k0, D);
+        __syncthreads(); /* V is in shared memory */
+        for (int k = 0; k < TILE; k++)
+            for (int c = 0; c < WIDTH / 16; c++) {
+                if (x + 16 * c >= D) break;
+                for (int r = 0; r < R; r++)
+                    o_rmem[r][c] += p_smem[(y + 16 * r) * (TILE + 1) + k] * kv_smem[k * (D + 1) + x + 16 * c];
+            }
+    }
+    float *o_gmem = (float *)f.out + mtt__flash_out(f, head);
+    for (int r = 0; r < R; r++) {
+        const int query = q0 + y + 16 * r;
+        for (int step = 8; step; step /= 2) row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], step);
+        if (query >= T) continue;
+        for (int c = 0; c < WIDTH / 16; c++)
+            if (x + 16 * c < D)
+                o_gmem[query * f.width + x + 16 * c] = o_rmem[r][c] * (f.dropout.scale / row_sum[r]);
+        if (x == 0) f.lse[(int64_t)head * T + query] = row_max[r] * 0.6931471805599453f + logf(row_sum[r]);
+    }
+}
+
+/* The backward pass. From O_i = sum_j P_ij Z_ij V_j:
+       dV_j = sum_i P_ij Z_ij dO_i,  dP_ij = Z_ij (dO_i . V_j).
+   The softmax has dP_ij / dS_ik = P_ij ([j = k] - P_ik), so
+       dS_ik = sum_j dP_ij P_ij ([j = k] - P_ik) = P_ik (dP_ik - sum_j P_ij dP_ij).
+   That sum needs no pass over the keys: sum_j P_ij Z_ij (dO_i . V_j) = dO_i . O_i = delta_i. So
+       dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
+   P is not kept: P_ij = e^(S_ij - lse_i), from Q, K and one number a row. */
+
+/* Math:        stats_i = {lse_i log2(e), delta_i = sum_d dO_id O_id}
+   Shapes:      d_out, out [B T, C] of E; lse FP32; stats [head_count, T]
+   Launch:      2^log_lanes lanes a row and head, 8 columns each; neighbouring rows of a head side by side
+   Requires:    8 2^log_lanes >= D, D % 8 == 0, 16-byte aligned tensors
+   Traffic:     reads dO, O and lse once, writes 8 bytes a row and head
+   Determinism: a fixed tree of sums
+   Reference:   mtt__load_queries. O as it was stored, so that delta is that of the rounded O */
+template <typename E>
+static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f, int log_lanes)
+{
+    const int64_t index = ((int64_t)blockIdx.x * 256 + threadIdx.x) >> log_lanes;
+    const int64_t count = (int64_t)f.head_count * f.seq_len;
+    const int lanes = 1 << log_lanes, column = (threadIdx.x & (lanes - 1)) * 8;
+    float sum = 0;
+    if (index < count && column < f.view.head_dim) {
+        const int64_t row = index % f.seq_len;
+        const int64_t at = mtt__flash_out(f, f.first_head + (int)(index / f.seq_len)) + row * f.width;
+        float x[8], y[8];
+        mtt__read_floats((const E *)f.d_out + at + column, x);
+        mtt__read_floats((const E *)f.out + at + column, y);
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum += x[k] * y[k];
+    }
+    for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (index < count && column == 0)
+        f.stats[index] =
+            make_float2(f.lse[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
+}
+
+/* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of
+                queries
+   Shapes:      as mtt_k_flash_forward_exact; d_qkv as qkv
+   Launch:      a block of 16 x 16 threads a tile of TILE keys or queries and head; thread (x, y) has rows y +
+                16 r and columns x + 16 c. Shared memory: Q, dO, K, V, P, dS
+   Requires:    stats of mtt_k_flash_stats
+   Traffic:     the other side's two tensors once a tile; 8 D FLOP a pair with KEYS, 6 D without: P and dS are
+                made twice
+   Determinism: one block makes a row of a gradient, in one order
+   Reference:   mtt__flash_backward_keys, mtt__flash_backward_queries */
+template <int WIDTH, int TILE, bool KEYS>
+static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(const mtt__flash f)
+{
+    constexpr int R = TILE / 16;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
+    const int x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int local = blockIdx.x / tiles, head = f.first_head + local, own = (int)(blockIdx.x % tiles) * TILE;
+    const int64_t stride = f.view.row, q_at = mtt__flash_q(f, head);
+    const float *q_gmem = (const float *)f.qkv + q_at;
+    const float *do_gmem = (const float *)f.d_out + mtt__flash_out(f, head);
+    const float *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
+    float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1);
+    float *v_smem = k_smem + TILE * (D + 1), *p_smem = v_smem + TILE * (D + 1);
+    float *ds_smem = p_smem + TILE * (TILE + 1);
+    float first_rmem[R][WIDTH / 16] = {}, second_rmem[R][WIDTH / 16] = {}; /* dK or dQ; dV */
+    int begin = own, end = min(own + TILE, T);
+    if (KEYS) end = f.window ? (int)min((int64_t)T, (int64_t)own + TILE - 1 + f.window) : T;
+    else begin = f.window ? max(0, own - f.window + 1) / TILE * TILE : 0;
+    for (int other = begin; other < end; other += TILE) {
+        const int q0 = KEYS ? other : own, k0 = KEYS ? own : other;
+        float s[R][R] = {}, dp[R][R] = {};
+        __syncthreads(); /* the last tile is read before the next overwrites it */
+        if (!KEYS || other == begin) {
+            mtt__load_exact<TILE>(k_smem, k_gmem + k0 * stride, stride, T - k0, D);
+            mtt__load_exact<TILE>(v_smem, v_gmem + k0 * stride, stride, T - k0, D);
+        }
+        if (KEYS || other == begin) {
+            mtt__load_exact<TILE>(q_smem, q_gmem + q0 * stride, stride, T - q0, D);
+            mtt__load_exact<TILE>(do_smem, do_gmem + q0 * f.width, f.width, T - (int)q0, D);
+        }
+        __syncthreads(); /* all four are in shared memory */
+        for (int d = 0; d < D; d++)
+            for (int r = 0; r < R; r++)
+                for (int c = 0; c < R; c++) {
+                    s[r][c] += q_smem[(y + 16 * r) * (D + 1) + d] * k_smem[(x + 16 * c) * (D + 1) + d];
+                    dp[r][c] += do_smem[(y + 16 * r) * (D + 1) + d] * v_smem[(x + 16 * c) * (D + 1) + d];
+                }
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < R; c++) {
+                const int query = q0 + y + 16 * r, key = k0 + x + 16 * c;
+                const int at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
+                float p = 0, z = 1, delta = 0;
+                if (mtt__attends(f, query, key)) {
+                    const float2 stats = f.stats[(int64_t)local * T + query];
+                    p = exp2f(s[r][c] * f.scale_log2 - stats.x), delta = stats.y;
+                    if (f.dropout.threshold) z = mtt__keeps(f, head, query, key) ? f.dropout.scale : 0.0f;
+                }
+                p_smem[at] = p * z;
+                ds_smem[at] = p * (z * dp[r][c] - delta);
+            }
+        __syncthreads(); /* P and dS are written */
+        for (int k = 0; k < TILE; k++)
+            for (int c = 0; c < WIDTH / 16; c++) {
+                if (x + 16 * c >= D) break;
+                for (int r = 0; r < R; r++) {
+                    const int at = KEYS ? k * (TILE + 1) + y + 16 * r : (y + 16 * r) * (TILE + 1) + k;
+                    first_rmem[r][c] += ds_smem[at] * (KEYS ? q_smem : k_smem)[k * (D + 1) + x + 16 * c];
+                    if (KEYS) second_rmem[r][c] += p_smem[at] * do_smem[k * (D + 1) + x + 16 * c];
+                }
+            }
+    }
+    float *first_gmem = (float *)f.d_qkv + q_at + f.part[KEYS ? MTT__PART_K : MTT__PART_Q];
+    float *second_gmem = (float *)f.d_qkv + q_at + f.part[MTT__PART_V];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < WIDTH / 16; c++) {
+            const int row = own + y + 16 * r, column = x + 16 * c;
+            if (row >= T || column >= D) continue;
+            first_gmem[row * stride + column] = first_rmem[r][c] * f.gradient_scale;
+            if (KEYS) second_gmem[row * stride + column] = second_rmem[r][c];
+        }
+}
+
+/* ---- tensor cores: one instruction each ---- */
+
+/* Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l points to row l % 8 of matrix l / 8, and
+   gets two elements of each: row l / 4, columns 2 (l % 4) and the next. Transposed: of the matrices'
+   transposes. */
+MTT__DEVICE void mtt__load_matrices(uint32_t r[4], uint32_t from_smem)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
+}
+
+MTT__DEVICE void mtt__load_transposed(uint32_t r[4], uint32_t from_smem)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from_smem) : "memory");
+}
+
+/* An opaque register: the compiler cannot see where its value comes from. It then neither recomputes the
+   value at each use nor hoists work on it out of a loop. These kernels use almost all registers; opaque
+   values decide what is held in one and what is computed where it is used. */
+MTT__DEVICE uint32_t mtt__opaque(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* A shuffle from lane 0 shows the compiler that a value is the same for the warp, so branches on it do not
+   diverge. */
+MTT__DEVICE int mtt__uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+/* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8
+   columns. Compute capability 8 has no such instruction: lanes learn the addresses of their rows by
+   shuffles. */
+MTT__DEVICE void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], const uint32_t right[2])
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(left[0]), "r"(left[1]), "r"(right[0]), "r"(right[1]) : "memory");
+#else
+    const uint32_t r[4] = {left[0], left[1], right[0], right[1]}, lane = mtt__opaque(threadIdx.x) & 31;
+    MTT__UNROLL for (int k = 0; k < 4; k++) {
+        const uint32_t row_smem = __shfl_sync(0xffffffffu, to_smem, k * 8 + lane / 4);
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(row_smem + (lane & 3) * 4), "r"(r[k]) : "memory");
+    }
+#endif
+}
+
+/* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next,
+   as c[0..1] and c[2..3]. */
+#define MTT__MMA(E, TYPE)                                                                                \
+    MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E)              \
+    {                                                                                                    \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, " \
+            "{%8,%9}, {%0,%1,%2,%3};"                                                                    \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                             \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                             \
+    }
+MTT__MMA(__nv_bfloat16, "bf16")
+MTT__MMA(__half, "f16")
+
+MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&pair;
+}
+
+MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __half)
+{
+    __half2 pair = __floats2half2_rn(x, y);
+    return *(const uint32_t *)&pair;
+}
+
+/* ---- tensor cores: tiles in shared memory ---- */
+
+/* A row of WIDTH 16-bit elements is WIDTH / 8 chunks of 16 bytes. Chunk c lies at c ^ swizzle(row), so that
+   the same chunk of 8 rows, which one matrix of an ldmatrix reads, spreads over all 32 banks. Rows 8 apart
+   have the same swizzle. */
+template <int WIDTH> MTT__DEVICE int mtt__swizzle(int row)
+{
+    return WIDTH % 64 == 0 ? row & 7 : WIDTH % 32 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
+}
+
+template <int WIDTH> MTT__DEVICE uint32_t mtt__chunk(int row, int chunk)
+{
+    return (uint32_t)(row * WIDTH * 2 + ((chunk ^ mtt__swizzle<WIDTH>(row)) << 4));
+}
+
+/* From the address of chunk 0 or 1 of a row to the one `chunk` (even) further: an XOR and a constant, so that
+   one register serves all columns. Tiles start at multiples of 128 bytes. */
+template <int WIDTH> MTT__DEVICE uint32_t mtt__advance(uint32_t smem, int chunk)
+{
+    constexpr int SWIZZLED = WIDTH % 64 == 0 ? 7 : WIDTH % 32 == 0 ? 3 : 1;
+    return (smem ^ (uint32_t)((chunk & SWIZZLED) << 4)) + (uint32_t)((chunk & ~SWIZZLED) << 4);
+}
+
+/* The lane's ldmatrix address of the first 16 x 16 elements of a tile; mtt__advance goes to further columns,
+   8 rows are 16 WIDTH bytes. lane_a: A stored by rows or, transposed, B stored by rows of k. lane_b: B stored
+   by columns or, transposed, A stored by rows of k; r[0..1] and r[2..3] are then two B's. */
+template <int WIDTH> MTT__DEVICE uint32_t mtt__lane_a(int lane)
+{
+    return mtt__chunk<WIDTH>(lane & 15, lane >> 4);
+}
+
+template <int WIDTH> MTT__DEVICE uint32_t mtt__lane_b(int lane)
+{
+    return mtt__chunk<WIDTH>((lane & 7) + (lane >> 4 << 3), (lane >> 3) & 1);
+}
+
+/* Chunk n of part `part` of SPAN chunks: two steps where their bits do not meet, so that the first is
+   shared. */
+template <int WIDTH, int SPAN> MTT__DEVICE uint32_t mtt__part_column(uint32_t smem, int part, int n)
+{
+    if (SPAN & (SPAN - 1)) return mtt__advance<WIDTH>(smem, part * SPAN + n);
+    return mtt__advance<WIDTH>(mtt__advance<WIDTH>(smem, part * SPAN), n);
+}
+
+/* C += A B over 16 of k: load_a(a, k, m) loads 16 x 16 of A, load_b(b, k, n) columns n and n + 1 of B, 8
+   each. */
+template <typename E, int M, int N, typename LoadA, typename LoadB>
+MTT__DEVICE void mtt__mma_step(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int k)
+{
+    uint32_t a[M][4], b[4];
+    MTT__UNROLL for (int m = 0; m < M; m++) load_a(a[m], k, m);
+    MTT__UNROLL for (int n = 0; n < N; n += 2) {
+        load_b(b, k, n);
+        MTT__UNROLL for (int m = 0; m < M; m++) {
+            mtt__mma(c[m][n], a[m], b[0], b[1], E());
+            mtt__mma(c[m][n + 1], a[m], b[2], b[3], E());
+        }
+    }
+}
+
+template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
+MTT__DEVICE void mtt__mma_steps(float (&c)[M][N][4], LoadA load_a, LoadB load_b)
+{
+    MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
+}
+
+/* Steps begin to end alone, in a loop of their own: a test in each step of the unrolled loop would keep the
+   loads of the next step behind it. */
+template <typename E, int STEPS, int M, int N, typename LoadA, typename LoadB>
+MTT__DEVICE void mtt__mma_part(float (&c)[M][N][4], LoadA load_a, LoadB load_b, int begin, int end)
+{
+    if (begin == 0 && end >= STEPS) {
+        mtt__mma_steps<E, STEPS>(c, load_a, load_b);
+        return;
+    }
+#pragma unroll 1
+    for (int k = begin; k < end && k < STEPS; k++) mtt__mma_step<E>(c, load_a, load_b, k);
+}
+
+/* Loaders of operands for these, from the lane's address in a tile of WIDTH columns; `offset` in bytes comes
+   after the swizzle. A stored by rows, B by columns; A and B stored by rows of k. */
+template <int WIDTH> MTT__DEVICE auto mtt__a_rows(uint32_t lane, int offset = 0)
+{
+    return [=](uint32_t *a, int k, int m) {
+        mtt__load_matrices(a, mtt__advance<WIDTH>(lane, k * 2) + m * 16 * WIDTH * 2 + offset);
+    };
+}
+
+template <int WIDTH> MTT__DEVICE auto mtt__b_columns(uint32_t lane, int offset = 0)
+{
+    return [=](uint32_t *b, int k, int n) {
+        mtt__load_matrices(b, mtt__advance<WIDTH>(lane, k * 2) + n * 8 * WIDTH * 2 + offset);
+    };
+}
+
+template <int WIDTH> MTT__DEVICE auto mtt__a_of_k(uint32_t lane)
+{
+    return [=](uint32_t *a, int k, int m) {
+        mtt__load_transposed(a, mtt__advance<WIDTH>(lane, m * 2) + k * 16 * WIDTH * 2);
+    };
+}
+
+/* Of B, part `part` of SPAN chunks of columns. */
+template <int WIDTH, int SPAN = 1> MTT__DEVICE auto mtt__b_of_k(uint32_t lane, int offset = 0, int part = 0)
+{
+    return [=](uint32_t *b, int k, int n) {
+        mtt__load_transposed(b, mtt__part_column<WIDTH, SPAN>(lane, part, n) + k * 16 * WIDTH * 2 + offset);
+    };
+}
+
+/* ROWS rows of head_dim elements, `stride` apart, to a tile of WIDTH columns; zeros past `rows_left` and
+   head_dim. A thread copies the chunk of its lane in every STEP-th row. `thread` is its number. */
+template <int ROWS, int WIDTH, int THREADS, typename E>
+MTT__DEVICE void mtt__copy_tile(uint32_t tile_smem, const E *from_gmem, int stride, int rows_left,
+                                int head_dim, uint32_t thread)
+{
+    constexpr int LANES = WIDTH == 96 ? 16 : WIDTH / 8, STEP = THREADS / LANES;
+    static_assert(ROWS % STEP == 0, "every thread copies the same number of rows");
+    const int row = thread / LANES, chunk = thread % LANES, left = chunk * 8 < head_dim ? rows_left - row : 0;
+    const char *at_gmem =
+        (const char *)from_gmem + (uint32_t)(row * stride * 2) + mtt__opaque(thread % LANES * 16);
+    const uint32_t step = (uint32_t)(STEP * stride * 2);
+    if (LANES * 8 > WIDTH && chunk * 8 >= WIDTH) return;
+    MTT__UNROLL for (int k = 0; k < ROWS; k += STEP, at_gmem += step)
+        mtt__copy_async(tile_smem + mtt__chunk<WIDTH>(row + k, chunk), at_gmem, k < left);
+}
+
+/* Transposes 4 x 4 words across the 4 lanes of a quad: lane q ends with word q of each lane. */
+MTT__DEVICE void mtt__transpose_quad(uint32_t v[4], int q)
+{
+    const bool odd = q & 1, high = q & 2;
+    MTT__UNROLL for (int k = 0; k < 4; k += 2) {
+        uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[k] : v[k + 1], 1);
+        if (odd) v[k] = got;
+        else v[k + 1] = got;
+    }
+    MTT__UNROLL for (int k = 0; k < 2; k++) {
+        uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[k] : v[k + 2], 2);
+        if (high) v[k] = got;
+        else v[k + 2] = got;
+    }
+}
+
+/* One row of accumulators, COLUMNS / 8 products side by side, times `factor`, to 16-bit memory. `half`: 0 =
+   row l/4, 1 = row l/4 + 8; `quad`: the lane within its quad. A lane stores 16 bytes where 32 columns fill a
+   quad. All lanes of the warp call it. */
+template <typename E, int COLUMNS>
+MTT__DEVICE void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor, bool valid,
+                                int columns_left, int quad)
+{
+    MTT__UNROLL for (int n = 0; n < COLUMNS / 8; n += 4) {
+        if (n + 4 <= COLUMNS / 8) {
+            uint32_t v[4];
+            MTT__UNROLL for (int k = 0; k < 4; k++)
+                v[k] = mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
+            mtt__transpose_quad(v, quad);
+            if (valid && (n + quad) * 8 < columns_left)
+                *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+        } else {
+            MTT__UNROLL for (int k = 0; n + k < COLUMNS / 8; k++)
+                if (valid && (n + k) * 8 < columns_left)
+                    *(uint32_t *)(row_gmem + (n + k) * 8 + quad * 2) =
+                        mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
+        }
+    }
+}
+
+/* ---- tensor cores: forward ---- */
+
+/* A head: its number, its first row of B T, its first column of Q and O. It is in shared memory, because
+   accumulators take all registers. */
+struct mtt__flash_head {
+    int head, first_row, column;
+};
+
+MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
+{
+    h.head = head;
+    h.first_row = head / f.view.heads * (int)f.seq_len;
+    h.column = (int)mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
+}
+
+/* First element of a row of a head, in `out` or in the Q of qkv, whose rows are `stride` elements. */
+MTT__DEVICE int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride)
+{
+    return (int64_t)(h.first_row + row) * stride + h.column;
+}
+
+/* Whether code for sm_90a never runs this kernel, so that its body is left out: the >>hopper room has a
+   kernel in its place, or (stages 1) it is for devices with less shared memory. */
+template <class S> static __device__ constexpr bool mtt__replaced(int stages)
+{
+#if MTT__HOPPER
+    return stages == 1 || (!S::DROPOUT && (S::D == 64 || S::D == 128));
+#else
+    return false;
+#endif
+}
+
+/* -inf for scores of keys that the query does not attend. `apart`: the query of the first score minus its
+   key. A further row of accumulators adds `row_sign` to it (1: rows are queries, columns keys; -1: the
+   reverse), a further column the opposite. */
+template <int M, int N>
+MTT__DEVICE void mtt__flash_mask(float (&s)[M][N][4], int apart, int row_sign, int window)
+{
+    const int beyond = window ? apart - window : -(1 << 30);
+    MTT__UNROLL for (int m = 0; m < M; m++)
+        MTT__UNROLL for (int n = 0; n < N; n++)
+            MTT__UNROLL for (int e = 0; e < 4; e++) {
+                const int more = row_sign * (m * 16 + (e >> 1) * 8 - n * 8 - (e & 1));
+                if (apart < -more || beyond >= -more) s[m][n][e] = -CUDART_INF_F;
+            }
+}
+
+/* The sizes of mtt_k_flash_forward. A warp owns ROWS rows, so the softmax needs no other warp. A kernel
+   without DROPOUT may have larger tiles: keep masks take registers. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int QUERY_ROW_TILES, bool Q_HELD,
+          int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
+struct mtt__forward_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, ROW_TILES = QUERY_ROW_TILES;
+    static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
+    static constexpr int KEY_TILES = BLOCK_KV / 8;
+    static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
+    typedef float scores[ROW_TILES][KEY_TILES][4], outputs[ROW_TILES][D / 8][4], rows[ROW_TILES][2];
+    /* shared memory: Q, two stages of K and V, mtt__forward_block */
+    static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
+    static constexpr int BLOCK_AT = Q_BYTES + 4 * KV_BYTES, SHARED = BLOCK_AT + 64;
+};
+
+/* A block's work, in shared memory. */
+struct mtt__forward_block {
+    mtt__flash_head head;
+    int first_key; /* of the first tile of keys that one of the block's queries attends */
+};
+
+/* K and V of BLOCK_KV keys from k0, to a stage. */
+template <class S>
+MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0, uint32_t stage_smem)
+{
+    const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
+    const typename S::E *q_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride);
+    const typename S::E *k_gmem = q_gmem + f.part[MTT__PART_K];
+    const typename S::E *v_gmem = k_gmem + (f.part[MTT__PART_V] - f.part[MTT__PART_K]);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D,
+                                                  threadIdx.x);
+    mtt__copy_commit();
+}
+
+/* Raises the rows' maxima. A row keeps its maximum, and O and the sum are not rescaled, until a score exceeds
+   it by SLACK in the exponent of 2: P then stays below 2^8, and a rescale is rare. The final division uses
+   the same maximum, so the result is exact. */
+template <class S>
+MTT__DEVICE void mtt__forward_rescale(typename S::rows &row_max, typename S::rows &row_sum,
+                                      typename S::outputs &o, const typename S::scores &s, float scale_log2)
+{
+    constexpr float SLACK = 8.0f;
+    typename S::rows most;
+    bool exceeds = false;
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
+            most[m][h] = -CUDART_INF_F;
+            MTT__UNROLL for (int n = 0; n < S::KEY_TILES; n++)
+                most[m][h] = fmaxf(most[m][h], fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            exceeds |= (most[m][h] - row_max[m][h]) * scale_log2 > SLACK;
+        }
+    if (!__any_sync(0xffffffffu, exceeds)) return;
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
+            float most_now = most[m][h], rescale;
+            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 1));
+            most_now = fmaxf(most_now, __shfl_xor_sync(0xffffffffu, most_now, 2));
+            most_now = fmaxf(most_now, row_max[m][h]);
+            /* a row without a key so far keeps -inf, and its P and O stay 0 */
+            rescale = mtt__exp2((row_max[m][h] - (most_now == -CUDART_INF_F ? 0.0f : most_now)) * scale_log2);
+            row_max[m][h] = most_now;
+            row_sum[m][h] *= rescale;
+            MTT__UNROLL for (int n = 0; n < S::D / 8; n++) {
+                o[m][n][2 * h] *= rescale;
+                o[m][n][2 * h + 1] *= rescale;
+            }
+        }
+}
+
+/* P in place of scores, and its sums. */
+template <int M, int N>
+MTT__DEVICE void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2],
+                                      const float (&row_max)[M][2], float scale_log2)
+{
+    MTT__UNROLL for (int m = 0; m < M; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
+            const float base = row_max[m][h] == -CUDART_INF_F ? 0.0f : row_max[m][h] * scale_log2;
+            MTT__UNROLL for (int n = 0; n < N; n++)
+                MTT__UNROLL for (int e = 2 * h; e < 2 * h + 2; e++) {
+                    s[m][n][e] = mtt__exp2(fmaf(s[m][n][e], scale_log2, -base));
+                    row_sum[m][h] += s[m][n][e];
+                }
+        }
+}
+
+/* Keep masks of a tile, before its scores take registers: lane q of a quad draws for 8 keys of every 32, q, q
+   + 4, ..., a byte for each of its rows. */
+template <class S>
+MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt__flash &f, int head,
+                                   int row0, int k0)
+{
+    const int lane = mtt__opaque(threadIdx.x) & 31;
+    MTT__UNROLL for (int n = 0; n < S::KEY_TILES / 4; n++) {
+        keep[n] = 0xffffffffu;
+        if (f.dropout.threshold) {
+            keep[n] = 0;
+#pragma unroll 2 /* all at once take too many registers */
+            for (int r = 0; r < 2 * S::ROW_TILES; r++) {
+                const uint64_t row =
+                    (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
+                const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
+                keep[n] |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
+            }
+        }
+        keep[n] = mtt__opaque(keep[n]);
+    }
+}
+
+template <int M, int N> MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[N / 4])
+{
+    const int lane = threadIdx.x & 31;
+    MTT__UNROLL for (int n = 0; n < N; n++) {
+        const uint32_t bits = __shfl_sync(0xffffffffu, keep[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
+        MTT__UNROLL for (int m = 0; m < M; m++)
+            MTT__UNROLL for (int e = 0; e < 4; e++)
+                if (!(bits >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
+    }
+}
+
+/* O of the warp's rows from row0, and lse. */
+template <class S>
+MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
+                                    const typename S::outputs &o, const typename S::rows &row_max,
+                                    const typename S::rows &row_sum)
+{
+    const int row = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
+    typename S::E *o_gmem = (typename S::E *)f.out + mtt__flash_row(head, row, width);
+    float *lse_gmem = f.lse + (int64_t)head.head * f.seq_len + row;
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
+            const int further = m * 16 + h * 8;
+            const bool valid = row + further < (int)f.seq_len;
+            float sum = row_sum[m][h];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h,
+                                                f.dropout.scale / sum, valid, f.view.head_dim,
+                                                threadIdx.x & 3);
+            if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
+        }
+}
+
+/* The block's place: blocks of a group of heads, whose K and V stay in L2, run side by side; the last
+   queries, which attend the most keys, come first. */
+struct mtt__forward_place {
+    int head, q0;
+};
+
+template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mtt__flash &f)
+{
+    const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q, per_group = f.group * tiles;
+    const int first_head = (int)(blockIdx.x / per_group) * f.group, in_group = (int)(blockIdx.x % per_group);
+    const int group = min(f.group, f.head_count - first_head);
+    mtt__forward_place place;
+    place.head = first_head + in_group % group;
+    place.q0 = (tiles - 1 - in_group / group) * S::BLOCK_Q;
+    return place;
+}
+
+/* Math:        as mtt_k_flash_forward_exact
+   Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32; S::D >= D
+   Launch:      a block of BLOCK_Q / ROWS warps a tile of queries and head. Shared memory: Q, two stages of K
+                and V
+   Requires:    D % 8 == 0, 16-byte aligned tensors; no dropout unless S::DROPOUT
+   Traffic:     reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D
+                FLOP a pair of query and key
+   Determinism: one block makes a row, in one order
+   Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
+{
+    if (mtt__replaced<S>(2)) return;
+    typedef typename S::E E;
+    constexpr int D = S::D, ROWS = S::ROWS, BLOCK_KV = S::BLOCK_KV;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const uint32_t q_smem = mtt__smem(shared), kv_smem = q_smem + S::Q_BYTES;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, T = (int)f.seq_len, stride = (int)f.view.row;
+    const mtt__forward_place place = mtt__forward_place_of<S>(f);
+    const int q0 = place.q0, row0 = q0 + warp * ROWS;
+    const int last_key = (min(q0 + S::BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    mtt__forward_block &block = *(mtt__forward_block *)(shared + S::BLOCK_AT);
+    if (threadIdx.x == 0) {
+        mtt__flash_head_set(block.head, f, place.head);
+        block.first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    }
+    __syncthreads(); /* the block's work is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, q0, stride);
+    typename S::outputs o_rmem = {};
+    typename S::rows row_max, row_sum = {};
+    uint32_t q_rmem[D / 16][S::ROW_TILES][4];
+    MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
+
+    mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, stride, T - q0, f.view.head_dim, threadIdx.x);
+    mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
+    if (S::Q_IN_REGISTERS) {
+        const uint32_t q_lane = q_smem + mtt__lane_a<D>(lane) + warp * ROWS * D * 2;
+        mtt__copy_wait();
+        __syncthreads(); /* Q is in shared memory */
+        MTT__UNROLL for (int k = 0; k < D / 16; k++)
+            MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
+                mtt__load_matrices(q_rmem[k][m], mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
+    }
+    for (int k0 = last_key, stage = 0; k0 >= block.first_key; k0 -= BLOCK_KV, stage ^= 1) {
+        const uint32_t at = stage * 2 * S::KV_BYTES;
+        mtt__copy_wait();
+        __syncthreads(); /* this stage is in shared memory, and no warp still reads the other one */
+        if (k0 > block.first_key)
+            mtt__forward_copy<S>(f, block.head, k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        if (k0 > row0 + ROWS - 1 || (f.window && k0 + BLOCK_KV <= row0 - f.window + 1))
+            continue; /* the warp's queries attend no key of this tile */
+
+        /* the lane's addresses in Q, K and V: computed for each tile where O and scores take most
+           registers */
+        const int thread = S::Q_IN_REGISTERS ? (int)threadIdx.x : (int)mtt__opaque(threadIdx.x);
+        const uint32_t lane_a = mtt__lane_a<D>(thread & 31);
+        const uint32_t q_lane = q_smem + lane_a + thread / 32 * ROWS * D * 2;
+        const uint32_t k_lane = kv_smem + mtt__lane_b<D>(thread & 31) + at;
+        const uint32_t v_lane = kv_smem + lane_a + S::KV_BYTES + at;
+        uint32_t keep[S::KEY_TILES / 4];
+        if (S::DROPOUT) mtt__forward_keep<S>(keep, f, block.head.head, row0, k0);
+        typename S::scores s_rmem = {};
+        const auto load_q = [&](uint32_t *a, int k, int m) {
+            if (!S::Q_IN_REGISTERS)
+                mtt__load_matrices(a, mtt__advance<D>(q_lane, k * 2) + m * 16 * D * 2);
+            else
+                for (int r = 0; r < 4; r++) a[r] = q_rmem[k][m][r];
+        };
+        const auto load_p = [&](uint32_t *a, int k, int m) {
+            for (int r = 0; r < 4; r++) {
+                const float *p = s_rmem[m][2 * k + r / 2] + r % 2 * 2;
+                a[r] = mtt__pack_pair(p[0], p[1], E());
+            }
+        };
+        mtt__mma_steps<E, D / 16>(s_rmem, load_q, mtt__b_columns<D>(k_lane));
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + ROWS - 1 - f.window))
+            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
+        mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
+        if (S::DROPOUT) mtt__forward_drop(s_rmem, keep);
+        mtt__mma_steps<E, BLOCK_KV / 16>(o_rmem, load_p, mtt__b_of_k<D>(v_lane));
+    }
+    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
+}
+
+/* ---- tensor cores: backward ---- */
+
+/* A block has a tile of keys: it keeps their dK and dV in registers and walks the tiles of queries that
+   attend them, from the last to the first. A tile of dQ has terms of many blocks, which add to it one after
+   another, in the order of rising keys, whatever the timing. The blocks of a head start together at the last
+   queries, so each runs a step behind the one before it. With four tiles of keys and of queries:
+
+       step           1       2       3       4
+       keys 0       dQ 3    dQ 2    dQ 1    dQ 0 *
+                       \       \       \
+       keys 1               dQ 3    dQ 2    dQ 1 *
+                               \       \
+       keys 2                       dQ 3    dQ 2 *         \  hands the sums over
+                                       \                   *  the last contributor writes dQ
+       keys 3                               dQ 3 *
+
+   The sums pass through dq_partial, in device memory that stays in L2. Thread i of a block takes over the
+   sums of thread i of the block before. A unit is 4 sums, 128 bits, and carries the number of its
+   contribution: 7 bits in place of the lowest 7 of each of the first two sums. These keep 17 bits of
+   significand; their terms were rounded to 8 or 11.
+
+   Why this is correct under PTX's memory model, without a fence: a unit is one scalar access, `relaxed` at
+   the scope of the GPU, so all accesses to it are morally strong and none sees half a unit. Numbers of a
+   launch never repeat (mtt__launch_backward sees to that, and zeros the ring: number 0), so a unit that
+   carries number n was written by contribution n and not by one that happens to look like it. Contribution n
+   + 1 writes a unit after it has read n in it, in the same thread, which orders the two in the coherence of
+   that unit. No other memory is handed over, so there is nothing else to order. Waiting is reading again
+   until the number is there. */
+template <int COUNT, int THREADS> MTT__DEVICE void mtt__sums_load(float (*sums)[4], const float4 *from_gmem)
+{
+    MTT__UNROLL for (int n = 0; n < COUNT; n++)
+        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; ld.relaxed.gpu.global.b128 unit, [%4];"
+                     " mov.b128 {low, high}, unit; mov.b64 {%0, %1}, low; mov.b64 {%2, %3}, high; }"
+                     : "=f"(sums[n][0]), "=f"(sums[n][1]), "=f"(sums[n][2]), "=f"(sums[n][3])
+                     : "l"(from_gmem + n * THREADS) : "memory");
+}
+
+/* Compares 7 bits once, after joining the differences of all units. */
+template <int COUNT> MTT__DEVICE bool mtt__sums_are_of(const float (*sums)[4], uint32_t number)
+{
+    uint32_t wrong[2] = {};
+    MTT__UNROLL for (int n = 0; n < COUNT * 2; n++)
+        wrong[n % 2] |= __float_as_uint(sums[n / 2][n % 2]) ^ number >> n % 2 * 7;
+    return !(mtt__opaque(wrong[0] | wrong[1]) & 127u);
+}
+
+/* The number replaces bits and is even as often as they are, so no sum drifts. Infinities and NaN remain
+   such. */
+template <int COUNT, int THREADS>
+MTT__DEVICE void mtt__sums_store(float4 *to_gmem, const float (*sums)[4], uint32_t number)
+{
+    MTT__UNROLL for (int n = 0; n < COUNT; n++) {
+        uint32_t v[4];
+        MTT__UNROLL for (int e = 0; e < 4; e++) v[e] = __float_as_uint(sums[n][e]);
+        MTT__UNROLL for (int e = 0; e < 2; e++) v[e] = (v[e] & ~127u) | (number >> 7 * e & 127u);
+        asm volatile("{ .reg .b128 unit; .reg .b64 low, high; mov.b64 low, {%1, %2}; mov.b64 high, {%3, %4};"
+                     " mov.b128 unit, {low, high}; st.relaxed.gpu.global.b128 [%0], unit; }"
+                     ::"l"(to_gmem + n * THREADS), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+    }
+}
+
+/* The sizes of mtt_k_flash_backward. A warp makes scores of KEYS keys by QUERIES queries, CHUNK of these at a
+   time; dK and dV of its KEYS keys by COLUMNS columns; dQ of 16 QUERY_ROWS queries by DQ_COLUMNS columns.
+   A kernel without DROPOUT may have larger chunks: keep masks take registers. */
+template <typename ELEMENT, int WIDTH, int QUERY_TILE, int KEY_TILE, int WARP_COUNT, int KEY_ROW_TILES,
+          int QUERY_ROW_TILES, int STAGE_COUNT, int BLOCKS_AT_LEAST, bool WITH_DROPOUT>
+struct mtt__backward_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, BLOCK_Q = QUERY_TILE, BLOCK_KV = KEY_TILE, WARPS = WARP_COUNT;
+    static constexpr int THREADS = WARPS * 32, MIN_BLOCKS = BLOCKS_AT_LEAST, STAGES = STAGE_COUNT;
+    static constexpr int KEY_ROWS = KEY_ROW_TILES, QUERY_ROWS = QUERY_ROW_TILES;
+    static constexpr int KEYS = 16 * KEY_ROWS, KEY_WARPS = BLOCK_KV / KEYS;
+    static constexpr int QUERY_WARPS = WARPS / KEY_WARPS, QUERIES = BLOCK_Q / QUERY_WARPS;
+    static constexpr int CHUNK = QUERIES < 32 ? QUERIES : WITH_DROPOUT ? 16 : 32, COLUMNS = D / QUERY_WARPS;
+    static constexpr int DQ_ROW_WARPS = BLOCK_Q / (16 * QUERY_ROWS), DQ_COLUMNS = D / (WARPS / DQ_ROW_WARPS);
+    static constexpr int SUMS = QUERY_ROWS * DQ_COLUMNS / 8;
+    static constexpr bool DROPOUT = WITH_DROPOUT, P_IN_REGISTERS = QUERY_WARPS == 1;
+    typedef float scores[KEY_ROWS][CHUNK / 8][4], key_sums[KEY_ROWS][COLUMNS / 8][4];
+    typedef float query_sums[QUERY_ROWS][DQ_COLUMNS / 8][4];
+    typedef uint32_t packed[KEY_ROWS][CHUNK / 8][2];
+    /* registers only suffice if addresses are computed at each use */
+    static constexpr bool CRAMPED = D == 256;
+    /* shared memory: K, V; then STAGES of Q, dO, stats; then dS^T, P^T; then mtt__backward_block */
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2;
+    static constexpr int STAGE = 2 * Q_BYTES + BLOCK_Q * 8;
+    static constexpr int S_BYTES = BLOCK_KV * BLOCK_Q * 2, S_AT = 2 * KV_BYTES + STAGES * STAGE;
+    static constexpr int BLOCK_AT = S_AT + (P_IN_REGISTERS ? 1 : 2) * S_BYTES, SHARED = BLOCK_AT + 64;
+    static_assert(DQ_COLUMNS % 16 == 0 && COLUMNS % 16 == 0 && CHUNK % 16 == 0,
+                  "products come in 16 columns");
+};
+
+/* A block's work, in shared memory. */
+struct mtt__backward_block {
+    mtt__flash_head head;
+    int local, slot, round; /* head of the slice; its slot in the ring of dQ, and heads that had it before */
+    int k0, first_tile, last_tile; /* first key; tiles of queries that attend one of the keys */
+    const char *q_gmem, *do_gmem;  /* the head's first rows */
+};
+
+/* The lane's ldmatrix addresses: of K as B of dQ (and, further on, of K and V as A of scores, Q and dO as B
+   of dK and dV); of Q and dO as B of scores; of P^T and dS^T, for the store and as A of dV and dK; of dS^T as
+   A of dQ. */
+struct mtt__backward_at {
+    const mtt__backward_block *block;
+    int k0;
+    uint32_t k_b, q_b, s_a, dq_a;
+};
+
+/* The warp's part of the tiles, computed at each use. */
+MTT__DEVICE int mtt__backward_warp(void) { return mtt__uniform((int)mtt__opaque(threadIdx.x) / 32); }
+template <class S> MTT__DEVICE int mtt__key_warp(void) { return mtt__backward_warp() % S::KEY_WARPS; }
+template <class S> MTT__DEVICE int mtt__query_warp(void) { return mtt__backward_warp() / S::KEY_WARPS; }
+
+template <class S> MTT__DEVICE int mtt__dq_row(void)
+{
+    return mtt__backward_warp() % S::DQ_ROW_WARPS * 16 * S::QUERY_ROWS;
+}
+
+template <class S> MTT__DEVICE int mtt__dq_part(void) { return mtt__backward_warp() / S::DQ_ROW_WARPS; }
+
+template <class S> MTT__DEVICE uint32_t mtt__backward_thread(void)
+{
+    return S::CRAMPED ? mtt__opaque(threadIdx.x) : threadIdx.x;
+}
+
+/* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` heads: the
+   first of each head, then the second, ... So the longest go first. */
+template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+{
+    const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
+    const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
+    const int in_group = ticket % (f.group * key_tiles), local = first + in_group % group;
+    const int key_tile = in_group / group;
+    const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
+    mtt__flash_head_set(block->head, f, f.first_head + local);
+    block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
+    block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row) * 2;
+    block->do_gmem = (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width) * 2;
+    block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
+    block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
+}
+
+template <class S>
+MTT__DEVICE mtt__backward_at mtt__backward_begin(const mtt__flash &f, unsigned char *shared)
+{
+    const int lane = threadIdx.x & 31;
+    mtt__backward_block *block = (mtt__backward_block *)(shared + S::BLOCK_AT);
+    mtt__backward_at at;
+    if (threadIdx.x == 0) mtt__backward_take<S>(f, block);
+    __syncthreads(); /* the block's work is known to all */
+    at.block = block, at.k0 = mtt__uniform(block->k0);
+    const uint32_t smem = mtt__smem(shared), s_smem = smem + S::S_AT, own_keys = mtt__key_warp<S>() * S::KEYS;
+    at.q_b = smem + 2 * S::KV_BYTES + mtt__lane_b<S::D>(lane) + mtt__query_warp<S>() * S::QUERIES * S::D * 2;
+    at.k_b = smem + mtt__lane_a<S::D>(lane);
+    at.s_a = s_smem + mtt__lane_a<S::BLOCK_Q>(lane) + own_keys * S::BLOCK_Q * 2;
+    at.dq_a = mtt__advance<S::BLOCK_Q>(s_smem + mtt__lane_b<S::BLOCK_Q>(lane), mtt__dq_row<S>() / 8);
+    return at;
+}
+
+/* Called in each round of the loop: what is computed from these holds no registers between rounds. */
+MTT__DEVICE void mtt__backward_opaque(mtt__backward_at &at)
+{
+    at.k_b = mtt__opaque(at.k_b), at.q_b = mtt__opaque(at.q_b), at.s_a = mtt__opaque(at.s_a);
+    at.dq_a = mtt__opaque(at.dq_a), at.k0 = (int)mtt__opaque(at.k0);
+}
+
+/* The stage of a tile of queries. */
+template <class S> MTT__DEVICE uint32_t mtt__backward_stage(int tile)
+{
+    return (tile & (S::STAGES - 1)) * S::STAGE;
+}
+
+/* Q, dO and stats of a tile of queries, to its stage. Stats past the end are zeros, so P is 1 there, but the
+   rows of Q and dO are zeros. */
+template <class S>
+MTT__DEVICE void mtt__backward_copy(const mtt__flash &f, const mtt__backward_at &at, uint32_t smem, int tile)
+{
+    typedef typename S::E E;
+    const int row = tile * S::BLOCK_Q, left = (int)f.seq_len - row, thread = (int)mtt__backward_thread<S>();
+    const uint32_t to = smem + 2 * S::KV_BYTES + mtt__backward_stage<S>(tile);
+    const uint32_t q_stride = (uint32_t)f.view.row, do_stride = (uint32_t)f.width;
+    const char *q_gmem = at.block->q_gmem + (uint64_t)(uint32_t)row * (q_stride * 2);
+    const char *do_gmem = at.block->do_gmem + (uint64_t)(uint32_t)row * (do_stride * 2);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to, (const E *)q_gmem, (int)q_stride, left, f.view.head_dim,
+                                                 thread);
+    mtt__copy_tile<S::BLOCK_Q, S::D, S::THREADS>(to + S::Q_BYTES, (const E *)do_gmem, (int)do_stride, left,
+                                                 f.view.head_dim, thread);
+    if (thread < S::BLOCK_Q)
+        mtt__copy_async<8>(to + 2 * S::Q_BYTES + thread * 8,
+                           f.stats + at.block->local * f.seq_len + row + thread, thread < left);
+    mtt__copy_commit();
+}
+
+/* S^T and dP^T of the warp's keys and of a chunk of queries. */
+template <class S>
+MTT__DEVICE void mtt__backward_scores(typename S::scores &s, typename S::scores &dp, uint32_t kv_a,
+                                      uint32_t q_b, int chunk)
+{
+    constexpr int D = S::D;
+    const int q_at = chunk * S::CHUNK * D * 2, do_at = q_at + S::Q_BYTES;
+    mtt__mma_steps<typename S::E, D / 16>(s, mtt__a_rows<D>(kv_a), mtt__b_columns<D>(q_b, q_at));
+    mtt__mma_steps<typename S::E, D / 16>(dp, mtt__a_rows<D>(kv_a, S::KV_BYTES),
+                                          mtt__b_columns<D>(q_b, do_at));
+}
+
+/* Keep masks of a chunk: lane l has a byte for each 8 of the warp's keys, of query l % CHUNK. If two lanes
+   have the same query, each draws every other byte. */
+template <class S>
+MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward_at &at, int key, int query)
+{
+    constexpr int SHARERS = 32 / S::CHUNK;
+    const int lane = (int)(mtt__opaque(threadIdx.x) & 31);
+    const uint64_t row =
+        (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
+    uint32_t keep = 0;
+    if (!f.dropout.threshold) return 0xffffffffu;
+    MTT__UNROLL for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
+        const int r = k + lane / S::CHUNK;
+        const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8);
+        keep |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
+    }
+    return SHARERS == 1 ? keep : keep | __shfl_xor_sync(0xffffffffu, keep, 16);
+}
+
+/* P and dS of scores and dP, packed as A operands. */
+template <class S>
+MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::packed &ds_packed,
+                                    const typename S::scores &s, const typename S::scores &dp,
+                                    const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
+{
+    typedef typename S::E E;
+    const int lane = (int)(mtt__backward_thread<S>() & 31);
+    MTT__UNROLL for (int n = 0; n < S::CHUNK / 8; n++) {
+        float lse[2], delta[2];
+        uint32_t bits[2];
+        asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                     : "=f"(lse[0]), "=f"(delta[0]), "=f"(lse[1]), "=f"(delta[1])
+                     : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
+        if (S::DROPOUT) {
+            MTT__UNROLL for (int e = 0; e < 2; e++)
+                bits[e] = __shfl_sync(0xffffffffu, keep, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
+        }
+        MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++) {
+            float p[4], ds[4];
+            MTT__UNROLL for (int e = 0; e < 4; e++) {
+                p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
+                if (S::DROPOUT) {
+                    const bool kept = bits[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
+                    ds[e] = p[e] * ((kept ? dp[m][n][e] * f.dropout.scale : 0.0f) - delta[e & 1]);
+                    p[e] = kept ? p[e] : 0.0f;
+                } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
+            }
+            MTT__UNROLL for (int h = 0; h < 2; h++) {
+                p_packed[m][n][h] = mtt__pack_pair(p[2 * h], p[2 * h + 1], E());
+                ds_packed[m][n][h] = mtt__pack_pair(ds[2 * h], ds[2 * h + 1], E());
+            }
+        }
+    }
+}
+
+/* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
+template <class S>
+MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv, const mtt__flash &f,
+                                     const mtt__backward_at &at, uint32_t kv_a, uint32_t stage_at,
+                                     uint32_t smem, int q0, int chunk)
+{
+    typedef typename S::E E;
+    constexpr int CHUNK = S::CHUNK, D = S::D;
+    const int part = mtt__query_warp<S>() * (S::QUERIES / CHUNK) + chunk, column = part * CHUNK;
+    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, query = q0 + column;
+    typename S::packed p_packed, ds_packed;
+    const bool attended = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
+    if (attended) {
+        /* opaque: drawn here, while no scores take registers */
+        const uint32_t keep = S::DROPOUT ? mtt__opaque(mtt__backward_keep<S>(f, at, key, query)) : 0;
+        typename S::scores s = {}, dp = {};
+        mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
+        if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
+            const int lane = mtt__opaque(threadIdx.x) & 31;
+            mtt__flash_mask(s, query - key - (lane / 4 - (lane & 3) * 2), -1, f.window);
+        }
+        const uint32_t stats_smem = smem + 2 * S::KV_BYTES + stage_at + 2 * S::Q_BYTES + column * 8;
+        mtt__backward_p_ds<S>(p_packed, ds_packed, s, dp, f, stats_smem, keep);
+    } else {
+        const uint32_t zero = S::P_IN_REGISTERS ? 0 : mtt__opaque(0);
+        MTT__UNROLL for (int n = 0; n < CHUNK / 8; n++)
+            for (int r = 0; r < 2 * S::KEY_ROWS; r++)
+                p_packed[r / 2][n][r % 2] = ds_packed[r / 2][n][r % 2] = zero;
+    }
+    MTT__UNROLL for (int n = 0; n < CHUNK / 8; n += 2)
+        MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++) {
+            const uint32_t to =
+                mtt__part_column<S::BLOCK_Q, CHUNK / 8>(at.s_a, part, n) + m * 16 * S::BLOCK_Q * 2;
+            mtt__store_matrices(to, ds_packed[m][n], ds_packed[m][n + 1]);
+            if (!S::P_IN_REGISTERS) mtt__store_matrices(to + S::S_BYTES, p_packed[m][n], p_packed[m][n + 1]);
+        }
+    if (!S::P_IN_REGISTERS || !attended) return;
+    const auto load_p = [&](uint32_t *a, int k, int m) {
+        for (int r = 0; r < 4; r++) a[r] = p_packed[m][2 * k + r / 2][r % 2];
+    };
+    const auto load_ds = [&](uint32_t *a, int k, int m) {
+        for (int r = 0; r < 4; r++) a[r] = ds_packed[m][2 * k + r / 2][r % 2];
+    };
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
+    const int q_at = chunk * CHUNK * D * 2, do_at = q_at + S::Q_BYTES;
+    mtt__mma_steps<E, CHUNK / 16>(dv, load_p, mtt__b_of_k<D>(from, do_at));
+    mtt__mma_steps<E, CHUNK / 16>(dk, load_ds, mtt__b_of_k<D>(from, q_at));
+}
+
+/* dV and dK of a whole tile of queries, with P^T and dS^T of other warps too. Queries before the warp's keys
+   do not attend them. */
+template <class S>
+MTT__DEVICE void mtt__backward_keys(typename S::key_sums &dk, typename S::key_sums &dv,
+                                    const mtt__backward_at &at, uint32_t stage_at, int q0)
+{
+    typedef typename S::E E;
+    constexpr int BLOCK_Q = S::BLOCK_Q, D = S::D, SPAN = S::COLUMNS / 8, STEPS = BLOCK_Q / 16;
+    const int first = max(0, at.k0 + mtt__key_warp<S>() * S::KEYS - q0) / 16, part = mtt__query_warp<S>();
+    const uint32_t from = at.k_b + 2 * S::KV_BYTES + stage_at;
+    mtt__mma_part<E, STEPS>(dv, mtt__a_rows<BLOCK_Q>(at.s_a, S::S_BYTES),
+                            mtt__b_of_k<D, SPAN>(from, S::Q_BYTES, part), first, STEPS);
+    mtt__mma_part<E, STEPS>(dk, mtt__a_rows<BLOCK_Q>(at.s_a), mtt__b_of_k<D, SPAN>(from, 0, part), first,
+                            STEPS);
+}
+
+/* The thread's sums of a tile of dQ, in the ring. */
+template <class S> MTT__DEVICE float4 *mtt__dq_sums(const mtt__flash &f, const mtt__backward_at &at, int tile)
+{
+    const int tiles = ((int)f.seq_len + S::BLOCK_Q - 1) / S::BLOCK_Q;
+    const int64_t in_ring = at.block->slot * tiles + (int)mtt__opaque(tile);
+    return f.dq_partial + in_ring * (S::BLOCK_Q * S::D / 4) + threadIdx.x;
+}
+
+/* A block's place among the contributors to a tile of dQ. */
+struct mtt__dq_order {
+    int place, contributors;
+    uint32_t number;            /* contributions to this tile of the ring so far */
+    uint32_t waits, hands_over; /* after another block, even one of another head; before another */
+};
+
+/* Opaque: the compiler would otherwise copy the rest of the loop for each case. */
+template <class S>
+MTT__DEVICE mtt__dq_order mtt__dq_order_of(const mtt__flash &f, const mtt__backward_at &at, int q0)
+{
+    const int first_contributor = f.window ? max(0, q0 - f.window + 1) / S::BLOCK_KV : 0;
+    const bool last_round = mtt__uniform(at.block->local) + f.slots >= f.head_count;
+    mtt__dq_order order;
+    order.contributors = (min(q0 + S::BLOCK_Q, (int)f.seq_len) - 1) / S::BLOCK_KV - first_contributor + 1;
+    order.place = (int)mtt__opaque(at.k0) / S::BLOCK_KV - first_contributor;
+    order.number = (uint32_t)(mtt__uniform(at.block->round) * order.contributors + order.place);
+    order.waits = mtt__opaque(order.contributors > 1 && order.number > 0);
+    order.hands_over =
+        mtt__opaque(order.contributors > 1 && (order.place < order.contributors - 1 || !last_round));
+    return order;
+}
+
+/* Waits for the sums of the block before; the first contributor begins with zeros. */
+template <class S>
+MTT__DEVICE void mtt__dq_await(float (*sums)[4], const mtt__flash &f, const mtt__backward_at &at, int tile,
+                               const mtt__dq_order &order)
+{
+    while (!__all_sync(0xffffffffu, mtt__sums_are_of<S::SUMS>(sums, order.number)))
+        mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
+    if (order.place == 0) /* opaque zeros: a rare branch, not a selection for each sum */
+        MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++)
+            sums[n / 4][n % 4] = __uint_as_float(mtt__opaque(0));
+}
+
+/* dQ += dS K over the block's keys, those beyond the queries left out. */
+template <class S>
+MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__backward_at &at, int q0)
+{
+    const auto load_ds = mtt__a_of_k<S::BLOCK_Q>(at.dq_a);
+    const auto load_k = mtt__b_of_k<S::D, S::DQ_COLUMNS / 8>(at.k_b, 0, mtt__dq_part<S>());
+    mtt__mma_part<typename S::E, S::BLOCK_KV / 16>(dq, load_ds, load_k, 0,
+                                                   (q0 + S::BLOCK_Q - at.k0 + 15) / 16);
+}
+
+/* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
+   d_qkv. */
+template <class S, int PART, int M, int COLUMNS>
+MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at &at,
+                                     const float (&c)[M][COLUMNS / 8][4], int row, int column, float factor)
+{
+    const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
+    row += lane / 4;
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride);
+    to_gmem += f.part[PART] + column;
+    MTT__UNROLL for (int m = 0; m < M; m++)
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
+            const int further = m * 16 + h * 8;
+            mtt__store_row<typename S::E, COLUMNS>(to_gmem + (int64_t)further * stride, c[m], h, factor,
+                                                   row + further < (int)f.seq_len, f.view.head_dim - column,
+                                                   lane & 3);
+        }
+}
+
+/* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K,
+                block after block. Scores are transposed, keys by queries: P^T and dS^T are then A operands of
+                dV and dK
+   Shapes:      as mtt_k_flash_forward; d_qkv as qkv; stats of mtt_k_flash_stats; dq_partial [slots, tiles of
+                BLOCK_Q, BLOCK_Q S::D]
+   Launch:      a block of WARPS warps a tile of keys and head, which it takes by a ticket. Shared memory: K,
+                V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys
+                (QUERY_WARPS 1)
+   Requires:    dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a
+                tile of the ring
+   Traffic:     reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q S::D bytes of dQ
+                a pair of tiles through L2; 10 D FLOP a pair of query and key
+   Determinism: a tile of dQ is summed in the order of rising keys. No deadlock: a block waits only for the
+                tile of keys before its own in its head, or for the blocks of the head `slots` before, all of
+                smaller tickets; a ticket is drawn by a running block, so all smaller ones are running or
+                done, and the smallest of those running waits for none
+   Reference:   mtt_k_flash_backward_exact; FlashAttention-2, algorithm 2. The last contributor writes dQ, so
+                dQ needs neither zeros before nor a pass after; a slot serves head after head */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_backward(const mtt__flash f)
+{
+    if (mtt__replaced<S>(S::STAGES)) return;
+    typedef typename S::E E;
+    extern __shared__ __align__(128) unsigned char shared[];
+    mtt__backward_at at = mtt__backward_begin<S>(f, shared);
+    const uint32_t smem = mtt__smem(shared);
+    const int T = (int)f.seq_len, stride = (int)f.view.row, D = f.view.head_dim;
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, stride);
+    const E *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, stride, T - at.k0, D, threadIdx.x);
+    mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, D,
+                                                  threadIdx.x);
+    mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
+
+    typename S::key_sums dk_rmem = {}, dv_rmem = {};
+    for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
+        const int q0 = tile * S::BLOCK_Q;
+        const uint32_t stage_at = mtt__backward_stage<S>(tile);
+        mtt__backward_opaque(at);
+        mtt__copy_wait();
+        __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
+        if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
+            mtt__backward_copy<S>(f, at, smem, tile - 1);
+        MTT__UNROLL for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
+            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2,
+                                   stage_at, smem, q0, chunk);
+        __syncthreads(); /* all of P and dS is written before any of it is read */
+
+        const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
+        typename S::query_sums dq_rmem = {};
+        float (*sums)[4] = dq_rmem[0];
+        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
+        if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
+        if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
+        mtt__backward_queries<S>(dq_rmem, at, q0);
+        if (order.place == order.contributors - 1)
+            mtt__backward_store<S, MTT__PART_Q, S::QUERY_ROWS, S::DQ_COLUMNS>(
+                f, at, dq_rmem, q0 + mtt__dq_row<S>(), mtt__dq_part<S>() * S::DQ_COLUMNS, f.gradient_scale);
+        if (order.hands_over)
+            mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), sums, order.number + 1);
+        if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
+            __syncthreads(); /* all have read Q and dO before the next tile overwrites them */
+            mtt__backward_copy<S>(f, at, smem, tile - 1);
+        }
+    }
+    const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
+    mtt__backward_store<S, MTT__PART_K, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column,
+                                                                 f.gradient_scale);
+    mtt__backward_store<S, MTT__PART_V, S::KEY_ROWS, S::COLUMNS>(f, at, dv_rmem, key, column,
+                                                                 f.dropout.scale);
+}
+
+/* ---- launches ---- */
+
+static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, const mtt_tensor *out,
+                                       const mtt_tensor *lse, const mtt_tensor *control)
+{
+    const mtt_shape *d = op->shape;
+    mtt__flash f = {};
+    f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
+    f.view = mtt_qkv_of(d);
+    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim;
+    for (int part = 0; part < 3; part++)
+        f.part[part] = mtt_qkv_column(&f.view, part, 0) - mtt_qkv_column(&f.view, MTT__PART_Q, 0);
+    f.window = d->window < d->seq_len ? d->window : 0;
+    f.head_count = d->batch * d->heads;
+    f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
+    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale;
+    f.dropout = mtt__dropout_of(op, control);
+    return f;
+}
+
+static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
+{
+    const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
+    return mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
+}
+
+static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
+{
+    const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
+    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
+    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data;
+    return f;
+}
+
+static bool mtt__flash_takes(const mtt_shape *d)
+{
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->heads_kv == d->heads &&
+           d->rows >= 1 && d->rows < (int64_t)1 << 31;
+}
+
+static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
+{
+    return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                          "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q "
+                          "and fewer than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
+                          d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
+}
+
+/* Heads whose K and V stay in L2 together. */
+static int mtt__forward_group(const mtt__flash &f)
+{
+    const int64_t group = (32 << 20) / (f.seq_len * f.view.head_dim * 4);
+    return (int)(group < 1 ? 1 : group > f.head_count ? f.head_count : group);
+}
+
+template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flash f)
+{
+    f.group = mtt__forward_group(f);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward<S>,
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED, f);
+}
+
+/* Rows that name DROPOUT alone run without dropout, too: a kernel without would have the same tiles. */
+template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, const mtt__flash &f)
+{
+    const int D = f.view.head_dim;
+    const bool keep = f.dropout.threshold == 0 /* all */, window = f.window > 0;
+#define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+    /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D <= 16)                   MTT__RUN( 16,    128,      64,        2,  true,         2,    true);
+    if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
+    if (D <= 32)                   MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
+    if (D <= 64 && window && keep) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
+    if (D <= 64 && window)         MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
+    if (D <= 64 && keep)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
+    if (D <= 64)                   MTT__RUN( 64,    128,      64,        2,  true,         2,    true);
+    if (D <= 96 && keep)           MTT__RUN( 96,    128,      64,        2, false,         2,   false);
+    if (D <= 96)                   MTT__RUN( 96,    128,      32,        2, false,         2,    true);
+    if (D <= 128 && keep)          MTT__RUN(128,    128,      64,        2, false,         2,   false);
+    if (D <= 128)                  MTT__RUN(128,    128,      32,        2, false,         2,    true);
+                                   MTT__RUN(256,     64,      32,        1, false,         2,    true);
+#undef MTT__RUN
+}
+
+template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
+{
+    const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
+    const int64_t rows = f.seq_len * f.head_count;
+    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, mtt__blocks(rows, 256 >> log_lanes), 256, f,
+                       log_lanes);
+}
+
+/* Scratch: the ticket; the ring of dQ, of one slot a head; stats of a slice of heads. A group is the heads
+   whose blocks fill the device, two at least: with fewer, blocks wait for each other's dQ; with more, L2
+   holds less of each. The slots of a second group let blocks go on to its heads. Heads that do not fit at
+   once, or whose contributions would take more than 14 bits to number, go slice by slice: 4 heads a slot,
+   since with one each head would be a launch of its own. */
+template <class S, typename Kernel>
+static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__flash f)
+{
+    const int64_t query_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_Q);
+    const int64_t key_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_KV);
+    const int64_t in_flight = (int64_t)c->processors * S::MIN_BLOCKS;
+    const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
+    const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2), room = op->workspace->bytes;
+    const size_t slot_bytes = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
+    const int heads = f.head_count;
+    size_t slots = (size_t)mtt__min(group * 2, heads), slice;
+    void *scratch = NULL;
+    mtt_status status = mtt__scratch(c, op, header + stats_bytes + slot_bytes, &scratch);
+    if (status != MTT_OK) return status;
+    while (slots > 1 &&
+           header + (size_t)mtt__min(heads, 4 * (int64_t)slots) * stats_bytes + slots * slot_bytes > room)
+        slots--;
+    slice = (room - header - slots * slot_bytes) / stats_bytes;
+    slice = (size_t)mtt__min((int64_t)slice, (int64_t)slots * (16383 / key_tiles));
+    if (slice < 1)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "flash_backward takes sequences of at most %lld tokens: %lld",
+                              (long long)16383 * S::BLOCK_KV, (long long)f.seq_len);
+    f.slots = (int)slots;
+    f.group = (int)mtt__min(group, f.slots);
+    f.ticket = (int *)scratch;
+    f.dq_partial = (float4 *)((char *)scratch + header);
+    f.stats = (float2 *)((char *)scratch + header + slots * slot_bytes); /* a multiple of 256 */
+    for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
+        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
+        status = mtt__checked(c, cudaMemsetAsync(scratch, 0, header + slots * slot_bytes, c->stream),
+                              "flash_backward");
+        if (status == MTT_OK) status = mtt__launch_stats<typename S::E>(c, f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", kernel, (unsigned)(f.head_count * key_tiles),
+                                        S::THREADS, S::SHARED, f);
+    }
+    return status;
+}
+
+/* Two sizes of tiles for widths above 96: the larger needs more shared memory than the 99 KiB of compute
+   capability 8.6, 8.9 and 12.0. */
+template <typename E>
+static mtt_status mtt__flash_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+{
+    const int D = f.view.head_dim;
+    const bool keep = f.dropout.threshold == 0; /* all */
+#define MTT__RUN(...)                                                          \
+    do {                                                                       \
+        typedef mtt__backward_sizes<E, __VA_ARGS__> S;                         \
+        if (S::STAGES == 1 || c->shared_bytes >= S::SHARED)                    \
+            return mtt__launch_backward<S>(c, op, mtt_k_flash_backward<S>, f); \
+    } while (0)
+    /*                             D BLOCK_Q BLOCK_KV WARPS KEY_ROWS QUERY_ROWS STAGES MIN_BLOCKS DROPOUT */
+    if (D <= 16)          MTT__RUN( 16,     64,     128,    4,       2,         1,     2,         2,    true);
+    if (D <= 32 && keep)  MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,   false);
+    if (D <= 32)          MTT__RUN( 32,     64,     128,    4,       2,         2,     2,         3,    true);
+    if (D <= 64 && keep)  MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,   false);
+    if (D <= 64)          MTT__RUN( 64,     64,     128,    4,       2,         2,     2,         2,    true);
+    if (D <= 96)          MTT__RUN( 96,     64,      64,    4,       2,         2,     2,         2,    true);
+    if (D <= 128 && keep) MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,   false);
+    if (D <= 128)         MTT__RUN(128,     64,     128,    8,       2,         2,     2,         1,    true);
+    if (D <= 128)         MTT__RUN(128,     64,      64,    8,       2,         2,     1,         1,    true);
+                          MTT__RUN(256,     64,      64,    8,       2,         2,     2,         1,    true);
+                          MTT__RUN(256,     32,      32,    4,       1,         1,     1,         1,    true);
+#undef MTT__RUN
+}
+
+template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__cuda *c, const mtt__flash &f)
+{
+    const size_t floats = (size_t)2 * TILE * (f.view.head_dim + 1) + TILE * (TILE + 1);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_exact<WIDTH, TILE>,
+                              mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
+}
+
+/* Scratch: stats of a slice of heads. */
+template <int WIDTH, int TILE>
+static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
+{
+    const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
+    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), slice = op->workspace->bytes / stats_bytes;
+    const int heads = f.head_count;
+    void *scratch = NULL;
+    mtt_status status = mtt__scratch(c, op, stats_bytes, &scratch);
+    f.stats = (float2 *)scratch;
+    for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
+        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
+        const unsigned blocks = mtt__blocks(f.seq_len, TILE) * f.head_count;
+        status = mtt__launch_stats<float>(c, f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>,
+                                        blocks, 256, floats * sizeof(float), f);
+        if (status == MTT_OK)
+            status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>,
+                                        blocks, 256, floats * sizeof(float), f);
+    }
+    return status;
+}
+
+static mtt_status mtt__cuda_flash(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dtype dtype = MTT_OPERANDS_OF(flash, op)->qkv->dtype;
+    const mtt__flash f = mtt__flash_forward_arguments(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (dtype == MTT_BF16_BITS) return mtt__flash_forward_of<__nv_bfloat16>(c, f);
+    if (dtype == MTT_F16_BITS) return mtt__flash_forward_of<__half>(c, f);
+    if (f.view.head_dim <= 64) return mtt__launch_forward_exact<64, 32>(c, f);
+    if (f.view.head_dim <= 128) return mtt__launch_forward_exact<128, 32>(c, f);
+    return mtt__launch_forward_exact<256, 32>(c, f);
+}
+
+static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dtype dtype = MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype;
+    const mtt__flash f = mtt__flash_backward_arguments(op);
+    if (!mtt__flash_takes(op->shape)) return mtt__flash_refuse(c, op->shape);
+    if (dtype == MTT_BF16_BITS) return mtt__flash_backward_of<__nv_bfloat16>(c, op, f);
+    if (dtype == MTT_F16_BITS) return mtt__flash_backward_of<__half>(c, op, f);
+    if (f.view.head_dim <= 64) return mtt__launch_backward_exact<64, 32>(c, op, f);
+    if (f.view.head_dim <= 128) return mtt__launch_backward_exact<128, 32>(c, op, f);
+    return mtt__launch_backward_exact<256, 16>(c, op, f);
+}
+
+/* ----------------------------------------------------------------------------------------------------------
    >>backend
-   ---------------------------------------------------------------------------------------------------------------- */
+   -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
-static mtt_status (*const mtt__cuda_functions[])(mtt__cuda *c, const mtt_op *op) = {MTT_OPS(MTT__CUDA_FUNCTION)};
+static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
 
 static void *mtt__host_alloc(mtt_env *env, size_t bytes)
 {
@@ -4756,40 +3825,32 @@ static void mtt__cuda_close(void *context)
     if (c->stream) cudaStreamSynchronize(c->stream);
     for (int i = 0; i < c->graph_count; i++)
         if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
-    for (int i = 0; i < c->plan_count; i++) mtt__forget_plan(&c->plans[i]);
+    mtt__forget_plans(c);
     mtt__host_free(env, c->plans);
     if (c->blas) cublasLtDestroy(c->blas);
-    if (c->pinned) cudaFreeHost(c->pinned);
+    if (c->staging) cudaFreeHost(c->staging);
     if (c->stream && !c->backend.stream) cudaStreamDestroy(c->stream);
     mtt__host_free(env, c);
 }
 
-/* Clusters need a device that has them and code made for it: what was compiled for an older one knows only single blocks. */
-static mtt_status mtt__cluster_size(mtt__cuda *c)
+static mtt_status mtt__open_device(mtt__cuda *c)
 {
-    cudaFuncAttributes code;
-    int has = 0;
-    mtt_status status = mtt__checked(c, cudaDeviceGetAttribute(&has, cudaDevAttrClusterLaunch, c->device), "its clusters");
-    if (status == MTT_OK) status = mtt__checked(c, cudaFuncGetAttributes(&code, mtt_k_loss_rows<__nv_bfloat16>), "its code");
-    if (status == MTT_OK) c->cluster = has && code.ptxVersion >= 90 ? MTT__CLUSTER : 1;
-    return status;
+    cudaError_t error = cudaSetDevice(c->device);
+    if (!error) error = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
+    if (!error)
+        error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
+    if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
+    if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
+    return mtt__checked(c, error, "opening it");
 }
 
-static void mtt__find_encode(mtt__cuda *c)
-{
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-    if (error == cudaSuccess && found == cudaDriverEntryPointSuccess) c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
-    else cudaGetLastError(); /* an older driver: products and their epilogues stay apart */
-}
-
-static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy, void **context)
+static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
+                                 void **context)
 {
     mtt__cuda *c = (mtt__cuda *)mtt__host_alloc(env, sizeof(*c));
     mtt_status status = MTT_OK;
     *context = NULL;
-    if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes were asked for", sizeof(*c));
+    if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes are needed", sizeof(*c));
     c->env = env;
     if (!backend->device_alloc != !backend->device_free)
         status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
@@ -4798,21 +3859,14 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     c->stream = (cudaStream_t)backend->stream;
     c->precision = policy->precision;
     c->plans = (mtt__product_plan *)mtt__host_alloc(env, MTT__PLANS * sizeof(*c->plans));
-    if (!c->plans) status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for the plans of matrix products");
-    if (status == MTT_OK) status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device), "its size");
-    if (status == MTT_OK)
-        status = mtt__checked(c, cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device),
-                              "its shared memory");
-    if (status == MTT_OK) status = mtt__cluster_size(c);
-    if (status == MTT_OK) mtt__find_encode(c);
-    if (status == MTT_OK && !c->stream)
-        status = mtt__checked(c, cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream");
-    if (status == MTT_OK) status = mtt__checked(c, cudaMallocHost((void **)&c->pinned, MTT__PINNED), "pinning 4 MiB");
+    if (!c->plans)
+        status = mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: no room for plans of products");
+    if (status == MTT_OK) status = mtt__open_device(c);
+    if (status == MTT_OK) status = mtt__find_hopper(c);
     if (status == MTT_OK && cublasLtCreate(&c->blas) != CUBLAS_STATUS_SUCCESS) {
         c->blas = NULL;
-        status = mtt__cuda_fail(env, MTT_E_DEVICE, "cuBLASLt could not be started on CUDA device %d: is its memory full?", c->device);
+        status = mtt__cuda_fail(env, MTT_E_DEVICE,
+                                "cuBLASLt could not start on CUDA device %d: is its memory full?", c->device);
     }
     if (status == MTT_OK) *context = c;
     else mtt__cuda_close(c);
@@ -4824,7 +3878,8 @@ static mtt_status mtt__cuda_memory(void *context, size_t *free_bytes, size_t *al
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     *free_bytes = *all_bytes = 0;
-    return status != MTT_OK ? status : mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
+    if (status != MTT_OK) return status;
+    return mtt__checked(c, cudaMemGetInfo(free_bytes, all_bytes), "asking for its memory");
 }
 
 static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
@@ -4839,13 +3894,14 @@ static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
     } else if (error == cudaSuccess) error = cudaMalloc(block, bytes);
     if (error == cudaSuccess && (uintptr_t)*block % 256 == 0) return MTT_OK;
     if (error == cudaSuccess)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "device_alloc gave an address that is no multiple of 256: align it");
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "device_alloc returned an address that is no multiple of 256: align it");
     *block = NULL;
-    cudaGetLastError(); /* a failed allocation is no fault of the operations to come */
+    cudaGetLastError(); /* a failed allocation is no fault of later operations */
     if (error != cudaErrorMemoryAllocation) return mtt__checked(c, error, "taking memory");
     cudaMemGetInfo(&free_bytes, &all_bytes);
-    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed", c->device, free_bytes,
-                     all_bytes, bytes);
+    return mtt__cuda_fail(c->env, MTT_E_BUDGET, "CUDA device %d has %zu of %zu bytes free and %zu are needed",
+                          c->device, free_bytes, all_bytes, bytes);
 }
 
 static void mtt__cuda_release(void *context, void *block)
@@ -4860,7 +3916,7 @@ static void mtt__cuda_release(void *context, void *block)
 /* Waits for all that was run; the staging buffer is empty then. */
 static mtt_status mtt__wait(mtt__cuda *c)
 {
-    c->pinned_used = 0;
+    c->staging_used = 0;
     return mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
 }
 
@@ -4869,13 +3925,14 @@ static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, si
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     for (size_t at = 0; at < bytes && status == MTT_OK;) {
-        size_t n = bytes - at < MTT__PINNED ? bytes - at : MTT__PINNED;
-        if (c->pinned_used + n > MTT__PINNED) status = mtt__wait(c);
+        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
+        if (c->staging_used + n > MTT__STAGING_BYTES) status = mtt__wait(c);
         if (status != MTT_OK) break;
-        memcpy(c->pinned + c->pinned_used, (const char *)from + at, n);
-        status = mtt__checked(c, cudaMemcpyAsync((char *)to + at, c->pinned + c->pinned_used, n, cudaMemcpyHostToDevice, c->stream),
-                              "an upload");
-        c->pinned_used += (n + 63) / 64 * 64;
+        memcpy(c->staging + c->staging_used, (const char *)from + at, n);
+        cudaError_t error = cudaMemcpyAsync((char *)to + at, c->staging + c->staging_used, n,
+                                            cudaMemcpyHostToDevice, c->stream);
+        status = mtt__checked(c, error, "an upload");
+        c->staging_used += (size_t)mtt__round_up((int64_t)n, 64);
         at += n;
     }
     return status;
@@ -4886,12 +3943,13 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     if (status == MTT_OK) status = mtt__wait(c);
-    for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__PINNED) {
-        size_t n = bytes - at < MTT__PINNED ? bytes - at : MTT__PINNED;
-        status = mtt__checked(c, cudaMemcpyAsync(c->pinned, (const char *)from + at, n, cudaMemcpyDeviceToHost, c->stream),
-                              "a download");
+    for (size_t at = 0; at < bytes && status == MTT_OK; at += MTT__STAGING_BYTES) {
+        size_t n = bytes - at < MTT__STAGING_BYTES ? bytes - at : MTT__STAGING_BYTES;
+        cudaError_t error = cudaMemcpyAsync(c->staging, (const char *)from + at, n, cudaMemcpyDeviceToHost,
+                                            c->stream);
+        status = mtt__checked(c, error, "a download");
         if (status == MTT_OK) status = mtt__wait(c);
-        if (status == MTT_OK) memcpy((char *)to + at, c->pinned, n);
+        if (status == MTT_OK) memcpy((char *)to + at, c->staging, n);
     }
     return status;
 }
@@ -4899,12 +3957,15 @@ static mtt_status mtt__cuda_download(void *context, void *to, const void *from, 
 static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt_status status = MTT_OK;
-    for (int i = 0; i < count && status == MTT_OK; i++) status = mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+    for (int i = 0; i < count && status == MTT_OK; i++) {
+        mtt__function run = mtt__hopper_function(c, &ops[i]);
+        status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+    }
     return status;
 }
 
-/* The place of a list of operations among the graphs; NULL where all are taken or the list is short. Lists and the places of
-   their tensors stay as they are while the backend is open; what changes is in device memory. */
+/* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
+   addresses of their tensors do not change while the backend is open; what changes is in device memory. */
 static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
 {
     mtt__graph *g = c->graphs, *end = c->graphs + c->graph_count;
@@ -4917,8 +3978,8 @@ static mtt__graph *mtt__find_graph(mtt__cuda *c, const mtt_op *ops, int count)
     return g;
 }
 
-/* Records the operations into a graph instead of running them. Where that fails or would be too large, they go on being
-   launched one by one. */
+/* Records the operations into a graph instead of running them. If that fails, or the graph would be too
+   large, they continue to be launched one by one. */
 static void mtt__capture(mtt__cuda *c, mtt__graph *g)
 {
     cudaGraph_t graph = NULL;
@@ -4933,7 +3994,7 @@ static void mtt__capture(mtt__cuda *c, mtt__graph *g)
     }
     if (error != cudaSuccess) {
         g->exec = NULL;
-        cudaGetLastError(); /* what is wrong with the operations themselves, their own launches will say */
+        cudaGetLastError(); /* errors of operations are reported when they run */
     }
     if (graph) cudaGraphDestroy(graph);
 }
@@ -4950,7 +4011,8 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     return mtt__checked(c, cudaGraphLaunch(g->exec, c->stream), "a graph of operations");
 }
 
-/* Fills in the backend of a CUDA device, counted from 0; refuses one that is absent or older than compute capability 8.0. */
+/* Fills in the backend of a CUDA device, counted from 0. Refuses a device older than compute capability
+   8.0. */
 extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backend)
 {
     int count = 0, major = 0, minor = 0;
@@ -4958,14 +4020,16 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     memset(backend, 0, sizeof(*backend));
     if (error != cudaSuccess || device < 0 || device >= count) {
         cudaGetLastError(); /* a machine without a GPU is an answer, not a fault */
-        return mtt__cuda_fail(env, MTT_E_DEVICE, "CUDA device %d is not there, %d are (%s): use the CPU backend", device, count,
-                         cudaGetErrorString(error));
+        return mtt__cuda_fail(env, MTT_E_DEVICE,
+                              "there is no CUDA device %d, but %d in all (%s): use the CPU backend", device,
+                              count, cudaGetErrorString(error));
     }
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    if (error != cudaSuccess || major < 8)
-        return mtt__cuda_fail(env, MTT_E_DEVICE, "CUDA device %d has compute capability %d.%d (%s), 8.0 is needed: use the CPU backend",
-                         device, major, minor, cudaGetErrorString(error));
+    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error || major < 8)
+        return mtt__cuda_fail(env, MTT_E_DEVICE,
+                              "CUDA device %d (compute capability %d.%d, %s) is older than 8.0: use the CPU",
+                              device, major, minor, cudaGetErrorString(error));
     backend->name = "cuda";
     backend->device = MTT_DEVICE_CUDA;
     backend->index = device;
@@ -4979,3 +4043,1212 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
     backend->run = mtt__cuda_run;
     return MTT_OK;
 }
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>hopper   kernels for the H100 and H200: warpgroup products (wgmma), tensor copies (TMA), clusters
+   -----------------------------------------------------------------------------------------------------------
+   Each operation here has an equal in the rooms above, which other devices run. The code is for
+   sm_90a alone, but for the loss in one pass: other devices run it with clusters, or with single blocks. */
+#ifndef MTT_NO_HOPPER
+
+/* ---- products of warpgroups ---- */
+#if MTT__HOPPER
+
+/* A warpgroup is four warps. wgmma multiplies 64 rows of A by 32, 64, 128 or 256 columns of B, 16 of k at a
+   time, while the warps go on. Operands come from shared memory, by descriptors (PTX, asynchronous warpgroup
+   level matrix instructions); A also from registers. Warp w has rows 16 w to 16 w + 15 of C, in its lanes as
+   those of mtt__mma. From mtt__wgmma_begin to mtt__wgmma_wait accumulators, and A in registers, belong to the
+   tensor cores. */
+MTT__DEVICE void mtt__wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+MTT__DEVICE void mtt__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int PENDING = 0> MTT__DEVICE void mtt__wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* After a wait: keeps the compiler from reading C before. */
+template <int N> MTT__DEVICE void mtt__wgmma_hold(float (&c)[N][4])
+{
+    MTT__UNROLL for (int n = 0; n < N * 4; n++) asm volatile("" : "+f"(c[n / 4][n % 4])::"memory");
+}
+
+/* Before a barrier: makes the thread's writes to shared memory visible to wgmma and to tensor copies. */
+MTT__DEVICE void mtt__wgmma_publish(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* The lower half of the descriptor of a tile at a multiple of 1024 bytes: rows of 64 elements as
+   mtt__copy_tile writes them, which is wgmma's swizzle of 128 bytes. For a transposed operand, `wide` is the
+   distance in bytes to the tile of its next 64 columns. */
+MTT__DEVICE uint32_t mtt__wgmma_tile(uint32_t smem, uint32_t wide)
+{
+    return wide / 16 << 16 | (smem & 0x3ffffu) / 16;
+}
+
+/* The descriptor `bytes` into a tile: 16 columns are 32 bytes, 16 rows 2048. The upper half says that 8 rows
+   are 1024 bytes. */
+MTT__DEVICE uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
+{
+    return (uint64_t)(1u << 30 | 1024 / 16) << 32 | (tile + bytes / 16);
+}
+
+/* The lists of 16 to 128 accumulators that the instructions take. */
+#define MTT__FOUR(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define MTT__16(c, n) MTT__FOUR(c, n), MTT__FOUR(c, n + 1), MTT__FOUR(c, n + 2), MTT__FOUR(c, n + 3)
+#define MTT__32(c, n) MTT__16(c, n), MTT__16(c, n + 4)
+#define MTT__64(c, n) MTT__32(c, n), MTT__32(c, n + 8)
+#define MTT__128(c, n) MTT__64(c, n), MTT__64(c, n + 16)
+#define MTT__NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define MTT__NAMES_32 \
+    MTT__NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define MTT__NAMES_64                                                                       \
+    MTT__NAMES_32                                                                           \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
+    "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define MTT__NAMES_128                                                                      \
+    MTT__NAMES_64                                                                           \
+    ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84," \
+    "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104," \
+    "%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121," \
+    "%122,%123,%124,%125,%126,%127"
+
+/* C = A B, or C += A B if `more`, over 16 of k. Transposed: the rows in shared memory are those of k. */
+#define MTT__WGMMA(E, TYPE, N, COUNT, A, B, MORE, TEXT_A, TEXT_B)                                            \
+    template <bool TRANS_A, bool TRANS_B>                                                                    \
+    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], uint64_t a, uint64_t b, int more, E)                   \
+    {                                                                                                        \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, " MORE ", 0; "                                    \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
+                     "}, " A ", " B ", more, 1, 1, " TEXT_A ", " TEXT_B "; }"                                \
+                     : MTT__##COUNT(c, 0)                                                                    \
+                     : "l"(a), "l"(b), "r"(more), "n"(TRANS_A), "n"(TRANS_B) : "memory");                    \
+    }
+/* C += A B with A in registers, B transposed */
+#define MTT__WGMMA_REGISTERS(E, TYPE, N, COUNT, R1, R2, R3, R4, B)                                           \
+    MTT__DEVICE void mtt__wgmma(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b, E)                 \
+    {                                                                                                        \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" MTT__NAMES_##COUNT \
+                     "}, {" R1 "," R2 "," R3 "," R4 "}, " B ", 1, 1, 1, 1;"                                  \
+                     : MTT__##COUNT(c, 0)                                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");                       \
+    }
+#define MTT__WGMMA_ALL(E, TYPE)                                              \
+    MTT__WGMMA(E, TYPE, 32, 16, "%16", "%17", "%18", "%19", "%20")           \
+    MTT__WGMMA(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36")           \
+    MTT__WGMMA(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")          \
+    MTT__WGMMA(E, TYPE, 256, 128, "%128", "%129", "%130", "%131", "%132")    \
+    MTT__WGMMA_REGISTERS(E, TYPE, 64, 32, "%32", "%33", "%34", "%35", "%36") \
+    MTT__WGMMA_REGISTERS(E, TYPE, 128, 64, "%64", "%65", "%66", "%67", "%68")
+MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
+MTT__WGMMA_ALL(__half, "f16")
+
+/* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
+template <int D, int A_ROWS, int B_ROWS, int N, typename E>
+MTT__DEVICE void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
+{
+    MTT__UNROLL for (int k = 0; k < D / 16; k++)
+        mtt__wgmma<false, false>(c, mtt__wgmma_at(a_tile, k / 4 * A_ROWS * 128 + k % 4 * 32),
+                                 mtt__wgmma_at(b_tile, k / 4 * B_ROWS * 128 + k % 4 * 32), k > 0, E());
+}
+
+/* C += A B over 16 STEPS of k, A in registers, B of rows of k. */
+template <int STEPS, int N, typename E>
+MTT__DEVICE void mtt__wgmma_mn_major(float (&c)[N][4], const uint32_t (&a)[STEPS][4], uint32_t b_tile, E)
+{
+    MTT__UNROLL for (int k = 0; k < STEPS; k++) mtt__wgmma(c, a[k], mtt__wgmma_at(b_tile, k * 2048), E());
+}
+
+/* ROWS rows of head_dim elements as tiles of 64 columns, each ROWS * 128 bytes. */
+template <int ROWS, int D, int THREADS, typename E>
+MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int stride, int rows_left,
+                                 int head_dim)
+{
+    MTT__UNROLL for (int column = 0; column < D; column += 64)
+        mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride,
+                                          rows_left, head_dim - column, threadIdx.x);
+}
+
+/* Two 16-bit numbers. */
+MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
+}
+
+MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
+
+#endif
+
+/* ---- flash attention, forward ---- */
+
+/* Math:        as mtt_k_flash_forward, without dropout
+   Shapes:      as mtt_k_flash_forward; S::D 64 or 128
+   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to
+                begin at such a multiple. Two blocks a processor: one makes exponentials while the other
+                multiplies
+   Requires:    code for sm_90a (the kernel is empty otherwise)
+   Traffic:     as mtt_k_flash_forward
+   Determinism: as mtt_k_flash_forward
+   Reference:   mtt_k_flash_forward */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_forward_wgmma(const mtt__flash f)
+{
+#if MTT__HOPPER
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__forward_block block;
+    const uint32_t q_smem = (mtt__smem(shared) + 1023) & ~1023u, kv_smem = q_smem + S::Q_BYTES;
+    const int lane = threadIdx.x & 31, warpgroup = mtt__uniform((int)threadIdx.x / 128);
+    const int T = (int)f.seq_len, stride = (int)f.view.row;
+    const mtt__forward_place place = mtt__forward_place_of<S>(f);
+    const int q0 = place.q0, group0 = q0 + warpgroup * 64, row0 = q0 + threadIdx.x / 32 * 16;
+    const int last_key = (min(q0 + BLOCK_Q, T) - 1) / BLOCK_KV * BLOCK_KV;
+    const int first_key = f.window ? max(0, q0 - f.window + 1) / BLOCK_KV * BLOCK_KV : 0;
+    if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, place.head);
+    __syncthreads(); /* the block's work is known to all */
+    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride);
+    const E *first_key_gmem = q_gmem + f.part[MTT__PART_K];
+    const int head_dim = f.view.head_dim;
+    const auto copy = [&](int k0, uint32_t to_smem) {
+        const E *k_gmem = first_key_gmem + (int64_t)k0 * stride;
+        const E *v_gmem = k_gmem + (f.part[MTT__PART_V] - f.part[MTT__PART_K]);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, k_gmem, stride, T - k0, head_dim);
+        mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, v_gmem, stride, T - k0, head_dim);
+        mtt__copy_commit();
+    };
+    const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
+    float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
+
+    mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, head_dim);
+    copy(last_key, kv_smem);
+    for (int k0 = last_key, stage = 0; k0 >= first_key; k0 -= BLOCK_KV, stage ^= 1) {
+        const uint32_t k_tile = mtt__wgmma_tile(kv_smem + stage * 2 * S::KV_BYTES, 0);
+        const uint32_t v_tile = mtt__wgmma_tile(kv_smem + (stage * 2 + 1) * S::KV_BYTES, BLOCK_KV * 128);
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* this stage is in shared memory, and no warp still reads the other one */
+        if (k0 > first_key) copy(k0 - BLOCK_KV, kv_smem + (stage ^ 1) * 2 * S::KV_BYTES);
+        if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1))
+            continue; /* the warpgroup's queries attend no key of this tile */
+        float s_rmem[1][S::KEY_TILES][4];
+        mtt__wgmma_begin();
+        mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+        if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
+            mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
+        mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
+        mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
+        uint32_t p_rmem[BLOCK_KV / 16][4];
+        MTT__UNROLL for (int n = 0; n < BLOCK_KV / 4; n++) {
+            const float *p = s_rmem[0][n / 2] + n % 2 * 2;
+            p_rmem[n / 4][n % 4] = mtt__pack_pair(p[0], p[1], E());
+        }
+        mtt__wgmma_begin();
+        mtt__wgmma_mn_major(o_rmem[0], p_rmem, v_tile, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(o_rmem[0]);
+    }
+    mtt__forward_store<S>(f, block.head, row0, o_rmem, row_max, row_sum);
+#endif
+}
+
+/* ---- flash attention, backward ---- */
+
+/* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of
+   which fill its registers, and DQ_COLUMNS of the columns of dQ. */
+template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
+    typedef ELEMENT E;
+    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
+    static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
+    /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
+    static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
+    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
+};
+
+#if MTT__HOPPER
+/* P = 2^(S scale_log2 - lse), keys by queries, in place of S; lse of the lane's queries is 32 bytes apart. */
+template <int N> MTT__DEVICE void mtt__backward_p(float (&s)[N][4], uint32_t lse_smem, float scale_log2)
+{
+    float lse[2];
+    MTT__UNROLL for (int n = 0; n < N; n++) {
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(lse[0]), "=f"(lse[1]) : "r"(lse_smem + n * 32) : "memory");
+        MTT__UNROLL for (int e = 0; e < 4; e++) s[n][e] = mtt__exp2(fmaf(s[n][e], scale_log2, -lse[e & 1]));
+    }
+}
+
+/* P and dS = P (dP - delta) as A of dV and dK. */
+template <int N, typename E>
+MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
+                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
+{
+    float delta[2];
+    MTT__UNROLL for (int n = 0; n < N; n++) {
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
+        MTT__UNROLL for (int h = 0; h < 2; h++) {
+            const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
+            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
+            ds_packed[n / 2][n % 2 * 2 + h] =
+                mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
+        }
+    }
+}
+#endif
+
+/* Math:        as mtt_k_flash_backward, without dropout. dS^T is, transposed and in shared memory, A of dQ
+   Shapes:      as mtt_k_flash_backward; S::D 64 or 128
+   Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as
+                its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks.
+                Exponentials run under dP's product, the next scores under the wait for dQ's sums. Shared
+                memory: K, V, two stages of Q, dO, lse and delta, and dS^T, from a multiple of 1,024 bytes
+   Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
+   Traffic:     as mtt_k_flash_backward
+   Determinism: as mtt_k_flash_backward: dQ passes through the same ring
+   Reference:   mtt_k_flash_backward */
+template <class S>
+static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
+    mtt_k_flash_backward_wgmma(const mtt__flash f)
+{
+#if MTT__HOPPER
+    typedef typename S::E E;
+    constexpr int D = S::D, BLOCK_Q = S::BLOCK_Q, BLOCK_KV = S::BLOCK_KV, KEY_ROWS = S::KEY_ROWS;
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__backward_block block;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, s_smem = smem + S::S_AT;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32), warpgroup = warp / 4;
+    const int T = (int)f.seq_len, stride = (int)f.view.row, head_dim = f.view.head_dim;
+    if (threadIdx.x == 0) mtt__backward_take<S>(f, &block);
+    __syncthreads(); /* the block's work is known to all */
+    mtt__backward_at at = {};
+    at.block = &block, at.k0 = mtt__uniform(block.k0);
+    const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
+    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.part[MTT__PART_K];
+    const E *v_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.part[MTT__PART_V];
+    const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
+    const auto copy = [&](int tile) {
+        const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
+        const uint32_t to = stage_of(tile);
+        const E *q_gmem = (const E *)block.q_gmem + (int64_t)row * stride;
+        const E *do_gmem = (const E *)block.do_gmem + (int64_t)row * f.width;
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to, q_gmem, stride, left, head_dim);
+        mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(to + S::Q_BYTES, do_gmem, (int)f.width, left, head_dim);
+        if (thread < 2 * BLOCK_Q) { /* lse, then delta; zeros past the end, as the rows of Q and dO */
+            const float2 *stats = f.stats + block.local * f.seq_len + row + thread % BLOCK_Q;
+            mtt__copy_async<4>(to + 2 * S::Q_BYTES + thread * 4, (const float *)stats + thread / BLOCK_Q,
+                               thread % BLOCK_Q < left);
+        }
+        mtt__copy_commit();
+    };
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
+    mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, head_dim);
+    copy(last_tile);
+
+    const int column = warpgroup * S::DQ_COLUMNS;
+    const uint32_t k_columns = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
+    const uint32_t ds_columns = mtt__wgmma_tile(s_smem, 0);
+    uint32_t k_tile = mtt__wgmma_tile(smem + warpgroup * 64 * 128, 0); /* the warpgroup's first 64 keys */
+    float dk_rmem[KEY_ROWS][1][D / 8][4] = {}, dv_rmem[KEY_ROWS][1][D / 8][4] = {};
+    float s_rmem[1][BLOCK_Q / 8][4], dp_rmem[BLOCK_Q / 8][4];
+    const auto score = [&](int tile, int m) { /* S of its m-th 64 keys */
+        mtt__wgmma_begin();
+        const uint32_t keys = k_tile + m * 128 * 128 / 16, queries = mtt__wgmma_tile(stage_of(tile), 0);
+        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(s_rmem[0], keys, queries, E());
+        mtt__wgmma_commit();
+    };
+    const auto score_gradient = [&](int tile, int m) { /* dP of these */
+        mtt__wgmma_begin();
+        const uint32_t values = k_tile + (S::KV_BYTES + m * 128 * 128) / 16;
+        const uint32_t gradients = mtt__wgmma_tile(stage_of(tile) + S::Q_BYTES, 0);
+        mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
+        mtt__wgmma_commit();
+    };
+    mtt__copy_wait();
+    mtt__wgmma_publish();
+    __syncthreads(); /* K, V and the first tile are in shared memory */
+    score(last_tile, 0);
+    mtt__wgmma_wait();
+    mtt__wgmma_hold(s_rmem[0]);
+    /* A tile of queries by the block's first 128 ROWS keys. */
+    const auto pass = [&](int tile, auto rows_of_128) {
+        constexpr int ROWS = decltype(rows_of_128)::value;
+        const int q0 = tile * BLOCK_Q;
+        k_tile = mtt__opaque(k_tile); /* its descriptors are computed where they are used */
+        const uint32_t q_columns = mtt__wgmma_tile(stage_of(tile), BLOCK_Q * 128);
+        const uint32_t do_columns = q_columns + S::Q_BYTES / 16;
+        const uint32_t lse_smem = stage_of(tile) + 2 * S::Q_BYTES + (lane & 3) * 8;
+        uint32_t p_packed[ROWS][BLOCK_Q / 16][4], ds_packed[ROWS][BLOCK_Q / 16][4];
+        score_gradient(tile, 0);
+        __syncthreads(); /* the last tile's Q, dO and dS have been read */
+        if (tile > first_tile) copy(tile - 1);
+        MTT__UNROLL for (int m = 0; m < ROWS; m++) {
+            const int k0 = at.k0 + m * 128;
+            if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
+                mtt__flash_mask(s_rmem, q0 - k0 - warp * 16 - (lane / 4 - (lane & 3) * 2), -1, f.window);
+            mtt__backward_p(s_rmem[0], lse_smem, f.scale_log2);
+            if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
+            else mtt__wgmma_wait();
+            mtt__wgmma_hold(dp_rmem);
+            mtt__backward_ds(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
+            if (m + 1 < ROWS) {
+                score(tile, m + 1);
+                score_gradient(tile, m + 1);
+            }
+            mtt__wgmma_begin();
+            mtt__wgmma_mn_major(dv_rmem[m][0], p_packed[m], do_columns, E());
+            mtt__wgmma_mn_major(dk_rmem[m][0], ds_packed[m], q_columns, E());
+            mtt__wgmma_commit();
+            MTT__UNROLL for (int n = 0; n < BLOCK_Q / 8; n += 2) {
+                const uint32_t to = s_smem + (m * 128 + warp * 16) * 128 + mtt__lane_a<64>(lane);
+                mtt__store_matrices(mtt__advance<64>(to, n), &ds_packed[m][n / 2][0],
+                                    &ds_packed[m][n / 2][2]);
+            }
+            if (m + 1 < ROWS) {
+                mtt__wgmma_wait<2>();
+                mtt__wgmma_hold(s_rmem[0]);
+            }
+        }
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* all of dS is written before any of it is read; the next tile has arrived */
+
+        const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
+        float dq_rmem[1][S::SUMS][4], sums[S::SUMS][4] = {};
+        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
+        mtt__wgmma_begin();
+        MTT__UNROLL for (int k = 0; k < ROWS * 8; k++)
+            mtt__wgmma<true, true>(dq_rmem[0], mtt__wgmma_at(ds_columns, k * 2048),
+                                   mtt__wgmma_at(k_columns, k * 2048), k > 0, E());
+        mtt__wgmma_commit();
+        mtt__wgmma_wait<1>();
+        MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
+            mtt__wgmma_hold(dv_rmem[m][0]);
+            mtt__wgmma_hold(dk_rmem[m][0]);
+        }
+        score(tile > first_tile ? tile - 1 : tile, 0);
+        if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
+        mtt__wgmma_wait<1>();
+        mtt__wgmma_hold(dq_rmem[0]);
+        MTT__UNROLL for (int n = 0; n < S::SUMS * 4; n++) dq_rmem[0][n / 4][n % 4] += sums[n / 4][n % 4];
+        if (order.place == order.contributors - 1)
+            mtt__backward_store<S, MTT__PART_Q, 1, S::DQ_COLUMNS>(f, at, dq_rmem, q0 + warp % 4 * 16, column,
+                                                                  f.gradient_scale);
+        if (order.hands_over)
+            mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), dq_rmem[0], order.number + 1);
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+    };
+    int tile = last_tile; /* the last tiles attend only the first 128 keys */
+    for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
+    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>());
+    MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
+        const int key = at.k0 + m * 128 + warp * 16;
+        mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
+        mtt__backward_store<S, MTT__PART_V, 1, D>(f, at, dv_rmem[m], key, 0, f.dropout.scale);
+    }
+#endif
+}
+
+/* ---- flash attention, launches ---- */
+
+template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__flash f)
+{
+    f.group = mtt__forward_group(f);
+    return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED + 1024,
+                              f);
+}
+
+/* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
+   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often. */
+template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
+{
+#define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
+    const bool small = f.window || f.seq_len <= 4096;
+    /*                                   D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (f.view.head_dim > 64)   MTT__RUN(128,    128,      64,        1, false,         2,   false);
+    if (small)                  MTT__RUN( 64,     64,      64,        1, false,         5,   false);
+                                MTT__RUN( 64,    128,     128,        1, false,         2,   false);
+#undef MTT__RUN
+}
+
+template <typename E>
+static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+{
+    typedef mtt__backward_wgmma_sizes<E, 64> D_64;
+    typedef mtt__backward_wgmma_sizes<E, 128> D_128;
+    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
+    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
+}
+
+static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_forward_arguments(op);
+    if (MTT_OPERANDS_OF(flash, op)->qkv->dtype == MTT_F16_BITS) return mtt__hopper_forward<__half>(c, f);
+    return mtt__hopper_forward<__nv_bfloat16>(c, f);
+}
+
+static mtt_status mtt__hopper_flash_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__flash f = mtt__flash_backward_arguments(op);
+    if (MTT_OPERANDS_OF(flash_backward, op)->qkv->dtype == MTT_F16_BITS)
+        return mtt__hopper_backward<__half>(c, op, f);
+    return mtt__hopper_backward<__nv_bfloat16>(c, op, f);
+}
+
+/* ---- linear and GELU in one kernel ---- */
+
+/* A product with GELU or its gradient as its epilogue. A tensor map describes a matrix to the copy engine
+   (PTX, tensor copies). The engine loads tiles into shared memory in wgmma's swizzle, with zeros outside the
+   matrix, and stores tiles without what is outside. */
+struct mtt__tile_arguments {
+    CUtensorMap a, w, pre, out; /* x or dy [rows, k]; W [k, n], backward [n, k]; pre, and y or dx [rows, n] */
+    const void *bias;           /* forward: [n] */
+    int has_y;                  /* forward: 0 = makes only pre */
+    float *sums;                /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; or NULL */
+    int rows, n, k;
+};
+
+/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes
+   through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
+enum {
+    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
+    MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
+    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2,
+    MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
+    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE,
+    MTT__SIDE_HALF = 64 * 32 * 2,
+    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF,
+    MTT__BIAS_BYTES = MTT__TILE_N * 2,
+    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to align the start to 1,024 bytes */
+};
+
+#if MTT__HOPPER
+
+/* Barriers in shared memory count arrivals, and bytes that the copy engine has written. A wait names the
+   parity of a barrier phase; the phase before the first one counts as done. */
+struct mtt__tile_barriers {
+    uint64_t full[MTT__TILE_STAGES], empty[MTT__TILE_STAGES];
+    uint64_t side_full[MTT__SIDE_SLOTS], side_empty[MTT__SIDE_SLOTS];
+};
+
+MTT__DEVICE void mtt__barrier_init(uint64_t *barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(arrivals) : "memory");
+}
+
+MTT__DEVICE void mtt__barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mtt__smem(barrier)) : "memory");
+}
+
+MTT__DEVICE void mtt__barrier_expect(uint64_t *barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 ::"r"(mtt__smem(barrier)), "r"(bytes) : "memory");
+}
+
+MTT__DEVICE void mtt__barrier_wait(uint64_t *barrier, int parity)
+{
+    asm volatile("{ .reg .pred done;"
+                 " again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
+                 ::"r"(mtt__smem(barrier)), "r"(parity) : "memory");
+}
+
+/* Loads a box of elements that begins at (column, row); `barrier` counts its bytes. */
+MTT__DEVICE void mtt__tensor_load(uint32_t to_smem, const CUtensorMap *map, uint64_t *barrier, int column,
+                                  int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to_smem), "l"(map), "r"(mtt__smem(barrier)), "r"(column), "r"(row) : "memory");
+}
+
+/* Stores a box. One thread calls this, after mtt__wgmma_publish and a barrier of the threads that wrote. */
+MTT__DEVICE void mtt__tensor_store(const CUtensorMap *map, uint32_t from_smem, int column, int row)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(from_smem), "r"(column), "r"(row) : "memory");
+}
+
+MTT__DEVICE void mtt__tensor_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Waits until shared memory has been read for all but PENDING of the thread's groups of stores. */
+template <int PENDING> MTT__DEVICE void mtt__tensor_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Where a tile begins. Tiles are ordered in groups of 16 rows of tiles: those worked on at the same time
+   share rows of A and columns of W in L2. */
+MTT__DEVICE int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
+{
+    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M;
+    const int columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
+    const int group = tile / (16 * columns), in_group = tile % (16 * columns);
+    const int high = min(16, rows - 16 * group);
+    return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
+}
+
+MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
+{
+    return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
+}
+
+/* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
+template <bool BACKWARD>
+MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place(o, tile);
+        for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
+            const int stage = step % MTT__TILE_STAGES;
+            const uint32_t a_smem = smem + stage * MTT__TILE_STAGE, w_smem = a_smem + MTT__TILE_A;
+            mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
+            mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
+            mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
+            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
+            else
+                for (int n = 0; n < MTT__TILE_N; n += 64)
+                    mtt__tensor_load(w_smem + n * MTT__TILE_K * 2, &o.w, &barriers->full[stage], at.y + n, k);
+        }
+    }
+}
+
+/* Producer thread 2, forward: loads the tile's part of the bias. */
+MTT__DEVICE void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
+                                     uint32_t smem)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
+        const int slot = step % 2, column = mtt__tile_place(o, tile).y;
+        const int bytes = min(MTT__TILE_N, o.n - column) * 2;
+        mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
+        mtt__barrier_expect(&barriers->side_full[slot], bytes);
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES),
+                     "l"((const char *)o.bias + column * 2), "r"(bytes),
+                     "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
+    }
+}
+
+/* Producer thread 2, backward: loads the tile's part of pre. */
+MTT__DEVICE void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
+{
+    int step = 0;
+    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place(o, tile);
+        for (int n = 0; n < MTT__TILE_N; n += 32, step++) {
+            const int slot = step % MTT__SIDE_SLOTS;
+            mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
+            mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
+            for (int half = 0; half < 2; half++)
+                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre,
+                                 &barriers->side_full[slot], at.y + n, at.x + 64 * half);
+        }
+    }
+}
+
+/* C += A W over the tile's k-th stage, for the warpgroup's 64 rows. Returns while the product runs. `step`
+   counts stages over all tiles. */
+template <typename E, bool BACKWARD>
+MTT__DEVICE void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
+                                    int warpgroup, int k, int &step)
+{
+    const int stage = step % MTT__TILE_STAGES;
+    const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
+    const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0);
+    const uint32_t w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
+    mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
+    mtt__wgmma_begin();
+    MTT__UNROLL for (int j = 0; j < MTT__TILE_K / 16; j++)
+        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
+                                     mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
+    mtt__wgmma_commit();
+    mtt__wgmma_wait<1>(); /* the stage before has been read */
+    if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
+    step++;
+}
+
+/* Rounds a tile's results to 16 bits, forward with the bias. This frees the accumulators for the next tile.
+   `tiles`: number of tiles before it. */
+template <typename E, bool BACKWARD>
+MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
+                                mtt__tile_barriers *barriers, uint32_t smem, int tiles)
+{
+    const int lane = threadIdx.x & 31, slot = tiles % 2;
+    const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
+    if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
+    MTT__UNROLL for (int n = 0; n < 32; n++) {
+        float2 b = make_float2(0.0f, 0.0f);
+        if (!BACKWARD) {
+            uint32_t bias;
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
+            b = mtt__unpack_pair(bias, E());
+        }
+        held[n][0] = mtt__pack_pair(c[n][0] + b.x, c[n][1] + b.y, E());
+        held[n][1] = mtt__pack_pair(c[n][2] + b.x, c[n][3] + b.y, E());
+    }
+    __syncwarp(); /* the warp has read the bias */
+    if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+}
+
+/* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
+   rows. */
+template <typename E>
+MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
+                                int warp, int2 at, int part)
+{
+    const int lane = threadIdx.x & 31;
+    const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
+    const uint32_t lane_at = mtt__lane_a<32>(lane);
+    if (lane == 0) mtt__tensor_wait<1>();
+    __syncwarp(); /* two of the four buffers are free */
+    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
+        const uint32_t(*pre)[2] = held + part * 4 + n;
+        mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
+        if (!o.has_y) continue;
+        uint32_t y[4];
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
+            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
+        }
+        mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
+    }
+    mtt__wgmma_publish();
+    __syncwarp(); /* all of the warp's rows are written before one lane stores them */
+    if (lane == 0) {
+        mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
+        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+        mtt__tensor_commit();
+    }
+}
+
+/* A part of dx = dy W^T, which is held, times GELU'(pre), in the place of pre in shared memory. Sums of its
+   columns over the warpgroup's 64 rows are the product of ones and dx on tensor cores, 8 columns a warp.
+   `step` counts parts over all tiles. */
+template <typename E>
+MTT__DEVICE void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
+                                         mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
+                                         int part, int &step)
+{
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
+    const int row0 = at.x + warpgroup * 64;
+    const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
+    const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
+    const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+    const uint32_t lane_smem = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
+    float sum[4] = {};
+    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
+    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
+        uint32_t pre[4], dx[4];
+        mtt__load_matrices(pre, mtt__advance<32>(lane_smem, n));
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e], E());
+            const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], E());
+            dx[e] = mtt__pack_pair(dy.x * mtt__gelu_slope<E>(x.x), dy.y * mtt__gelu_slope<E>(x.y), E());
+        }
+        mtt__store_matrices(mtt__advance<32>(lane_smem, n), &dx[0], &dx[2]);
+    }
+    mtt__wgmma_publish();
+    /* the warpgroup's dx is written before it is stored and summed */
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+    if (threadIdx.x % 128 == 0) {
+        mtt__tensor_store(&o.out, dx_smem, at.y + part * 32, row0);
+        mtt__tensor_commit();
+    }
+    MTT__UNROLL for (int row = 0; row < 64; row += 32) {
+        uint32_t b[4];
+        mtt__load_transposed(b, dx_smem + mtt__chunk<32>(row + lane, warp));
+        mtt__mma(sum, ones, b[0], b[1], E());
+        mtt__mma(sum, ones, b[2], b[3], E());
+    }
+    if (o.sums && lane < 4 && column < o.n && row0 < o.rows)
+        *(float2 *)(o.sums + (int64_t)(row0 / 64) * o.n + column) = make_float2(sum[0], sum[1]);
+    if (threadIdx.x % 128 == 0) mtt__tensor_wait<0>();
+    __syncwarp(); /* the warp and its store have read dx */
+    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    step++;
+}
+#endif
+
+/* Math:        forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i =
+                sum of dx over 64 rows from row 64 i
+   Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
+                [rows / 64 rounded up, n] float
+   Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups
+                multiply 64 rows each, while they compute the epilogue of the tile before. Two threads of the
+                third feed them. MTT__TILE_SHARED bytes
+   Requires:    code for sm_90a (otherwise the kernel is empty and has no static shared memory); n and k
+                multiples of 8, 16-byte aligned matrices; results do not overlap operands
+   Traffic:     A and W once a tile from L2; pre and y written once, or pre read and dx written once
+   Determinism: k in order, one writer of each result, sums in a fixed order
+   Reference:   mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu */
+template <typename E, bool BACKWARD>
+static __global__ void __launch_bounds__(384, 1)
+    mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
+{
+#if MTT__HOPPER
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ mtt__tile_barriers barriers;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
+    const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
+    int step = 0, side_step = 0;
+    int2 at = make_int2(0, 0);
+    uint32_t held[32][2];
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < MTT__TILE_STAGES; i++) {
+            mtt__barrier_init(&barriers.full[i], 1);
+            mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
+        }
+        for (int i = 0; i < MTT__SIDE_SLOTS; i++) {
+            mtt__barrier_init(&barriers.side_full[i], 1);
+            mtt__barrier_init(&barriers.side_empty[i], 8); /* a thread of each warp */
+        }
+        asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
+    }
+    __syncthreads(); /* barriers are ready */
+    if (warpgroup == 2) {
+        /* 24 of 168 registers: the others need 128 for a tile, 64 for the one before */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
+        if (threadIdx.x == 288) {
+            if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
+            else mtt__tile_feed_bias(o, &barriers, smem);
+        }
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
+        const int stages = tile < mtt__tile_count(o) ? (o.k + MTT__TILE_K - 1) / MTT__TILE_K : 0;
+        float c[32][4];
+        int k = 0;
+        MTT__UNROLL for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before */
+            #pragma unroll 1
+            for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
+                mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
+            if (tiles == 0) continue;
+            if (BACKWARD)
+                mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
+            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
+        }
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(c);
+        if (stages == 0) break;
+        if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
+        mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
+        at = mtt__tile_place(o, tile);
+    }
+    if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
+#endif
+}
+
+/* The tensor map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
+static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row,
+                                int64_t rows, int box_columns, int box_rows)
+{
+    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
+    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    char *const data = (char *)t->data + (size_t)first_row * stride[0];
+    const CUtensorMapDataType type =
+        t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUtensorMapSwizzle swizzle =
+        box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+    const CUresult error =
+        c->encode(map, type, 2, data, shape, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (error == CUDA_SUCCESS) return MTT_OK;
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "CUDA device %d: no tensor map of %s (error %d)", c->device,
+                          t->name, (int)error);
+}
+
+/* `rows` rows from `first_row`; sums of 64 rows each. */
+template <typename E, bool BACKWARD>
+static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w,
+                                    const mtt_tensor *bias, const mtt_tensor *pre, const mtt_tensor *y,
+                                    int64_t first_row, int64_t rows, float *sums)
+{
+    const mtt_tensor *out = y ? y : pre;
+    mtt__tile_arguments o;
+    mtt_status status;
+    int64_t tiles;
+    memset(&o, 0, sizeof(o));
+    o.bias = bias ? bias->data : NULL;
+    o.has_y = y != NULL;
+    o.sums = sums;
+    o.rows = (int)rows;
+    o.n = (int)mtt__width(out);
+    o.k = (int)mtt__width(a);
+    tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
+    status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
+    if (status == MTT_OK)
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
+    if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status != MTT_OK) return status;
+    return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
+                              mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors), 384,
+                              MTT__TILE_SHARED, o);
+}
+
+/* In slabs of rows whose sums the workspace holds. */
+template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = (int64_t)mtt__op_scratch(op);
+    const int64_t slab = pair ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
+    void *scratch = NULL;
+    mtt_status status = pair ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
+    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
+        const int64_t count = mtt__min(slab, rows - first), slices = (count + 63) / 64;
+        status = mtt__launch_tiles<E, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, first, count,
+                                            (float *)scratch);
+        if (status == MTT_OK && o->d_bias)
+            status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias),
+                                            first > 0 || op->adds);
+    }
+    return status;
+}
+
+static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
+    const int64_t rows = mtt__rows(o->pre);
+    if (o->x->dtype == MTT_F16_BITS)
+        return mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
+    return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
+}
+
+static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
+{
+    if (MTT_OPERANDS_OF(linear_backward_gelu, op)->dy->dtype == MTT_F16_BITS)
+        return mtt__linear_backward_gelu<__half>(c, op);
+    return mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
+}
+
+/* ---- the loss in one pass: a row of logits in the shared memory of a cluster ---- */
+
+/* Blocks of a cluster read and write each other's shared memory. Before sm_90 a block is alone. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+MTT__DEVICE int mtt__cluster_blocks(void)
+{
+    int blocks;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+    return blocks;
+}
+
+MTT__DEVICE int mtt__cluster_rank(void)
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Stores into block `rank`, at the place that `at` has here. */
+MTT__DEVICE void mtt__cluster_store(float2 *at, int rank, float2 value)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(mtt__smem(at)), "r"(rank));
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};"
+                 ::"r"(there), "f"(value.x), "f"(value.y) : "memory");
+}
+
+/* The two halves of a barrier of all threads of a cluster: who has waited sees what all stored before they
+   arrived. */
+MTT__DEVICE void mtt__cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+MTT__DEVICE void mtt__cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+MTT__DEVICE int mtt__cluster_blocks(void) { return 1; }
+MTT__DEVICE int mtt__cluster_rank(void) { return 0; }
+MTT__DEVICE void mtt__cluster_store(float2 *at, int, float2 value) { *at = value; }
+MTT__DEVICE void mtt__cluster_arrive(void) {}
+MTT__DEVICE void mtt__cluster_wait(void) { __syncthreads(); }
+#endif
+
+/* The largest of eight logits. */
+MTT__DEVICE float mtt__vector_max(const mtt__vector<float> &x)
+{
+    float most = x.v[0];
+    MTT__UNROLL for (int k = 1; k < 8; k++) most = fmaxf(most, x.v[k]);
+    return most;
+}
+
+MTT__DEVICE float mtt__vector_max(const mtt__vector<__nv_bfloat16> &x)
+{
+    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(&x);
+    float2 most = __bfloat1622float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
+
+MTT__DEVICE float mtt__vector_max(const mtt__vector<__half> &x)
+{
+    const __half2 *pairs = reinterpret_cast<const __half2 *>(&x);
+    float2 most = __half22float2(__hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3])));
+    return fmaxf(most.x, most.y);
+}
+
+/* Threads of a block, packs of 8 logits that a thread has of a row at most, rows in shared memory, and blocks
+   of a cluster at most. */
+enum { MTT__LOSS_THREADS = 640, MTT__LOSS_PACKS = 5, MTT__LOSS_STAGES = 3, MTT__CLUSTER = 8 };
+
+/* Math:        as mtt_k_cross_entropy, loss and gradient in one pass; sums[c][j] = sum of cluster c's
+                gradients of column j, if sums are wanted
+   Shapes:      x [rows, Vp] T; targets [rows] int32; out [rows, 3] float; sums [clusters, Vp] float
+   Launch:      a cluster of 1 to 8 blocks of 640 threads has rows c, c + clusters, ... and divides them by
+                columns. A block's part of three rows is in shared memory, its columns' sums are in registers.
+                A row is copied while the two before it are computed. Blocks exchange its largest logit and
+                sum of powers while they write the gradients of the row before
+   Requires:    Vp a multiple of 8, at most 25,600 times the blocks of a cluster; more than one block from
+                sm_90 up
+   Traffic:     x read and written once
+   Determinism: rows of a cluster in order; (largest, sum) of all warps joined in a fixed order
+   Reference:   mtt__row_loss, mtt__row_gradient */
+template <class T>
+static __global__ void __launch_bounds__(MTT__LOSS_THREADS, 1)
+    mtt_k_loss_rows(T *logits, const int32_t *targets, float *out, float *sums, const mtt_control *control,
+                    const mtt_counters *counters, int classes, int width, int rows)
+{
+    enum { WARPS = MTT__LOSS_THREADS / 32 };
+    extern __shared__ uint4 staged[];
+    /* of even and odd rows: largest logit, sum of e^(logit - largest) */
+    __shared__ float2 warp_parts[2][MTT__CLUSTER * WARPS];
+    const int blocks = mtt__cluster_blocks(), rank = mtt__cluster_rank(), lane = threadIdx.x % 32;
+    const int packs_per_block = (width / 8 + blocks - 1) / blocks, first_pack = rank * packs_per_block;
+    const int packs_here = min(packs_per_block, width / 8 - first_pack); /* none or less in the last block */
+    const int clusters = gridDim.x / blocks, cluster = blockIdx.x / blocks;
+    const int count = (rows - cluster + clusters - 1) / clusters;
+    const float factor = mtt__loss_factor(control, counters);
+    const int64_t next = (int64_t)clusters * width;
+    float column[MTT__LOSS_PACKS][8] = {};
+    T *x = logits + (int64_t)cluster * width + first_pack * 8, *smem = reinterpret_cast<T *>(staged);
+    int target = targets[cluster], target_ahead = target, last_pack = -1;
+#define MTT__EACH_PACK                                                                                      \
+    _Pragma("unroll") for (int p = 0, pack = threadIdx.x; p < MTT__LOSS_PACKS && pack < packs_here;         \
+                           p++, pack += MTT__LOSS_THREADS)
+    MTT__EACH_PACK
+        if ((first_pack + pack) * 8 + 8 > classes) last_pack = pack; /* with padding: one a thread at most */
+    /* Each thread reads only its own copies, so stages need no barrier. */
+    auto copy = [&](int i) {
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        if (i < count) MTT__EACH_PACK
+            for (int part = 0; part < 8; part += 16 / sizeof(T))
+                mtt__copy_async(mtt__smem(row + pack * 8 + part), x + i * next + pack * 8 + part, true);
+        mtt__copy_commit();
+    };
+    auto measure = [&](int i) { /* this warp's part of row i, stored in all blocks */
+        T *row = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        float v[8], most = -3.4e38f, sum = 0;
+        for (int j = last_pack * 8; last_pack >= 0 && j < last_pack * 8 + 8; j++)
+            if (first_pack * 8 + j >= classes) row[j] = mtt__from_float<T>(-INFINITY); /* its power is 0 */
+        MTT__EACH_PACK most = fmaxf(most, mtt__vector_max(mtt__load_vector(row + pack * 8)));
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
+        MTT__EACH_PACK {
+            mtt__read_floats(row + pack * 8, v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) sum += mtt__exp_from<T>(v[k], most, 1.0f);
+        }
+        sum = mtt__reduce<mtt__plus, 32>(sum, (float *)NULL);
+        if (!(most > -3.4e38f)) sum = 0.0f; /* a warp without a class */
+        float2 *const part = &warp_parts[i % 2][rank * WARPS + threadIdx.x / 32];
+        if (lane < blocks) mtt__cluster_store(part, lane, make_float2(most, sum));
+        mtt__cluster_arrive();
+    };
+    mtt__cluster_arrive();
+    copy(0);
+    copy(1);
+    mtt__cluster_wait(); /* all blocks have begun before one stores into another */
+    mtt__copy_wait<1>();
+    measure(0);
+    for (int i = 0; i < count; i++, target = target_ahead) {
+        const T *from = smem + i % MTT__LOSS_STAGES * packs_per_block * 8;
+        const float2 *parts = warp_parts[i % 2];
+        T *to = x + i * next;
+        float most = -3.4e38f, sum = 0, lse, v[8], *row_out = out + 3 * (cluster + (int64_t)i * clusters);
+        if (i + 1 < count) target_ahead = targets[cluster + (i + 1) * clusters];
+        copy(i + 2);
+        mtt__cluster_wait(); /* warps' parts of row i are stored, those of row i - 1 have been read by all */
+        for (int q = lane; q < blocks * WARPS; q += 32) most = fmaxf(most, parts[q].x);
+        most = mtt__reduce<mtt__maximum, 32>(most, (float *)NULL);
+        for (int q = lane; q < blocks * WARPS; q += 32) sum += parts[q].y * expf(parts[q].x - most);
+        lse = most + logf(mtt__reduce<mtt__plus, 32>(sum, (float *)NULL));
+        mtt__copy_wait<1>();
+        if (i + 1 < count) measure(i + 1);
+        if (target < 0) {
+            for (int k = 0; k < 8; k++) v[k] = 0;
+            MTT__EACH_PACK mtt__store_floats(to + pack * 8, v);
+            if (rank == 0 && threadIdx.x < 3) row_out[threadIdx.x] = 0;
+            continue;
+        }
+        MTT__EACH_PACK {
+            mtt__read_floats(from + pack * 8, v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<T>(v[k], lse, factor);
+            if (target / 8 == first_pack + pack) {
+                const float at = mtt__to_float(from[target - first_pack * 8]);
+                const float gradient = (expf(at - lse) - 1.0f) * factor;
+                MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target % 8 ? gradient : v[k];
+                row_out[0] = lse - at;
+                row_out[1] = at >= most ? 1.0f : 0.0f;
+                row_out[2] = lse;
+            }
+            mtt__store_floats(to + pack * 8, v);
+            MTT__UNROLL for (int k = 0; k < 8; k++) column[p][k] += v[k];
+        }
+    }
+    if (sums) sums += (int64_t)cluster * width + first_pack * 8;
+    if (sums) MTT__EACH_PACK mtt__store_floats(sums + pack * 8, column[p]);
+#undef MTT__EACH_PACK
+}
+
+/* The least number of blocks that hold a row in mtt_k_loss_rows; 0 = the row is too long. */
+static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
+{
+    for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
+        const int64_t packs = mtt__ceil_div(width / 8, blocks);
+        const int element = c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4;
+        *bytes = MTT__LOSS_STAGES * (size_t)packs * 8 * element;
+        if (packs > MTT__LOSS_THREADS * MTT__LOSS_PACKS) continue;
+        if (*bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
+    }
+    return 0;
+}
+
+/* Runs as many clusters as the device holds at a time: another one would wait for these. If the workspace
+   holds the sums of none, the rows take two passes. */
+template <class T>
+static mtt_status mtt__fused_gradient_of(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                         const mtt_tensor *db, int add)
+{
+    const int64_t width = mtt__width(r.logits);
+    float *sums = db ? mtt__at<float>(op->workspace) : NULL;
+    size_t bytes = 0;
+    int blocks = mtt__loss_cluster(c, width, &bytes), clusters = c->processors;
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t launch = {};
+    const auto kernel = mtt_k_loss_rows<T>;
+    cudaError_t error;
+    mtt_status status;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)blocks;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    launch.gridDim = dim3((unsigned)blocks);
+    launch.blockDim = dim3(MTT__LOSS_THREADS);
+    launch.dynamicSmemBytes = bytes;
+    launch.stream = c->stream;
+    launch.attrs = &cluster;
+    launch.numAttrs = blocks > 1;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (!error && blocks > 1) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch);
+    if (error) return mtt__checked(c, error, "cross_entropy");
+    clusters = (int)mtt__min(clusters, r.rows);
+    if (db) clusters = (int)mtt__min(clusters, (int64_t)op->workspace->bytes / (4 * width));
+    if (!clusters) return mtt__rows_gradient(c, op, r, db, add);
+    launch.gridDim = dim3((unsigned)(clusters * blocks));
+    error = cudaLaunchKernelEx(&launch, kernel, mtt__at<T>(r.logits), r.targets, r.losses, sums,
+                               mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
+                               op->shape->vocab, (int)width, (int)r.rows);
+    status = mtt__checked(c, error, "cross_entropy");
+    if (status != MTT_OK || !db) return status;
+    return mtt__sum_slices<float>(c, sums, clusters, width, 1, clusters, mtt__at<float>(db), add);
+}
+
+static mtt_status mtt__fused_gradient(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                      const mtt_tensor *db, int add)
+{
+    return mtt__by_type(c, r.logits, [&](auto zero) {
+        return mtt__fused_gradient_of<decltype(zero)>(c, op, r, db, add);
+    });
+}
+
+static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__chunked_loss_by(c, op, mtt__fused_gradient);
+}
+
+/* ---- which operations run here ---- */
+
+/* 16 bits, no dropout, head widths that fill tiles of 64 or 128 columns. */
+static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
+{
+    const int D = op->shape->head_dim;
+    return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 &&
+           !mtt__dropout_threshold(op->shape->dropout) && ((D > 32 && D <= 64) || (D > 96 && D <= 128));
+}
+
+/* 16 bits, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
+static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
+{
+    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
+}
+
+/* Rows that a cluster holds, or a single block on devices without clusters. */
+static bool mtt__hopper_takes_loss(const mtt__cuda *c, const mtt_chunked_loss *o)
+{
+    size_t bytes;
+    return o->dx && mtt__loss_cluster(c, mtt__width(o->logits), &bytes);
+}
+
+static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
+{
+    if (op->kind == MTT_OP_chunked_loss && mtt__hopper_takes_loss(c, MTT_OPERANDS_OF(chunked_loss, op)))
+        return mtt__hopper_chunked_loss;
+    if (!c->hopper) return NULL;
+    switch (op->kind) {
+    case MTT_OP_flash:
+        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash, op)->qkv)) return mtt__hopper_flash;
+        break;
+    case MTT_OP_flash_backward:
+        if (mtt__hopper_takes_flash(op, MTT_OPERANDS_OF(flash_backward, op)->qkv))
+            return mtt__hopper_flash_backward;
+        break;
+    case MTT_OP_linear_gelu:
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_gelu, op)->x))
+            return mtt__hopper_linear_gelu;
+        break;
+    case MTT_OP_linear_backward_gelu:
+        if (mtt__hopper_takes_tiles(c, op, MTT_OPERANDS_OF(linear_backward_gelu, op)->dy))
+            return mtt__hopper_linear_backward_gelu;
+        break;
+    default: break;
+    }
+    return NULL;
+}
+
+/* Sets c->hopper if the loaded code is for sm_90a: otherwise the warpgroups' kernels are empty and have no
+   static shared memory. Sets c->encode if the driver makes tensor maps. Sets c->cluster: clusters of several
+   blocks need a device that has them and code for sm_90 or later. */
+static mtt_status mtt__find_hopper(mtt__cuda *c)
+{
+    cudaFuncAttributes tiles = {}, loss = {};
+    int has_clusters = 0;
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t error = cudaFuncGetAttributes(&tiles, mtt_k_linear_gelu<__nv_bfloat16, false>);
+    if (!error) error = cudaFuncGetAttributes(&loss, mtt_k_loss_rows<__nv_bfloat16>);
+    if (!error) error = cudaDeviceGetAttribute(&has_clusters, cudaDevAttrClusterLaunch, c->device);
+    if (error) return mtt__checked(c, error, "reading its code");
+    c->hopper = tiles.sharedSizeBytes > 0;
+    c->cluster = has_clusters && loss.ptxVersion >= 90 ? MTT__CLUSTER : 1;
+    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                             &found);
+    if (!error && found == cudaDriverEntryPointSuccess)
+        c->encode = (PFN_cuTensorMapEncodeTiled_v12000)function;
+    else
+        cudaGetLastError(); /* an older driver: GELU runs after the product */
+    return MTT_OK;
+}
+
+#endif /* MTT_NO_HOPPER */

@@ -1,10 +1,11 @@
-/* schedule.c - prints the operations of a training step, so that one sees what a technique does to them.
+/* schedule.c - prints the operations of a training step, to show what a technique does to them.
 
    cc examples/schedule.c -o schedule -lm
    ./schedule                        the baseline: two layers, everything kept
-   ./schedule --recompute layer      gradient checkpointing: what is made `again`
+   ./schedule --recompute layer      gradient checkpointing: `again` marks what is recomputed
 
-   A line is an operation: its number, its phase, the bytes that live while it runs, its name, what it reads -> writes. */
+   A line is an operation: its number, its phase, the bytes in memory while it runs, its name, and what it
+   reads -> writes. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "../tools/options.h"
@@ -14,17 +15,11 @@ static mtt_policy policy;
 static int batch = 32, seq_len = 128;
 
 static const option options[] = {
-    {"precision", CHOICE, &policy.precision, "precision", "fp32|tf32|bf16|fp16", 0},
-    {"attention", CHOICE, &policy.attention, "attention", "plain|flash", 0},
-    {"window-size", INT, &policy.window, "keys that a query sees (0: all), with --attention flash", 0, 0},
-    {"recompute", CHOICE, &policy.recompute, "what the backward pass makes again", "none|selective|layer|segments", 0},
-    {"loss", CHOICE, &policy.loss, "logits of all tokens or of a chunk in memory", "full|chunked", 0},
-    {"state", CHOICE, &policy.state, "optimizer state", "full|compact", 0},
-    {"layers", INT, &model.layers, "transformer blocks (2)", 0, 0},
-    {"d-model", INT, &model.d_model, "width (128)", 0, 0},
-    {"vocab-size", INT, &model.vocab, "ids (1000)", 0, 0},
-    {"batch-size", INT, &batch, "sequences (32)", 0, 0},
-    {"seq-len", INT, &seq_len, "tokens in a sequence (128)", 0, 0},
+    TITLE("usage: schedule [option...]"),
+    INT("batch-size", &batch, 1, "sequences"),
+    INT("seq-len", &seq_len, 1, "tokens in a sequence"),
+    FIELDS("Model:", mtt_model_fields, &model),
+    FIELDS("Technique; its words are options, too, as in --flash --chunked:", mtt_policy_fields, &policy),
 };
 
 static void print(void *file, const char *text, size_t bytes)
@@ -37,9 +32,12 @@ int main(int argc, char **argv)
     mtt_env env = {0};
     mtt_schedule *schedule;
     mtt_plan_report plan;
-    int code = option_parse(options, sizeof(options) / sizeof(options[0]), argc, argv);
+    int code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
-    if (mtt_schedule_create(&env, &model, &policy, batch, seq_len, &schedule)) return fprintf(stderr, "schedule: %s\n", env.error), 1;
+    if (mtt_schedule_create(&env, &model, &policy, batch, seq_len, &schedule)) {
+        fprintf(stderr, "schedule: %s\n", env.error);
+        return 1;
+    }
     mtt_schedule_print(schedule, print, stdout);
     mtt_schedule_report(schedule, &plan);
     mtt_plan_print(&plan, print, stdout);

@@ -1,92 +1,68 @@
-/* train.c - trains a small GPT on your text with any of the memory techniques of mtt.h, and measures what they save.
+/* train.c - trains a small GPT on your text with any memory technique of mtt.h, and measures what it saves.
 
-   cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (add -DMTT_CBLAS -lopenblas for speed)
-   nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublasLt -o train        (then --device cuda)
+   cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (faster: -DMTT_CBLAS -lopenblas)
+   nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublasLt -o train   (then --device cuda)
    ./train --data my_text.txt --technique bf16_flash --steps 500 --sample 200
-   Uses nothing but the public interface. Results on stdout, progress on stderr, files under --results-dir. */
+
+   It uses nothing but the public interface. Results go to stdout, progress to stderr, files to --results-dir.
+   The training loop is in train(). main() has what comes before: options, data, plan, trainer. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "../tools/wordpiece.h"
 #include "../tools/options.h"
+#include "../tools/results.h"
 #include <signal.h>
+#include <unistd.h>
 
-enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4, EXIT_NUMBERS = 5, EXIT_DEVICE = 6, EXIT_INTERRUPTED = 130 };
+enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_NUMBERS, EXIT_DEVICE, EXIT_INTERRUPTED = 130 };
 
 static struct {
     mtt_model_desc model;
     mtt_policy policy;
     mtt_optim_desc optim;
-    int batch, seq_len, steps, epochs, warmup, seed, no_memory, resume, dry_run, json, find_max, sample, eval_every;
-    int eval_batches, save_every;
+    int batch, seq_len, steps, epochs, seed, eval_every, eval_batches, save_every, resume, sample, top_k;
+    int dry_run, find_max, json, no_memory;
     float temperature;
-    double budget;
-    const char *data, *field, *dataset, *technique, *tokenizer, *prompt, *results;
-} set = {.batch = 32, .seq_len = 256, .epochs = 1, .temperature = 0.8f, .prompt = "\n", .results = "results",
-         .optim = {.lr = 1e-3f, .weight_decay = 0.01f, .clip = 1}};
+    const char *data, *field, *tokenizer, *dataset, *prompt, *results;
+} set = {.batch = 32, .seq_len = 256, .epochs = 1, .temperature = 0.8f, .top_k = 200, .prompt = "\n",
+         .results = "results", .policy = {.accumulate = 1}, .optim = {.lr = 1e-3f}};
 
-/* Parser and usage text are made from this one table. */
 static const option options[] = {
-    {"data", TEXT, &set.data, "text, JSONL, - for standard input, or the prefix of prepared token files", 0, 0},
-    {"field", TEXT, &set.field, "field of the JSONL documents (text)", 0, 0},
-    {"tokenizer", TEXT, &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt to use (a BPE is trained)", 0, 0},
-    {"vocab-size", INT, &set.model.vocab, "ids of the trained BPE (10000)", 0, 0},
-    {"dataset", TEXT, &set.dataset, "name in the results (the data's file name)", 0, 0},
-    {"technique", TEXT, &set.technique, "flags below, windowN and bsN joined by _: bf16_flash_bs32 (named by the flags)", 0, 0},
-    {"precision", CHOICE, &set.policy.precision, "precision", "fp32|tf32|bf16|fp16", 0},
-    {"attention", CHOICE, &set.policy.attention, "attention", "plain|flash", 0},
-    {"recompute", CHOICE, &set.policy.recompute, "what the backward pass makes again", "none|selective|layer|segments|budget", 0},
-    {"loss", CHOICE, &set.policy.loss, "logits of all tokens or of a chunk in memory", "full|chunked", 0},
-    {"fp32", FLAG, &set.policy.precision, "the same as --precision fp32", 0, MTT_FP32},
-    {"tf32", FLAG, &set.policy.precision, "the same as --precision tf32", 0, MTT_TF32},
-    {"bf16", FLAG, &set.policy.precision, "the same as --precision bf16", 0, MTT_BF16},
-    {"fp16", FLAG, &set.policy.precision, "the same as --precision fp16", 0, MTT_FP16},
-    {"flash-attn", FLAG, &set.policy.attention, "the same as --attention flash", 0, MTT_ATTENTION_FLASH},
-    {"gradient-checkpointing", FLAG, &set.policy.recompute, "the same as --recompute layer", 0, MTT_RECOMPUTE_LAYER},
-    {"selective", FLAG, &set.policy.recompute, "the same as --recompute selective", 0, MTT_RECOMPUTE_SELECTIVE},
-    {"segments", FLAG, &set.policy.recompute, "the same as --recompute segments", 0, MTT_RECOMPUTE_SEGMENTS},
-    {"chunked", FLAG, &set.policy.loss, "the same as --loss chunked", 0, MTT_LOSS_CHUNKED},
-    {"compact", FLAG, &set.policy.state, "moments of 8 bits, weights of 24: 5 bytes a parameter for 14", 0, MTT_STATE_COMPACT},
-    {"window-size", INT, &set.policy.window, "keys that a query sees, itself counted (0: all)", 0, 0},
-    {"memory-budget", SIZE, &set.budget, "refuse what takes more, and with --recompute budget fit it; 24G, 512M (none)", 0, 0},
-    {"split", FLAG, &set.policy.split, "with --recompute budget: cut the batch into micro-batches where that is faster", 0, 1},
-    {"layers", INT, &set.model.layers, "transformer blocks (4)", 0, 0},
-    {"heads", INT, &set.model.heads, "attention heads (8)", 0, 0},
-    {"d-model", INT, &set.model.d_model, "width (256)", 0, 0},
-    {"d-ff", INT, &set.model.d_ff, "width of the MLP (4 * d-model)", 0, 0},
-    {"seq-len", INT, &set.seq_len, "tokens in a sequence (256)", 0, 0},
-    {"max-seq", INT, &set.model.max_seq, "positions of the model (1024, or seq-len)", 0, 0},
-    {"dropout", REAL, &set.model.dropout, "dropout probability (0)", 0, 0},
-    {"positions", CHOICE, &set.model.positions, "position encoding", "sinusoidal|learned", 0},
-    {"head", CHOICE, &set.model.tied_head, "output matrix: its own, or the embedding", "untied|tied", 0},
-    {"no-head-bias", FLAG, &set.model.no_head_bias, "logits without a bias", 0, 1},
-    {"batch-size", INT, &set.batch, "sequences in a micro-batch (32)", 0, 0},
-    {"accumulate", INT, &set.policy.accumulate, "micro-batches in a step (1)", 0, 0},
-    {"steps", INT, &set.steps, "optimizer steps (one epoch)", 0, 0},
-    {"epochs", INT, &set.epochs, "passes over the data where --steps is not given (1)", 0, 0},
-    {"lr", REAL, &set.optim.lr, "peak learning rate (0.001)", 0, 0},
-    {"lr-schedule", CHOICE, &set.optim.lr_schedule, "after the warmup", "constant|linear|cosine", 0},
-    {"warmup-steps", INT, &set.warmup, "steps of linear warmup (0)", 0, 0},
-    {"weight-decay", REAL, &set.optim.weight_decay, "decoupled decay of matrices (0.01)", 0, 0},
-    {"clip", REAL, &set.optim.clip, "largest norm of the gradient (1; 0: any)", 0, 0},
-    {"seed", INT, &set.seed, "seed of weights, dropout, split and order (0)", 0, 0},
-    {"eval-every", INT, &set.eval_every, "steps between evaluations (0: at the end only)", 0, 0},
-    {"eval-batches", INT, &set.eval_batches, "batches of an evaluation (0: the whole split)", 0, 0},
-    {"save-every", INT, &set.save_every, "steps between checkpoints (0: at the end only)", 0, 0},
-    {"no-checkpoint", FLAG, &set.save_every, "do not save at all", 0, -1},
-    {"resume", FLAG, &set.resume, "continue from the checkpoint of this dataset and technique", 0, 1},
-    {"sample", INT, &set.sample, "tokens to write at the end (0)", 0, 0},
-    {"prompt", TEXT, &set.prompt, "what they continue (a new line)", 0, 0},
-    {"temperature", REAL, &set.temperature, "of the sample (0.8)", 0, 0},
-    {"device", CHOICE, &set.policy.device, "who computes", "cpu|cuda", 0},
-    {"results-dir", TEXT, &set.results, "folder of metrics, logs, checkpoints and token files (results)", 0, 0},
-    {"dry-run", FLAG, &set.dry_run, "print the plan and stop; needs no data and no device (the ids: --vocab-size)", 0, 1},
-    {"find-max-batch", FLAG, &set.find_max, "print the largest batch under --memory-budget and stop", 0, 1},
-    {"json", FLAG, &set.json, "the plan as one JSON object", 0, 1},
-    {"no-memory-profiling", FLAG, &set.no_memory, "do not write the memory file", 0, 1},
+    TITLE("usage: train --data FILE [option...], for example train --data my_text.txt --flash --sample 200"),
+    TEXT("data", &set.data, "text, JSONL, - for standard input, or the prefix of prepared token files"),
+    TEXT("field", &set.field, "field of the JSONL documents, default text"),
+    TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt to use; default: train a BPE"),
+    TEXT("dataset", &set.dataset, "name in the results, default the file name of the data"),
+    TEXT("results-dir", &set.results, "folder of metrics, logs, checkpoints and token files"),
+    TITLE("Training and sample:"),
+    INT("batch-size", &set.batch, 0, "sequences in a micro-batch"),
+    INT("seq-len", &set.seq_len, 0, "tokens in a sequence"),
+    INT("steps", &set.steps, 0, "optimizer steps, default as many as --epochs takes"),
+    INT("epochs", &set.epochs, 1, "passes over the data"),
+    INT("seed", &set.seed, 0, "seed of weights, dropout, split and order"),
+    INT("eval-every", &set.eval_every, 0, "steps between evaluations; 0: only at the end"),
+    INT("eval-batches", &set.eval_batches, 0, "batches of an evaluation; 0: the whole split"),
+    INT("save-every", &set.save_every, 0, "steps between checkpoints; 0: only at the end"),
+    FLAG("no-checkpoint", &set.save_every, -1, "do not save at all"),
+    FLAG("resume", &set.resume, 1, "continue from the checkpoint of this dataset and technique"),
+    INT("sample", &set.sample, 0, "tokens to write at the end"),
+    TEXT("prompt", &set.prompt, "text to continue, default a new line"),
+    REAL("temperature", &set.temperature, 0, "0: always the most likely token"),
+    INT("top-k", &set.top_k, 0, "draw from the most likely tokens; 0: all"),
+    TITLE("Memory:"),
+    FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs --vocab-size, no data, no device"),
+    FLAG("find-max-batch", &set.find_max, 1, "print the largest batch under --memory-budget and stop"),
+    FLAG("json", &set.json, 1, "the plan as one JSON object"),
+    FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
+    OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
+           "refuse what takes more, and with --recompute budget fit it; 24G, 512M"),
+    FIELDS("Technique; its words are options, too: --bf16 --flash ...", mtt_policy_fields, &set.policy),
+    FIELDS("Model:", mtt_model_fields, &set.model),
+    FIELDS("Optimizer:", mtt_optim_fields, &set.optim),
 };
-enum { OPTIONS = sizeof(options) / sizeof(options[0]) };
 
 static mtt_env env;
+static char dataset[256], run[512]; /* {dataset}_{technique} */
 static volatile sig_atomic_t interrupted;
 
 static void on_signal(int number)
@@ -95,295 +71,77 @@ static void on_signal(int number)
     signal(number, SIG_DFL); /* a second one ends the program at once */
 }
 
-/* Tells why a call failed; returns the exit code. */
+/* Prints why a call failed; returns the exit code. */
 static int report(mtt_status status)
 {
-    static const int codes[MTT_STATUS_COUNT] = {[MTT_E_ARGUMENT] = EXIT_USAGE, [MTT_E_MEMORY] = EXIT_MEMORY,
+    static const int codes[MTT_STATUS_COUNT] = {[MTT_E_ARGUMENT] = OPTION_ERROR, [MTT_E_MEMORY] = EXIT_MEMORY,
                                                 [MTT_E_BUDGET] = EXIT_MEMORY, [MTT_E_NUMBERS] = EXIT_NUMBERS,
                                                 [MTT_E_DEVICE] = EXIT_DEVICE};
+    const char *remedy = ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB";
     fprintf(stderr, "train: %s%s\n", env.error[0] ? env.error : mtt_status_string(status),
-            status == MTT_E_MEMORY ? ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB" : "");
+            status == MTT_E_MEMORY ? remedy : "");
     return codes[status] ? codes[status] : EXIT_DATA;
 }
 
-/* A technique is a word, or several joined by _, as the assignment names them: flags that set a part of the policy, by one
-   word of their names, and numbers behind `window`, which comes with flash attention, and `bs`. */
-static int apply_technique(void)
+static mtt_status fail(mtt_status status, const char *what, const char *remedy)
 {
-    char words[128], text[256], *word, end, *policy = (char *)&set.policy;
-    int k, n;
-    if (!set.technique) return 0;
-    if (strlen(set.technique) >= sizeof(words)) return option_fail("--technique: longer than 127 letters");
-    strcpy(words, set.technique);
-    for (word = strtok(words, "_"); word; word = strtok(NULL, "_")) {
-        for (k = 0; k < OPTIONS; k++) {
-            char *at = (char *)options[k].at;
-            if (option_is_flag(&options[k], word) && at >= policy && at < policy + sizeof(set.policy)) break;
-        }
-        if (k < OPTIONS) *(int *)options[k].at = options[k].value;
-        else if (sscanf(word, "window%9d%c", &n, &end) == 1) set.policy.attention = MTT_ATTENTION_FLASH, set.policy.window = n;
-        else if (sscanf(word, "bs%9d%c", &n, &end) == 1) set.batch = n;
-        else {
-            snprintf(text, sizeof(text), "--technique: %s is no flag of --help, nor windowN, nor bsN", word);
-            return option_fail(text);
-        }
-    }
+    snprintf(env.error, sizeof(env.error), "%.500s %s", what, remedy);
+    return status;
+}
+
+static const char *path_of(result_file file)
+{
+    return result_path(set.results, run, file);
+}
+
+static int read_options(int argc, char **argv)
+{
+    const mtt_policy *policy = &set.policy;
+    int code = option_parse(options, LENGTH(options), argc, argv);
+    if (code) return code;
+    if (!set.data && !set.dry_run && !set.find_max)
+        return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
+    if (policy->recompute == MTT_RECOMPUTE_BUDGET && !policy->budget_bytes)
+        return option_fail("--recompute budget needs one, for example --memory-budget 8G");
+    if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
+        return option_fail("--split needs --recompute budget");
+    if (set.find_max && !policy->budget_bytes)
+        return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
+    if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
+    result_name(dataset, sizeof(dataset), set.data ? set.data : "", set.dataset);
+    snprintf(run, sizeof(run), "%s_%s", dataset, option_technique());
     return 0;
 }
 
-/* What a run without --technique is called: the longest words of the flags that it has, such as bf16_flash. */
-static void name_technique(void)
+/* Opens the dataset that --data names, or makes it of the text, unless an earlier run has. */
+static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
 {
-    static char name[256];
-    char *policy = (char *)&set.policy;
-    size_t used = 0;
-    int k;
-    for (k = 0; k < OPTIONS; k++) {
-        const option *o = &options[k];
-        const char *rest = strchr(o->name, '-'), *word = rest && strlen(rest + 1) > (size_t)(rest - o->name) ? rest + 1 : o->name;
-        if (o->kind != FLAG || (char *)o->at < policy || (char *)o->at >= policy + sizeof(set.policy) || *(int *)o->at != o->value) continue;
-        used += (size_t)snprintf(name + used, sizeof(name) - used, "%s%.*s", used ? "_" : "", (int)strcspn(word, "-"), word);
-    }
-    if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) used += (size_t)snprintf(name + used, sizeof(name) - used, "_budget");
-    if (set.policy.window) snprintf(name + used, sizeof(name) - used, "_window%d", set.policy.window);
-    set.technique = name;
-}
-
-static void write_text(void *file, const char *text, size_t bytes)
-{
-    fwrite(text, 1, bytes, (FILE *)file);
-}
-
-/* A file among the results: {results}/{dataset}_{technique}{ending}. */
-static char *result_path(const char *ending)
-{
-    static char path[4][512];
-    static int turn;
-    snprintf(path[++turn % 4], sizeof(path[0]), "%s/%s_%s%s", set.results, set.dataset, set.technique, ending);
-    return path[turn % 4];
-}
-
-static mtt_status cannot_write(const char *path)
-{
-    snprintf(env.error, sizeof(env.error), "%s cannot be written: is --results-dir a folder of yours, and its disk not full?", path);
-    return MTT_E_FILE;
-}
-
-/* Closes a file of results; tells if it could not be opened, or is not whole. */
-static mtt_status close_file(FILE *f, const char *path)
-{
-    int whole = f && !ferror(f);
-    return f && fclose(f) == 0 && whole ? MTT_OK : cannot_write(path);
-}
-
-/* The log of a resumed run goes on where the checkpoint stood: what came after it is cut off. */
-static FILE *open_log(int64_t step)
-{
-    char line[512], *kept = result_path(".jsonl.tmp"), *path = result_path(".jsonl");
-    FILE *in = step ? fopen(path, "r") : NULL, *out = fopen(kept, "w");
-    long long at;
-    while (in && out && fgets(line, sizeof(line), in))
-        if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step) fputs(line, out);
-    if (in) fclose(in);
-    if (out && !fflush(out) && !rename(kept, path)) return out;
-    if (out) fclose(out);
-    remove(kept);
-    cannot_write(path);
-    return NULL;
-}
-
-static void progress(const mtt_step_info *info, double tokens, int64_t steps, double seconds, int64_t begun)
-{
-    int terminal = isatty(2);
-    double left = seconds / (double)(info->step - begun) * (double)(steps - info->step);
-    if (!terminal && info->step % 10 && info->step != steps) return;
-    fprintf(stderr, "%sstep %lld/%lld %lld%% | loss %.4f | ppl %.2f | lr %.2e | gnorm %.3f", terminal ? "\r" : "",
-            (long long)info->step, (long long)steps, (long long)(100 * info->step / steps), info->loss, exp(info->loss),
-            (double)info->lr, (double)info->grad_norm);
-    fprintf(stderr, " | %.1f ms | %.0f tok/s | mem %.1f MiB | eta %dm%02ds%s", info->ms, tokens / info->ms * 1e3,
-            (double)info->arena_bytes / 1048576, (int)left / 60, (int)left % 60, terminal && info->step != steps ? "\033[K" : "\n");
-}
-
-static void write_metrics(FILE *f, mtt_trainer *t, const mtt_quality *q, double train_loss, double seconds, int64_t steps)
-{
-    mtt_plan_report plan;
-    double tokens = (double)set.batch * set.seq_len * set.policy.accumulate * (double)steps;
-    mtt_schedule_report(mtt_trainer_schedule(t), &plan);
-    fprintf(f, "{\"dataset\": \"%s\", \"technique\": \"%s\", \"parameters\": %lld", set.dataset, set.technique, (long long)plan.parameters);
-    fprintf(f, ", \"batch_size\": %d, \"seq_len\": %d, \"steps\": %lld", set.batch, set.seq_len, (long long)mtt_trainer_step(t));
-    fprintf(f, ", \"train_loss\": %.6f, \"val_loss\": %.6f, \"perplexity\": %.4f", train_loss, q->loss, q->perplexity);
-    fprintf(f, ", \"bits_per_byte\": %.5f, \"accuracy\": %.5f, \"training_time\": %.3f", q->bits_per_byte, q->accuracy, seconds);
-    fprintf(f, ", \"ms_per_step\": %.3f, \"tokens_per_s\": %.1f", steps ? seconds * 1e3 / (double)steps : 0,
-            seconds > 0 ? tokens / seconds : 0);
-    fprintf(f, ", \"arena_bytes\": %zu, \"device_bytes\": %zu", plan.arena_bytes, mtt_trainer_device_bytes(t));
-    fprintf(f, ", \"peak_bytes\": %zu, \"peak_forward_bytes\": %zu, \"peak_backward_bytes\": %zu}\n", plan.peak_bytes,
-            plan.phase_peak_bytes[MTT_FORWARD], plan.phase_peak_bytes[MTT_BACKWARD]);
-}
-
-/* A run that begins anew takes nothing away: an earlier checkpoint and its log are renamed. */
-static void keep_old(void)
-{
-    char old[520];
-    snprintf(old, sizeof(old), "%s.old", result_path(".safetensors"));
-    if (rename(result_path(".safetensors"), old)) return;
-    fprintf(stderr, "train: the earlier checkpoint is now %s; --resume would have gone on from it\n", old);
-    snprintf(old, sizeof(old), "%s.old", result_path(".jsonl"));
-    rename(result_path(".jsonl"), old);
-}
-
-/* Steps from where the trainer stands to the end, a signal or a failure. */
-static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_tokens *valid, const mtt_tokenizer *tokenizer,
-                        int64_t steps)
-{
-    size_t rows = (size_t)set.batch * (size_t)set.seq_len, micro = (size_t)set.policy.accumulate, i;
-    int32_t *x = malloc(2 * micro * rows * sizeof(*x)), *y = x + micro * rows;
-    int64_t begun = mtt_trainer_step(t);
-    FILE *log = open_log(begun), *f;
-    mtt_status status = !log ? MTT_E_FILE : x ? MTT_OK : MTT_E_MEMORY;
-    mtt_quality q;
-    mtt_step_info info = {0};
-    double seconds = 0;
-    while (!status && mtt_trainer_step(t) < steps && !interrupted) {
-        for (i = 0; i < micro && !status; i++) status = mtt_batches_next(batches, x + i * rows, y + i * rows);
-        if (!status) status = mtt_train_step(t, x, y, &info);
-        if (status) break;
-        seconds += info.ms * 1e-3;
-        progress(&info, (double)(micro * rows), steps, seconds, begun);
-        fprintf(log, "{\"step\": %lld, \"loss\": %.6f, \"lr\": %.8g, \"grad_norm\": %.6g, \"ms\": %.3f}\n", (long long)info.step,
-                info.loss, (double)info.lr, (double)info.grad_norm, info.ms);
-        fflush(log);
-        if (set.eval_every && info.step % set.eval_every == 0 && info.step < steps) {
-            if ((status = mtt_evaluate_tokens(t, valid, tokenizer, set.eval_batches, &q))) break;
-            fprintf(log, "{\"step\": %lld, \"val_loss\": %.6f, \"bits_per_byte\": %.5f}\n", (long long)info.step, q.loss,
-                    q.bits_per_byte);
-        }
-        if (set.save_every > 0 && info.step % set.save_every == 0) status = mtt_save(t, result_path(".safetensors"), batches);
-    }
-    if (!status && set.save_every >= 0) status = mtt_save(t, result_path(".safetensors"), batches);
-    if (!status && interrupted)
-        fprintf(stderr, "\ntrain: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
-                set.save_every >= 0 ? ": --resume goes on from there" : ", without a checkpoint");
-    if (!status && !interrupted) status = mtt_evaluate_tokens(t, valid, tokenizer, set.eval_batches, &q);
-    if (!status && !interrupted && steps > begun) {
-        write_metrics(stdout, t, &q, info.loss, seconds, steps - begun);
-        f = fopen(result_path("_metrics.json"), "w");
-        if (f) write_metrics(f, t, &q, info.loss, seconds, steps - begun);
-        status = close_file(f, result_path("_metrics.json"));
-        f = set.no_memory || status ? NULL : fopen(result_path("_memory.json"), "w");
-        if (f) mtt_schedule_json(mtt_trainer_schedule(t), write_text, f);
-        if (!set.no_memory && !status) status = close_file(f, result_path("_memory.json"));
-    }
-    if (log && close_file(log, result_path(".jsonl")) && !status) status = MTT_E_FILE;
-    free(x);
-    return status;
-}
-
-/* What token files are made of: the text, by its bytes (FNV-1a), and options; empty for standard input. */
-static void describe_data(char *is, size_t room)
-{
-    char block[65536];
-    uint64_t hash = 0xcbf29ce484222325u;
-    size_t got, i;
-    FILE *f = fopen(set.data, "rb");
-    is[0] = 0;
-    if (!f) return;
-    while ((got = fread(block, 1, sizeof(block), f)) > 0)
-        for (i = 0; i < got; i++) hash = (hash ^ (unsigned char)block[i]) * 0x100000001b3u;
-    fclose(f);
-    snprintf(is, room, "text %016llx, field %s, seed %d; vocab %d, tokenizer %s\n", (unsigned long long)hash,
-             set.field ? set.field : "text", set.seed, set.model.vocab, set.tokenizer ? set.tokenizer : "trained");
-}
-
-/* Whether {prefix}.made, which is written with the token files, says the same. A resumed run need not say again which tokenizer it had. */
-static int is_made_of(const char *prefix, const char *is)
-{
-    char path[512], was[1024] = "";
-    FILE *f;
-    snprintf(path, sizeof(path), "%s.made", prefix);
-    if ((f = fopen(path, "r"))) {
-        if (!fgets(was, sizeof(was), f)) was[0] = 0;
-        fclose(f);
-    }
-    return *is && !strncmp(is, was, set.resume && !set.model.vocab && !set.tokenizer ? strcspn(is, ";") + 1 : sizeof(was));
-}
-
-/* Token files and tokenizer of a prefix. */
-static mtt_status open_files(const char *prefix, mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
-{
-    char path[512];
+    char prefix[1024];
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    mtt_status status;
-    snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-    status = mtt_tokens_open(&env, path, data);
-    snprintf(path, sizeof(path), "%s.valid.tokens", prefix);
-    if (!status) status = mtt_tokens_open(&env, path, valid);
-    snprintf(path, sizeof(path), "%s.tokenizer.json", prefix);
-    if (!status) status = mtt_tokenizer_load(&env, path, &kind, tokenizer);
-    if (status || mtt_tokenizer_vocab(*tokenizer) == mtt_tokens_vocab(*data)) return status;
-    snprintf(env.error, sizeof(env.error), "%s is not the tokenizer of %s.train.tokens: prepare both from the text", path, prefix);
-    return MTT_E_DATA;
-}
-
-/* Those of a text: made before of the same, or else, or where they cannot be read, now. */
-static mtt_status open_text(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
-{
-    char prefix[480], path[512], is[1024];
-    struct stat info;
-    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    mtt_prepare_desc desc = {.input = set.data, .field = set.field, .output = prefix, .tokenizer = set.tokenizer,
-                             .kind = set.tokenizer ? &kind : NULL, .vocab = set.model.vocab, .seed = (uint64_t)set.seed};
-    mtt_status status;
-    int there, made;
-    FILE *f;
-    describe_data(is, sizeof(is));
-    snprintf(prefix, sizeof(prefix), "%s/%s", set.results, set.dataset);
-    snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-    there = *is && !stat(path, &info);
-    made = there && is_made_of(prefix, is);
-    if (made && !(status = open_files(prefix, data, valid, tokenizer))) {
-        fprintf(stderr, "train: the tokens of %s are there from an earlier run\n", set.data);
-        return MTT_OK;
-    }
-    if (there && set.resume) {
-        if (!made) snprintf(env.error, sizeof(env.error), "%s was made of another text, seed, field or tokenizer: --resume needs those of "
-                            "the run", path);
-        return MTT_E_DATA;
-    }
-    mtt_tokens_close(*data), mtt_tokens_close(*valid), mtt_tokenizer_destroy(*tokenizer);
-    *data = *valid = NULL, *tokenizer = NULL;
-    status = mtt_prepare(&env, &desc, &(mtt_prepare_report){0});
+    mtt_prepare_desc job = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
+                            .tokenizer = set.tokenizer, .seed = (uint64_t)set.seed};
+    mtt_prepare_report made = {0};
+    mtt_status status = MTT_OK;
+    int prepared = result_has_tokens(set.data), vocab;
+    snprintf(prefix, sizeof(prefix), "%s/%s", set.results, dataset);
+    if (prepared) snprintf(prefix, sizeof(prefix), "%s", set.data);
+    if (set.tokenizer) job.kind = &kind;
+    job.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
+    if (!prepared) status = mtt_prepare(&env, &job, &made);
+    if (made.reused) fprintf(stderr, "train: the tokens of %s are reused from an earlier run\n", set.data);
+    if (!status) status = mtt_dataset_open(&env, prefix, &kind, data);
     if (status) return status;
-    snprintf(path, sizeof(path), "%s.made", prefix);
-    if ((f = fopen(path, "w"))) fputs(is, f), fclose(f); /* where that is not whole, a later run makes them again */
-    return open_files(prefix, data, valid, tokenizer);
-}
-
-/* Those of a prefix, which bring their tokenizer. */
-static mtt_status open_prepared(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer)
-{
-    mtt_status status = open_files(set.data, data, valid, tokenizer);
-    if (status || (!set.tokenizer && (!set.model.vocab || set.model.vocab == mtt_tokens_vocab(*data)))) return status;
-    snprintf(env.error, sizeof(env.error), "%s is prepared, with %d ids: leave out --tokenizer and --vocab-size, or give the text", set.data,
-             mtt_tokens_vocab(*data));
-    return MTT_E_ARGUMENT;
-}
-
-static mtt_status open_data(mtt_tokens **data, mtt_tokens **valid, mtt_tokenizer **tokenizer, mtt_batches *batches)
-{
-    char path[512];
-    struct stat info;
-    mtt_status status;
-    snprintf(path, sizeof(path), "%s.train.tokens", set.data);
-    status = stat(path, &info) ? open_text(data, valid, tokenizer) : open_prepared(data, valid, tokenizer);
-    if (!status && mtt_tokens_count(*valid) == 0) {
-        snprintf(env.error, sizeof(env.error), "%s is too short: of its documents, which end at blank lines, none is left to validate: give "
-                 "more text, blank lines in it, or another --seed", set.data);
-        return MTT_E_DATA;
-    }
-    if (!status) status = mtt_batches_init(&env, batches, *valid, set.batch, set.seq_len, 0, 1); /* long enough? */
-    if (!status) status = mtt_batches_init(&env, batches, *data, set.batch, set.seq_len, (uint64_t)set.seed, 0);
-    if (!status) set.model.vocab = mtt_tokens_vocab(*data);
-    return status;
+    vocab = mtt_tokens_vocab(data->train);
+    if (prepared && (set.tokenizer || (set.model.vocab && set.model.vocab != vocab)))
+        return fail(MTT_E_ARGUMENT, prefix, "is prepared, with its own tokenizer: leave out --tokenizer and "
+                    "--vocab-size, or give the text");
+    if (mtt_tokens_count(data->valid) == 0)
+        return fail(MTT_E_DATA, set.data, "is too short: no document is left for validation. Documents end "
+                    "at blank lines: give more text, or add blank lines");
+    set.model.vocab = vocab;
+    status = mtt_batches_init(&env, batches, data->valid, set.batch, set.seq_len, 0, 1); /* long enough? */
+    if (status) return status;
+    return mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len, (uint64_t)set.seed, 0);
 }
 
 /* Prints the plan; returns EXIT_MEMORY if it does not fit the budget, and 0 otherwise. */
@@ -391,85 +149,151 @@ static int show_plan(const mtt_plan_report *plan, int max_batch)
 {
     FILE *out = set.dry_run ? stdout : stderr;
     char json[2048];
-    json[mtt_plan_json(plan, json, sizeof(json)) - 1] = 0; /* its closing brace gives way to one more field */
-    if (!set.json) mtt_plan_print(plan, write_text, out);
+    json[mtt_plan_json(plan, json, sizeof(json)) - 1] = 0; /* no closing brace: another field may follow */
+    if (!set.json) mtt_plan_print(plan, result_write_text, out);
     else if (max_batch) fprintf(out, "%s, \"max_batch\": %d}\n", json, max_batch);
     else fprintf(out, "%s}\n", json);
     if (max_batch && !set.json) fprintf(out, "largest batch under the budget: %d\n", max_batch);
-    if (!max_batch || (double)plan->arena_bytes <= set.budget) return 0;
+    if (!max_batch || plan->arena_bytes <= set.policy.budget_bytes) return 0;
     fprintf(stderr, "train: a batch of %d does not fit --memory-budget, %d does\n", set.batch, max_batch);
     return EXIT_MEMORY;
 }
 
+/* Without --steps as many as the epochs take. Returns an exit code. */
+static int count_steps(const mtt_batches *batches)
+{
+    uint64_t sequences = batches->sequences * (uint64_t)set.epochs;
+    uint64_t in_step = (uint64_t)set.batch * (uint64_t)set.policy.accumulate;
+    if (!set.steps && sequences / in_step > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
+    if (!set.steps) set.steps = (int)(sequences / in_step);
+    if (set.steps) return 0;
+    fprintf(stderr, "train: the text has %llu sequences, a step takes %llu: lower --batch-size, give more "
+            "text, or --steps\n", (unsigned long long)sequences, (unsigned long long)in_step);
+    return EXIT_DATA;
+}
+
+static void show_progress(const mtt_step_info *info, int64_t begun, double seconds)
+{
+    int terminal = isatty(2), last = info->step == set.steps, left;
+    double tokens = (double)set.batch * set.seq_len * set.policy.accumulate;
+    if (!terminal && info->step % 10 && info->step != begun + 1 && !last) return;
+    left = (int)(seconds / (double)(info->step - begun) * (double)(set.steps - info->step));
+    fprintf(stderr, "%sstep %lld/%d %lld%%", terminal ? "\r" : "", (long long)info->step, set.steps,
+            (long long)(100 * info->step / set.steps));
+    fprintf(stderr, " | loss %.4f | ppl %.2f | lr %.2e | gnorm %.3f | %.1f ms | %.0f tok/s", info->loss,
+            exp(info->loss), (double)info->lr, (double)info->grad_norm, info->ms, tokens / info->ms * 1e3);
+    fprintf(stderr, " | mem %.1f MiB | eta %dm%02ds%s", (double)info->arena_bytes / 1048576, left / 60,
+            left % 60, terminal && !last ? "\033[K" : "\n");
+}
+
+static mtt_status cannot_write(result_file file)
+{
+    return fail(MTT_E_FILE, path_of(file), "cannot be written: is --results-dir yours, the disk not full?");
+}
+
+/* Writes the metrics to stdout and to their file, and the memory file. */
+static mtt_status write_results(mtt_trainer *t, const mtt_quality *q, double loss, double seconds, int steps)
+{
+    double tokens = (double)set.batch * set.seq_len * set.policy.accumulate * steps;
+    result r = {.batch_size = set.batch, .seq_len = set.seq_len, .train_loss = loss, .training_time = seconds,
+                .ms_per_step = seconds * 1e3 / (double)steps, .tokens_per_s = tokens / seconds,
+                .val_loss = q->loss, .perplexity = q->perplexity, .bits_per_byte = q->bits_per_byte,
+                .accuracy = q->accuracy};
+    result_fill(&r, dataset, option_technique(), t);
+    result_print(stdout, &r);
+    if (!result_save(path_of(RESULT_METRICS), &r)) return cannot_write(RESULT_METRICS);
+    if (set.no_memory || result_save_memory(path_of(RESULT_MEMORY), mtt_trainer_schedule(t))) return MTT_OK;
+    return cannot_write(RESULT_MEMORY);
+}
+
+/* Steps from where the trainer is to the end, a signal or a failure. */
+static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
+{
+    size_t part = (size_t)set.batch * (size_t)set.seq_len, all = part * (size_t)set.policy.accumulate, i;
+    int32_t *tokens = malloc(2 * all * sizeof(*tokens)), *targets = tokens + all;
+    int64_t begun = mtt_trainer_step(t);
+    FILE *log = result_open_log(path_of(RESULT_LOG), begun);
+    mtt_status status = !log ? cannot_write(RESULT_LOG) : tokens ? MTT_OK : MTT_E_MEMORY;
+    mtt_step_info info = {0};
+    mtt_quality q;
+    double seconds = 0;
+    while (!status && mtt_trainer_step(t) < set.steps && !interrupted) {
+        for (i = 0; i < all && !status; i += part)
+            status = mtt_batches_next(batches, tokens + i, targets + i);
+        if (!status) status = mtt_train_step(t, tokens, targets, &info);
+        if (status) break;
+        seconds += info.ms * 1e-3;
+        show_progress(&info, begun, seconds);
+        result_log_step(log, &info);
+        if (set.eval_every && info.step % set.eval_every == 0 && info.step < set.steps) {
+            status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, &q);
+            if (status) break;
+            fprintf(stderr, "%svalidation loss %.4f\n", isatty(2) ? "\n" : "", q.loss);
+            result_log_quality(log, info.step, &q);
+        }
+        if (set.save_every > 0 && info.step % set.save_every == 0)
+            status = mtt_save(t, path_of(RESULT_CHECKPOINT), batches);
+    }
+    if (!status && set.save_every >= 0) status = mtt_save(t, path_of(RESULT_CHECKPOINT), batches);
+    if (!status && interrupted)
+        fprintf(stderr, "\ntrain: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
+                set.save_every >= 0 ? ": --resume continues from there" : ", without a checkpoint");
+    if (!status && !interrupted)
+        status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, &q);
+    if (!status && !interrupted && info.step > begun)
+        status = write_results(t, &q, info.loss, seconds, (int)(info.step - begun));
+    if (log && !result_close(log) && !status) status = cannot_write(RESULT_LOG);
+    free(tokens);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
-    mtt_plan_report plan;
-    mtt_tokens *data = NULL, *valid = NULL;
-    mtt_tokenizer *tokenizer = NULL;
-    mtt_trainer *t = NULL;
-    mtt_batches batches = {0};
     mtt_backend backend = *mtt_cpu_backend();
+    mtt_dataset data = {0};
+    mtt_batches batches = {0};
+    mtt_plan_report plan;
+    mtt_trainer *t = NULL;
     mtt_status status = MTT_OK;
-    struct stat info;
-    uint64_t steps;
-    char *name;
-    int code = option_parse(options, OPTIONS, argc, argv), max_batch = 0;
-    if (!code) code = apply_technique();
-    if (!code) code = option_parse(options, OPTIONS, argc, argv); /* once more: single options go before the technique's */
+    int max_batch = 0, code = read_options(argc, argv), planning = set.dry_run || set.find_max;
+    size_t budget = set.policy.budget_bytes;
     if (code) return code == OPTION_HELP ? 0 : code;
-    if (!set.technique) name_technique();
-    if (!(set.optim.lr > 0)) return option_fail("--lr has to be above 0");
-    if (set.optim.weight_decay == 0) set.optim.weight_decay = -1; /* the library takes 0 for its default */
-    if (set.optim.clip == 0) set.optim.clip = -1;
-    if (!set.epochs) return option_fail("--epochs has to be 1 or more");
-    if (set.policy.split && set.policy.recompute != MTT_RECOMPUTE_BUDGET) return option_fail("--split needs --recompute budget");
-    if (set.policy.recompute == MTT_RECOMPUTE_BUDGET) set.policy.budget_bytes = (size_t)set.budget;
-    if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
-    if (set.policy.recompute == MTT_RECOMPUTE_BUDGET && !set.budget)
-        return option_fail("--recompute budget needs one, for example --memory-budget 8G");
-    if (set.find_max && !set.budget) return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
-    if (!set.dry_run && !set.find_max) {
-        if (!set.data) return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
-        if (!set.dataset) set.dataset = strrchr(set.data, '/') ? strrchr(set.data, '/') + 1 : set.data;
-        set.dataset = name = strdup(strcmp(set.dataset, "-") ? set.dataset : "stdin");
-        for (; name && *name; name++) if (strchr("/\"\\", *name) || (*name > 0 && *name < ' ')) *name = '_'; /* fit for files and JSON */
-        mkdir(set.results, 0777);
-        if (set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
-        if (!status) status = open_data(&data, &valid, &tokenizer, &batches);
-    }
-    if (!status && set.budget > 0)
-        status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, (size_t)set.budget, &max_batch);
-    if (!status && set.find_max) return printf("%d\n", max_batch), 0;
+    if (!planning) result_make_folder(set.results);
+    if (!planning && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
+    if (!planning && !status) status = open_data(&data, &batches);
+    if (!status && budget)
+        status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
+    if (!status && set.find_max) return printf("%d\n", max_batch) < 0;
     if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (status) return report(status);
     code = show_plan(&plan, max_batch);
+    if (!code && !set.dry_run) code = count_steps(&batches);
     if (code || set.dry_run) return code;
-    if (!set.policy.accumulate) set.policy.accumulate = 1;
-    steps = set.steps ? (uint64_t)set.steps : batches.sequences * (uint64_t)set.epochs / (uint64_t)(set.batch * set.policy.accumulate);
-    if (steps > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
-    if (!(set.steps = (int)steps)) {
-        fprintf(stderr, "train: the text has %llu sequences, a step takes %d: lower --batch-size, give more text, or --steps\n",
-                (unsigned long long)batches.sequences * (unsigned)set.epochs, set.batch * set.policy.accumulate);
-        return EXIT_DATA;
-    }
-    set.optim.seed = (uint64_t)set.seed, set.optim.warmup_steps = set.warmup, set.optim.total_steps = set.steps;
-    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len, &t);
-    if (!status && set.resume) status = mtt_resume(t, result_path(".safetensors"), &batches);
-    if (status == MTT_E_FILE && set.resume && stat(result_path(".safetensors"), &info))
-        fprintf(stderr, "train: nothing to resume: start without --resume\n");
-    if (!status && !set.resume) keep_old();
-    if (!status && mtt_trainer_step(t) >= set.steps) fprintf(stderr, "train: all steps are done: raise --steps to go on\n");
-    signal(SIGINT, on_signal), signal(SIGTERM, on_signal);
-    if (!status) status = train(t, &batches, valid, tokenizer, set.steps);
+
+    set.optim.seed = (uint64_t)set.seed;
+    set.optim.total_steps = set.steps;
+    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len,
+                                &t);
+    if (!status && set.resume) {
+        status = mtt_resume(t, path_of(RESULT_CHECKPOINT), &batches);
+        if (status == MTT_E_FILE && access(path_of(RESULT_CHECKPOINT), F_OK))
+            fprintf(stderr, "train: nothing to resume: start without --resume\n");
+    } else if (!status && result_keep_old(path_of(RESULT_CHECKPOINT), path_of(RESULT_LOG)))
+        fprintf(stderr, "train: the earlier checkpoint is now %s.old; --resume would have continued it\n",
+                path_of(RESULT_CHECKPOINT));
+    if (!status && mtt_trainer_step(t) >= set.steps)
+        fprintf(stderr, "train: all steps are done: raise --steps to continue\n");
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    if (!status) status = train(t, &batches, &data);
     if (!status && set.sample && !interrupted) {
         fputs(set.prompt, stdout);
-        status = mtt_generate(t, tokenizer, set.prompt, set.sample, set.temperature, 200, (uint64_t)set.seed, write_text, stdout);
+        status = mtt_generate(t, data.tokenizer, set.prompt, set.sample, set.temperature, set.top_k,
+                              (uint64_t)set.seed, result_write_text, stdout);
         putchar('\n');
     }
     code = status ? report(status) : interrupted ? EXIT_INTERRUPTED : 0;
     mtt_trainer_destroy(t);
-    mtt_tokenizer_destroy(tokenizer);
-    mtt_tokens_close(data);
-    mtt_tokens_close(valid);
+    mtt_dataset_close(&data);
     return code;
 }

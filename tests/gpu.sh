@@ -10,11 +10,15 @@ case $out in *"skipped: "*CUDA*) exit $status;; esac # no GPU: nothing to write 
 query() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -1; }
 blob() { { printf 'blob %d\0' "$(wc -c < "$1")"; cat "$1"; } | sha1sum | cut -d' ' -f1; } # as git hash-object
 {
-  printf '{"date": "%s", "gpu": "%s", "driver": "%s",' "$(date -u +%Y-%m-%d)" "$(query name)" "$(query driver_version)"
+  printf '{"date": "%s", "gpu": "%s",' "$(date -u +%Y-%m-%d)" "$(query name)"
+  printf ' "driver": "%s",' "$(query driver_version)"
   printf ' "cuda": "%s",' "$(nvidia-smi | grep -oE 'CUDA Version: [0-9.]+' | grep -oE '[0-9.]+')"
   printf ' "passed": %d, "failed": %d,\n "sources": {' "$passed" "$failed"
   comma=
-  for file in mtt.h mtt_kernels.cu tests/test_cuda.c; do printf '%s"%s": "%s"' "$comma" $file "$(blob $file)"; comma=', '; done
+  for file in mtt.h mtt_kernels.cu tests/test_cuda.c; do
+    printf '%s"%s": "%s"' "$comma" $file "$(blob $file)"
+    comma=', '
+  done
   printf '}}\n'
 } > "$json"
 exit $status

@@ -3,9 +3,13 @@
 # private name with two definitions, a contract for every kernel, operands by name.
 passed=0 failed=0
 tell() { if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
-none() { [ -z "$1" ]; tell $? "$2: $(head -n 3 <<< "$1" | cut -c1-120 | tr '\n' ' ')($(wc -l <<< "$1") in all)"; }
+none() { # TEXT NAME: there must be no text
+  [ -z "$1" ]
+  tell $? "$2: $(head -n 3 <<< "$1" | cut -c1-120 | tr '\n' ' ')($(wc -l <<< "$1") in all)"
+}
 
-none "$(awk 'length > 110 {print FILENAME ":" FNR}' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch] {tools,tests}/*.sh .ci/run)" \
+none "$(awk 'length > 110 {print FILENAME ":" FNR}' mtt.h mtt_kernels.cu \
+  {examples,tools,tests}/*.[ch] {tools,tests}/*.sh .ci/run Makefile)" \
   "wider than 110 columns"
 while read -r file most; do
   lines=$(cat $file | wc -l)
@@ -18,8 +22,8 @@ examples/hello.c 60
 Makefile 60
 SIZES
 
-# A static function is defined before it is used. Public ones are declared at the top, so nothing but this test
-# keeps a room from calling those of a room below.
+# A static function is defined before it is used. Public ones are declared at the top, so nothing but this
+# test keeps a room from calling those of a room below.
 none "$(awk '/^#ifdef MTT_IMPLEMENTATION/ {inside = 1} !inside {next}
   /^   >>[a-z]+$/ {room++}
   {line[NR] = $0; of[NR] = room}
@@ -42,10 +46,22 @@ defined() {
     grep -E '^[a-zA-Z_].*\bmtt__[a-z0-9_]+\([^;]*$' "$1" | grep -oE 'mtt__[a-z0-9_]+\(' | tr -d '('
     grep -oE '^(typedef )?(struct|union|enum|class) mtt__[a-z0-9_]+ ?\{?$' "$1" | grep -oE 'mtt__[a-z0-9_]+'
     grep -oE '^\} mtt__[a-z0-9_]+;' "$1" | grep -oE 'mtt__[a-z0-9_]+'
-    sed -n '/^\(static \)\?\(typedef \)\?enum /,/}/p' "$1" | grep -oE '\bMTT__[A-Z0-9_]+ *[,=}]' | grep -oE 'MTT__[A-Z0-9_]+'
+    sed -n '/^\(static \)\?\(typedef \)\?enum /,/}/p' "$1" | grep -oE '\bMTT__[A-Z0-9_]+ *[,=}]' |
+      grep -oE 'MTT__[A-Z0-9_]+'
   } | sort -u
 }
 none "$(comm -12 <(defined mtt.h) <(defined mtt_kernels.cu) )" "defined in both files"
+
+# The comment above a kernel is its contract. Kernels are launched by the house's launcher.
+none "$(awk '/^\/\* / {note = ""; inside = 1}
+  inside {note = note "\n" substr($0, 3)}
+  /\*\/$/ {inside = 0}
+  /__global__/ {
+    count = split("Math Shapes Launch Requires Traffic Determinism Reference", words, " ")
+    for (w = 1; w <= count; w++) if (!index(note, "\n " words[w] ":")) {print "line " FNR " " words[w]; break}
+  }' mtt_kernels.cu)" "a kernel without its contract"
+[ "$(grep -c '<<<' mtt_kernels.cu)" -le 2 ]; tell $? "mtt_kernels.cu launches kernels past its launcher"
+
 none "$(grep -nE 'op->(in|out)\[' mtt.h mtt_kernels.cu {examples,tools,tests}/*.[ch])" "an operand by number"
 
 echo "$passed passed, $failed failed"

@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# sanitize_gpu.sh BUILD_DIR [PROGRAM] - one small step of each technique under the four tools of compute-sanitizer, on a GPU.
-# memcheck and synccheck watch cuBLASLt's kernels too; for initcheck and racecheck, which misread those, the host makes the products.
+# sanitize_gpu.sh BUILD_DIR [PROGRAM] - one small step of each technique under the four tools of
+# compute-sanitizer, on a GPU. memcheck and synccheck watch cuBLASLt's kernels, too. initcheck and racecheck
+# misread those, so the host computes the products for them.
 build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0
-command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2; exit 3; }
+if ! command -v compute-sanitizer > /dev/null; then
+  echo "compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2
+  exit 3
+fi
 if [ $# -lt 2 ]; then # a program built elsewhere is taken as it is
   mkdir -p "$build"
   nvcc -O3 -lineinfo "$(tools/arch.sh)" -c mtt_kernels.cu -o "$build/sanitize_kernels.o" &&
@@ -12,7 +16,9 @@ fi
 for technique in $("$program"); do
   for tool in memcheck initcheck synccheck racecheck; do
     case $tool in initcheck | racecheck) products=host;; *) products=;; esac
-    out=$(timeout 120 compute-sanitizer --tool $tool --print-limit 3 --error-exitcode 9 "$program" $technique $products 2>&1); status=$?
+    out=$(timeout 120 compute-sanitizer --tool $tool --print-limit 3 --error-exitcode 9 \
+      "$program" $technique $products 2>&1)
+    status=$?
     if [ $status = 0 ]; then passed=$((passed + 1)); continue; fi
     failed=$((failed + 1))
     echo "FAILED: $technique under $tool, status $status"

@@ -1,56 +1,70 @@
 #!/usr/bin/env bash
-# test_tools_data.sh BUILD_DIR - tests BUILD_DIR/prepare, BUILD_DIR/profile, tools/get_data.sh and tools/bench.sh:
-# files, reports, messages, exit codes. Prints what fails, what is skipped, and the closing line. Needs no network; run it
-# in the repository root.
+# test_tools_data.sh BUILD_DIR - tests prepare, profile and schedule of BUILD_DIR, tools/get_data.sh and
+# tools/bench.sh: files, reports, messages, exit codes. Prints what fails, what is skipped, and the closing
+# line. Needs no network. Runs in the repository root.
 set -u
-build=$(realpath "$1") tools=$(realpath tools) data=$(realpath -m ../shared/data) work=$(mktemp -d) server=
+. tests/lib.sh
+root=$(pwd) build=$(realpath "$1") tools=$(realpath tools) data=$(realpath -m ../shared/data)
+work=$(mktemp -d) server=
+[ -d "$data" ] || data=$root/data
 trap '[ -n "$server" ] && kill $server 2> /dev/null; rm -rf "$work"' EXIT
 cd "$work" || exit 1
-passed=0 failed=0
 
-check() { # check NAME COMMAND...: the command must succeed
-  local name=$1; shift
-  if "$@" > /dev/null 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; fi
-}
-expect() { # expect CODE PATTERN COMMAND...: its exit code, and what it must say
+expect() { # CODE PATTERN COMMAND...: its exit code, and what it must say
   local want=$1 pattern=$2; shift 2
   timeout 120 "$@" > out 2> err < "${input:-/dev/null}"; code=$?
-  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then passed=$((passed + 1)); return; fi
-  failed=$((failed + 1)); echo "FAILED: $*: exit $code, expected $want and /$pattern/; it said: $(cat err out | tail -n 2 | cut -c1-300)"
+  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then pass; return; fi
+  fail "$*: exit $code, expected $want and /$pattern/; it said: $(cat err out | tail -n 2 | cut -c1-300)"
 }
 prepare() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$build/prepare" "$@"; }
 get() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/get_data.sh" -o got "$@"; }
-whole() { for part in train.tokens valid.tokens test.tokens tokenizer.json; do [ -s "$1.$part" ] || return 1; done; }
+whole() { # PREFIX: has all its files
+  for part in train.tokens valid.tokens test.tokens tokenizer.json; do [ -s "$1.$part" ] || return 1; done
+}
 same() { # the ids and the tokenizer; bytes 36..39 of a token file depend on the options
   for part in train.tokens valid.tokens test.tokens; do cmp -i 64 "$1.$part" "$2.$part" || return 1; done
   cmp "$1.tokenizer.json" "$2.tokenizer.json"
 }
 
-awk 'BEGIN { srand(7); n = split("Al a be ta Gam ma żół ć del ta gęś ją kot", w, " "); for (d = 0; d < 60; d++) {
-  for (i = 0; i < 600; i++) { printf "%s%s", w[1 + int(rand() * n)], rand() < 0.5 ? " " : "" } print "\n" } }' > text.txt
-awk 'BEGIN { for (d = 0; d < 60; d++) printf "{\"text\": \"Za\\u017c\\u00f3\\u0142\\u0107 g\\u0119\\u015bl\\u0105 ja\\u017a\\u0144 %d\", \"body\": \"other %d\"}\n", d, d }' > text.jsonl
+awk 'BEGIN {
+  srand(7)
+  n = split("Al a be ta Gam ma żół ć del ta gęś ją kot", w, " ")
+  for (d = 0; d < 60; d++) {
+    for (i = 0; i < 600; i++) printf "%s%s", w[1 + int(rand() * n)], rand() < 0.5 ? " " : ""
+    print "\n"
+  }
+}' > text.txt
+polish='Za\u017c\u00f3\u0142\u0107 g\u0119\u015bl\u0105 ja\u017a\u0144'
+for d in $(seq 0 59); do printf '{"text": "%s %d", "body": "other %d"}\n' "$polish" $d $d; done > text.jsonl
 
 # prepare: the command line
 prepare 2 'input and --output' --output o
 prepare 2 'did you mean --vocab-size' --input text.txt --output o --vocab-sise 3
 prepare 0 '--strip-accents' --help
-prepare 2 'add --vocab-file vocab.bpe .get it with tools/get_data.sh' --input text.txt --output o --tokenizer gpt2
+prepare 2 'add --vocab-file vocab.bpe .get it with tools/get_data.sh' --input text.txt --output o \
+  --tokenizer gpt2
 prepare 2 'goes with --tokenizer gpt2 or wordpiece' --input text.txt --output o --vocab-file x
 prepare 3 'expected bpe, gpt2, wordpiece or the path' --input text.txt --output o --tokenizer wordpeace
-prepare 3 'text.txt is not a vocab.bpe: get one with tools/get_data.sh vocab.bpe' --input text.txt --output o --tokenizer gpt2 --vocab-file text.txt
-prepare 3 'text.txt is not a vocab.txt: get one with tools/get_data.sh bert-vocab.txt' --input text.txt --output o --tokenizer wordpiece --vocab-file text.txt
+prepare 3 'text.txt is not a vocab.bpe: get one with tools/get_data.sh vocab.bpe' --input text.txt --output \
+  o --tokenizer gpt2 --vocab-file text.txt
+prepare 3 'text.txt is not a vocab.txt: get one with tools/get_data.sh bert-vocab.txt' --input text.txt \
+  --output o --tokenizer wordpiece --vocab-file text.txt
 prepare 3 'absent.txt.*No such file' --input absent.txt --output o
 prepare 2 '3 ids cannot hold' --input text.txt --output o --vocab-size 3
-prepare 2 '20 ids cannot hold the characters.*ask for [0-9]+ or more' --input text.txt --output o --tokenizer wordpiece --vocab-size 20
+prepare 2 '20 ids cannot hold the characters.*ask for [0-9]+ or more' --input text.txt --output o \
+  --tokenizer wordpiece --vocab-size 20
 prepare 3 'no field "missing"' --input text.jsonl --output o --field missing
 check "what fails leaves no files" [ -z "$(find . -name 'o.*')" ]
 
 # prepare: what it makes
 prepare 0 '^vocabulary 300,' --input text.txt --output bpe --vocab-size 300
 check "four files of a BPE" whole bpe
-check "bytes of the report are those of the text" [ "$(awk '$1 == "all" { print $3 }' out)" = "$(wc -c < text.txt)" ]
-check "the splits add up" awk '$1 ~ /train|valid|test/ { d += $2; t += $4 } $1 == "all" { exit !(d == $2 && t == $4 && d > 0) }' out
-check "tokens of the report are those of the file" [ "$(awk '$1 == "train" { print 64 + 2 * $4 }' out)" = "$(wc -c < bpe.train.tokens)" ]
+check "bytes of the report are those of the text" \
+  [ "$(awk '$1 == "all" { print $3 }' out)" = "$(wc -c < text.txt)" ]
+check "the splits add up" \
+  awk '$1 ~ /train|valid|test/ { d += $2; t += $4 } $1 == "all" { exit !(d == $2 && t == $4 && d > 0) }' out
+check "tokens of the report are those of the file" \
+  [ "$(awk '$1 == "train" { print 64 + 2 * $4 }' out)" = "$(wc -c < bpe.train.tokens)" ]
 cp out first.report; files=$(stat -c %i bpe.*)
 prepare 0 'bpe is up to date' --input text.txt --output bpe --vocab-size 300
 check "the second time nothing is made" [ "$(stat -c %i bpe.*)" = "$files" ]
@@ -71,12 +85,15 @@ check "--lowercase has no capitals" [ "$(grep -c '"A":' low.tokenizer.json)" = 0
 check "--lowercase is in the tokenizer" grep -q '"strip_accents":false,"lowercase":true' low.tokenizer.json
 check "Polish letters are kept" grep -q '"ż":' low.tokenizer.json
 prepare 0 vocabulary --input text.jsonl --output accents --tokenizer wordpiece --vocab-size 60 --strip-accents
-check "--strip-accents leaves l with a stroke alone" eval '! grep -q "\"ż\":" accents.tokenizer.json && grep -q "ł" accents.tokenizer.json'
-prepare 0 vocabulary --input text.jsonl --output body --field body --tokenizer wordpiece --vocab-size 40 --seed 4
+check "--strip-accents leaves l with a stroke alone" \
+  eval '! grep -q "\"ż\":" accents.tokenizer.json && grep -q "ł" accents.tokenizer.json'
+prepare 0 vocabulary --input text.jsonl --output body --field body --tokenizer wordpiece --vocab-size 40 \
+  --seed 4
 check "--field takes another text" grep -q '"other"' body.tokenizer.json
 printf '%s\n' '[PAD]' '[UNK]' '[CLS]' '[SEP]' '[MASK]' a '##l' '##a' > vocab.txt
 prepare 0 '^vocabulary 8,' --input text.txt --output list --tokenizer vocab.txt --lowercase
-prepare 0 '^vocabulary 8,' --input text.txt --output again --tokenizer wordpiece --vocab-file vocab.txt --lowercase
+prepare 0 '^vocabulary 8,' --input text.txt --output again --tokenizer wordpiece --vocab-file vocab.txt \
+  --lowercase
 check "a vocab.txt by either option" same list again
 printf '[PAD]\n[UNK]\n[UNK]\n' > twice.txt
 prepare 3 'twice.txt:3: ' --input text.txt --output o --tokenizer twice.txt
@@ -85,7 +102,8 @@ expect 0 '"bits_per_byte": [0-9.]*[1-9]' "$build/train" --data word $model --sam
 check "the trainer takes the vocabulary" grep -q '"parameters": ' out
 expect 0 '"dataset": "list"' "$build/train" --data list $model
 if [ -r "$data/vocab.bpe" ]; then
-  prepare 0 '^vocabulary 50257,' --input text.txt --output gpt2 --tokenizer gpt2 --vocab-file "$data/vocab.bpe"
+  prepare 0 '^vocabulary 50257,' --input text.txt --output gpt2 --tokenizer gpt2 --vocab-file \
+    "$data/vocab.bpe"
   prepare 0 '^vocabulary 50257,' --input text.txt --output again --tokenizer "$data/vocab.bpe"
   check "gpt2 and its path are the same" same gpt2 again
 else echo "skipped: $data/vocab.bpe is absent"; fi
@@ -133,7 +151,8 @@ if command -v zstd > /dev/null; then
   SPEAKLEASH=$here get 0 'got/two.jsonl, ' speakleash:two
   rm got/two.jsonl; echo '{"file_size": 77}' > site/two.manifest
   SPEAKLEASH=$here get 1 'bytes and not 77' speakleash:two
-  mkdir bin; for tool in bash env timeout curl head od tr sed wc grep cat mv rm mkdir sha256sum cut tail; do ln -s "$(command -v $tool)" bin/; done
+  mkdir bin; for tool in bash env timeout curl head od tr sed wc grep cat mv rm mkdir sha256sum cut tail; do \
+    ln -s "$(command -v $tool)" bin/; done
   PATH=$work/bin get 1 'needs zstd to be unpacked: apt install zstd' "$here/two.jsonl.zst"
   if [ -r "$data/speakleash_sample.jsonl.zst" ]; then
     get 0 'speakleash_sample.jsonl, ' "file://$data/speakleash_sample.jsonl.zst"
@@ -142,7 +161,7 @@ if command -v zstd > /dev/null; then
   else echo "skipped: $data/speakleash_sample.jsonl.zst is absent"; fi
 else echo "skipped: zstd is not here"; fi
 
-# get_data: servers; Python's own cannot go on where a file was cut, so that all is sent again, ours cuts its first answer
+# get_data: servers. Python's own cannot continue a file, so it sends all again. Ours cuts its first answer.
 cutting='
 import http.server, re
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -162,7 +181,8 @@ print("port", server.server_port, "is open", flush=True)
 server.serve_forever()'
 if command -v python3 > /dev/null; then
   python3 -c "$cutting" > log 2>&1 & server=$!
-  for _ in $(seq 100); do port=$(sed -n 's/^port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep 0.1; done
+  for _ in $(seq 100); do port=$(sed -n 's/^port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep \
+    0.1; done
   rm -rf got
   get 1 'did not come, 7000 bytes are kept' "http://127.0.0.1:$port/text.txt#sha256=$sum"
   get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
@@ -170,7 +190,8 @@ if command -v python3 > /dev/null; then
   check "it is whole then" cmp text.txt got/text.txt
   { kill $server && wait $server; } 2> /dev/null
   python3 -u -m http.server --bind 127.0.0.1 --directory site 0 > log 2>&1 & server=$!
-  for _ in $(seq 100); do port=$(sed -n 's/.* port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep 0.1; done
+  for _ in $(seq 100); do port=$(sed -n 's/.* port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep \
+    0.1; done
   rm -rf got; mkdir got; head -c 5000 text.txt > got/text.txt.part
   get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
   check "a server without ranges sends all again" cmp text.txt got/text.txt
@@ -179,12 +200,14 @@ else echo "skipped: python3 is not here"; fi
 
 # profile and bench: on the CPU, at a size of seconds, and with a Python that says what PyTorch would
 export OMP_WAIT_POLICY=passive
-export PROFILE=$build/profile TRAIN=$build/train PYTHON=$work/python FIGURES=$work/figures.tsv README=$work/page.md STEPS=4
+export PROFILE=$build/profile TRAIN=$build/train PYTHON=$work/python FIGURES=$work/figures.tsv \
+  README=$work/page.md STEPS=4
 bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/bench.sh" "$@"; }
 tiny="--device cpu --layers 1 --heads 2 --d-model 32 --vocab-size 300 --seq-len 32 --batch-size 2"
-expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' "$build/profile" $tiny --only-step --steps 3
+expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' \
+  "$build/profile" $tiny --only-step --steps 3
 expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
-expect 2 'steps must be 2' "$build/profile" $tiny --steps 1
+expect 2 '--steps 1: expected a whole number, 2 or more' "$build/profile" $tiny --steps 1
 printf '%s\n' before '<!-- bench:begin -->' old '<!-- bench:end -->' after > page.md; cp page.md page.old
 mkdir none; printf "#!/bin/sh\nexit 9\n" > none/nvidia-smi; chmod +x none/nvidia-smi
 PATH=$work/none:$PATH bench 3 'missing: a GPU'
@@ -220,16 +243,24 @@ cat > "${!#}" << 'JSON'
 }
 JSON
 PYTHON
-DEVICE=cpu bench 0 '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 7 \| [0-9.]+x \| 1 % \|$' tiny
-check "it tells the versions" grep -q 'PyTorch 9.8+cu7 of CUDA 7.6: `make bench`, the second half of 4 steps, none waited for' out
+DEVICE=cpu bench 0 \
+  '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 7 \| [0-9.]+x \| 1 % \|$' tiny
+check "it tells the versions" \
+  grep -q 'PyTorch 9.8+cu7 of CUDA 7.6: `make bench`, mean of the second half of 4 steps, without' out
 check "chosen cases leave the README alone" cmp page.md page.old
-bench 0 "^Largest batches .*C's model [0-9,]+ sequences in 25.26 GB, D's" largest
-printf 'a128\tmtt flash\t10.234\t4902000000\na128\tPyTorch bf16, compiled\t20.36\t8322547712\nlong\tmtt flash\t-\tno | room\n' >> figures.tsv
+bench 0 "^Planned largest batch .*C's model [0-9,]+ sequences in 25.26 GB, D's" largest
+printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
+  a128 'PyTorch bf16, compiled' 20.36 8322547712 long 'mtt flash' - 'no | room' \
+  a32 'mtt flash_chunked:8192' 1.5 1000000 >> figures.tsv
 bench 0 "table is in $README" --table
-check "the table is in the README" grep -q "^| A's model, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
+check "the table is in the README" \
+  grep -q "^| A's model, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
+check "the rows of a chunk" grep -q "^| A.s model, 32 x 256 | .* flash, chunked, 8192 rows a chunk | 1.50" \
+  page.md
 check "and what failed" grep -q "^| GPT-2 124M, 1 x 32768 | – | | flash | no / room | | | |\$" page.md
 check "in the place of the old one, between the markers" \
-  [ "$(sed '/bench:begin/,/bench:end/{//!d}' page.md)" = "$(grep -v old page.old)" -a "$(grep -c '^old$' page.md)" = 0 ]
+  [ "$(sed '/bench:begin/,/bench:end/{//!d}' page.md)" = "$(grep -v old page.old)" -a \
+    "$(grep -c '^old$' page.md)" = 0 ]
 cp page.md page.old
 bench 0 "table is in $README" --table
 check "twice is once" cmp page.md page.old
@@ -238,5 +269,10 @@ echo bare > page.md
 bench 2 'no pair of lines' --table
 check "a page without markers stays" [ "$(cat page.md)" = bare ]
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+# schedule: what checkpointing recomputes
+expect 0 'GFLOP a step, 0.0 % of them recomputed' "$build/schedule"
+expect 0 ' again ' "$build/schedule" --recompute layer
+expect 0 ' again ' "$build/schedule" --technique bf16_checkpointing
+expect 2 'did you mean --layers' "$build/schedule" --layer 2
+
+closing_line

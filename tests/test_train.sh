@@ -1,33 +1,23 @@
 #!/usr/bin/env bash
-# test_train.sh BUILD_DIR - what BUILD_DIR/train promises on its command line: exit codes, messages, files, resume.
-# Prints what fails, what is skipped, and the closing line. Runs in the repository root.
+# test_train.sh BUILD_DIR - what BUILD_DIR/train promises on its command line: exit codes, messages, files,
+# resume; and that examples/hello.c trains. Prints what fails, what is skipped, and the closing line. Runs in
+# the repository root.
 set -u
-train=$(realpath "$1")/train data=$(realpath -m ../shared/data) work=$(mktemp -d)
+. tests/lib.sh
+root=$(pwd) train=$(realpath "$1")/train data=$(realpath -m ../shared/data) work=$(mktemp -d)
+[ -d "$data" ] || data=$root/data
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export OMP_WAIT_POLICY=passive
-passed=0 failed=0
 model="--layers 1 --d-model 32 --heads 2 --seq-len 32 --batch-size 4 --vocab-size 300"
 
-check() { # check NAME COMMAND...: the command must succeed
-  local name=$1; shift
-  if "$@" > /dev/null 2>&1; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $name"; fi
-}
 run() { timeout 120 "$train" "$@" > out 2> err < /dev/null; code=$?; }
-expect() { # expect CODE PATTERN ARGUMENT...: the trainer's exit code, and what it must say
+expect() { # CODE PATTERN ARGUMENT...: the trainer's exit code, and what it must say
   local want=$1 pattern=$2; shift 2
   run "$@"
-  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then passed=$((passed + 1)); return; fi
-  failed=$((failed + 1)); echo "FAILED: train $*: exit $code, expected $want and /$pattern/; it said: $(cat err out | tail -n 2 | cut -c1-300)"
-}
-field() { sed -n "1s/.*\"$2\": \([^,}]*\).*/\1/p" "$1"; }
-is_json() { # one document a file, or with --lines one a line
-  if ! command -v python3 > /dev/null; then grep -q '^{.*}$' "${!#}"; return; fi
-  python3 - "$@" << 'PYTHON'
-import json, sys
-text = open(sys.argv[-1], encoding="utf-8").read()
-for one in text.splitlines() if sys.argv[1] == "--lines" else [text]: assert isinstance(json.loads(one), dict)
-PYTHON
+  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then pass; return; fi
+  fail "train $*: exit $code, expected $want and /$pattern/;" \
+    "it said: $(cat err out | tail -n 2 | cut -c1-300)"
 }
 near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.001 && b / a < 1.001) }'; }
 same_log() { [ "$(cut -d, -f1-4 "$1")" = "$(cut -d, -f1-4 "$2")" ]; }
@@ -38,8 +28,7 @@ once() { # starts a run of the resume test, and signals it when its log has 60 l
   { kill -"$signal" $id && wait $id; code=$?; } 2> /dev/null
 }
 
-awk 'BEGIN { srand(7); for (d = 0; d < 60; d++) { for (i = 0; i < 700; i++)
-  printf "%s ", substr("alabetagammadelta", 1 + int(rand() * 10), 2 + int(rand() * 5)); print "\n" } }' > text.txt
+sample_text > text.txt
 
 # the command line
 expect 2 'did you mean --steps\?' --stepz 3
@@ -54,22 +43,37 @@ expect 2 '--lr fast: expected' --lr fast
 expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16' --precision fp64
 expect 2 'technique' --technique nonsense
-expect 2 'technique: nonsense is no flag' --technique bf16_nonsense
+expect 2 '"nonsense" in "bf16_nonsense" is no technique' --technique bf16_nonsense
 expect 2 'needs one, for example --memory-budget 8G' --recompute budget --dry-run
 expect 2 'technique' --technique no
 expect 2 'technique' --technique bf16_32
-expect 2 'bs4294967304 is no flag' --technique bf16_bs4294967304
-expect 2 'window99999999999 is no flag' --technique bf16_window99999999999
-expect 2 '--technique: longer' --technique "$(printf 'bf16_%.0s' $(seq 40))"
+expect 2 '"bs4294967304" in .* is no technique' --technique bf16_bs4294967304
+expect 2 '"window99999999999" in .* is no technique' --technique bf16_window99999999999
+expect 2 '"" in "bf16_.* is no technique' --technique "$(printf 'bf16_%.0s' $(seq 40))"
 expect 2 '--resume takes no value' --resume=no
-expect 2 '--lr has to be above 0' --lr 0 --dry-run
-expect 2 '--epochs has to be 1 or more' --epochs 0 --dry-run
+expect 2 '--lr 0: expected a number above 0, at most 100' --lr 0 --dry-run
+expect 2 '--epochs 0: expected a whole number, 1 or more' --epochs 0 --dry-run
 expect 2 '--split needs --recompute budget' --split --dry-run
 expect 2 '--data is missing' --technique bf16
 expect 2 'batch is 0' --dry-run --batch-size 0
 expect 2 'd_model 32 does not divide' --dry-run $model --heads 3
 expect 2 'memory-budget 24G' --find-max-batch
 expect 0 '--gradient-checkpointing' --help
+fields() { sed -n '/^static const mtt_field /,/^}/s/.*MTT__FIELD(\([a-z0-9_]*\),.*/\1/p' "$root/mtt.h"; }
+for name in $(fields); do # each field of the library is an option, under its name or another
+  case $name in
+    vocab | window) name+=-size;;
+    tied_head) name=head;;
+    loss_chunk_rows) name=chunk-rows;;
+    budget_bytes) name=memory-budget;;
+    total_steps) continue;;
+  esac
+  check "--help lists --${name//_/-}" says out "^  --${name//_/-}( |\$)"
+done
+check "there are fields" [ "$(fields | wc -l)" -gt 30 ]
+for word in fp32 tf32 bf16 fp16 flash window16 selective checkpointing segments chunked compact; do
+  expect 0 arena --$word --dry-run --vocab-size 300
+done
 
 # data that cannot be used
 expect 3 'absent.txt.*No such file' --data absent.txt $model
@@ -78,9 +82,12 @@ expect 3 'folder.*file in it' --data . $model
 gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip -dc' --data text.gz $model
 printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
 printf '\050\265\057\375\044\000\000' > text.zst;    expect 3 'text.zst is .*zstd -dc' --data text.zst $model
-echo "too short" > short.txt;                        expect 3 'short.txt is too short.*blank lines' --data short.txt $model
-expect 3 'sequence of 65536 needs.*more text' --data text.txt --dataset long ${model/--seq-len 32/--seq-len 65536}
-echo '{"body": "x"}' > other.jsonl;                  expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
+echo "too short" > short.txt
+expect 3 'short.txt is too short.*blank lines' --data short.txt $model
+expect 3 'sequence of 65536 needs.*more text' \
+  --data text.txt --dataset long ${model/--seq-len 32/--seq-len 65536}
+echo '{"body": "x"}' > other.jsonl
+expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
 
 # plans without data: the assignment's model
 a="--dry-run --vocab-size 50257 --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --batch-size 32"
@@ -88,7 +95,9 @@ run $a --json
 check "--dry-run --json is one JSON object" is_json out
 check "--dry-run --json is all on stdout" [ ! -s err ]
 check "parameters are $(field out parameters), not 28941393" [ "$(field out parameters)" = 28941393 ]
-for key in arena_bytes peak_bytes peak_forward_bytes peak_backward_bytes; do check "$key in the plan" [ "$(field out $key)" -gt 100000000 ]; done
+for key in arena_bytes peak_bytes peak_forward_bytes peak_backward_bytes; do
+  check "$key in the plan" [ "$(field out $key)" -gt 100000000 ]
+done
 check "bytes by category in the plan" grep -q '"bytes": {"weights": [0-9]' out
 check "no max_batch without a budget" [ -z "$(field out max_batch)" ]
 arena=$(field out arena_bytes)
@@ -102,10 +111,13 @@ expect 4 "$largest does" $a --memory-budget 24G --batch-size $((largest + 1))
 expect 4 '10485760 bytes.*one sequence takes [0-9]+' $a --memory-budget 10M
 expect 4 'smallest plan takes [0-9]+' $a --memory-budget 300M --recompute budget
 run $a --json --memory-budget 900M --recompute budget --split
-check "900M hold batch 32 in $(field out micro_batches) micro-batches" [ $code = 0 -a "$(field out micro_batches)" = 8 ]
+check "900M hold batch 32 in $(field out micro_batches) micro-batches" \
+  [ $code = 0 -a "$(field out micro_batches)" = 8 ]
 expect 0 "arena $arena bytes" $a
-run $a --json --technique bf16_flash; check "bf16_flash takes less than fp32" [ "$(field out arena_bytes)" -lt "$arena" ]
-run $a --json --technique bf16 --precision fp32; check "single options go before the technique's" [ "$(field out arena_bytes)" = "$arena" ]
+run $a --json --technique bf16_flash
+check "bf16_flash takes less than fp32" [ "$(field out arena_bytes)" -lt "$arena" ]
+run $a --json --technique bf16 --precision fp32
+check "single options go before the technique's" [ "$(field out arena_bytes)" = "$arena" ]
 
 # training: the files and their numbers
 expect 0 '^\{"dataset": "text.txt"' --data text.txt $model --steps 20
@@ -118,40 +130,54 @@ check "stdout is the metrics file" cmp out $metrics
 check "stderr has no \\r and no escape" [ "$(tr -dc '\r\033' < err | wc -c)" = 0 ]
 check "stderr tells the progress" grep -q 'step 20/20 100%' err
 for split in "" "--recompute budget --split --memory-budget 4M"; do
-  run --data text.txt $model --batch-size 64 --steps 5 --dataset "split$split" $split; check "training with $split" [ $code = 0 ]
+  run --data text.txt $model --batch-size 64 --steps 5 --dataset "split$split" $split
+  check "training with $split" [ $code = 0 ]
   losses="${losses:-} $(field out val_loss)"
 done
 check "a batch in 8 micro-batches reaches the loss of one whole" near $losses
-check "perplexity is e to the loss" near "$(field $metrics perplexity)" "$(awk -v l="$(field $metrics val_loss)" 'BEGIN { print exp(l) }')"
-check "tokens/s is tokens by time" near "$(field $metrics tokens_per_s)" "$(awk -v ms="$(field $metrics ms_per_step)" 'BEGIN { print 128000 / ms }')"
-check "time is steps by ms" awk -v s="$(field $metrics training_time)" -v ms="$(field $metrics ms_per_step)" 'BEGIN { d = s - ms * 0.02; exit !(d * d < 1e-6) }'
+check "perplexity is e to the loss" \
+  near "$(field $metrics perplexity)" "$(awk -v l="$(field $metrics val_loss)" 'BEGIN { print exp(l) }')"
+check "tokens/s is tokens by time" \
+  near "$(field $metrics tokens_per_s)" \
+  "$(awk -v ms="$(field $metrics ms_per_step)" 'BEGIN { print 128000 / ms }')"
+check "time is steps by ms" \
+  awk -v s="$(field $metrics training_time)" -v ms="$(field $metrics ms_per_step)" \
+  'BEGIN { d = s - ms * 0.02; exit !(d * d < 1e-6) }'
 check "checkpoint is there" [ -s results/text.txt_fp32.safetensors ]
 checkpoint=$(sha256sum < results/text.txt_fp32.safetensors) log=$(sha256sum < results/text.txt_fp32.jsonl)
-as_it_was() { [ "$(sha256sum < "results/text.txt_fp32.safetensors$1")" = "$checkpoint" ] && [ "$(sha256sum < "results/text.txt_fp32.jsonl$1")" = "$log" ]; }
+as_it_was() { # ENDING
+  [ "$(sha256sum < "results/text.txt_fp32.safetensors$1")" = "$checkpoint" ] &&
+    [ "$(sha256sum < "results/text.txt_fp32.jsonl$1")" = "$log" ]
+}
 expect 3 'sequences, a step takes 4096: lower --batch-size' --data text.txt $model --batch-size 4096
 check "an epoch without a step leaves checkpoint and log" as_it_was ""
-expect 0 'is now results/text.txt_fp32.safetensors.old; --resume would have' --data text.txt $model --steps 20
+expect 0 'is now results/text.txt_fp32.safetensors.old; --resume would have continued' \
+  --data text.txt $model --steps 20
 check "a run that begins anew keeps the earlier checkpoint and log" as_it_was .old
-check "the same run makes the same checkpoint" [ "$(sha256sum < results/text.txt_fp32.safetensors)" = "$checkpoint" ]
+check "the same run makes the same checkpoint" \
+  [ "$(sha256sum < results/text.txt_fp32.safetensors)" = "$checkpoint" ]
 
 # token files: made again where the text or an option is another
 tokens() { sha256sum < results/made.train.tokens; }
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 first=$(tokens)
-expect 0 'text.txt are there from an earlier run' --data text.txt $model --steps 1 --dataset made --no-checkpoint
+expect 0 'text.txt are reused from an earlier run' \
+  --data text.txt $model --steps 1 --dataset made --no-checkpoint
 check "the same text and options: the same files" [ "$(tokens)" = "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint --seed 5
 check "another seed, another split" [ "$(tokens)" != "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made
 check "the first seed again" [ "$(tokens)" = "$first" ]
-expect 0 'text.txt are there from an earlier run' --data text.txt ${model/--vocab-size 300/} --steps 2 --dataset made --resume
+expect 0 'text.txt are reused from an earlier run' \
+  --data text.txt ${model/--vocab-size 300/} --steps 2 --dataset made --resume
 check "resumed without its tokenizer's options" [ "$(tokens)" = "$first" ]
 mkdir elsewhere && tac text.txt > elsewhere/text.txt && touch -r text.txt elsewhere/text.txt
 expect 0 . --data elsewhere/text.txt $model --steps 1 --dataset made --no-checkpoint
 check "another text of the same name" [ "$(tokens)" != "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 check "the first text again" [ "$(tokens)" = "$first" ]
-tac text.txt > other.txt; "$train" --data - --dataset made $model --steps 1 --no-checkpoint < other.txt > out 2> err
+tac text.txt > other.txt
+"$train" --data - --dataset made $model --steps 1 --no-checkpoint < other.txt > out 2> err
 check "standard input takes the place of the text" [ "$(tokens)" != "$first" ]
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 check "and the text that of standard input" [ "$(tokens)" = "$first" ]
@@ -166,17 +192,30 @@ for file in train.tokens valid.tokens tokenizer.json; do
 done
 expect 0 . --data text.txt ${model/300/400} --steps 1 --dataset wider --no-checkpoint
 cp results/wider.tokenizer.json results/made.tokenizer.json
-expect 3 'made.tokenizer.json is not the tokenizer of results/made.train.tokens' --data results/made --dataset mixed ${model/--vocab-size 300/} --steps 1
+expect 3 'made.tokenizer.json is not the tokenizer of results/made.train.tokens' \
+  --data results/made --dataset mixed ${model/--vocab-size 300/} --steps 1
 expect 0 . --data text.txt $model --steps 1 --dataset made
 check "another run's tokenizer is made again" cmp results/made.tokenizer.json tokenizer.json
-expect 2 'is prepared, with 300 ids' --data results/made --dataset mixed ${model/300/500} --steps 1
-expect 2 'is prepared, with 300 ids' --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1
+expect 2 'is prepared, with its own tokenizer' --data results/made --dataset mixed ${model/300/500} --steps 1
+expect 2 'is prepared, with its own tokenizer' \
+  --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1
+own="--data text.txt $model --tokenizer own.json --dataset own --steps 1 --no-checkpoint"
+cp tokenizer.json own.json
+expect 0 . $own
+check "a tokenizer's files are made" not says err reused
+expect 0 'text.txt are reused' $own
+first=$(sum results/own.train.tokens)
+cp results/wider.tokenizer.json own.json
+expect 0 . $own
+check "another content of the tokenizer makes them again" [ "$(sum results/own.train.tokens)" != "$first" ]
 cp text.txt edited.txt
 expect 0 . --data edited.txt $model --steps 2
 first=$(sha256sum results/edited.txt.*[ns])
 sed -i '3s/a/o/g' edited.txt
-expect 3 'made of another text.*needs those of the run' --data edited.txt $model --steps 3 --resume
-expect 3 'made of another text, seed.*needs those of the run' --data edited.txt ${model/--vocab-size 300/} --seed 1 --steps 3 --resume
+expect 3 'made of another text, field or seed: give what it was made of' \
+  --data edited.txt $model --steps 3 --resume
+expect 3 'made of another text, field or seed: give what it was made of' \
+  --data edited.txt ${model/--vocab-size 300/} --seed 1 --steps 3 --resume
 check "what cannot be resumed leaves the run's files" [ "$(sha256sum results/edited.txt.*[ns])" = "$first" ]
 cp text.txt edited.txt
 expect 0 'step 3/3' --data edited.txt $model --steps 3 --resume
@@ -192,21 +231,34 @@ expect 0 . --data results/text.txt --dataset sample $model --steps 3 --sample 20
 check "the sample continues the prompt" grep -q '^alabeta.' out
 expect 0 . --data results/text.txt --dataset bare $model --steps 2 --no-memory-profiling
 check "--no-memory-profiling writes no memory file" [ ! -e results/bare_fp32_memory.json ]
-expect 0 '"batch_size": 8' --data results/text.txt --dataset many ${model/--batch-size 4/} --steps 2 --technique bf16_window16_bs8
-expect 0 '"batch_size": 4' --data results/text.txt --dataset many $model --steps 2 --technique bf16_window16_bs8
-for technique in tf32 bf16 fp16 bf16_flash bf16_window16 bf16_window32 fp32_checkpointing bf16_flash_segments fp16_flash_selective_chunked bf16_flash_compact; do
-  expect 0 "\"technique\": \"$technique\"" --data results/text.txt --dataset many $model --steps 20 --technique $technique
+expect 0 '"batch_size": 8' \
+  --data results/text.txt --dataset many ${model/--batch-size 4/} --steps 2 --technique bf16_window16_bs8
+expect 0 '"batch_size": 4' \
+  --data results/text.txt --dataset many $model --steps 2 --technique bf16_window16_bs8
+for technique in tf32 bf16 fp16 bf16_flash bf16_window16 bf16_window32 fp32_checkpointing \
+  bf16_flash_segments fp16_flash_selective_chunked bf16_flash_compact; do
+  expect 0 "\"technique\": \"$technique\"" \
+    --data results/text.txt --dataset many $model --steps 20 --technique $technique
   case $technique in *window*) continue;; esac
-  check "$technique reaches the loss of fp32" awk -v a="$(field out val_loss)" -v b="$(field $metrics val_loss)" 'BEGIN { exit !(a > 0 && a / b < 1.01 && b / a < 1.01) }'
+  check "$technique reaches the loss of fp32" \
+    awk -v a="$(field out val_loss)" -v b="$(field $metrics val_loss)" \
+    'BEGIN { exit !(a > 0 && a / b < 1.01 && b / a < 1.01) }'
 done
-expect 0 '"technique": "bf16_flash_chunked"' --data results/text.txt --dataset many $model --steps 1 --bf16 --flash-attn --chunked
-expect 0 '"technique": "fp32_flash_checkpointing_window8"' --data results/text.txt --dataset many $model --steps 1 --gradient-checkpointing --attention flash --window-size 8
+expect 0 '"technique": "bf16_flash_chunked"' \
+  --data results/text.txt --dataset many $model --steps 1 --bf16 --flash-attn --chunked
+expect 0 '"technique": "fp32_flash_checkpointing_window8"' \
+  --data results/text.txt --dataset many $model --steps 1 --gradient-checkpointing --attention flash \
+  --window-size 8
 expect 2 'more than 2' --data results/text.txt $model --epochs 2000000000
 for decay in 0 -1 0.01; do
-  expect 0 . --data results/text.txt --dataset "decay$decay" $model --steps 3 --weight-decay $decay --clip ${decay/0.01/1}
+  expect 0 . \
+    --data results/text.txt --dataset "decay$decay" $model --steps 3 --weight-decay $decay --clip \
+    ${decay/0.01/1}
 done
-check "--weight-decay 0 and --clip 0 are none" cmp results/decay0_fp32.safetensors results/decay-1_fp32.safetensors
-check "the defaults are others" eval '! cmp results/decay0_fp32.safetensors results/decay0.01_fp32.safetensors'
+check "--weight-decay 0 and --clip 0 are none" \
+  cmp results/decay0_fp32.safetensors results/decay-1_fp32.safetensors
+check "the defaults are others" \
+  eval '! cmp results/decay0_fp32.safetensors results/decay0.01_fp32.safetensors'
 
 # files that cannot be written whole
 ln -s /dev/full results/full_fp32_metrics.json
@@ -216,43 +268,71 @@ expect 3 'disk_fp32_memory.json cannot be written' --data results/text.txt --dat
 log=$(sha256sum < results/disk_fp32.jsonl)
 ln -s /dev/full results/disk_fp32.jsonl.tmp
 expect 3 'disk_fp32.jsonl cannot be written' --data results/text.txt --dataset disk $model --steps 3 --resume
-check "a log that cannot be written again stays" eval '[ ! -L results/disk_fp32.jsonl ] && [ "$(sha256sum < results/disk_fp32.jsonl)" = "$log" ]'
-expect 0 'is now results/disk_fp32.safetensors.old' --data results/text.txt --dataset disk $model --steps 1 --no-checkpoint --no-memory-profiling
-check "a run without checkpoint keeps the log of one with it" eval '[ ! -L results/disk_fp32.jsonl.old ] && [ "$(sha256sum < results/disk_fp32.jsonl.old)" = "$log" ]'
+check "a log that cannot be written again stays" \
+  eval '[ ! -L results/disk_fp32.jsonl ] && [ "$(sha256sum < results/disk_fp32.jsonl)" = "$log" ]'
+expect 0 'is now results/disk_fp32.safetensors.old' \
+  --data results/text.txt --dataset disk $model --steps 1 --no-checkpoint --no-memory-profiling
+check "a run without checkpoint keeps the log of one with it" \
+  eval '[ ! -L results/disk_fp32.jsonl.old ] && [ "$(sha256sum < results/disk_fp32.jsonl.old)" = "$log" ]'
 mkdir results/folder_fp32.safetensors
 run --data results/text.txt --dataset folder $model --steps 2 --resume
-check "a checkpoint that is there but cannot be read is not called absent" eval '[ $code = 3 ] && ! grep -q "nothing to resume" err'
-expect 5 'lower lr' --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
-if ldd "$train" | grep -q cublas; then echo "skipped: --device cuda in a build without it, since this build has it"
+check "a checkpoint that is there but cannot be read is not called absent" \
+  eval '[ $code = 3 ] && ! grep -q "nothing to resume" err'
+expect 5 'lower lr' \
+  --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
+if ldd "$train" | grep -q cublas; then echo \
+  "skipped: --device cuda in a build without it, since this build has it"
 else
   run --device cuda --data results/text.txt --dataset gpu $model --steps 2
-  check "--device cuda without CUDA: exit $code, expected 2 or 6 and a text that names CUDA" eval '[ $code = 2 -o $code = 6 ] && grep -qi cuda err'
+  check "--device cuda without CUDA: exit $code, expected 2 or 6 and a text that names CUDA" \
+    eval '[ $code = 2 -o $code = 6 ] && grep -qi cuda err'
 fi
 
 # interrupted, killed, resumed: the same to the bit
-long="--data results/text.txt $model --steps 800 --seed 3 --dropout 0.1 --lr-schedule cosine --save-every 50 --eval-every 100 --eval-batches 1"
+long="--data results/text.txt $model --steps 800 --seed 3 --dropout 0.1 --lr-schedule cosine --save-every 50"
+long+=" --eval-every 100 --eval-batches 1"
 run $long --dataset whole
 once INT results/cut_fp32.jsonl $long --dataset cut
 check "SIGINT ends with $code, not 130" [ $code = 130 ]
 check "SIGINT leaves no metrics" [ ! -e results/cut_fp32_metrics.json ]
 check "SIGINT came before the end" [ "$(grep -c '"loss"' results/cut_fp32.jsonl)" -lt 800 ]
 expect 0 'step 800/800' $long --dataset cut --resume
-check "weights after SIGINT and --resume are those of an uninterrupted run" cmp results/cut_fp32.safetensors results/whole_fp32.safetensors
-check "log after SIGINT and --resume is that of an uninterrupted run" same_log results/cut_fp32.jsonl results/whole_fp32.jsonl
+check "weights after SIGINT and --resume are those of an uninterrupted run" \
+  cmp results/cut_fp32.safetensors results/whole_fp32.safetensors
+check "log after SIGINT and --resume is that of an uninterrupted run" \
+  same_log results/cut_fp32.jsonl results/whole_fp32.jsonl
 once KILL results/killed_fp32.jsonl $long --dataset killed
 check "kill -9 ends with $code, not 137" [ $code = 137 ]
 expect 0 'step 800/800' $long --dataset killed --resume
-check "weights after kill -9 and --resume are those of an uninterrupted run" cmp results/killed_fp32.safetensors results/whole_fp32.safetensors
-check "log after kill -9 and --resume is that of an uninterrupted run" same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
+check "weights after kill -9 and --resume are those of an uninterrupted run" \
+  cmp results/killed_fp32.safetensors results/whole_fp32.safetensors
+check "log after kill -9 and --resume is that of an uninterrupted run" \
+  same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
 expect 3 'none_fp32.safetensors' $long --dataset none --resume
 expect 3 'layers 1.* 2' $long --dataset cut --layers 2 --resume
 
+# folders
+expect 0 . --data text.txt $model --steps 1 --results-dir a/b/c --no-checkpoint
+check "--results-dir makes its folders" [ -s a/b/c/text.txt_fp32_metrics.json ]
+
 # real text
 if [ -r "$data/tinyshakespeare.txt" ] && [ -r "$data/vocab.bpe" ]; then
-  expect 0 '"parameters": 3279473' --data "$data/tinyshakespeare.txt" --tokenizer "$data/vocab.bpe" $model --steps 2 --eval-batches 2
-  expect 0 '"parameters": 77768' --data "$data/tinyshakespeare.txt" $model --vocab-size 1000 --steps 300 --eval-batches 50
-  check "300 steps on Shakespeare beat guessing by far: perplexity $(field out perplexity)" awk -v p="$(field out perplexity)" 'BEGIN { exit !(p > 1 && p < 500) }'
+  expect 0 '"parameters": 3279473' \
+    --data "$data/tinyshakespeare.txt" --tokenizer "$data/vocab.bpe" $model --steps 2 --eval-batches 2
+  expect 0 '"parameters": 77768' \
+    --data "$data/tinyshakespeare.txt" $model --vocab-size 1000 --steps 300 --eval-batches 50
+  check "300 steps on Shakespeare beat guessing by far: perplexity $(field out perplexity)" \
+    awk -v p="$(field out perplexity)" 'BEGIN { exit !(p > 1 && p < 500) }'
 else echo "skipped: $data/tinyshakespeare.txt or vocab.bpe is absent"; fi
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+# hello.c, with fewer steps
+sed 's/STEPS = [0-9]*/STEPS = 20/' "$root/examples/hello.c" > hello.c
+check "hello.c compiles" ${CC:-cc} -std=gnu99 -O2 -fopenmp -iquote "$root/examples" hello.c -o hello -lm
+check "hello.c trains" eval 'timeout 120 ./hello text.txt > hello.out 2> err'
+check "hello.c begins with the plan" eval 'head -n 1 hello.out | grep "^parameters"'
+check "hello.c prints the loss" says hello.out '^step 20 of 20, loss [0-9.]*$'
+check "hello.c ends with a sample" eval '[ -n "$(sed "1,/^step 20/d" hello.out)" ]'
+check "hello.c without a text says how to call it" eval './hello 2>&1 | grep "usage: hello TEXT_FILE"'
+check "hello.c names a missing text" eval './hello absent.txt 2>&1 | grep "hello: absent.txt: cannot open"'
+
+closing_line

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# demo.sh [TEXT [OPTION...]] - suite A at a size for a CPU on real text: what does each technique save? Called by `make demo` in
-# the repository root. Without TEXT it takes the Polish manual pages of Debian's packages. Options are those of experiments.sh.
+# demo.sh [TEXT [OPTION...]] - suite A at a size for a CPU on real text: what does each technique save?
+# `make demo` calls it in the repository root. The default text is the Polish manual pages of Debian, with
+# results in results/demo. Those of another text are in results/demo/NAME. Options are those of
+# experiments.sh.
 set -u -o pipefail
 text=${1:-} name=manpages_pl cache=build/demo out=results/demo
 shift $(($# > 0))
@@ -10,8 +12,10 @@ manual_pages() { # the text of the pages of two packages, without installing the
   mkdir -p "$cache" && cd "$cache" || return
   fetch() { apt-get download manpages-pl manpages-pl-dev >/dev/null 2>&1; }
   as=; [ "$(id -u)" = 0 ] || as="sudo -n"
-  ls manpages-pl_*.deb manpages-pl-dev_*.deb >/dev/null 2>&1 || fetch || { $as apt-get -qq update >/dev/null 2>&1 && fetch; } ||
-    fail "cannot get manpages-pl and manpages-pl-dev: run 'sudo apt-get update', or bring a text: make demo TEXT=my_text.txt"
+  ls manpages-pl_*.deb manpages-pl-dev_*.deb > /dev/null 2>&1 || fetch ||
+    { $as apt-get -qq update > /dev/null 2>&1 && fetch; } ||
+    fail "cannot download manpages-pl and manpages-pl-dev: run 'sudo apt-get update'," \
+      "or give a text: make demo TEXT=my_text.txt"
   for package in *.deb; do dpkg-deb -x "$package" pages || return; done
   find pages -path '*/man[1-9]/*.gz' -type f | LC_ALL=C sort | xargs gzip -dc | LC_ALL=C awk "$prose" | cat -s
 }
@@ -36,16 +40,23 @@ function words(s, glue,   a, all) { # the arguments of a macro, in quotes or not
     }
     return all
 }
-function add(s) { text = text (text == "" ? "" : " ") plain(s); if (tag && text ~ /[^ ]/) { tag = 0; line() } }
+function add(s) {
+    text = text (text == "" ? "" : " ") plain(s)
+    if (tag && text ~ /[^ ]/) { tag = 0; line() }
+}
 function line() { # prints it, unless it was left in English
     gsub(/[ \t]+/, " ", text); gsub(/^ | $/, "", text)
-    if (text ~ /[[:alnum:]]/ && (text !~ / (the|of|is|and|are|be) / || text ~ /[\303-\305]/)) { print text; open = 1 }
+    if (text ~ /[[:alnum:]]/ && (text !~ / (the|of|is|and|are|be) / || text ~ /[\303-\305]/)) {
+        print text
+        open = 1
+    }
     text = ""
 }
 function paragraph() { line(); if (open) print ""; open = 0 }
 BEGIN {
-    pairs = "aq \047 cq \047 oq ` ga ` dq \" ha ^ ti ~ rs \\ at @ sl / bv | hy - em — en – lq „ rq ” bu • co © de ° >= ≥ <= ≤"
-    split(pairs " mc µ mu × -> → L\" \" R\" \" C` \" C\047 \" `` „ \047\047 ” Aq \047 la < ra > Gt > Am &", g, " ")
+    pairs = "aq \047 cq \047 oq ` ga ` dq \" ha ^ ti ~ rs \\ at @ sl / bv | hy - em — en – lq „ rq ”"
+    pairs = pairs " bu • co © de ° >= ≥ <= ≤ mc µ mu × -> → L\" \" R\" \" C` \" C\047 \" `` „"
+    split(pairs " \047\047 ” Aq \047 la < ra > Gt > Am &", g, " ")
     for (i = 1; i in g; i += 2) glyph[g[i]] = g[i + 1]
 }
 /^\.TH / { paragraph(); page = 1; skip = ""; next }
@@ -59,8 +70,12 @@ skip != "" { if ($0 ~ skip) skip = ""; next }
 macro ~ /^(de|am|ig)1?$/ { skip = "^[.\047][ \t]*\\." }
 macro ~ /^(if|ie|el)$/ && /\\\{/ && !/\\\}/ { skip = "\\\\}" }
 macro ~ /^(TS|EX|nf|Vb|EQ)$/ { line(); skip = "^[.\047][ \t]*(TE|EE|fi|Ve|EN)" }
-macro == "SH" { page = rest !~ /SK.*ADNIA|T.*UMACZENIE|ZG.*ASZANIE|PRAWA/ } # synopsis and the same notes on every page
-macro ~ /^S[HS]$/ { paragraph(); tag = page && rest == ""; if (page && !tag) { add(words(rest, " ")); paragraph() } }
+macro == "SH" { page = rest !~ /SK.*ADNIA|T.*UMACZENIE|ZG.*ASZANIE|PRAWA/ } # synopsis; notes of every page
+macro ~ /^S[HS]$/ {
+    paragraph()
+    tag = page && rest == ""
+    if (page && !tag) { add(words(rest, " ")); paragraph() }
+}
 macro == "IP" { paragraph(); add(words(rest, "\t")); sub(/\t.*/, "", text); line() }
 macro ~ /^(PP|P|LP|TP|HP|sp|Sp|RS|RE)$/ { paragraph(); tag = macro == "TP" }
 macro ~ /^(TQ|br)$/ { line(); tag = macro == "TQ" }
@@ -71,10 +86,14 @@ END { paragraph() }'
 
 make -s --no-print-directory train build/report || fail "the trainer does not build"
 mkdir -p "$cache"
-if [ -n "$text" ]; then [ -f "$text" ] || fail "there is no file $text"
+if [ -n "$text" ]; then
+  [ -f "$text" ] || fail "there is no file $text"
+  out+=/$(basename "${text%.*}" | tr -c 'A-Za-z0-9.\n-' _)
 else
   text=$cache/$name.txt
-  [ -s "$text" ] || { (manual_pages) > "$text.part" && [ -s "$text.part" ] && mv "$text.part" "$text"; } || exit 1
+  if [ ! -s "$text" ]; then
+    (manual_pages) > "$text.part" && [ -s "$text.part" ] && mv "$text.part" "$text" || exit 1
+  fi
 fi
 [ build/train -nt "$out/a/experiment_summary.json" ] && rm -rf "$out/a" # results of another build
 exec tools/experiments.sh a --small --data "$text" --results-dir "$out" "$@"

@@ -1,29 +1,44 @@
 #!/usr/bin/env bash
-# get_data.sh [-o FOLDER] NAME... - brings texts and vocabularies; without a NAME it lists those it knows.
+# get_data.sh [-o FOLDER] NAME... - downloads texts and vocabularies; without a NAME it lists those it knows.
 #   NAME            one of the list below: address, checksum and licence are known
 #   ADDRESS         https://, http:// or file://; ADDRESS#sha256=HEX also checks it
-#   speakleash:NAME a Polish corpus of speakleash.org, for example speakleash:wolne_lektury_corpus; its base address, which
-#                   has changed before, is $SPEAKLEASH or the one below
-# Files go to FOLDER (data). What is there already is left alone; what was cut goes on where it stopped. A file is written as
-# FOLDER/file.part, and gets its name when its first bytes, its checksum and its size are right. .gz and .zst are unpacked.
+#   speakleash:NAME a Polish corpus of speakleash.org, for example speakleash:wolne_lektury_corpus; its base
+#                   address, which has changed before, is $SPEAKLEASH or the one below
+# Files go to FOLDER (data). Existing files are left alone, interrupted downloads continue. A file is written
+# as FOLDER/file.part, and renamed once its first bytes, checksum and size are right. .gz, .zst are unpacked.
 set -u
 folder=data
 speakleash=${SPEAKLEASH:-https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text}
 github=https://raw.githubusercontent.com novels=computationalstylistics
 list="
-vocab.bpe|https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe|1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5|GPT-2's merges, modified MIT
-bert-vocab.txt|$github/huggingface/swift-coreml-transformers/master/Resources/vocab.txt|07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3|BERT uncased, Apache-2.0
-tinyshakespeare.txt|$github/karpathy/char-rnn/master/data/tinyshakespeare/input.txt|86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed|public domain, collected under MIT
-lalka.txt|$github/$novels/100_polish_novels/a76c221efdc66e13b7ab0a7c6d0c24f952a7263a/corpus/prus_lalka_1890.txt|8e7c764ccc49ba3426fe0cae5456329415737326b75fe0f3a939c0e14867023d|Bolesław Prus, public domain
-jane_eyre.txt|$github/$novels/100_english_novels/143e601875d70e195f2cc5ebd8b034609271194d/corpus/Cbronte_Jane_1847.txt|428f466dfb07bb9f9df118a91bb18ac686d24a78fa9914d46ab7d8786e7ba361|Charlotte Brontë, public domain
+vocab.bpe|GPT-2's merges, modified MIT|
+  1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5|
+  https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe
+bert-vocab.txt|BERT uncased, Apache-2.0|
+  07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3|
+  $github/huggingface/swift-coreml-transformers/master/Resources/vocab.txt
+tinyshakespeare.txt|public domain, collected under MIT|
+  86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed|
+  $github/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+lalka.txt|Bolesław Prus, public domain|
+  8e7c764ccc49ba3426fe0cae5456329415737326b75fe0f3a939c0e14867023d|
+  $github/$novels/100_polish_novels/a76c221efdc66e13b7ab0a7c6d0c24f952a7263a/corpus/prus_lalka_1890.txt
+jane_eyre.txt|Charlotte Brontë, public domain|
+  428f466dfb07bb9f9df118a91bb18ac686d24a78fa9914d46ab7d8786e7ba361|
+  $github/$novels/100_english_novels/143e601875d70e195f2cc5ebd8b034609271194d/corpus/Cbronte_Jane_1847.txt
 "
+list=${list//|$'\n'  /|} # NAME|LICENCE|SHA256|ADDRESS
 fail() { echo "get_data: $*" >&2; exit 1; }
 
 # Brings $1 to $2, from where $2 ends; once more from the start where the server cannot go on.
 bring() {
   if command -v curl > /dev/null; then
     curl -fL --retry 3 -sS -C - -o "$2" "$1" && return
-    case $? in 22 | 33 | 36) [ -s "$2" ] && curl -fL --retry 3 -sS -o "$2.new" "$1" && mv "$2.new" "$2" && return; rm -f "$2.new";; esac
+    case $? in
+      22 | 33 | 36)
+        [ -s "$2" ] && curl -fL --retry 3 -sS -o "$2.new" "$1" && mv "$2.new" "$2" && return
+        rm -f "$2.new";;
+    esac
   elif command -v wget > /dev/null && [ "${1#file:}" = "$1" ]; then wget -q -c -O "$2" "$1" && return
   else fail "neither curl nor wget is here: apt install curl"; fi
   [ -s "$2" ] || { rm -f "$2"; fail "$1 did not come: try again, or give another address"; }
@@ -62,7 +77,8 @@ check_kind() {
 unpack() { # FOLDER/file.zst or .gz beside itself
   local packed=$1 plain=${1%.*} tool="gzip -dc" package=gzip
   [ "${packed##*.}" = zst ] && tool="zstd -dcq --long=27" package=zstd
-  command -v $package > /dev/null || fail "$packed needs $package to be unpacked: apt install $package, then try again"
+  command -v $package > /dev/null ||
+    fail "$packed needs $package to be unpacked: apt install $package, then try again"
   $tool < "$packed" > "$plain.part" || fail "$packed is damaged: remove it and try again"
   check_kind "$plain.part" "$plain"
   mv "$plain.part" "$plain" && rm "$packed"
@@ -71,11 +87,12 @@ unpack() { # FOLDER/file.zst or .gz beside itself
 get() {
   local address=$1 sum='' licence='' file found size=''
   found=$(grep -F "$1|" <<< "$list" | grep "^$1|")
-  if [ -n "$found" ]; then IFS='|' read -r file address sum licence <<< "$found"; file=$folder/$file
+  if [ -n "$found" ]; then IFS='|' read -r file licence sum address <<< "$found"; file=$folder/$file
   else
     case $1 in
       speakleash:*) address=$speakleash/${1#*:}.jsonl.zst
-        size=$(curl -fsL "$speakleash/${1#*:}.manifest" 2> /dev/null | grep -oE '"file_size": *[0-9]+' | grep -oE '[0-9]+');;
+        size=$(curl -fsL "$speakleash/${1#*:}.manifest" 2> /dev/null |
+          grep -oE '"file_size": *[0-9]+' | grep -oE '[0-9]+');;
       *'#sha256='*) address=${1%#*} sum=${1##*=};;
       *://*) ;;
       *) fail "there is no $1: without a name the known ones are listed";;
@@ -94,7 +111,10 @@ get() {
     fi
     if [ -n "$sum" ]; then
       found=$(sha256sum < "$file.part" | cut -d ' ' -f 1)
-      [ "$found" = "$sum" ] || { rm "$file.part"; fail "$file has the checksum $found and not $sum; it is removed: try again, or see what changed"; }
+      if [ "$found" != "$sum" ]; then
+        rm "$file.part"
+        fail "$file has the checksum $found and not $sum; it is removed: try again, or see what changed"
+      fi
     fi
     mv "$file.part" "$file"
   fi
@@ -104,8 +124,12 @@ get() {
 
 [ "${1:-}" = -o ] && { folder=${2:?-o needs a folder}; shift 2; }
 case ${1:-} in
-  '' | -h | --help) sed -n '2,9s/^# \?//p' "$0"; echo; awk -F'|' 'NF > 1 { printf "  %-20s %s\n", $1, $4 }' <<< "$list"; exit 0;;
-  -*) fail "there is no option $1 (--help tells all)";;
+  '' | -h | --help)
+    sed -n '2,9s/^# \?//p' "$0"
+    echo
+    awk -F'|' 'NF > 1 { printf "  %-20s %s\n", $1, $2 }' <<< "$list"
+    exit 0;;
+  -*) fail "there is no option $1 (--help lists all)";;
 esac
 mkdir -p "$folder" || exit 1
 for name in "$@"; do get "$name"; done

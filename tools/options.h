@@ -1,4 +1,18 @@
-/* options.h - one table makes a program's command-line parser and its usage text. For the example and the tools. */
+/* options.h - the command line of a program: one table makes its parser and its usage text.
+
+   Include it after mtt.h. A row of the table is an option of the program, a title in the usage text, or all
+   fields of one of the library's descriptors:
+
+      static const option options[] = {
+          TITLE("usage: program --data FILE [option...]"),
+          TEXT("data", &data, "a text file"),
+          FIELDS("Model:", mtt_model_fields, &model),
+      };
+
+   The option of a field has the field's name with - for _, unless option_names has another. A program's own
+   row replaces a field of the same name. The fields of a policy bring two things. --technique takes words
+   joined by _, and options override its words; bsN sets the option batch-size. And each word alone is an
+   option as well: --bf16, --flash, --window16. */
 #ifndef OPTIONS_H_INCLUDED
 #define OPTIONS_H_INCLUDED
 
@@ -7,32 +21,152 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-/* An option --name VALUE or --name=VALUE. FLAG takes no value and sets `value` in an int; INT, TEXT (const char *), REAL
-   (float) and SIZE (double, with K, M or G for powers of 1024) set what `at` points to, CHOICE an int or enum to the place
-   of the value in `choices`, which are separated by |. */
-typedef struct {
-    const char *name;
-    enum { FLAG, INT, REAL, SIZE, TEXT, CHOICE } kind;
-    void *at;
-    const char *help, *choices;
-    int value;
+enum { OPTION_TEXT = MTT_FIELD_FLAG + 1, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
+enum { OPTION_ERROR = 2, OPTION_HELP = -1, OPTION_MOST = 128 };
+
+typedef struct option {
+    const char *name;           /* without --; the text of a title */
+    int kind;
+    void *at;                   /* the value: int, int64_t, size_t, float, const char *; or a descriptor */
+    const char *help, *choices; /* choices are separated by | */
+    int value;                  /* what a flag sets */
+    double low, high, fallback; /* range of a number; the library's default, which is stored as 0 */
+    const mtt_field *(*fields)(void);
 } option;
 
-enum { OPTION_ERROR = 2, OPTION_HELP = -1 };
+#define OPTION(name, kind, at, value, low, high, help) {name, kind, at, help, NULL, value, low, high, 0, NULL}
+#define TITLE(text) OPTION(text, OPTION_TITLE, NULL, 0, 0, 0, "")
+#define TEXT(name, at, help) OPTION(name, OPTION_TEXT, at, 0, 0, 0, help)
+#define FLAG(name, at, value, help) OPTION(name, MTT_FIELD_FLAG, at, value, 0, 1, help)
+#define INT(name, at, low, help) OPTION(name, MTT_FIELD_INT, at, 0, low, INT_MAX, help)
+#define REAL(name, at, low, help) OPTION(name, MTT_FIELD_FLOAT, at, 0, low, 1e30, help)
+#define FIELDS(title, fields, at) {title, OPTION_FIELDS, at, "", NULL, 0, 0, 0, 0, fields}
+#define LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
-static int option_fail(const char *what)
+/* Fields whose option has another name. NULL: no option, the program sets the field. */
+static const struct {
+    const char *field, *name, *choices;
+} option_names[] = {
+    {"vocab", "vocab-size", NULL},           {"tied_head", "head", "untied|tied"},
+    {"window", "window-size", NULL},         {"loss_chunk_rows", "chunk-rows", NULL},
+    {"budget_bytes", "memory-budget", NULL}, {"total_steps", NULL, NULL},
+};
+
+/* The program's table, with the fields of descriptors in it. */
+static struct {
+    const char *program, *technique;
+    mtt_policy *policy; /* changed by words of a technique; NULL if there is none */
+    option list[OPTION_MOST];
+    char names[OPTION_MOST][32];
+    int count;
+} option_all;
+
+/* Prints a message; returns the exit code of a wrong command line. */
+static int option_fail(const char *message)
 {
-    fprintf(stderr, "%s\n", what);
+    fprintf(stderr, "%s: %s\n", option_all.program, message);
     return OPTION_ERROR;
 }
 
-static void option_usage(const option *table, int count)
+/* ---- the table ---- */
+
+static const option *option_find(const option *table, int count, const char *name, size_t size)
 {
     const option *o;
     for (o = table; o < table + count; o++)
-        printf("  --%-23s %s%s%s\n", o->name, o->help, o->choices ? ": " : "", o->choices ? o->choices : "");
+        if (o->kind < OPTION_TITLE && strlen(o->name) == size && !memcmp(o->name, name, size)) return o;
+    return NULL;
 }
+
+static void option_add(option o)
+{
+    if (option_all.count < OPTION_MOST) option_all.list[option_all.count++] = o;
+}
+
+static void option_add_field(const option *table, int count, char *desc, const mtt_field *f)
+{
+    char *name = option_all.names[option_all.count % OPTION_MOST];
+    option o = OPTION(name, (int)f->kind, desc + f->offset, 1, f->low, f->high, f->help);
+    int k;
+    snprintf(name, sizeof(option_all.names[0]), "%s", f->name);
+    for (; (name = strchr(name, '_')); name++) *name = '-';
+    o.choices = f->choices;
+    o.fallback = f->fallback;
+    if (o.kind == MTT_FIELD_BYTES) o.high = 1e18; /* fits 63 bits */
+    for (k = 0; k < LENGTH(option_names); k++) {
+        if (strcmp(option_names[k].field, f->name)) continue;
+        o.name = option_names[k].name;
+        if (!option_names[k].choices) continue;
+        o.kind = MTT_FIELD_CHOICE;
+        o.choices = option_names[k].choices;
+    }
+    if (o.name && !option_find(table, count, o.name, strlen(o.name))) option_add(o);
+}
+
+static void option_add_words(mtt_policy *policy)
+{
+    const option words[] = {
+        TEXT("technique", &option_all.technique, "words joined by _, as in bf16_flash_window16_chunked"),
+        FLAG("flash-attn", &policy->attention, MTT_ATTENTION_FLASH, "as --flash"),
+        FLAG("gradient-checkpointing", &policy->recompute, MTT_RECOMPUTE_LAYER, "as --checkpointing"),
+    };
+    int k;
+    for (k = 0; k < LENGTH(words); k++) option_add(words[k]);
+    option_all.policy = policy;
+}
+
+static void option_add_fields(const option *table, int count, const option *group)
+{
+    option title = TITLE(group->name);
+    const mtt_field *f;
+    option_add(title);
+    for (f = group->fields(); f->name; f++) option_add_field(table, count, (char *)group->at, f);
+    if (group->fields == mtt_policy_fields) option_add_words((mtt_policy *)group->at);
+}
+
+/* ---- usage ---- */
+
+static double option_value(const option *o)
+{
+    switch (o->kind) {
+    case MTT_FIELD_INT: return *(int *)o->at;
+    case MTT_FIELD_INT64: return (double)*(int64_t *)o->at;
+    case MTT_FIELD_BYTES: return (double)*(size_t *)o->at;
+    case MTT_FIELD_FLOAT: return (double)*(float *)o->at;
+    case MTT_FIELD_CHOICE: return *(int *)o->at;
+    default: return 0;
+    }
+}
+
+/* An option, its help, and in brackets its default: the program's, else the library's. */
+static void option_print(const option *o)
+{
+    static const char *const kinds[] = {" N", " N", " SIZE", " X", " NAME", "", " TEXT"};
+    const char *text = o->kind == OPTION_TEXT ? *(const char **)o->at : NULL, *choice = o->choices;
+    double value = option_value(o);
+    int left = (int)value;
+    printf("  --%s%-*s %s", o->name, 25 - (int)strlen(o->name), kinds[o->kind], o->help);
+    if (choice) printf(": %s", choice);
+    for (; choice && left > 0; left--) choice = strchr(choice, '|') + 1;
+    if (choice && value > 0) printf(" (%.*s)", (int)strcspn(choice, "|"), choice);
+    if (value == 0) value = o->fallback;
+    if (!choice && value > 0) printf(" (%.6g)", value);
+    if (text && *text > ' ') printf(" (%s)", text);
+    putchar('\n');
+}
+
+static int option_usage(void)
+{
+    int i;
+    for (i = 0; i < option_all.count; i++)
+        if (option_all.list[i].kind != OPTION_TITLE) option_print(&option_all.list[i]);
+        else printf("%s%s\n", i ? "\n" : "", option_all.list[i].name);
+    return OPTION_HELP;
+}
+
+/* ---- parser ---- */
 
 /* How many letters two names share from the front and from the back. */
 static size_t option_likeness(const char *a, const char *b)
@@ -43,60 +177,142 @@ static size_t option_likeness(const char *a, const char *b)
     return front + back;
 }
 
-/* 1 if the option is a flag and `word` one of the words of its name, which are joined by -. */
-static inline int option_is_flag(const option *o, const char *word)
+/* Names the nearest option. For a value without an option it names the first one that takes a text. */
+static int option_unknown(const char *argument)
 {
-    const char *at = strstr(o->name, word);
-    return o->kind == FLAG && at && (at == o->name || at[-1] == '-') && strchr("-", at[strlen(word)]);
+    const option *o, *near = NULL;
+    const char *name = argument + strspn(argument, "-");
+    int bare = name == argument;
+    char message[512];
+    for (o = option_all.list; o < option_all.list + option_all.count; o++) {
+        if (o->kind == OPTION_TITLE || (bare && (near || o->kind != OPTION_TEXT))) continue;
+        if (!near || option_likeness(o->name, name) > option_likeness(near->name, name)) near = o;
+    }
+    snprintf(message, sizeof(message),
+             "there is no option %.100s: did you mean --%s%s%.100s? (--help lists all)", argument,
+             near ? near->name : "help", bare ? " " : "", bare ? argument : "");
+    return option_fail(message);
 }
 
-static int option_set(const option *o, const char *value)
+static int option_set_choice(const option *o, const char *value)
 {
-    char *end = NULL;
-    double number = strtod(value, &end);
-    const char *at = o->choices, *units = "KMG", *unit;
+    const char *at = o->choices;
+    size_t size = strlen(value);
     int i;
-    if (o->kind == TEXT) return *(const char **)o->at = value, 1;
-    for (i = 0; at && *at; i++, at += strcspn(at, "|"), at += *at == '|')
-        if (strlen(value) == strcspn(at, "|") && !strncmp(at, value, strlen(value))) return *(int *)o->at = i, 1;
-    if (o->kind == CHOICE || end == value) return 0;
-    if (o->kind == SIZE && *end && (unit = strchr(units, *end))) number = ldexp(number, 10 * (int)(unit - units + 1)), end++;
-    if (*end || (o->kind == INT && (number < 0 || number > INT_MAX || number != floor(number)))) return 0;
-    if (o->kind == SIZE && !(number >= 0 && number <= 1e18)) return 0;
-    if (o->kind == REAL) *(float *)o->at = (float)number;
-    else if (o->kind == SIZE) *(double *)o->at = number;
-    else *(int *)o->at = (int)number;
+    for (i = 0; at; i++, at = strchr(at, '|'), at += at != NULL)
+        if (strcspn(at, "|") == size && !memcmp(at, value, size)) {
+            *(int *)o->at = i;
+            return 1;
+        }
+    return 0;
+}
+
+static int option_set_number(const option *o, const char *value)
+{
+    const char *units = "KMG", *unit = NULL;
+    char *end;
+    double number = strtod(value, &end);
+    if (end != value && *end && o->kind == MTT_FIELD_BYTES) unit = strchr(units, *end);
+    if (unit) {
+        number = ldexp(number, 10 * (int)(unit - units + 1));
+        end++;
+    }
+    if (end == value || *end) return 0;
+    /* Where the default is not 0, the library takes 0 for the default and a negative number for 0. */
+    if (o->low == 0 && o->fallback != 0 && number <= 0) number = -1;
+    else if (!(number >= o->low && number <= o->high)) return 0;
+    if (o->kind != MTT_FIELD_FLOAT && o->kind != MTT_FIELD_BYTES && number != floor(number)) return 0;
+    switch (o->kind) {
+    case MTT_FIELD_FLOAT: *(float *)o->at = (float)number; break;
+    case MTT_FIELD_INT64: *(int64_t *)o->at = (int64_t)number; break;
+    case MTT_FIELD_BYTES: *(size_t *)o->at = (size_t)number; break;
+    default: *(int *)o->at = (int)number;
+    }
     return 1;
 }
 
-/* 0, OPTION_ERROR after a message that names the nearest option or the values expected, or OPTION_HELP after the usage. */
-static int option_parse(const option *table, int count, int argc, char **argv)
+/* 1 = the option took the value. */
+static int option_set(const option *o, const char *value)
 {
-    static const char *const expected[] = {[FLAG] = "", [INT] = "a whole number, 0 or more: ", [REAL] = "a number: ",
-                                           [SIZE] = "bytes, as in 24G or 512M: ", [TEXT] = "", [CHOICE] = ""};
-    char text[512];
-    int i, k;
+    if (o->kind == MTT_FIELD_CHOICE) return option_set_choice(o, value);
+    if (o->kind != OPTION_TEXT) return option_set_number(o, value);
+    *(const char **)o->at = value;
+    return 1;
+}
+
+static int option_expected(const option *o, const char *value)
+{
+    const char *number = o->kind == MTT_FIELD_FLOAT ? "a number" : "a whole number";
+    char range[64], message[512];
+    if (o->kind == OPTION_TEXT) snprintf(range, sizeof(range), "a text");
+    else if (o->kind == MTT_FIELD_BYTES) snprintf(range, sizeof(range), "bytes, as in 24G or 512M");
+    else if (o->low > 0 && o->low < 1e-20)
+        snprintf(range, sizeof(range), "%s above 0, at most %g", number, o->high);
+    else if (o->high >= INT_MAX) snprintf(range, sizeof(range), "%s, %g or more", number, o->low);
+    else snprintf(range, sizeof(range), "%s from %g to %g", number, o->low, o->high);
+    snprintf(message, sizeof(message), "--%s %.100s: expected %s (%s)", o->name, value ? value : "",
+             o->choices ? o->choices : range, o->help);
+    if (o->kind == MTT_FIELD_FLAG)
+        snprintf(message, sizeof(message), "--%s takes no value: leave out what follows the name", o->name);
+    return option_fail(message);
+}
+
+/* 1 = the name is a word of a technique, which then changes the policy. */
+static int option_word(const char *name)
+{
+    return option_all.policy && !mtt_policy_parse(NULL, name, option_all.policy, NULL);
+}
+
+static int option_read(int argc, char **argv)
+{
+    int i;
     for (i = 1; i < argc; i++) {
         const char *name = argv[i] + strspn(argv[i], "-"), *value = strchr(name, '=');
-        int size = value ? (int)(value - name) : (int)strlen(name);
-        const option *near = table, *o = NULL;
-        if (!strcmp(name, "help") || !strcmp(name, "h")) return option_usage(table, count), OPTION_HELP;
-        for (k = 0; k < count; k++) {
-            if ((int)strlen(table[k].name) == size && !strncmp(table[k].name, name, (size_t)size)) o = &table[k];
-            if (option_likeness(table[k].name, name) > option_likeness(near->name, name)) near = &table[k];
-        }
-        snprintf(text, sizeof(text), "there is no option %s: did you mean --%s? (--help lists all)", argv[i], near->name);
-        if (!o || name - argv[i] != 2) return option_fail(text);
-        snprintf(text, sizeof(text), "--%s takes no value, but is there or not", o->name);
-        if (o->kind == FLAG && value) return option_fail(text);
-        if (o->kind == FLAG) *(int *)o->at = o->value;
+        const option *o = option_find(option_all.list, option_all.count, name, strcspn(name, "="));
+        if (!strcmp(name, "help") || !strcmp(name, "h")) return option_usage();
+        if (name - argv[i] != 2) return option_unknown(argv[i]);
+        if (!o && option_word(name)) continue;
+        if (!o) return option_unknown(argv[i]);
+        if (o->kind == MTT_FIELD_FLAG && value) return option_expected(o, value);
+        if (o->kind == MTT_FIELD_FLAG) *(int *)o->at = o->value;
         else if (value) value++;
         else if (i + 1 < argc) value = argv[++i];
-        snprintf(text, sizeof(text), "--%s %s: expected %s%s", o->name, value ? value : "", expected[o->kind],
-                 o->choices ? o->choices : o->help);
-        if (o->kind != FLAG && (!value || !option_set(o, value))) return option_fail(text);
+        if (o->kind != MTT_FIELD_FLAG && (!value || !option_set(o, value))) return option_expected(o, value);
     }
     return 0;
+}
+
+/* OpenMP's threads spin while they wait, which makes training several times slower on a busy machine. The
+   variable that forbids it is read before main, so the program starts again. */
+static void option_wait_passively(char **argv)
+{
+    if (!getenv("OMP_WAIT_POLICY") && !setenv("OMP_WAIT_POLICY", "passive", 1)) execvp(argv[0], argv);
+}
+
+/* 0, OPTION_ERROR after a message that says what was expected, or OPTION_HELP after the usage. */
+static int option_parse(const option *table, int count, int argc, char **argv)
+{
+    static mtt_env env;
+    const option *batch = option_find(table, count, "batch-size", 10);
+    int i, code;
+    option_all.program = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
+    for (i = 0; i < count; i++)
+        if (table[i].kind == OPTION_FIELDS) option_add_fields(table, count, &table[i]);
+        else option_add(table[i]);
+    if (option_all.policy) option_wait_passively(argv);
+    code = option_read(argc, argv);
+    if (code || !option_all.technique) return code;
+    if (mtt_policy_parse(&env, option_all.technique, option_all.policy, batch ? (int *)batch->at : NULL))
+        return option_fail(env.error);
+    return option_read(argc, argv); /* again: options override the technique */
+}
+
+/* The technique as it was given, or as the policy's words. */
+static inline const char *option_technique(void)
+{
+    static char words[256];
+    mtt_policy_name(option_all.policy, words, sizeof(words));
+    return option_all.technique ? option_all.technique : words;
 }
 
 #endif

@@ -20,19 +20,20 @@ static const char *kind = "bpe", *file;
 static int seed;
 
 static const option options[] = {
-    {"input", TEXT, &desc.input, "text or JSONL, - for standard input", 0, 0},
-    {"output", TEXT, &desc.output, "prefix of the files to write", 0, 0},
-    {"tokenizer", TEXT, &kind, "bpe (default), wordpiece: train one; gpt2; or the path of a tokenizer", 0, 0},
-    {"vocab-file", TEXT, &file, "vocab.bpe for gpt2; vocab.txt for wordpiece, to load it", 0, 0},
-    {"vocab-size", INT, &desc.vocab, "ids of a trained tokenizer (10000)", 0, 0},
-    {"field", TEXT, &desc.field, "field of the JSONL documents (text)", 0, 0},
-    {"seed", INT, &seed, "of the split into train, valid and test (0)", 0, 0},
-    {"lowercase", FLAG, &words.lowercase, "wordpiece: make capitals small", 0, 1},
-    {"strip-accents", FLAG, &words.strip_accents, "wordpiece: remove accents, which Polish needs", 0, 1},
-    {"keep-controls", FLAG, &words.keep_controls, "wordpiece: treat control characters as text", 0, 1},
-    {"keep-cjk", FLAG, &words.keep_cjk, "wordpiece: do not cut Chinese characters into single words", 0, 1},
+    TITLE("usage: prepare --input FILE --output PREFIX [option...]"),
+    TEXT("input", &desc.input, "text or JSONL, - for standard input"),
+    TEXT("output", &desc.output, "prefix of the files to write"),
+    TEXT("field", &desc.field, "field of the JSONL documents, default text"),
+    INT("seed", &seed, 0, "seed of the split into train, valid and test"),
+    TITLE("Tokenizer:"),
+    TEXT("tokenizer", &kind, "bpe, wordpiece: train one; gpt2; or the path of a tokenizer"),
+    TEXT("vocab-file", &file, "vocab.bpe for gpt2; vocab.txt for wordpiece, to load it"),
+    INT("vocab-size", &desc.vocab, 0, "ids of a trained tokenizer, default 10000"),
+    FLAG("lowercase", &words.lowercase, 1, "wordpiece: make capitals small"),
+    FLAG("strip-accents", &words.strip_accents, 1, "wordpiece: remove accents, which Polish needs"),
+    FLAG("keep-controls", &words.keep_controls, 1, "wordpiece: treat control characters as text"),
+    FLAG("keep-cjk", &words.keep_cjk, 1, "wordpiece: do not cut Chinese characters into single words"),
 };
-enum { OPTIONS = sizeof(options) / sizeof(options[0]) };
 
 /* Decides what to train or load; returns an exit code. */
 static int choose_tokenizer(mtt_tokenizer_kind *wordpiece)
@@ -81,7 +82,7 @@ int main(int argc, char **argv)
     mtt_prepare_report r;
     mtt_status status;
     uint64_t documents = 0, bytes = 0, tokens = 0;
-    int k, code = option_parse(options, OPTIONS, argc, argv);
+    int k, code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     if (!desc.input || !desc.output)
         return option_fail("--input and --output are needed, as in --input text.txt --output data/text "

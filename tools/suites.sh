@@ -1,67 +1,84 @@
-# suites.sh - what the write-ups A to E trained, beside our own best settings. Read by experiments.sh, whose variables it uses.
+# suites.sh - the experiments of suites A to E, which five teams trained in PyTorch, and our best settings.
+# Read by experiments.sh, whose variables it uses.
 
-# of each suite: the kind of a tokenizer trained on a text (bpe), the write-up's vocabulary, ids of a trained one, memory of its
-# GPU in bytes, and on a CPU
+# Of each suite: the kind of tokenizer trained on a text (bpe where none is named), the original vocabulary,
+# the ids of a trained one, the memory of the original GPU in bytes, and a budget for a CPU.
 declare -A kind=([d]=wordpiece)
-declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257) own_ids=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000)
+declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257)
+declare -A own_ids=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000)
 declare -A memory=([a]=32000000000 [b]=32000000000 [c]=25260000000 [d]=40000000000 [e]=40000000000)
 declare -A small_memory=([a]=256M [b]=256M [c]=64M [d]=64M [e]=64M)
 
-# row GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]; BATCH may be `largest`, or `more` by one
-
-shape() { model=("$@"); [ -z "$small" ] || model+=(--layers 2 --heads 4 --d-model 128 --d-ff 512 --seq-len 128); }
+shape() { # OPTION...
+  model=("$@")
+  [ -z "$small" ] || model+=(--layers 2 --heads 4 --d-model 128 --d-ff 512 --seq-len 128)
+}
 all() { # GROUP BATCH TECHNIQUE...
   local group=$1 batch=$2 technique; shift 2
   for technique in "$@"; do row $group $technique $batch; done
 }
-largest() { # TECHNIQUE...: each at its own largest batch; one more is refused
+largest() { # TECHNIQUE...: each at its own largest batch; one sequence more is refused
   local technique
   for technique in "$@"; do row largest $technique largest; row refused $technique more; done
 }
-forced() { # TECHNIQUE: a batch that the whole device cannot hold, without a budget: the device itself refuses it
+forced() { # TECHNIQUE: without a budget, a batch that the device cannot hold: the device must refuse it
   local most
   [ -n "$device_mib" ] || return 0
   most=$(cap=$((device_mib << 20)) max_batch $1)
   row forced $1 $((most + 1)) forced
 }
+
+# ---- the suites ----
+
 suite_a() {
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
   local b windows="bf16_window16 bf16_window32"
-  recipe=(--lr 1e-3 --warmup-steps 50 --save-every 500) length= # without warmup the loss leaps, and rounding with it
+  # Without warmup the loss jumps, and rounding decides how far.
+  recipe=(--lr 1e-3 --warmup-steps 50 --save-every 500) length=
   if [ $suite = b ]; then
     shape --layers 6 --heads 8 --d-model 512 --d-ff 2048 --seq-len 512
     windows="bf16_window64 bf16_window128"
-    recipe+=(--lr 1e-4 --warmup-steps 100) # at 1e-3 after 50 two roundings of one run end up to 5 % apart in perplexity, at 3e-4 2 %
+    # Two roundings of one run end up to 5 % apart in perplexity at 1e-3 after 50 steps, 2 % at 3e-4.
+    recipe+=(--lr 1e-4 --warmup-steps 100)
   fi
   [ -z "$small" ] || recipe+=(--warmup-steps 10) # the later option counts
   for b in ${batches:-$(pick "32 64 128" "4 8 16")}; do
     all batch $b $base bf16 bf16_flash $windows ${base}_checkpointing $ours budget
   done
-  [ -n "$small" ] || { short=1 enforce=1; largest $base bf16_flash bf16_flash_checkpointing_chunked; forced $base; }
+  [ -z "$small" ] || return 0
+  short=1 enforce=1
+  largest $base bf16_flash bf16_flash_checkpointing_chunked
+  forced $base
 }
 suite_b() { suite_a; }
 suite_c() {
-  shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --positions learned --dropout 0.1 --max-seq 512
-  recipe=(--lr 3e-4 --warmup-steps 200 --clip 1 --save-every 100) length=$(pick 200 20)
   local b theirs="$base bf16 bf16_flash bf16_window64 bf16_checkpointing"
+  shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 \
+    --positions learned --dropout 0.1 --max-seq 512
+  recipe=(--lr 3e-4 --warmup-steps 200 --clip 1 --save-every 100) length=$(pick 200 20)
   for b in ${batches:-$(pick 64 4)}; do all batch $b $theirs $ours budget; done
-  largest $theirs; forced $base
-  short=1; largest $ours bf16_flash_checkpointing_chunked
+  largest $theirs
+  forced $base
+  short=1
+  largest $ours bf16_flash_checkpointing_chunked
 }
 suite_d() {
+  local b theirs="$base bf16 bf16_flash bf16_window128 bf16_window256"
+  theirs+=" ${base}_checkpointing bf16_flash_checkpointing"
+  theirs+=" bf16_checkpointing bf16_window128_checkpointing" # combinations that the original left open
   shape --layers 12 --heads 12 --d-model 768 --d-ff 3072 --seq-len 1024 --dropout 0.1
-  recipe=(--lr 1e-4 --warmup-steps 100 --weight-decay -1 --clip 1 --save-every 100) # at 5e-4 two roundings end 3 % apart
-  length=$(pick 200 20)
-  local b theirs="$base bf16 bf16_flash bf16_window128 bf16_window256 ${base}_checkpointing bf16_flash_checkpointing"
-  theirs+=" bf16_checkpointing bf16_window128_checkpointing" # combinations that its author left open
+  # At 5e-4 two roundings of one run end 3 % apart in perplexity.
+  recipe=(--lr 1e-4 --warmup-steps 100 --weight-decay -1 --clip 1 --save-every 100) length=$(pick 200 20)
   for b in ${batches:-$(max_batch $base)}; do all batch $b $theirs $ours budget; done
-  largest $theirs; forced $base
-  short=1; largest $ours bf16_flash_checkpointing_chunked
+  largest $theirs
+  forced $base
+  short=1
+  largest $ours bf16_flash_checkpointing_chunked
 }
 suite_e() {
+  local t n few=$(pick 8 2)
   shape --layers 12 --heads 12 --d-model 768 --d-ff 3072 --seq-len 512
   recipe=(--lr 5e-4 --warmup-steps 100) length=$(pick 8000 40) ours="${ours//bf16/fp16}"
-  local t n few=$(pick 8 2)
   for t in $base fp16; do row quality $t $few '' --save-every 1000; done
   short=1
   for t in $base fp16 ${ours%% *}; do
@@ -72,37 +89,51 @@ suite_e() {
   for t in $base ${base}_checkpointing ${base}_flash fp16 fp16_checkpointing fp16_flash $ours budget; do
     row optimizations $t $(pick 16 4) long --seq-len $(pick 1024 256)
   done
-  enforce=1; largest $base fp16_flash fp16_flash_checkpointing_chunked; forced $base
+  enforce=1
+  largest $base fp16_flash fp16_flash_checkpointing_chunked
+  forced $base
 }
 
-ask() { # TECHNIQUE OPTION...: what the trainer's planner says
+# ---- their rows ----
+
+ask() { # TECHNIQUE OPTION...: asks the trainer's planner
   "$train" "${model[@]}" --device $device --vocab-size $vocab --technique "$@" "${extra[@]}" 2> /dev/null
 }
 max_batch() { ask "$@" --find-max-batch --memory-budget $cap || echo 0; }
-planned() { # bytes, 0 where nothing can be planned
+planned() { # TECHNIQUE OPTION...: bytes, 0 if there is no plan
   local bytes
   bytes=$(ask "$@" --dry-run --json | field arena_bytes /dev/stdin)
   echo ${bytes:-0}
 }
-row() {
+row() { # GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]: adds an experiment; BATCH: N, `largest`, `more` by one
   local group=$1 technique=$2 label=$2 batch=$3 variant=${4:-} count=${steps:-$length} most run
   shift $(($# < 4 ? $# : 4))
   case $batch in largest | more) variant=$batch;; esac
-  if [ $technique = budget ]; then # the fastest mixture in half of what recomputing whole layers can save
+  if [ $technique = budget ]; then # the fastest choice within half of what recomputing whole layers can save
     technique=${ours%% *} label=${technique}_budget variant+=${variant:+_}budget
     run="$technique $* --batch-size $batch"
-    set -- "$@" --recompute budget --memory-budget $((($(planned $run) + $(planned $run --recompute layer)) / 2))
-  elif [ -n "$enforce" ] && [ $group != forced ]; then set -- "$@" --memory-budget $cap; fi
+    most=$((($(planned $run) + $(planned $run --recompute layer)) / 2))
+    set -- "$@" --recompute budget --memory-budget $most
+  elif [ -n "$enforce" ] && [ $group != forced ]; then
+    set -- "$@" --memory-budget $cap
+  fi
   most=${limits[$technique $*]:=$(max_batch $technique "$@")} # asked once for all batches
-  case $batch in largest) batch=$((most > 0 ? most : 1));; more) batch=$((most + 1));; 0) batch=1;; esac # none fits: one is refused
+  case $batch in
+    largest) batch=$((most > 0 ? most : 1));;
+    more) batch=$((most + 1));;
+    0) batch=1;; # not even one fits: it is refused
+  esac
   if [ -n "$short" ]; then
     count=$((${count:-20} < 20 ? ${count:-20} : 20))
     [ $group = largest ] || set -- "$@" --eval-batches 1 --no-checkpoint
   fi
-  [ -z "$small" ] || set -- "$@" --eval-batches $((16384 / batch / 128 + 1))
-  [ -z "$small" ] || [ -n "$count" ] || count=$((40960 / batch / 128)) # as many tokens for each batch
+  if [ -n "$small" ]; then
+    set -- "$@" --eval-batches $((16384 / batch / 128 + 1))
+    [ -n "$count" ] || count=$((40960 / batch / 128)) # the same number of tokens for each batch
+  fi
   [ $group != refused ] || set -- "$@" --dry-run --vocab-size $vocab
-  rows+=("$group $label $batch $most $dataset${variant:+_$variant}_${technique}_bs$batch")
-  args+=("$(printf '%q ' --data "$prefix" --dataset "$dataset${variant:+_$variant}" --results-dir "$dir" --technique ${technique}_bs$batch \
+  variant=$dataset${variant:+_$variant} technique=${technique}_bs$batch
+  rows+=("$group $label $batch $most ${variant}_$technique")
+  args+=("$(printf '%q ' --data "$prefix" --dataset "$variant" --results-dir "$dir" --technique $technique \
     "${recipe[@]}" "${model[@]}" --device $device "$@" ${count:+--steps $count} "${extra[@]}")")
 }

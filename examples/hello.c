@@ -1,0 +1,60 @@
+/* hello.c - the shortest complete program: reads a text, trains a small GPT on it, writes a sample.
+
+   cc -O3 -march=native -fopenmp examples/hello.c -o hello -lm && OMP_WAIT_POLICY=passive ./hello my_text.txt
+
+   It takes about a minute on a CPU. The text should have 100 KB or more, and blank lines in it, for example
+   tinyshakespeare.txt (tools/get_data.sh). Tokenizer and tokens stay in the current folder as hello.*. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { BATCH = 16, SEQ_LEN = 64, STEPS = 600 };
+static mtt_env env; /* holds the text of the last error */
+
+static void check(mtt_status status)
+{
+    if (status == MTT_OK) return;
+    fprintf(stderr, "hello: %s\n", env.error[0] ? env.error : mtt_status_string(status));
+    exit(1);
+}
+
+static void print(void *user, const char *text, size_t bytes)
+{
+    fwrite(text, 1, bytes, (FILE *)user);
+}
+
+int main(int argc, char **argv)
+{
+    mtt_prepare_desc text = {.input = argv[argc - 1], .output = "hello", .vocab = 512}; /* 0 = default */
+    mtt_model_desc model = {.layers = 3, .heads = 4, .d_model = 96};
+    mtt_policy policy = {.attention = MTT_ATTENTION_FLASH}; /* also .precision, .recompute, .loss */
+    mtt_optim_desc optim = {.lr = 3e-3f, .lr_schedule = MTT_LR_COSINE, .total_steps = STEPS};
+    static int32_t tokens[BATCH * SEQ_LEN], targets[BATCH * SEQ_LEN]; /* a target is the next token */
+    mtt_dataset data;
+    mtt_batches batches;
+    mtt_plan_report plan;
+    mtt_trainer *trainer;
+    mtt_step_info info;
+    if (argc != 2) return fprintf(stderr, "usage: hello TEXT_FILE\n"), 2;
+
+    /* Trains a tokenizer of 512 ids, and turns the text into tokens. A second run reuses the files. */
+    check(mtt_prepare(&env, &text, NULL));
+    check(mtt_dataset_open(&env, "hello", NULL, &data));
+    check(mtt_batches_init(&env, &batches, data.train, BATCH, SEQ_LEN, 1, 0));
+    model.vocab = mtt_tokenizer_vocab(data.tokenizer);
+
+    check(mtt_plan(&env, &model, &policy, BATCH, SEQ_LEN, &plan));
+    mtt_plan_print(&plan, print, stdout); /* the exact memory use, before anything is allocated */
+
+    /* A step lets the model guess the next tokens of a batch, and corrects the weights by its errors. */
+    check(mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), BATCH, SEQ_LEN, &trainer));
+    while (mtt_trainer_step(trainer) < STEPS) {
+        check(mtt_batches_next(&batches, tokens, targets));
+        check(mtt_train_step(trainer, tokens, targets, &info));
+        if (info.step % 20 == 0) printf("step %d of %d, loss %.3f\n", (int)info.step, STEPS, info.loss);
+    }
+    check(mtt_generate(trainer, data.tokenizer, "\n", 200, 0.8f, 50, 0, print, stdout));
+    mtt_trainer_destroy(trainer);
+    mtt_dataset_close(&data);
+}
