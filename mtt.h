@@ -5311,8 +5311,8 @@ struct mtt_trainer {
     mtt_schedule *schedule;
     mtt_optim_desc optim;
     void *arena;
-    float *staging;     /* MTT__STAGING floats on their way, as the device has them */
-    float *values;      /* as many that are made here: initial values */
+    float *staging;     /* MTT__STAGING floats: a piece in the device's types */
+    float *values;      /* as many floats: a piece of initial values */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     size_t free_before; /* the device's free bytes before the arena was taken */
