@@ -1488,7 +1488,9 @@ static int mtt__heap_pop(mtt__heap *heap, mtt__ranked *out)
    >>numbers
    -------------------------------------------------------------------------------------------------------- */
 
-/* 16-bit floats, the arrays of the compact state, and random numbers that are functions of a counter. */
+/* The numbers of the library: 16-bit floats by bit operations, the arrays of the compact state, and random
+   numbers. A random number is a function of (seed, stream, index), so that dropout can be replayed and a run
+   resumed without any generator's state. */
 
 #define MTT__DTYPE_BYTES(dtype, bytes, name) bytes,
 #define MTT__DTYPE_NAME(dtype, bytes, name) name,
@@ -1505,8 +1507,8 @@ MTT__INLINE uint16_t mtt__to_bf16(float x)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
-/* Shifted into place, a half is a float that is 2^112 too small. One product corrects that, subnormals
-   included. */
+/* Shifted into place, a half is a float that is 2^112 times too small. One product corrects that, for
+   subnormals too. */
 MTT__INLINE float mtt__from_fp16(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7fffu) << 13;
@@ -1530,7 +1532,7 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
 
 /* ---- arrays of the compact state ---- */
 
-/* Arrays are rounded by `random`, 16 bits an element, or to nearest where it is NULL. */
+/* Arrays are rounded by 16 random bits an element, or to nearest if `random` is NULL. */
 MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
 {
     return random ? (uint32_t)random[i] : (uint32_t)MTT__NEAREST;
@@ -1550,8 +1552,8 @@ static void mtt__join_weights(const uint16_t *weights, const uint8_t *rest, int6
     for (i = 0; i < count; i++) x[i] = mtt__join_weight(weights[i], rest[i], fp16);
 }
 
-/* Moments to codes, and a scale for each group: its largest absolute value; of second moments, the root of
-   its largest. */
+/* Moments to codes, and a scale for each group: the largest absolute value, or of second moments the root of
+   the largest. */
 static void mtt__pack_moments(const float *x, int64_t count, int second, const uint16_t *random,
                               uint8_t *codes, uint16_t *scales)
 {
@@ -1585,7 +1587,7 @@ static void mtt__unpack_moments(const uint8_t *codes, const uint16_t *scales, in
 
 /* ---- randomness ---- */
 
-/* The site of a stream: what its numbers are for. */
+/* The site of a stream: the use of its numbers. */
 enum {
     MTT__SITE_INIT, MTT__SITE_SHUFFLE, MTT__SITE_SPLIT, MTT__SITE_SAMPLE,
     MTT__SITE_EMBED, MTT__SITE_ATTENTION, MTT__SITE_PROJ, MTT__SITE_MLP, /* dropout */
@@ -1599,7 +1601,7 @@ static uint64_t mtt__random_bits(uint64_t seed, uint64_t stream, uint64_t index)
     return (uint64_t)r[1] << 32 | r[0];
 }
 
-/* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits, whose bias is below 2^-32. */
+/* A uniform integer below `bound` (at most 2^32): the remainder of 64 bits. Its bias is below 2^-32. */
 static uint64_t mtt__random_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t bound)
 {
     return mtt__random_bits(seed, stream, index) % bound;
@@ -4179,13 +4181,14 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
    -------------------------------------------------------------------------------------------------------- */
 
 /* Every operation in plain C, beside its formula: mtt__cpu_norm(op, operands) runs the row `norm` of MTT_OPS.
-   Tensors are read and written as floats, so one text serves all precisions. Threads share rows, columns,
-   tiles or heads. No sum is divided between threads in another order than on one, so their number changes no
-   bit. First come tools: numbers, elementwise operations, matrix products. Then the operations in the order
-   of a step: embedding, norms, GELU, linear layers, attention, loss, update. */
+   Tensors are read and written as floats, so one function serves all precisions. Threads share rows, columns,
+   tiles or heads. Every sum has a fixed order, so the number of threads changes no bit. First come the tools:
+   reading and writing, sums, elementwise operations, matrix products. Then the operations in the order of a
+   step: embedding, norms, linear layers, plain and flash attention, loss, update. The backend is at the end.
+   */
 
 enum {
-    MTT__ALONE = 32768,    /* up to this many elements one thread works alone: waking others takes longer */
+    MTT__ALONE = 32768,    /* up to this many elements one thread is faster: waking others takes longer */
     MTT__BLOCK = 1024,     /* elements that are converted to floats at a time */
     MTT__TILE = 64,        /* rows and columns of a tile of a product; queries and keys of flash attention */
     MTT__LANES = 16,       /* partial sums of a long sum */
@@ -4193,8 +4196,10 @@ enum {
     MTT__MAX_HEAD = 256
 };
 #define MTT__THREADS(elements) MTT__OMP(omp parallel for schedule(static) if ((elements) > MTT__ALONE))
+/* A loop over [from, end) in blocks: `n` elements from `at` up. */
+#define MTT__BLOCKS(at, n, from, end) for (at = from; (n = mtt__min(MTT__BLOCK, (end) - at)) > 0; at += n)
 
-/* ---- numbers ---- */
+/* ---- reading and writing ---- */
 
 static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
 {
@@ -4211,10 +4216,8 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
 {
     uint16_t *half = (uint16_t *)t->data + first;
     int64_t i;
-    if (t->dtype == MTT_F32) {
-        float *at = (float *)t->data + first;
-        if (at != values) memcpy(at, values, (size_t)count * sizeof(float));
-    } else if (t->dtype == MTT_BF16_BITS)
+    if (t->dtype == MTT_F32) memcpy((float *)t->data + first, values, (size_t)count * sizeof(float));
+    else if (t->dtype == MTT_BF16_BITS)
         for (i = 0; i < count; i++) half[i] = mtt__to_bf16(values[i]);
     else
         for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]);
@@ -4231,6 +4234,8 @@ static const float *mtt__read(const mtt_tensor *t, int64_t first, int64_t count,
 MTT__INLINE const mtt_control *mtt__control(const mtt_tensor *t) { return (const mtt_control *)t->data; }
 MTT__INLINE mtt_counters *mtt__counters(const mtt_tensor *t) { return (mtt_counters *)t->data; }
 
+/* ---- sums ---- */
+
 /* e^x within 2 ulp, without a branch or a call, so that loops over it become vectors: 2^n times a polynomial
    on [-ln2/2, ln2/2] (Cephes' expf). Saturates near 0 below -87 and near FLT_MAX above 88. */
 MTT__INLINE float mtt__exp(float x)
@@ -4243,7 +4248,8 @@ MTT__INLINE float mtt__exp(float x)
     return (y * r * r + r + 1.0f) * mtt__bits_float((mtt__float_bits(shifted) + 127u) << 23);
 }
 
-/* Sums and largest values in lanes: one order for every build, and vectors without licence to reorder. */
+/* Sums and largest values in lanes: lane l takes elements l, l + 16, ... So every build adds in one order,
+   and the compiler can use vectors without permission to reorder. */
 static float mtt__sum_lanes(const float *lane)
 {
     float sum = 0;
@@ -4287,15 +4293,12 @@ static float mtt__largest(const float *x, int64_t n)
     return best;
 }
 
-/* Softmax over a row of any length: its largest element, and a block's part of the sum of e^(x - largest). */
-static float mtt__row_largest(const mtt_tensor *t, int64_t first, int64_t count)
+/* For a softmax of elements [first, end): the largest, and a block's part of the sum of e^(x - largest). */
+static float mtt__row_largest(const mtt_tensor *t, int64_t first, int64_t end)
 {
     float buffer[MTT__BLOCK], best = -3.4e38f;
-    int64_t i, n;
-    for (i = 0; i < count; i += n) {
-        n = mtt__min(MTT__BLOCK, count - i);
-        best = fmaxf(best, mtt__largest(mtt__read(t, first + i, n, buffer), n));
-    }
+    int64_t at, n;
+    MTT__BLOCKS(at, n, first, end) best = fmaxf(best, mtt__largest(mtt__read(t, at, n, buffer), n));
     return best;
 }
 
@@ -4309,7 +4312,7 @@ static float mtt__exp_sum(const float *x, int64_t n, float largest)
 
 /* ---- elementwise operations ---- */
 
-/* Dropout: multiplies `count` values, elements from `first` up, by their masks: 0 or 1 / (1 - p). */
+/* Dropout: multiplies `count` values, elements from `first` up, by their mask: 0, or 1 / (1 - p). */
 static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count,
                       float *values)
 {
@@ -4325,16 +4328,8 @@ static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first
     }
 }
 
-/* The masks themselves. */
-static void mtt__dropout_mask(const mtt_op *op, const mtt_tensor *control, int64_t first, int64_t count,
-                              float *mask)
-{
-    int64_t i;
-    for (i = 0; i < count; i++) mask[i] = 1.0f;
-    mtt__drop(op, control, first, count, mask);
-}
-
-/* out = f(a, dropout(b)): f changes a block of b in place. Without a control there is no dropout. */
+/* out = f(a, dropout(b)): f changes a block of b in place. There is no dropout without a control, and `a` and
+   f may be absent. */
 static void mtt__elementwise(const mtt_op *op, const mtt_tensor *control, const mtt_tensor *a,
                              const mtt_tensor *b, const mtt_tensor *out,
                              void (*f)(const float *a, float *b, int64_t n))
@@ -4411,7 +4406,8 @@ static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
 
 /* ---- matrix products ---- */
 
-/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column, and a step is 1. */
+/* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One of the two steps is
+   1. */
 typedef struct mtt__view {
     const mtt_tensor *t;
     int64_t first, m, n, row, column;
@@ -4419,8 +4415,8 @@ typedef struct mtt__view {
 
 static mtt__view mtt__matrix_at(const mtt_tensor *t, int64_t first, int64_t m, int64_t n, int transposed)
 {
-    mtt__view straight = {t, first, m, n, mtt__width(t), 1}, turned = {t, first, n, m, 1, mtt__width(t)};
-    return transposed ? turned : straight;
+    mtt__view plain = {t, first, m, n, mtt__width(t), 1}, swapped = {t, first, n, m, 1, mtt__width(t)};
+    return transposed ? swapped : plain;
 }
 
 static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
@@ -4429,8 +4425,8 @@ static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
 }
 
 /* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 4.
-   Where columns are contiguous in memory, 16 of them are read and then written side by side, a cache line at
-   a time. */
+   Where columns are contiguous in memory, 16 of them are read, then written side by side, a cache line at a
+   time: an FP32 step is 20 % faster than by single elements. */
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
                             int64_t stride)
 {
@@ -4457,10 +4453,10 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
     for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
 }
 
-/* C += A B for an m x k and a k x n block. It works on whole multiples of 2 rows, 4 terms and 16 columns: A
-   and B are padded with zeros as by mtt__load_block, and what is computed in columns beyond n is never read.
-   The two local rows tell the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56
-   GFLOP/s a core instead of 10. */
+/* C += A B for an m x k and a k x n block, in whole multiples of 2 rows, 4 terms and 16 columns: A and B are
+   padded with zeros as by mtt__load_block, and columns of C beyond n are never read. The two local rows show
+   the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56 GFLOP/s a core instead of
+   10. */
 static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
                                 int64_t a_column, const float *b, int64_t ldb, float *c, int64_t ldc)
 {
@@ -4486,7 +4482,7 @@ static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a,
         }
 }
 
-/* C = scale A B by tiles on one thread: for attention, which has a product for each head. */
+/* C = scale A B by tiles, on one thread: plain attention has a product for each head. */
 static void mtt__tile_gemm(float scale, mtt__view a, mtt__view b, mtt__view c)
 {
     enum { S = MTT__TILE };
@@ -4585,8 +4581,8 @@ static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, c
         }
 }
 
-/* Sums over rows, row after row: of dy, or of dy xhat if there are x and its statistics, with
-   xhat = (x - mean) rstd. They are added to `sums` where `add` is set. */
+/* sums (+)= the sum over rows of dy, or of dy xhat if x and its statistics are given, with
+   xhat = (x - mean) rstd. `add` decides whether earlier sums stay. */
 static void mtt__sum_rows(const mtt_tensor *dy, const mtt_tensor *x, const mtt_tensor *stats,
                           const mtt_tensor *sums, int add)
 {
@@ -4626,7 +4622,8 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
     }
 }
 
-/* d_wte[token] += mask * dx and d_wpe[t] += mask * dx, row after row within a stripe of columns. */
+/* d_wte[token] += mask dx and d_wpe[t] += mask dx, one row after another: a thread has a stripe of columns.
+   */
 static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *o)
 {
     enum { STRIPE = 32 };
@@ -4657,8 +4654,8 @@ static void mtt__cpu_pick_row(const mtt_op *op, const mtt_pick_row *o)
 
 /* ---- norms ---- */
 
-/* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + 1e-5), the biased variance, in two passes.
-   Keeps mean and rstd. */
+/* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + 1e-5). The variance is the biased one and
+   takes a second pass. Keeps mean and rstd for the backward pass. */
 static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
 {
     int64_t C = op->shape->d_model, rows = mtt__rows(o->y), row;
@@ -4760,12 +4757,12 @@ static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_linear_bac
 
 /* ---- plain attention ---- */
 
-/* The matrix of a head: its columns in rows of qkv or of the output, or its T x T square of scores. */
+/* Matrices of a head: T x head_dim columns of qkv or of the output, or the T x T square of scores. */
 enum { MTT__Q, MTT__K, MTT__V, MTT__OUT, MTT__SQUARE, MTT__TRANSPOSED = 8 };
 
 static int64_t mtt__heads(const mtt_op *op) { return (int64_t)op->shape->batch * op->shape->heads; }
 
-/* Heads are counted through the batch, sequence after sequence. */
+/* The view of such a matrix. `index` counts heads through the batch, sequence after sequence. */
 static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int64_t index)
 {
     const mtt_shape *d = op->shape;
@@ -4777,7 +4774,7 @@ static mtt__view mtt__head(const mtt_op *op, const mtt_tensor *t, int part, int6
     return mtt__matrix_at(t, first, T, D, transposed);
 }
 
-/* 1 / sqrt(head_dim), by which scores are multiplied */
+/* Scores are multiplied by this. */
 static float mtt__score_scale(const mtt_op *op)
 {
     return 1.0f / sqrtf((float)op->shape->head_dim);
@@ -4807,19 +4804,15 @@ static void mtt__cpu_softmax(const mtt_op *op, const mtt_softmax *o)
     int64_t T = op->shape->seq_len, rows = mtt__rows(o->scores), row;
     MTT__THREADS(rows * T)
     for (row = 0; row < rows; row++) {
-        float xs[MTT__BLOCK], ys[MTT__BLOCK], sum = 0, most;
-        int64_t query = row % T, low = mtt__first_key(op->shape->window, query), j, n, k;
-        most = mtt__row_largest(o->scores, row * T + low, query + 1 - low);
-        for (j = low; j <= query; j += n) {
-            n = mtt__min(MTT__BLOCK, query + 1 - j);
-            sum += mtt__exp_sum(mtt__read(o->scores, row * T + j, n, xs), n, most);
-        }
-        for (j = 0; j < T; j += n) {
-            const float *x;
-            n = mtt__min(MTT__BLOCK, T - j);
-            x = mtt__read(o->scores, row * T + j, n, xs);
-            for (k = 0; k < n; k++) ys[k] = j + k < low || j + k > query ? 0.0f : mtt__exp(x[k] - most) / sum;
-            mtt__store(o->probs, row * T + j, n, ys);
+        float xs[MTT__BLOCK], p[MTT__BLOCK], sum = 0, most;
+        int64_t first = row * T, last = first + row % T, at, n, k;
+        int64_t low = first + mtt__first_key(op->shape->window, row % T);
+        most = mtt__row_largest(o->scores, low, last + 1);
+        MTT__BLOCKS(at, n, low, last + 1) sum += mtt__exp_sum(mtt__read(o->scores, at, n, xs), n, most);
+        MTT__BLOCKS(at, n, first, first + T) {
+            const float *x = mtt__read(o->scores, at, n, xs);
+            for (k = 0; k < n; k++) p[k] = at + k < low || at + k > last ? 0.0f : mtt__exp(x[k] - most) / sum;
+            mtt__store(o->probs, at, n, p);
         }
     }
 }
@@ -4846,18 +4839,13 @@ static void mtt__cpu_softmax_backward(const mtt_op *op, const mtt_softmax_backwa
         float g[MTT__BLOCK], buffer[MTT__BLOCK], sum = 0;
         int64_t at, n, k, pass;
         for (pass = 0; pass < 2; pass++)
-            for (at = row * T; at < (row + 1) * T; at += n) {
-                const float *p;
-                n = mtt__min(MTT__BLOCK, (row + 1) * T - at);
+            MTT__BLOCKS(at, n, row * T, (row + 1) * T) {
+                const float *p = mtt__read(o->probs, at, n, buffer);
                 mtt__load(o->d_probs, at, n, g);
-                p = mtt__read(o->probs, at, n, buffer);
                 mtt__drop(op, o->control, at, n, g);
-                if (pass == 0) {
-                    sum += mtt__dot(g, p, n);
-                    continue;
-                }
+                if (pass == 0) sum += mtt__dot(g, p, n);
                 for (k = 0; k < n; k++) g[k] = p[k] * (g[k] - sum);
-                mtt__store(o->d_scores, at, n, g);
+                if (pass == 1) mtt__store(o->d_scores, at, n, g);
             }
     }
 }
@@ -4872,46 +4860,27 @@ static void mtt__cpu_attention_scores_backward(const mtt_op *op, const mtt_atten
 
 /* ---- flash attention (Dao et al. 2022) ---- */
 
-/* Tiles of 64 queries by 64 keys pass through caches, so no T x T matrix is in memory. A thread needs 0.3 MB
-   of stack, in the backward pass 0.5 MB. A tile has queries or keys as rows MTT__MAX_HEAD apart or,
-   transposed, as columns. */
+/* Scores exist only for a tile of 64 queries by 64 keys at a time, so no T x T matrix is in memory. A thread
+   needs 0.3 MB of stack, in the backward pass 0.5 MB. A tile of q, k, v or the output has its tokens as rows,
+   MTT__MAX_HEAD apart, or, transposed, as columns. */
 typedef float mtt__tile[MTT__TILE * MTT__MAX_HEAD];
 typedef float mtt__score_tile[MTT__TILE * MTT__TILE];
 
-static void mtt__load_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first,
-                           float *tile)
+/* The keys [*low, *high) of a tile that a query attends, counted from the tile's first key j0. */
+static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t *low, int64_t *high)
 {
-    int64_t D = op->shape->head_dim, count = mtt__min(MTT__TILE, op->shape->seq_len - first);
-    if (part & MTT__TRANSPOSED)
-        mtt__load_block(mtt__head(op, t, part, head), 0, D, first, count, tile, MTT__TILE);
-    else mtt__load_block(mtt__head(op, t, part, head), first, count, 0, D, tile, MTT__MAX_HEAD);
-}
-
-static void mtt__store_tile(const mtt_op *op, const mtt_tensor *t, int part, int64_t head, int64_t first,
-                            const float *tile)
-{
-    int64_t D = op->shape->head_dim, count = mtt__min(MTT__TILE, op->shape->seq_len - first);
-    mtt__store_block(mtt__head(op, t, part, head), first, count, 0, D, tile, MTT__MAX_HEAD);
-}
-
-/* Finds the keys of a tile that a query attends, [*low, *high) counted from its first key j0, and clears the
-   scores of the others. */
-static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, float *scores, int64_t *low,
-                          int64_t *high)
-{
-    int64_t first = mtt__first_key(d->window, query) - j0, j;
+    int64_t first = mtt__first_key(d->window, query) - j0;
     *high = mtt__min(MTT__TILE, query + 1 - j0);
     *low = mtt__min(first > 0 ? first : 0, *high);
-    for (j = 0; j < *low; j++) scores[j] = 0;
-    for (j = *high; j < MTT__TILE; j++) scores[j] = 0;
 }
 
-/* The forward pass of a tile of queries (algorithm 1, queries in the outer loop). For each tile of keys the
-   running maximum m and the running sum l of each query are renewed, so that O = softmax(S) V is exact:
-     m' = max(m, rowmax S)
-     O  = e^(m - m') O + e^(S - m') V
-     l  = e^(m - m') l + rowsum e^(S - m')        at the end O / l
-   Keeps lse = m + log l, from which the backward pass recomputes P. */
+/* The forward pass of a tile of queries (algorithm 1 with queries in the outer loop), an online softmax. Each
+   query has a running maximum m and a running sum l. Each tile of keys, with scores S = Q K^T / sqrt(D),
+   updates both and rescales the output, so O = softmax(S) V is exact:
+     m' = max(m, rowmax S)        P = e^(S - m')
+     l' = e^(m - m') l + rowsum P
+     O' = e^(m - m') O + mask P V
+   At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
 static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, int64_t i0)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
@@ -4919,26 +4888,25 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, 
     mtt__score_tile s;
     float row_max[S], row_sum[S], scale = mtt__score_scale(op), *lse = (float *)f->lse->data;
     int64_t T = op->shape->seq_len, D = op->shape->head_dim, m = mtt__min(S, T - i0), j0, i, j;
-    mtt__load_tile(op, f->qkv, MTT__Q, head, i0, q);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, head), i0, m, 0, D, q, W);
     memset(o, 0, sizeof(o));
     for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
     for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + m; j0 += S) {
         int64_t n = mtt__min(S, T - j0), low, high;
-        mtt__load_tile(op, f->qkv, MTT__K | MTT__TRANSPOSED, head, j0, k_t);
-        mtt__load_tile(op, f->qkv, MTT__V, head, j0, v);
+        mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head), 0, D, j0, n, k_t, S);
+        mtt__load_block(mtt__head(op, f->qkv, MTT__V, head), j0, n, 0, D, v, W);
         memset(s, 0, sizeof(s));
         mtt__multiply_block(m, n, D, q, W, 1, k_t, S, s, S);
         for (i = 0; i < m; i++) {
             float *p = s + i * S, *out = o + i * W, most, rescale;
-            mtt__attended(op->shape, i0 + i, j0, p, &low, &high);
-            if (low == high) continue;
-            for (j = low; j < high; j++) p[j] *= scale;
+            mtt__attended(op->shape, i0 + i, j0, &low, &high);
+            for (j = 0; j < S; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
             most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
             rescale = mtt__exp(row_max[i] - most);
             for (j = low; j < high; j++) p[j] = mtt__exp(p[j] - most);
             row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
-            row_max[i] = most;
             for (j = 0; j < D; j++) out[j] *= rescale;
+            row_max[i] = most;
             mtt__drop(op, f->control, ((head * T) + i0 + i) * T + j0, n, p);
         }
         mtt__multiply_block(m, D, n, s, S, 1, v, W, o, W);
@@ -4947,7 +4915,7 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, 
         for (j = 0; j < D; j++) o[i * W + j] /= row_sum[i];
         lse[head * T + i0 + i] = row_max[i] + logf(row_sum[i]);
     }
-    mtt__store_tile(op, f->out, MTT__OUT, head, i0, o);
+    mtt__store_block(mtt__head(op, f->out, MTT__OUT, head), i0, m, 0, D, o, W);
 }
 
 static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
@@ -4957,7 +4925,7 @@ static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
     for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
 }
 
-/* The backward pass of a head: a tile of m queries from i0, a tile of n keys from j0, their P and dS. */
+/* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
 typedef struct mtt__flash_pair {
     int64_t head, i0, m, j0, n;
     mtt__tile q, d_out, k, k_t, v_t;
@@ -4967,24 +4935,26 @@ typedef struct mtt__flash_pair {
 
 static void mtt__load_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t i0, mtt__flash_pair *t)
 {
+    enum { W = MTT__MAX_HEAD };
+    int64_t D = op->shape->head_dim, m = mtt__min(MTT__TILE, op->shape->seq_len - i0), i;
     mtt__tile out;
-    int64_t i;
     t->i0 = i0;
-    t->m = mtt__min(MTT__TILE, op->shape->seq_len - i0);
-    mtt__load_tile(op, f->qkv, MTT__Q, t->head, i0, t->q);
-    mtt__load_tile(op, f->d_out, MTT__OUT, t->head, i0, t->d_out);
-    mtt__load_tile(op, f->out, MTT__OUT, t->head, i0, out);
-    for (i = 0; i < t->m; i++)
-        t->delta[i] = mtt__dot(t->d_out + i * MTT__MAX_HEAD, out + i * MTT__MAX_HEAD, op->shape->head_dim);
+    t->m = m;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, t->head), i0, m, 0, D, t->q, W);
+    mtt__load_block(mtt__head(op, f->d_out, MTT__OUT, t->head), i0, m, 0, D, t->d_out, W);
+    mtt__load_block(mtt__head(op, f->out, MTT__OUT, t->head), i0, m, 0, D, out, W);
+    for (i = 0; i < m; i++) t->delta[i] = mtt__dot(t->d_out + i * W, out + i * W, D);
 }
 
 static void mtt__load_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t j0, mtt__flash_pair *t)
 {
+    enum { S = MTT__TILE };
+    int64_t D = op->shape->head_dim, n = mtt__min(S, op->shape->seq_len - j0);
     t->j0 = j0;
-    t->n = mtt__min(MTT__TILE, op->shape->seq_len - j0);
-    mtt__load_tile(op, f->qkv, MTT__K, t->head, j0, t->k);
-    mtt__load_tile(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head, j0, t->k_t);
-    mtt__load_tile(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head, j0, t->v_t);
+    t->n = n;
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K, t->head), j0, n, 0, D, t->k, MTT__MAX_HEAD);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, t->head), 0, D, j0, n, t->k_t, S);
+    mtt__load_block(mtt__head(op, f->qkv, MTT__V | MTT__TRANSPOSED, t->head), 0, D, j0, n, t->v_t, S);
 }
 
 /* P = mask e^(S - lse) and dS = e^(S - lse) (mask dP - delta) / sqrt(head_dim) with dP = dO V^T */
@@ -5000,9 +4970,11 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, 
     mtt__multiply_block(t->m, t->n, D, t->d_out, W, 1, t->v_t, S, t->ds, S);
     for (i = 0; i < t->m; i++) {
         float *p = t->p + i * S, *ds = t->ds + i * S, lse = ((const float *)f->lse->data)[first + i];
-        mtt__attended(d, t->i0 + i, t->j0, p, &low, &high);
-        mtt__attended(d, t->i0 + i, t->j0, ds, &low, &high);
-        mtt__dropout_mask(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
+        for (j = 0; j < t->n; j++) mask[j] = 1.0f;
+        mtt__drop(op, f->control, (first + i) * d->seq_len + t->j0, t->n, mask);
+        mtt__attended(d, t->i0 + i, t->j0, &low, &high);
+        for (j = 0; j < S; j++)
+            if (j < low || j >= high) p[j] = ds[j] = 0;
         for (j = low; j < high; j++) {
             float e = mtt__exp(p[j] * scale - lse);
             p[j] = e * mask[j];
@@ -5011,7 +4983,7 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, 
     }
 }
 
-/* dV = P^T dO and dK = dS^T Q of one tile of keys, over the tiles of queries that attend it. */
+/* One tile of keys: dV = P^T dO and dK = dS^T Q, summed over the tiles of queries that attend it. */
 static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t j0)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
@@ -5029,12 +5001,12 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
         mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
         mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
     }
-    mtt__store_tile(op, f->d_qkv, MTT__K, head, j0, dk);
-    mtt__store_tile(op, f->d_qkv, MTT__V, head, j0, dv);
+    mtt__store_block(mtt__head(op, f->d_qkv, MTT__K, head), j0, t.n, 0, d->head_dim, dk, W);
+    mtt__store_block(mtt__head(op, f->d_qkv, MTT__V, head), j0, t.n, 0, d->head_dim, dv, W);
 }
 
-/* dQ = dS K of one tile of queries. Computing dS twice costs two products of seven, and saves an accumulator
-   of dQ. */
+/* One tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two more
+   products besides five, instead of an FP32 accumulator for dQ. */
 static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backward *f, int64_t head,
                                         int64_t i0)
 {
@@ -5050,7 +5022,7 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
         mtt__flash_gradients(op, f, &t);
         mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, dq, W);
     }
-    mtt__store_tile(op, f->d_qkv, MTT__Q, head, i0, dq);
+    mtt__store_block(mtt__head(op, f->d_qkv, MTT__Q, head), i0, t.m, 0, op->shape->head_dim, dq, W);
 }
 
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
@@ -5066,28 +5038,26 @@ static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *
 
 /* ---- loss ---- */
 
-/* Of each row of logits: {lse - x[target], x[target] is the largest, lse} with lse = log(sum of e^x); zeros
-   where the target does not count. */
+/* Three numbers for each row of logits, with lse = log(sum of e^x): the loss, which is lse - x[target]; 1 if
+   x[target] is the largest; and lse. All are 0 where the target does not count. */
 static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
 {
-    int64_t V = op->shape->vocab, rows = mtt__rows(o->losses), width = mtt__width(o->logits), i;
+    int64_t V = op->shape->vocab, rows = mtt__rows(o->losses), row;
     MTT__THREADS(rows * V)
-    for (i = 0; i < rows; i++) {
-        int32_t target = ((const int32_t *)o->targets->data)[i];
-        float buffer[MTT__BLOCK], *out = (float *)o->losses->data + 3 * i, most, at;
+    for (row = 0; row < rows; row++) {
+        int32_t target = ((const int32_t *)o->targets->data)[row];
+        int64_t first = row * mtt__width(o->logits), at, n;
+        float buffer[MTT__BLOCK], *out = (float *)o->losses->data + 3 * row, most, x;
         double sum = 0;
-        int64_t j, n;
         memset(out, 0, 3 * sizeof(float));
         if (target < 0) continue;
-        most = mtt__row_largest(o->logits, i * width, V);
-        for (j = 0; j < V; j += n) {
-            n = mtt__min(MTT__BLOCK, V - j);
-            sum += mtt__exp_sum(mtt__read(o->logits, i * width + j, n, buffer), n, most);
-        }
-        mtt__load(o->logits, i * width + target, 1, &at);
+        most = mtt__row_largest(o->logits, first, first + V);
+        MTT__BLOCKS(at, n, first, first + V)
+            sum += mtt__exp_sum(mtt__read(o->logits, at, n, buffer), n, most);
+        mtt__load(o->logits, first + target, 1, &x);
         out[2] = most + (float)log(sum);
-        out[1] = at >= most;
-        out[0] = out[2] - at;
+        out[1] = x >= most;
+        out[0] = out[2] - x;
     }
 }
 
@@ -5096,20 +5066,19 @@ static void mtt__cpu_cross_entropy(const mtt_op *op, const mtt_cross_entropy *o)
 static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_cross_entropy_backward *o)
 {
     float factor = mtt__loss_factor(mtt__control(o->control), mtt__counters(o->counters));
-    int64_t rows = mtt__rows(o->losses), width = mtt__width(o->logits), i;
+    int64_t rows = mtt__rows(o->losses), width = mtt__width(o->logits), row;
     MTT__THREADS(rows * width)
-    for (i = 0; i < rows; i++) {
-        int32_t target = ((const int32_t *)o->targets->data)[i];
-        float x[MTT__BLOCK], lse = ((const float *)o->losses->data)[3 * i + 2];
+    for (row = 0; row < rows; row++) {
+        int32_t target = ((const int32_t *)o->targets->data)[row];
+        float x[MTT__BLOCK], lse = ((const float *)o->losses->data)[3 * row + 2];
         int64_t classes = target < 0 ? 0 : op->shape->vocab, j, n, k, live;
-        for (j = 0; j < width; j += n) {
-            n = mtt__min(MTT__BLOCK, width - j);
-            mtt__load(o->logits, i * width + j, n, x);
+        MTT__BLOCKS(j, n, 0, width) {
+            mtt__load(o->logits, row * width + j, n, x);
             live = mtt__min(n, classes - j);
             for (k = 0; k < live; k++) x[k] = mtt__exp(x[k] - lse) * factor;
             for (; k < n; k++) x[k] = 0;
             if (target >= j && target < j + n) x[target - j] -= factor;
-            mtt__store(o->d_logits, i * width + j, n, x);
+            mtt__store(o->d_logits, row * width + j, n, x);
         }
     }
 }
@@ -5153,7 +5122,7 @@ static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
     }
 }
 
-/* Adds the rows to the sums of the step, which the first micro-batch begins. */
+/* Adds the rows to the sums of the step. The first micro-batch starts them. */
 static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_sum_loss *o)
 {
     const float *losses = (const float *)o->losses->data;
@@ -5177,12 +5146,10 @@ static double mtt__sum_squares(const mtt_tensor *t)
     double sums[PIECES] = {0}, sum = 0;
     MTT__THREADS(count)
     for (piece = 0; piece < PIECES; piece++) {
-        int64_t at = mtt__min(piece * size, count), end = mtt__min(at + size, count), n;
-        for (; at < end; at += n) {
-            float buffer[MTT__BLOCK];
-            const float *x;
-            n = mtt__min(MTT__BLOCK, end - at);
-            x = mtt__read(t, at, n, buffer);
+        float buffer[MTT__BLOCK];
+        int64_t at, n;
+        MTT__BLOCKS(at, n, piece * size, mtt__min((piece + 1) * size, count)) {
+            const float *x = mtt__read(t, at, n, buffer);
             sums[piece] += (double)mtt__dot(x, x, n);
         }
     }
@@ -5198,7 +5165,7 @@ static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_grad_norm *o)
     mtt__scale_gradients(mtt__control(o->control), mtt__counters(o->counters), sum);
 }
 
-/* Codes of compact moments from element `first` up. The scales of all groups are behind the codes of all. */
+/* Codes and scales of compact moments from element `first` up. The scales of all groups follow all codes. */
 static uint8_t *mtt__codes(const mtt_tensor *moments, int64_t first)
 {
     return (uint8_t *)moments->data + first;
@@ -5210,8 +5177,8 @@ static uint16_t *mtt__scales(const mtt_tensor *moments, int64_t first)
            first / MTT__GROUP;
 }
 
-/* Updates n elements of a parameter from `at` up, which the kept tensors hold from `first` up. The compact
-   state is decoded before and encoded after, rounded by 16 bits of `stream` for each element. */
+/* Updates n elements of a parameter from `at` up. The kept tensors hold them from `first` up. A compact state
+   is decoded before and encoded after, rounded by 16 random bits an element. */
 static void mtt__adamw_block(const mtt_op *op, const mtt_adamw *o, const mtt_adamw_rates *r, uint64_t stream,
                              int parameter, int64_t at, int64_t first, int64_t n)
 {
@@ -5261,15 +5228,6 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
 
 /* ---- backend ---- */
 
-#define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
-    static void mtt__cpu_run_##name(const mtt_op *op)                                   \
-    {                                                                                   \
-        mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op));                                 \
-    }
-MTT_OPS(MTT__CPU_RUN)
-#define MTT__CPU_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cpu_run_##name,
-static void (*const mtt__cpu_functions[])(const mtt_op *op) = {MTT_OPS(MTT__CPU_FUNCTION)};
-
 /* The context is the environment: a CPU needs only a source of memory. */
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
                                 void **context)
@@ -5313,9 +5271,15 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
-    int i;
+    const mtt_op *op;
     (void)context;
-    for (i = 0; i < count; i++) mtt__cpu_functions[ops[i].kind](&ops[i]);
+    for (op = ops; op < ops + count; op++)
+        switch (op->kind) {
+#define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
+        case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
+            MTT_OPS(MTT__CPU_RUN)
+        case MTT_OP_KIND_COUNT: break;
+        }
     return MTT_OK;
 }
 
@@ -5346,7 +5310,13 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
    >>trainer
    -------------------------------------------------------------------------------------------------------- */
 
-/* Elements that pass between host and device at a time: whole groups of the compact state. */
+/* A trainer is a schedule, its arena on a backend, and the number of steps taken. mtt_trainer_create plans,
+   allocates and fills the state. A step uploads tokens, targets and mtt_control for each micro-batch and lets
+   the backend run the program's lists: forward and backward once a micro-batch, then the update. The host
+   reads only mtt_counters. Parameters, gradients and moments pass between host and device in pieces, as
+   floats in every precision. */
+
+/* Elements that pass at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
 
 struct mtt_trainer {
@@ -5356,7 +5326,8 @@ struct mtt_trainer {
     mtt_schedule *schedule;
     mtt_optim_desc optim;
     void *arena;
-    float *staging;     /* MTT__STAGING floats, then as many 16-bit values */
+    float *staging;     /* MTT__STAGING floats: a piece in the device's types */
+    float *values;      /* as many floats: a piece of initial values */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     size_t free_before; /* the device's free bytes before the arena was taken */
@@ -5379,6 +5350,12 @@ static mtt_status mtt__copy(mtt_trainer *t, int way, void *device, void *host, s
     return t->backend.download(t->context, host, device, bytes);
 }
 
+/* The counters are state, so all programs share them. */
+static mtt_status mtt__move_counters(mtt_trainer *t, int way, mtt_counters *counters)
+{
+    return mtt__copy(t, way, t->schedule->programs[MTT__TRAIN].counters->data, counters, sizeof(*counters));
+}
+
 /* Moves elements of a tensor from or to floats, rounded to its precision. */
 static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, int64_t first, int64_t count,
                             float *values)
@@ -5398,8 +5375,8 @@ static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, i
     return status;
 }
 
-/* The same for the compact state, which has two parts. Of a master these are the rest and the weight in use,
-   of moments the codes and the scales of their groups. */
+/* The same for the compact state, which has two parts: a master has the lower bits and the 16-bit weight in
+   use, moments have codes and a scale for each group. */
 static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                     int64_t count, float *values)
 {
@@ -5441,38 +5418,40 @@ static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *
 
 /* ---- initial state ---- */
 
-/* Initial values, as GPT-2's: N(0, 0.02), for projections into the residual stream over sqrt(2 * layers). */
-static void mtt__initial_values(const mtt_trainer *t, int parameter, int64_t first, int64_t count, float *out)
+/* Initial values of GPT-2: N(0, 0.02), divided by sqrt(2 layers) for projections into the residual stream. */
+static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
 {
-    int init = mtt__parameter_row[t->schedule->programs[MTT__TRAIN].parameters[parameter].kind].init;
-    uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)parameter);
-    float deviation = 0.02f;
-    int64_t i;
+    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index];
+    int init = mtt__parameter_row[q->kind].init;
+    uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)index);
+    float mean = init == MTT__ONES ? 1.0f : 0.0f, deviation = init >= MTT__NORMAL ? 0.02f : 0.0f;
+    int64_t count = mtt__parameter_elements(q), at, n, i;
+    mtt_status status = MTT_OK;
     if (init == MTT__NORMAL_RESIDUAL) deviation /= sqrtf(2.0f * (float)t->schedule->model.layers);
-    MTT__OMP(omp parallel for schedule(static) if (count > MTT__ALONE))
-    for (i = 0; i < count; i++) {
-        if (init == MTT__ZEROS) out[i] = 0.0f;
-        else if (init == MTT__ONES) out[i] = 1.0f;
-        else out[i] = deviation * mtt__random_normal(t->optim.seed, stream, first + i);
+    for (at = 0; at < count && !status; at += n) {
+        n = mtt__min(MTT__STAGING, count - at);
+        MTT__THREADS(n)
+        for (i = 0; i < n; i++)
+            t->values[i] = mean + deviation * mtt__random_normal(t->optim.seed, stream, at + i);
+        status = mtt__move_kept(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
     }
+    return status;
 }
 
-/* pe[t][2i] = 0.02 sin(t / 10000^(2i / C)), pe[t][2i + 1] = 0.02 cos of the same (Vaswani et al. 2017). They
-   scale the embedding up to the sines; this scales the sines down to the embedding. Unscaled, positions drown
-   the words: a small model stays at a perplexity of 1100 where it reaches 363 with the factor. */
+/* pe[t][2i] = 0.02 sin(t / 10000^(2i / C)), pe[t][2i + 1] = 0.02 cos of the same. Vaswani et al. (2017) scale
+   the embedding up to the sines; this scales the sines down to the embedding. Without the factor, positions
+   drown the words: a small model stays at a perplexity of 1100 instead of reaching 363. */
 static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
 {
-    int64_t T = table->shape[0], C = table->shape[1], row, i;
-    float *values = (float *)mtt__alloc(t->env, (size_t)C, sizeof(float));
-    mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
-    for (row = 0; row < T && !status; row++) {
+    int64_t C = table->shape[1], row, i;
+    mtt_status status = MTT_OK;
+    for (row = 0; row < table->shape[0] && !status; row++) {
         for (i = 0; i < C; i++) {
             double angle = (double)row * pow(10000.0, -(double)(i / 2 * 2) / (double)C);
-            values[i] = (float)(0.02 * (i % 2 ? cos(angle) : sin(angle)));
+            t->values[i] = (float)(0.02 * (i % 2 ? cos(angle) : sin(angle)));
         }
-        status = mtt__move(t, MTT__PUT, table, row * C, C, values);
+        status = mtt__move(t, MTT__PUT, table, row * C, C, t->values);
     }
-    mtt__free(t->env, values);
     return status;
 }
 
@@ -5520,46 +5499,42 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
 static mtt_status mtt__fill_state(mtt_trainer *t)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    float *values = (float *)mtt__alloc(t->env, MTT__STAGING, sizeof(float));
-    mtt_status status = values ? MTT_OK : MTT_E_MEMORY;
+    mtt_status status = MTT_OK;
     mtt_counters counters;
     int i;
     for (i = 0; i < p->tensor_count && !status; i++)
         if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
             status = mtt__fill_zeros(t, p->tensors[i]);
-    for (i = 0; i < p->parameter_count && !status; i++) {
-        int64_t count = mtt__parameter_elements(&p->parameters[i]), at, n;
-        for (at = 0; at < count && !status; at += n) {
-            n = mtt__min(MTT__STAGING, count - at);
-            mtt__initial_values(t, i, at, n, values);
-            status = mtt__move_kept(t, MTT__PUT, &p->parameters[i], MTT__MASTER, at, n, values);
-        }
-    }
-    mtt__free(t->env, values);
+    for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
     if (!status && p->positions->category == MTT_DATA) status = mtt__fill_positions(t, p->positions);
     if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
     counters.loss_scale = mtt__precisions[t->schedule->policy.precision].scaled ? t->optim.loss_scale : 1.0f;
     counters.step_scale = counters.loss_scale;
-    if (!status) status = t->backend.upload(t->context, p->counters->data, &counters, sizeof(counters));
-    return status;
+    return status ? status : mtt__move_counters(t, MTT__PUT, &counters);
 }
 
 /* ---- memory ---- */
 
-/* Every tensor gets an address, and the programs share the state. */
 #ifdef MTT_SEPARATE_ALLOCS
-/* Each tensor has a block of its own, where a sanitizer sees overruns. */
-static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
+enum { MTT__SEPARATE = 1 };
+#else
+enum { MTT__SEPARATE = 0 };
+#endif
+
+/* Gives every tensor an address: its offset in the arena, or a block of its own, where a sanitizer sees
+   overruns. All programs share the state. */
+static mtt_status mtt__bind(mtt_trainer *t)
 {
-    mtt__program *programs = t->schedule->programs;
+    mtt__program *first = t->schedule->programs, *p;
     mtt_status status = MTT_OK;
-    int which, i;
-    (void)policy;
-    for (which = 0; which < MTT__PROGRAMS; which++)
-        for (i = 0; i < programs[which].tensor_count && !status; i++) {
-            mtt_tensor *tensor = programs[which].tensors[i];
-            if (tensor->persistent && which > 0) tensor->data = programs[0].tensors[i]->data;
+    int i;
+    if (!MTT__SEPARATE) status = t->backend.alloc(t->context, mtt__arena_bytes(t->schedule), &t->arena);
+    for (p = first; p < first + MTT__PROGRAMS; p++)
+        for (i = 0; i < p->tensor_count && !status; i++) {
+            mtt_tensor *tensor = p->tensors[i];
+            if (!MTT__SEPARATE) tensor->data = (char *)t->arena + tensor->offset;
+            else if (tensor->persistent && p > first) tensor->data = first->tensors[i]->data;
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
         }
     return status;
@@ -5567,16 +5542,16 @@ static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
 
 static void mtt__unbind(mtt_trainer *t)
 {
-    int which, i;
-    for (which = 0; which < MTT__PROGRAMS; which++)
-        for (i = 0; i < t->schedule->programs[which].tensor_count; i++) {
-            mtt_tensor *tensor = t->schedule->programs[which].tensors[i];
-            if (tensor->data && (which == 0 || !tensor->persistent))
-                t->backend.release(t->context, tensor->data);
-        }
+    mtt__program *first = t->schedule->programs, *p;
+    int i;
+    if (t->arena) t->backend.release(t->context, t->arena);
+    for (p = first; MTT__SEPARATE && p < first + MTT__PROGRAMS; p++)
+        for (i = 0; i < p->tensor_count; i++)
+            if (p->tensors[i]->data && (p == first || !p->tensors[i]->persistent))
+                t->backend.release(t->context, p->tensors[i]->data);
 }
-#else
-/* The arena did not fit: names the largest tensors, and the batch that would fit. */
+
+/* The arena does not fit. Names the largest tensors, and the batch that would fit. */
 static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
 {
     const mtt_schedule *s = t->schedule;
@@ -5602,23 +5577,6 @@ static mtt_status mtt__refuse_memory(mtt_trainer *t, const mtt_policy *policy)
                      "%s; the largest batch that fits is %d of sequences of %d tokens: lower batch or "
                      "seq_len, recompute more, or use the chunked loss", reason, batch, s->seq_len);
 }
-
-static mtt_status mtt__bind(mtt_trainer *t, const mtt_policy *policy)
-{
-    mtt__program *programs = t->schedule->programs;
-    mtt_status status = t->backend.alloc(t->context, mtt__arena_bytes(t->schedule), &t->arena);
-    int which, i;
-    for (which = 0; which < MTT__PROGRAMS && !status; which++)
-        for (i = 0; i < programs[which].tensor_count; i++)
-            programs[which].tensors[i]->data = (char *)t->arena + programs[which].tensors[i]->offset;
-    return status == MTT_E_BUDGET ? mtt__refuse_memory(t, policy) : status;
-}
-
-static void mtt__unbind(mtt_trainer *t)
-{
-    if (t->arena) t->backend.release(t->context, t->arena);
-}
-#endif
 
 MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 {
@@ -5647,12 +5605,14 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     p.device = backend->device;
     status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
-    if (!status && !(t->staging = (float *)mtt__alloc(env, MTT__STAGING, sizeof(float))))
+    if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
         status = MTT_E_MEMORY;
+    if (!status) t->values = t->staging + MTT__STAGING;
     if (!status) status = backend->open(env, backend, &t->schedule->policy, &t->context);
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
-    if (!status) status = mtt__bind(t, &p);
+    if (!status) status = mtt__bind(t);
+    if (status == MTT_E_BUDGET && t->opened) status = mtt__refuse_memory(t, &p);
     if (!status) status = mtt__fill_state(t);
     if (!status) *out = t;
     else mtt_trainer_destroy(t);
@@ -5675,34 +5635,17 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     return MTT_OK;
 }
 
-static int64_t mtt__count_targets(const int32_t *targets, int64_t count)
-{
-    int64_t i, counted = 0;
-    for (i = 0; i < count; i++) counted += targets[i] >= 0;
-    return counted;
-}
-
-/* Sends what an execution of a program reads besides state. Targets may be NULL; `counted` are those of the
-   whole step. */
+/* Uploads everything that a run of a program reads besides state. Targets may be NULL. `counted` is the
+   number of targets of the whole step. */
 static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                             const int32_t *targets, int64_t counted, int row)
 {
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
-    mtt_control control;
+    int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
+    mtt_control control = {o->seed, (uint64_t)t->micro_batch, mtt_learning_rate(o, t->step), o->beta1,
+                           o->beta2, o->eps, o->weight_decay, o->clip, counted, scaling, row};
     mtt_status status;
-    memset(&control, 0, sizeof(control));
-    control.seed = o->seed;
-    control.micro_batch = (uint64_t)t->micro_batch;
-    control.lr = mtt_learning_rate(o, t->step);
-    control.beta1 = o->beta1;
-    control.beta2 = o->beta2;
-    control.eps = o->eps;
-    control.weight_decay = o->weight_decay;
-    control.clip = o->clip;
-    control.targets = counted;
-    control.scaling = mtt__precisions[t->schedule->policy.precision].scaled;
-    control.row = row;
     status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
     if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
     if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
@@ -5713,12 +5656,12 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
 static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                                          const int32_t *targets, int micro_batches, int training)
 {
-    int64_t rows = p->shape.rows, counted;
+    int64_t rows = p->shape.rows, counted = 0, k;
     mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
     int i;
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     if (status) return status;
-    counted = mtt__count_targets(targets, rows * micro_batches);
+    for (k = 0; k < rows * micro_batches; k++) counted += targets[k] >= 0;
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
         if (!status) status = t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin);
@@ -5727,13 +5670,13 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
     return status;
 }
 
-/* Waits for what was run and reads the counters into `info`. The device's count of steps is the true one: it
+/* Waits for the device and reads the counters into `info`. The device's count of steps is the true one: it
    stops at a failure, which the host may learn some steps later. */
-static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counters *counters,
-                               mtt_step_info *info)
+static mtt_status mtt__receive(mtt_trainer *t, mtt_counters *counters, mtt_step_info *info)
 {
-    mtt_status status = t->backend.download(t->context, counters, p->counters->data, sizeof(*counters));
+    mtt_status status = mtt__move_counters(t, MTT__GET, counters);
     if (status) return status;
+    memset(info, 0, sizeof(*info));
     info->step = t->step = counters->steps;
     info->targets = counters->targets;
     info->hits = counters->hits;
@@ -5742,15 +5685,14 @@ static mtt_status mtt__receive(mtt_trainer *t, const mtt__program *p, mtt_counte
     return MTT_OK;
 }
 
-/* A loss or gradient that is not finite stops the device's updates until the caller knows. */
-static mtt_status mtt__numbers_failed(mtt_trainer *t, const mtt__program *p, mtt_counters *counters,
-                                      double loss)
+/* A loss or gradient that is not finite stops the device's updates. Reports it and lets them go on. */
+static mtt_status mtt__numbers_failed(mtt_trainer *t, mtt_counters *counters, double loss)
 {
     mtt_status status;
     counters->steps -= counters->skipped == 1; /* FP16 took it for an overflow; no smaller scale helps */
     counters->skipped = 0;
     t->step = counters->steps;
-    status = t->backend.upload(t->context, p->counters->data, counters, sizeof(*counters));
+    status = mtt__move_counters(t, MTT__PUT, counters);
     if (status) return status;
     return mtt__fail(t->env, MTT_E_NUMBERS,
                      "after step %lld the loss is %g and the gradient's norm %g; the weights are as "
@@ -5764,21 +5706,21 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     double start = mtt__now_ms();
     mtt_counters counters;
+    float lr;
     mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->policy.accumulate, 1);
     if (!status) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin);
     if (status) return status;
-    t->step++;
+    lr = mtt_learning_rate(&t->optim, t->step++);
     if (!info) return MTT_OK;
-    memset(info, 0, sizeof(*info));
-    info->lr = mtt_learning_rate(&t->optim, t->step - 1);
-    status = mtt__receive(t, p, &counters, info);
+    status = mtt__receive(t, &counters, info);
     if (status) return status;
+    info->lr = lr;
     info->loss_scale = counters.step_scale;
     info->grad_norm = (float)counters.grad_norm;
     info->skipped = counters.skipped != 0;
     info->ms = mtt__now_ms() - start;
     if (counters.skipped == 2 || !(fabs(info->loss) < 1e30))
-        return mtt__numbers_failed(t, p, &counters, info->loss);
+        return mtt__numbers_failed(t, &counters, info->loss);
     return MTT_OK;
 }
 
@@ -5790,10 +5732,8 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
     mtt_counters counters;
     mtt_step_info discarded;
     mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->split, 0);
-    if (status) return status;
     if (!info) info = &discarded;
-    memset(info, 0, sizeof(*info));
-    status = mtt__receive(t, p, &counters, info);
+    if (!status) status = mtt__receive(t, &counters, info);
     if (status) return status;
     info->loss_scale = counters.loss_scale;
     info->ms = mtt__now_ms() - start;
@@ -5821,7 +5761,7 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     return status;
 }
 
-/* ---- a trainer's properties and parameters ---- */
+/* ---- properties and parameters ---- */
 
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
 {
@@ -5850,7 +5790,7 @@ MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[
     return p->parameters[index].weight->name;
 }
 
-/* The parameter of that number, or NULL with the error recorded. */
+/* NULL with the error recorded if there is no such parameter. */
 static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
@@ -5860,18 +5800,21 @@ static const mtt__parameter *mtt__parameter_at(const mtt_trainer *t, int index)
     return NULL;
 }
 
-MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
+static mtt_status mtt__move_parameter(mtt_trainer *t, int way, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
-    return q ? mtt__move_kept(t, MTT__GET, q, MTT__MASTER, 0, mtt__parameter_elements(q), values)
-             : MTT_E_ARGUMENT;
+    if (!q) return MTT_E_ARGUMENT;
+    return mtt__move_kept(t, way, q, MTT__MASTER, 0, mtt__parameter_elements(q), values);
+}
+
+MTTDEF mtt_status mtt_parameter_get(mtt_trainer *t, int index, float *values)
+{
+    return mtt__move_parameter(t, MTT__GET, index, values);
 }
 
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *values)
 {
-    const mtt__parameter *q = mtt__parameter_at(t, index);
-    return q ? mtt__move_kept(t, MTT__PUT, q, MTT__MASTER, 0, mtt__parameter_elements(q), (float *)values)
-             : MTT_E_ARGUMENT;
+    return mtt__move_parameter(t, MTT__PUT, index, (float *)values);
 }
 
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
@@ -5886,8 +5829,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
                          "gradients share their memory with activations: set accumulate above 1 to "
                          "keep them");
     count = mtt__parameter_elements(q);
-    status = t->backend.download(t->context, &counters, t->schedule->programs[MTT__TRAIN].counters->data,
-                                 sizeof(counters));
+    status = mtt__move_counters(t, MTT__GET, &counters);
     if (!status) status = mtt__move(t, MTT__GET, q->gradient, 0, count, values);
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
@@ -7728,7 +7670,7 @@ enum {
     MTT__CHECKPOINT_NAME = 56
 };
 
-/* A tensor of a file. Or a pair of the metadata: name and value. */
+/* A tensor of a file, or a name and a value of its metadata. */
 typedef struct mtt__st_entry {
     const char *name, *value;
     int dtype, rank;
@@ -7777,7 +7719,7 @@ static const mtt__st_entry *mtt__st_find(const mtt__st_list *list, const char *n
     return (const mtt__st_entry *)bsearch(&key, list->at, list->count, sizeof(key), mtt__st_by_name);
 }
 
-/* Computes the bytes of a tensor. 0 if there is no such tensor. */
+/* Computes the bytes of a tensor. Returns 0 if no tensor can have this dtype and shape. */
 static int mtt__st_measure(mtt__st_entry *e)
 {
     uint64_t bytes;
@@ -7798,7 +7740,7 @@ static void mtt__st_fault(mtt_json *j, const char *at, const char *fault)
     mtt__json_fail(j, fault);
 }
 
-/* Turns a string of the header into a C string in place: a NUL replaces the closing quote. */
+/* Makes a string of the header a C string in place: a NUL replaces the closing quote. */
 static int mtt__st_text(mtt_json *j, mtt_slice string, const char **out)
 {
     char *text = (char *)string.at;
@@ -7841,8 +7783,8 @@ static void mtt__st_describe(mtt_json *j, mtt__st_entry *e)
     e->end = offsets[1];
 }
 
-/* Files of ours have a CRC-32 of each tensor's data in the metadata, under "crc32.NAME". Another, under
-   "crc32", is of the other pairs. It combines them by exclusive or, because a reader sorts them. */
+/* mtt_save writes a CRC-32 of each tensor's data to the metadata, under "crc32.NAME". The one under "crc32"
+   is of the other pairs: the exclusive or of their CRCs, so that their order does not matter. */
 static void mtt__st_add_crc(mtt__st *st, const mtt__st_entry *pair)
 {
     size_t size = strlen(pair->name);
@@ -7909,7 +7851,7 @@ static void mtt__st_place(mtt__st *st, mtt_json *j, uint64_t data_bytes)
     if (end != data_bytes) mtt__json_fail(j, "tensors that end before the file: extra bytes follow");
 }
 
-/* Reads a header and overwrites it. The error shows the first fault and the text there. */
+/* Parses a header, which it overwrites. The error shows the first fault and the text there. */
 static mtt_status mtt__st_parse(mtt__st *st, char *header, size_t size, uint64_t data_bytes)
 {
     mtt_json j;
@@ -7974,7 +7916,7 @@ static int mtt__st_crc_is(const mtt__st *st, const char *key, uint32_t crc)
            (high << 16 | low) == crc;
 }
 
-/* Checks the data and the metadata. A file without checksums, as other programs write, is refused. */
+/* Checks data and metadata. Refuses a file without checksums, such as other programs write. */
 static mtt_status mtt__st_verify(const mtt__st *st)
 {
     char key[MTT__ST_NAME + 8] = "crc32.";
@@ -7992,7 +7934,7 @@ static mtt_status mtt__st_verify(const mtt__st *st)
 
 /* ---- writing ---- */
 
-/* Gives `bytes` bytes of a tensor's data, from `offset` up. */
+/* Copies `bytes` bytes of a tensor's data, from `offset` up, to the buffer. */
 typedef mtt_status (*mtt__st_read_fn)(void *user, size_t tensor, size_t offset, void *buffer, size_t bytes);
 
 typedef struct mtt__st_saving {
@@ -8005,7 +7947,7 @@ typedef struct mtt__st_saving {
     float chunk[1 << 18]; /* data of any type */
 } mtt__st_saving;
 
-/* Prints the header, after its size. Blanks at the end align the data to 64 bytes. */
+/* Prints the size of the header and the header. Blanks at its end align the data to 64 bytes. */
 static void mtt__st_print_header(mtt__st_saving *s)
 {
     char name[MTT__ST_NAME + 8];
@@ -8059,9 +8001,9 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
     return status ? status : mtt__writer_commit(&s->writer);
 }
 
-/* Replaces the file. The reader parses the header before anything is written, so that every file saved can be
-   read. The data has the order of the list: to align it, list wide types first. `metadata` is JSON: pairs,
-   each after a comma. */
+/* Replaces the file. First the reader parses the header, so every file that is saved can be read. Data is
+   written in the order of the list: wide types first keeps it aligned. `metadata` is JSON: pairs, each after
+   a comma. */
 static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *tensors, size_t count,
                                const char *metadata, mtt__st_read_fn read, void *user)
 {
@@ -8101,11 +8043,12 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 
 /* ---- a trainer's checkpoint ---- */
 
-/* A file has FP32 tensors, for each parameter all that the optimizer keeps (see MTT__KEPT), and numbers in
-   its metadata. The values of a compact state encode to the same bits again. */
+/* The tensors are FP32: everything that the optimizer keeps of each parameter (see MTT__KEPT). A compact
+   state encodes to the same bits again. The metadata has the model, the counters and the position in the
+   data. */
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
-    const mtt__st *st; /* NULL when saving */
+    const mtt__st *st; /* the file to read; NULL when saving */
     mtt_status status;
     mtt__st_entry *tensors;
     size_t count;
@@ -8144,7 +8087,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     return MTT_OK;
 }
 
-/* Prints a number to the metadata, or reads it from a file. high 0: the file must have the same number. */
+/* Prints a number to the metadata, or reads it from a file. If high is 0, the file must have the same one. */
 static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_t low, uint64_t high,
                                    void *number, size_t size)
 {
@@ -8209,11 +8152,10 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
 
 MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
 {
-    const mtt_tensor *counters = t->schedule->programs[MTT__TRAIN].counters;
     char metadata[2048];
     mtt__checkpoint c;
     mtt_status status = mtt__checkpoint_init(&c, t, batches);
-    if (!status) status = t->backend.download(t->context, &c.counters, counters->data, sizeof(c.counters));
+    if (!status) status = mtt__move_counters(t, MTT__GET, &c.counters);
     if (!status) {
         mtt__text_init(&c.metadata, metadata, sizeof(metadata));
         mtt__checkpoint_numbers(&c);
@@ -8224,7 +8166,7 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
     return status;
 }
 
-/* Finds the data of all tensors in the file. */
+/* Finds all tensors in the file. */
 static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 {
     size_t i;
@@ -8262,7 +8204,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
         t->step = c.counters.steps;
         t->micro_batch = c.micro_batch;
         t->optim.seed = c.seed;
-        status = t->backend.upload(t->context, p->counters->data, &c.counters, sizeof(c.counters));
+        status = mtt__move_counters(t, MTT__PUT, &c.counters);
     }
     if (!status && batches) *batches = c.batches;
     mtt__free(t->env, c.tensors);
@@ -8274,7 +8216,9 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
    >>report
    -------------------------------------------------------------------------------------------------------- */
 
-/* Names of operands, without the small state that most operations read. */
+/* A schedule as a listing, one line an operation, and a plan as a table. Both also as JSON, for programs. */
+
+/* Names of operands, except for the small state that most operations read. */
 static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int count)
 {
     int i, shown = 0;
@@ -8382,6 +8326,9 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
    >>public
    -------------------------------------------------------------------------------------------------------- */
 
+/* Functions that put the rooms together: the quality of a model on a token file, text from a model, and the
+   time that one operation takes. */
+
 MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
                                       const mtt_tokenizer *tokenizer, int batches, mtt_quality *q)
 {
@@ -8416,7 +8363,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     return MTT_OK;
 }
 
-/* The k-th largest value, nearly: bisection on the value, which needs no memory. */
+/* The k-th largest value, by bisection, which needs no memory. Equal values may let more than k through. */
 static float mtt__top_k_threshold(const float *x, int n, int k)
 {
     float low = 3.4e38f, high = -3.4e38f;
@@ -8439,15 +8386,14 @@ static float mtt__top_k_threshold(const float *x, int n, int k)
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
                           uint64_t index)
 {
-    float most = logits[0], threshold = temperature > 0 ? mtt__top_k_threshold(logits, vocab, top_k) : 0;
+    float most, threshold;
     double sum = 0, left;
     int32_t i, best = 0, last = 0;
     for (i = 1; i < vocab; i++)
-        if (logits[i] > most) {
-            most = logits[i];
-            best = i;
-        }
+        if (logits[i] > logits[best]) best = i;
     if (!(temperature > 0)) return best;
+    most = logits[best];
+    threshold = mtt__top_k_threshold(logits, vocab, top_k);
     for (i = 0; i < vocab; i++)
         if (logits[i] >= threshold) sum += exp((double)(logits[i] - most) / (double)temperature);
     left = sum * mtt__random_uniform(seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
@@ -8484,17 +8430,18 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     return status;
 }
 
-/* The operations before it have just run, so its operands are as in a step. What it changes in place is put
-   back: the speed of a product depends on its numbers. On what a whole step leaves in their memory, products
-   of the backward pass take more than a third longer. A download waits for the device. */
+/* The operations before it have just run, so its operands are as in a step. An operand that it changes in
+   place is put back, because the speed of a product depends on its numbers: on the operands that a whole step
+   leaves behind, products of the backward pass take more than a third longer. A download waits for the
+   device. */
 MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt_tensor *both = NULL;
-    mtt_counters counters;
     const mtt_op *op;
+    mtt_counters counters;
     void *before = NULL;
-    double start = 0;
+    double start;
     mtt_status status = MTT_OK;
     int i, k;
     if (index < 0 || index >= p->op_count || times < 1)
@@ -8505,16 +8452,14 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
         for (k = op->inputs; k < op->inputs + op->outputs; k++)
             if (op->operands[i] && op->operands[i] == op->operands[k]) both = op->operands[i];
     if (both && !(before = mtt__alloc_raw(t->env, both->bytes))) return MTT_E_MEMORY;
-    if (both) status = t->backend.download(t->context, before, both->data, both->bytes);
-    for (i = -1; i < times && !status; i++) {
-        status = t->backend.run(t->context, op, 1);
-        if (i >= 0 || status) continue;
-        status = t->backend.download(t->context, &counters, p->counters->data, sizeof(counters));
-        start = mtt__now_ms();
-    }
-    if (!status) status = t->backend.download(t->context, &counters, p->counters->data, sizeof(counters));
+    if (both) status = mtt__copy(t, MTT__GET, both->data, before, both->bytes);
+    if (!status) status = t->backend.run(t->context, op, 1);
+    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
+    start = mtt__now_ms();
+    for (i = 0; i < times && !status; i++) status = t->backend.run(t->context, op, 1);
+    if (!status) status = mtt__move_counters(t, MTT__GET, &counters);
     *ms = (mtt__now_ms() - start) / times;
-    if (!status && both) status = t->backend.upload(t->context, both->data, before, both->bytes);
+    if (!status && both) status = mtt__copy(t, MTT__PUT, both->data, before, both->bytes);
     if (!status && both) status = t->backend.run(t->context, op, 1);
     mtt__free(t->env, before);
     return status;

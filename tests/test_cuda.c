@@ -162,7 +162,9 @@ static float to_tf32(double x)
 /* Dropout's factors. The operations that only drop are held to the CPU's bits, so the masks are right. */
 static void mask_of(const textbook *t, const mtt_tensor *control, int64_t first, int64_t count, float *mask)
 {
-    mtt__dropout_mask(t->op, control, first, count, mask);
+    int64_t i;
+    for (i = 0; i < count; i++) mask[i] = 1.0f;
+    mtt__drop(t->op, control, first, count, mask);
 }
 
 /* Element (i, j) is at[i * row + j * column]. */
@@ -1626,7 +1628,7 @@ static void step_op(lock_step *l, int which, int i, int later)
     textbook exact, plain;
     mtt_status status;
     if (!is_new(host) && l->once) {
-        mtt__cpu_functions[host->kind](host); /* for those that need its results */
+        mtt__cpu_run(NULL, host, 1); /* for those that need its results */
         return;
     }
     upload_operands(l, host, device, i);
@@ -1638,7 +1640,7 @@ static void step_op(lock_step *l, int which, int i, int later)
         TEXTBOOK[host->kind](&exact);
         TEXTBOOK[host->kind](&plain);
     }
-    mtt__cpu_functions[host->kind](host);
+    mtt__cpu_run(NULL, host, 1);
     if (status == MTT_OK && compact) compare_compact(l, host, device);
     else if (status == MTT_OK && host->kind == MTT_OP_adamw) compare_update(l, host, device, &exact, &plain);
     else
@@ -1739,7 +1741,7 @@ static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, 
     fill_state(&l, MTT__TRAIN);
     for (i = 0; i < p->step_begin; i++)
         if (p->ops[i].kind == forward || p->ops[i].kind == backward) step_op(&l, MTT__TRAIN, i, later);
-        else mtt__cpu_functions[p->ops[i].kind](&p->ops[i]);
+        else mtt__cpu_run(NULL, &p->ops[i], 1);
     close_lock_step(&l);
 }
 
