@@ -1169,10 +1169,10 @@ MTT__BOTH int64_t mtt__range_blocks(const mtt_tensor *ranges)
 
 /* ---- scratch of operations on CUDA ---- */
 
-/* The width of a head's tiles: 16, 32, 64, 96, 128 or 256. */
+/* The width of a head's tiles: 32, 64, 96, 128 or 256. */
 MTT__BOTH int mtt__flash_width(int head_dim)
 {
-    int width = 16;
+    int width = 32;
     while (width < head_dim) width = width == 64 ? 96 : width == 96 ? 128 : 2 * width;
     return width;
 }

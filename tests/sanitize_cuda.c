@@ -1,5 +1,5 @@
-/* sanitize_cuda.c [TECHNIQUE [host]] - a small step and an evaluation of one technique, with a
-   block for each tensor. tests/sanitize_gpu.sh builds it and runs it under the four tools of compute-sanitizer.
+/* sanitize_cuda.c [TECHNIQUE [host]] - a small step and an evaluation of one technique, with a block for each
+   tensor. tests/sanitize_gpu.sh builds it and runs it under the four tools of compute-sanitizer.
 
    With `host` the host makes the products. On Hopper initcheck does not see what kernels write through the
    tensor memory accelerator (cuBLASLt's kernels and ours), and takes it for unset; racecheck ends with an
