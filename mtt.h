@@ -556,7 +556,7 @@ typedef struct mtt_tokenizer_kind mtt_tokenizer_kind;
 /* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
    In BPE, id 0 is <|endoftext|>, 1..256 are the bytes in the order of GPT-2's alphabet, and each merge of the
    most frequent pair adds an id. Pairs are counted in 64 bits; of equal ones the smallest ids go first. */
-typedef struct mtt_tokenizer mtt_vocab_trainer; /* has no ids yet; counts the words of the documents */
+typedef struct mtt_vocab_trainer mtt_vocab_trainer;
 MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
                                            mtt_vocab_trainer **out);
 MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes);
@@ -6910,32 +6910,41 @@ MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *t, const char *path)
     return mtt__writer_commit(&w);
 }
 
+/* A tokenizer without ids, which counts words. */
+struct mtt_vocab_trainer {
+    mtt_tokenizer tokenizer;
+};
+
 MTTDEF mtt_status mtt_vocab_trainer_create(mtt_env *env, const mtt_tokenizer_kind *kind,
                                            mtt_vocab_trainer **out)
 {
-    return mtt__tokenizer_make(env, kind ? kind : &mtt__bpe_kind, NULL, NULL, 0, out);
+    mtt_tokenizer *t = NULL;
+    mtt_status status = mtt__tokenizer_make(env, kind ? kind : &mtt__bpe_kind, NULL, NULL, 0, &t);
+    *out = (mtt_vocab_trainer *)(void *)t;
+    return status;
 }
 
 MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer)
 {
-    mtt_tokenizer_destroy(trainer);
+    mtt_tokenizer_destroy(trainer ? &trainer->tokenizer : NULL);
 }
 
 MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *text, size_t bytes)
 {
+    mtt_tokenizer *t = &trainer->tokenizer;
     mtt_status status = MTT_OK;
     size_t size;
     for (; bytes && !status; text += size, bytes -= size) {
-        size = trainer->kind.cut(trainer, text, bytes);
-        status = mtt__strings_count(&trainer->words, text, size, 1);
+        size = t->kind.cut(t, text, bytes);
+        status = mtt__strings_count(&t->words, text, size, 1);
     }
     return status;
 }
 
 MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out)
 {
-    return mtt__tokenizer_make(trainer->env, &trainer->kind, NULL, &trainer->words,
-                               vocab ? vocab : MTT__DEFAULT_VOCAB, out);
+    mtt_tokenizer *t = &trainer->tokenizer;
+    return mtt__tokenizer_make(t->env, &t->kind, NULL, &t->words, vocab ? vocab : MTT__DEFAULT_VOCAB, out);
 }
 
 /* -----------------------------------------------------------------------------------------------------------

@@ -433,7 +433,7 @@ static void test_counts(mtt_env *env)
     size_t i;
     check(!mtt_vocab_trainer_create(env, NULL, &trainer), "trainer");
     for (i = 0; i < MTT__LENGTH(words); i++)
-        mtt__strings_count(&trainer->words, words[i].word, strlen(words[i].word), words[i].count);
+        mtt__strings_count(&trainer->tokenizer.words, words[i].word, strlen(words[i].word), words[i].count);
     check(!mtt_vocab_trainer_finish(trainer, 0, &t) && mtt_tokenizer_vocab(t) == 257 + (int)MTT__LENGTH(want),
           "large counts");
     for (i = 0; i < MTT__LENGTH(want); i++)
@@ -446,7 +446,7 @@ static void test_counts(mtt_env *env)
     mtt_vocab_trainer_destroy(trainer);
     check(!mtt_vocab_trainer_create(env, NULL, &trainer), "trainer");
     for (i = 0; i < MTT__LENGTH(hf); i++)
-        mtt__strings_count(&trainer->words, hf[i].word, strlen(hf[i].word), hf[i].count);
+        mtt__strings_count(&trainer->tokenizer.words, hf[i].word, strlen(hf[i].word), hf[i].count);
     check(!mtt_vocab_trainer_finish(trainer, 260, &t) && is_piece(t, 257, "re") && is_piece(t, 258, "are") &&
               is_piece(t, 259, "is"),
           "Hugging Face's test_train");
