@@ -38,7 +38,7 @@ $(B)/%: %.c $(HEADERS) | deps
 $(B)/%_blas: %.c $(HEADERS) | deps
 	$(CC) $(CFLAGS) $< -o $@ $(LIBRARIES) -lm
 $(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps
-	nvcc -O3 -t0 --split-compile=0 $(shell tools/arch.sh) -c $< -o $@
+	nvcc -O3 $(shell tools/arch.sh) -c $< -o $@
 $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o
 	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 
