@@ -2304,7 +2304,7 @@ struct mtt__flash {
     float *lse;              /* [B H, T] */
     mtt_qkv view;
     int64_t seq_len, width, part[3]; /* T; C; columns from Q to Q, K and V of a head */
-    int64_t v_from_k; /* columns from K to V: computed in the loop it costs 1 % of a long step */
+    int64_t v_from_k; /* columns from K to V; computed in the loop, it cost a step of 32,768 tokens 1.3 % */
     int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK: 0 where every query attends one key */
@@ -4183,7 +4183,7 @@ MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
 
 /* Elements from a token to the next. As a product ptxas keeps it, and the addresses made of it, in uniform
-   registers. Loaded as it is, it makes steps of 32,768 tokens 1 % slower. */
+   registers: the loops over tiles are 4 to 8 instructions shorter. */
 MTT__DEVICE int mtt__uniform_stride(const mtt__flash &f) { return (int)(f.view.row >> 3) * 8; }
 
 #endif

@@ -1345,7 +1345,7 @@ static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const
         worst[op->kind][s->policy.precision] = share;
 }
 
-/* Numbers of the device and of the CPU, and what is known of them. */
+/* Numbers of the device and of the CPU, with the textbook's values and magnitudes. */
 typedef struct compared {
     const mtt_tensor *host, *device; /* the device's are on the host by now */
     const double *exact, *plain, *magnitude;

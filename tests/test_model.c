@@ -263,8 +263,8 @@ static void head(const reference *r, const double *w, const double *x, double *l
     free(n);
 }
 
-/* Mean cross entropy. `stream` holds the input of every layer and of the head; those from `from` on are made
-   anew. */
+/* Mean cross entropy. `stream` holds the input of every layer and of the head; those from `from` up are
+   computed again. */
 static double forward(const reference *r, const double *w, const micro_batch *mb, int from, double *stream,
                       double *logits)
 {
@@ -1257,7 +1257,7 @@ static void not_finite(void)
         after = parameters_of(trainer, &r);
         read_all(twin, &r, mtt_parameter_get, bad);
         /* FP16 takes it for an overflow first and halves its loss scale, which rounds the smallest gradients
-           anew */
+           again */
         double traces = relative_difference(after, bad, r.weights);
         check(info.loss == twin_info.loss && (s.policy.precision == MTT_FP16 ? traces < 1e-5 : traces == 0),
               "%s: a failed step left traces: loss %.9g instead of %.9g, weights off by %g",
@@ -1303,13 +1303,13 @@ static void full_device(void)
         mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &backend, 500, s.seq_len, &trainer);
 #ifdef MTT_SEPARATE_ALLOCS
     check(status == MTT_E_BUDGET && !trainer && strstr(env.error, "4000000 bytes free"),
-          "a full device is told as %s, \"%s\"", mtt_status_string(status), env.error);
+          "a full device is reported as %s, \"%s\"", mtt_status_string(status), env.error);
     return; /* without an arena there is no one size that did not fit */
 #endif
     fits = strstr(env.error, "largest batch that fits is ");
     check(status == MTT_E_BUDGET && !trainer && strstr(env.error, "4000000 bytes free") &&
               strstr(env.error, "logits") && fits,
-          "a full device is told as %s, \"%s\"", mtt_status_string(status), env.error);
+          "a full device is reported as %s, \"%s\"", mtt_status_string(status), env.error);
     if (fits) batch = atoi(fits + strlen("largest batch that fits is "));
     check(!mtt_plan(&env, &s.model, &s.policy, batch, s.seq_len, &report) && report.arena_bytes <= 4000000 &&
           !mtt_plan(&env, &s.model, &s.policy, batch + 1, s.seq_len, &report) && report.arena_bytes > 4000000,
@@ -1525,7 +1525,7 @@ static void learning_rates(void)
             if (kind == MTT_LR_COSINE) wanted = 0.1 + 0.9 * (0.5 + 0.5 * cos(3.141592653589793 * part));
             if (step < 100) wanted = step / 100.0;
             got = mtt_learning_rate(&resolved, step);
-            /* whether a rate stands at the start or the end of its step is left open: one step's change is
+            /* the rate may be that of the start or of the end of its step: one step's change is
                allowed */
             if (fabs(got - wanted) > (step <= 100 ? 0.0100001 : 0.0016))
                 check(0, "schedule %d: the rate of step %d is %g instead of %g", kind, step, got, wanted);

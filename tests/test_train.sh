@@ -153,7 +153,7 @@ expect 3 'sequences, a step takes 4096: lower --batch-size' --data text.txt $mod
 check "an epoch without a step leaves checkpoint and log" as_it_was ""
 expect 0 'kept as results/text.txt_fp32.safetensors.old; --resume would continue it' \
   --data text.txt $model --steps 20
-check "a run that begins anew keeps the earlier checkpoint and log" as_it_was .old
+check "a run that starts over keeps the earlier checkpoint and log" as_it_was .old
 expect 0 'kept as results/text.txt_fp32.safetensors.old2; ' --data text.txt $model --steps 20
 check "the first one stays" as_it_was .old
 check "the same run makes the same checkpoint" \
