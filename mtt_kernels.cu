@@ -2898,7 +2898,7 @@ MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h
     const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
     const typename S::E *q_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride);
     const typename S::E *k_gmem = q_gmem + f.part[MTT__PART_K];
-    const typename S::E *v_gmem = k_gmem + f.view.heads_kv * f.view.head_dim;
+    const typename S::E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.head_dim;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D,
                                                   threadIdx.x);
@@ -4220,7 +4220,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     const int head_dim = f.view.head_dim;
     const auto copy = [&](int k0, uint32_t to_smem) {
         const E *k_gmem = first_key_gmem + (int64_t)k0 * stride;
-        const E *v_gmem = k_gmem + f.view.heads_kv * f.view.head_dim;
+        const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.head_dim;
         mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem, k_gmem, stride, T - k0, head_dim);
         mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(to_smem + S::KV_BYTES, v_gmem, stride, T - k0, head_dim);
         mtt__copy_commit();
