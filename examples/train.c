@@ -11,10 +11,11 @@
 #include "../tools/wordpiece.h"
 #include "../tools/options.h"
 #include "../tools/results.h"
+#include "../tools/run.h"
 #include <signal.h>
 #include <unistd.h>
 
-enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_NUMBERS, EXIT_DEVICE, EXIT_INTERRUPTED = 130 };
+enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_INTERRUPTED = 130 };
 
 static struct {
     mtt_model_desc model;
@@ -26,6 +27,8 @@ static struct {
     const char *data, *field, *tokenizer, *dataset, *prompt, *results;
 } set = {.batch = 32, .seq_len = 256, .epochs = 1, .temperature = 0.8f, .top_k = 200, .prompt = "\n",
          .results = "results", .policy = {.accumulate = 1}, .optim = {.lr = 1e-3f}};
+
+static run files = {.keep = 2};
 
 static const option options[] = {
     TITLE("usage: train --data FILE [option...], for example train --data my_text.txt --flash --sample 200"),
@@ -43,6 +46,7 @@ static const option options[] = {
     INT("eval-every", &set.eval_every, 0, "steps between evaluations; 0: only at the end"),
     INT("eval-batches", &set.eval_batches, 0, "batches of an evaluation; 0: the whole split"),
     INT("save-every", &set.save_every, 0, "steps between checkpoints; 0: only at the end"),
+    INT("keep", &files.keep, 1, "checkpoints that stay, besides the best by validation"),
     FLAG("no-checkpoint", &set.save_every, -1, "do not save at all"),
     FLAG("resume", &set.resume, 1, "continue from the checkpoint of this dataset and technique"),
     INT("sample", &set.sample, 0, "tokens to write at the end"),
@@ -62,7 +66,6 @@ static const option options[] = {
 };
 
 static mtt_env env;
-static char dataset[256], run[512]; /* {dataset}_{technique} */
 static volatile sig_atomic_t interrupted;
 
 static void on_signal(int number)
@@ -71,27 +74,17 @@ static void on_signal(int number)
     signal(number, SIG_DFL); /* a second one ends the program at once */
 }
 
-/* Prints why a call failed; returns the exit code. */
+/* Prints why a call failed, if it did; returns the exit code. */
 static int report(mtt_status status)
 {
     static const int codes[MTT_STATUS_COUNT] = {[MTT_E_ARGUMENT] = OPTION_ERROR, [MTT_E_MEMORY] = EXIT_MEMORY,
-                                                [MTT_E_BUDGET] = EXIT_MEMORY, [MTT_E_NUMBERS] = EXIT_NUMBERS,
+                                                [MTT_E_BUDGET] = EXIT_MEMORY, [MTT_E_NUMBERS] = EXIT_DIVERGED,
                                                 [MTT_E_DEVICE] = EXIT_DEVICE};
     const char *remedy = ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB";
+    if (!status) return 0;
     fprintf(stderr, "train: %s%s\n", env.error[0] ? env.error : mtt_status_string(status),
             status == MTT_E_MEMORY ? remedy : "");
     return codes[status] ? codes[status] : EXIT_DATA;
-}
-
-static mtt_status fail(mtt_status status, const char *what, const char *remedy)
-{
-    snprintf(env.error, sizeof(env.error), "%.500s %s", what, remedy);
-    return status;
-}
-
-static const char *path_of(result_file file)
-{
-    return result_path(set.results, run, file);
 }
 
 static int read_options(int argc, char **argv)
@@ -108,36 +101,33 @@ static int read_options(int argc, char **argv)
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
-    result_name(dataset, sizeof(dataset), set.data ? set.data : "", set.dataset);
-    snprintf(run, sizeof(run), "%s_%s", dataset, option_technique());
     return 0;
 }
 
 /* Opens the dataset that --data names, or makes it of the text, unless an earlier run has. */
 static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
 {
-    char prefix[1024];
+    mtt_status status = run_open(&files, &env, set.results, set.data, set.dataset, option_technique());
+    int prepared = result_has_tokens(set.data), vocab;
+    const char *prefix = prepared ? set.data : result_path(set.results, files.dataset, "");
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_prepare_desc job = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
                             .tokenizer = set.tokenizer, .seed = (uint64_t)set.seed};
     mtt_prepare_report made = {0};
-    mtt_status status = MTT_OK;
-    int prepared = result_has_tokens(set.data), vocab;
-    snprintf(prefix, sizeof(prefix), "%s/%s", set.results, dataset);
-    if (prepared) snprintf(prefix, sizeof(prefix), "%s", set.data);
     if (set.tokenizer) job.kind = &kind;
     job.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
-    if (!prepared) status = mtt_prepare(&env, &job, &made);
+    if (!status && !prepared) status = mtt_prepare(&env, &job, &made);
     if (made.reused) fprintf(stderr, "train: the tokens of %s are reused from an earlier run\n", set.data);
+    if (!status) status = run_share_dataset(&files);
     if (!status) status = mtt_dataset_open(&env, prefix, &kind, data);
     if (status) return status;
     vocab = mtt_tokens_vocab(data->train);
     if (prepared && (set.tokenizer || (set.model.vocab && set.model.vocab != vocab)))
-        return fail(MTT_E_ARGUMENT, prefix, "is prepared, with its own tokenizer: leave out --tokenizer and "
-                    "--vocab-size, or give the text");
+        return run_fail(&files, MTT_E_ARGUMENT, "%s is prepared, with its own tokenizer: leave out "
+                        "--tokenizer and --vocab-size, or give the text", prefix);
     if (mtt_tokens_count(data->valid) == 0)
-        return fail(MTT_E_DATA, set.data, "is too short: no document is left for validation. Documents end "
-                    "at blank lines: give more text, or add blank lines");
+        return run_fail(&files, MTT_E_DATA, "%s is too short: no document is left for validation. Documents "
+                        "end at blank lines: give more text, or add blank lines", set.data);
     set.model.vocab = vocab;
     status = mtt_batches_init(&env, batches, data->valid, set.batch, set.seq_len, 0, 1); /* long enough? */
     if (status) return status;
@@ -162,22 +152,23 @@ static int show_plan(const mtt_plan_report *plan, int max_batch)
 /* Without --steps as many as the epochs take. Returns an exit code. */
 static int count_steps(const mtt_batches *batches)
 {
-    uint64_t sequences = batches->sequences * (uint64_t)set.epochs;
     uint64_t in_step = (uint64_t)set.batch * (uint64_t)set.policy.accumulate;
-    if (!set.steps && sequences / in_step > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
-    if (!set.steps) set.steps = (int)(sequences / in_step);
+    uint64_t steps = batches->sequences * (uint64_t)set.epochs / in_step;
+    if (!set.steps && steps > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
+    if (!set.steps) set.steps = (int)steps;
     if (set.steps) return 0;
     fprintf(stderr, "train: the text has %llu sequences, a step takes %llu: lower --batch-size, give more "
-            "text, or --steps\n", (unsigned long long)sequences, (unsigned long long)in_step);
+            "text, or --steps\n", (unsigned long long)batches->sequences,
+            (unsigned long long)in_step);
     return EXIT_DATA;
 }
 
-static void show_progress(const mtt_step_info *info, int64_t begun, double seconds)
+static void show_progress(const mtt_step_info *info)
 {
-    int terminal = isatty(2), last = info->step == set.steps, left;
+    int terminal = isatty(2), last = info->step == set.steps;
     double tokens = (double)set.batch * set.seq_len * set.policy.accumulate;
-    if (!terminal && info->step % 10 && info->step != begun + 1 && !last) return;
-    left = (int)(seconds / (double)(info->step - begun) * (double)(set.steps - info->step));
+    int left = (int)(files.ms * 1e-3 / (double)files.steps * (double)(set.steps - info->step));
+    if (!terminal && info->step % 10 && files.steps > 1 && !last) return;
     fprintf(stderr, "%sstep %lld/%d %lld%%", terminal ? "\r" : "", (long long)info->step, set.steps,
             (long long)(100 * info->step / set.steps));
     fprintf(stderr, " | loss %.4f | ppl %.2f | lr %.2e | gnorm %.3f | %.1f ms | %.0f tok/s", info->loss,
@@ -186,65 +177,82 @@ static void show_progress(const mtt_step_info *info, int64_t begun, double secon
             left % 60, terminal && !last ? "\033[K" : "\n");
 }
 
-static mtt_status cannot_write(result_file file)
-{
-    return fail(MTT_E_FILE, path_of(file), "cannot be written: is --results-dir yours, the disk not full?");
-}
-
 /* Writes the metrics to stdout and to their file, and the memory file. */
-static mtt_status write_results(mtt_trainer *t, const mtt_quality *q, double loss, double seconds, int steps)
+static mtt_status write_results(mtt_trainer *t, const mtt_quality *q)
 {
-    double tokens = (double)set.batch * set.seq_len * set.policy.accumulate * steps;
-    result r = {.batch_size = set.batch, .seq_len = set.seq_len, .train_loss = loss, .training_time = seconds,
-                .ms_per_step = seconds * 1e3 / (double)steps, .tokens_per_s = tokens / seconds,
-                .val_loss = q->loss, .perplexity = q->perplexity, .bits_per_byte = q->bits_per_byte,
-                .accuracy = q->accuracy};
-    result_fill(&r, dataset, option_technique(), t);
+    double tokens = (double)set.batch * set.seq_len * set.policy.accumulate * (double)files.steps;
+    result r = {.batch_size = set.batch, .seq_len = set.seq_len, .tokens_per_s = tokens / files.ms * 1e3};
+    mtt_status status;
+    run_fill(&files, &r, t, q);
     result_print(stdout, &r);
-    if (!result_save(path_of(RESULT_METRICS), &r)) return cannot_write(RESULT_METRICS);
-    if (set.no_memory || result_save_memory(path_of(RESULT_MEMORY), mtt_trainer_schedule(t))) return MTT_OK;
-    return cannot_write(RESULT_MEMORY);
+    status = run_write_metrics(&files, &r);
+    return status || set.no_memory ? status : run_write_memory(&files, mtt_trainer_schedule(t));
 }
 
-/* Steps from where the trainer is to the end, a signal or a failure. */
+/* The validation split's quality, also to the log. The best checkpoint is kept. */
+static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt_dataset *data,
+                           mtt_quality *q)
+{
+    mtt_status status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, q);
+    if (status) return status;
+    fprintf(stderr, "%svalidation loss %.4f\n", isatty(2) ? "\n" : "", q->loss);
+    if (run_log_quality(&files, mtt_trainer_step(t), q) && set.save_every >= 0)
+        report(run_save_best(&files, t, batches));
+    return MTT_OK;
+}
+
+/* Steps until the last one, a signal or a failure. A checkpoint that cannot be written does not end the run:
+   the next one may be. */
 static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
 {
     size_t part = (size_t)set.batch * (size_t)set.seq_len, all = part * (size_t)set.policy.accumulate, i;
     int32_t *tokens = malloc(2 * all * sizeof(*tokens)), *targets = tokens + all;
-    int64_t begun = mtt_trainer_step(t);
-    FILE *log = result_open_log(path_of(RESULT_LOG), begun);
-    mtt_status status = !log ? cannot_write(RESULT_LOG) : tokens ? MTT_OK : MTT_E_MEMORY;
+    mtt_status status = tokens ? MTT_OK : MTT_E_MEMORY;
     mtt_step_info info = {0};
     mtt_quality q;
-    double seconds = 0;
     while (!status && mtt_trainer_step(t) < set.steps && !interrupted) {
         for (i = 0; i < all && !status; i += part)
             status = mtt_batches_next(batches, tokens + i, targets + i);
         if (!status) status = mtt_train_step(t, tokens, targets, &info);
         if (status) break;
-        seconds += info.ms * 1e-3;
-        show_progress(&info, begun, seconds);
-        result_log_step(log, &info);
-        if (set.eval_every && info.step % set.eval_every == 0 && info.step < set.steps) {
-            status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, &q);
-            if (status) break;
-            fprintf(stderr, "%svalidation loss %.4f\n", isatty(2) ? "\n" : "", q.loss);
-            result_log_quality(log, info.step, &q);
-        }
-        if (set.save_every > 0 && info.step % set.save_every == 0)
-            status = mtt_save(t, path_of(RESULT_CHECKPOINT), batches);
+        run_log_step(&files, &info);
+        show_progress(&info);
+        if (info.step == set.steps) break;
+        if (set.eval_every && info.step % set.eval_every == 0) status = evaluate(t, batches, data, &q);
+        if (set.save_every > 0 && info.step % set.save_every == 0) report(run_save(&files, t, batches));
     }
-    if (!status && set.save_every >= 0) status = mtt_save(t, path_of(RESULT_CHECKPOINT), batches);
-    if (!status && interrupted)
-        fprintf(stderr, "\ntrain: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
-                set.save_every >= 0 ? ": --resume continues from there" : ", without a checkpoint");
-    if (!status && !interrupted)
-        status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, &q);
-    if (!status && !interrupted && info.step > begun)
-        status = write_results(t, &q, info.loss, seconds, (int)(info.step - begun));
-    if (log && !result_close(log) && !status) status = cannot_write(RESULT_LOG);
     free(tokens);
     return status;
+}
+
+/* Everything after the last step is tried, whatever fails before it. Returns an exit code. */
+static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
+{
+    mtt_quality q = {NAN, NAN, NAN, NAN, 0};
+    int code = report(status), saved = 0;
+    if (!status && set.save_every >= 0) saved = report(run_save_last(&files, t, batches));
+    if (!status && interrupted) {
+        fprintf(stderr, "\ntrain: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
+                set.save_every >= 0 && !saved ? ": --resume continues from there" : ", without a checkpoint");
+        return EXIT_INTERRUPTED;
+    }
+    if (!status) code = report(evaluate(t, batches, data, &q));
+    if (!code && !isfinite(q.perplexity)) {
+        fprintf(stderr, "train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
+        code = EXIT_DIVERGED;
+    }
+    if (!code || code == EXIT_DIVERGED) saved |= report(write_results(t, &q));
+    saved |= report(run_close_log(&files));
+    return code ? code : saved;
+}
+
+/* Continues the run, or starts it and keeps an earlier one's files. What can fail later is tried now. */
+static mtt_status begin(mtt_trainer *t, mtt_batches *batches)
+{
+    mtt_status status = MTT_OK;
+    if (set.save_every >= 0) status = run_check_room(&files, 0, set.save_every, set.resume);
+    if (!status) status = set.resume ? run_resume(&files, t, batches) : run_set_aside(&files);
+    return status ? status : run_open_log(&files, mtt_trainer_step(t));
 }
 
 int main(int argc, char **argv)
@@ -258,7 +266,6 @@ int main(int argc, char **argv)
     int max_batch = 0, code = read_options(argc, argv), planning = set.dry_run || set.find_max;
     size_t budget = set.policy.budget_bytes;
     if (code) return code == OPTION_HELP ? 0 : code;
-    if (!planning) result_make_folder(set.results);
     if (!planning && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
     if (!planning && !status) status = open_data(&data, &batches);
     if (!status && budget)
@@ -274,26 +281,18 @@ int main(int argc, char **argv)
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len,
                                 &t);
-    if (!status && set.resume) {
-        status = mtt_resume(t, path_of(RESULT_CHECKPOINT), &batches);
-        if (status == MTT_E_FILE && access(path_of(RESULT_CHECKPOINT), F_OK))
-            fprintf(stderr, "train: nothing to resume: start without --resume\n");
-    } else if (!status) {
-        const char *old = result_keep_old(path_of(RESULT_CHECKPOINT), path_of(RESULT_LOG));
-        if (old) fprintf(stderr, "train: old checkpoint kept as %s; --resume would continue it\n", old);
-    }
-    if (!status && mtt_trainer_step(t) >= set.steps)
-        fprintf(stderr, "train: all steps are done: raise --steps to continue\n");
+    if (!status) status = begin(t, &batches);
+    code = report(status);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
-    if (!status) status = train(t, &batches, &data);
-    if (!status && set.sample && !interrupted) {
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
+    if (!status) code = finish(train(t, &batches, &data), t, &batches, &data);
+    if (!code && set.sample) {
         fputs(set.prompt, stdout);
-        status = mtt_generate(t, data.tokenizer, set.prompt, set.sample, set.temperature, set.top_k,
-                              (uint64_t)set.seed, result_write_text, stdout);
+        code = report(mtt_generate(t, data.tokenizer, set.prompt, set.sample, set.temperature, set.top_k,
+                                   (uint64_t)set.seed, result_write_text, stdout));
         putchar('\n');
     }
-    code = status ? report(status) : interrupted ? EXIT_INTERRUPTED : 0;
     mtt_trainer_destroy(t);
     mtt_dataset_close(&data);
     return code;

@@ -125,12 +125,12 @@ metrics=results/text.txt_fp32_metrics.json
 check "metrics file is JSON" is_json $metrics
 check "memory file is JSON" is_json results/text.txt_fp32_memory.json
 check "log is JSON" is_json --lines results/text.txt_fp32.jsonl
-check "log has 20 lines" [ "$(wc -l < results/text.txt_fp32.jsonl)" = 20 ]
+check "log has 20 steps and an evaluation" [ "$(wc -l < results/text.txt_fp32.jsonl)" = 21 ]
 check "stdout is the metrics file" cmp out $metrics
 check "stderr has no \\r and no escape" [ "$(tr -dc '\r\033' < err | wc -c)" = 0 ]
 check "stderr tells the progress" grep -q 'step 20/20 100%' err
 for split in "" "--recompute budget --split --memory-budget 4M"; do
-  run --data text.txt $model --batch-size 64 --steps 5 --dataset "split$split" $split
+  run --data text.txt $model --batch-size 64 --steps 5 --dataset "whole${split:+_split}" $split
   check "training with $split" [ $code = 0 ]
   losses="${losses:-} $(field out val_loss)"
 done
@@ -143,21 +143,21 @@ check "tokens/s is tokens by time" \
 check "time is steps by ms" \
   awk -v s="$(field $metrics training_time)" -v ms="$(field $metrics ms_per_step)" \
   'BEGIN { d = s - ms * 0.02; exit !(d * d < 1e-6) }'
-check "checkpoint is there" [ -s results/text.txt_fp32.safetensors ]
-checkpoint=$(sha256sum < results/text.txt_fp32.safetensors) log=$(sha256sum < results/text.txt_fp32.jsonl)
-as_it_was() { # ENDING
-  [ "$(sha256sum < "results/text.txt_fp32.safetensors$1")" = "$checkpoint" ] &&
-    [ "$(sha256sum < "results/text.txt_fp32.jsonl$1")" = "$log" ]
-}
+checkpoint=results/text.txt_fp32_step20.safetensors
+check "checkpoint is there" [ -s $checkpoint ]
+check "the best checkpoint is the last" cmp $checkpoint results/text.txt_fp32_best.safetensors
+files() { (cd "$1" && sha256sum text.txt_fp32_* text.txt_fp32.jsonl); } # FOLDER
+earlier=$(files results)
 expect 3 'sequences, a step takes 4096: lower --batch-size' --data text.txt $model --batch-size 4096
-check "an epoch without a step leaves checkpoint and log" as_it_was ""
-expect 0 'kept as results/text.txt_fp32.safetensors.old; --resume would continue it' \
+check "an epoch without a step leaves the run" [ "$(files results)" = "$earlier" ]
+expect 0 'earlier run is kept in results/text.txt_fp32.old: --resume would have continued it' \
   --data text.txt $model --steps 20
-check "a run that starts over keeps the earlier checkpoint and log" as_it_was .old
-expect 0 'kept as results/text.txt_fp32.safetensors.old2; ' --data text.txt $model --steps 20
-check "the first one stays" as_it_was .old
-check "the same run makes the same checkpoint" \
-  [ "$(sha256sum < results/text.txt_fp32.safetensors)" = "$checkpoint" ]
+check "a run that starts over keeps the earlier one" [ "$(files results/text.txt_fp32.old)" = "$earlier" ]
+cp $checkpoint same
+expect 0 'kept in results/text.txt_fp32.old2:' --data text.txt $model --steps 3
+check "the first one stays" [ "$(files results/text.txt_fp32.old)" = "$earlier" ]
+expect 0 'kept in results/text.txt_fp32.old3:' --data text.txt $model --steps 20
+check "the same run makes the same checkpoint" cmp $checkpoint same
 
 # token files: made again where the text or an option is another
 tokens() { sha256sum < results/made.train.tokens; }
@@ -226,9 +226,9 @@ cp text.txt 'a "b".txt'
 expect 0 dataset --data 'a "b".txt' $model --steps 1
 check "metrics of a file name with quotes are JSON" is_json out
 expect 0 '"dataset": "again"' --data results/text.txt --dataset again $model --steps 20
-check "a prepared prefix trains the same" cmp results/again_fp32.safetensors results/text.txt_fp32.safetensors
+check "a prepared prefix trains the same" cmp results/again_fp32_step20.safetensors $checkpoint
 "$train" --data - $model --steps 20 < text.txt > out 2> err
-check "standard input trains the same" cmp results/stdin_fp32.safetensors results/text.txt_fp32.safetensors
+check "standard input trains the same" cmp results/stdin_fp32_step20.safetensors $checkpoint
 expect 0 . --data results/text.txt --dataset sample $model --steps 3 --sample 20 --prompt alabeta
 check "the sample continues the prompt" grep -q '^alabeta.' out
 expect 0 . --data results/text.txt --dataset bare $model --steps 2 --no-memory-profiling
@@ -258,30 +258,69 @@ for decay in 0 -1 0.01; do
     ${decay/0.01/1}
 done
 check "--weight-decay 0 and --clip 0 are none" \
-  cmp results/decay0_fp32.safetensors results/decay-1_fp32.safetensors
+  cmp results/decay0_fp32_step3.safetensors results/decay-1_fp32_step3.safetensors
 check "the defaults are others" \
-  eval '! cmp results/decay0_fp32.safetensors results/decay0.01_fp32.safetensors'
+  not cmp results/decay0_fp32_step3.safetensors results/decay0.01_fp32_step3.safetensors
 
-# files that cannot be written whole
-ln -s /dev/full results/full_fp32_metrics.json
-expect 3 'full_fp32_metrics.json cannot be written' --data results/text.txt --dataset full $model --steps 2
-ln -s /dev/full results/disk_fp32_memory.json
-expect 3 'disk_fp32_memory.json cannot be written' --data results/text.txt --dataset disk $model --steps 2
-log=$(sha256sum < results/disk_fp32.jsonl)
-ln -s /dev/full results/disk_fp32.jsonl.tmp
-expect 3 'disk_fp32.jsonl cannot be written' --data results/text.txt --dataset disk $model --steps 3 --resume
-check "a log that cannot be written again stays" \
-  eval '[ ! -L results/disk_fp32.jsonl ] && [ "$(sha256sum < results/disk_fp32.jsonl)" = "$log" ]'
-expect 0 'kept as results/disk_fp32.safetensors.old' \
-  --data results/text.txt --dataset disk $model --steps 1 --no-checkpoint --no-memory-profiling
-check "a run without checkpoint keeps the log of one with it" \
-  eval '[ ! -L results/disk_fp32.jsonl.old ] && [ "$(sha256sum < results/disk_fp32.jsonl.old)" = "$log" ]'
-mkdir results/folder_fp32.safetensors
+# names and paths: of any length, or refused before anything is written; nothing in them is run
+deep=$(printf 'd%.0s' $(seq 200))/$(printf 'e%.0s' $(seq 200))/$(printf 'f%.0s' $(seq 93))
+expect 0 . --data results/text.txt --dataset ds --results-dir "$deep" $model --steps 2
+check "a folder of 495 letters has all files of a run" [ "$(ls -A "$deep" | grep -c '^ds_fp32')" = 5 ]
+expect 2 'takes 1 to 1500 letters' \
+  --data text.txt --results-dir "$(printf 'd/%.0s' $(seq 800))" $model --steps 1
+expect 2 'takes 1 to 1500 letters' --data text.txt --results-dir '' $model --steps 1
+expect 2 'at most 200 letters' --data text.txt --dataset "$(printf 'n%.0s' $(seq 197))" $model --steps 1
+for name in 'a/b' '../up' '$(touch RAN)' '`touch RAN`' "it's" -dash .hidden 'a b' 'a"b' \
+  "$(printf 'a\nb')" ''; do
+  expect 2 'a name has letters, digits' --data text.txt --dataset "$name" $model --steps 1
+done
+for folder in "it's" '$(touch RAN)' '`touch RAN`' "$(printf 'a\nb')" ./-dash 'a "b"'; do
+  expect 0 '"steps": 1,' --data results/text.txt --results-dir "$folder" $model --steps 1
+  check "results in the folder $folder" [ -s "$folder/text.txt_fp32_metrics.json" ]
+done
+printf -v odd 'o\nd$(touch RAN)d.txt' && cp text.txt "$odd"
+expect 0 '"dataset": "o_d__touch_RAN_d.txt"' --data "$odd" $model --steps 1
+check "no name is run" [ ! -e RAN ]
+mkdir locked && chmod 500 locked
+[ "$(id -u)" = 0 ] ||
+  expect 3 'cannot make the folder locked/in: ' --data text.txt --results-dir locked/in $model --steps 1
+
+# files that cannot be written
+mkdir -p results/{full_fp32_metrics.json,disk_fp32_memory.json,log_fp32.jsonl}.tmp/x
+expect 3 'cannot write results/full_fp32_metrics.json: .*is --results-dir yours' \
+  --data results/text.txt --dataset full $model --steps 2
+check "the metrics are on stdout nevertheless" says out '^{"dataset": "full"'
+expect 3 'cannot write results/disk_fp32_memory.json' --data results/text.txt --dataset disk $model --steps 2
+expect 3 'cannot write results/log_fp32.jsonl' --data results/text.txt --dataset log $model --steps 2
+check "a log that cannot be written is told before the first step" not says err 'step 1/'
+for name in metrics.json memory.json; do ln -s "$work/target" results/link_fp32_$name; done
+ln -s "$work/target" results/link_fp32.jsonl.tmp
+expect 0 . --data results/text.txt --dataset link $model --steps 2
+check "no link is followed" eval '[ ! -e target ] && [ ! -L results/link_fp32_metrics.json ]'
+mkdir -p results/.last_fp32_step2.safetensors.tmp/x
+expect 3 'saved as \./last_fp32_step2.safetensors: move it to results, then --resume' \
+  --data results/text.txt --dataset last $model --steps 2
+check "a checkpoint that cannot be saved costs no metrics" [ -s results/last_fp32_metrics.json ]
+rm -r results/.last_fp32* && mv last_fp32_step2.safetensors results
+expect 0 'step 3/3' --data results/text.txt --dataset last $model --steps 3 --resume
+(ulimit -f 20; run --data results/text.txt --dataset limit $model --steps 4 --save-every 2; exit $code)
+check "a limit on file sizes ends with $?, not 3" [ $? = 3 ]
+check "a limit on file sizes costs no metrics" [ -s results/limit_fp32_metrics.json ]
+mkdir results/folder_fp32_step1.safetensors
 run --data results/text.txt --dataset folder $model --steps 2 --resume
 check "a checkpoint that is there but cannot be read is not called absent" \
   eval '[ $code = 3 ] && ! grep -q "nothing to resume" err'
+expect 3 'MiB free, and checkpoints take 2000000002 times' \
+  --data results/text.txt --dataset room $model --steps 2 --save-every 1 --keep 2000000000
+check "no room is told before the first step" not says err 'step 1/'
+# runs that diverge: their files are JSON, their exit code is 5
 expect 5 'lower lr' \
   --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
+expect 5 'the run diverged.*lower --lr' --data results/text.txt --dataset far $model --steps 60 --lr 100
+check "metrics without a perplexity are JSON with null" eval 'is_json out && says out "\"perplexity\": null"'
+run --data results/text.txt --dataset half $model --steps 60 --lr 0.3 --fp16
+check "an overflow in FP16 is null in the log" says results/half_fp16.jsonl '"grad_norm": null'
+check "the log of a run that overflows is JSON" is_json --lines results/half_fp16.jsonl
 if ldd "$train" | grep -q cublas; then echo \
   "skipped: --device cuda in a build without it, since this build has it"
 else
@@ -300,22 +339,59 @@ check "SIGINT leaves no metrics" [ ! -e results/cut_fp32_metrics.json ]
 check "SIGINT came before the end" [ "$(grep -c '"loss"' results/cut_fp32.jsonl)" -lt 800 ]
 expect 0 'step 800/800' $long --dataset cut --resume
 check "weights after SIGINT and --resume are those of an uninterrupted run" \
-  cmp results/cut_fp32.safetensors results/whole_fp32.safetensors
+  cmp results/cut_fp32_step800.safetensors results/whole_fp32_step800.safetensors
 check "log after SIGINT and --resume is that of an uninterrupted run" \
   same_log results/cut_fp32.jsonl results/whole_fp32.jsonl
 once KILL results/killed_fp32.jsonl $long --dataset killed
 check "kill -9 ends with $code, not 137" [ $code = 137 ]
 expect 0 'step 800/800' $long --dataset killed --resume
 check "weights after kill -9 and --resume are those of an uninterrupted run" \
-  cmp results/killed_fp32.safetensors results/whole_fp32.safetensors
+  cmp results/killed_fp32_step800.safetensors results/whole_fp32_step800.safetensors
 check "log after kill -9 and --resume is that of an uninterrupted run" \
   same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
-expect 3 'none_fp32.safetensors' $long --dataset none --resume
+expect 3 'nothing to resume: there is no results/none_fp32_step' $long --dataset none --resume
 expect 3 'layers 1.* 2' $long --dataset cut --layers 2 --resume
 
-# folders
+steps() { (cd results && echo $1_fp32_step*.safetensors | sed "s/$1_fp32_step//g; s/\.safetensors//g"); }
+check "two checkpoints stay: $(steps whole)" [ "$(steps whole)" = "750 800" ]
+run $long --dataset every --keep 20
+check "--keep 20 keeps 16: $(steps every)" [ "$(steps every | wc -w)" = 16 ]
+best=$(sed -n 's/.*"step": \([0-9]*\), "val_loss": \([0-9.]*\).*/\2 \1/p' results/every_fp32.jsonl |
+  sort -g | sed 's/.* //; q')
+check "the best checkpoint is that of step $best, of the least validation loss" \
+  cmp results/every_fp32_best.safetensors "results/every_fp32_step$best.safetensors"
+truncate -s 1000 results/every_fp32_step800.safetensors
+expect 0 'going on from step 750' $long --dataset every --resume
+check "a damaged checkpoint costs the steps since the one before" \
+  cmp results/every_fp32_step800.safetensors results/whole_fp32_step800.safetensors
+cp results/whole_fp32_metrics.json metrics.json && rm results/whole_fp32_metrics.json
+expect 0 '"steps": 800' $long --dataset whole --resume
+check "--resume writes metrics that are missing, the same" cmp metrics.json results/whole_fp32_metrics.json
+
+# two at a time: one run once, one dataset for all
+once_more() { "$train" --data text.txt $model --steps 20 --dataset three --technique $1 > out$1 2>&1; }
+for technique in fp32 bf16 fp32_flash; do once_more $technique & ids="${ids:-} $!"; done
+for id in $ids; do wait "$id"; check "three first runs of a text at once" [ $? = 0 ]; done
+"$train" $long --steps 100000 --dataset twice > out1 2> err1 < /dev/null & id=$!
+for _ in $(seq 3000); do [ -s results/twice_fp32.jsonl ] && break; sleep 0.02; done
+expect 3 'another train writes results/twice_fp32: wait until it ends' $long --dataset twice
+expect 3 'another train writes results/twice_fp32' $long --dataset twice --resume
+kill -INT $id; wait $id
+check "the first one does not notice" [ $? = 130 ]
 expect 0 . --data text.txt $model --steps 1 --results-dir a/b/c --no-checkpoint
 check "--results-dir makes its folders" [ -s a/b/c/text.txt_fp32_metrics.json ]
+
+# data that is told before the first step
+cp results/made.train.tokens mixed.train.tokens && cp results/made.tokenizer.json mixed.tokenizer.json
+cp results/wider.valid.tokens mixed.valid.tokens
+expect 3 mixed --data mixed ${model/--vocab-size 300/} --steps 300
+check "a validation split of another vocabulary is told before the first step" not says err 'step '
+run --data <(cat text.txt) $model --steps 20 --dataset pipe
+check "a pipe trains the same" cmp results/pipe_fp32_step20.safetensors $checkpoint
+mkfifo fifo && cat text.txt > fifo &
+run --data fifo $model --steps 20 --dataset fifo
+check "a named pipe trains the same" cmp results/fifo_fp32_step20.safetensors $checkpoint
+expect 3 /dev/zero --data /dev/zero $model --steps 1
 
 # real text
 if [ -r "$data/tinyshakespeare.txt" ] && [ -r "$data/vocab.bpe" ]; then

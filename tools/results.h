@@ -3,17 +3,21 @@
 #ifndef RESULTS_H_INCLUDED
 #define RESULTS_H_INCLUDED
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 /* Files of a run: {folder}/{run}{ending}; a run is {dataset}_{technique}. */
-#define RESULT_FILES(X)                                                                                      \
-    X(METRICS, "_metrics.json")   /* one object with the keys of RESULTS */                                  \
-    X(MEMORY, "_memory.json")     /* plan and timeline, by mtt_schedule_json */                              \
-    X(LOG, ".jsonl")              /* an object for each step and each evaluation */                          \
-    X(CHECKPOINT, ".safetensors") /* by mtt_save */
+#define RESULT_METRICS "_metrics.json" /* one object with the keys of RESULTS */
+#define RESULT_MEMORY "_memory.json"   /* plan and timeline, by mtt_schedule_json */
+#define RESULT_LOG ".jsonl"            /* an object for each step and each evaluation */
+
+/* Names of datasets and techniques go to file names, JSON, awk and gnuplot, so they have these letters alone,
+   and do not begin with a dot or a dash. */
+#define RESULT_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
+enum { RESULT_FOLDER = 1500, RESULT_NUMBER = 352 }; /* longest folder; size of a number as text */
 
 /* Keys of the metrics: kind, name, and the size of a text or the format of a number. */
 #define RESULTS(X)                                                                                           \
@@ -40,111 +44,53 @@
 #define RESULT_WORDS_MEMBER(name, size) char name[size];
 #define RESULT_NUMBER_MEMBER(name, format) double name;
 #define RESULT_MEMBER(kind, name, how) RESULT_##kind##_MEMBER(name, how)
-#define RESULT_FILE_ID(id, ending) RESULT_##id,
-#define RESULT_FILE_ENDING(id, ending) ending,
 
-typedef enum result_file { RESULT_FILES(RESULT_FILE_ID) RESULT_FILE_COUNT } result_file;
 typedef struct result { RESULTS(RESULT_MEMBER) } result;
 
-/* The path of a file, in static storage that the fourth call after this one takes. */
-static inline const char *result_path(const char *folder, const char *run, result_file file)
+static inline int result_is_name(const char *name)
 {
-    static const char *const endings[] = {RESULT_FILES(RESULT_FILE_ENDING)};
-    static char paths[4][1024];
+    return *name && !strchr(".-", *name) && !name[strspn(name, RESULT_LETTERS)];
+}
+
+/* The path of a file, in static storage that the fourth call after this one takes. */
+static inline const char *result_path(const char *folder, const char *run, const char *ending)
+{
+    static char paths[4][RESULT_FOLDER + 1024];
     static int next;
     char *path = paths[next++ % 4];
-    snprintf(path, sizeof(paths[0]), "%s/%s%s", folder, run, endings[file]);
+    snprintf(path, sizeof(paths[0]), "%s/%s%s", folder, run, ending);
     return path;
 }
 
+/* A number as JSON has it: null if it is not finite. */
+static inline const char *result_number(char text[RESULT_NUMBER], const char *format, double value)
+{
+    snprintf(text, RESULT_NUMBER, isfinite(value) ? format : "null", value);
+    return text;
+}
+
 #define RESULT_WORDS_PRINT(name, size) fprintf(f, "%s\"" #name "\": \"%s\"", before, r->name);
-#define RESULT_NUMBER_PRINT(name, format) fprintf(f, "%s\"" #name "\": " format, before, r->name);
+#define RESULT_NUMBER_PRINT(name, format) \
+    fprintf(f, "%s\"" #name "\": %s", before, result_number(text, format, r->name));
 #define RESULT_PRINT(kind, name, how)                                                                        \
     RESULT_##kind##_PRINT(name, how)                                                                         \
     before = ", ";
 
-/* Writes a result as one line of JSON. Its texts must not have quotes, backslashes or control characters. */
+/* Writes a result as one line of JSON. */
 static inline void result_print(FILE *f, const result *r)
 {
     const char *before = "{";
+    char text[RESULT_NUMBER];
     RESULTS(RESULT_PRINT)
     fprintf(f, "}\n");
-}
-
-/* Sets the names, and the numbers that a trainer knows. */
-static inline void result_fill(result *r, const char *dataset, const char *technique, const mtt_trainer *t)
-{
-    mtt_plan_report plan;
-    mtt_schedule_report(mtt_trainer_schedule(t), &plan);
-    snprintf(r->dataset, sizeof(r->dataset), "%s", dataset);
-    snprintf(r->technique, sizeof(r->technique), "%s", technique);
-    r->steps = (double)mtt_trainer_step(t);
-    r->parameters = (double)plan.parameters;
-    r->arena_bytes = (double)plan.arena_bytes;
-    r->device_bytes = (double)mtt_trainer_device_bytes(t);
-    r->peak_bytes = (double)plan.peak_bytes;
-    r->peak_forward_bytes = (double)plan.phase_peak_bytes[MTT_FORWARD];
-    r->peak_backward_bytes = (double)plan.phase_peak_bytes[MTT_BACKWARD];
-}
-
-/* Names the dataset of a file, or gives a chosen name a form that files and JSON can hold. */
-static inline void result_name(char *name, size_t size, const char *path, const char *chosen)
-{
-    const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
-    snprintf(name, size, "%s", chosen ? chosen : strcmp(path, "-") ? base : "stdin");
-    for (; *name; name++)
-        if (strchr("/\"\\", *name) || (*name > 0 && *name < ' ')) *name = '_';
-}
-
-/* Makes a folder and those above it. */
-static inline void result_make_folder(const char *path)
-{
-    char part[1024], *at = part;
-    snprintf(part, sizeof(part), "%s", path);
-    while (*at && (at = strchr(at + 1, '/'))) {
-        *at = 0;
-        mkdir(part, 0777);
-        *at = '/';
-    }
-    mkdir(path, 0777);
 }
 
 /* 1 = a prefix has token files. */
 static inline int result_has_tokens(const char *prefix)
 {
-    char path[1100];
-    snprintf(path, sizeof(path), "%s.train.tokens", prefix);
-    return access(path, F_OK) == 0;
-}
-
-/* Opens the log of a run. A resumed run continues it after the lines up to its step. */
-static inline FILE *result_open_log(const char *path, long long step)
-{
-    char line[512], kept[1100];
-    FILE *in = step ? fopen(path, "r") : NULL, *out;
-    long long at;
-    snprintf(kept, sizeof(kept), "%s.tmp", path);
-    out = fopen(kept, "w");
-    while (in && out && fgets(line, sizeof(line), in))
-        if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step) fputs(line, out);
-    if (in) fclose(in);
-    if (out && !fflush(out) && !rename(kept, path)) return out;
-    if (out) fclose(out);
-    remove(kept);
-    return NULL;
-}
-
-static inline void result_log_step(FILE *log, const mtt_step_info *info)
-{
-    fprintf(log, "{\"step\": %lld, \"loss\": %.6f, \"lr\": %.8g, \"grad_norm\": %.6g, \"ms\": %.3f}\n",
-            (long long)info->step, info->loss, (double)info->lr, (double)info->grad_norm, info->ms);
-    fflush(log);
-}
-
-static inline void result_log_quality(FILE *log, long long step, const mtt_quality *q)
-{
-    fprintf(log, "{\"step\": %lld, \"val_loss\": %.6f, \"bits_per_byte\": %.5f}\n", step, q->loss,
-            q->bits_per_byte);
+    char path[4096];
+    int size = snprintf(path, sizeof(path), "%s.train.tokens", prefix);
+    return size < (int)sizeof(path) && access(path, F_OK) == 0;
 }
 
 /* Closes a file; 1 = all of it was written. */
@@ -154,44 +100,8 @@ static inline int result_close(FILE *f)
     return f && fclose(f) == 0 && whole;
 }
 
-/* Writes the metrics file; 1 = done. */
-static inline int result_save(const char *path, const result *r)
-{
-    FILE *f = fopen(path, "w");
-    if (f) result_print(f, r);
-    return result_close(f);
-}
-
 static inline void result_write_text(void *file, const char *text, size_t bytes)
 {
     fwrite(text, 1, bytes, (FILE *)file);
-}
-
-/* Writes the memory file; 1 = done. */
-static inline int result_save_memory(const char *path, const mtt_schedule *schedule)
-{
-    FILE *f = fopen(path, "w");
-    if (f) mtt_schedule_json(schedule, result_write_text, f);
-    return result_close(f);
-}
-
-/* Renames a checkpoint and its log to .old; if there are earlier ones, to .old2 and so on. Returns the new
-   name of the checkpoint; NULL if there was none. */
-static inline const char *result_keep_old(const char *checkpoint, const char *log)
-{
-    static char old[1100];
-    char ending[16] = ".old";
-    int k;
-    for (k = 2;; k++) {
-        snprintf(old, sizeof(old), "%s%s", log, ending);
-        if (access(old, F_OK)) snprintf(old, sizeof(old), "%s%s", checkpoint, ending);
-        if (access(old, F_OK)) break;
-        snprintf(ending, sizeof(ending), ".old%d", k);
-    }
-    if (rename(checkpoint, old)) return NULL;
-    snprintf(old, sizeof(old), "%s%s", log, ending);
-    rename(log, old);
-    snprintf(old, sizeof(old), "%s%s", checkpoint, ending);
-    return old;
 }
 #endif

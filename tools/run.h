@@ -1,0 +1,412 @@
+/* run.h - what guards the files of a training run: its folder, a lock, its log, and checkpoints by step.
+
+   Include it after mtt.h and results.h. A run is {dataset}_{technique}. In its folder it has the files of
+   results.h, checkpoints {run}_step{N}.safetensors, and the best one so far by validation loss,
+   {run}_best.safetensors. A run that starts over moves the earlier one's files into the folder {run}.old.
+   Functions return a status, with the reason in env->error. */
+#ifndef RUN_H_INCLUDED
+#define RUN_H_INCLUDED
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <sys/statvfs.h>
+
+enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
+
+typedef struct run {
+    mtt_env *env;
+    const char *folder;
+    char dataset[RUN_NAME + 1], name[512];
+    int keep;     /* checkpoints by step that stay */
+    int lock;     /* the folder's file .lock */
+    FILE *log;    /* what it holds in all, also of sessions before this one: */
+    double ms;    /* sum of the steps' times */
+    double loss;  /* of the last step */
+    double best;  /* least validation loss */
+    int64_t steps;
+    int64_t saved; /* step of the newest checkpoint that is whole; -1 = none yet */
+} run;
+
+static mtt_status run_fail(run *r, mtt_status status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(r->env->error, sizeof(r->env->error), format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+static mtt_status run_cannot(run *r, const char *verb, const char *path)
+{
+    return run_fail(r, MTT_E_FILE, "cannot %s %s: %s: is --results-dir yours, the disk not full?", verb, path,
+                    strerror(errno));
+}
+
+static const char *run_path(const run *r, const char *ending)
+{
+    return result_path(r->folder, r->name, ending);
+}
+
+static const char *run_checkpoint(const run *r, long long step)
+{
+    char ending[64];
+    snprintf(ending, sizeof(ending), "_step%lld.safetensors", step);
+    return run_path(r, ending);
+}
+
+/* ---- folder and locks ---- */
+
+static mtt_status run_make_folder(run *r)
+{
+    char part[RESULT_FOLDER + 1];
+    size_t i;
+    for (i = 1; i <= strlen(r->folder); i++) {
+        if (r->folder[i] && r->folder[i] != '/') continue;
+        snprintf(part, sizeof(part), "%.*s", (int)i, r->folder);
+        if (mkdir(part, 0777) && errno != EEXIST) return run_cannot(r, "make the folder", part);
+    }
+    return access(r->folder, W_OK | X_OK) ? run_cannot(r, "write to the folder", r->folder) : MTT_OK;
+}
+
+/* Names the run. The dataset is `chosen`, or the data's file name with _ for letters that names must not
+   have. */
+static mtt_status run_set_name(run *r, const char *data, const char *chosen, const char *technique)
+{
+    const char *slash = strrchr(data, '/'), *name = chosen;
+    char *at;
+    if (chosen && !result_is_name(chosen))
+        return run_fail(r, MTT_E_ARGUMENT, "--dataset %.100s: a name has letters, digits, _ . - and does not "
+                        "begin with . or -", chosen);
+    if (!chosen) name = slash ? slash + 1 : strcmp(data, "-") ? data : "stdin";
+    if (strlen(name) + strlen(technique) + 1 > RUN_NAME)
+        return run_fail(r, MTT_E_ARGUMENT, "the name %.60s...: with its technique a name has at most %d "
+                        "letters: give a shorter one with --dataset", name, RUN_NAME);
+    snprintf(r->dataset, sizeof(r->dataset), "%s", name);
+    for (at = r->dataset; *at; at++)
+        if (!strchr(RESULT_LETTERS, *at) || (at == r->dataset && strchr(".-", *at))) *at = '_';
+    snprintf(r->name, sizeof(r->name), "%s_%s", r->dataset, technique);
+    return MTT_OK;
+}
+
+/* Locks or unlocks a name: the byte of the folder's file .lock at the name's hash (FNV-1a). The lock ends
+   with the process. `action`: F_SETLK fails if another process has it, F_SETLKW waits for it. */
+static mtt_status run_lock(run *r, const char *name, int action, short type)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_len = 1};
+    uint64_t hash = 14695981039346656037u;
+    const char *at;
+    for (at = name; *at; at++) hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    lock.l_start = (off_t)(hash >> 2);
+    if (fcntl(r->lock, action, &lock) == 0) return MTT_OK;
+    if (errno != EACCES && errno != EAGAIN) return run_cannot(r, "lock", result_path(r->folder, name, ""));
+    return run_fail(r, MTT_E_FILE, "another train writes %s/%s: wait until it ends, or give --dataset "
+                    "another name", r->folder, name);
+}
+
+/* Names the run, makes its folder, and locks the run and its dataset. Runs of one dataset wait here while one
+   of them prepares it. */
+static mtt_status run_open(run *r, mtt_env *env, const char *folder, const char *data, const char *dataset,
+                           const char *technique)
+{
+    mtt_status status;
+    r->env = env;
+    r->folder = folder;
+    r->best = HUGE_VAL;
+    r->saved = -1;
+    if (!*folder || strlen(folder) > RESULT_FOLDER)
+        return run_fail(r, MTT_E_ARGUMENT, "--results-dir takes 1 to %d letters, for example --results-dir "
+                        "results", RESULT_FOLDER);
+    status = run_set_name(r, data, dataset, technique);
+    if (!status) status = run_make_folder(r);
+    if (status) return status;
+    r->lock = open(result_path(folder, "", ".lock"), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (r->lock < 0) return run_cannot(r, "make", result_path(folder, "", ".lock"));
+    status = run_lock(r, r->name, F_SETLK, F_WRLCK);
+    return status ? status : run_lock(r, r->dataset, F_SETLKW, F_WRLCK);
+}
+
+/* The dataset is prepared: other runs may use it. */
+static mtt_status run_share_dataset(run *r)
+{
+    return run_lock(r, r->dataset, F_SETLK, F_UNLCK);
+}
+
+/* ---- files ---- */
+
+/* Makes a file beside `path`; never follows a link that is there. */
+static FILE *run_create(const char *path)
+{
+    unlink(path);
+    return fopen(path, "wx");
+}
+
+/* Gives a closed file its name if all of it was written. */
+static mtt_status run_commit(run *r, FILE *f, const char *temporary, const char *path)
+{
+    if (result_close(f) && !rename(temporary, path)) return MTT_OK;
+    run_cannot(r, "write", path);
+    unlink(temporary);
+    return MTT_E_FILE;
+}
+
+static mtt_status run_write_metrics(run *r, const result *metrics)
+{
+    const char *temporary = run_path(r, RESULT_METRICS ".tmp");
+    FILE *f = run_create(temporary);
+    if (f) result_print(f, metrics);
+    return run_commit(r, f, temporary, run_path(r, RESULT_METRICS));
+}
+
+static mtt_status run_write_memory(run *r, const mtt_schedule *schedule)
+{
+    const char *temporary = run_path(r, RESULT_MEMORY ".tmp");
+    FILE *f = run_create(temporary);
+    if (f) mtt_schedule_json(schedule, result_write_text, f);
+    return run_commit(r, f, temporary, run_path(r, RESULT_MEMORY));
+}
+
+/* ---- log ---- */
+
+/* The number after a key in a line of the log; NAN if there is none. */
+static double run_field(const char *line, const char *key)
+{
+    const char *at = strstr(line, key);
+    char *end;
+    double value = at ? strtod(at + strlen(key), &end) : NAN;
+    return at && end != at + strlen(key) ? value : NAN;
+}
+
+static void run_count(run *r, const char *line)
+{
+    double ms = run_field(line, "\"ms\": "), quality = run_field(line, "\"val_loss\": ");
+    if (!isnan(ms)) {
+        r->loss = run_field(line, "\"loss\": ");
+        r->ms += ms;
+        r->steps++;
+    }
+    if (quality < r->best) r->best = quality;
+}
+
+static void run_log_line(run *r, const char *line)
+{
+    fputs(line, r->log);
+    run_count(r, line);
+}
+
+/* Opens the log. A resumed run continues it after the lines up to its step. */
+static mtt_status run_open_log(run *r, long long step)
+{
+    const char *path = run_path(r, RESULT_LOG), *temporary = run_path(r, RESULT_LOG ".tmp");
+    char line[512];
+    FILE *in = step ? fopen(path, "r") : NULL;
+    long long at;
+    r->log = run_create(temporary);
+    while (in && r->log && fgets(line, sizeof(line), in))
+        if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step && strchr(line, '\n'))
+            run_log_line(r, line);
+    if (in) fclose(in);
+    if (r->log && !fflush(r->log) && !rename(temporary, path)) return MTT_OK;
+    run_cannot(r, "write", path);
+    if (r->log) fclose(r->log);
+    r->log = NULL;
+    unlink(temporary);
+    return MTT_E_FILE;
+}
+
+static void run_log_step(run *r, const mtt_step_info *info)
+{
+    char line[1024], loss[RESULT_NUMBER], norm[RESULT_NUMBER];
+    snprintf(line, sizeof(line),
+             "{\"step\": %lld, \"loss\": %s, \"lr\": %.8g, \"grad_norm\": %s, \"ms\": %.3f}\n",
+             (long long)info->step, result_number(loss, "%.6f", info->loss), (double)info->lr,
+             result_number(norm, "%.6g", (double)info->grad_norm), info->ms);
+    run_log_line(r, line);
+    fflush(r->log);
+}
+
+/* 1 = no evaluation of the run was better. */
+static int run_log_quality(run *r, long long step, const mtt_quality *q)
+{
+    char line[1024], loss[RESULT_NUMBER], bits[RESULT_NUMBER];
+    int better = q->loss < r->best;
+    snprintf(line, sizeof(line), "{\"step\": %lld, \"val_loss\": %s, \"bits_per_byte\": %s}\n", step,
+             result_number(loss, "%.6f", q->loss), result_number(bits, "%.5f", q->bits_per_byte));
+    run_log_line(r, line);
+    fflush(r->log);
+    return better;
+}
+
+static mtt_status run_close_log(run *r)
+{
+    FILE *log = r->log;
+    r->log = NULL;
+    return !log || result_close(log) ? MTT_OK : run_cannot(r, "write", run_path(r, RESULT_LOG));
+}
+
+/* Sets the names and every number that the run, its trainer and an evaluation know. */
+static void run_fill(const run *r, result *metrics, const mtt_trainer *t, const mtt_quality *q)
+{
+    mtt_plan_report plan;
+    mtt_schedule_report(mtt_trainer_schedule(t), &plan);
+    snprintf(metrics->dataset, sizeof(metrics->dataset), "%s", r->dataset);
+    snprintf(metrics->technique, sizeof(metrics->technique), "%.255s", r->name + strlen(r->dataset) + 1);
+    metrics->steps = (double)mtt_trainer_step(t);
+    metrics->train_loss = r->loss;
+    metrics->training_time = r->ms * 1e-3;
+    metrics->ms_per_step = r->ms / (double)r->steps;
+    metrics->val_loss = q->loss;
+    metrics->perplexity = q->perplexity;
+    metrics->bits_per_byte = q->bits_per_byte;
+    metrics->accuracy = q->accuracy;
+    metrics->parameters = (double)plan.parameters;
+    metrics->arena_bytes = (double)plan.arena_bytes;
+    metrics->device_bytes = (double)mtt_trainer_device_bytes(t);
+    metrics->peak_bytes = (double)plan.peak_bytes;
+    metrics->peak_forward_bytes = (double)plan.phase_peak_bytes[MTT_FORWARD];
+    metrics->peak_backward_bytes = (double)plan.phase_peak_bytes[MTT_BACKWARD];
+}
+
+/* ---- checkpoints ---- */
+
+/* The step of a checkpoint's file name; -1 = it is not a checkpoint by step of this run. */
+static long long run_step_of(const run *r, const char *file)
+{
+    size_t size = strlen(r->name);
+    long long step;
+    int end = 0;
+    if (strncmp(file, r->name, size) || strncmp(file + size, "_step", 5)) return -1;
+    file += size + 5;
+    if (*file < '0' || *file > '9' || sscanf(file, "%18lld%n", &step, &end) != 1) return -1;
+    return strcmp(file + end, ".safetensors") ? -1 : step;
+}
+
+/* The newest checkpoint before step `before`, by its step; -1 = none. */
+static long long run_newest(const run *r, long long before)
+{
+    long long newest = -1, step;
+    DIR *folder = opendir(r->folder);
+    struct dirent *e;
+    while (folder && (e = readdir(folder))) {
+        step = run_step_of(r, e->d_name);
+        if (step < before && step > newest) newest = step;
+    }
+    if (folder) closedir(folder);
+    return newest;
+}
+
+/* Room for the checkpoints that will be there at once; those of a run that is resumed are there already. */
+static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
+{
+    uint64_t count = often ? (uint64_t)r->keep + 2 : 1, room;
+    long long step = LLONG_MAX;
+    struct statvfs disk;
+    while (resumed && count > 1 && (step = run_newest(r, step)) >= 0) count--;
+    if (statvfs(r->folder, &disk)) return run_cannot(r, "look at", r->folder);
+    room = (uint64_t)disk.f_bavail * disk.f_frsize;
+    if (room / count >= bytes) return MTT_OK;
+    return run_fail(r, MTT_E_FILE, "%s has %.1f MiB free, and checkpoints take %d times %.1f MiB: free some, "
+                    "give another --results-dir, a lower --keep, or --no-checkpoint", r->folder,
+                    (double)room / 1048576, (int)count, (double)bytes / 1048576);
+}
+
+/* Continues from the newest checkpoint that is whole. */
+static mtt_status run_resume(run *r, mtt_trainer *t, mtt_batches *batches)
+{
+    long long step = run_newest(r, LLONG_MAX), before;
+    mtt_status status;
+    if (step < 0)
+        return run_fail(r, MTT_E_FILE, "nothing to resume: there is no %s: start without --resume",
+                        run_path(r, "_step*.safetensors"));
+    for (;; step = before) {
+        status = mtt_resume(t, run_checkpoint(r, step), batches);
+        before = run_newest(r, step);
+        if (!status) r->saved = step;
+        if (status != MTT_E_FORMAT || before < 0) return status;
+        fprintf(stderr, "train: %s; going on from step %lld\n", r->env->error, before);
+    }
+}
+
+/* Saves the step, then removes older checkpoints but for `keep`. */
+static mtt_status run_save(run *r, mtt_trainer *t, const mtt_batches *batches)
+{
+    long long step = mtt_trainer_step(t);
+    mtt_status status = mtt_save(t, run_checkpoint(r, step), batches);
+    int kept = 0;
+    if (!status) r->saved = step;
+    while (!status && (step = run_newest(r, step)) >= 0)
+        if (++kept >= r->keep) unlink(run_checkpoint(r, step));
+    return status;
+}
+
+/* Saves the best checkpoint: a second name of the step's file, if there is one. */
+static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batches)
+{
+    const char *best = run_path(r, "_best.safetensors"), *temporary = run_path(r, "_best.safetensors.tmp");
+    unlink(temporary);
+    if (!link(run_checkpoint(r, mtt_trainer_step(t)), temporary) && !rename(temporary, best)) return MTT_OK;
+    return mtt_save(t, best, batches);
+}
+
+/* Saves after the last step. If the folder cannot take the file, another may: hours of training are in it. */
+static mtt_status run_save_last(run *r, mtt_trainer *t, const mtt_batches *batches)
+{
+    const char *const folders[] = {".", getenv("TMPDIR"), "/tmp"};
+    mtt_status status = r->saved == mtt_trainer_step(t) ? MTT_OK : run_save(r, t, batches);
+    char reason[sizeof(r->env->error)], path[4096];
+    int i;
+    if (!status) return status;
+    memcpy(reason, r->env->error, sizeof(reason));
+    for (i = 0; i < 3; i++) {
+        if (!folders[i] || strlen(folders[i]) > RESULT_FOLDER) continue;
+        snprintf(path, sizeof(path), "%s/%s_step%lld.safetensors", folders[i], r->name,
+                 (long long)mtt_trainer_step(t));
+        if (mtt_save(t, path, batches)) continue;
+        return run_fail(r, status, "%.700s; saved as %.1000s: move it to %.500s, then --resume", reason, path,
+                        r->folder);
+    }
+    return run_fail(r, status, "%s", reason);
+}
+
+/* ---- a run that starts over ---- */
+
+static int run_has_file(const run *r, const char *file)
+{
+    static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY, RESULT_LOG, "_best.safetensors"};
+    size_t size = strlen(r->name), i;
+    if (run_step_of(r, file) >= 0) return 1;
+    for (i = 0; i < sizeof(endings) / sizeof(endings[0]); i++)
+        if (!strncmp(file, r->name, size) && !strcmp(file + size, endings[i])) return 1;
+    return 0;
+}
+
+/* Moves the files of an earlier run of this name into {run}.old; if that is there, into {run}.old2 and so
+   on. So a forgotten --resume costs nothing. */
+static mtt_status run_set_aside(run *r)
+{
+    char old[RESULT_FOLDER + 512] = "", ending[16] = ".old";
+    DIR *folder = opendir(r->folder);
+    struct dirent *e;
+    mtt_status status = folder ? MTT_OK : run_cannot(r, "read", r->folder);
+    int k;
+    while (!status && (e = readdir(folder))) {
+        const char *from, *to;
+        if (!run_has_file(r, e->d_name)) continue;
+        for (k = 2; !*old && !status; k++) {
+            to = run_path(r, ending);
+            if (!mkdir(to, 0777)) snprintf(old, sizeof(old), "%s", to);
+            else if (errno != EEXIST) status = run_cannot(r, "make the folder", to);
+            snprintf(ending, sizeof(ending), ".old%d", k);
+        }
+        from = result_path(r->folder, e->d_name, "");
+        to = result_path(old, e->d_name, "");
+        if (!status && rename(from, to)) status = run_cannot(r, "move", from);
+    }
+    if (folder) closedir(folder);
+    if (*old)
+        fprintf(stderr, "train: the earlier run is kept in %s: --resume would have continued it\n", old);
+    return status;
+}
+#endif
