@@ -244,7 +244,7 @@ def compare_curves(args, folder, result):
     prefix = data if os.path.exists(data + ".train.tokens") else f"{folder}/start"
     # A rate this small leaves every weight as it was: the checkpoint holds the initial values.
     train(args, folder, "start", m, "fp32", "--data", data, "--vocab-size", args.vocab_size, "--steps", 1, "--lr", 1e-30)
-    weights = load_safetensors(f"{folder}/start_fp32.safetensors")
+    weights = load_safetensors(f"{folder}/start_fp32_step1.safetensors")
     m["vocab"], ids = open_tokens(prefix + ".train.tokens")
     m["bias"] = "lm_head.bias" in weights
     techniques = args.techniques or CURVE_TECHNIQUES
