@@ -16,6 +16,7 @@
 #include "techniques.h"
 
 #include <cuda_runtime_api.h>
+#include <malloc.h>
 
 static mtt_env env;
 static mtt_backend cuda;
@@ -312,10 +313,14 @@ static void biased_product(const textbook *t, int64_t m, int64_t n, int64_t k, d
     int64_t i;
     if (is_transposed) w = transposed(w);
     product(t, m, n, k, rows_of(x, k), w, rows_of(y, n));
-    for (i = 0; bias && i < m * n; i++) y[i] = fp32(t, y[i] + bias[i % n]);
+    MTT__OMP(omp parallel for if (m * n > 10000))
+    for (i = 0; i < m * n; i++)
+        if (bias) y[i] = fp32(t, y[i] + bias[i % n]);
     if (!t->exact) return;
     product_magnitude(m, n, k, rows_of(x, k), w, rows_of(magnitude, n));
-    for (i = 0; bias && i < m * n; i++) magnitude[i] += fabs(bias[i % n]);
+    MTT__OMP(omp parallel for if (m * n > 10000))
+    for (i = 0; i < m * n; i++)
+        if (bias) magnitude[i] += fabs(bias[i % n]);
 }
 
 static void textbook_linear(const textbook *t)
@@ -338,9 +343,11 @@ static void textbook_linear_backward_input(const textbook *t)
 static void column_sums(const textbook *t, const double *x, const double *from, int64_t rows, int64_t width,
                         double *sums, double *magnitude)
 {
-    int64_t i, r;
+    int64_t i;
+    MTT__OMP(omp parallel for if (rows * width > 10000))
     for (i = 0; i < width; i++) {
         double sum = 0, size = t->op->adds ? fabs(sums[i]) : 0;
+        int64_t r;
         for (r = 0; r < rows; r++) {
             sum = fp32(t, sum + x[r * width + i]);
             size += from ? from[r * width + i] : fabs(x[r * width + i]);
@@ -363,6 +370,7 @@ static void weight_gradient(const textbook *t, double *x, int64_t k, double *dy,
     if (t->exact && t->op->transposed)
         product_magnitude(n, k, rows, transposed(sizes), transposed(left), rows_of(magnitude, k));
     else if (t->exact) product_magnitude(k, n, rows, left, sizes, rows_of(magnitude, n));
+    MTT__OMP(omp parallel for if (height * width > 10000))
     for (i = 0; i < height * width; i++) {
         if (t->exact && t->op->adds) magnitude[i] += fabs(d_weight[i]);
         d_weight[i] = t->op->adds ? fp32(t, d_weight[i] + sums[i]) : sums[i];
@@ -524,6 +532,7 @@ static void textbook_gelu_backward(const textbook *t)
 static void store_all(const textbook *t, const mtt_tensor *tensor, double *values)
 {
     int64_t count = mtt__elements(tensor), i;
+    MTT__OMP(omp parallel for if (count > 10000))
     for (i = 0; i < count; i++) values[i] = stored(t, values[i]);
 }
 
@@ -558,6 +567,7 @@ static void masked_sum(const textbook *t, const mtt_tensor *control, const doubl
     float *mask = malloc((size_t)count * sizeof(float));
     int64_t i;
     mask_of(t, control, 0, count, mask);
+    MTT__OMP(omp parallel for if (count > 10000))
     for (i = 0; i < count; i++) {
         double dropped = fp32(t, branch[i] * (double)mask[i]);
         if (t->exact) size[i] = fabs(x[i]) + fabs(dropped);
@@ -1199,11 +1209,14 @@ static void fill_state(const lock_step *l, int which)
 static double *widen(const mtt_tensor *t)
 {
     int64_t count = mtt__elements(t), i;
-    float *values = malloc((size_t)count * sizeof(float));
     double *wide = malloc((size_t)count * sizeof(double));
-    mtt__load(t, 0, count, values);
-    for (i = 0; i < count; i++) wide[i] = (double)values[i];
-    free(values);
+    MTT__OMP(omp parallel for if (count > 10000))
+    for (i = 0; i < count; i += 256) {
+        float values[256];
+        int64_t n = count - i < 256 ? count - i : 256, k;
+        mtt__load(t, i, n, values);
+        for (k = 0; k < n; k++) wide[i + k] = (double)values[k];
+    }
     return wide;
 }
 
@@ -1257,19 +1270,23 @@ typedef struct size_of_error {
 static size_of_error difference(const double *a, const double *b, int64_t count, int64_t width, int parts,
                                 int part)
 {
-    size_of_error e = {0, 0};
-    int64_t columns = width / parts, compared = 0, row, i;
-    for (row = 0; row < count; row += width)
+    int64_t columns = width / parts, compared = 0, undefined = 0, row;
+    double squares = 0, largest = 0;
+    MTT__OMP(omp parallel for reduction(+ : squares, compared, undefined) reduction(max : largest) \
+             if (count > 10000))
+    for (row = 0; row < count; row += width) {
+        int64_t i;
         for (i = row + part * columns; i < row + (part + 1) * columns; i++) {
             double d = b ? a[i] - b[i] : a[i];
             if (isnan(d) && isnan(a[i]) && (!b || isnan(b[i]))) continue;
             compared++;
             if (b && a[i] == b[i]) continue;
-            e.mean += d * d;
-            if (!(fabs(d) <= e.largest)) e.largest = fabs(d);
+            squares += d * d;
+            undefined += isnan(d);
+            if (fabs(d) > largest) largest = fabs(d);
         }
-    if (compared) e.mean = sqrt(e.mean / (double)compared);
-    return e;
+    }
+    return (size_of_error){compared ? sqrt(squares / (double)compared) : 0, undefined ? NAN : largest};
 }
 
 static int is_16_bit(const mtt_tensor *t)
@@ -2585,6 +2602,8 @@ int main(int argc, char **argv)
         operations(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0);
         return finish();
     }
+    mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     planned_bytes(); /* before anything else has used the device */
     told("planned bytes", start);
     probe_tf32();
