@@ -7066,7 +7066,7 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
     if (c->fd < 0) status = mtt__file_fail(env, path, "open it", errno);
-    else if (fstat(c->fd, &info) || !(S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode)))
+    else if (fstat(c->fd, &info) || S_ISDIR(info.st_mode) || S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
         status = mtt__fail(env, MTT_E_FILE, "%s is a folder or a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c);
@@ -8009,8 +8009,8 @@ static mtt_status mtt__st_verify(const mtt__st *st)
         if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
     }
     if (!wrong) return MTT_OK;
-    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s does not match its checksum; " MTT__ST_REMEDY, st->path,
-                     wrong);
+    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s has no checksum or another one; " MTT__ST_REMEDY,
+                     st->path, wrong);
 }
 
 /* ---- writing ---- */
@@ -8210,7 +8210,8 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               c->st->path, name);
     else
         c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: use the model and "
-                              "the data of its run", c->st->path, name, pair->value, (unsigned long long)here);
+                              "the data of its run", c->st->path, name, pair->value,
+                              (unsigned long long)here);
 }
 
 /* The model must be the same, except for dropout, and for max_seq without a table of positions. */
