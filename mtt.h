@@ -8033,14 +8033,14 @@ typedef struct mtt__st_saving {
 static void mtt__st_print_header(mtt__st_saving *s)
 {
     char name[MTT__ST_NAME + 8];
-    const mtt__st_entry *e;
+    const mtt__st_entry *e, *end = s->count ? s->tensors + s->count : s->tensors;
     uint64_t size;
     int k;
     mtt__text *text = &s->header, key;
     mtt__text_init(text, text->at, text->capacity);
     mtt__print(text, "%8s{\"__metadata__\":{\"format\":\"pt\"%s,\"crc32\":\"%08x\"", "", s->metadata,
                (unsigned)s->st.metadata_crc);
-    for (e = s->tensors; e < s->tensors + s->count; e++) {
+    for (e = s->tensors; e < end; e++) {
         mtt__text_init(&key, name, sizeof(name));
         mtt__print(&key, "crc32.%s", e->name);
         mtt__print(text, ",");
@@ -8048,7 +8048,7 @@ static void mtt__st_print_header(mtt__st_saving *s)
         mtt__print(text, ":\"%08x\"", (unsigned)e->crc);
     }
     mtt__print(text, "}");
-    for (e = s->tensors; e < s->tensors + s->count; e++) {
+    for (e = s->tensors; e < end; e++) {
         mtt__print(text, ",");
         mtt__print_json_string(text, e->name, strlen(e->name));
         mtt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[e->dtype]);

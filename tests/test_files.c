@@ -779,7 +779,7 @@ static void test_tokens(void)
     size = token_file(file, 1, 16, 4, 100, 8);
     memcpy(file + 64, "\x01\0\x63\0\x64\0\x05\0", 8);
     write_tokens("t", file, size);
-    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "has the token 100,", "id above the vocabulary");
+    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "has the token 100,", "a large id");
     file[68] = 0x62;
     write_file(in("t"), file, size);
     refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "checksum", "an id that was changed");
