@@ -499,10 +499,13 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
    with a checksum for each tensor. At any instant the path holds the old checkpoint or the new one. `batches`
    may be NULL. */
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
-/* Continues exactly where mtt_save stopped. The model must be the same, or MTT_E_MISMATCH names the
-   difference. Policy, batch, backend and learning rate may differ; the seed is the file's. The file holds
+/* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
+MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
+/* Continues exactly where mtt_save stopped. Model and token file must be the same, or MTT_E_MISMATCH names
+   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. The file holds
    FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a full one.
-   A damaged file is refused before anything changes. */
+   A file that is damaged, without checksums, or with weights or moments that are not finite is refused before
+   anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
@@ -625,7 +628,8 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
 
 /* The input, the output and the options of mtt_prepare. Zero means the default. */
 typedef struct mtt_prepare_desc {
-    const char *input;     /* required: a file; "-" is standard input, which is copied to {output}.spool */
+    const char *input;     /* required: a file or a pipe, "-" is standard input; a pipe is copied to
+                              {output}.spool */
     const char *output;    /* required: the prefix of the files, at most 2000 bytes */
     const char *field;     /* of JSONL documents, default "text" */
     const char *tokenizer; /* a file for mtt_tokenizer_load, default none: train one */
@@ -645,9 +649,9 @@ typedef struct mtt_prepare_report {
 /* Makes a dataset from a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and
    .test.tokens. The tokenizer is trained on the train split only. <|endoftext|>, or [SEP], ends each
    document. A dataset that was made from the same text, options and tokenizer is up to date and stays; the
-   call then only reads the text once. Standard input and pipes are always prepared again. New files are
-   written beside the old ones first. Then the old token files are removed and the new ones renamed, train
-   last. A process that dies leaves the old dataset, the new one, or one that cannot be opened. */
+   call then reads the text and the token files once. Standard input and pipes are read once and always
+   prepared again; other devices are refused. New files are written beside the old ones, then renamed, the
+   tokenizer last. A process that dies leaves the old dataset, the new one, or one that cannot be opened. */
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
 
 /* Opens the files of a dataset. Fails if one is missing or damaged, or if they do not belong together. */
@@ -660,14 +664,13 @@ MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_t
                                    mtt_dataset *dataset);
 MTTDEF void mtt_dataset_close(mtt_dataset *dataset);
 
-/* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. It is mapped
-   into memory, so a file may be larger than memory. */
+/* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. A file may be
+   larger than memory. Opening reads it once, to check every id and the checksum: about 1 s for 1 GB. */
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
 MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
 MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
-/* Copies `count` ids, starting at `first`. Refuses a range outside the file and an id outside the
-   vocabulary. */
+/* Copies `count` ids, starting at `first`. MTT_E_FILE: the file has changed since it was opened. */
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
 
 /* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file; targets are one ahead of
@@ -1929,10 +1932,11 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
    atomically. CRC-32 finds damage. A failure is MTT_E_FILE, and its message has the path, the system's reason
    and a remedy. */
 
-/* System calls that fail when a disk is full or damaged. Tests define all six to make them fail. */
+/* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
 #ifndef MTT__SYS_OPEN
 #define MTT__SYS_OPEN open
 #define MTT__SYS_READ read
+#define MTT__SYS_PREAD pread
 #define MTT__SYS_PWRITE pwrite
 #define MTT__SYS_FSYNC fsync
 #define MTT__SYS_CLOSE close
@@ -1956,6 +1960,19 @@ static int mtt__open_retry(const char *path, int flags)
     return fd;
 }
 
+/* Opens a regular file for reading, and does not wait for the writer of a named pipe. */
+static mtt_status mtt__open_regular(mtt_env *env, const char *path, int *fd, struct stat *info)
+{
+    int error;
+    *fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK);
+    error = *fd < 0 || fstat(*fd, info) ? errno : 0;
+    if (!error && S_ISREG(info->st_mode)) return MTT_OK;
+    if (*fd >= 0) MTT__SYS_CLOSE(*fd);
+    *fd = -1;
+    if (error) return mtt__file_fail(env, path, "read it", error);
+    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
+}
+
 /* A regular file as memory; NULL if it is empty. With PROT_WRITE the memory may change; the file does not. */
 typedef struct mtt__map {
     char *data;
@@ -1964,18 +1981,18 @@ typedef struct mtt__map {
 
 static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, mtt__map *map)
 {
-    int fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK); /* does not wait for the writer of a named pipe */
     struct stat info;
     void *data = NULL;
-    int error = fd < 0 || fstat(fd, &info) ? errno : 0, regular = !error && S_ISREG(info.st_mode);
-    map->bytes = regular && (uint64_t)info.st_size < SIZE_MAX / 2 ? (size_t)info.st_size : 0;
+    int fd, error = 0;
+    mtt_status status = mtt__open_regular(env, path, &fd, &info);
+    memset(map, 0, sizeof(*map));
+    if (status) return status;
+    if ((uint64_t)info.st_size < SIZE_MAX / 2) map->bytes = (size_t)info.st_size;
     if (map->bytes) data = mmap(NULL, map->bytes, protection, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) error = errno;
-    map->data = error ? NULL : (char *)data;
-    if (fd >= 0) MTT__SYS_CLOSE(fd);
-    if (error) return mtt__file_fail(env, path, "read it", error);
-    if (regular) return MTT_OK;
-    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
+    else map->data = (char *)data;
+    MTT__SYS_CLOSE(fd);
+    return error ? mtt__file_fail(env, path, "read it", error) : MTT_OK;
 }
 
 static void mtt__map_close(mtt__map *map)
@@ -5629,9 +5646,9 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     for (i = 0; i < count; i++)
         if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
             return mtt__fail(t->env, MTT_E_ARGUMENT,
-                             "%s %lld is %d, but the vocabulary has ids 0 to %d: was the text encoded "
+                             "%s %lld is %lld, but the vocabulary has ids 0 to %d: was the text encoded "
                              "with another tokenizer?",
-                             what, (long long)i, (int)ids[i], t->schedule->model.vocab - 1);
+                             what, (long long)i, (long long)ids[i], t->schedule->model.vocab - 1);
     return MTT_OK;
 }
 
@@ -5912,22 +5929,29 @@ enum {
 
 /* ---- containers */
 
-/* A multiplicative hash. Its upper bits are the best mixed. The last load overlaps the one before. */
-static uint64_t mtt__hash(const char *at, size_t size)
+/* The exclusive or of the upper and the lower half of a product of 128 bits. */
+static uint64_t mtt__fold(uint64_t a, uint64_t b)
+{
+    uint64_t a_low = (uint32_t)a, a_high = a >> 32, b_low = (uint32_t)b, b_high = b >> 32;
+    uint64_t one = a_high * b_low + (a_low * b_low >> 32), two = a_low * b_high + (uint32_t)one;
+    return (a_high * b_high + (one >> 32) + (two >> 32)) ^ a * b;
+}
+
+/* A keyed hash: folded products, as in wyhash. The lower half of a product alone would carry a difference in
+   the top bit through, whatever the key. The last load overlaps the one before. */
+static uint64_t mtt__hash(uint64_t key, const char *at, size_t size)
 {
     const uint64_t k = 0x9e3779b97f4a7c15u;
-    uint64_t h = size * k, x = 0;
+    uint64_t h = key ^ size * k, x = 0;
     const char *end = at + size;
     for (; end - at > 8; at += 8) {
         memcpy(&x, at, 8);
-        h = (h ^ x) * k;
-        h ^= h >> 32;
+        h = mtt__fold(h ^ x, k);
     }
     if (size >= 8) memcpy(&x, end - 8, 8);
     else
         for (; at < end; at++) x = x << 8 | (unsigned char)*at;
-    h = (h ^ x) * k;
-    return (h ^ h >> 32) * k;
+    return mtt__fold(h ^ x, k);
 }
 
 /* A map from 64-bit keys to numbers: open addressing with linear probing, at most half full. */
@@ -6000,10 +6024,11 @@ static void mtt__strings_free(mtt__strings *s)
 }
 
 /* The number of a string, or MTT__NONE. Its key is its hash, or the next free number if other strings have
-   that hash. The table must exist. */
+   that hash. The hash's own key is the address of the set, which the author of a text does not know: nobody
+   can choose words that collide. The table must exist. */
 static uint32_t mtt__strings_look(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
-    for (*key = mtt__hash(at, size);; ++*key) {
+    for (*key = mtt__hash((uint64_t)(uintptr_t)s, at, size);; ++*key) {
         const uint32_t i = mtt__table_find(&s->table, *key)->value;
         if (i == MTT__NONE) return i;
         if (s->items[i].size == size && (!size || memcmp(s->bytes + s->items[i].at, at, size) == 0)) return i;
@@ -6132,7 +6157,7 @@ static void mtt__ids_put(mtt__ids *out, const int32_t *ids, size_t count)
 /* Appends the ids of a short word, from the cache if it is there. */
 MTT__INLINE mtt_status mtt__encode_word(const mtt_tokenizer *t, const char *at, size_t size, mtt__ids *out)
 {
-    mtt__word *word = &t->cache[mtt__hash(at, size) >> (64 - MTT__CACHE_BITS)];
+    mtt__word *word = &t->cache[mtt__hash(0, at, size) >> (64 - MTT__CACHE_BITS)];
     const size_t before = out->count;
     size_t count;
     mtt_status status;
@@ -6176,8 +6201,8 @@ MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t 
     for (i = 0; i < count; i++) {
         const char *piece = mtt_tokenizer_bytes(t, ids[i], &size);
         if (!piece)
-            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu: use "
-                             "the tokenizer that made it", i, (int)ids[i], t->pieces.count);
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %lld, outside the vocabulary of %zu: use "
+                             "the tokenizer that made it", i, (long long)ids[i], t->pieces.count);
         if (size && *bytes <= capacity && size <= capacity - *bytes) memcpy(text + *bytes, piece, size);
         *bytes += size;
     }
@@ -6531,8 +6556,8 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 {
     mtt_status status;
     if (vocab < 257)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%d ids cannot hold " MTT__END_OF_TEXT " and the 256 bytes: "
-                         "ask for 257 or more", vocab);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%lld ids cannot hold " MTT__END_OF_TEXT " and the 256 "
+                         "bytes: ask for 257 or more", (long long)vocab);
     status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
     if (!status) status = mtt__bpe_add_bytes(t);
     if (status) return status;
@@ -6994,7 +7019,7 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
             if (n < 0 && errno != EINTR) return mtt__file_fail(c->env, c->name, "read it", errno);
             if (n > 0) got += (size_t)n;
         }
-        c->hash = c->hash * 0x9e3779b97f4a7c15u + mtt__hash(c->buffer + c->size, got);
+        c->hash = mtt__hash(c->hash, c->buffer + c->size, got);
         c->ended = got < BLOCK;
         c->size += got;
     }
@@ -7041,8 +7066,8 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
     if (c->fd < 0) status = mtt__file_fail(env, path, "open it", errno);
-    else if (fstat(c->fd, &info) == 0 && S_ISDIR(info.st_mode))
-        status = mtt__fail(env, MTT_E_FILE, "%s is a folder: name a file in it", path);
+    else if (fstat(c->fd, &info) || S_ISDIR(info.st_mode) || S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
+        status = mtt__fail(env, MTT_E_FILE, "%s is a folder or a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c);
     if (status) mtt_corpus_close(c);
@@ -7179,30 +7204,84 @@ typedef struct mtt__token_header {
 
 struct mtt_tokens {
     mtt_env *env;
-    mtt__map map;
+    int fd;
+    time_t modified; /* when the file was checked */
     mtt__token_header header;
-    const char *ids, *path;
+    const char *path;
 };
 
-static mtt_status mtt__tokens_parse(mtt_tokens *t)
+/* Reads `bytes` bytes. The file must be as it was when it was checked: a map of a file that is cut would end
+   the process with SIGBUS. */
+static mtt_status mtt__tokens_fetch(const mtt_tokens *t, uint64_t offset, void *data, size_t bytes)
 {
-    mtt__token_header *h = &t->header;
-    const size_t size = sizeof(*h);
-    const char *fault = NULL;
-    if (t->map.bytes >= size) memcpy(h, t->map.data, size);
-    if (t->map.bytes < size) fault = "is shorter than the header of a token file";
-    else if (memcmp(h->magic, "MTTTOKEN", 8) != 0) fault = "does not begin as a token file does";
-    else if (h->version != 1 || (!h->options && (h->text || h->tokenizer || h->documents || h->bytes)))
-        fault = "is a token file of an unknown version";
-    else if (h->bits != 16 && h->bits != 32) fault = "has ids of neither 16 nor 32 bits";
-    else if (!h->vocab || h->vocab > (h->bits == 16 ? 65536 : INT32_MAX))
-        fault = "has an impossible vocabulary";
-    else if (h->count != (t->map.bytes - size) / (h->bits / 8) || (t->map.bytes - size) % (h->bits / 8))
-        fault = "does not have the size that its header says";
-    if (fault)
-        return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
-    t->ids = t->map.data + size;
-    return MTT_OK;
+    const size_t most = (size_t)1 << 30;
+    char *at = (char *)data;
+    ptrdiff_t n = 1;
+    struct stat info;
+    while (bytes && n) {
+        n = MTT__SYS_PREAD(t->fd, at, bytes < most ? bytes : most, (off_t)offset);
+        if (n < 0 && errno != EINTR) return mtt__file_fail(t->env, t->path, "read it", errno);
+        if (n > 0) at += n, offset += (uint64_t)n, bytes -= (size_t)n;
+    }
+    if (!bytes && !fstat(t->fd, &info) && info.st_mtime == t->modified) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_FILE, "%s changed while it was in use: prepare it again from the text",
+                     t->path);
+}
+
+/* Copies ids, and continues the checksum of their bytes unless `table` is NULL. Ids of 16 bits are read into
+   the second half of the array and widened from its front. */
+static mtt_status mtt__tokens_copy(const mtt_tokens *t, uint64_t first, size_t count, int32_t *ids,
+                                   const mtt__crc_table *table, uint32_t *crc)
+{
+    const size_t width = t->header.bits / 8;
+    char *raw = (char *)ids + (sizeof(*ids) - width) * count;
+    mtt_status status = mtt__tokens_fetch(t, sizeof(t->header) + first * width, raw, count * width);
+    uint32_t worst = 0;
+    size_t i;
+    if (status) return status;
+    if (table) *crc = mtt__crc32(table, *crc, raw, count * width);
+    for (i = 0; i < count && width == 2; i++) {
+        uint16_t id;
+        memcpy(&id, raw + 2 * i, 2);
+        ids[i] = id;
+    }
+    for (i = 0; i < count; i++) worst = (uint32_t)ids[i] > worst ? (uint32_t)ids[i] : worst;
+    if (worst < t->header.vocab) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s has the token %u, outside the vocabulary of %d: prepare it "
+                     "again from the text", t->path, (unsigned)worst, mtt_tokens_vocab(t));
+}
+
+/* NULL, or why this cannot be the header of a file with so many bytes behind it. */
+static const char *mtt__token_fault(const mtt__token_header *h, uint64_t bytes)
+{
+    if (memcmp(h->magic, "MTTTOKEN", 8) != 0) return "does not begin as a token file does";
+    if (h->version != 1 || (!h->options && (h->text || h->tokenizer || h->documents || h->bytes)))
+        return "is a token file of an unknown version";
+    if (h->bits != 16 && h->bits != 32) return "has ids of neither 16 nor 32 bits";
+    if (!h->vocab || h->vocab > (h->bits == 16 ? 65536 : INT32_MAX)) return "has an impossible vocabulary";
+    if (h->count == bytes / (h->bits / 8) && bytes % (h->bits / 8) == 0) return NULL;
+    return "does not have the size that its header says";
+}
+
+/* Checks the header, then every id and the checksum. */
+static mtt_status mtt__tokens_check(mtt_tokens *t, uint64_t bytes)
+{
+    const char *fault = bytes < sizeof(t->header) ? "is shorter than the header of a token file" : NULL;
+    mtt_status status = fault ? MTT_OK : mtt__tokens_fetch(t, 0, &t->header, sizeof(t->header));
+    mtt__crc_table table;
+    int32_t ids[8192];
+    uint32_t crc = 0;
+    uint64_t at, left;
+    mtt__crc_init(&table);
+    if (!fault && !status) fault = mtt__token_fault(&t->header, bytes - sizeof(t->header));
+    for (at = 0; !fault && !status && at < t->header.count; at += MTT__LENGTH(ids)) {
+        left = t->header.count - at;
+        left = left < MTT__LENGTH(ids) ? left : MTT__LENGTH(ids);
+        status = mtt__tokens_copy(t, at, (size_t)left, ids, &table, &crc);
+    }
+    if (!fault && !status && crc != t->header.crc) fault = "does not match its checksum";
+    if (!fault) return status;
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
 }
 
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out)
@@ -7210,12 +7289,16 @@ MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **o
     size_t size = strlen(path) + 1;
     mtt_tokens *t = (mtt_tokens *)mtt__alloc(env, 1, mtt__add(sizeof(*t), size));
     mtt_status status;
+    struct stat info;
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
     t->env = env;
     t->path = (char *)memcpy(t + 1, path, size);
-    status = mtt__map_open(env, path, PROT_READ, &t->map);
-    if (!status) status = mtt__tokens_parse(t);
+    status = mtt__open_regular(env, path, &t->fd, &info);
+    if (!status) {
+        t->modified = info.st_mtime;
+        status = mtt__tokens_check(t, (uint64_t)info.st_size);
+    }
     if (status) mtt_tokens_close(t);
     else *out = t;
     return status;
@@ -7224,7 +7307,7 @@ MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **o
 MTTDEF void mtt_tokens_close(mtt_tokens *t)
 {
     if (!t) return;
-    mtt__map_close(&t->map);
+    if (t->fd >= 0) MTT__SYS_CLOSE(t->fd);
     mtt__free(t->env, t);
 }
 
@@ -7240,22 +7323,10 @@ MTTDEF int mtt_tokens_vocab(const mtt_tokens *t)
 
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *t, uint64_t first, size_t count, int32_t *ids)
 {
-    const size_t width = t->header.bits / 8;
-    size_t i;
-    if (first > t->header.count || count > t->header.count - first)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, too few to read %zu from %llu on: read "
-                         "fewer", t->path, (unsigned long long)t->header.count, count,
-                         (unsigned long long)first);
-    for (i = 0; i < count; i++) {
-        uint32_t id = 0;
-        memcpy(&id, t->ids + (first + i) * width, width);
-        if (id >= t->header.vocab)
-            return mtt__fail(t->env, MTT_E_FORMAT, "%s: token %llu is %u, outside the vocabulary of %d: "
-                             "prepare it again from the text", t->path, (unsigned long long)(first + i),
-                             (unsigned)id, mtt_tokens_vocab(t));
-        ids[i] = (int32_t)id;
-    }
-    return MTT_OK;
+    if (first <= t->header.count && count <= t->header.count - first)
+        return mtt__tokens_copy(t, first, count, ids, NULL, NULL);
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, too few to read %zu from %llu on: read "
+                     "fewer", t->path, (unsigned long long)t->header.count, count, (unsigned long long)first);
 }
 
 /* ---- datasets */
@@ -7278,8 +7349,8 @@ static mtt_tokens **mtt__dataset_split(mtt_dataset *dataset, int split)
     return split == MTT_TRAIN ? &dataset->train : split == MTT_VALID ? &dataset->valid : &dataset->test;
 }
 
-/* Opens the token files, and checks that they were made with the tokenizer.json beside them and have `vocab`
-   ids, unless that is 0. */
+/* Opens the token files, and checks that they were made together, with the tokenizer.json beside them, and
+   have `vocab` ids, unless that is 0. */
 static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab, mtt_dataset *dataset)
 {
     char path[MTT__PATH_BYTES], tokenizer[MTT__PATH_BYTES];
@@ -7296,13 +7367,17 @@ static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab
     mtt__map_close(&map);
     for (i = 0; i < MTT_SPLIT_COUNT; i++) {
         mtt_tokens **tokens = mtt__dataset_split(dataset, i);
+        const mtt__token_header *h;
         if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) return MTT_OK;
         status = mtt_tokens_open(env, path, tokens);
         if (status) return status;
-        if (((*tokens)->header.options && (*tokens)->header.tokenizer != crc) ||
-            (vocab && mtt_tokens_vocab(*tokens) != vocab))
+        h = &(*tokens)->header;
+        if ((h->options && h->tokenizer != crc) || (vocab && mtt_tokens_vocab(*tokens) != vocab))
             return mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from "
                              "the text", tokenizer, path);
+        if (h->text != dataset->train->header.text || h->options != dataset->train->header.options)
+            return mtt__fail(env, MTT_E_MISMATCH, "%s was not made together with %s: prepare both again from "
+                             "the text", path, dataset->train->path);
     }
     return MTT_OK;
 }
@@ -7357,17 +7432,17 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
     const mtt_prepare_desc *d = p->desc;
     const mtt_tokenizer_kind *kind = d->kind ? d->kind : &mtt__bpe_kind;
     uint64_t words[] = {(uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB),
-                        mtt__hash(kind->name, strlen(kind->name)),
-                        kind->options ? mtt__hash((const char *)kind->options, kind->options_bytes) : 0};
+                        mtt__hash(0, kind->name, strlen(kind->name)),
+                        kind->options ? mtt__hash(0, (const char *)kind->options, kind->options_bytes) : 0};
     mtt__map map;
     if (d->tokenizer) {
         mtt_status status = mtt__map_open(p->env, d->tokenizer, PROT_READ, &map);
         if (status) return status;
-        words[0] = map.bytes ? mtt__hash(map.data, map.bytes) : 0;
+        words[0] = map.bytes ? mtt__hash(0, map.data, map.bytes) : 0;
         words[1] = 0;
         mtt__map_close(&map);
     }
-    p->options = (uint32_t)(mtt__hash((const char *)words, sizeof(words)) >> 32) | 1;
+    p->options = (uint32_t)(mtt__hash(0, (const char *)words, sizeof(words)) >> 32) | 1;
     return MTT_OK;
 }
 
@@ -7388,9 +7463,9 @@ static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
     const mtt_corpus *c = p->corpus;
     const uint64_t before = p->text;
-    const uint64_t words[] = {c->hash, mtt__hash(c->field, strlen(c->field)), p->desc->seed,
+    const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
                               MTT_DOCUMENT_BYTES};
-    p->text = mtt__hash((const char *)words, sizeof(words)) | 1;
+    p->text = mtt__hash(0, (const char *)words, sizeof(words)) | 1;
     if (!before || before == p->text) return MTT_OK;
     return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);
 }
@@ -7417,10 +7492,8 @@ static const char *mtt__prepare_fault(const mtt__prepare *p)
     const mtt__token_header *h = p->header;
     int i;
     if (p->piped) return "cannot be compared with standard input or a pipe";
-    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
+    for (i = 0; i < MTT_SPLIT_COUNT; i++)
         if (!h[i].options) return "is incomplete, or does not say what it was made of";
-        if (h[i].text != h->text || h[i].options != h->options) return "has parts of different origin";
-    }
     if (h->options != p->options && !any_options) return "was made with another tokenizer or vocabulary size";
     return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
 }
@@ -7523,8 +7596,9 @@ static void mtt__prepare_text(void *user, const char *text, size_t bytes)
     mtt__writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
 }
 
-/* Writes everything to temporary files, removes the old token files, and renames the new ones, train last. A
-   process that dies at any moment leaves the old dataset, one without a train split, or the new one. */
+/* Writes everything to temporary files and renames them, the tokenizer last. A process that dies at any
+   moment leaves the old dataset, the new one, or parts of both, which mtt__dataset_files refuses: the headers
+   differ, or the new ones name another tokenizer. */
 static mtt_status mtt__prepare_run(mtt__prepare *p)
 {
     mtt__token_header *h = p->header;
@@ -7547,10 +7621,7 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
         h[i].tokenizer = h->tokenizer;
         status = mtt__writer_patch(&p->writer[i], 0, &h[i], sizeof(h[i]));
     }
-    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++)
-        if (unlink(mtt__part_path(p->path, p->desc->output, i)) && errno != ENOENT)
-            status = mtt__file_fail(p->env, p->path, "remove it", errno);
-    for (i = MTT__PARTS - 1; i >= 0 && !status; i--) status = mtt__writer_commit(&p->writer[i]);
+    for (i = 0; i < MTT__PARTS && !status; i++) status = mtt__writer_commit(&p->writer[i]);
     return status;
 }
 
@@ -7605,8 +7676,9 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
     const uint64_t count = tokens ? mtt_tokens_count(tokens) : 0;
     memset(batches, 0, sizeof(*batches));
     if (!tokens || batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
-        return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %d sequences of %d tokens is impossible: both must "
-                         "be 1 or more, and their product below 2^31", batch, seq_len);
+        return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %lld sequences of %lld tokens is impossible: both "
+                         "must be 1 or more, and their product below 2^31", (long long)batch,
+                         (long long)seq_len);
     if (count <= (uint64_t)seq_len)
         return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %lld: lower "
                          "seq_len or give more text", tokens->path, (unsigned long long)count, seq_len,
@@ -7676,7 +7748,8 @@ enum {
     MTT__ST_ENTRIES = 1 << 17, /* tensors, and as many pairs of metadata */
     MTT__ST_NAME = 512,
     MTT__ST_RANK = 8,
-    MTT__CHECKPOINT_NAME = 56
+    MTT__CHECKPOINT_NAME = 56,
+    MTT__CHECKPOINT_PAIRS = 1024 /* bytes of metadata: always as many, so that the file's size is known */
 };
 
 /* A tensor of a file, or a name and a value of its metadata. */
@@ -7937,8 +8010,8 @@ static mtt_status mtt__st_verify(const mtt__st *st)
         if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
     }
     if (!wrong) return MTT_OK;
-    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s does not match its checksum; " MTT__ST_REMEDY, st->path,
-                     wrong);
+    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s has no checksum or another one; " MTT__ST_REMEDY,
+                     st->path, wrong);
 }
 
 /* ---- writing ---- */
@@ -7960,14 +8033,14 @@ typedef struct mtt__st_saving {
 static void mtt__st_print_header(mtt__st_saving *s)
 {
     char name[MTT__ST_NAME + 8];
-    const mtt__st_entry *e;
+    const mtt__st_entry *e, *end = s->count ? s->tensors + s->count : s->tensors;
     uint64_t size;
     int k;
     mtt__text *text = &s->header, key;
     mtt__text_init(text, text->at, text->capacity);
     mtt__print(text, "%8s{\"__metadata__\":{\"format\":\"pt\"%s,\"crc32\":\"%08x\"", "", s->metadata,
                (unsigned)s->st.metadata_crc);
-    for (e = s->tensors; e < s->tensors + s->count; e++) {
+    for (e = s->tensors; e < end; e++) {
         mtt__text_init(&key, name, sizeof(name));
         mtt__print(&key, "crc32.%s", e->name);
         mtt__print(text, ",");
@@ -7975,7 +8048,7 @@ static void mtt__st_print_header(mtt__st_saving *s)
         mtt__print(text, ":\"%08x\"", (unsigned)e->crc);
     }
     mtt__print(text, "}");
-    for (e = s->tensors; e < s->tensors + s->count; e++) {
+    for (e = s->tensors; e < end; e++) {
         mtt__print(text, ",");
         mtt__print_json_string(text, e->name, strlen(e->name));
         mtt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[e->dtype]);
@@ -8010,9 +8083,9 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
     return status ? status : mtt__writer_commit(&s->writer);
 }
 
-/* Replaces the file. First the reader parses the header, so every file that is saved can be read. Data is
-   written in the order of the list: wide types first keeps it aligned. `metadata` is JSON: pairs, each after
-   a comma. */
+/* Replaces the file, or, where `read` is NULL, only counts its bytes in *(uint64_t *)user. First the reader
+   parses the header, so every file that is saved can be read. Data is written in the order of the list: wide
+   types first keeps it aligned. `metadata` is JSON: pairs, each after a comma. */
 static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *tensors, size_t count,
                                const char *metadata, mtt__st_read_fn read, void *user)
 {
@@ -8041,9 +8114,10 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
     if (status == MTT_E_FORMAT)
         status = mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different UTF-8 names, up to "
                            "512 bytes long, known dtypes, ranks up to 8 and sizes below 2^64", path);
-    if (!status) status = mtt__writer_open(env, path, &s->writer);
-    if (!status) status = mtt__writer_expect(&s->writer, s->header.size + end);
-    if (!status) status = mtt__st_write(s, read, user);
+    if (!read) *(uint64_t *)user = s->header.size + end;
+    if (!status && read) status = mtt__writer_open(env, path, &s->writer);
+    if (!status && read) status = mtt__writer_expect(&s->writer, s->header.size + end);
+    if (!status && read) status = mtt__st_write(s, read, user);
     mtt__writer_abort(&s->writer);
     mtt__st_close(&s->st);
     mtt__free(env, s);
@@ -8066,6 +8140,7 @@ typedef struct mtt__checkpoint {
     int64_t micro_batch;
     uint64_t seed;
     mtt_batches batches; /* without tokens: none */
+    uint32_t tokens_crc;
 } mtt__checkpoint;
 
 static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches)
@@ -8080,6 +8155,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
     if (batches) c->batches = *batches;
+    if (c->batches.tokens) c->tokens_crc = c->batches.tokens->header.crc;
     c->count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
     c->tensors = (mtt__st_entry *)mtt__alloc(t->env, c->count, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME);
     if (!c->tensors) return MTT_E_MEMORY;
@@ -8119,8 +8195,9 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
                               c->st->path, name);
     else
-        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: make them the same",
-                              c->st->path, name, pair->value, (unsigned long long)here);
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: use the model and "
+                              "the data of its run", c->st->path, name, pair->value,
+                              (unsigned long long)here);
 }
 
 /* The model must be the same, except for dropout, and for max_seq without a table of positions. */
@@ -8129,6 +8206,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 #define MTT__NUMBER(name, member, low, high) \
     mtt__checkpoint_number(c, name, low, high, &c->member, sizeof(c->member))
     const mtt_model_desc *m = &c->t->schedule->model;
+    const uint64_t most = (uint64_t)1 << 62; /* no counter overflows after it */
     size_t i;
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
@@ -8137,17 +8215,19 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
         mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
     }
-    MTT__NUMBER("step", counters.steps, 0, INT64_MAX);
-    MTT__NUMBER("micro_batch", micro_batch, 0, INT64_MAX);
-    MTT__NUMBER("updates", counters.updates, 0, INT64_MAX);
-    MTT__NUMBER("good_steps", counters.good_steps, 0, INT32_MAX);
+    MTT__NUMBER("step", counters.steps, 0, most);
+    MTT__NUMBER("micro_batch", micro_batch, 0, most);
+    MTT__NUMBER("updates", counters.updates, 0, most);
+    MTT__NUMBER("good_steps", counters.good_steps, 0, 1 << 30);
     MTT__NUMBER("loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff); /* positive and finite */
     MTT__NUMBER("seed", seed, 0, UINT64_MAX);
     if (!c->batches.tokens) return c->status;
-    MTT__NUMBER("batches.cursor", batches.cursor, 0, UINT64_MAX);
+    MTT__NUMBER("batches.cursor", batches.cursor, 0, most);
     MTT__NUMBER("batches.seed", batches.seed, 0, UINT64_MAX);
     MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
     MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
+    if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
+        MTT__NUMBER("batches.crc32", tokens_crc, 0, 0);
     return c->status;
 }
 
@@ -8159,20 +8239,39 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
 }
 
+/* Prints the metadata, and blanks behind it. */
+static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__CHECKPOINT_PAIRS])
+{
+    mtt__text_init(&c->metadata, metadata, MTT__CHECKPOINT_PAIRS);
+    mtt__checkpoint_numbers(c);
+    mtt__print(&c->metadata, ",\"precision\":\"%s\"",
+               mtt__precisions[c->t->schedule->policy.precision].name);
+    mtt__print(&c->metadata, "%*s", (int)(MTT__CHECKPOINT_PAIRS - 1 - c->metadata.size), "");
+    return metadata;
+}
+
 MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
 {
-    char metadata[2048];
+    char metadata[MTT__CHECKPOINT_PAIRS];
     mtt__checkpoint c;
     mtt_status status = mtt__checkpoint_init(&c, t, batches);
     if (!status) status = mtt__move_counters(t, MTT__GET, &c.counters);
-    if (!status) {
-        mtt__text_init(&c.metadata, metadata, sizeof(metadata));
-        mtt__checkpoint_numbers(&c);
-        mtt__print(&c.metadata, ",\"precision\":\"%s\"", mtt__precisions[t->schedule->policy.precision].name);
-        status = mtt__st_save(t->env, path, c.tensors, c.count, metadata, mtt__checkpoint_read, t);
-    }
+    if (!status)
+        status = mtt__st_save(t->env, path, c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
+                              mtt__checkpoint_read, t);
     mtt__free(t->env, c.tensors);
     return status;
+}
+
+MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
+{
+    char metadata[MTT__CHECKPOINT_PAIRS];
+    mtt__checkpoint c;
+    uint64_t bytes = 0;
+    if (!mtt__checkpoint_init(&c, (mtt_trainer *)trainer, NULL))
+        mtt__st_save(trainer->env, "", c.tensors, c.count, mtt__checkpoint_print(&c, metadata), NULL, &bytes);
+    mtt__free(trainer->env, c.tensors);
+    return bytes;
 }
 
 /* Finds all tensors in the file. */
@@ -8191,6 +8290,23 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
     return MTT_OK;
 }
 
+/* Refuses numbers that no training leaves: a forged file has the right checksums. */
+static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
+{
+    size_t i, k;
+    for (i = 0; i < c->count; i++) {
+        const mtt__st_entry *e = &c->tensors[i];
+        const float *x = (const float *)(uintptr_t)e->data;
+        const float least = i % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
+        for (k = 0; k < e->bytes / sizeof(float); k++)
+            if (!(x[k] >= least && fabsf(x[k]) < INFINITY))
+                return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
+                                 "or the file is forged; use another checkpoint", c->st->path, k, e->name,
+                                 (double)x[k]);
+    }
+    return MTT_OK;
+}
+
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
@@ -8204,6 +8320,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_numbers(&c);
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
+    if (!status) status = mtt__checkpoint_values(&c);
     for (i = 0; i < c.count && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS),
                                 0, (int64_t)(c.tensors[i].bytes / sizeof(float)),
@@ -8348,7 +8465,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     double loss = 0, hits = 0, bytes = 0;
     int64_t rows = d->rows * trainer->schedule->split, i;
     int done, batch = d->batch * trainer->schedule->split;
-    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x + rows;
+    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x ? x + rows : NULL;
     mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
     for (done = 0; !status && (!batches || done < batches); done++) {
