@@ -250,7 +250,8 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
 static mtt_status begin(mtt_trainer *t, mtt_batches *batches)
 {
     mtt_status status = MTT_OK;
-    if (set.save_every >= 0) status = run_check_room(&files, 0, set.save_every, set.resume);
+    if (set.save_every >= 0)
+        status = run_check_room(&files, mtt_checkpoint_bytes(t), set.save_every, set.resume);
     if (!status) status = set.resume ? run_resume(&files, t, batches) : run_set_aside(&files);
     return status ? status : run_open_log(&files, mtt_trainer_step(t));
 }
