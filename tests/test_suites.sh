@@ -111,6 +111,115 @@ check "refusals are answers: $code" [ $code = 0 ]
 refusal='"status": "refused", "exit": 4, "message": "a batch of [0-9]* does not fit'
 check "8 of them" [ "$(grep -c "$refusal" largest/c/experiment_summary.json)" = 8 ]
 
+# checkpoints, and what becomes of them: a trainer of no steps writes the files and ends as $FAKE says
+cat > fake << 'FAKE'
+#!/usr/bin/env bash
+case "$*" in *--find-max* | *--dry-run*) exec "$TRAIN" "$@";; esac
+words=" $* "
+for ((i = 1; i < $#; i++)); do
+  next=$((i + 1))
+  case ${!i} in
+    --dataset) dataset=${!next};; --technique) technique=${!next};; --results-dir) folder=${!next};;
+  esac
+done
+run=$folder/${dataset}_$technique perplexity=100
+case $words in *' --resume '*) echo "$technique resumed";; *) echo "$technique new";; esac >> calls
+case $FAKE in
+  full | refuse) echo "train: $FAKE" >&2;;
+  diverge) perplexity=null;;
+esac
+[ $FAKE = refuse ] || touch "$run"_step{20,40}.safetensors "${run}_best.safetensors"
+case $FAKE in full | refuse) exit 3;; esac
+{
+  printf '{"dataset": "%s", "technique": "%s", "batch_size": 2, "steps": 3,' "$dataset" "$technique"
+  printf ' "seq_len": 32, "perplexity": %s, "ms_per_step": 5, "tokens_per_s": 640,' $perplexity
+  printf ' "arena_bytes": 99999999}\n'
+} > "${run}_metrics.json"
+[ $FAKE != diverge ] || { echo 'train: the loss is not finite' >&2; exit 7; }
+FAKE
+chmod +x fake; trainer=./fake
+fake() { # MODE ARGUMENT...: one experiment; sets code
+  export FAKE=$1; shift
+  rm -f calls
+  suite $some --results-dir fakes --only fp32_bs2 "$@" -- $tiny
+}
+stem=fakes/a/text_fp32_bs2
+fake full
+check "a trainer whose disk is full makes the suite end with $code, not 1" [ $code = 1 ]
+check "its checkpoints stay" [ "$(ls fakes/a/*.safetensors | wc -l)" = 3 ]
+fake refuse
+check "a checkpoint without metrics is resumed, and never trained from the start" \
+  [ "$(cat calls)" = 'fp32_bs2 resumed' ]
+check "the message says how to start over" says fakes/a/experiment_summary.json \
+  '"failed", "exit": 3, "message": "refuse; to start over, move the checkpoints of text_fp32_bs2 away"'
+check "what can be continued stays" [ "$(ls fakes/a/*.safetensors | wc -l)" = 3 ]
+rm ${stem}_step*
+fake refuse; check "the best checkpoint alone is not resumed" [ "$(cat calls)" = 'fp32_bs2 new' ]
+touch ${stem}_step20.safetensors
+fake done
+check "the resumed run ends with $code, not 0" eval '[ $code = 0 ] && [ "$(cat calls)" = "fp32_bs2 resumed" ]'
+check "its metrics are there, its checkpoints are not" \
+  [ -s ${stem}_metrics.json -a -z "$(find fakes -name '*.safetensors*')" ]
+fake done; check "it is not run again" [ $code = 0 -a ! -e calls ]
+for run in 1 2; do
+  fake diverge --steps $((80 + run))
+  check "a diverged run makes the suite end with $code, not 1" [ $code = 1 ]
+done
+check "the files of other settings are kept" \
+  [ -s $stem.old/text_fp32_bs2_metrics.json -a -e $stem.old2/text_fp32_bs2_step40.safetensors ]
+check "it is new, with other settings" [ "$(cat calls)" = 'fp32_bs2 new' ]
+for run in 1 2; do
+  check "the summary calls it diverged" \
+    says fakes/a/experiment_summary.json '"text_fp32_bs2".*"status": "diverged", "exit": 7'
+  check "as does the report" says fakes/a/comparison.md '^- text_fp32_bs2 diverged: its perplexity is not'
+  fake diverge --steps 82; check "it is not run again, and ends with $code, not 1" [ $code = 1 -a ! -e calls ]
+done
+fake done --steps 83 --keep-checkpoints
+check "kept checkpoints" [ "$(ls fakes/a/checkpoints | wc -l)" = 3 ]
+fake done --steps 84 --keep-checkpoints
+check "those of other settings are not replaced" [ "$(ls fakes/a/checkpoints | wc -l)" = 6 ]
+
+# names of texts and folders are data: nothing in them runs
+canary=$work/canary
+no_canary() { [ ! -e "$canary" ]; }
+number=0
+for name in $'new\nline' 'quote"s' "it's" 'back\slash' '$(touch canary)' '`touch canary`' '; touch canary' \
+  -dash .hidden 'a b' żółw $'\377' '*' '$((x[$(touch canary)]))'; do
+  number=$((number + 1))
+  cp text.txt "$name.txt" 2> /dev/null || cp text.txt "./$name.txt"
+  suite a --small --data "$name.txt" --only fp32_bs2 --batch-size 2 --steps 4 --results-dir "$name" -- $tiny
+  check "a text named $name ends with $code, not 0" [ $code = 0 ]
+  summary=./$name/a/experiment_summary.json
+  check "its summary is JSON" is_json "$summary"
+  check "its runs have names of A-Za-z0-9_.-" says "$summary" '^."name": "[A-Za-z0-9_][A-Za-z0-9_.-]*", '
+  check "its results are in its folder" [ -s "./$name/a"/*_metrics.json ]
+  rm -rf "./$name"
+done
+check "nothing ran" no_canary
+trainer=$train
+
+# make passes its variables on as they are
+unset MAKEFLAGS MAKELEVEL # of the make that runs this test
+mkdir -p made/tools made/build; cp "$root/Makefile" made
+printf '#!/bin/sh\nprintf "<%%s>" "$@"\n' > made/echo; chmod +x made/echo
+for name in tools/{demo,bench,deps}.sh build/{hello,profile}; do cp made/echo made/$name; done
+for text in '`touch canary`x' '$(touch canary)x' '$(shell touch canary)x' "it's a" '"; touch canary; "' '#x' \
+  '$$x' $'new\nline'; do
+  for target in demo hello; do
+    check "make $target TEXT='$text'" \
+      eval '(cd made && make -s $target TEXT="$text" ARGS="") 2> /dev/null | grep -qzF "<$text>"'
+  done
+  check "make demo with TEXT in the environment" \
+    eval '(cd made && TEXT=$text make -s demo) 2> /dev/null | grep -qzF "<$text>"'
+done
+for words in '; touch canary' '$(touch canary)' '`touch canary`' '--only *_bs2' '$(shell touch canary)'; do
+  for target in "bench BENCH" "profile ARGS" "demo ARGS"; do
+    check "make $target='$words'" eval \
+      '(cd made && make -s ${target% *} ${target#* }="$words" TEXT=) | grep -qF "<${words// /><}>"'
+  done
+done
+check "make ran nothing" eval '[ ! -e made/canary ] && [ ! -e canary ]'
+
 # the report, by hand-made numbers
 folder=hand; mkdir hand
 json_text() { # TEXT: as a JSON string
@@ -173,8 +282,6 @@ long=$(printf 'd%.0s' {1..200}); mkdir -p $long/$long/$long/$long
 check "a path that does not fit ends it with $code, not 2" [ $code = 2 ]
 
 # names from results files and folders are data: nothing in them runs
-canary=$work/canary
-no_canary() { [ ! -e "$canary" ]; }
 hostile=('y$(touch '"$canary"')' 'y`touch '"$canary"'`' "x'; system('touch $canary'); set title '" a/../../b
   $'a\nb' -x .x 'a b' "\"; system(\"touch $canary\"); \"" "y;touch $canary" 'ż' "$long$long")
 folder=foreign; mkdir foreign
