@@ -125,8 +125,8 @@ static void put_words(mtt_json *j, run *r, mtt_slice key, mtt_slice value)
     const struct key *k = find_key(key);
     if (!k || !k->size || value.size > sizeof(plain)) return;
     if (!k->is_line && value.size && (value.size >= k->size || !is_name(value.at, value.size))) {
-        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.- and begins with "
-                 "neither - nor .", (int)fmin(200, (double)value.size), value.at, k->name, (int)k->size - 1);
+        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: names have up to %d of A-Za-z0-9_.- and do not "
+                 "begin with - or .", (int)fmin(200, (double)value.size), value.at, k->name, (int)k->size - 1);
         j->fault = fault;
     }
     value.size = mtt_json_unescape(value, plain);
