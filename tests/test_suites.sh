@@ -283,7 +283,8 @@ check "a path that does not fit ends it with $code, not 2" [ $code = 2 ]
 
 # names from results files and folders are data: nothing in them runs
 hostile=('y$(touch '"$canary"')' 'y`touch '"$canary"'`' "x'; system('touch $canary'); set title '" a/../../b
-  $'a\nb' -x .x 'a b' "\"; system(\"touch $canary\"); \"" "y;touch $canary" 'ż' "$long$long")
+  $'a\nb' -x .x 'a b' "\"; system(\"touch $canary\"); \"" "y;touch $canary" 'ż' "$long$long"
+  "$(printf 'x%.0s' {1..3000})")
 folder=foreign; mkdir foreign
 metrics x_fp32_bs8 fp32_bs8 8 100.0 104857600 20
 metrics x_bf16_bs8 bf16_bs8 8 100.4 52428800 10

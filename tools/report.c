@@ -123,11 +123,13 @@ static void put_words(mtt_json *j, run *r, mtt_slice key, mtt_slice value)
     static char fault[400];
     char *at, plain[2048];
     const struct key *k = find_key(key);
-    if (!k || !k->size || value.size > sizeof(plain)) return;
-    if (!k->is_line && value.size && (value.size >= k->size || !is_name(value.at, value.size))) {
-        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: names have up to %d of A-Za-z0-9_.- and do not "
-                 "begin with - or .", (int)fmin(200, (double)value.size), value.at, k->name, (int)k->size - 1);
+    size_t most = k && k->is_line ? sizeof(plain) : k ? k->size : 0;
+    if (!most) return;
+    if (value.size >= most || (!k->is_line && value.size && !is_name(value.at, value.size))) {
+        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.-, none of "
+                 "- and . first", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
         j->fault = fault;
+        return;
     }
     value.size = mtt_json_unescape(value, plain);
     snprintf((char *)r + k->at, k->size, "%.*s", (int)value.size, plain);
