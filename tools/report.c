@@ -344,15 +344,17 @@ static void on_file(const char *name)
 static int read_results(void)
 {
     struct dirent **files;
-    int i, kept = 0, count = scandir(results, &files, NULL, alphasort);
+    int i, kept = 0, damaged_summary, count = scandir(results, &files, NULL, alphasort);
     if (count < 0) tell(results, 0, strerror(errno));
     else read_file(path_of("experiment_summary.json"), &head, on_experiment, NULL, 0);
-    if (count < 0 || damaged) return 0;
+    damaged_summary = damaged;
+    if (count < 0) return 0;
     for (i = 0; i < count; i++) {
-        on_file(files[i]->d_name);
+        if (!damaged_summary) on_file(files[i]->d_name);
         free(files[i]);
     }
     free(files);
+    if (damaged_summary) return 0;
     EACH(r) {
         read_run(r);
         if (is_named(r) && (!dataset || !strcmp(r->dataset, dataset))) runs[kept++] = *r;
@@ -818,24 +820,13 @@ static int write_file(const char *name, const char *text)
     return result_close(f);
 }
 
-int main(int argc, char **argv)
+/* Compares the runs; returns 1 if all files are written. */
+static int report(void)
 {
     char *text = NULL, *unit;
     size_t size = 0;
-    double bytes;
-    int known = 0, whole, written, code = option_parse(options, LENGTH(options), argc, argv);
-    if (code) return code == OPTION_HELP ? 0 : code;
-    if (!*results || strlen(results) > 700) return option_fail("--results-dir: expected 1 to 700 bytes");
-    whole = read_results();
-    if (damaged) fprintf(stderr, "report: remove damaged files, or train their runs again\n");
-    if (!whole) return 3;
-    EACH(r) known += is_done(r) || r->message[0];
-    if (!known) {
-        fprintf(stderr, "report: no run in %s is complete%s\n", results,
-                experiments ? " and named by --experiments" : "");
-        return 3;
-    }
-    bytes = strtod(head.budget, &unit);
+    double bytes = strtod(head.budget, &unit);
+    int written;
     if (head.budget[0])
         snprintf(budget, sizeof(budget), *unit ? "%.0f%s" : "%.4g GB", *unit ? bytes : bytes * 1e-9, unit);
     groups[0].sweep = head.suite[0] == 'e';
@@ -849,6 +840,21 @@ int main(int argc, char **argv)
     written = write_file("comparison_report.txt", text) & write_file("comparison.md", text) & write_tables();
     if (!written) fprintf(stderr, "report: cannot write to %s: check the folder and its disk\n", results);
     free(text);
+    return written;
+}
+
+int main(int argc, char **argv)
+{
+    int known = 0, whole, written, code = option_parse(options, LENGTH(options), argc, argv);
+    if (code) return code == OPTION_HELP ? 0 : code;
+    if (!*results || strlen(results) > 700) return option_fail("--results-dir: expected 1 to 700 bytes");
+    whole = read_results();
+    EACH(r) known += is_done(r) || r->message[0];
+    if (damaged) fprintf(stderr, "report: remove damaged files, or train their runs again\n");
+    if (whole && !known)
+        fprintf(stderr, "report: no run in %s is complete%s\n", results,
+                experiments ? " and named by --experiments" : "");
+    written = whole && known && report();
     free(runs);
     free(times);
     return written && !damaged ? 0 : 3;
