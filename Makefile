@@ -21,13 +21,13 @@ CUDA     := $(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null),te
 TESTS    := test_tokenizer test_files test_plan test_model $(CUDA) $(if $(BLAS),test_model_blas)
 PROGRAMS := train hello schedule prepare report profile
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
+# Recipes take these from the environment, so that neither make nor the shell expands what they hold.
+$(foreach v,TEXT BENCH ARGS,$(eval override export $v := $$(value $v)))
 
 .PHONY: train hello test test-programs demo bench profile deps clean
 train: deps $(B)/train
-
 hello: deps $(B)/hello
-	$(B)/hello $(TEXT)
-
+	@$(B)/hello $${TEXT:+"$$TEXT"}
 deps:
 	@mkdir -p $(B)
 	@tools/deps.sh
@@ -48,13 +48,13 @@ test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
 
 demo: deps
-	@CC="$(CC)" tools/demo.sh "$(TEXT)" $(ARGS)
+	@set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
 
 bench: deps
-	@tools/bench.sh $(BENCH)
+	@set -f; tools/bench.sh $$BENCH
 
 profile: $(B)/profile
-	@$(B)/profile $(ARGS)
+	@set -f; $(B)/profile $$ARGS
 
 clean:
 	rm -rf $(B) results

@@ -111,16 +111,130 @@ check "refusals are answers: $code" [ $code = 0 ]
 refusal='"status": "refused", "exit": 4, "message": "a batch of [0-9]* does not fit'
 check "8 of them" [ "$(grep -c "$refusal" largest/c/experiment_summary.json)" = 8 ]
 
+# checkpoints, and what becomes of them: a trainer of no steps writes the files and ends as $FAKE says
+cat > fake << 'FAKE'
+#!/usr/bin/env bash
+case "$*" in *--find-max* | *--dry-run*) exec "$TRAIN" "$@";; esac
+words=" $* "
+for ((i = 1; i < $#; i++)); do
+  next=$((i + 1))
+  case ${!i} in
+    --dataset) dataset=${!next};; --technique) technique=${!next};; --results-dir) folder=${!next};;
+  esac
+done
+run=$folder/${dataset}_$technique perplexity=100
+case $words in *' --resume '*) echo "$technique resumed";; *) echo "$technique new";; esac >> calls
+case $FAKE in
+  full | refuse) echo "train: $FAKE" >&2;;
+  diverge) perplexity=null;;
+esac
+[ $FAKE = refuse ] || touch "$run"_step{20,40}.safetensors "${run}_best.safetensors"
+case $FAKE in full | refuse) exit 3;; esac
+{
+  printf '{"dataset": "%s", "technique": "%s", "batch_size": 2, "steps": 3,' "$dataset" "$technique"
+  printf ' "seq_len": 32, "perplexity": %s, "ms_per_step": 5, "tokens_per_s": 640,' $perplexity
+  printf ' "arena_bytes": 99999999}\n'
+} > "${run}_metrics.json"
+[ $FAKE != diverge ] || { echo 'train: the loss is not finite' >&2; exit 7; }
+FAKE
+chmod +x fake; trainer=./fake
+fake() { # MODE ARGUMENT...: one experiment; sets code
+  export FAKE=$1; shift
+  rm -f calls
+  suite $some --results-dir fakes --only fp32_bs2 "$@" -- $tiny
+}
+stem=fakes/a/text_fp32_bs2
+fake full
+check "a trainer whose disk is full makes the suite end with $code, not 1" [ $code = 1 ]
+check "its checkpoints stay" [ "$(ls fakes/a/*.safetensors | wc -l)" = 3 ]
+fake refuse
+check "a checkpoint without metrics is resumed, and never trained from the start" \
+  [ "$(cat calls)" = 'fp32_bs2 resumed' ]
+check "the message says how to start over" says fakes/a/experiment_summary.json \
+  '"failed", "exit": 3, "message": "refuse; to start over, move the checkpoints of text_fp32_bs2 away"'
+check "what can be continued stays" [ "$(ls fakes/a/*.safetensors | wc -l)" = 3 ]
+rm ${stem}_step*
+fake refuse; check "the best checkpoint alone is not resumed" [ "$(cat calls)" = 'fp32_bs2 new' ]
+touch ${stem}_step20.safetensors
+fake done
+check "the resumed run ends with $code, not 0" eval '[ $code = 0 ] && [ "$(cat calls)" = "fp32_bs2 resumed" ]'
+check "its metrics are there, its checkpoints are not" \
+  [ -s ${stem}_metrics.json -a -z "$(find fakes -name '*.safetensors*')" ]
+fake done; check "it is not run again" [ $code = 0 -a ! -e calls ]
+for run in 1 2; do
+  fake diverge --steps $((80 + run))
+  check "a diverged run makes the suite end with $code, not 1" [ $code = 1 ]
+done
+check "the files of other settings are kept" \
+  [ -s $stem.old/text_fp32_bs2_metrics.json -a -e $stem.old2/text_fp32_bs2_step40.safetensors ]
+check "it is new, with other settings" [ "$(cat calls)" = 'fp32_bs2 new' ]
+for run in 1 2; do
+  check "the summary calls it diverged" \
+    says fakes/a/experiment_summary.json '"text_fp32_bs2".*"status": "diverged", "exit": 7'
+  check "as does the report" says fakes/a/comparison.md '^- text_fp32_bs2 diverged: its perplexity is not'
+  fake diverge --steps 82; check "it is not run again, and ends with $code, not 1" [ $code = 1 -a ! -e calls ]
+done
+fake done --steps 83 --keep-checkpoints
+check "kept checkpoints" [ "$(ls fakes/a/checkpoints | wc -l)" = 3 ]
+fake done --steps 84 --keep-checkpoints
+check "those of other settings are not replaced" [ "$(ls fakes/a/checkpoints | wc -l)" = 6 ]
+
+# names of texts and folders are data: nothing in them runs
+canary=$work/canary
+no_canary() { [ ! -e "$canary" ]; }
+number=0
+for name in $'new\nline' 'quote"s' "it's" 'back\slash' '$(touch canary)' '`touch canary`' '; touch canary' \
+  -dash .hidden 'a b' żółw $'\377' '*' '$((x[$(touch canary)]))'; do
+  number=$((number + 1))
+  cp text.txt "$name.txt" 2> /dev/null || cp text.txt "./$name.txt"
+  suite a --small --data "$name.txt" --only fp32_bs2 --batch-size 2 --steps 4 --results-dir "$name" -- $tiny
+  check "a text named $name ends with $code, not 0" [ $code = 0 ]
+  summary=./$name/a/experiment_summary.json
+  check "its summary is JSON" is_json "$summary"
+  check "its runs have names of A-Za-z0-9_.-" says "$summary" '^."name": "[A-Za-z0-9_][A-Za-z0-9_.-]*", '
+  check "its results are in its folder" [ -s "./$name/a"/*_metrics.json ]
+  rm -rf "./$name"
+done
+check "nothing ran" no_canary
+trainer=$train
+
+# make passes its variables on as they are
+unset MAKEFLAGS MAKELEVEL # of the make that runs this test
+mkdir -p made/tools made/build; cp "$root/Makefile" made
+printf '#!/bin/sh\nprintf "<%%s>" "$@"\n' > made/echo; chmod +x made/echo
+for name in tools/{demo,bench,deps}.sh build/{hello,profile}; do cp made/echo made/$name; done
+for text in '`touch canary`x' '$(touch canary)x' '$(shell touch canary)x' "it's a" '"; touch canary; "' '#x' \
+  '$$x' $'new\nline'; do
+  for target in demo hello; do
+    check "make $target TEXT='$text'" \
+      eval '(cd made && make -s $target TEXT="$text" ARGS="") 2> /dev/null | grep -qzF "<$text>"'
+  done
+  check "make demo with TEXT in the environment" \
+    eval '(cd made && TEXT=$text make -s demo) 2> /dev/null | grep -qzF "<$text>"'
+done
+for words in '; touch canary' '$(touch canary)' '`touch canary`' '--only *_bs2' '$(shell touch canary)'; do
+  for target in "bench BENCH" "profile ARGS" "demo ARGS"; do
+    check "make $target='$words'" eval \
+      '(cd made && make -s ${target% *} ${target#* }="$words" TEXT=) | grep -qF "<${words// /><}>"'
+  done
+done
+check "make ran nothing" eval '[ ! -e made/canary ] && [ ! -e canary ]'
+
 # the report, by hand-made numbers
-mkdir hand
+folder=hand; mkdir hand
+json_text() { # TEXT: as a JSON string
+  local t=${1//\\/\\\\}
+  t=${t//\"/\\\"}
+  printf '"%s"' "${t//$'\n'/\\n}"
+}
 metrics() { # NAME TECHNIQUE BATCH PERPLEXITY ARENA MS...
   local name=$1 technique=$2 batch=$3 perplexity=$4 arena=$5; shift 5
   {
-    printf '{"dataset": "x", "technique": "%s", "batch_size": %d, "seq_len": 100,' "$technique" $batch
-    printf ' "steps": 3, "perplexity": %s, "ms_per_step": 50,' $perplexity
+    printf '{"dataset": "x", "technique": %s, "batch_size": %d,' "$(json_text "$technique")" $batch
+    printf ' "seq_len": 100, "steps": 3, "perplexity": %s, "ms_per_step": 50,' $perplexity
     printf ' "tokens_per_s": %d, "arena_bytes": %d, "peak_bytes": %d}\n' $((batch * 2000)) $arena $arena
-  } > "hand/${name}_metrics.json"
-  for ms in "$@"; do echo "{\"step\": 1, \"loss\": 2, \"ms\": $ms}"; done > "hand/$name.jsonl"
+  } > "$folder/${name}_metrics.json"
+  for ms in "$@"; do echo "{\"step\": 1, \"loss\": 2, \"ms\": $ms}"; done > "$folder/$name.jsonl"
 }
 metrics x_fp32_bs8 fp32_bs8 8 100.0 104857600 900 20 20.5 19
 metrics x_bf16_bs8 bf16_bs8 8 100.4 52428800 10 9 900
@@ -137,8 +251,92 @@ check "what was saved" says out 'bf16_flash: 60\.0 MiB or 60 % less memory, 1\.2
 check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.tsv ]
 "$report" --results-dir hand --experiments fp32,bf16_flash_bs8 > out
 check "--experiments" [ "$(grep -c '^| [bf].*8 |' out)" = 2 ]
+echo victim > victim; ln -sf ../victim hand/comparison.md
 echo '{"perplexity": 3' > hand/y_fp32_metrics.json
-check "a damaged file does not end it" "$report" --results-dir hand
+"$report" --results-dir hand > out 2> err; code=$?
+check "a damaged file is named, the others are compared, and it ends with $code, not 3" \
+  eval '[ $code = 3 ] && says err "hand/y_fp32_metrics.json: expected a comma" && says out "^. bf16_flash "'
+check "what is damaged is listed" says out '^- y_fp32 lost: its metrics are damaged$'
+check "a link in the place of the report is not followed" [ "$(cat victim)" = victim ]
+rm hand/y_fp32_metrics.json; mkfifo hand/z_fp32_metrics.json
+timeout 10 "$report" --results-dir hand > out 2> err
+check "a pipe does not block it" says err 'z_fp32_metrics.json: expected a file'
+rm hand/z_fp32_metrics.json
+metrics x_fp16_bs8 fp16_bs8 8 null 52428800 10
+printf '{"step": %s}\n' '1, "ms": 40' '2, "grad_norm": inf, "ms": 1' '3, "loss": nan, "ms": 1' \
+  '4, "grad_norm": null, "ms": 44' > hand/x_bf16_bs8.jsonl
+check "numbers may be null" "$report" --results-dir hand
+"$report" --results-dir hand > out 2> err
+check "a null perplexity is a diverged run" says out '^- x_fp16_bs8 diverged: '
+check "which is in no table" not says out '^\| fp16 '
+check "inf in a log is reported with its line" says err 'hand/x_bf16_bs8.jsonl: expected a value in line 2$'
+check "the median is that of the other lines" says out '^\| bf16 .* 42\.0 \|'
+mkdir deep; printf '{"plan":%.0s' $(seq 52692) > deep/x_metrics.json
+"$report" --results-dir deep > out 2> err; code=$?
+check "nested objects end it with $code, not 3" eval '[ $code = 3 ] && says err "deep/x_metrics.json: "'
+printf '{"bytes": {"weights": 1%.0s' $(seq 2000) > deep/x_metrics.json
+printf '}%.0s' $(seq 4000) >> deep/x_metrics.json
+"$report" --results-dir deep > out 2> err; check "also those that end" [ $? = 3 ]
+long=$(printf 'd%.0s' {1..200}); mkdir -p $long/$long/$long/$long
+"$report" --results-dir $long/$long/$long/$long 2> err; code=$?
+check "a path that does not fit ends it with $code, not 2" [ $code = 2 ]
+
+# names from results files and folders are data: nothing in them runs
+hostile=('y$(touch '"$canary"')' 'y`touch '"$canary"'`' "x'; system('touch $canary'); set title '" a/../../b
+  $'a\nb' -x .x 'a b' "\"; system(\"touch $canary\"); \"" "y;touch $canary" 'ż' "$long$long"
+  "$(printf 'x%.0s' {1..3000})")
+folder=foreign; mkdir foreign
+metrics x_fp32_bs8 fp32_bs8 8 100.0 104857600 20
+metrics x_bf16_bs8 bf16_bs8 8 100.4 52428800 10
+for technique in "${hostile[@]}"; do
+  metrics x_odd_bs8 "$technique" 8 101.0 41943040 16
+  "$report" --results-dir foreign > out 2> err; code=$?
+  check "$technique ends with $code, not 3, and its file is named" \
+    eval '[ $code = 3 ] && says err "foreign/x_odd_bs8_metrics.json: .* is no technique"'
+  check "$technique is not in the tables" \
+    eval '[ "$(grep -c "^| [bf]" out)" = 2 ] && [ "$(wc -l < foreign/results.tsv)" = 3 ]'
+  PATH=$work/stubs:$PATH "$root/tools/plots.sh" foreign > out 2> err; check "the others are drawn" [ $? = 0 ]
+done
+rm foreign/x_odd*
+for key in dataset name group status; do # the first of a file, those of the summary
+  printf '{"suite": "a", "experiments": [{"name": "x_fp32_bs8", "group": "batch", "technique": "fp32"}]}' |
+    sed "s/\"group\"/\"$key\": \"\$(touch x)\", \"group\"/" > foreign/experiment_summary.json
+  "$report" --results-dir foreign > out 2> err; code=$?
+  check "an odd $key of the summary ends it with $code, not 3" \
+    eval '[ $code = 3 ] && says err "experiment_summary.json: .* is no $key" && [ ! -s out ]'
+done
+rm foreign/experiment_summary.json
+cp foreign/x_fp32_bs8_metrics.json 'foreign/x$(touch x)_metrics.json'
+"$report" --results-dir foreign > out 2> err; code=$?
+check "an odd name of a file ends it with $code, not 3" \
+  eval '[ $code = 3 ] && says err "touch x._metrics.json: its name holds"'
+rm 'foreign/x$(touch x)_metrics.json'
+check "nothing ran in the report" no_canary
+if command -v gnuplot > /dev/null; then
+  for name in "it's" -dash $'new\nline' 'a b' "\$(touch canary)" "x'; system('touch $PWD'); '" ż; do
+    mkdir -p -- "$work/odd/$name"; cp foreign/*.json "$work/odd/$name"
+    (cd odd && "$report" --results-dir "$name" && "$root/tools/plots.sh" "$name") > out 2> err
+    check "plots in the folder $name" [ -s "odd/$name/plots/all_techniques.png" ]
+  done
+  for table in results timeline; do
+    for technique in "${hostile[@]::3}" 'a/b' 'a b'; do
+      "$report" --results-dir foreign > out 2>&1
+      printf 'x\tbatch\t%s\t%s\t8\t8\t8\t8\t8\n' "$technique" "$technique" >> foreign/$table.tsv
+      "$root/tools/plots.sh" foreign > out 2> err; code=$?
+      check "plots.sh ends with $code, not 3, with $technique in $table.tsv" \
+        eval '[ $code = 3 ] && says err "foreign/$table.tsv has more in it than names and numbers"'
+    done
+  done
+  "$report" --results-dir foreign > out 2>&1
+  sed -i 's/52428800/1e400/g' foreign/results.tsv
+  timeout 20 "$root/tools/plots.sh" foreign > out 2> err
+  check "an infinite number ends, too" [ $? != 124 ]
+  mkdir elsewhere; touch elsewhere/mine.png; rm -rf foreign/plots; ln -s ../elsewhere foreign/plots
+  "$root/tools/plots.sh" foreign > out 2> err; check "a link in the place of plots/ is refused" [ $? = 3 ]
+  check "and not followed" [ "$(ls elsewhere)" = mine.png ]
+else echo "skipped: plots of foreign names, gnuplot is absent"; fi
+check "nothing ran in the plots" eval 'no_canary && [ ! -e odd/canary ]'
+folder=hand
 mkdir two
 for text in one other; do
   sed "s/\"x\"/\"$text\"/" hand/x_fp32_bs8_metrics.json > two/${text}_fp32_metrics.json

@@ -106,7 +106,7 @@ if [ -r "$data/vocab.bpe" ]; then
     "$data/vocab.bpe"
   prepare 0 '^vocabulary 50257,' --input text.txt --output again --tokenizer "$data/vocab.bpe"
   check "gpt2 and its path are the same" same gpt2 again
-else echo "skipped: $data/vocab.bpe is absent"; fi
+else echo "skipped: $data/vocab.bpe is absent: tools/get_data.sh vocab.bpe"; fi
 
 # get_data: files by their address
 get 0 'tinyshakespeare.txt +public domain'
@@ -118,12 +118,34 @@ cp text.txt text.jsonl site; sum=$(sha256sum < text.txt | cut -d ' ' -f 1)
 get 0 'got/text.txt, [0-9]+ bytes, checksum right' "$here/text.txt#sha256=$sum"
 check "the file has come whole" cmp text.txt got/text.txt
 get 0 'is there' "$here/text.txt"
+get 0 'is there' "$here/text.txt#sha256=$sum"
+echo junk > got/text.txt; cp got/text.txt got/vocab.bpe
+get 1 "text.txt is there with the checksum [0-9a-f]* and not $sum: move it" "$here/text.txt#sha256=$sum"
+get 1 'vocab.bpe is there with the checksum [0-9a-f]* and not 1ce1664' vocab.bpe
+check "what was there is left alone" [ "$(cat got/text.txt got/vocab.bpe)" = $'junk\njunk' ]
 rm -r got
-get 1 "checksum $sum and not 1234.*removed" "$here/text.txt#sha256=1234"
+get 0 'checksum right' "$here/text.txt#SHA256=$(tr a-f A-F <<< "$sum")"
+check "a checksum may be in capitals" cmp text.txt got/text.txt
+rm -r got
+get 1 'expected 64 hexadecimal digits' "$here/text.txt#sha256=1234"
+get 1 "checksum $sum and not 1{64};.*removed" "$here/text.txt#sha256=$(printf '1%.0s' {1..64})"
 check "a wrong checksum leaves nothing" [ -z "$(ls got)" ]
-head -c 5000 text.txt > got/text.txt.part
+part() { echo "got/text.txt.$(sha256sum <<< "$1" | cut -c 1-8).part"; } # ADDRESS
+printf OTHER > "$(part "$here/elsewhere/text.txt")"
+printf OTHER > got/text.txt.part
+get 0 'got/text.txt, ' "$here/text.txt"
+check "a download of another address is not continued" cmp text.txt got/text.txt
+rm got/*
+head -c 5000 text.txt > "$(part "$here/text.txt")"
 get 0 'checksum right' "$here/text.txt#sha256=$sum"
 check "a cut download goes on" cmp text.txt got/text.txt
+rm got/*; echo victim > victim
+ln -s ../victim "$(part "$here/text.txt")"
+get 1 'part or .* is a link: remove it' "$here/text.txt"
+check "a link in the place of a part is not followed" [ "$(cat victim)" = victim ]
+rm got/*
+expect 0 '^./-x/text.txt, ' "$tools/get_data.sh" -o -x "$here/text.txt"
+cp text.txt got
 printf '\n<!DOCTYPE html>\r\n<title>Not found</title>\n' > site/page.jsonl
 get 1 'page.jsonl is a web page, not data: <!DOCTYPE html>' "$here/page.jsonl"
 echo 'Service unavailable' > site/words.jsonl
@@ -137,6 +159,14 @@ get 1 'did not come' "$here/absent.txt"
 check "what fails leaves no files" [ "$(ls got)" = text.txt ]
 get 0 'got/text2.txt, ' "$here/text2.txt.gz"
 check ".gz is unpacked" cmp text.txt got/text2.txt
+head -c 5000000 /dev/zero | tr '\0' a | gzip -c > site/bomb.txt.gz
+ln -s ../victim got/bomb.txt.part
+get 1 'bomb.txt.gz unpacks to more than 1048576 bytes' "$here/bomb.txt.gz"
+check "a bomb leaves only what came" [ "$(ls got | grep bomb)" = bomb.txt.gz ]
+get 1 'unpacks to more than 4999999 bytes' --unpack-limit 4999999 "$here/bomb.txt.gz"
+get 0 'got/bomb.txt, 5000000 bytes' --unpack-limit 5000000 "$here/bomb.txt.gz"
+get 1 'unpack-limit needs a number' --unpack-limit lots "$here/bomb.txt.gz"
+check "a link in the place of a text is not followed" [ "$(cat victim)" = victim ]
 if command -v zstd > /dev/null; then
   { head -n 20 text.jsonl | zstd -c; tail -n +21 text.jsonl | zstd -c; } > site/two.jsonl.zst
   get 0 'got/two.jsonl, ' "$here/two.jsonl.zst"
@@ -144,6 +174,7 @@ if command -v zstd > /dev/null; then
   check "the packed file is gone" [ ! -e got/two.jsonl.zst ]
   head -c 100 site/two.jsonl.zst > site/cut.jsonl.zst
   get 1 'cut.jsonl.zst is damaged' "$here/cut.jsonl.zst"
+  check "a damaged file leaves no text" [ ! -e got/cut.jsonl.part ]
   zstd -qc site/page.jsonl > site/packed.jsonl.zst
   get 1 'web page' "$here/packed.jsonl.zst"
   printf '{"file_size": %d}' "$(wc -c < site/two.jsonl.zst)" > site/two.manifest
@@ -192,7 +223,7 @@ if command -v python3 > /dev/null; then
   python3 -u -m http.server --bind 127.0.0.1 --directory site 0 > log 2>&1 & server=$!
   for _ in $(seq 100); do port=$(sed -n 's/.* port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep \
     0.1; done
-  rm -rf got; mkdir got; head -c 5000 text.txt > got/text.txt.part
+  rm -rf got; mkdir got; head -c 5000 text.txt > "$(part "http://127.0.0.1:$port/text.txt")"
   get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
   check "a server without ranges sends all again" cmp text.txt got/text.txt
   get 1 'did not come' "http://127.0.0.1:$port/absent.jsonl"

@@ -88,12 +88,16 @@ make -s --no-print-directory train build/report || fail "the trainer does not bu
 mkdir -p "$cache"
 if [ -n "$text" ]; then
   [ -f "$text" ] || fail "there is no file $text"
-  out+=/$(basename "${text%.*}" | tr -c 'A-Za-z0-9.\n-' _)
+  name=${text##*/} name=${name%.*}
+  out+=/${name//[^A-Za-z0-9_-]/_}
 else
   text=$cache/$name.txt
   if [ ! -s "$text" ]; then
     (manual_pages) > "$text.part" && [ -s "$text.part" ] && mv "$text.part" "$text" || exit 1
   fi
 fi
-[ build/train -nt "$out/a/experiment_summary.json" ] && rm -rf "$out/a" # results of another build
+if [ -e "$out/a/experiment_summary.json" ] && [ build/train -nt "$out/a/experiment_summary.json" ]; then
+  mv --backup=numbered -T "$out/a" "$out/a.old" || fail "cannot move $out/a away"
+  echo "demo: results of another build are now in $out/a.old" >&2
+fi
 exec tools/experiments.sh a --small --data "$text" --results-dir "$out" "$@"

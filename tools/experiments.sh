@@ -17,12 +17,13 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e a
   --batch-size N,..       batches instead of the suite's
   --memory-budget SIZE    refuse what takes more: simulates a smaller GPU (24G; c: 25.26 GB, d: 40 GB)
   --steps N               optimizer steps (a, b: one epoch; c, d: 200; e: 8000; sweeps: at most 20)
-  --keep-checkpoints      in DIR/SUITE/checkpoints; else a checkpoint is removed once its metrics are there
+  --keep-checkpoints      in DIR/SUITE/checkpoints; else checkpoints are removed once their metrics are there
   --small                 a model and batches for a CPU
   --dry-run               print experiments, planned memory and commands, and stop
 TEXT
 }
 set -u -o pipefail
+shopt -s extglob nullglob
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin slow each other down on a busy machine
 root=$(cd "$(dirname "$0")/.." && pwd)
 fail() { echo "experiments: $*" >&2; exit 2; }
@@ -62,13 +63,19 @@ case $device in cpu | cuda) ;; *) fail "--device $device: expected cpu or cuda";
 case $baseline in '' | fp32 | tf32) ;; *) fail "--baseline $baseline: expected fp32 or tf32";; esac
 [[ $budget =~ ^[0-9.]*[KMG]?$ ]] || fail "--memory-budget $budget: expected bytes, as in 24G"
 [[ $steps$batches =~ ^[0-9\ ]*$ ]] || fail "--steps $steps, --batch-size $batches: expected numbers"
+[[ $results != -* ]] || results=./$results
 [ -x "$train" ] || train=$(command -v "$train") || fail "there is no trainer: make train, or --train PATH"
 
 pick() { if [ -n "$small" ]; then echo "$2"; else echo "$1"; fi; }             # LARGE SMALL
-field() { sed -n "s/.*\"$1\": \"*\([^,\"}]*\).*/\1/p" "$2" | head -n 1; }       # KEY FILE
-plain() { basename "$1" | tr -c 'A-Za-z0-9.\n-' _; }                            # PATH: fit for a file name
+field() { sed -n "s/.*\"$1\": \"*\([A-Za-z0-9_.+-]*\).*/\1/p" "$2" | head -n 1; } # KEY FILE: a name or number
+plain() { # PATH: as a name, of A-Za-z0-9_.-, that begins with neither - nor .
+  local LC_ALL=C name=${1##*/}
+  name=${name//[^A-Za-z0-9_.-]/_}
+  echo "${name/#[-.]/_}"
+}
 text() { # fit for a JSON string
   local t=${1//[[:cntrl:]]/ }
+  [[ $t != *[^\ -~]* ]] || t=$(iconv -cf utf-8 -t utf-8 <<< "$t") # a message may be cut within a letter
   t=${t//\\/\\\\}
   printf %s "${t//\"/\\\"}"
 }
@@ -146,7 +153,19 @@ read_summary() { # sets old: lines by name
     old[${known%%\"*}]=${line%,}
   done < "$dir/experiment_summary.json"
 }
-complete() { [ -s "$1" ] && [ "$(tail -c 2 "$1")" = "}" ]; }
+outcome() { # NAME: prints done or diverged if its metrics are there
+  local metrics=$dir/${1}_metrics.json
+  [ -s "$metrics" ] && [ "$(tail -c 2 "$metrics")" = "}" ] || return
+  case $(field perplexity "$metrics") in null) echo diverged;; *) echo done;; esac
+}
+set_aside() { # NAME: moves the files of a run with other settings to NAME.old, NAME.old2, ...
+  local away=$dir/$1.old files k
+  files=("$dir/$1"@(_metrics.json|_memory.json|.jsonl|?(_best|_step+([0-9])).safetensors))
+  [ ${#files[@]} -gt 0 ] || return 0
+  for ((k = 2; ; k++)); do [ -e "$away" ] || break; away=$dir/$1.old$k; done
+  mkdir "$away" && mv "${files[@]}" "$away" || fail "cannot move the files of $1 to $away"
+  echo "$1: its settings have changed; older files are in $away" >&2
+}
 show_plan() { # INDEX
   local index=$1 bytes
   eval "set -- ${args[index]}"
@@ -155,7 +174,7 @@ show_plan() { # INDEX
   printf '%s: %s: %s %s\n' "${rows[index]##* }" "$bytes" "$train" "${args[index]}"
 }
 choose() { # fills queue with the experiments to run; prints them under --dry-run
-  local i group label batch most name known chosen=0
+  local i group label batch most name known status chosen=0
   for i in "${!rows[@]}"; do
     read -r group label batch most name <<< "${rows[i]}"
     known=${old[$name]:-}
@@ -168,11 +187,13 @@ choose() { # fills queue with the experiments to run; prints them under --dry-ru
     chosen=$((chosen + 1))
     if [ -n "$dry" ]; then
       show_plan $i
-    elif [ -n "$known" ] && [[ $known != *"$(settings $i)" ]]; then
-      rm -f "$dir/$name"{_metrics.json,_memory.json,.jsonl,.safetensors} # its settings have changed
-    elif complete "$dir/${name}_metrics.json"; then
-      entry $i done 0 ""
-      continue
+    else
+      [ -z "$known" ] || [[ $known == *"$(settings $i)" ]] || set_aside "$name"
+      status=$(outcome "$name")
+      case $status in
+        done) entry $i done 0 ""; continue;;
+        diverged) entry $i diverged 7 ""; failures=$((failures + 1)); continue;;
+      esac
     fi
     queue+=($i)
   done
@@ -186,33 +207,34 @@ run_train() { # ARGUMENT...: sets code
   done
   child=
 }
-experiment() { # NAME ARGUMENT...: trains or continues; sets code and message
-  local files=$dir/$1; shift
-  if [ -s "$files.safetensors" ]; then
-    run_train "$@" --resume
-    [ $code != 0 ] || complete "${files}_metrics.json" || code=3 # it had ended before its metrics
-    if [ $code = 3 ] && [ -z "$stopped" ]; then                 # or the checkpoint does not fit: start over
-      rm -f "$files.safetensors"
-      run_train "$@"
-    fi
-  else
-    run_train "$@"
-  fi
+experiment() { # NAME ARGUMENT...: trains, or continues from a checkpoint; sets code and message
+  local name=$1 begun=("$dir/$1"?(_step+([0-9])).safetensors); shift
+  [ ${#begun[@]} = 0 ] || set -- "$@" --resume
+  run_train "$@"
   message=$(grep '^train: ' "$dir/err" | tail -n 1 | cut -c8-)
   [ -n "$message" ] || message=$(tail -n 1 "$dir/err")
+  [ $code != 3 ] || [ ${#begun[@]} = 0 ] || message+="; to start over, move the checkpoints of $name away"
   [ $code -le 128 ] || message="ended by signal $((code - 128))"
   [ $code != 0 ] || message=
 }
 finish() { # INDEX: records how the experiment ended
-  local group label batch most name files
+  local group label batch most name files found status=
   read -r group label batch most name <<< "${rows[$1]}"
   files=$dir/$name
-  if [ $code = 0 ] && complete "${files}_metrics.json"; then
+  case $code in 0) status=$(outcome "$name");; 7) status=diverged;; esac
+  if [ "$status" = done ]; then
     entry $1 done 0 ""
-    if [ -n "$keep" ]; then mkdir -p "$dir/checkpoints" && mv "$files.safetensors" "$dir/checkpoints/"; fi
-    rm -f "$files.safetensors"
+    found=("$files"?(_best|_step+([0-9])).safetensors)
+    if [ -z "$keep" ]; then rm -f "${found[@]}"
+    elif [ ${#found[@]} -gt 0 ]; then
+      mkdir -p "$dir/checkpoints" && mv --backup=numbered "${found[@]}" "$dir/checkpoints"
+    fi
     printf ': perplexity %s, %d MiB, %s ms a step' $(field perplexity "${files}_metrics.json") \
       $(($(field arena_bytes "${files}_metrics.json") >> 20)) $(field ms_per_step "${files}_metrics.json") >&2
+  elif [ "$status" = diverged ]; then
+    entry $1 diverged $code "$message"
+    failures=$((failures + 1))
+    printf ': DIVERGED: %s' "$message" >&2
   elif [ $code = 4 ] && [ -n "$enforce" ] && [ $batch -gt $most ]; then
     entry $1 refused $code "$message"
     printf ': refused: %s' "$message" >&2
@@ -255,7 +277,7 @@ limit() { # sets cap, the bytes that largest batches may take, and device_mib
   cap=$((cap < device_mib * 1000000 ? cap : device_mib * 1000000)) # a MiB as 10^6: the rest is the driver's
 }
 lock() { # waits for another process that runs the suite in this folder
-  mkdir -p "$dir" && exec 9> "$dir/.lock" || fail "cannot write to $dir"
+  mkdir -p "$dir" && exec 9>> "$dir/.lock" || fail "cannot write to $dir"
   flock -n 9 || { echo "suite $suite: waiting for the process that runs it in $dir" >&2; flock 9; }
 }
 
@@ -280,7 +302,8 @@ for suite in "${suites[@]}"; do
   run_queue
   summary
   rm -f "$dir/out" "$dir/err"
-  "$root/build/report" --results-dir "$dir" && "$root/tools/plots.sh" "$dir"
+  if "$root/build/report" --results-dir "$dir"; then "$root/tools/plots.sh" "$dir"
+  else failures=$((failures + 1)); fi
 done
-[ $failures = 0 ] || echo "experiments: $failures failed: see experiment_summary.json" >&2
+[ $failures = 0 ] || echo "experiments: $failures failed or diverged: see experiment_summary.json" >&2
 [ $failures = 0 ]

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# get_data.sh [-o FOLDER] NAME... - downloads texts and vocabularies; without a NAME it lists those it knows.
+# get_data.sh [-o FOLDER] [--unpack-limit BYTES] NAME... - downloads texts and vocabularies; without a NAME it
+# lists those it knows.
 #   NAME            one of the list below: address, checksum and licence are known
 #   ADDRESS         https://, http:// or file://; ADDRESS#sha256=HEX also checks it
 #   speakleash:NAME a Polish corpus of speakleash.org, for example speakleash:wolne_lektury_corpus; its base
 #                   address, which has changed before, is $SPEAKLEASH or the one below
-# Files go to FOLDER (data). Existing files are left alone, interrupted downloads continue. A file is written
-# as FOLDER/file.part, and renamed once its first bytes, checksum and size are right. .gz, .zst are unpacked.
+# Files go to FOLDER (data). Existing files are checked and left alone, interrupted downloads continue. A file
+# is written as FOLDER/file.ID.part, where ID follows from the address, and renamed once its first bytes,
+# checksum and size are right. .gz and .zst are unpacked, to BYTES at most (100 times the packed size, and at
+# least 1 MiB).
 set -u
-folder=data
+folder=data limit=
 speakleash=${SPEAKLEASH:-https://d6t0.c15.e2-2.dev/speakleash-ds-pub/datasets_text}
 github=https://raw.githubusercontent.com novels=computationalstylistics
 list="
@@ -32,6 +35,7 @@ fail() { echo "get_data: $*" >&2; exit 1; }
 
 # Brings $1 to $2, from where $2 ends; once more from the start where the server cannot go on.
 bring() {
+  [ ! -L "$2" ] && [ ! -L "$2.new" ] || fail "$2 or $2.new is a link: remove it"
   if command -v curl > /dev/null; then
     curl -fL --retry 3 -sS -C - -o "$2" "$1" && return
     case $? in
@@ -75,17 +79,28 @@ check_kind() {
 }
 
 unpack() { # FOLDER/file.zst or .gz beside itself
-  local packed=$1 plain=${1%.*} tool="gzip -dc" package=gzip
+  local packed=$1 plain=${1%.*} tool="gzip -dc" package=gzip most=$limit status
   [ "${packed##*.}" = zst ] && tool="zstd -dcq --long=27" package=zstd
   command -v $package > /dev/null ||
     fail "$packed needs $package to be unpacked: apt install $package, then try again"
-  $tool < "$packed" > "$plain.part" || fail "$packed is damaged: remove it and try again"
+  [ -n "$most" ] || most=$((100 * $(wc -c < "$packed"))) most=$((most > 1048576 ? most : 1048576))
+  rm -f "$plain.part" # a link would be followed
+  $tool < "$packed" | head -c $((most + 1)) > "$plain.part"
+  status="${PIPESTATUS[*]}"
+  if [ "$(wc -c < "$plain.part")" -gt "$most" ]; then
+    rm "$plain.part"
+    fail "$packed unpacks to more than $most bytes: if that is right, add --unpack-limit BYTES"
+  elif [ "$status" != "0 0" ]; then
+    rm "$plain.part"
+    fail "$packed is damaged, or the disk is full: remove it and try again"
+  fi
   check_kind "$plain.part" "$plain"
-  mv "$plain.part" "$plain" && rm "$packed"
+  mv "$plain.part" "$plain" && rm "$packed" || fail "cannot write $plain"
 }
 
+checksum() { sha256sum < "$1" | cut -d ' ' -f 1; }
 get() {
-  local address=$1 sum='' licence='' file found size=''
+  local address=$1 sum='' licence='' file part found size=''
   found=$(grep -F "$1|" <<< "$list" | grep "^$1|")
   if [ -n "$found" ]; then IFS='|' read -r file licence sum address <<< "$found"; file=$folder/$file
   else
@@ -93,7 +108,8 @@ get() {
       speakleash:*) address=$speakleash/${1#*:}.jsonl.zst
         size=$(curl -fsL "$speakleash/${1#*:}.manifest" 2> /dev/null |
           grep -oE '"file_size": *[0-9]+' | grep -oE '[0-9]+');;
-      *'#sha256='*) address=${1%#*} sum=${1##*=};;
+      *'#'[sS][hH][aA]256=*) address=${1%#*} sum=${1##*=} sum=${sum,,}
+        [[ $sum =~ ^[0-9a-f]{64}$ ]] || fail "$1: expected 64 hexadecimal digits behind sha256=";;
       *://*) ;;
       *) fail "there is no $1: without a name the known ones are listed";;
     esac
@@ -101,35 +117,48 @@ get() {
   fi
   case $file in *.zst | *.gz) [ -s "${file%.*}" ] && { echo "${file%.*} is there"; return; };; esac
   [ -n "${file##*/}" ] && [ ! -d "$file" ] || fail "$1 names no file"
-  if [ -s "$file" ]; then echo "$file is there"; sum= # not checked again
+  if [ -s "$file" ]; then
+    [ -z "$sum" ] || found=$(checksum "$file")
+    [ -z "$sum" ] || [ "$found" = "$sum" ] ||
+      fail "$file is there with the checksum $found and not $sum: move it away and try again"
+    echo "$file is there"
   else
-    bring "$address" "$file.part"
-    check_kind "$file.part" "$file"
-    if [ -n "$size" ] && [ "$(wc -c < "$file.part")" != "$size" ]; then
-      found=$(wc -c < "$file.part"); rm "$file.part"
+    part=$file.$(sha256sum <<< "$address" | cut -c 1-8).part # an address never continues another's file
+    bring "$address" "$part"
+    check_kind "$part" "$file"
+    if [ -n "$size" ] && [ "$(wc -c < "$part")" != "$size" ]; then
+      found=$(wc -c < "$part"); rm "$part"
       fail "$file has $found bytes and not $size, as its manifest says; it is removed: try again"
     fi
     if [ -n "$sum" ]; then
-      found=$(sha256sum < "$file.part" | cut -d ' ' -f 1)
+      found=$(checksum "$part")
       if [ "$found" != "$sum" ]; then
-        rm "$file.part"
+        rm "$part"
         fail "$file has the checksum $found and not $sum; it is removed: try again, or see what changed"
       fi
     fi
-    mv "$file.part" "$file"
+    mv "$part" "$file" || fail "cannot write $file"
   fi
   case $file in *.zst | *.gz) unpack "$file"; file=${file%.*};; esac
   echo "$file, $(wc -c < "$file") bytes${licence:+, $licence}${sum:+, checksum right}"
 }
 
-[ "${1:-}" = -o ] && { folder=${2:?-o needs a folder}; shift 2; }
+while :; do
+  case ${1:-} in
+    -o) folder=${2:?-o needs a folder};;
+    --unpack-limit) limit=${2:-}; [[ $limit =~ ^[1-9][0-9]{0,17}$ ]] || fail "$1 needs a number of bytes";;
+    *) break;;
+  esac
+  shift 2
+done
 case ${1:-} in
   '' | -h | --help)
-    sed -n '2,9s/^# \?//p' "$0"
+    sed -n '2,12s/^# \?//p' "$0"
     echo
     awk -F'|' 'NF > 1 { printf "  %-20s %s\n", $1, $2 }' <<< "$list"
     exit 0;;
   -*) fail "there is no option $1 (--help lists all)";;
 esac
+[[ $folder != -* ]] || folder=./$folder
 mkdir -p "$folder" || exit 1
 for name in "$@"; do get "$name"; done

@@ -4,21 +4,27 @@
 
    Reads what train and experiments.sh left: *_metrics.json, *_memory.json, the logs, and if there is one
    experiment_summary.json. A run that the summary does not name belongs to the group `batch`. Writes
-   comparison_report.txt and comparison.md, and for the plots results.tsv and timeline.tsv. */
+   comparison_report.txt and comparison.md, and for the plots results.tsv and timeline.tsv.
+
+   Files may come from strangers. So their names must be names (is_name), a damaged run is reported and left
+   out, and a damaged summary ends the program: without its groups, runs of different work would be compared.
+   Exit codes: 0; 2 wrong call; 3 no run, a damaged file, or no place to write. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "options.h"
 #include "results.h"
+#include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 
 /* What a run has besides RESULTS. The first rows are in the summary, the next three in the timeline and the
-   log. The last ones are computed here. */
+   log. The last ones are computed here. WORDS are a name, a LINE is any text. */
 #define OTHERS(X)                                                                                            \
     X(WORDS, name, 256)                                                                                      \
     X(WORDS, group, 32)                                                                                      \
     X(WORDS, status, 16)                                                                                     \
-    X(WORDS, message, 600)                                                                                   \
-    X(WORDS, suite, 16)                                                                                      \
+    X(LINE, message, 600)                                                                                    \
+    X(LINE, suite, 16)                                                                                       \
     X(WORDS, device, 8)                                                                                      \
     X(WORDS, budget, 32)                                                                                     \
     X(WORDS, baseline, 16)                                                                                   \
@@ -32,25 +38,29 @@
     X(NUMBER, speed, "")                                                                                     \
     X(NUMBER, pareto, "")
 
+#define RESULT_LINE_MEMBER RESULT_WORDS_MEMBER
 typedef struct run {
     RESULTS(RESULT_MEMBER)            /* a number is 0 if it is unknown */
     OTHERS(RESULT_MEMBER)
+    int diverged;                     /* its perplexity is null */
     double bytes[MTT_CATEGORY_COUNT]; /* at the peak */
     const struct run *base;           /* the baseline that it is compared with */
 } run;
 
 /* The JSON keys of a run; size 0 is a number. */
-#define KEY_WORDS(name, size) {#name, offsetof(run, name), size},
-#define KEY_NUMBER(name, format) {#name, offsetof(run, name), 0},
+#define KEY_WORDS(name, size) {#name, offsetof(run, name), size, 0},
+#define KEY_LINE(name, size) {#name, offsetof(run, name), size, 1},
+#define KEY_NUMBER(name, format) {#name, offsetof(run, name), 0, 0},
 #define KEY(kind, name, how) KEY_##kind(name, how)
 static const struct key {
     const char *name;
     size_t at, size;
+    int is_line;
 } keys[] = {RESULTS(KEY) OTHERS(KEY)};
 
-#define EACH(r) for (run *r = runs; r < runs + run_count; r++)
+#define EACH(r) for (run *r = runs; r && r < runs + run_count; r++)
 static run *runs, head; /* `head`: what the summary says of the whole suite */
-static int run_count;
+static int run_count, damaged; /* `damaged`: files */
 static char budget[64] = "the budget"; /* in words */
 static const char *results = "results", *experiments, *dataset;
 
@@ -69,6 +79,7 @@ static void out_of_memory(void)
     exit(1);
 }
 
+/* The path of a file in the folder; main has checked that it fits. */
 static const char *path_of(const char *name)
 {
     static char path[1024];
@@ -76,73 +87,132 @@ static const char *path_of(const char *name)
     return path;
 }
 
+/* Reports a fault in a file. Control characters of foreign names do not reach the terminal. */
+static void tell(const char *path, int line, const char *fault)
+{
+    char text[2048], *c;
+    snprintf(text, sizeof(text), line ? "%s: %s in line %d" : "%s: %s", path, fault, line);
+    for (c = text; *c; c++)
+        if ((*c > 0 && *c < ' ') || *c == 127) *c = '?';
+    fprintf(stderr, "report: %s\n", text);
+}
+
+/* 1 = fit for a path, a table and a plot as it is. */
+static int is_name(const char *at, size_t size)
+{
+    size_t i;
+    for (i = 0; i < size; i++)
+        if (!isalnum((unsigned char)at[i]) && (!at[i] || !strchr("_.-", at[i]))) return 0;
+    return size && *at != '-' && *at != '.';
+}
+
+static const struct key *find_key(mtt_slice name)
+{
+    const struct key *k = keys;
+    while (k < keys + LENGTH(keys) && !mtt_slice_is(name, k->name)) k++;
+    return k < keys + LENGTH(keys) ? k : NULL;
+}
+
 static double *number_at(const run *r, size_t at)
 {
     return (double *)(void *)((char *)r + at);
 }
 
-static void put_words(run *r, mtt_slice key, mtt_slice value)
+static void put_words(mtt_json *j, run *r, mtt_slice key, mtt_slice value)
 {
-    char plain[2048];
-    const struct key *k;
-    int size = value.size < sizeof(plain) ? (int)mtt_json_unescape(value, plain) : 0;
-    for (k = keys; k < keys + LENGTH(keys); k++)
-        if (k->size && mtt_slice_is(key, k->name)) snprintf((char *)r + k->at, k->size, "%.*s", size, plain);
+    static char fault[400];
+    char *at, plain[2048];
+    const struct key *k = find_key(key);
+    size_t most = k && k->is_line ? sizeof(plain) : k ? k->size : 0;
+    if (!most) return;
+    if (value.size >= most || (!k->is_line && value.size && !is_name(value.at, value.size))) {
+        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.-, none of "
+                 "- and . first", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
+        j->fault = fault;
+        return;
+    }
+    value.size = mtt_json_unescape(value, plain);
+    snprintf((char *)r + k->at, k->size, "%.*s", (int)value.size, plain);
+    for (at = (char *)r + k->at; *at; at++)
+        if (iscntrl((unsigned char)*at)) *at = ' ';
 }
 
-static void put_number(run *r, mtt_slice key, double value)
+/* Numbers are bounded, so that no product or quotient of them overflows. */
+static void put_number(mtt_json *j, run *r, mtt_slice key, double value)
 {
-    const struct key *k;
+    const struct key *k = find_key(key);
     int i;
-    for (k = keys; k < keys + LENGTH(keys); k++)
-        if (!k->size && mtt_slice_is(key, k->name)) *number_at(r, k->at) = value;
+    if (fabs(value) < 1e-9) value = 0;
+    if (k && !k->size && fabs(value) > 1e18) j->fault = "a number beyond 1e18";
+    if (k && !k->size) *number_at(r, k->at) = value;
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
         if (mtt_slice_is(key, mtt_category_name((mtt_category)i))) r->bytes[i] = value;
 }
 
-/* Reads an object into a run, and gives each item of an array to `item`. Skips what a run does not have. */
+/* Reads an object into a run, and gives each item of an array to `item`. What is in "plan" and "bytes" counts
+   as the object's own. Skips what a run does not have. */
 typedef void (*item_fn)(mtt_json *j, run *r, FILE *to);
 static void read_object(mtt_json *j, run *r, item_fn item, FILE *to)
 {
     mtt_slice key, value;
     double number;
-    for (mtt_json_begin(j, '{'); mtt_json_key(j, &key);) {
-        int mark = mtt_json_peek(j);
-        if (mark == '"' && mtt_json_string(j, &value)) put_words(r, key, value);
-        else if (mtt_slice_is(key, "plan") || mtt_slice_is(key, "bytes")) read_object(j, r, NULL, NULL);
+    int mark, depth = mtt_json_begin(j, '{');
+    while (depth) {
+        if (!mtt_json_key(j, &key)) {
+            depth--;
+            continue;
+        }
+        mark = mtt_json_peek(j);
+        if (mark == '"' && mtt_json_string(j, &value)) put_words(j, r, key, value);
+        else if (mark == '{' && (mtt_slice_is(key, "plan") || mtt_slice_is(key, "bytes")))
+            depth += mtt_json_begin(j, '{');
         else if (mark == '[' && item)
             for (mtt_json_begin(j, '['); mtt_json_item(j);) item(j, r, to);
         else if (mark == '-' || (mark >= '0' && mark <= '9')) {
-            mtt_json_number(j, &number);
-            put_number(r, key, number);
-        } else mtt_json_skip(j);
+            if (mtt_json_number(j, &number)) put_number(j, r, key, number);
+        } else if (mtt_json_skip(j) && mark == 'n') r->diverged |= mtt_slice_is(key, "perplexity");
     }
 }
 
-/* Reads a file of one object. With `lines` each line is an object for `item`. Returns 0 if there is no such
-   file, or it is damaged. */
+/* The text of a file; NULL if there is none. A fault if it cannot be read: a pipe could go on for ever. */
+static char *load(const char *path, size_t *size, const char **fault)
+{
+    struct stat info;
+    FILE *f = NULL;
+    char *text = NULL;
+    if (stat(path, &info)) *fault = errno == ENOENT ? NULL : strerror(errno);
+    else if (!S_ISREG(info.st_mode) || info.st_size >= 1 << 30) *fault = "expected a file of up to 1 GiB";
+    else if (!(f = fopen(path, "rb"))) *fault = strerror(errno);
+    else if (!(text = malloc((size_t)info.st_size + 1))) out_of_memory();
+    else *size = fread(text, 1, (size_t)info.st_size, f);
+    if (text && *size < (size_t)info.st_size) *fault = "it cannot be read to its end";
+    if (f) fclose(f);
+    return text;
+}
+
+/* Reads a file of one object. Returns 0 if there is no such file, or it is damaged. With `lines` each line is
+   an object for `item`, and only lines that are not JSON are left out: earlier versions wrote inf and nan. */
 static int read_file(const char *path, run *r, item_fn item, FILE *to, int lines)
 {
-    FILE *f = fopen(path, "rb");
-    size_t size = 0, room = 1 << 16, got;
-    char *text = f ? malloc(room) : NULL;
+    size_t size = 0;
+    const char *fault = NULL;
+    char *text = load(path, &size, &fault), *at = text, *end;
+    int line = 0, bad = 0, found = text && !fault;
     mtt_json j;
-    while (text && (got = fread(text + size, 1, room - size, f)) > 0) {
-        size += got;
-        if (size < room) continue;
-        room *= 2;
-        text = realloc(text, room);
-        if (!text) out_of_memory();
+    if (fault) tell(path, 0, fault);
+    while (found && (at < text + size || !line)) {
+        end = lines ? memchr(at, '\n', (size_t)(text + size - at)) : NULL;
+        if (!end) end = text + size;
+        mtt_json_init(&j, at, (size_t)(end - at));
+        line++;
+        if (lines) item(&j, r, to);
+        else read_object(&j, r, item, to);
+        if (!mtt_json_end(&j) && !bad++) tell(path, lines ? line : 0, j.fault);
+        at = end + 1;
     }
-    if (f) fclose(f);
-    if (!text) return 0;
-    mtt_json_init(&j, text, size);
-    if (!lines) read_object(&j, r, item, to);
-    else
-        while (mtt_json_peek(&j)) item(&j, r, to);
-    if (j.fault) fprintf(stderr, "report: %s: %s\n", path, j.fault);
+    damaged += fault || (bad && !lines);
     free(text);
-    return !j.fault;
+    return found && !bad;
 }
 
 /* The run of a name; NULL makes a new one. */
@@ -171,7 +241,7 @@ static void on_operation(mtt_json *j, run *r, FILE *to)
     int k;
     read_object(j, &op, NULL, NULL);
     if (op.layer >= r->layers) r->layers = op.layer + 1;
-    if (!to) return;
+    if (!to || j->fault) return;
     fprintf(to, "\n%s\t%s", r->technique, op.phase);
     for (k = 0; k < MTT_CATEGORY_COUNT; k++) fprintf(to, "\t%.0f", op.bytes[k]);
 }
@@ -185,7 +255,7 @@ static void on_step(mtt_json *j, run *r, FILE *to)
     (void)r;
     (void)to;
     read_object(j, &step, NULL, NULL);
-    if (step.ms <= 0) return;
+    if (step.ms <= 0 || j->fault) return;
     times = realloc(times, (size_t)(time_count + 1) * sizeof(*times));
     if (!times) out_of_memory();
     times[time_count++] = step.ms;
@@ -202,8 +272,8 @@ static void find_median(run *r)
 {
     double tokens = r->tokens_per_s * r->ms_per_step; /* of a step, accumulation included, times 1000 */
     time_count = 0;
-    if (!r->ms_median && read_file(result_path(results, r->name, RESULT_LOG), NULL, on_step, NULL, 1) &&
-        time_count) {
+    if (!r->ms_median) read_file(result_path(results, r->name, RESULT_LOG), NULL, on_step, NULL, 1);
+    if (time_count) {
         qsort(times, (size_t)time_count, sizeof(*times), compare_numbers);
         r->ms_median = (times[(time_count - 1) / 2] + times[time_count / 2]) / 2;
     }
@@ -211,54 +281,86 @@ static void find_median(run *r)
     if (r->ms_median > 0) r->tokens_per_s = tokens / r->ms_median;
 }
 
+static void set_status(run *r, const char *status, const char *message)
+{
+    snprintf(r->status, sizeof(r->status), "%s", status);
+    snprintf(r->message, sizeof(r->message), "%s", message);
+}
+
 static void read_run(run *r)
 {
     char technique[256], *batch;
+    int before = damaged;
     snprintf(technique, sizeof(technique), "%s", r->technique);
     if (!read_file(result_path(results, r->name, RESULT_METRICS), r, NULL, NULL, 0)) {
-        if (strcmp(r->status, "done")) return;
-        snprintf(r->status, sizeof(r->status), "lost");
-        snprintf(r->message, sizeof(r->message), "its metrics are gone");
+        if (damaged > before) set_status(r, "lost", "its metrics are damaged");
+        else if (!strcmp(r->status, "done")) set_status(r, "lost", "its metrics are gone");
         return;
     }
-    snprintf(r->status, sizeof(r->status), "done");
+    if (r->diverged) set_status(r, "diverged", "its perplexity is not finite");
+    else set_status(r, "done", "");
     batch = strstr(r->technique, "_bs");
     if (technique[0]) memcpy(r->technique, technique, sizeof(technique)); /* the summary's has no batch */
     else if (batch) *batch = 0;
     if (!r->group[0]) snprintf(r->group, sizeof(r->group), "batch");
     if (!r->device_bytes) r->device_bytes = r->arena_bytes;
-    read_file(result_path(results, r->name, RESULT_MEMORY), r, on_operation, NULL, 0);
+    if (!read_file(result_path(results, r->name, RESULT_MEMORY), r, on_operation, NULL, 0)) r->layers = 0;
     find_median(r);
+}
+
+static int is_listed(const char *name)
+{
+    size_t size = strlen(name);
+    const char *at = experiments;
+    for (; at; at = strchr(at, ','), at += at != NULL)
+        if (strcspn(at, ",") == size && !memcmp(at, name, size)) return 1;
+    return 0;
 }
 
 /* 1 = --experiments names a run: by its whole name, its technique, or technique and batch. */
 static int is_named(const run *r)
 {
-    char list[4096], names[3][300];
-    snprintf(list, sizeof(list), ",%s,", experiments ? experiments : "");
-    snprintf(names[0], sizeof(names[0]), ",%s,", r->name);
-    snprintf(names[1], sizeof(names[1]), ",%s,", r->technique);
-    snprintf(names[2], sizeof(names[2]), ",%s_bs%.0f,", r->technique, r->batch_size);
-    return !experiments || strstr(list, names[0]) || strstr(list, names[1]) || strstr(list, names[2]);
+    char with_batch[300];
+    snprintf(with_batch, sizeof(with_batch), "%s_bs%.0f", r->technique, r->batch_size);
+    return !experiments || is_listed(r->name) || is_listed(r->technique) || is_listed(with_batch);
 }
 
-static void read_results(void)
+/* Adds the run of a metrics file. */
+static void on_file(const char *name)
+{
+    static const char ending[] = "_metrics.json";
+    char run_name[256];
+    size_t size = strlen(name), end = sizeof(ending) - 1;
+    if (size < end || strcmp(name + size - end, ending)) return;
+    snprintf(run_name, sizeof(run_name), "%.*s", (int)(size - end), name);
+    if (is_name(run_name, size - end)) add_run(run_name);
+    else {
+        tell(path_of(name), 0, "its name holds more than A-Za-z0-9_.-, or begins with - or .");
+        damaged++;
+    }
+}
+
+/* Returns 0 if the folder or its summary cannot be read. */
+static int read_results(void)
 {
     struct dirent **files;
-    int i, kept = 0, count = scandir(results, &files, NULL, alphasort);
-    read_file(path_of("experiment_summary.json"), &head, on_experiment, NULL, 0);
+    int i, kept = 0, damaged_summary, count = scandir(results, &files, NULL, alphasort);
+    if (count < 0) tell(results, 0, strerror(errno));
+    else read_file(path_of("experiment_summary.json"), &head, on_experiment, NULL, 0);
+    damaged_summary = damaged;
+    if (count < 0) return 0;
     for (i = 0; i < count; i++) {
-        char *ending = strstr(files[i]->d_name, "_metrics.json");
-        if (ending) *ending = 0;
-        if (ending) add_run(files[i]->d_name);
+        if (!damaged_summary) on_file(files[i]->d_name);
         free(files[i]);
     }
-    if (count >= 0) free(files);
+    free(files);
+    if (damaged_summary) return 0;
     EACH(r) {
         read_run(r);
         if (is_named(r) && (!dataset || !strcmp(r->dataset, dataset))) runs[kept++] = *r;
     }
     run_count = kept;
+    return 1;
 }
 
 /* ---- comparing ---- */
@@ -319,8 +421,8 @@ static void compare(void)
             if (is_same(b, r) && beats(b, r)) r->pareto = 0;
         }
         if (!r->base) continue;
-        r->memory = r->device_bytes / r->base->device_bytes;
-        r->speed = r->tokens_per_s / r->base->tokens_per_s;
+        if (r->base->device_bytes > 0) r->memory = r->device_bytes / r->base->device_bytes;
+        if (r->base->tokens_per_s > 0) r->speed = r->tokens_per_s / r->base->tokens_per_s;
     }
 }
 
@@ -664,7 +766,8 @@ static void print_report(void)
     for (g = groups; g < groups + LENGTH(groups); g++) print_group(g);
     EACH(r) {
         if (is_done(r) || !r->message[0]) continue;
-        fprintf(out, "%s- %s %s: %s\n", some++ ? "" : "## Not trained\n\n", r->name, r->status, r->message);
+        fprintf(out, "%s- %s %s: %s\n", some++ ? "" : "## Not in the tables\n\n", r->name, r->status,
+                r->message);
     }
     if (some) fprintf(out, "\n");
     fprintf(out, "Allocated: bytes in use at the peak. Reserved: the arena that holds them. ");
@@ -675,10 +778,17 @@ static void print_report(void)
         fprintf(out, "Ignore the speed columns on a CPU: it has no fast 16-bit arithmetic. A GPU does.\n");
 }
 
-/* For the plots: a line for each run, and the timelines of the largest work. */
-static void write_tables(void)
+/* Replaces a file of the folder. A link is not followed: in a stranger's folder it could name any file. */
+static FILE *create(const char *name)
 {
-    FILE *table = fopen(path_of("results.tsv"), "w"), *lines = fopen(path_of("timeline.tsv"), "w");
+    remove(path_of(name));
+    return fopen(path_of(name), "wx");
+}
+
+/* For the plots: a line for each run, and the timelines of the largest work. Returns 1 if all is written. */
+static int write_tables(void)
+{
+    FILE *table = create("results.tsv"), *lines = create("timeline.tsv");
     const group *g = groups;
     const struct key *key;
     int i;
@@ -694,38 +804,29 @@ static void write_tables(void)
             fprintf(table, "\n%s\t%s\t%s", r->name, r->group, r->technique);
             for (key = keys; key < keys + LENGTH(keys); key++)
                 if (!key->size) fprintf(table, "\t%.10g", *number_at(r, key->at));
-            if (is_in(r, g) && is_same(r, largest_of(g)))
+            if (r->layers && is_in(r, g) && is_same(r, largest_of(g)))
                 read_file(result_path(results, r->name, RESULT_MEMORY), r, on_operation, lines, 0);
         }
         fputc('\n', table);
         fputc('\n', lines);
     }
-    if (table) fclose(table);
-    if (lines) fclose(lines);
+    return result_close(table) & result_close(lines);
 }
 
-static int write_file(const char *path, const char *text)
+static int write_file(const char *name, const char *text)
 {
-    FILE *f = fopen(path, "w");
+    FILE *f = create(name);
     if (f) fputs(text, f);
     return result_close(f);
 }
 
-int main(int argc, char **argv)
+/* Compares the runs; returns 1 if all files are written. */
+static int report(void)
 {
     char *text = NULL, *unit;
     size_t size = 0;
-    double bytes;
-    int done = 0, written, code = option_parse(options, LENGTH(options), argc, argv);
-    if (code) return code == OPTION_HELP ? 0 : code;
-    read_results();
-    EACH(r) done += is_done(r);
-    if (!done) {
-        fprintf(stderr, "report: no run in %s is complete%s\n", results,
-                experiments ? " and named by --experiments" : "");
-        return 3;
-    }
-    bytes = strtod(head.budget, &unit);
+    double bytes = strtod(head.budget, &unit);
+    int written;
     if (head.budget[0])
         snprintf(budget, sizeof(budget), *unit ? "%.0f%s" : "%.4g GB", *unit ? bytes : bytes * 1e-9, unit);
     groups[0].sweep = head.suite[0] == 'e';
@@ -734,13 +835,27 @@ int main(int argc, char **argv)
     out = open_memstream(&text, &size);
     if (!out) out_of_memory();
     print_report();
-    fclose(out);
+    if (fclose(out)) out_of_memory();
     fputs(text, stdout);
-    written = write_file(path_of("comparison_report.txt"), text) & write_file(path_of("comparison.md"), text);
-    write_tables();
+    written = write_file("comparison_report.txt", text) & write_file("comparison.md", text) & write_tables();
     if (!written) fprintf(stderr, "report: cannot write to %s: check the folder and its disk\n", results);
     free(text);
+    return written;
+}
+
+int main(int argc, char **argv)
+{
+    int known = 0, whole, written, code = option_parse(options, LENGTH(options), argc, argv);
+    if (code) return code == OPTION_HELP ? 0 : code;
+    if (!*results || strlen(results) > 700) return option_fail("--results-dir: expected 1 to 700 bytes");
+    whole = read_results();
+    EACH(r) known += is_done(r) || r->message[0];
+    if (damaged) fprintf(stderr, "report: remove damaged files, or train their runs again\n");
+    if (whole && !known)
+        fprintf(stderr, "report: no run in %s is complete%s\n", results,
+                experiments ? " and named by --experiments" : "");
+    written = whole && known && report();
     free(runs);
     free(times);
-    return written ? 0 : 3;
+    return written && !damaged ? 0 : 3;
 }
