@@ -221,7 +221,7 @@ finish() { # INDEX: records how the experiment ended
   local group label batch most name files found status=
   read -r group label batch most name <<< "${rows[$1]}"
   files=$dir/$name
-  case $code in 0) status=$(outcome "$name");; 7) status=diverged;; esac
+  case $code in 0) status=$(outcome "$name");; 5) status=diverged;; esac
   if [ "$status" = done ]; then
     entry $1 done 0 ""
     found=("$files"?(_best|_step+([0-9])).safetensors)

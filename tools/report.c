@@ -6,7 +6,7 @@
    experiment_summary.json. A run that the summary does not name belongs to the group `batch`. Writes
    comparison_report.txt and comparison.md, and for the plots results.tsv and timeline.tsv.
 
-   Files may come from strangers. So their names must be names (is_name), a damaged run is reported and left
+   Files may come from strangers. So their names must be names (result_is_name), a damaged run is reported and left
    out, and a damaged summary ends the program: without its groups, runs of different work would be compared.
    Exit codes: 0; 2 wrong call; 3 no run, a damaged file, or no place to write. */
 #define MTT_IMPLEMENTATION
@@ -97,15 +97,6 @@ static void tell(const char *path, int line, const char *fault)
     fprintf(stderr, "report: %s\n", text);
 }
 
-/* 1 = fit for a path, a table and a plot as it is. */
-static int is_name(const char *at, size_t size)
-{
-    size_t i;
-    for (i = 0; i < size; i++)
-        if (!isalnum((unsigned char)at[i]) && (!at[i] || !strchr("_.-", at[i]))) return 0;
-    return size && *at != '-' && *at != '.';
-}
-
 static const struct key *find_key(mtt_slice name)
 {
     const struct key *k = keys;
@@ -125,7 +116,7 @@ static void put_words(mtt_json *j, run *r, mtt_slice key, mtt_slice value)
     const struct key *k = find_key(key);
     size_t most = k && k->is_line ? sizeof(plain) : k ? k->size : 0;
     if (!most) return;
-    if (value.size >= most || (!k->is_line && value.size && !is_name(value.at, value.size))) {
+    if (value.size >= most || (!k->is_line && value.size && !result_is_name(value.at, value.size))) {
         snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.-, none of "
                  "- and . first", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
         j->fault = fault;
@@ -333,7 +324,7 @@ static void on_file(const char *name)
     size_t size = strlen(name), end = sizeof(ending) - 1;
     if (size < end || strcmp(name + size - end, ending)) return;
     snprintf(run_name, sizeof(run_name), "%.*s", (int)(size - end), name);
-    if (is_name(run_name, size - end)) add_run(run_name);
+    if (result_is_name(run_name, size - end)) add_run(run_name);
     else {
         tell(path_of(name), 0, "its name holds more than A-Za-z0-9_.-, or begins with - or .");
         damaged++;

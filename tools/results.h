@@ -47,9 +47,12 @@ enum { RESULT_FOLDER = 1500, RESULT_NUMBER = 352 }; /* longest folder; size of a
 
 typedef struct result { RESULTS(RESULT_MEMBER) } result;
 
-static inline int result_is_name(const char *name)
+static inline int result_is_name(const char *name, size_t size)
 {
-    return *name && !strchr(".-", *name) && !name[strspn(name, RESULT_LETTERS)];
+    size_t i;
+    for (i = 0; i < size; i++)
+        if (!name[i] || !strchr(RESULT_LETTERS, name[i])) return 0;
+    return size && *name != '.' && *name != '-';
 }
 
 /* The path of a file, in static storage that the fourth call after this one takes. */

@@ -77,7 +77,7 @@ static mtt_status run_set_name(run *r, const char *data, const char *chosen, con
 {
     const char *slash = strrchr(data, '/'), *name = chosen;
     char *at;
-    if (chosen && !result_is_name(chosen))
+    if (chosen && !result_is_name(chosen, strlen(chosen)))
         return run_fail(r, MTT_E_ARGUMENT, "--dataset %.100s: a name has letters, digits, _ . - and does not "
                         "begin with . or -", chosen);
     if (!chosen) name = slash ? slash + 1 : strcmp(data, "-") ? data : "stdin";
