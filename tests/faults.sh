@@ -75,7 +75,8 @@ is_whole() { # [LOGS]: what a run without failures leaves is there, and nothing 
     case $file in *.jsonl) [ -z "${1:-}" ] || continue;; esac
     [ -d "$file" ] || is_same "$file" "$run/$(basename "$file")" || return 1
   done
-  odd=$(find "$run" -mindepth 1 -name '*.tmp*' -o -mindepth 1 -name '.*' -o -name '*.spool' | head -1)
+  odd=$(find "$run" -mindepth 1 ! -name '*.lock' \( -name '.*' -o -name '*.tmp*' -o -name '*.spool' \) \
+    -print -quit)
   [ -z "$odd" ] || { odd="$odd is left"; return 1; }
 }
 is_told() { # the error is of the program and names the file
