@@ -60,7 +60,7 @@ static MTT__UNUSED char *next_part(const char **at, const char *end, char mark, 
 #include "../examples/train.c"
 #undef main
 
-/* An argument on each line. A plan of many layers takes seconds. */
+/* An argument on each line. Names of files get harmless letters. A plan of many layers takes seconds. */
 static void fuzz_options(const char *data, size_t size)
 {
     static __typeof__(set) fresh;
@@ -68,13 +68,17 @@ static void fuzz_options(const char *data, size_t size)
     char *argv[64] = {(char *)"train"};
     const char *at = data;
     mtt_plan_report plan;
+    run r = {.env = &env};
     size_t bytes;
-    int argc = 1, k;
+    int argc = 1, k, code;
     if (!used++) fresh = set;
     set = fresh;
     memset(&option_all, 0, sizeof(option_all));
     while (argc < 63 && (argv[argc] = next_part(&at, data + size, '\n', &bytes))) argc++;
-    if (!read_options(argc, argv) && set.model.layers <= 24 &&
+    code = read_options(argc, argv);
+    if (!code && succeeds(run_set_name(&r, set.data ? set.data : "", set.dataset, option_technique()), &env))
+        MUST(result_is_name(r.name));
+    if (!code && set.model.layers <= 24 &&
         succeeds(mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan), &env))
         show_plan(&plan, 0);
     for (k = 1; k < argc; k++) free(argv[k]);
@@ -83,10 +87,10 @@ static void fuzz_options(const char *data, size_t size)
 /* The log that --resume continues. */
 static void fuzz_log(const char *data, size_t size)
 {
-    FILE *log;
-    put("log", data, size);
-    log = result_open_log("log", 3);
-    MUST(log && result_close(log));
+    run r = {.env = &env, .folder = ".", .name = "r"};
+    put("r" RESULT_LOG, data, size);
+    MUST(succeeds(run_open_log(&r, 3), &env));
+    fclose(r.log);
 }
 
 #elif defined(FUZZ_REPORT)
