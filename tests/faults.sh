@@ -16,11 +16,14 @@ for source in examples/train.c tools/prepare.c tools/report.c; do # one thread: 
   program=$(basename $source .c)
   cc -std=gnu99 -O1 -DMTT_DOCUMENT_BYTES=512 $source -o "$build/$program" -lm || exit 1
 done
+mkdir "$room/here"
 sample_text | head -c 30000 | fold -w 600 | sed G > "$room/text" # 50 documents
 
 # ---- scenarios: what is there before, the command, what must hold after a failure, and the next run
 
-train() { "$build/train" --data "$room/text" --results-dir "$run" "${model[@]}" "$@"; }
+train() { # in a folder of its own, which takes the last checkpoint where that of the results does not
+  (cd "$room/here" && "$build/train" --data "$room/text" --results-dir "$run" "${model[@]}" "$@")
+}
 prepare() { "$build/prepare" --input "$1" --output "$run/d" --vocab-size 280 --seed "$2"; }
 
 before_first() { :; }
