@@ -1,5 +1,6 @@
 # make demo    - the first suite at a size for a CPU: what each technique saves, plots   (TEXT=my_text.txt)
 # make test    - everything that can be proven on this machine
+# make fuzz    - every reader of foreign bytes, with clang's libFuzzer, a minute each   (MINUTES=10)
 # make train   - the trainer, build/train
 # make hello   - the shortest program, build/hello, trained on a text   (TEXT=my_text.txt)
 # make bench   - a step's time and memory on a GPU, beside PyTorch's, into README.md   (BENCH='a128 gpt2_16')
@@ -24,13 +25,12 @@ HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 # Recipes take these from the environment, so that neither make nor the shell expands what they hold.
 $(foreach v,TEXT BENCH ARGS,$(eval override export $v := $$(value $v)))
 
-.PHONY: train hello test test-programs demo bench profile deps clean
+.PHONY: train hello test test-programs fuzz demo bench profile deps clean
 train: deps $(B)/train
 hello: deps $(B)/hello
 	@$(B)/hello $${TEXT:+"$$TEXT"}
 deps:
-	@mkdir -p $(B)
-	@tools/deps.sh
+	@mkdir -p $(B) && tools/deps.sh
 
 $(B)/train $(B)/hello $(B)/test_model_blas: LIBRARIES = $(BLAS)
 $(B)/%: %.c $(HEADERS) | deps
@@ -42,8 +42,7 @@ $(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps
 $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o
 	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 
-test: deps
-	@$(MAKE) --no-print-directory test-programs
+test: deps; @$(MAKE) --no-print-directory test-programs
 test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
 
@@ -56,5 +55,6 @@ bench: deps
 profile: $(B)/profile
 	@set -f; $(B)/profile $$ARGS
 
-clean:
-	rm -rf $(B) results
+fuzz: deps; @tests/fuzz.sh $(B) $$((60 * $(or $(MINUTES),1)))
+
+clean:; rm -rf $(B) results

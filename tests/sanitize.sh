@@ -1,19 +1,80 @@
 #!/usr/bin/env bash
-# sanitize.sh BUILD_DIR - the tests under address, undefined-behaviour and leak sanitizers, each tensor in a
-# block of its own.
-build=$1/sanitize; mkdir -p "$build"
-export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-passed=0 failed=0
-for program in test_tokenizer test_files test_plan test_model; do
-  defines=; [ $program = test_model ] && defines=-DMTT_SEPARATE_ALLOCS
-  cc -std=gnu99 -O1 -g -march=native -fno-omit-frame-pointer -fsanitize=address,undefined \
-    -fno-sanitize-recover=all $defines tests/$program.c -o "$build/$program" -lm ||
-    { failed=$((failed + 1)); continue; }
-  out=$("$build/$program" quick 2>&1); status=$?
-  printf '%s\n' "$out" | tail -5
-  if [ $status = 0 ]; then passed=$((passed + 1)); continue; fi
-  failed=$((failed + 1))
-  echo "FAILED: $program under the sanitizers"
+# sanitize.sh BUILD_DIR [JOB...] - tests, and short runs of train, prepare and report, under sanitizers. Jobs:
+# address (with undefined behaviour, leaks, and a block of its own for each tensor), memory (unset values),
+# thread (with LLVM's archer, which knows the barriers of OpenMP), valgrind.
+. tests/lib.sh
+build=$(mkdir -p "$1/sanitize" && cd "$1/sanitize" && pwd) || exit 1
+shift
+export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive
+export MSAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=ignore_noninstrumented_modules=1
+room=$(mktemp -d)
+trap 'rm -rf "$room"' EXIT
+sample_text | head -c 30000 | fold -w 600 | sed G > "$room/text"
+
+compile() { # SOURCE: for the job
+  local sanitizer=(-fsanitize=$job -fno-sanitize-recover=all) compiler=clang defines=-DMTT_DOCUMENT_BYTES=512
+  case $job in
+    address) compiler=cc sanitizer=(-fsanitize=address,undefined -fno-sanitize-recover=all -march=native);;
+    thread) sanitizer+=(-fopenmp);;
+    valgrind) compiler=cc sanitizer=();;
+  esac
+  case $1 in
+    tests/test_model.c) defines=-DMTT_SEPARATE_ALLOCS;;
+    tests/*) defines=;;
+  esac
+  # shellcheck disable=SC2086
+  $compiler -std=gnu99 -O1 -g -fno-omit-frame-pointer "${sanitizer[@]}" $defines "$1" \
+    -o "$build/$(basename "$1" .c)" -lm
+}
+under() { # COMMAND...: with three threads, under valgrind where that is the job
+  local before=()
+  [ "$job" != valgrind ] || before=(valgrind -q --error-exitcode=9 --leak-check=full)
+  OMP_NUM_THREADS=3 "${before[@]}" "$@"
+}
+shorten() { # what a failure is about
+  grep -E 'FAILED|ERROR|WARNING|runtime error|SUMMARY|==[0-9]+== [A-Z]|^ +#[0-4] ' "$1" | head -30 |
+    cut -c1-200
+}
+try() { # NAME COMMAND...
+  local name=$1 start=$SECONDS status; shift
+  under "$@" > "$room/log" 2>&1; status=$?
+  if [ $status = 0 ]; then pass; printf '%-8s %s, %d s\n' $job "$name" $((SECONDS - start)); return; fi
+  fail "$name under $job, status $status"
+  shorten "$room/log"
+  tail -3 "$room/log"
+}
+programs() { # a dataset with each tokenizer, a run, its continuation, another technique, the report
+  local source technique out=$room/$job
+  local small=(--layers 1 --heads 2 --d-model 16 --d-ff 16 --batch-size 2 --seq-len 16 --eval-batches 2)
+  for source in tools/prepare.c examples/train.c tools/report.c; do
+    compile $source || { fail "$source does not compile for $job"; return; }
+  done
+  mkdir -p "$out"
+  try "prepare" "$build/prepare" --input "$room/text" --output "$out/d" --vocab-size 280
+  try "prepare, wordpiece" "$build/prepare" --input - --output "$out/w" --tokenizer wordpiece \
+    --vocab-size 100 < "$room/text"
+  small+=(--data "$out/d" --results-dir "$out/runs")
+  try "train" "$build/train" "${small[@]}" --steps 3 --save-every 2 --eval-every 2 --sample 5
+  try "train --resume" "$build/train" "${small[@]}" --steps 5 --resume
+  for technique in bf16_flash_window4_chunked fp16_selective_compact fp32_checkpointing fp32_flash \
+    bf16_segments_compact; do
+    try "train $technique" "$build/train" "${small[@]}" --layers 3 --steps 2 --dropout 0.1 --accumulate 2 \
+      --technique $technique
+  done
+  try "train --dry-run" "$build/train" "${small[@]}" --dry-run --json
+  try "report" "$build/report" --results-dir "$out/runs"
+}
+for job in ${*:-address memory thread valgrind}; do
+  case $job in
+    address) tests="test_tokenizer test_files test_plan test_model";;
+    memory) tests=test_files;;
+    *) tests=;;
+  esac
+  for test in $tests; do
+    compile tests/$test.c || { fail "$test does not compile for $job"; continue; }
+    try $test "$build/$test"
+  done
+  programs
 done
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ] && [ $passed -gt 0 ]

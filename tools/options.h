@@ -199,11 +199,13 @@ static int option_set_choice(const option *o, const char *value)
     const char *at = o->choices;
     size_t size = strlen(value);
     int i;
-    for (i = 0; at; i++, at = strchr(at, '|'), at += at != NULL)
+    for (i = 0; at; i++, at = strchr(at, '|')) {
+        at += *at == '|';
         if (strcspn(at, "|") == size && !memcmp(at, value, size)) {
             *(int *)o->at = i;
             return 1;
         }
+    }
     return 0;
 }
 

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# faults_gpu.sh BUILD_DIR [TECHNIQUE...] - builds tests/faults_cuda.c, in which each CUDA call of a trainer's
+# life fails once, and runs it where there is a GPU. Every call of mtt_kernels.cu must be in its tables.
+build=$1; shift
+mkdir -p "$build" && tools/deps.sh || exit 1
+if ! command -v nvcc > /dev/null; then
+  echo "faults_gpu.sh: nvcc is missing: it comes with the CUDA Toolkit" >&2
+  exit 3
+fi
+cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
+arch=$(tools/arch.sh 2> /dev/null) && [ -n "$arch" ] || arch=-gencode=arch=compute_90a,code=sm_90a
+[ "$build/faults_kernels.o" -nt mtt_kernels.cu ] && [ "$build/faults_kernels.o" -nt mtt.h ] ||
+  nvcc -O1 "$arch" -c mtt_kernels.cu -o "$build/faults_kernels.o" || exit 1
+names=$(sed -nE 's/^CALL[A-Z_]*\(([a-zA-Z_]+),.*/\1/p; s/^cuda.* __wrap_([A-Za-z]+)\(.*/\1/p' \
+  tests/faults_cuda.c)
+missing=$(nm -u "$build/faults_kernels.o" | awk '{ print $2 }' |
+  grep -E '^(cuda|cublas|__cudaLaunch)' | grep -vE 'Get(Error|Status)(Name|String)$' | grep -vxF "$names")
+[ -z "$missing" ] || { echo "FAILED: calls of mtt_kernels.cu that are not in the tables:" $missing; exit 1; }
+# shellcheck disable=SC2046
+gcc -std=gnu99 -O1 -Wall -Wextra -I"$cuda/include" $(printf -- '-Wl,--wrap=%s ' $names) tests/faults_cuda.c \
+  "$build/faults_kernels.o" -o "$build/faults_cuda" -L"$cuda/lib64" -lcublasLt -lcudart_static -ldl -lrt \
+  -lpthread -lstdc++ -lm && "$build/faults_cuda" "$@"
