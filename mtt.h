@@ -2248,22 +2248,24 @@ MTTDEF const mtt_field *mtt_optim_fields(void)
 static double mtt__field_get(const void *desc, const mtt_field *field)
 {
     const void *at = (const char *)desc + field->offset;
+    int number;
     switch (field->kind) {
     case MTT_FIELD_FLOAT: return (double)*(const float *)at;
     case MTT_FIELD_INT64: return (double)*(const int64_t *)at;
     case MTT_FIELD_BYTES: return (double)*(const size_t *)at;
-    default: return *(const int *)at;
+    default: memcpy(&number, at, sizeof(number)); return number; /* or an enum: see mtt__technique */
     }
 }
 
 static void mtt__field_set(void *desc, const mtt_field *field, double value)
 {
     void *at = (char *)desc + field->offset;
+    int number;
     switch (field->kind) {
     case MTT_FIELD_FLOAT: *(float *)at = (float)value; break;
     case MTT_FIELD_INT64: *(int64_t *)at = (int64_t)value; break;
     case MTT_FIELD_BYTES: *(size_t *)at = (size_t)value; break;
-    default: *(int *)at = (int)value;
+    default: number = (int)value; memcpy(at, &number, sizeof(number));
     }
 }
 
@@ -2415,11 +2417,6 @@ static const struct {
     {"split", offsetof(mtt_policy, split), 1},
 };
 
-static int *mtt__technique_field(mtt_policy *policy, size_t k)
-{
-    return (int *)(void *)((char *)policy + mtt__technique[k].offset);
-}
-
 /* The number behind `prefix` if that is all of the word, 1 to 2^30; otherwise 0. */
 static int mtt__word_number(const char *word, size_t size, const char *prefix)
 {
@@ -2443,7 +2440,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
             if (strlen(mtt__technique[k].word) == size && memcmp(at, mtt__technique[k].word, size) == 0)
                 break;
         if (k < MTT__LENGTH(mtt__technique))
-            *mtt__technique_field(&p, k) = mtt__technique[k].value;
+            memcpy((char *)&p + mtt__technique[k].offset, &mtt__technique[k].value, sizeof(int));
         else if ((number = mtt__word_number(at, size, "window")) != 0) {
             p.attention = MTT_ATTENTION_FLASH;
             p.window = number;
@@ -2463,12 +2460,11 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
 
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity)
 {
-    mtt_policy p = *policy;
     mtt__text out;
     size_t k;
     mtt__text_init(&out, text, capacity);
     for (k = 0; k < MTT__LENGTH(mtt__technique); k++)
-        if (*mtt__technique_field(&p, k) == mtt__technique[k].value)
+        if (!memcmp((const char *)policy + mtt__technique[k].offset, &mtt__technique[k].value, sizeof(int)))
             mtt__print(&out, "%s%s", out.size ? "_" : "", mtt__technique[k].word);
     if (policy->window) mtt__print(&out, "_window%d", policy->window);
     return out.size;
