@@ -19,7 +19,7 @@ BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 # With a GPU and nvcc the tests run there, too.
 CUDA     := $(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null),test_cuda)
-TESTS    := test_tokenizer test_files test_plan test_model $(CUDA) $(if $(BLAS),test_model_blas)
+TESTS    := $(addprefix test_,tokenizer files plan model memory $(if $(BLAS),model_blas memory_blas)) $(CUDA)
 PROGRAMS := train hello schedule prepare report profile
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 # Recipes take these from the environment, so that neither make nor the shell expands what they hold.
@@ -32,7 +32,7 @@ hello: deps $(B)/hello
 deps:
 	@mkdir -p $(B) && tools/deps.sh
 
-$(B)/train $(B)/hello $(B)/test_model_blas: LIBRARIES = $(BLAS)
+$(B)/train $(B)/hello $(B)/%_blas: LIBRARIES = $(BLAS)
 $(B)/%: %.c $(HEADERS) | deps
 	$(CC) $(CFLAGS) $< -o $@ $(LIBRARIES) -lm
 $(B)/%_blas: %.c $(HEADERS) | deps
