@@ -126,16 +126,31 @@ static void option_add_fields(const option *table, int count, const option *grou
     if (group->fields == mtt_policy_fields) option_add_words((mtt_policy *)group->at);
 }
 
+/* ---- values ---- */
+
+/* Choices are enums, which an int * must not reach: clang drops such a store at -O2. */
+static int option_get_int(const option *o)
+{
+    int value;
+    memcpy(&value, o->at, sizeof(value));
+    return value;
+}
+
+static void option_set_int(const option *o, int value)
+{
+    memcpy(o->at, &value, sizeof(value));
+}
+
 /* ---- usage ---- */
 
 static double option_value(const option *o)
 {
     switch (o->kind) {
-    case MTT_FIELD_INT: return *(int *)o->at;
+    case MTT_FIELD_INT:
+    case MTT_FIELD_CHOICE: return option_get_int(o);
     case MTT_FIELD_INT64: return (double)*(int64_t *)o->at;
     case MTT_FIELD_BYTES: return (double)*(size_t *)o->at;
     case MTT_FIELD_FLOAT: return (double)*(float *)o->at;
-    case MTT_FIELD_CHOICE: return *(int *)o->at;
     default: return 0;
     }
 }
@@ -202,7 +217,7 @@ static int option_set_choice(const option *o, const char *value)
     for (i = 0; at; i++, at = strchr(at, '|')) {
         at += *at == '|';
         if (strcspn(at, "|") == size && !memcmp(at, value, size)) {
-            *(int *)o->at = i;
+            option_set_int(o, i);
             return 1;
         }
     }
@@ -228,7 +243,7 @@ static int option_set_number(const option *o, const char *value)
     case MTT_FIELD_FLOAT: *(float *)o->at = (float)number; break;
     case MTT_FIELD_INT64: *(int64_t *)o->at = (int64_t)number; break;
     case MTT_FIELD_BYTES: *(size_t *)o->at = (size_t)number; break;
-    default: *(int *)o->at = (int)number;
+    default: option_set_int(o, (int)number);
     }
     return 1;
 }
@@ -276,7 +291,7 @@ static int option_read(int argc, char **argv)
         if (!o && option_word(name)) continue;
         if (!o) return option_unknown(argv[i]);
         if (o->kind == MTT_FIELD_FLAG && value) return option_expected(o, value);
-        if (o->kind == MTT_FIELD_FLAG) *(int *)o->at = o->value;
+        if (o->kind == MTT_FIELD_FLAG) option_set_int(o, o->value);
         else if (value) value++;
         else if (i + 1 < argc) value = argv[++i];
         if (o->kind != MTT_FIELD_FLAG && (!value || !option_set(o, value))) return option_expected(o, value);

@@ -203,13 +203,18 @@ static mtt_status run_open_log(run *r, long long step)
     char line[512];
     FILE *in = step ? fopen(path, "r") : NULL;
     long long at;
+    int lost = step && !in && errno != ENOENT;
+    if (lost) return run_cannot(r, "read", path);
     r->log = run_create(temporary);
     while (in && r->log && fgets(line, sizeof(line), in))
         if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step && strchr(line, '\n'))
             run_log_line(r, line);
-    if (in) fclose(in);
-    if (r->log && !fflush(r->log) && !rename(temporary, path)) return MTT_OK;
-    run_cannot(r, "write", path);
+    if (in) {
+        lost = ferror(in);
+        fclose(in);
+    }
+    if (!lost && r->log && !fflush(r->log) && !rename(temporary, path)) return MTT_OK;
+    run_cannot(r, lost ? "read" : "write", path);
     if (r->log) fclose(r->log);
     r->log = NULL;
     unlink(temporary);
@@ -345,8 +350,11 @@ static mtt_status run_save(run *r, mtt_trainer *t, const mtt_batches *batches)
 static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batches)
 {
     const char *best = run_path(r, "_best.safetensors"), *temporary = run_path(r, "_best.safetensors.tmp");
+    int linked;
     unlink(temporary);
-    if (!link(run_checkpoint(r, mtt_trainer_step(t)), temporary) && !rename(temporary, best)) return MTT_OK;
+    linked = !link(run_checkpoint(r, mtt_trainer_step(t)), temporary) && !rename(temporary, best);
+    unlink(temporary); /* a rename to another name of the same file does nothing */
+    if (linked) return MTT_OK;
     return mtt_save(t, best, batches);
 }
 
