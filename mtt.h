@@ -5629,9 +5629,9 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     for (i = 0; i < count; i++)
         if (ids[i] < low || ids[i] >= t->schedule->model.vocab)
             return mtt__fail(t->env, MTT_E_ARGUMENT,
-                             "%s %lld is %d, but the vocabulary has ids 0 to %d: was the text encoded "
+                             "%s %lld is %lld, but the vocabulary has ids 0 to %d: was the text encoded "
                              "with another tokenizer?",
-                             what, (long long)i, (int)ids[i], t->schedule->model.vocab - 1);
+                             what, (long long)i, (long long)ids[i], t->schedule->model.vocab - 1);
     return MTT_OK;
 }
 
@@ -5912,22 +5912,29 @@ enum {
 
 /* ---- containers */
 
-/* A multiplicative hash. Its upper bits are the best mixed. The last load overlaps the one before. */
-static uint64_t mtt__hash(const char *at, size_t size)
+/* The exclusive or of the upper and the lower half of a product of 128 bits. */
+static uint64_t mtt__fold(uint64_t a, uint64_t b)
+{
+    uint64_t a_low = (uint32_t)a, a_high = a >> 32, b_low = (uint32_t)b, b_high = b >> 32;
+    uint64_t one = a_high * b_low + (a_low * b_low >> 32), two = a_low * b_high + (uint32_t)one;
+    return (a_high * b_high + (one >> 32) + (two >> 32)) ^ a * b;
+}
+
+/* A keyed hash: folded products, as in wyhash. The lower half of a product alone would carry a difference in
+   the top bit through, whatever the key. The last load overlaps the one before. */
+static uint64_t mtt__hash(uint64_t key, const char *at, size_t size)
 {
     const uint64_t k = 0x9e3779b97f4a7c15u;
-    uint64_t h = size * k, x = 0;
+    uint64_t h = key ^ size * k, x = 0;
     const char *end = at + size;
     for (; end - at > 8; at += 8) {
         memcpy(&x, at, 8);
-        h = (h ^ x) * k;
-        h ^= h >> 32;
+        h = mtt__fold(h ^ x, k);
     }
     if (size >= 8) memcpy(&x, end - 8, 8);
     else
         for (; at < end; at++) x = x << 8 | (unsigned char)*at;
-    h = (h ^ x) * k;
-    return (h ^ h >> 32) * k;
+    return mtt__fold(h ^ x, k);
 }
 
 /* A map from 64-bit keys to numbers: open addressing with linear probing, at most half full. */
@@ -6000,10 +6007,11 @@ static void mtt__strings_free(mtt__strings *s)
 }
 
 /* The number of a string, or MTT__NONE. Its key is its hash, or the next free number if other strings have
-   that hash. The table must exist. */
+   that hash. The hash's own key is the address of the set, which the author of a text does not know: nobody
+   can choose words that collide. The table must exist. */
 static uint32_t mtt__strings_look(const mtt__strings *s, const char *at, size_t size, uint64_t *key)
 {
-    for (*key = mtt__hash(at, size);; ++*key) {
+    for (*key = mtt__hash((uint64_t)(uintptr_t)s, at, size);; ++*key) {
         const uint32_t i = mtt__table_find(&s->table, *key)->value;
         if (i == MTT__NONE) return i;
         if (s->items[i].size == size && (!size || memcmp(s->bytes + s->items[i].at, at, size) == 0)) return i;
@@ -6132,7 +6140,7 @@ static void mtt__ids_put(mtt__ids *out, const int32_t *ids, size_t count)
 /* Appends the ids of a short word, from the cache if it is there. */
 MTT__INLINE mtt_status mtt__encode_word(const mtt_tokenizer *t, const char *at, size_t size, mtt__ids *out)
 {
-    mtt__word *word = &t->cache[mtt__hash(at, size) >> (64 - MTT__CACHE_BITS)];
+    mtt__word *word = &t->cache[mtt__hash(0, at, size) >> (64 - MTT__CACHE_BITS)];
     const size_t before = out->count;
     size_t count;
     mtt_status status;
@@ -6176,8 +6184,8 @@ MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t 
     for (i = 0; i < count; i++) {
         const char *piece = mtt_tokenizer_bytes(t, ids[i], &size);
         if (!piece)
-            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %d, outside the vocabulary of %zu: use "
-                             "the tokenizer that made it", i, (int)ids[i], t->pieces.count);
+            return mtt__fail(t->env, MTT_E_ARGUMENT, "token %zu is %lld, outside the vocabulary of %zu: use "
+                             "the tokenizer that made it", i, (long long)ids[i], t->pieces.count);
         if (size && *bytes <= capacity && size <= capacity - *bytes) memcpy(text + *bytes, piece, size);
         *bytes += size;
     }
@@ -6531,8 +6539,8 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 {
     mtt_status status;
     if (vocab < 257)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%d ids cannot hold " MTT__END_OF_TEXT " and the 256 bytes: "
-                         "ask for 257 or more", vocab);
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%lld ids cannot hold " MTT__END_OF_TEXT " and the 256 "
+                         "bytes: ask for 257 or more", (long long)vocab);
     status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
     if (!status) status = mtt__bpe_add_bytes(t);
     if (status) return status;
@@ -6994,7 +7002,7 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
             if (n < 0 && errno != EINTR) return mtt__file_fail(c->env, c->name, "read it", errno);
             if (n > 0) got += (size_t)n;
         }
-        c->hash = c->hash * 0x9e3779b97f4a7c15u + mtt__hash(c->buffer + c->size, got);
+        c->hash = mtt__hash(c->hash, c->buffer + c->size, got);
         c->ended = got < BLOCK;
         c->size += got;
     }
@@ -7357,17 +7365,17 @@ static mtt_status mtt__prepare_options(mtt__prepare *p)
     const mtt_prepare_desc *d = p->desc;
     const mtt_tokenizer_kind *kind = d->kind ? d->kind : &mtt__bpe_kind;
     uint64_t words[] = {(uint64_t)(d->vocab ? d->vocab : MTT__DEFAULT_VOCAB),
-                        mtt__hash(kind->name, strlen(kind->name)),
-                        kind->options ? mtt__hash((const char *)kind->options, kind->options_bytes) : 0};
+                        mtt__hash(0, kind->name, strlen(kind->name)),
+                        kind->options ? mtt__hash(0, (const char *)kind->options, kind->options_bytes) : 0};
     mtt__map map;
     if (d->tokenizer) {
         mtt_status status = mtt__map_open(p->env, d->tokenizer, PROT_READ, &map);
         if (status) return status;
-        words[0] = map.bytes ? mtt__hash(map.data, map.bytes) : 0;
+        words[0] = map.bytes ? mtt__hash(0, map.data, map.bytes) : 0;
         words[1] = 0;
         mtt__map_close(&map);
     }
-    p->options = (uint32_t)(mtt__hash((const char *)words, sizeof(words)) >> 32) | 1;
+    p->options = (uint32_t)(mtt__hash(0, (const char *)words, sizeof(words)) >> 32) | 1;
     return MTT_OK;
 }
 
@@ -7388,9 +7396,9 @@ static mtt_status mtt__prepare_hash(mtt__prepare *p)
 {
     const mtt_corpus *c = p->corpus;
     const uint64_t before = p->text;
-    const uint64_t words[] = {c->hash, mtt__hash(c->field, strlen(c->field)), p->desc->seed,
+    const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
                               MTT_DOCUMENT_BYTES};
-    p->text = mtt__hash((const char *)words, sizeof(words)) | 1;
+    p->text = mtt__hash(0, (const char *)words, sizeof(words)) | 1;
     if (!before || before == p->text) return MTT_OK;
     return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);
 }
@@ -7605,8 +7613,9 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
     const uint64_t count = tokens ? mtt_tokens_count(tokens) : 0;
     memset(batches, 0, sizeof(*batches));
     if (!tokens || batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
-        return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %d sequences of %d tokens is impossible: both must "
-                         "be 1 or more, and their product below 2^31", batch, seq_len);
+        return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %lld sequences of %lld tokens is impossible: both "
+                         "must be 1 or more, and their product below 2^31", (long long)batch,
+                         (long long)seq_len);
     if (count <= (uint64_t)seq_len)
         return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %lld: lower "
                          "seq_len or give more text", tokens->path, (unsigned long long)count, seq_len,
@@ -7960,14 +7969,14 @@ typedef struct mtt__st_saving {
 static void mtt__st_print_header(mtt__st_saving *s)
 {
     char name[MTT__ST_NAME + 8];
-    const mtt__st_entry *e;
+    const mtt__st_entry *e, *end = s->count ? s->tensors + s->count : s->tensors;
     uint64_t size;
     int k;
     mtt__text *text = &s->header, key;
     mtt__text_init(text, text->at, text->capacity);
     mtt__print(text, "%8s{\"__metadata__\":{\"format\":\"pt\"%s,\"crc32\":\"%08x\"", "", s->metadata,
                (unsigned)s->st.metadata_crc);
-    for (e = s->tensors; e < s->tensors + s->count; e++) {
+    for (e = s->tensors; e < end; e++) {
         mtt__text_init(&key, name, sizeof(name));
         mtt__print(&key, "crc32.%s", e->name);
         mtt__print(text, ",");
@@ -7975,7 +7984,7 @@ static void mtt__st_print_header(mtt__st_saving *s)
         mtt__print(text, ":\"%08x\"", (unsigned)e->crc);
     }
     mtt__print(text, "}");
-    for (e = s->tensors; e < s->tensors + s->count; e++) {
+    for (e = s->tensors; e < end; e++) {
         mtt__print(text, ",");
         mtt__print_json_string(text, e->name, strlen(e->name));
         mtt__print(text, ":{\"dtype\":\"%s\",\"shape\":[", mtt__dtype_name[e->dtype]);
@@ -8348,7 +8357,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     double loss = 0, hits = 0, bytes = 0;
     int64_t rows = d->rows * trainer->schedule->split, i;
     int done, batch = d->batch * trainer->schedule->split;
-    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x + rows;
+    int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x ? x + rows : NULL;
     mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
     for (done = 0; !status && (!batches || done < batches); done++) {

@@ -113,15 +113,19 @@ static inline void write_file(const char *path, const void *data, size_t bytes)
     check(file && fwrite(data, 1, bytes, file) == bytes && !fclose(file), "%s cannot be written", path);
 }
 
-/* The path of a file in the folder shared/data beside the checkout; NULL, said once per name, where it is
-   absent. */
-static inline const char *shared_data(const char *name)
+/* The path of a file: in data/, where tools/get_data.sh GET puts it, or in the folder shared/data beside the
+   checkout. Where it is absent, NULL, and the command is said; `get` is NULL if there is none. */
+static inline const char *shared_data(const char *name, const char *get)
 {
     static char path[4][512];
     static int turn;
     char *at = path[turn++ % 4];
+    const char *slash = get ? strrchr(get, '/') : NULL, *file = slash ? slash + 1 : get;
+    if (get) snprintf(at, sizeof(path[0]), "data/%.*s", (int)strcspn(file, "#"), file);
+    if (get && access(at, R_OK) == 0) return at;
     snprintf(at, sizeof(path[0]), "../shared/data/%s", name);
     if (access(at, R_OK) == 0) return at;
-    printf("skipped: %s is absent\n", at);
+    if (get) printf("skipped: %s is absent: get it with tools/get_data.sh '%s'\n", name, get);
+    else printf("skipped: %s is absent\n", at);
     return NULL;
 }

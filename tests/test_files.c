@@ -638,7 +638,7 @@ static void test_plain(void)
 
 static void test_speakleash(void)
 {
-    const char *path = shared_data("speakleash_sample.jsonl.zst");
+    const char *path = shared_data("speakleash_sample.jsonl.zst", NULL);
     char command[700], *text = NULL;
     size_t n = 0, got = 1;
     FILE *pipe_in;
@@ -947,7 +947,7 @@ static void test_prepare(void)
 {
     size_t size;
     char *text = write_text(&size), name[3][64];
-    const char *gpt2 = shared_data("vocab.bpe");
+    const char *gpt2 = shared_data("vocab.bpe", "vocab.bpe");
     mtt_prepare_report r, piped, again;
     mtt_tokenizer *tokenizer = NULL;
     pid_t child;

@@ -61,9 +61,14 @@ static void sha256(const unsigned char *at, size_t size, char hex[65])
     free(text);
 }
 
+#define WIKITEXT                                                                                           \
+    "https://raw.githubusercontent.com/pytorch/examples/37ce9402ff0cae48d764d7788810fd2ed8238b25/"         \
+    "word_language_model/data/wikitext-2/valid.txt"                                                        \
+    "#sha256=f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"
+
 static char *read_data(const char *name, size_t *size)
 {
-    const char *path = shared_data(name);
+    const char *path = shared_data(name, strcmp(name, "wt2_valid.txt") ? name : WIKITEXT);
     return path ? read_file(path, size) : NULL;
 }
 
@@ -314,6 +319,37 @@ static size_t merge_simply(const mtt_tokenizer *t, const char *at, size_t n, int
     }
 }
 
+/* Words that collide under every key of a hash of 64-bit products: the top bit of 8 bytes reaches bits 63 and
+   31 alone, where the next 8 bytes undo it. 2^12 words have one such hash; here they must have as many. */
+static void test_hash(void)
+{
+    enum { PAIRS = 12, WORDS = 1 << PAIRS, SIZE = 16 * PAIRS + 8 };
+    static uint64_t seen[WORDS];
+    const uint64_t k = 0x9e3779b97f4a7c15u;
+    uint64_t weak, first = 0, key;
+    char word[SIZE];
+    int w, p, i, same = 0;
+    for (key = 0; key < 3; key++) {
+        for (w = 0; w < WORDS; w++) {
+            memset(word, 'a', SIZE);
+            for (p = 0; p < PAIRS; p++)
+                for (i = 7; i < 16 && w >> p & 1; i += 4) word[16 * p + i] ^= -128;
+            for (weak = key, i = 0; i < SIZE; i += 8) {
+                uint64_t x;
+                memcpy(&x, word + i, 8);
+                weak = (weak ^ x) * k;
+                weak ^= weak >> 32;
+            }
+            if (!w) first = weak;
+            check(weak == first, "word %d does not collide, so it proves nothing", w);
+            seen[w] = mtt__hash(key * k, word, SIZE);
+            for (i = 0; i < w; i++) same += seen[i] == seen[w];
+        }
+        check(seen[1] != mtt__hash((key + 1) * k, word, SIZE), "the key changes nothing");
+    }
+    check(same == 0, "%d pairs of words collide", same);
+}
+
 static void test_long(mtt_tokenizer *t)
 {
     enum { SIZE = 1000000, LONGEST = 150 };
@@ -355,6 +391,9 @@ static void test_refusals(mtt_tokenizer *t, mtt_env *env)
     ids[1] = -1;
     check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "token 1 is -1"),
           "negative id");
+    ids[1] = INT32_MIN;
+    check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "1 is -2147483648,"),
+          "least id: %s", env->error);
     ids[1] = mtt_tokenizer_vocab(t);
     check(mtt_decode(t, ids, 2, text, 8, &n) == MTT_E_ARGUMENT && strstr(env->error, "outside"),
           "id too high");
@@ -896,7 +935,7 @@ static void test_word_training(mtt_env *env)
 
 static void word_stream(mtt_env *env, const char *name, size_t tokens, const char *want)
 {
-    const char *path = shared_data("bert-base-uncased-vocab.txt");
+    const char *path = shared_data("bert-base-uncased-vocab.txt", "bert-vocab.txt");
     size_t size, n = 0, i;
     char hex[65], *text = read_data(name, &size);
     mtt_tokenizer *t = NULL;
@@ -1138,7 +1177,8 @@ static void bench_encode(mtt_tokenizer *t, const char *name, const char *text, s
 
 static int mode_bench(const char *path)
 {
-    const char *bpe = shared_data("vocab.bpe"), *bert = shared_data("bert-base-uncased-vocab.txt");
+    const char *bpe = shared_data("vocab.bpe", "vocab.bpe");
+    const char *bert = shared_data("bert-base-uncased-vocab.txt", "bert-vocab.txt");
     mtt_tokenizer *t;
     mtt_vocab_trainer *trainer;
     size_t size;
@@ -1187,12 +1227,13 @@ int main(int argc, char **argv)
     if (argc >= 4 && strcmp(argv[1], "train") == 0)
         return mode_train(argv[2], argv[3], argc > 4 ? argv[4] : "10000", argc > 5 ? argv[5] : NULL);
     if (!open_folder()) return finish();
-    bpe = shared_data("vocab.bpe");
+    bpe = shared_data("vocab.bpe", "vocab.bpe");
     if (bpe) check(mtt_tokenizer_load(&env, bpe, NULL, &gpt2) == MTT_OK, "GPT-2: %s", env.error);
     own = train(&env, sample, sizeof(sample) - 1, 290);
     test_streams(gpt2);
     test_edges(gpt2);
     test_pretokens();
+    test_hash();
     test_refusals(own, &env);
     test_round_trips(own, "own");
     test_long(own);
