@@ -625,7 +625,8 @@ MTTDEF mtt_split mtt_split_of(uint64_t seed, uint64_t document);
 
 /* The input, the output and the options of mtt_prepare. Zero means the default. */
 typedef struct mtt_prepare_desc {
-    const char *input;     /* required: a file; "-" is standard input, which is copied to {output}.spool */
+    const char *input;     /* required: a file or a pipe, "-" is standard input; a pipe is copied to
+                              {output}.spool */
     const char *output;    /* required: the prefix of the files, at most 2000 bytes */
     const char *field;     /* of JSONL documents, default "text" */
     const char *tokenizer; /* a file for mtt_tokenizer_load, default none: train one */
@@ -645,9 +646,9 @@ typedef struct mtt_prepare_report {
 /* Makes a dataset from a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and
    .test.tokens. The tokenizer is trained on the train split only. <|endoftext|>, or [SEP], ends each
    document. A dataset that was made from the same text, options and tokenizer is up to date and stays; the
-   call then only reads the text once. Standard input and pipes are always prepared again. New files are
-   written beside the old ones first. Then the old token files are removed and the new ones renamed, train
-   last. A process that dies leaves the old dataset, the new one, or one that cannot be opened. */
+   call then reads the text and the token files once. Standard input and pipes are read once and always
+   prepared again; other devices are refused. New files are written beside the old ones, then renamed, the
+   tokenizer last. A process that dies leaves the old dataset, the new one, or one that cannot be opened. */
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
 
 /* Opens the files of a dataset. Fails if one is missing or damaged, or if they do not belong together. */
@@ -660,14 +661,13 @@ MTTDEF mtt_status mtt_dataset_open(mtt_env *env, const char *prefix, const mtt_t
                                    mtt_dataset *dataset);
 MTTDEF void mtt_dataset_close(mtt_dataset *dataset);
 
-/* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. It is mapped
-   into memory, so a file may be larger than memory. */
+/* A token file: a header of 64 bytes, then ids of 16 bits (vocabularies up to 65,536) or 32. A file may be
+   larger than memory. Opening reads it once, to check every id and the checksum: about 1 s for 1 GB. */
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out);
 MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
 MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
-/* Copies `count` ids, starting at `first`. Refuses a range outside the file and an id outside the
-   vocabulary. */
+/* Copies `count` ids, starting at `first`. MTT_E_FILE: the file has changed since it was opened. */
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
 
 /* Batches of B sequences of T tokens. Sequence k holds ids kT .. kT+T of the file; targets are one ahead of
@@ -1929,10 +1929,11 @@ static void mtt__print_json_string(mtt__text *out, const char *at, size_t bytes)
    atomically. CRC-32 finds damage. A failure is MTT_E_FILE, and its message has the path, the system's reason
    and a remedy. */
 
-/* System calls that fail when a disk is full or damaged. Tests define all six to make them fail. */
+/* System calls that fail when a disk is full or damaged. Tests define all seven to make them fail. */
 #ifndef MTT__SYS_OPEN
 #define MTT__SYS_OPEN open
 #define MTT__SYS_READ read
+#define MTT__SYS_PREAD pread
 #define MTT__SYS_PWRITE pwrite
 #define MTT__SYS_FSYNC fsync
 #define MTT__SYS_CLOSE close
@@ -1956,6 +1957,19 @@ static int mtt__open_retry(const char *path, int flags)
     return fd;
 }
 
+/* Opens a regular file for reading, and does not wait for the writer of a named pipe. */
+static mtt_status mtt__open_regular(mtt_env *env, const char *path, int *fd, struct stat *info)
+{
+    int error;
+    *fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK);
+    error = *fd < 0 || fstat(*fd, info) ? errno : 0;
+    if (!error && S_ISREG(info->st_mode)) return MTT_OK;
+    if (*fd >= 0) MTT__SYS_CLOSE(*fd);
+    *fd = -1;
+    if (error) return mtt__file_fail(env, path, "read it", error);
+    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
+}
+
 /* A regular file as memory; NULL if it is empty. With PROT_WRITE the memory may change; the file does not. */
 typedef struct mtt__map {
     char *data;
@@ -1964,18 +1978,18 @@ typedef struct mtt__map {
 
 static mtt_status mtt__map_open(mtt_env *env, const char *path, int protection, mtt__map *map)
 {
-    int fd = mtt__open_retry(path, O_RDONLY | O_NONBLOCK); /* does not wait for the writer of a named pipe */
     struct stat info;
     void *data = NULL;
-    int error = fd < 0 || fstat(fd, &info) ? errno : 0, regular = !error && S_ISREG(info.st_mode);
-    map->bytes = regular && (uint64_t)info.st_size < SIZE_MAX / 2 ? (size_t)info.st_size : 0;
+    int fd, error = 0;
+    mtt_status status = mtt__open_regular(env, path, &fd, &info);
+    memset(map, 0, sizeof(*map));
+    if (status) return status;
+    if ((uint64_t)info.st_size < SIZE_MAX / 2) map->bytes = (size_t)info.st_size;
     if (map->bytes) data = mmap(NULL, map->bytes, protection, MAP_PRIVATE, fd, 0);
     if (data == MAP_FAILED) error = errno;
-    map->data = error ? NULL : (char *)data;
-    if (fd >= 0) MTT__SYS_CLOSE(fd);
-    if (error) return mtt__file_fail(env, path, "read it", error);
-    if (regular) return MTT_OK;
-    return mtt__fail(env, MTT_E_FILE, "%s is a folder, a device or a pipe: name a regular file", path);
+    else map->data = (char *)data;
+    MTT__SYS_CLOSE(fd);
+    return error ? mtt__file_fail(env, path, "read it", error) : MTT_OK;
 }
 
 static void mtt__map_close(mtt__map *map)
@@ -7049,8 +7063,8 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
     if (c->fd < 0) status = mtt__file_fail(env, path, "open it", errno);
-    else if (fstat(c->fd, &info) == 0 && S_ISDIR(info.st_mode))
-        status = mtt__fail(env, MTT_E_FILE, "%s is a folder: name a file in it", path);
+    else if (fstat(c->fd, &info) || S_ISDIR(info.st_mode) || S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode))
+        status = mtt__fail(env, MTT_E_FILE, "%s is a folder or a device: name a file or a pipe", c->name);
     if (!status) status = mtt__reserve(env, (void **)&c->buffer, &c->capacity, (size_t)1 << 20, 1);
     if (!status) status = mtt__corpus_detect(c);
     if (status) mtt_corpus_close(c);
@@ -7187,30 +7201,84 @@ typedef struct mtt__token_header {
 
 struct mtt_tokens {
     mtt_env *env;
-    mtt__map map;
+    int fd;
+    time_t modified; /* when the file was checked */
     mtt__token_header header;
-    const char *ids, *path;
+    const char *path;
 };
 
-static mtt_status mtt__tokens_parse(mtt_tokens *t)
+/* Reads `bytes` bytes. The file must be as it was when it was checked: a map of a file that is cut would end
+   the process with SIGBUS. */
+static mtt_status mtt__tokens_fetch(const mtt_tokens *t, uint64_t offset, void *data, size_t bytes)
 {
-    mtt__token_header *h = &t->header;
-    const size_t size = sizeof(*h);
-    const char *fault = NULL;
-    if (t->map.bytes >= size) memcpy(h, t->map.data, size);
-    if (t->map.bytes < size) fault = "is shorter than the header of a token file";
-    else if (memcmp(h->magic, "MTTTOKEN", 8) != 0) fault = "does not begin as a token file does";
-    else if (h->version != 1 || (!h->options && (h->text || h->tokenizer || h->documents || h->bytes)))
-        fault = "is a token file of an unknown version";
-    else if (h->bits != 16 && h->bits != 32) fault = "has ids of neither 16 nor 32 bits";
-    else if (!h->vocab || h->vocab > (h->bits == 16 ? 65536 : INT32_MAX))
-        fault = "has an impossible vocabulary";
-    else if (h->count != (t->map.bytes - size) / (h->bits / 8) || (t->map.bytes - size) % (h->bits / 8))
-        fault = "does not have the size that its header says";
-    if (fault)
-        return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
-    t->ids = t->map.data + size;
-    return MTT_OK;
+    const size_t most = (size_t)1 << 30;
+    char *at = (char *)data;
+    ptrdiff_t n = 1;
+    struct stat info;
+    while (bytes && n) {
+        n = MTT__SYS_PREAD(t->fd, at, bytes < most ? bytes : most, (off_t)offset);
+        if (n < 0 && errno != EINTR) return mtt__file_fail(t->env, t->path, "read it", errno);
+        if (n > 0) at += n, offset += (uint64_t)n, bytes -= (size_t)n;
+    }
+    if (!bytes && !fstat(t->fd, &info) && info.st_mtime == t->modified) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_FILE, "%s changed while it was in use: prepare it again from the text",
+                     t->path);
+}
+
+/* Copies ids, and continues the checksum of their bytes unless `table` is NULL. Ids of 16 bits are read into
+   the second half of the array and widened from its front. */
+static mtt_status mtt__tokens_copy(const mtt_tokens *t, uint64_t first, size_t count, int32_t *ids,
+                                   const mtt__crc_table *table, uint32_t *crc)
+{
+    const size_t width = t->header.bits / 8;
+    char *raw = (char *)ids + (sizeof(*ids) - width) * count;
+    mtt_status status = mtt__tokens_fetch(t, sizeof(t->header) + first * width, raw, count * width);
+    uint32_t worst = 0;
+    size_t i;
+    if (status) return status;
+    if (table) *crc = mtt__crc32(table, *crc, raw, count * width);
+    for (i = 0; i < count && width == 2; i++) {
+        uint16_t id;
+        memcpy(&id, raw + 2 * i, 2);
+        ids[i] = id;
+    }
+    for (i = 0; i < count; i++) worst = (uint32_t)ids[i] > worst ? (uint32_t)ids[i] : worst;
+    if (worst < t->header.vocab) return MTT_OK;
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s has the token %u, outside the vocabulary of %d: prepare it "
+                     "again from the text", t->path, (unsigned)worst, mtt_tokens_vocab(t));
+}
+
+/* NULL, or why this cannot be the header of a file with so many bytes behind it. */
+static const char *mtt__token_fault(const mtt__token_header *h, uint64_t bytes)
+{
+    if (memcmp(h->magic, "MTTTOKEN", 8) != 0) return "does not begin as a token file does";
+    if (h->version != 1 || (!h->options && (h->text || h->tokenizer || h->documents || h->bytes)))
+        return "is a token file of an unknown version";
+    if (h->bits != 16 && h->bits != 32) return "has ids of neither 16 nor 32 bits";
+    if (!h->vocab || h->vocab > (h->bits == 16 ? 65536 : INT32_MAX)) return "has an impossible vocabulary";
+    if (h->count == bytes / (h->bits / 8) && bytes % (h->bits / 8) == 0) return NULL;
+    return "does not have the size that its header says";
+}
+
+/* Checks the header, then every id and the checksum. */
+static mtt_status mtt__tokens_check(mtt_tokens *t, uint64_t bytes)
+{
+    const char *fault = bytes < sizeof(t->header) ? "is shorter than the header of a token file" : NULL;
+    mtt_status status = fault ? MTT_OK : mtt__tokens_fetch(t, 0, &t->header, sizeof(t->header));
+    mtt__crc_table table;
+    int32_t ids[8192];
+    uint32_t crc = 0;
+    uint64_t at, left;
+    mtt__crc_init(&table);
+    if (!fault && !status) fault = mtt__token_fault(&t->header, bytes - sizeof(t->header));
+    for (at = 0; !fault && !status && at < t->header.count; at += MTT__LENGTH(ids)) {
+        left = t->header.count - at;
+        left = left < MTT__LENGTH(ids) ? left : MTT__LENGTH(ids);
+        status = mtt__tokens_copy(t, at, (size_t)left, ids, &table, &crc);
+    }
+    if (!fault && !status && crc != t->header.crc) fault = "does not match its checksum";
+    if (!fault) return status;
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s %s: prepare it again from the text", t->path, fault);
 }
 
 MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **out)
@@ -7218,12 +7286,16 @@ MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **o
     size_t size = strlen(path) + 1;
     mtt_tokens *t = (mtt_tokens *)mtt__alloc(env, 1, mtt__add(sizeof(*t), size));
     mtt_status status;
+    struct stat info;
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
     t->env = env;
     t->path = (char *)memcpy(t + 1, path, size);
-    status = mtt__map_open(env, path, PROT_READ, &t->map);
-    if (!status) status = mtt__tokens_parse(t);
+    status = mtt__open_regular(env, path, &t->fd, &info);
+    if (!status) {
+        t->modified = info.st_mtime;
+        status = mtt__tokens_check(t, (uint64_t)info.st_size);
+    }
     if (status) mtt_tokens_close(t);
     else *out = t;
     return status;
@@ -7232,7 +7304,7 @@ MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **o
 MTTDEF void mtt_tokens_close(mtt_tokens *t)
 {
     if (!t) return;
-    mtt__map_close(&t->map);
+    if (t->fd >= 0) MTT__SYS_CLOSE(t->fd);
     mtt__free(t->env, t);
 }
 
@@ -7248,22 +7320,10 @@ MTTDEF int mtt_tokens_vocab(const mtt_tokens *t)
 
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *t, uint64_t first, size_t count, int32_t *ids)
 {
-    const size_t width = t->header.bits / 8;
-    size_t i;
-    if (first > t->header.count || count > t->header.count - first)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, too few to read %zu from %llu on: read "
-                         "fewer", t->path, (unsigned long long)t->header.count, count,
-                         (unsigned long long)first);
-    for (i = 0; i < count; i++) {
-        uint32_t id = 0;
-        memcpy(&id, t->ids + (first + i) * width, width);
-        if (id >= t->header.vocab)
-            return mtt__fail(t->env, MTT_E_FORMAT, "%s: token %llu is %u, outside the vocabulary of %d: "
-                             "prepare it again from the text", t->path, (unsigned long long)(first + i),
-                             (unsigned)id, mtt_tokens_vocab(t));
-        ids[i] = (int32_t)id;
-    }
-    return MTT_OK;
+    if (first <= t->header.count && count <= t->header.count - first)
+        return mtt__tokens_copy(t, first, count, ids, NULL, NULL);
+    return mtt__fail(t->env, MTT_E_ARGUMENT, "%s has %llu tokens, too few to read %zu from %llu on: read "
+                     "fewer", t->path, (unsigned long long)t->header.count, count, (unsigned long long)first);
 }
 
 /* ---- datasets */
@@ -7286,8 +7346,8 @@ static mtt_tokens **mtt__dataset_split(mtt_dataset *dataset, int split)
     return split == MTT_TRAIN ? &dataset->train : split == MTT_VALID ? &dataset->valid : &dataset->test;
 }
 
-/* Opens the token files, and checks that they were made with the tokenizer.json beside them and have `vocab`
-   ids, unless that is 0. */
+/* Opens the token files, and checks that they were made together, with the tokenizer.json beside them, and
+   have `vocab` ids, unless that is 0. */
 static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab, mtt_dataset *dataset)
 {
     char path[MTT__PATH_BYTES], tokenizer[MTT__PATH_BYTES];
@@ -7304,13 +7364,17 @@ static mtt_status mtt__dataset_files(mtt_env *env, const char *prefix, int vocab
     mtt__map_close(&map);
     for (i = 0; i < MTT_SPLIT_COUNT; i++) {
         mtt_tokens **tokens = mtt__dataset_split(dataset, i);
+        const mtt__token_header *h;
         if (access(mtt__part_path(path, prefix, i), F_OK) && i == MTT_TEST) return MTT_OK;
         status = mtt_tokens_open(env, path, tokens);
         if (status) return status;
-        if (((*tokens)->header.options && (*tokens)->header.tokenizer != crc) ||
-            (vocab && mtt_tokens_vocab(*tokens) != vocab))
+        h = &(*tokens)->header;
+        if ((h->options && h->tokenizer != crc) || (vocab && mtt_tokens_vocab(*tokens) != vocab))
             return mtt__fail(env, MTT_E_MISMATCH, "%s is not the tokenizer of %s: prepare both again from "
                              "the text", tokenizer, path);
+        if (h->text != dataset->train->header.text || h->options != dataset->train->header.options)
+            return mtt__fail(env, MTT_E_MISMATCH, "%s was not made together with %s: prepare both again from "
+                             "the text", path, dataset->train->path);
     }
     return MTT_OK;
 }
@@ -7425,10 +7489,8 @@ static const char *mtt__prepare_fault(const mtt__prepare *p)
     const mtt__token_header *h = p->header;
     int i;
     if (p->piped) return "cannot be compared with standard input or a pipe";
-    for (i = 0; i < MTT_SPLIT_COUNT; i++) {
+    for (i = 0; i < MTT_SPLIT_COUNT; i++)
         if (!h[i].options) return "is incomplete, or does not say what it was made of";
-        if (h[i].text != h->text || h[i].options != h->options) return "has parts of different origin";
-    }
     if (h->options != p->options && !any_options) return "was made with another tokenizer or vocabulary size";
     return p->text && h->text != p->text ? "was made of another text, field or seed" : NULL;
 }
@@ -7531,8 +7593,9 @@ static void mtt__prepare_text(void *user, const char *text, size_t bytes)
     mtt__writer_put(&p->writer[MTT__TOKENIZER_PART], text, bytes);
 }
 
-/* Writes everything to temporary files, removes the old token files, and renames the new ones, train last. A
-   process that dies at any moment leaves the old dataset, one without a train split, or the new one. */
+/* Writes everything to temporary files and renames them, the tokenizer last. A process that dies at any
+   moment leaves the old dataset, the new one, or parts of both, which mtt__dataset_files refuses: the headers
+   differ, or the new ones name another tokenizer. */
 static mtt_status mtt__prepare_run(mtt__prepare *p)
 {
     mtt__token_header *h = p->header;
@@ -7555,10 +7618,7 @@ static mtt_status mtt__prepare_run(mtt__prepare *p)
         h[i].tokenizer = h->tokenizer;
         status = mtt__writer_patch(&p->writer[i], 0, &h[i], sizeof(h[i]));
     }
-    for (i = 0; i < MTT_SPLIT_COUNT && !status; i++)
-        if (unlink(mtt__part_path(p->path, p->desc->output, i)) && errno != ENOENT)
-            status = mtt__file_fail(p->env, p->path, "remove it", errno);
-    for (i = MTT__PARTS - 1; i >= 0 && !status; i--) status = mtt__writer_commit(&p->writer[i]);
+    for (i = 0; i < MTT__PARTS && !status; i++) status = mtt__writer_commit(&p->writer[i]);
     return status;
 }
 

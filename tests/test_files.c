@@ -1,5 +1,5 @@
 /* test_files.c - JSON, files, corpora, token files, batches and safetensors: what must hold, every refusal,
-   every fault of the disk and of memory, and 200 deaths in the middle of a save. usage: test_files |
+   every fault of the disk and of memory, and a death at every change of a file. usage: test_files |
    test_files dump FILE.safetensors | test_files write FILE.safetensors | test_files corpus FILE FIELD */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -9,14 +9,22 @@
 #include <sys/wait.h>
 #include "test.h"
 
-enum { ON_OPEN, ON_READ, ON_PWRITE, ON_FSYNC, ON_CLOSE, ON_RENAME, ON_COUNT, ON_UNLINK = ON_COUNT };
-static const char *const on_name[] = {"open", "read", "pwrite", "fsync", "close", "rename", "unlink"};
+enum { ON_OPEN, ON_READ, ON_PREAD, ON_PWRITE, ON_FSYNC, ON_CLOSE, ON_RENAME, ON_COUNT };
+static const char *const on_name[] = {"open", "read", "pread", "pwrite", "fsync", "close", "rename"};
 static int fault_on = -1, fault_at, fault_errno, fault_calls, one_byte;
 
 static int fault(int kind)
 {
     if (kind != fault_on || ++fault_calls != fault_at) return 0;
     errno = fault_errno;
+    return 1;
+}
+/* The process kills itself at change number die_at of a file: before the call, or after half of it. */
+static int die_at, die_half, changes;
+static int dies_here(void)
+{
+    if (++changes != die_at) return 0;
+    if (!die_half) raise(SIGKILL);
     return 1;
 }
 /* A text that changes before it is opened for the second time. */
@@ -26,6 +34,7 @@ static int sys_open(const char *path, int flags, int mode)
 {
     if (changing && strcmp(path, changing) == 0 && ++changing_opens == 2)
         write_file(path, "{\"text\":\"new\"}\n", 15);
+    if (flags & O_CREAT && dies_here()) open(path, flags, mode), raise(SIGKILL);
     return fault(ON_OPEN) ? -1 : open(path, flags, mode);
 }
 static size_t some(size_t n) /* of a large piece half, of a small one a byte */
@@ -36,36 +45,40 @@ static ssize_t sys_read(int fd, void *data, size_t n)
 {
     return fault(ON_READ) ? -1 : read(fd, data, some(n));
 }
+static ssize_t sys_pread(int fd, void *data, size_t n, off_t at)
+{
+    return fault(ON_PREAD) ? -1 : pread(fd, data, some(n), at);
+}
 static ssize_t sys_pwrite(int fd, const void *data, size_t n, off_t at)
 {
+    if (dies_here() && pwrite(fd, data, n / 2, at) >= 0) raise(SIGKILL);
     return fault(ON_PWRITE) ? -1 : pwrite(fd, data, some(n), at);
 }
-static int sys_fsync(int fd) { return fault(ON_FSYNC) ? -1 : fsync(fd); }
+static int sys_fsync(int fd)
+{
+    if (dies_here() && !fsync(fd)) raise(SIGKILL);
+    return fault(ON_FSYNC) ? -1 : fsync(fd);
+}
 static int sys_close(int fd) /* the descriptor is gone in any case, as on Linux */
 {
     int failed = fault(ON_CLOSE), error = errno, result = close(fd);
     errno = failed ? error : errno;
     return failed ? -1 : result;
 }
-/* Dies before a rename or an unlink. */
-static int die_at, changes;
-static void change(void)
-{
-    if (++changes == die_at) _exit(9);
-}
 static int sys_rename(const char *from, const char *to)
 {
-    change();
+    if (dies_here() && !rename(from, to)) raise(SIGKILL);
     return fault(ON_RENAME) ? -1 : rename(from, to);
 }
 static int sys_unlink(const char *path)
 {
-    change();
-    return fault(ON_UNLINK) ? -1 : unlink(path);
+    if (dies_here() && !unlink(path)) raise(SIGKILL);
+    return unlink(path);
 }
 
 #define MTT__SYS_OPEN sys_open
 #define MTT__SYS_READ sys_read
+#define MTT__SYS_PREAD sys_pread
 #define MTT__SYS_PWRITE sys_pwrite
 #define MTT__SYS_FSYNC sys_fsync
 #define MTT__SYS_CLOSE sys_close
@@ -588,6 +601,27 @@ static pid_t feed_stdin(const char *text, size_t bytes)
     return child;
 }
 
+/* A device is refused at once: its text may never end. */
+static void test_devices(void)
+{
+    static const char *const devices[] = {"/dev/zero", "/dev/urandom", "/dev/null", "-"};
+    mtt_prepare_desc desc;
+    mtt_corpus *c;
+    size_t i;
+    int zero = open("/dev/zero", O_RDONLY);
+    check(zero >= 0 && dup2(zero, 0) == 0, "standard input");
+    close(zero);
+    for (i = 0; i < MTT__LENGTH(devices); i++) {
+        refused(mtt_corpus_open(&env, devices[i], NULL, &c), MTT_E_FILE, "a device: name a file or a pipe",
+                devices[i]);
+        memset(&desc, 0, sizeof(desc));
+        desc.input = devices[i];
+        desc.output = in("device");
+        refused(mtt_prepare(&env, &desc, NULL), MTT_E_FILE, "a device", devices[i]);
+        check(count_files("device") == 0 && count_files(".") == 0, "%s leaves files", devices[i]);
+    }
+}
+
 static void test_plain(void)
 {
     size_t i, k, n = 3000000, at;
@@ -673,6 +707,17 @@ static size_t token_file(unsigned char *out, uint32_t version, uint32_t bits, ui
     return 64 + payload;
 }
 
+/* Writes a token file with the checksum of its ids. */
+static void write_tokens(const char *name, unsigned char *file, size_t bytes)
+{
+    mtt__crc_table table;
+    uint32_t crc;
+    mtt__crc_init(&table);
+    crc = mtt__crc32(&table, 0, file + 64, bytes - 64);
+    memcpy(file + 32, &crc, 4);
+    write_file(in(name), file, bytes);
+}
+
 static mtt_tokens *counting_tokens(const char *name, uint64_t count)
 {
     unsigned char *file = (unsigned char *)malloc(64 + 4 * (size_t)count);
@@ -680,7 +725,7 @@ static mtt_tokens *counting_tokens(const char *name, uint64_t count)
     uint32_t i;
     size_t size = token_file(file, 1, 32, count, 1000000, 4 * (size_t)count);
     for (i = 0; i < count; i++) memcpy(file + 64 + 4 * (size_t)i, &i, 4);
-    write_file(in(name), file, size);
+    write_tokens(name, file, size);
     free(file);
     check(mtt_tokens_open(&env, in(name), &t) == MTT_OK, "%s: %s", name, env.error);
     return t;
@@ -733,7 +778,12 @@ static void test_tokens(void)
     refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "does not begin", "file of another kind");
     size = token_file(file, 1, 16, 4, 100, 8);
     memcpy(file + 64, "\x01\0\x63\0\x64\0\x05\0", 8);
+    write_tokens("t", file, size);
+    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "has the token 100,", "a large id");
+    file[68] = 0x62;
     write_file(in("t"), file, size);
+    refused(mtt_tokens_open(&env, in("t"), &t), MTT_E_FORMAT, "checksum", "an id that was changed");
+    write_tokens("t", file, size);
     check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 4 &&
               mtt_tokens_vocab(t) == 100,
           "token file: %s", env.error);
@@ -741,7 +791,6 @@ static void test_tokens(void)
               mtt_tokens_read(t, 3, 1, ids) == MTT_OK && ids[0] == 5,
           "ids");
     check(mtt_tokens_read(t, 4, 0, ids) == MTT_OK, "nothing at the end");
-    refused(mtt_tokens_read(t, 1, 2, ids), MTT_E_FORMAT, "100", "id outside the vocabulary");
     refused(mtt_tokens_read(t, 3, 2, ids), MTT_E_ARGUMENT, "4 tokens", "range");
     refused(mtt_tokens_read(t, UINT64_MAX, 2, ids), MTT_E_ARGUMENT, "4 tokens", "range that wraps");
     refused(mtt_tokens_read(t, 1, SIZE_MAX, ids), MTT_E_ARGUMENT, "4 tokens", "count that wraps");
@@ -750,6 +799,76 @@ static void test_tokens(void)
     check(mtt_tokens_open(&env, in("t"), &t) == MTT_OK && mtt_tokens_count(t) == 0, "no tokens at all: %s",
           env.error);
     mtt_tokens_close(t);
+}
+
+/* Every flip of a bit of the ids is found, in 16 and in 32 bits, over several pieces of a check. */
+static void test_token_damage(void)
+{
+    enum { COUNT = 20000 };
+    unsigned char *file = (unsigned char *)malloc(64 + 4 * COUNT);
+    int32_t *ids = (int32_t *)malloc(4 * COUNT);
+    mtt_tokens *t;
+    size_t i, size;
+    uint32_t bits, id;
+    for (bits = 16; bits <= 32; bits += 16) {
+        size = token_file(file, 1, bits, COUNT, bits == 16 ? 65536 : 1u << 20, COUNT * bits / 8);
+        for (i = 0; i < COUNT; i++) id = (uint32_t)i * 3, memcpy(file + 64 + i * bits / 8, &id, bits / 8);
+        write_tokens("t", file, size);
+        for (one_byte = 0; one_byte < 2; one_byte++) {
+            int same = mtt_tokens_open(&env, in("t"), &t) == MTT_OK &&
+                       mtt_tokens_read(t, 0, COUNT, ids) == MTT_OK;
+            for (i = 0; i < COUNT && same; i++) same = ids[i] == (int32_t)i * 3;
+            check(same, "%u bits, reads cut %d: %s", (unsigned)bits, one_byte, env.error);
+            mtt_tokens_close(t);
+        }
+        one_byte = 0;
+        for (i = 0; i < 200; i++) {
+            size_t bytes = size - 64, at = 64;
+            unsigned char old;
+            at += i < 100 ? (size_t)below((int)bytes) : i < 150 ? i - 100 : bytes - 1 - (i - 150);
+            old = file[at];
+            file[at] ^= (unsigned char)(1 << below(8));
+            write_file(in("t"), file, size);
+            check(mtt_tokens_open(&env, in("t"), &t) == MTT_E_FORMAT && !t, "byte %zu: a flip passes", at);
+            file[at] = old;
+        }
+    }
+    free(file);
+    free(ids);
+}
+
+/* A file that is cut or written while it is in use: an error, and never a signal or other data. */
+static void test_tokens_in_use(void)
+{
+    static const struct timespec past[2] = {{1000000000, 0}, {1000000000, 0}};
+    static const off_t cuts[] = {0, 63, 64, 1064};
+    int32_t ids[500], again[500];
+    mtt_tokens *t;
+    size_t i;
+    int fd;
+    for (i = 0; i < MTT__LENGTH(cuts); i++) {
+        t = counting_tokens("used", 500);
+        check(truncate(in("used"), cuts[i]) == 0, "cut");
+        refused(mtt_tokens_read(t, 0, 500, ids), MTT_E_FILE, "changed while it was in use", "a cut file");
+        mtt_tokens_close(t);
+    }
+    mtt_tokens_close(counting_tokens("used", 500));
+    fd = open(in("used"), O_RDWR);
+    check(futimens(fd, past) == 0 && mtt_tokens_open(&env, in("used"), &t) == MTT_OK, "%s", env.error);
+    check(mtt_tokens_read(t, 0, 500, ids) == MTT_OK && pwrite(fd, "\5", 1, 64 + 4 * 7) == 1, "%s", env.error);
+    refused(mtt_tokens_read(t, 0, 500, again), MTT_E_FILE, "used changed while it was in use",
+            "an id that changes");
+    check(pwrite(fd, "\7", 1, 64 + 4 * 7) == 1 && futimens(fd, past) == 0, "restored");
+    check(unlink(in("used")) == 0 && mtt_tokens_read(t, 0, 500, again) == MTT_OK &&
+              memcmp(ids, again, sizeof(ids)) == 0,
+          "a file that is replaced stays readable: %s", env.error);
+    fault_on = ON_PREAD, fault_at = 1, fault_errno = EINTR, fault_calls = 0;
+    check(mtt_tokens_read(t, 0, 500, again) == MTT_OK, "an interrupted read: %s", env.error);
+    fault_on = ON_PREAD, fault_at = 1, fault_errno = EIO, fault_calls = 0;
+    refused(mtt_tokens_read(t, 0, 500, again), MTT_E_FILE, "Input/output", "a read that fails");
+    fault_on = -1;
+    mtt_tokens_close(t);
+    close(fd);
 }
 
 static void test_split(void)
@@ -807,6 +926,8 @@ static void test_batches(void)
     check(mtt_batches_init(&env, &whole, t, 2, 513, 0, 0) == MTT_OK && whole.sequences == 1, "just enough");
     refused(mtt_batches_init(&env, &whole, t, 0, 8, 0, 0), MTT_E_ARGUMENT, "1 or more", "batch 0");
     refused(mtt_batches_init(&env, &whole, t, 1, -1, 0, 0), MTT_E_ARGUMENT, "1 or more", "length -1");
+    refused(mtt_batches_init(&env, &whole, t, INT_MIN, 1, 0, 0), MTT_E_ARGUMENT, "of -2147483648 sequences",
+            "a batch of INT_MIN");
     refused(mtt_batches_init(&env, &whole, t, 65536, 65536, 0, 0), MTT_E_ARGUMENT, "2^31", "2^32 tokens");
     mtt_tokens_close(t);
     t = counting_tokens("tokens", 5 * 7 + 3); /* 7 sequences of 5, in batches of 3 */
@@ -914,10 +1035,8 @@ static void gives_back(const mtt_tokenizer *tokenizer, const mtt_prepare_report 
 {
     char name[64], *back = (char *)malloc(400000);
     mtt_tokens *t = NULL;
-    mtt__crc_table table;
     int32_t *ids;
     size_t bytes = 0, doc, from = 0, to = 0, count;
-    uint32_t crc;
     snprintf(name, sizeof(name), "p.%s", parts[split]);
     check(mtt_tokens_open(&env, in(name), &t) == MTT_OK && mtt_tokens_count(t) == r->tokens[split] &&
               mtt_tokens_vocab(t) == r->vocab,
@@ -935,12 +1054,22 @@ static void gives_back(const mtt_tokenizer *tokenizer, const mtt_prepare_report 
               "%s: document %zu", name, doc);
         to += docs.size[doc];
     }
-    memcpy(&crc, t->map.data + 32, 4);
-    mtt__crc_init(&table);
-    check(crc == mtt__crc32(&table, 0, t->ids, t->map.bytes - 64), "%s: checksum", name);
     mtt_tokens_close(t);
     free(ids);
     free(back);
+}
+
+/* A child writes a text into a named pipe. */
+static pid_t feed_pipe(const char *name, const char *text, size_t bytes)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = open(in(name), O_WRONLY);
+        ssize_t n = 1;
+        for (; bytes && n > 0; text += n, bytes -= (size_t)n) n = write(fd, text, bytes);
+        _exit(bytes != 0);
+    }
+    return child;
 }
 
 static void test_prepare(void)
@@ -951,7 +1080,7 @@ static void test_prepare(void)
     mtt_prepare_report r, piped, again;
     mtt_tokenizer *tokenizer = NULL;
     pid_t child;
-    int k;
+    int k, state;
     check(prepare_from(&env, in("p.jsonl"), in("p"), NULL, &r) == MTT_OK, "prepare: %s", env.error);
     check(r.documents[0] + r.documents[1] + r.documents[2] == 90 && r.documents[0] >= 68 + 7 &&
               r.documents[1] >= 8 && r.vocab > 257 && r.vocab <= 300,
@@ -965,6 +1094,16 @@ static void test_prepare(void)
     check(prepare_from(&env, "-", in("q"), NULL, &piped) == MTT_OK && memcmp(&r, &piped, sizeof(r)) == 0,
           "prepare from standard input: %s", env.error);
     waitpid(child, NULL, 0);
+    check(mkfifo(in("named"), 0600) == 0, "no pipe");
+    for (k = 0; k < 2; k++) { /* opened and read once, each time */
+        child = feed_pipe("named", text, size);
+        check(prepare_from(&env, in("named"), in("n"), k ? in("p.tokenizer.json") : NULL, &piped) == MTT_OK &&
+                  memcmp(&r, &piped, sizeof(r)) == 0,
+              "prepare from a named pipe: %s", env.error);
+        waitpid(child, &state, 0);
+        check(state == 0, "the named pipe is not read to its end");
+    }
+    check(same_files(in("p.train.tokens"), in("q.train.tokens")), "a named pipe gives other tokens");
     check(prepare_from(&env, in("p.jsonl"), in("r"), in("p.tokenizer.json"), &again) == MTT_OK &&
               memcmp(&r, &again, sizeof(r)) == 0,
           "its own tokenizer: %s", env.error);
@@ -1228,7 +1367,7 @@ static void test_stale_files(void)
         fd = open(part_of("d", i), O_WRONLY);
         check(pwrite(fd, zero, 28, 36) == 28, "no origin");
         close(fd);
-        not_reusable(base, "does not say what it was made of", "a file without its origin");
+        not_reusable(base, "was not made together with", "a file without its origin");
         made_again(&base, &first, "a file without its origin");
     }
     put_back("d", &first);
@@ -1236,7 +1375,7 @@ static void test_stale_files(void)
     check(pwrite(fd = open(part_of("d", 2), O_WRONLY), first.data[2] + 48, 4, 48) == 4,
           "the tokenizer's checksum");
     close(fd);
-    not_reusable(base, "has parts of different origin", "a split of another text with the same tokenizer");
+    not_reusable(base, "was not made together with", "a split of another text with the same tokenizer");
     made_again(&base, &first, "a split of another text with the same tokenizer");
     for (i = 0; i < 4; i++) unlink(part_of("d", i));
     not_reusable(base, "d.tokenizer.json", "nothing is there");
@@ -1274,58 +1413,107 @@ static void consistent(const snapshot *a, const snapshot *b, const mtt_prepare_d
     check(status == MTT_E_MISMATCH || (!status && is_b), "change %d: status %d, not the second", k, status);
 }
 
-/* A process dies before each rename and each unlink, or these fail. `origin` is 0 if the old dataset does not
-   say what it was made of. */
-static void test_deaths(int origin, int dies)
+/* Two datasets that differ in their seed. The old one may not say what it was made of. */
+static void two_datasets(mtt_prepare_desc *a, mtt_prepare_desc *b, snapshot *old, snapshot *fresh, int origin)
 {
-    mtt_prepare_desc a = dataset_desc(), b = a;
-    mtt_prepare_report r;
-    snapshot old, fresh;
-    int i, k, done = 0, state, fd;
+    int i, fd;
+    *a = *b = dataset_desc();
+    b->seed++;
     write_documents("d.jsonl", 'a');
-    b.seed++;
-    check(mtt_prepare(&env, &b, NULL) == MTT_OK, "%s", env.error);
-    fresh = take("d");
-    check(mtt_prepare(&env, &a, NULL) == MTT_OK, "%s", env.error);
+    check(mtt_prepare(&env, b, NULL) == MTT_OK, "%s", env.error);
+    *fresh = take("d");
+    check(mtt_prepare(&env, a, NULL) == MTT_OK, "%s", env.error);
     for (i = 0; i < 3 && !origin; i++) {
         fd = open(part_of("d", i), O_WRONLY);
         check(pwrite(fd, "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 28, 36) == 28,
               "no origin");
         close(fd);
     }
-    old = take("d");
-    for (k = 1; !done && k < 20; k++) {
-        pid_t child = dies ? fork() : -1;
-        put_back("d", &old);
-        if (child == 0) {
-            die_at = k, changes = 0;
-            _exit(mtt_prepare(&env, &b, NULL) != MTT_OK);
-        }
-        if (dies) {
-            check(waitpid(child, &state, 0) == child && WIFEXITED(state) && WEXITSTATUS(state) % 9 == 0,
-                  "child");
-            done = WEXITSTATUS(state) == 0;
-        } else {
-            fault_on = k % 2 ? ON_RENAME : ON_UNLINK, fault_at = (k + 1) / 2, fault_errno = EIO,
-            fault_calls = 0;
-            state = mtt_prepare(&env, &b, NULL);
-            fault_on = -1;
-            check(count_files(".") == 0 && (!state || strstr(env.error, "Input/output")), "fault %d: %s", k,
-                  env.error);
-            done = !state && k > 8;
-        }
-        if (origin || is_there("d", &fresh)) consistent(&old, &fresh, &a, &b, k);
-        else {
-            mtt_dataset set;
-            mtt_status status = mtt_dataset_open(&env, dataset_output, NULL, &set);
-            check((status == MTT_OK) == is_there("d", &old), "change %d: a dataset without origin: %s", k,
-                  env.error);
-            if (!status) mtt_dataset_close(&set);
-        }
-        check(mtt_prepare(&env, &b, &r) == MTT_OK && is_there("d", &fresh) && count_files(".") == 0,
-              "change %d: prepared again: %s", k, env.error);
+    *old = take("d");
+}
+
+/* Whatever happened to the preparation of `b`, nothing stale is used, and the next one is as if it was the
+   first. */
+static void check_dataset(const mtt_prepare_desc *a, const mtt_prepare_desc *b, const snapshot *old,
+                          const snapshot *fresh, int origin, int k)
+{
+    mtt_prepare_report r;
+    if (origin || is_there("d", fresh)) consistent(old, fresh, a, b, k);
+    else {
+        mtt_dataset set;
+        mtt_status status = mtt_dataset_open(&env, dataset_output, NULL, &set);
+        check((status == MTT_OK) == is_there("d", old), "change %d: a dataset without origin: %s", k,
+              env.error);
+        if (!status) mtt_dataset_close(&set);
     }
-    check(done && k > 7, "%d renames and unlinks", k - 2);
+    check(mtt_prepare(&env, b, &r) == MTT_OK && is_there("d", fresh) && (r.reused || count_files(".") == 0),
+          "change %d: prepared again: %s", k, env.error);
+}
+
+/* Forks a process that prepares and dies at change number `at`. Returns 1 if it lived to the end. */
+static int prepare_and_die(const mtt_prepare_desc *d, int at, int half)
+{
+    int state = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        die_at = at, die_half = half, changes = 0;
+        _exit(mtt_prepare(&env, d, NULL) != MTT_OK);
+    }
+    check(child > 0 && waitpid(child, &state, 0) == child &&
+              (WIFEXITED(state) ? !WEXITSTATUS(state) : WTERMSIG(state) == SIGKILL),
+          "change %d: the child ends with %d", at, state);
+    return WIFEXITED(state);
+}
+
+/* A process dies at every open, write, sync, rename and unlink, before it or after half of it. */
+static void test_deaths(int origin, int piped)
+{
+    mtt_prepare_desc a, b, run;
+    snapshot old, fresh;
+    char *text;
+    size_t bytes;
+    int k, half, done;
+    two_datasets(&a, &b, &old, &fresh, origin);
+    check(get_file(b.input, &text, &bytes) == MTT_OK, "%s", env.error);
+    run = b;
+    if (piped) run.input = "-";
+    for (half = 0; half < 2; half++) {
+        for (done = 0, k = 1; !done && k < 100; k++) {
+            pid_t feeder = piped ? feed_stdin(text, bytes) : -1;
+            put_back("d", &old);
+            done = prepare_and_die(&run, k, half);
+            if (piped) waitpid(feeder, NULL, 0);
+            unlink(in("d.spool"));
+            unlink(in(".d.spool.tmp"));
+            check_dataset(&a, &b, &old, &fresh, origin, k);
+        }
+        check(done && k > 20, "only %d changes of files", k - 2);
+    }
+    free(text);
+    drop(&old);
+    drop(&fresh);
+}
+
+/* Every system call fails once. */
+static void test_prepare_faults(void)
+{
+    mtt_prepare_desc a, b;
+    snapshot old, fresh;
+    int kind, k;
+    two_datasets(&a, &b, &old, &fresh, 1);
+    for (kind = 0; kind < ON_COUNT; kind++)
+        for (k = 1;; k++) {
+            mtt_status status;
+            put_back("d", &old);
+            fault_on = kind, fault_at = k, fault_errno = EIO, fault_calls = 0;
+            status = mtt_prepare(&env, &b, NULL);
+            fault_on = -1;
+            check(count_files(".") == 0, "%s %d: a temporary is left", on_name[kind], k);
+            check(status ? strstr(env.error, "Input/output") != NULL : is_there("d", &fresh),
+                  "%s %d: status %d, %s", on_name[kind], k, status, env.error);
+            check_dataset(&a, &b, &old, &fresh, 1, k);
+            if (fault_calls < k) break;
+        }
     drop(&old);
     drop(&fresh);
 }
@@ -1775,59 +1963,49 @@ static mtt_status save_generation(uint32_t value)
     return mtt__st_save(&env, in("killed"), two, 2, "", generation, &value);
 }
 
-static double seconds(void)
+/* The generation that the file holds, or -1 if it is not whole. */
+static int64_t generation_there(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    mtt__st st;
+    uint32_t first = 0, word;
+    size_t i;
+    int whole;
+    if (mtt__st_open(&env, in("killed"), &st)) return -1;
+    memcpy(&first, st.data, 4);
+    whole = mtt__st_verify(&st) == MTT_OK && st.tensors.count == 2;
+    for (i = 0; i < 2 * KILLED_WORDS && whole; i++) {
+        memcpy(&word, st.data + 4 * i, 4);
+        whole = word == first;
+    }
+    mtt__st_close(&st);
+    return whole ? (int64_t)first : -1;
 }
 
+/* A process is killed at every change of a save, before the call or after half of it. The moment does not
+   depend on time. */
 static void test_kills(void)
 {
-    double start, duration;
-    int kills, lost = 0, left = 0;
-    uint32_t newest = 0;
-    check(save_generation(0) == MTT_OK, "first save: %s", env.error);
-    start = seconds();
-    check(save_generation(0) == MTT_OK, "second save");
-    duration = seconds() - start;
-    duration = duration > 0.015 ? 0.015 : duration;
-    for (kills = 0; kills < 200; kills++) {
-        struct timespec wait;
-        mtt__st st;
-        int whole = 0;
-        pid_t child = fork();
-        if (child == 0) {
-            uint32_t value = (uint32_t)kills * 1000;
-            while (save_generation(++value) == MTT_OK) {
+    int k, half, state, kills = 0, olds = 0, news = 0;
+    check(save_generation(1) == MTT_OK, "first save: %s", env.error);
+    for (half = 0; half < 2; half++)
+        for (k = 1, state = -1; state && k < 100; k++) {
+            int64_t before = generation_there(), after;
+            pid_t child = fork();
+            if (child == 0) {
+                die_at = k, die_half = half, changes = 0;
+                _exit(save_generation((uint32_t)before + 1) != MTT_OK);
             }
-            _exit(1);
+            check(waitpid(child, &state, 0) == child && (!state || WTERMSIG(state) == SIGKILL), "child");
+            after = generation_there();
+            check(before > 0 && (after == before + 1 || (state && after == before)),
+                  "change %d: generation %d after %d", k, (int)after, (int)before);
+            kills += state != 0;
+            olds += state && after == before;
+            news += state && after > before;
         }
-        wait.tv_sec = 0;
-        wait.tv_nsec = (long)((double)below(1000000) * 1e-6 * 2.5 * duration * 1e9);
-        nanosleep(&wait, NULL);
-        kill(child, SIGKILL);
-        waitpid(child, NULL, 0);
-        left += count_files(".killed") == 1;
-        if (mtt__st_open(&env, in("killed"), &st) == MTT_OK) {
-            uint32_t first, last;
-            size_t i;
-            memcpy(&first, st.data, 4);
-            whole = mtt__st_verify(&st) == MTT_OK && st.tensors.count == 2 && (first == 0 || first >= newest);
-            for (i = 0; i < 2 * KILLED_WORDS && whole; i++) {
-                memcpy(&last, st.data + 4 * i, 4);
-                whole = last == first;
-            }
-            newest = first;
-            mtt__st_close(&st);
-        }
-        lost += !whole;
-    }
-    check(lost == 0, "%d of 200 saves lost", lost);
     check(save_generation(1) == MTT_OK && count_files(".killed") == 0, "what the dead left is still there");
-    check(newest > 0 && left > 20, "the kills miss the saves: newest %u, %d in the middle", (unsigned)newest,
-          left);
-    printf("kill -9 while saving 4 MiB: 200 times, %d of them with a temporary left, %d lost\n", left, lost);
+    check(olds >= 16 && news >= 2, "%d kills before the rename, %d after it", olds, news);
+    printf("killed while saving 4 MiB: %d times, %d left the old file, %d the new one\n", kills, olds, news);
 }
 
 /* ---- modes for the Python check ---- */
@@ -1884,18 +2062,22 @@ int main(int argc, char **argv)
     test_write_faults();
     test_jsonl();
     test_refusals();
+    test_devices();
     test_plain();
     test_speakleash();
     test_tokens();
+    test_token_damage();
+    test_tokens_in_use();
     test_split();
     test_batches();
     test_prepare();
     test_prepare_failures();
     test_stale_options();
     test_stale_files();
-    test_deaths(1, 1);
-    test_deaths(0, 1);
     test_deaths(1, 0);
+    test_deaths(0, 0);
+    test_deaths(1, 1);
+    test_prepare_faults();
     test_dataset();
     test_old_dataset();
     test_changing_text();
