@@ -499,10 +499,13 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
    with a checksum for each tensor. At any instant the path holds the old checkpoint or the new one. `batches`
    may be NULL. */
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
-/* Continues exactly where mtt_save stopped. The model must be the same, or MTT_E_MISMATCH names the
-   difference. Policy, batch, backend and learning rate may differ; the seed is the file's. The file holds
+/* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
+MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
+/* Continues exactly where mtt_save stopped. Model and token file must be the same, or MTT_E_MISMATCH names
+   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. The file holds
    FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a full one.
-   A damaged file is refused before anything changes. */
+   A file that is damaged, without checksums, or with weights or moments that are not finite is refused before
+   anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
@@ -7745,7 +7748,8 @@ enum {
     MTT__ST_ENTRIES = 1 << 17, /* tensors, and as many pairs of metadata */
     MTT__ST_NAME = 512,
     MTT__ST_RANK = 8,
-    MTT__CHECKPOINT_NAME = 56
+    MTT__CHECKPOINT_NAME = 56,
+    MTT__CHECKPOINT_PAIRS = 1024 /* bytes of metadata: always as many, so that the file's size is known */
 };
 
 /* A tensor of a file, or a name and a value of its metadata. */
@@ -8006,8 +8010,8 @@ static mtt_status mtt__st_verify(const mtt__st *st)
         if (!mtt__st_crc_is(st, key, mtt__crc32(&st->crc, 0, e->data, e->bytes))) wrong = e->name;
     }
     if (!wrong) return MTT_OK;
-    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s does not match its checksum; " MTT__ST_REMEDY, st->path,
-                     wrong);
+    return mtt__fail(st->env, MTT_E_FORMAT, "%s: %s has no checksum or another one; " MTT__ST_REMEDY,
+                     st->path, wrong);
 }
 
 /* ---- writing ---- */
@@ -8079,9 +8083,9 @@ static mtt_status mtt__st_write(mtt__st_saving *s, mtt__st_read_fn read, void *u
     return status ? status : mtt__writer_commit(&s->writer);
 }
 
-/* Replaces the file. First the reader parses the header, so every file that is saved can be read. Data is
-   written in the order of the list: wide types first keeps it aligned. `metadata` is JSON: pairs, each after
-   a comma. */
+/* Replaces the file, or, where `read` is NULL, only counts its bytes in *(uint64_t *)user. First the reader
+   parses the header, so every file that is saved can be read. Data is written in the order of the list: wide
+   types first keeps it aligned. `metadata` is JSON: pairs, each after a comma. */
 static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *tensors, size_t count,
                                const char *metadata, mtt__st_read_fn read, void *user)
 {
@@ -8110,9 +8114,10 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
     if (status == MTT_E_FORMAT)
         status = mtt__fail(env, MTT_E_ARGUMENT, "%s: tensors and metadata need different UTF-8 names, up to "
                            "512 bytes long, known dtypes, ranks up to 8 and sizes below 2^64", path);
-    if (!status) status = mtt__writer_open(env, path, &s->writer);
-    if (!status) status = mtt__writer_expect(&s->writer, s->header.size + end);
-    if (!status) status = mtt__st_write(s, read, user);
+    if (!read) *(uint64_t *)user = s->header.size + end;
+    if (!status && read) status = mtt__writer_open(env, path, &s->writer);
+    if (!status && read) status = mtt__writer_expect(&s->writer, s->header.size + end);
+    if (!status && read) status = mtt__st_write(s, read, user);
     mtt__writer_abort(&s->writer);
     mtt__st_close(&s->st);
     mtt__free(env, s);
@@ -8135,6 +8140,7 @@ typedef struct mtt__checkpoint {
     int64_t micro_batch;
     uint64_t seed;
     mtt_batches batches; /* without tokens: none */
+    uint32_t tokens_crc;
 } mtt__checkpoint;
 
 static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches)
@@ -8149,6 +8155,7 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
     if (batches) c->batches = *batches;
+    if (c->batches.tokens) c->tokens_crc = c->batches.tokens->header.crc;
     c->count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
     c->tensors = (mtt__st_entry *)mtt__alloc(t->env, c->count, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME);
     if (!c->tensors) return MTT_E_MEMORY;
@@ -8188,8 +8195,9 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               "%s has no valid \"%s\" in its metadata: give a checkpoint of mtt_save",
                               c->st->path, name);
     else
-        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: make them the same",
-                              c->st->path, name, pair->value, (unsigned long long)here);
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: use the model and "
+                              "the data of its run", c->st->path, name, pair->value,
+                              (unsigned long long)here);
 }
 
 /* The model must be the same, except for dropout, and for max_seq without a table of positions. */
@@ -8198,6 +8206,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 #define MTT__NUMBER(name, member, low, high) \
     mtt__checkpoint_number(c, name, low, high, &c->member, sizeof(c->member))
     const mtt_model_desc *m = &c->t->schedule->model;
+    const uint64_t most = (uint64_t)1 << 62; /* no counter overflows after it */
     size_t i;
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
@@ -8206,17 +8215,19 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
         mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
     }
-    MTT__NUMBER("step", counters.steps, 0, INT64_MAX);
-    MTT__NUMBER("micro_batch", micro_batch, 0, INT64_MAX);
-    MTT__NUMBER("updates", counters.updates, 0, INT64_MAX);
-    MTT__NUMBER("good_steps", counters.good_steps, 0, INT32_MAX);
+    MTT__NUMBER("step", counters.steps, 0, most);
+    MTT__NUMBER("micro_batch", micro_batch, 0, most);
+    MTT__NUMBER("updates", counters.updates, 0, most);
+    MTT__NUMBER("good_steps", counters.good_steps, 0, 1 << 30);
     MTT__NUMBER("loss_scale_bits", counters.loss_scale, 1, 0x7f7fffff); /* positive and finite */
     MTT__NUMBER("seed", seed, 0, UINT64_MAX);
     if (!c->batches.tokens) return c->status;
-    MTT__NUMBER("batches.cursor", batches.cursor, 0, UINT64_MAX);
+    MTT__NUMBER("batches.cursor", batches.cursor, 0, most);
     MTT__NUMBER("batches.seed", batches.seed, 0, UINT64_MAX);
     MTT__NUMBER("batches.seq_len", batches.seq_len, 0, 0);
     MTT__NUMBER("batches.sequences", batches.sequences, 0, 0);
+    if (!c->st || mtt__st_find(&c->st->metadata, "batches.crc32")) /* not in files of older versions */
+        MTT__NUMBER("batches.crc32", tokens_crc, 0, 0);
     return c->status;
 }
 
@@ -8228,20 +8239,39 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
 }
 
+/* Prints the metadata, and blanks behind it. */
+static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__CHECKPOINT_PAIRS])
+{
+    mtt__text_init(&c->metadata, metadata, MTT__CHECKPOINT_PAIRS);
+    mtt__checkpoint_numbers(c);
+    mtt__print(&c->metadata, ",\"precision\":\"%s\"",
+               mtt__precisions[c->t->schedule->policy.precision].name);
+    mtt__print(&c->metadata, "%*s", (int)(MTT__CHECKPOINT_PAIRS - 1 - c->metadata.size), "");
+    return metadata;
+}
+
 MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
 {
-    char metadata[2048];
+    char metadata[MTT__CHECKPOINT_PAIRS];
     mtt__checkpoint c;
     mtt_status status = mtt__checkpoint_init(&c, t, batches);
     if (!status) status = mtt__move_counters(t, MTT__GET, &c.counters);
-    if (!status) {
-        mtt__text_init(&c.metadata, metadata, sizeof(metadata));
-        mtt__checkpoint_numbers(&c);
-        mtt__print(&c.metadata, ",\"precision\":\"%s\"", mtt__precisions[t->schedule->policy.precision].name);
-        status = mtt__st_save(t->env, path, c.tensors, c.count, metadata, mtt__checkpoint_read, t);
-    }
+    if (!status)
+        status = mtt__st_save(t->env, path, c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
+                              mtt__checkpoint_read, t);
     mtt__free(t->env, c.tensors);
     return status;
+}
+
+MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
+{
+    char metadata[MTT__CHECKPOINT_PAIRS];
+    mtt__checkpoint c;
+    uint64_t bytes = 0;
+    if (!mtt__checkpoint_init(&c, (mtt_trainer *)trainer, NULL))
+        mtt__st_save(trainer->env, "", c.tensors, c.count, mtt__checkpoint_print(&c, metadata), NULL, &bytes);
+    mtt__free(trainer->env, c.tensors);
+    return bytes;
 }
 
 /* Finds all tensors in the file. */
@@ -8260,6 +8290,23 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
     return MTT_OK;
 }
 
+/* Refuses numbers that no training leaves: a forged file has the right checksums. */
+static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
+{
+    size_t i, k;
+    for (i = 0; i < c->count; i++) {
+        const mtt__st_entry *e = &c->tensors[i];
+        const float *x = (const float *)(uintptr_t)e->data;
+        const float least = i % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
+        for (k = 0; k < e->bytes / sizeof(float); k++)
+            if (!(x[k] >= least && fabsf(x[k]) < INFINITY))
+                return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
+                                 "or the file is forged; use another checkpoint", c->st->path, k, e->name,
+                                 (double)x[k]);
+    }
+    return MTT_OK;
+}
+
 MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batches)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
@@ -8273,6 +8320,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_numbers(&c);
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
+    if (!status) status = mtt__checkpoint_values(&c);
     for (i = 0; i < c.count && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS),
                                 0, (int64_t)(c.tensors[i].bytes / sizeof(float)),

@@ -1944,6 +1944,212 @@ static void test_st_damage(void)
     free(file);
 }
 
+/* ---- a trainer's checkpoint ---- */
+
+typedef struct small_run {
+    mtt_model_desc model;
+    mtt_policy policy;
+    mtt_trainer *trainer;
+    mtt_batches batches;
+} small_run;
+
+/* A trainer after two steps, with a loader of the file `tokens`. */
+static small_run open_run(mtt_precision precision, mtt_state kept, int other_model, const mtt_tokens *tokens)
+{
+    small_run r;
+    mtt_optim_desc optim;
+    int32_t ids[2 * 8], targets[2 * 8];
+    int i;
+    memset(&r, 0, sizeof(r));
+    memset(&optim, 0, sizeof(optim));
+    r.model.layers = r.model.heads = 1;
+    r.model.d_model = 16;
+    r.model.vocab = 60 + 943 * other_model;
+    r.model.positions = other_model ? MTT_POSITIONS_LEARNED : MTT_POSITIONS_SINUSOIDAL;
+    r.model.tied_head = other_model;
+    r.policy.precision = precision;
+    r.policy.state = kept;
+    check(mtt_trainer_create(&env, &r.model, &r.policy, &optim, mtt_cpu_backend(), 2, 8, &r.trainer) ==
+              MTT_OK && mtt_batches_init(&env, &r.batches, tokens, 2, 8, 0, 0) == MTT_OK,
+          "%s", env.error);
+    for (i = 0; i < 2; i++)
+        check(mtt_batches_next(&r.batches, ids, targets) == MTT_OK &&
+                  mtt_train_step(r.trainer, ids, targets, NULL) == MTT_OK,
+              "%s", env.error);
+    return r;
+}
+
+/* A token file whose ids lie below 60. */
+static mtt_tokens *small_tokens(const char *name, unsigned first)
+{
+    unsigned char file[64 + 2 * 500];
+    mtt_tokens *t = NULL;
+    size_t i, size = token_file(file, 1, 16, 500, 60, 2 * 500);
+    for (i = 0; i < 500; i++) file[64 + 2 * i] = (unsigned char)((first + i * 7) % 60);
+    write_tokens(name, file, size);
+    check(mtt_tokens_open(&env, in(name), &t) == MTT_OK, "%s", env.error);
+    return t;
+}
+
+/* mtt_checkpoint_bytes is the size of the file, whatever the policy, the step and the batches. */
+static void test_checkpoint_bytes(const mtt_tokens *tokens)
+{
+    struct stat info;
+    int i, k;
+    for (i = 0; i < 12; i++) {
+        small_run r = open_run((mtt_precision)(i % 4), (mtt_state)(i / 4 % 2), i / 8, tokens);
+        uint64_t want = mtt_checkpoint_bytes(r.trainer);
+        for (k = 0; k < 3; k++) {
+            if (k == 2) r.trainer->step = r.trainer->micro_batch = (int64_t)1 << 62;
+            if (k == 2) r.trainer->optim.seed = UINT64_MAX;
+            check(mtt_save(r.trainer, in("sized"), k ? &r.batches : NULL) == MTT_OK &&
+                      stat(in("sized"), &info) == 0 && (uint64_t)info.st_size == want &&
+                      mtt_checkpoint_bytes(r.trainer) == want && want > 1000,
+                  "policy %d, %d: %lld bytes, not %lld: %s", i, k, (long long)info.st_size, (long long)want,
+                  env.error);
+        }
+        mtt_trainer_destroy(r.trainer);
+    }
+}
+
+/* The checksum behind the text `key` of a header becomes that of the data or of the metadata. */
+static void seal(char *file, size_t bytes, const char *key)
+{
+    mtt__st st;
+    const mtt__st_entry *e;
+    char text[64], hex[9], *at;
+    write_file(in("forged"), file, bytes);
+    check(mtt__st_open(&env, in("forged"), &st) == MTT_OK, "forged: %s", env.error);
+    e = mtt__st_find(&st.tensors, key);
+    snprintf(text, sizeof(text), e ? "\"crc32.%s\":\"" : "\"crc32\":\"", key);
+    at = strstr(file + 8, text);
+    snprintf(hex, sizeof(hex), "%08x",
+             (unsigned)(e ? mtt__crc32(&st.crc, 0, e->data, e->bytes) : st.metadata_crc));
+    memcpy(at + strlen(text), hex, 8);
+    mtt__st_close(&st);
+    write_file(in("forged"), file, bytes);
+}
+
+/* A pair of the metadata gets another value; blanks behind the metadata give the room. */
+static void forge_pair(const char *key, const char *value)
+{
+    size_t bytes, grow;
+    char text[64], *file = read_file(in("good"), &bytes), *at, *end, *blanks;
+    snprintf(text, sizeof(text), "\"%s\":\"", key);
+    at = strstr(file + 8, text) + strlen(text);
+    end = strchr(at, '"');
+    blanks = strstr(end, "    ");
+    grow = strlen(value) - (size_t)(end - at);
+    memmove(end + grow, end, (size_t)(blanks - end));
+    memcpy(at, value, strlen(value));
+    seal(file, bytes, "");
+    free(file);
+}
+
+static void forge_value(const char *tensor, size_t element, float value)
+{
+    size_t bytes;
+    char *file = read_file(in("good"), &bytes);
+    mtt__st st;
+    const unsigned char *data;
+    check(mtt__st_open(&env, in("good"), &st) == MTT_OK, "%s", env.error);
+    data = mtt__st_find(&st.tensors, tensor)->data;
+    memcpy(file + ((const char *)data - st.map.data) + 4 * element, &value, 4);
+    mtt__st_close(&st);
+    seal(file, bytes, tensor);
+    free(file);
+}
+
+static void not_resumed(small_run *r, const char *path, mtt_status want, const char *word, const char *what)
+{
+    float before[60 * 16], after[60 * 16];
+    mtt_parameter_get(r->trainer, 0, before);
+    refused(mtt_resume(r->trainer, in(path), &r->batches), want, word, what);
+    mtt_parameter_get(r->trainer, 0, after);
+    check(memcmp(before, after, sizeof(before)) == 0 && mtt_trainer_step(r->trainer) == 2,
+          "%s: a refused file changes the trainer", what);
+}
+
+/* Files with the right checksums whose numbers no run has left. */
+static void test_forged(const mtt_tokens *tokens)
+{
+    static const char *const pairs[][3] = {
+        {"step", "4611686018427387904", "4611686018427387905"},
+        {"micro_batch", "4611686018427387904", "9223372036854775807"},
+        {"updates", "4611686018427387904", "9223372036854775807"},
+        {"good_steps", "1073741824", "2147483647"},
+        {"batches.cursor", "4611686018427387904", "18446744073709551615"},
+        {"loss_scale_bits", "1065353216", "2139095040"},
+    };
+    static const struct {
+        const char *tensor;
+        size_t element;
+        float value;
+        const char *word;
+    } values[] = {
+        {"wte.weight", 7, NAN, "element 7 of wte.weight is NaN"},
+        {"wte.weight", 959, INFINITY, "element 959 of wte.weight is Inf"},
+        {"ln_f.bias", 0, -INFINITY, "element 0 of ln_f.bias is -Inf"},
+        {"optim.m.ln_f.bias", 15, NAN, "element 15 of optim.m.ln_f.bias"},
+        {"optim.v.wte.weight", 3, -1e-30f, "element 3 of optim.v.wte.weight is -"},
+        {"optim.v.ln_f.bias", 2, INFINITY, "element 2 of optim.v.ln_f.bias is Inf"},
+    };
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
+    size_t i, bytes;
+    char *file, *at;
+    check(mtt_save(r.trainer, in("good"), &r.batches) == MTT_OK, "%s", env.error);
+    for (i = 0; i < MTT__LENGTH(pairs); i++) {
+        forge_pair(pairs[i][0], pairs[i][2]);
+        not_resumed(&r, "forged", MTT_E_FORMAT, pairs[i][0], pairs[i][0]);
+    }
+    for (i = 0; i < MTT__LENGTH(values); i++) {
+        forge_value(values[i].tensor, values[i].element, values[i].value);
+        not_resumed(&r, "forged", MTT_E_FORMAT, values[i].word, values[i].tensor);
+    }
+    forge_value("wte.weight", 7, 0.5f);
+    check(mtt_resume(r.trainer, in("forged"), &r.batches) == MTT_OK, "a value in range: %s", env.error);
+    file = read_file(in("good"), &bytes); /* as other programs write it: without checksums */
+    while ((at = strstr(file + 8, ",\"crc32."))) memset(at, ' ', strcspn(at + 1, ",}") + 1);
+    write_file(in("forged"), file, bytes);
+    not_resumed(&r, "forged", MTT_E_FORMAT, "has no checksum", "a file without checksums");
+    free(file);
+    for (i = 0; i < MTT__LENGTH(pairs); i++) { /* the largest numbers, from which training goes on */
+        int32_t ids[2 * 8], targets[2 * 8];
+        mtt_step_info info;
+        forge_pair(pairs[i][0], pairs[i][1]);
+        check(mtt_resume(r.trainer, in("forged"), &r.batches) == MTT_OK &&
+                  mtt_batches_next(&r.batches, ids, targets) == MTT_OK &&
+                  mtt_train_step(r.trainer, ids, targets, &info) == MTT_OK && info.step > 2,
+              "%s %s: %s", pairs[i][0], pairs[i][1], env.error);
+    }
+    mtt_trainer_destroy(r.trainer);
+}
+
+/* A checkpoint does not go on with other data of the same length. */
+static void test_other_data(const mtt_tokens *tokens)
+{
+    mtt_tokens *other = small_tokens("other", 1);
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
+    small_run s = open_run(MTT_FP32, MTT_STATE_FULL, 0, other);
+    check(mtt_save(r.trainer, in("good"), &r.batches) == MTT_OK, "%s", env.error);
+    not_resumed(&s, "good", MTT_E_MISMATCH, "batches.crc32", "other data");
+    refused(MTT_E_MISMATCH, MTT_E_MISMATCH, "use the model and the data of its run", "other data");
+    check(mtt_resume(s.trainer, in("good"), &r.batches) == MTT_OK, "its own data: %s", env.error);
+    check(mtt_resume(s.trainer, in("good"), NULL) == MTT_OK, "no data: %s", env.error);
+    mtt_trainer_destroy(r.trainer);
+    mtt_trainer_destroy(s.trainer);
+    mtt_tokens_close(other);
+}
+
+static void test_checkpoints(void)
+{
+    mtt_tokens *tokens = small_tokens("tokens", 0);
+    test_checkpoint_bytes(tokens);
+    test_forged(tokens);
+    test_other_data(tokens);
+    mtt_tokens_close(tokens);
+}
+
 /* ---- death in the middle of a save ---- */
 
 enum { KILLED_WORDS = 1 << 19 };
@@ -2084,6 +2290,7 @@ int main(int argc, char **argv)
     test_round_trip();
     test_st_rejections();
     test_st_damage();
+    test_checkpoints();
     every_allocation(save_and_load, "safetensors");
     write_file(in("corpus"), "{\"text\":\"a\"}\n", 13);
     every_allocation(read_corpus, "corpus");
