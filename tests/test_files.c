@@ -1413,12 +1413,15 @@ static void consistent(const snapshot *a, const snapshot *b, const mtt_prepare_d
     check(status == MTT_E_MISMATCH || (!status && is_b), "change %d: status %d, not the second", k, status);
 }
 
-/* Two datasets that differ in their seed. The old one may not say what it was made of. */
+/* Two datasets of different texts and tokenizers, but as many ids. The old one may not say what it was made
+   of. */
 static void two_datasets(mtt_prepare_desc *a, mtt_prepare_desc *b, snapshot *old, snapshot *fresh, int origin)
 {
     int i, fd;
-    *a = *b = dataset_desc();
-    b->seed++;
+    *a = dataset_desc();
+    a->vocab = 262;
+    *b = *a;
+    b->field = "body";
     write_documents("d.jsonl", 'a');
     check(mtt_prepare(&env, b, NULL) == MTT_OK, "%s", env.error);
     *fresh = take("d");
@@ -1430,6 +1433,9 @@ static void two_datasets(mtt_prepare_desc *a, mtt_prepare_desc *b, snapshot *old
         close(fd);
     }
     *old = take("d");
+    check(old->data[0][24] == fresh->data[0][24] &&
+              !file_is(part_of("d", 3), fresh->data[3], fresh->bytes[3]),
+          "the tokenizers must differ in all but the number of ids");
 }
 
 /* Whatever happened to the preparation of `b`, nothing stale is used, and the next one is as if it was the

@@ -77,7 +77,7 @@ done
 
 # data that cannot be used
 expect 3 'absent.txt.*No such file' --data absent.txt $model
-expect 3 'folder.*name a file' --data . $model
+expect 3 'is a folder: name a file in it' --data . $model
 : > empty.txt;                                       expect 3 'empty.txt has no text' --data empty.txt $model
 gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip -dc' --data text.gz $model
 printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
