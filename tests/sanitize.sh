@@ -3,7 +3,7 @@
 # block of its own.
 build=$1/sanitize; mkdir -p "$build"
 export ASAN_OPTIONS=allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 for program in test_tokenizer test_files test_plan test_model; do
   defines=; [ $program = test_model ] && defines=-DMTT_SEPARATE_ALLOCS
   cc -std=gnu99 -O1 -g -march=native -fno-omit-frame-pointer -fsanitize=address,undefined \
@@ -15,5 +15,5 @@ for program in test_tokenizer test_files test_plan test_model; do
   failed=$((failed + 1))
   echo "FAILED: $program under the sanitizers"
 done
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

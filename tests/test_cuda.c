@@ -2576,7 +2576,7 @@ int main(int argc, char **argv)
     double start = mtt__now_ms();
     int scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
     if (mtt_cuda_backend(&env, 0, &cuda) != MTT_OK) {
-        printf("skipped: %s\n", env.error);
+        skip(env.error);
         check(env.error[0], "a reason is given");
         return finish();
     }

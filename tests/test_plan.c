@@ -47,6 +47,7 @@ static void describe(configuration *c)
 {
     const mtt_model_desc *m = &c->model;
     const mtt_policy *p = &c->policy;
+    new_case();
     snprintf(
         c->text, sizeof(c->text),
         "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
@@ -147,7 +148,7 @@ static void known_models(void)
    gradients. */
 static void compact_bytes(void)
 {
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i += each()) {
         configuration c = random_configuration();
         mtt_schedule *schedule = NULL;
         size_t weights = 0, kept = 0, parts = 0;
@@ -203,7 +204,7 @@ static void planned_is_allocated(void)
     mtt_optim_desc optim = {.seed = 1};
     backend.alloc = counting_alloc;
     random_state = 12345;
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 200; i += each()) {
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_trainer *trainer = NULL;
@@ -248,7 +249,7 @@ static void packing(void)
     double worst = 0;
     char worst_text[sizeof(((configuration *)0)->text)] = "";
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
-        for (int kind = 0; kind < 4 * 2 * 2 * 5; kind++) {
+        for (int kind = 0; kind < 4 * 2 * 2 * 5; kind += each()) {
             configuration c = known(CASES[i].name, CASES[i].batch);
             mtt_plan_report report;
             c.policy.recompute = (mtt_recompute)(kind % 5);
@@ -276,7 +277,7 @@ static void packing(void)
 static void segments(void)
 {
     static const int LAYERS[] = {1, 2, 3, 5, 7, 12};
-    for (int kind = 0; kind < 3 * 6 * 2 * 2 * 2 * 2 * 2; kind++) {
+    for (int kind = 0; kind < 3 * 6 * 2 * 2 * 2 * 2 * 2; kind += each()) {
         configuration c = known("ABD"[kind % 3], 32);
         size_t least = SIZE_MAX;
         c.model.layers = LAYERS[kind / 3 % 6];
@@ -380,7 +381,7 @@ static void check_program(const mtt__program *p, const char *text)
 static void nothing_overlaps(void)
 {
     random_state = 999;
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 300; i += each()) {
         configuration c = random_configuration();
         mtt_schedule *s = NULL;
         mtt_status status = mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s);
@@ -401,7 +402,7 @@ static void nothing_overlaps(void)
 static void reports_add_up(void)
 {
     random_state = 4242;
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i += each()) {
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_schedule *s = NULL;
@@ -635,7 +636,7 @@ static void splits(void)
 {
     int cut = 0;
     random_state = 1606;
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i += each()) {
         configuration c = random_configuration(), part;
         mtt_plan_report report;
         mtt_schedule *s = NULL;
@@ -681,7 +682,7 @@ static void splits(void)
               report.micro_batches, chosen, best);
         mtt_schedule_destroy(s);
     }
-    check(cut > 10, "%d of 100 batches are split", cut);
+    check(cut * each() > 10, "%d of %d batches are split", cut, 100 / each());
 }
 
 /* In half of what batch 32 takes, D is trained in two halves, without recomputation; in less than one
@@ -722,7 +723,7 @@ static void known_splits(void)
 static void mixtures(void)
 {
     random_state = 5150;
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 300; i += each()) {
         configuration c = random_configuration();
         c.policy.recompute = (mtt_recompute)(MTT_RECOMPUTE_LAYER + below(3));
         c.policy.device = (mtt_device)below(2);
@@ -745,7 +746,7 @@ static size_t arena_at(const configuration *c, int batch)
 static void largest_batch(void)
 {
     random_state = 31;
-    for (int i = 0; i < 50; i++) {
+    for (int i = 0; i < 50; i += each()) {
         configuration c = random_configuration();
         int batch = -1;
         if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) c.policy.recompute = MTT_RECOMPUTE_NONE;
@@ -794,7 +795,7 @@ static int as_good(const configuration *c, const mtt_policy *fit, const mtt_plan
 static void fitting_policy(void)
 {
     random_state = 77;
-    for (int i = 0; i < 50; i++) {
+    for (int i = 0; i < 50; i += each()) {
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_policy fit;
@@ -1237,7 +1238,8 @@ static void failing_allocations(void)
     set_budget(&c);
     for (int kind = 0; kind < 4; kind++) {
         long total = 1;
-        for (fail_at = 0; fail_at <= total; fail_at += fail_at < 100 ? 1 : 97) {
+        for (fail_at = 0; fail_at <= total; fail_at += fail_at < 100 ? 1 : 97 * each()) {
+            new_case();
             mtt_status status = MTT_OK;
             calls = live = 0;
             s = NULL;
@@ -1258,8 +1260,9 @@ static void failing_allocations(void)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
 #ifdef _OPENMP
     omp_set_num_threads(1); /* operations on tensors this small gain nothing from more */
 #endif

@@ -159,6 +159,6 @@ if command -v gnuplot > /dev/null; then
     for format in png svg; do check "plot $name.$format" [ -s whole/a/plots/$name.$format ]; done
   done
   check "the page shows them" says whole/a/comparison.md '^!\[windows\]\(plots/windows.png\)$'
-else echo "skipped: plots, gnuplot is absent"; fi
+else skip "plots, gnuplot is absent"; fi
 
 closing_line
