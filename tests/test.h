@@ -59,8 +59,8 @@ static inline int finish(void)
     return failed || !passed;
 }
 
-/* The step of a loop over cases. In quick mode a seventh of them, of each kind: kinds come in twos, threes and
-   fives. */
+/* The step of a loop over cases. In quick mode a seventh of them, of every kind: kinds come in twos, threes
+   and fives. */
 static inline int each(void)
 {
     return quick ? 7 : 1;

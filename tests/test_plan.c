@@ -446,6 +446,131 @@ static void reports_add_up(void)
           "a category has no name");
 }
 
+/* Widths and counts that costs depend on, worked out here and not by the library. */
+typedef struct sizes {
+    double R, C, F, V, D, RC, RF, S; /* S: elements of the scores */
+    double pairs;                    /* of a query and a key that it attends */
+    double E;                        /* bytes of an activation or a weight */
+    double G;                        /* of a gradient in FP32; those that stay are read, too */
+    double parameters, matrices;     /* padded; of the layers' matrices */
+    double chunks;                   /* of logits */
+} sizes;
+
+static sizes sizes_of(const configuration *c)
+{
+    const mtt_model_desc *m = &c->model;
+    double rows = c->policy.loss_chunk_rows, window = c->policy.window ? c->policy.window : c->seq_len;
+    sizes z = {.R = c->batch * c->seq_len, .C = m->d_model, .F = m->d_ff, .V = (m->vocab + 127) / 128 * 128};
+    z.D = z.C / m->heads;
+    z.RC = z.R * z.C;
+    z.RF = z.R * z.F;
+    z.S = z.R * m->heads * c->seq_len;
+    for (int i = 0; i < c->seq_len; i++) z.pairs += c->batch * m->heads * fmin(window, i + 1);
+    z.E = c->policy.precision >= MTT_BF16 ? 2 : 4;
+    z.G = c->policy.accumulate > 1 ? 8 : 4;
+    z.matrices = m->layers * (4 * z.C * z.C + 2 * z.C * z.F);
+    z.parameters = z.matrices + m->layers * (9 * z.C + z.F) + 2 * z.C + z.V * z.C * (m->tied_head ? 1 : 2) +
+                   (m->no_head_bias ? 0 : z.V) + (m->positions ? m->max_seq * z.C : 0);
+    z.chunks = ceil(z.R / rows);
+    return z;
+}
+
+/* FLOPs and bytes of an operation against a table of what its kernel must compute and move. A product of n
+   rows of `in` numbers with `in` columns of `out` takes 2 n in out FLOPs; a norm 8 an element; GELU 12, its
+   derivative 21; AdamW 16. What is read is counted once, and once more where it is written. */
+static void check_cost(const configuration *c, const mtt_op *op, int which, const sizes *z, int *seen)
+{
+    const mtt_policy *p = &c->policy;
+    const double R = z->R, C = z->C, F = z->F, V = z->V, D = z->D, RC = z->RC, RF = z->RF, S = z->S, E = z->E;
+    const double G = z->G, P = z->parameters, stats = 8 * R, lse = 4 * R * c->model.heads, chunks = z->chunks;
+    const double control = sizeof(mtt_control), counters = sizeof(mtt_counters);
+    const int weight = op->kind == MTT_OP_linear_backward_weight, compact = p->state == MTT_STATE_COMPACT;
+    const mtt_tensor *to = op->operands[weight ? 1 : op->inputs];
+    const double in = (double)mtt__width(op->operands[0]), out = to ? (double)mtt__width(to) : 0;
+    const double last = op->operands[op->inputs + op->outputs - 1] != NULL;
+    const double bias = op->kind == MTT_OP_linear ? op->operands[2] != NULL : last, joined = op->layer >= 0;
+    const double head = V * C + V * !c->model.no_head_bias, targets = 4 * R, losses = 12 * R;
+    const int narrow = E == 2 && compact && G == 4, train = which == MTT__TRAIN;
+    const double wide = narrow && op->layer >= 0 ? 2 : G;
+    const double state = compact ? 4 * 1.0625 + (E == 2 ? 4 + 2 : 8) : 16 + (E == 2 ? 8 + 2 : 8);
+    double flops, bytes;
+    const struct { const char *name; double flops, bytes; } WANTED[] = {
+        {"embed", RC, 3 * E * RC},
+        {"norm", 8 * RC, E * (2 * RC + 2 * C) + stats},
+        {"linear", 2 * R * in * out, E * (R * in + in * out + bias * out + R * out)},
+        {"gelu", 12 * RF, E * 2 * RF},
+        {"linear_gelu", (2 * C + 12 * last) * RF, E * (RC + C * F + F + RF + last * RF)},
+        {"residual", RC, E * 3 * RC + control},
+        {"residual_norm", 9 * RC, E * (4 * RC + 2 * C) + stats + control},
+        {"attention_scores", 2 * S * D, E * (3 * RC + S)},
+        {"softmax", 5 * S, E * 2 * S},
+        {"dropout_scores", S, E * 2 * S + control},
+        {"attention_values", 2 * S * D, E * (S + 3 * RC + RC)},
+        {"flash", 4 * z->pairs * D, E * (3 * RC + RC) + lse + control},
+        {"pick_row", C, E * 2 * C},
+        {"cross_entropy", 4 * R * V, E * R * V + targets + losses},
+        {"chunked_loss", (train ? 6 : 2) * RC * V,
+         (train ? E * (2 * RC + 2 * chunks * head + 5 * R * V) + (G + 8 * (chunks - 1)) * head
+                : E * (RC + chunks * head + 2 * R * V)) + targets + losses + control + counters},
+        {"sum_loss", 3 * R, losses + control + counters},
+        {"cross_entropy_backward", 4 * R * V, E * 2 * R * V + targets + losses + control + counters},
+        {"linear_backward_weight", 2 * R * in * out, E * R * (in + out) + wide * in * out + bias * G * out},
+        {"linear_backward_input", 2 * R * in * out, E * (R * in + in * out + R * out)},
+        {"norm_backward", 14 * RC, E * (3 * RC + joined * RC + C) + stats + 2 * G * C},
+        {"dropout_backward", RC, E * 2 * RC + control},
+        {"gelu_backward", 21 * RF, E * 3 * RF},
+        {"linear_backward_gelu", (2 * C + 21) * RF, E * (RC + C * F + 2 * RF) + last * G * F},
+        {"attention_values_backward", 4 * S * D, E * (RC + S + 3 * RC + S + 3 * RC)},
+        {"softmax_backward", 5 * S, E * 3 * S + control},
+        {"attention_scores_backward", 4 * S * D, E * (S + 3 * RC + 3 * RC)},
+        {"flash_backward", 10 * z->pairs * D, E * (RC + 3 * RC + RC + 3 * RC) + lse + control},
+        {"embed_backward", RC, 3 * E * RC},
+        {"grad_norm", 2 * P, 4 * P - (narrow ? 2 * z->matrices : 0) + control + counters},
+        {"adamw", 16 * P, (4 + state) * P - (narrow ? 2 * z->matrices : 0) + control + counters}};
+    for (size_t i = 0; i < MTT__LENGTH(WANTED); i++) {
+        if (strcmp(WANTED[i].name, mtt_op_name(op->kind)) != 0) continue;
+        mtt__op_cost(op, &flops, &bytes);
+        check(flops == WANTED[i].flops && bytes == WANTED[i].bytes,
+              "%s: %s costs %.17g FLOPs and %.17g bytes instead of %.17g and %.17g", c->text, WANTED[i].name,
+              flops, bytes, WANTED[i].flops, WANTED[i].bytes);
+        seen[op->kind] = 1;
+    }
+}
+
+static void costs(void)
+{
+    int seen[MTT_OP_KIND_COUNT] = {0};
+    random_state = 2718;
+    for (int i = 0; i < 200; i += each()) {
+        configuration c = random_configuration();
+        mtt_schedule *s = NULL;
+        c.model.heads = 2;
+        c.model.d_model = 64;
+        c.model.d_ff = 64 * (2 + below(3)); /* a parameter's state is whole groups */
+        c.policy.state = (mtt_state)(i / 2 % 2);
+        c.policy.recompute = (mtt_recompute)(i % 4);
+        c.policy.split = 0;
+        c.policy.loss_chunk_rows = 1 + below(c.batch * c.seq_len);
+        describe(&c);
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s: %s", c.text,
+              env.error);
+        if (!s) continue;
+        for (int which = 0; which < MTT__PROGRAMS; which++) {
+            configuration one = c;
+            if (which == MTT__NEXT) one.batch = 1;
+            sizes z = sizes_of(&one);
+            for (int k = 0; k < s->programs[which].op_count; k++) {
+                const mtt_op *op = &s->programs[which].ops[k];
+                if (op->kind == MTT_OP_pick_row) z.R = 1, z.RC = z.C;
+                check_cost(&c, op, which, &z, seen);
+            }
+        }
+        mtt_schedule_destroy(s);
+    }
+    for (int kind = 0; kind < MTT_OP_KIND_COUNT; kind++)
+        check(seen[kind], "no schedule has %s", mtt_op_name((mtt_op_kind)kind));
+}
+
 /* FLOPs of a model whose arithmetic is well known: 6 per parameter of the matrices and token, and
    attention. */
 static void flops(void)
@@ -1273,6 +1398,7 @@ int main(int argc, char **argv)
     segments();
     nothing_overlaps();
     reports_add_up();
+    costs();
     flops();
     traffic_in_place();
     mixtures();
