@@ -9,7 +9,7 @@ for program in test_tokenizer test_files test_plan test_model; do
   cc -std=gnu99 -O1 -g -march=native -fno-omit-frame-pointer -fsanitize=address,undefined \
     -fno-sanitize-recover=all $defines tests/$program.c -o "$build/$program" -lm ||
     { failed=$((failed + 1)); continue; }
-  out=$("$build/$program" quick 2>&1); status=$?
+  out=$("$build/$program" 2>&1); status=$?
   printf '%s\n' "$out" | tail -5
   if [ $status = 0 ]; then passed=$((passed + 1)); continue; fi
   failed=$((failed + 1))

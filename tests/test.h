@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 static int passed, failed, skipped, case_number = 1;
-static int quick; /* 1 = every seventh case, for sanitizers and mutants */
+static int quick; /* 1 = every seventh case: enough to notice most mutants */
 
 /* What follows is another case: the checks before it count again. */
 static inline void new_case(void)
