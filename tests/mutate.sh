@@ -94,9 +94,10 @@ places() {
         put(from + RSTART - 1, RLENGTH, "(" text change ")")
       }
     }
+    /^\/\* -+ backend -+ \*\/$/ {room = "interface"} # operations, and numbers that all backends share
     /^   >>[a-z]+$/ {room = substr($1, 3)}
     {code = mask($0)}
-    room !~ /^(config|tensors|schedule|plan|cpu|trainer|tokenizer|data|batches|checkpoint|public)$/ {next}
+    room ~ /^(|base|json|files|report)$/ {next}
     /^#/ || code ~ /^[ 0-9a-fux,{}-]*$/ {next}
     {
       swap(" < ", " <= "); swap(" <= ", " < "); swap(" > ", " >= "); swap(" >= ", " > ")
@@ -148,7 +149,7 @@ run() { # TEST SECONDS: the first failure, or how else it ended, into `noticed`
   local status
   TMPDIR=$scratch timeout -k 5 "$2" "../$1" quick > ../log 2>&1; status=$?
   rm -rf "${scratch:?}"/*
-  noticed=$(grep -m 1 '^FAILED: ' ../log | cut -c9-90)
+  noticed=$(grep -m 1 '^FAILED: ' ../log | cut -c9- | sed 's/.*\(.\{90\}\)$/...\1/')
   [ $status != 124 ] || noticed="no end after $2 s"
   [ -n "$noticed" ] || noticed="status $status"
   return $status
@@ -157,7 +158,7 @@ run() { # TEST SECONDS: the first failure, or how else it ended, into `noticed`
 # The copy, and what the original's objects and times are.
 prepare() (
   local test stamp start
-  stamp=$(cat mtt.h tests/*.[ch] tests/mutate.sh tools/*.h | sha256sum)
+  stamp=$(cat mtt.h tests/*.[ch] tools/*.h | sha256sum)
   [ "$stamp" != "$(cat "$work/stamp" 2> /dev/null)" ] || return 0
   rm -rf "$work"
   mkdir -p "$work/copy"

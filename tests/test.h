@@ -147,12 +147,15 @@ static inline void write_file(const char *path, const void *data, size_t bytes)
     check(file && fwrite(data, 1, bytes, file) == bytes && !fclose(file), "%s cannot be written", path);
 }
 
-/* The path of a file in the folder shared/data beside the checkout; where it is absent, NULL and a skip. */
+/* The path of a file that tools/get_data.sh fetches: in data/, or in the folder shared/data beside the
+   checkout. Where it is absent, NULL and a skip. */
 static inline const char *shared_data(const char *name)
 {
     static char path[4][512], reason[560];
     static int turn;
     char *at = path[turn++ % 4];
+    snprintf(at, sizeof(path[0]), "data/%s", name);
+    if (access(at, R_OK) == 0) return at;
     snprintf(at, sizeof(path[0]), "../shared/data/%s", name);
     if (access(at, R_OK) == 0) return at;
     snprintf(reason, sizeof(reason), "%s is absent", at);

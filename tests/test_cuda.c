@@ -1081,6 +1081,7 @@ static void bind_arena(mtt_schedule *s, char *arena)
 static lock_step open_lock_step(const setup *s)
 {
     lock_step l;
+    new_case();
     memset(&l, 0, sizeof(l));
     l.s = *s;
     l.s.policy.device = MTT_DEVICE_CUDA;
@@ -1632,6 +1633,7 @@ static void step_op(lock_step *l, int which, int i, int later)
         return;
     }
     upload_operands(l, host, device, i);
+    new_case();
     exact = open_textbook(l, host, 1);
     plain = open_textbook(l, host, 0);
     status = cuda.run(l->context, device, 1);
@@ -1975,6 +1977,7 @@ static mtt_trainer *open_trainer(const setup *s, const mtt_backend *backend, mtt
     mtt_policy policy = s->policy;
     mtt_trainer *t = NULL;
     policy.precision = precision;
+    new_case();
     check(mtt_trainer_create(&env, &s->model, &policy, &s->optim, backend, s->batch, s->seq_len, &t) ==
               MTT_OK,
           "trainer: %s (%s)", env.error, describe(s));

@@ -2026,8 +2026,8 @@ static void generated(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char
 }
 
 /* What it should write: a naive model's logits after the last 8 tokens, of which the largest is taken, or one
-   drawn under (seed, position) from them. */
-static void wanted_text(const reference *r, const double *wide, mtt_tokenizer *tokenizer, const char *prompt,
+   drawn under (seed, position) from them. Returns the number of tokens; an end of text is the last. */
+static int wanted_text(const reference *r, const double *wide, mtt_tokenizer *tokenizer, const char *prompt,
                         float temperature, int top_k, uint64_t seed, char text[1000])
 {
     int32_t ids[100], targets[8] = {0};
@@ -2056,6 +2056,7 @@ static void wanted_text(const reference *r, const double *wide, mtt_tokenizer *t
     free(stream);
     free(logits);
     free(ones);
+    return (int)(known - prompted);
 }
 
 static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
@@ -2085,11 +2086,16 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
         generated(trainer, tokenizer, PROMPTS[i], 0.7f, 20, 6, text);
         check(strcmp(other, text) != 0, "another seed writes the same");
     }
+    /* an end of text in every tenth place or so */
+    size_t end = r.parameter[r.parameters - 1].first + (size_t)mtt_tokenizer_end_of_text(tokenizer);
     float *w = parameters_of(trainer, &r);
-    w[r.parameter[r.parameters - 1].first + (size_t)mtt_tokenizer_end_of_text(tokenizer)] = 1000;
+    w[end] = 5;
+    wide[end] = 5;
     write_all(trainer, &r, w);
-    generated(trainer, tokenizer, "abk", 0, 0, 1, text);
-    check(!*text, "after the end of the text it says \"%s\"", text);
+    int count = wanted_text(&r, wide, tokenizer, "abk", 1, 0, 1, wanted);
+    generated(trainer, tokenizer, "abk", 1, 0, 1, text);
+    check(strcmp(text, wanted) == 0 && *text && count < GENERATED, "a text that ends: \"%s\", not \"%s\"",
+          text, wanted);
     mtt_trainer_destroy(trainer);
     free(w);
     free(wide);

@@ -151,7 +151,7 @@ static void compact_bytes(void)
     for (int i = 0; i < 100; i += each()) {
         configuration c = random_configuration();
         mtt_schedule *schedule = NULL;
-        size_t weights = 0, kept = 0, parts = 0;
+        size_t kept = 0, parts = 0;
         c.policy.state = MTT_STATE_COMPACT;
         describe(&c);
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &schedule), "%s: %s",
@@ -169,7 +169,6 @@ static void compact_bytes(void)
             check(q->gradient->bytes ==
                       (halves && c.policy.accumulate == 1 && q->layer >= 0 && q->shape[1] ? 2 : 4) * n,
                   "%s: the gradient of %s takes %zu bytes", c.text, q->weight->name, q->gradient->bytes);
-            weights += q->weight->bytes;
             parts += (n + 63) / 64 * 64;
         }
         for (int kind = 0; kind < MTT__KEPT_KINDS; kind++) kept += p->kept[kind] ? p->kept[kind]->bytes : 0;
