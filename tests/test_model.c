@@ -1412,6 +1412,33 @@ static void not_finite(void)
     }
 }
 
+/* A failure that no one has read yet holds up the steps after it, although their numbers would be finite. */
+static void unread_failure(void)
+{
+    setup s = small_setup();
+    int32_t tokens[32], targets[32];
+    mtt_step_info info;
+    s.policy.accumulate = 1;
+    reference r = reference_of(&s);
+    mtt_trainer *trainer = open_trainer(&s);
+    float *good = parameters_of(trainer, &r), *bad = parameters_of(trainer, &r), *after;
+    random_tokens(&s, 1, 0, tokens, targets);
+    bad[0] = bad[r.weights - 1] = NAN;
+    write_all(trainer, &r, bad);
+    check(!mtt_train_step(trainer, tokens, targets, NULL), "a step that is not waited for fails");
+    write_all(trainer, &r, good);
+    check(!mtt_train_step(trainer, tokens, targets, NULL), "a step that is not waited for fails");
+    check(mtt_train_step(trainer, tokens, targets, &info) == MTT_E_NUMBERS, "no failure is reported");
+    after = parameters_of(trainer, &r);
+    check(memcmp(good, after, r.weights * sizeof(float)) == 0, "steps after a failure change weights");
+    check(!mtt_train_step(trainer, tokens, targets, &info) && info.step == 1, "once read, it is not over: %s",
+          env.error);
+    mtt_trainer_destroy(trainer);
+    free(good);
+    free(bad);
+    free(after);
+}
+
 /* A device whose memory is full. */
 static mtt_status full_alloc(void *context, size_t bytes, void **block)
 {
@@ -2493,6 +2520,7 @@ int main(int argc, char **argv)
     timed("split", split_batches);
     timed("overflow", overflow);
     timed("not finite", not_finite);
+    timed("unread failure", unread_failure);
     timed("overfit", overfit);
     timed("allocations", failing_allocations);
     timed("attention", attention_kinds);

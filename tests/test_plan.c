@@ -344,6 +344,7 @@ static void check_program(const mtt__program *p, const char *text)
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
         int gone = !op->recomputed, read = !op->recomputed;
+        check(op->inputs > 0 && op->outputs > 0, "%s: operation %d reads or writes nothing", text, i);
         for (int k = op->inputs; k < op->inputs + op->outputs && op->recomputed; k++)
             if (op->operands[k]) gone |= op->operands[k]->first == i, read |= op->operands[k]->last > i;
         check(gone && read, "%s: operation %d makes again what %s", text, i,
