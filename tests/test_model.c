@@ -1083,6 +1083,33 @@ static void single_key(void)
     }
 }
 
+/* Scores of hundreds, whose exponentials overflow unless the largest is subtracted first. */
+static void large_scores(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        int32_t tokens[32], targets[32];
+        answer wanted = {0, 0, 0};
+        setup s = small_setup();
+        s.policy.attention = (mtt_attention)kind;
+        s.policy.accumulate = 1;
+        reference r = reference_of(&s);
+        float *w = random_weights(&r);
+        double *wide = malloc(r.weights * sizeof(double));
+        const parameter *p = r.parameter + r.layer_first + ATTN_W;
+        for (size_t i = 0; i < p->count; i++) w[p->first + i] *= 16;
+        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
+        random_tokens(&s, 1, 0, tokens, targets);
+        micro_batch mb = {tokens, targets, make_masks(&r, 0, 0, 0)};
+        reference_answer(&r, wide, &mb, &wanted);
+        mtt_step_info info = one_step(&s, w, tokens, targets, NULL);
+        check(fabs(info.loss * wanted.targets / wanted.loss - 1) < 1e-5, "%s: loss %.9g, not %.9g",
+              kind ? "flash" : "plain", info.loss, wanted.loss / wanted.targets);
+        free(mb.masks);
+        free(w);
+        free(wide);
+    }
+}
+
 static void attention_kinds(void)
 {
     static const int LENGTHS[] = {1, 7, 31, 33, 64, 97, 130}, WIDTHS[] = {8, 16, 24, 40, 64};
@@ -1454,6 +1481,33 @@ static mtt_status full_memory(void *context, size_t *free_bytes, size_t *all_byt
     *free_bytes = 4000000;
     *all_bytes = 8000000;
     return MTT_OK;
+}
+
+static size_t free_now;
+
+static mtt_status shrinking_memory(void *context, size_t *free_bytes, size_t *all_bytes)
+{
+    (void)context;
+    *free_bytes = free_now;
+    *all_bytes = 8000000;
+    return MTT_OK;
+}
+
+/* A device's bytes are those by which its free memory shrinks; where it grows, none. */
+static void device_bytes(void)
+{
+    setup s = small_setup();
+    mtt_backend backend = *mtt_cpu_backend();
+    mtt_trainer *trainer = NULL;
+    backend.memory = shrinking_memory;
+    free_now = 5000000;
+    check(!mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &backend, 2, s.seq_len, &trainer), "%s",
+          env.error);
+    free_now = 3000000;
+    check(mtt_trainer_device_bytes(trainer) == 2000000, "5 MB free, then 3, are not 2");
+    free_now = 6000000;
+    check(mtt_trainer_device_bytes(trainer) == 0, "5 MB free, then 6, are not 0");
+    mtt_trainer_destroy(trainer);
 }
 
 /* An arena that does not fit is refused with what takes most, and with the batch that fits. */
@@ -2517,6 +2571,8 @@ int main(int argc, char **argv)
     timed("evaluation", evaluation);
     timed("quality, text", quality_and_text);
     timed("full device", full_device);
+    timed("device bytes", device_bytes);
+    timed("large scores", large_scores);
     timed("split", split_batches);
     timed("overflow", overflow);
     timed("not finite", not_finite);
