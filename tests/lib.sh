@@ -1,7 +1,8 @@
 # lib.sh - what the tests of programs share. Read by test_train.sh, test_suites.sh and test_tools_data.sh.
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 pass() { passed=$((passed + 1)); }
 fail() { failed=$((failed + 1)); echo "FAILED: $*"; }
+skip() { skipped=$((skipped + 1)); echo "skipped: $*"; } # REASON
 check() { # NAME COMMAND...: the command must succeed
   local name=$1; shift
   if "$@" > /dev/null 2>&1; then pass; else fail "$name"; fi
@@ -29,6 +30,6 @@ sample_text() { # 60 documents of random syllables
   }'
 }
 closing_line() { # the last command of a test
-  echo "$passed passed, $failed failed"
+  echo "$passed passed, $failed failed, $skipped skipped"
   [ $failed = 0 ]
 }

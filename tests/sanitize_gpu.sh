@@ -2,7 +2,7 @@
 # sanitize_gpu.sh BUILD_DIR [PROGRAM] - one small step of each technique under the four tools of
 # compute-sanitizer, on a GPU. memcheck and synccheck watch cuBLASLt's kernels, too. initcheck and racecheck
 # misread those, so the host computes the products for them.
-build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0
+build=$1 program=${2:-$1/sanitize_cuda} passed=0 failed=0 skipped=0
 if ! command -v compute-sanitizer > /dev/null; then
   echo "compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2
   exit 3
@@ -25,5 +25,5 @@ for technique in $("$program"); do
     printf '%s\n' "$out" | grep -vE 'Host Frame|^=+ *$' | head -12 | cut -c1-240
   done
 done
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ] && [ $passed -gt 0 ]

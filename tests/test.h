@@ -8,16 +8,33 @@
 #include <string.h>
 #include <unistd.h>
 
-static int passed, failed;
+static int passed, failed, skipped, case_number = 1;
+static int quick; /* 1 = every seventh case: enough to notice most mutants */
+
+/* What follows is another case: the checks before it count again. */
+static inline void new_case(void)
+{
+    case_number++;
+}
+
+/* A headline of elements would hide how much is proven, so a check that passes counts once in a case, however
+   many elements it goes through. One that fails always counts and says which element. With TEST_STOP set, the
+   first failure ends the program. */
+#define check(...)                             \
+    __extension__({                            \
+        static int check_counted;              \
+        check_in(&check_counted, __VA_ARGS__); \
+    })
 
 #if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
+__attribute__((format(printf, 3, 4)))
 #endif
-static inline void check(int ok, const char *format, ...)
+static inline void check_in(int *counted, int ok, const char *format, ...)
 {
     va_list args;
     if (ok) {
-        passed++;
+        passed += *counted != case_number;
+        *counted = case_number;
         return;
     }
     failed++;
@@ -26,12 +43,27 @@ static inline void check(int ok, const char *format, ...)
     vfprintf(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
+    if (getenv("TEST_STOP")) exit(1);
+}
+
+/* Says what this machine cannot test, and why. */
+static inline void skip(const char *reason)
+{
+    printf("skipped: %s\n", reason);
+    skipped++;
 }
 
 static inline int finish(void)
 {
-    printf("%d passed, %d failed\n", passed, failed);
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed || !passed;
+}
+
+/* The step of a loop over cases. In quick mode a seventh of them, of every kind: kinds come in twos, threes
+   and fives. */
+static inline int each(void)
+{
+    return quick ? 7 : 1;
 }
 
 static uint64_t random_state = 1;
@@ -50,19 +82,21 @@ static inline int below(int bound)
 }
 
 /* The folder of this run; close_folder removes it with its files. */
-static char folder[] = "/tmp/mtt_test_XXXXXX";
+static char folder[200];
 
 static inline int open_folder(void)
 {
+    const char *at = getenv("TMPDIR");
+    snprintf(folder, sizeof(folder), "%s/mtt_test_XXXXXX", at && *at ? at : "/tmp");
     int made = mkdtemp(folder) != NULL;
-    check(made, "no place for files in /tmp");
+    check(made, "%s cannot be made", folder);
     return made;
 }
 
 /* The path of a file in it; the last eight stay valid. */
 static inline const char *in(const char *name)
 {
-    static char path[8][400];
+    static char path[8][512];
     static int turn;
     char *at = path[turn++ % 8];
     snprintf(at, sizeof(path[0]), "%s/%s", folder, name);
@@ -114,10 +148,10 @@ static inline void write_file(const char *path, const void *data, size_t bytes)
 }
 
 /* The path of a file: in data/, where tools/get_data.sh GET puts it, or in the folder shared/data beside the
-   checkout. Where it is absent, NULL, and the command is said; `get` is NULL if there is none. */
+   checkout. Where it is absent, NULL, and a skip that names the command; `get` is NULL if there is none. */
 static inline const char *shared_data(const char *name, const char *get)
 {
-    static char path[4][512];
+    static char path[4][512], reason[1200];
     static int turn;
     char *at = path[turn++ % 4];
     const char *slash = get ? strrchr(get, '/') : NULL, *file = slash ? slash + 1 : get;
@@ -125,7 +159,8 @@ static inline const char *shared_data(const char *name, const char *get)
     if (get && access(at, R_OK) == 0) return at;
     snprintf(at, sizeof(path[0]), "../shared/data/%s", name);
     if (access(at, R_OK) == 0) return at;
-    if (get) printf("skipped: %s is absent: get it with tools/get_data.sh '%s'\n", name, get);
-    else printf("skipped: %s is absent\n", at);
+    snprintf(reason, sizeof(reason), get ? "%s is absent: get it with tools/get_data.sh '%s'" : "%s is absent",
+             get ? name : at, get);
+    skip(reason);
     return NULL;
 }

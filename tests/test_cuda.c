@@ -1091,6 +1091,7 @@ static void bind_arena(mtt_schedule *s, char *arena)
 static lock_step open_lock_step(const setup *s)
 {
     lock_step l;
+    new_case();
     memset(&l, 0, sizeof(l));
     l.s = *s;
     l.s.policy.device = MTT_DEVICE_CUDA;
@@ -1649,6 +1650,7 @@ static void step_op(lock_step *l, int which, int i, int later)
         return;
     }
     upload_operands(l, host, device, i);
+    new_case();
     exact = open_textbook(l, host, 1);
     plain = open_textbook(l, host, 0);
     status = cuda.run(l->context, device, 1);
@@ -1992,6 +1994,7 @@ static mtt_trainer *open_trainer(const setup *s, const mtt_backend *backend, mtt
     mtt_policy policy = s->policy;
     mtt_trainer *t = NULL;
     policy.precision = precision;
+    new_case();
     check(mtt_trainer_create(&env, &s->model, &policy, &s->optim, backend, s->batch, s->seq_len, &t) ==
               MTT_OK,
           "trainer: %s (%s)", env.error, describe(s));
@@ -2593,7 +2596,7 @@ int main(int argc, char **argv)
     double start = mtt__now_ms();
     int scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
     if (mtt_cuda_backend(&env, 0, &cuda) != MTT_OK) {
-        printf("skipped: %s\n", env.error);
+        skip(env.error);
         check(env.error[0], "a reason is given");
         return finish();
     }

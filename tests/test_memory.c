@@ -171,7 +171,7 @@ static void fresh_process(const char *self, const char *technique, const char *t
 int main(int argc, char **argv)
 {
     if (argc > 1) return measure(argv[1]);
-    if (peak() == 0) printf("skipped: the system has no /proc/self/status with VmHWM\n");
+    if (peak() == 0) skip("the system has no /proc/self/status with VmHWM");
     for (size_t i = 0; i < sizeof(RUNS) / sizeof(RUNS[0]) && peak() > 0; i++)
         fresh_process(argv[0], RUNS[i].technique, RUNS[i].threads);
     products();

@@ -47,6 +47,7 @@ static void describe(configuration *c)
 {
     const mtt_model_desc *m = &c->model;
     const mtt_policy *p = &c->policy;
+    new_case();
     snprintf(
         c->text, sizeof(c->text),
         "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
@@ -147,10 +148,10 @@ static void known_models(void)
    gradients. */
 static void compact_bytes(void)
 {
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i += each()) {
         configuration c = random_configuration();
         mtt_schedule *schedule = NULL;
-        size_t weights = 0, kept = 0, parts = 0;
+        size_t kept = 0, parts = 0;
         c.policy.state = MTT_STATE_COMPACT;
         describe(&c);
         check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &schedule), "%s: %s",
@@ -168,7 +169,6 @@ static void compact_bytes(void)
             check(q->gradient->bytes ==
                       (halves && c.policy.accumulate == 1 && q->layer >= 0 && q->shape[1] ? 2 : 4) * n,
                   "%s: the gradient of %s takes %zu bytes", c.text, q->weight->name, q->gradient->bytes);
-            weights += q->weight->bytes;
             parts += (n + 63) / 64 * 64;
         }
         for (int kind = 0; kind < MTT__KEPT_KINDS; kind++) kept += p->kept[kind] ? p->kept[kind]->bytes : 0;
@@ -203,7 +203,7 @@ static void planned_is_allocated(void)
     mtt_optim_desc optim = {.seed = 1};
     backend.alloc = counting_alloc;
     random_state = 12345;
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 200; i += each()) {
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_trainer *trainer = NULL;
@@ -248,7 +248,7 @@ static void packing(void)
     double worst = 0;
     char worst_text[sizeof(((configuration *)0)->text)] = "";
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
-        for (int kind = 0; kind < 4 * 2 * 2 * 5; kind++) {
+        for (int kind = 0; kind < 4 * 2 * 2 * 5; kind += each()) {
             configuration c = known(CASES[i].name, CASES[i].batch);
             mtt_plan_report report;
             c.policy.recompute = (mtt_recompute)(kind % 5);
@@ -276,7 +276,7 @@ static void packing(void)
 static void segments(void)
 {
     static const int LAYERS[] = {1, 2, 3, 5, 7, 12};
-    for (int kind = 0; kind < 3 * 6 * 2 * 2 * 2 * 2 * 2; kind++) {
+    for (int kind = 0; kind < 3 * 6 * 2 * 2 * 2 * 2 * 2; kind += each()) {
         configuration c = known("ABD"[kind % 3], 32);
         size_t least = SIZE_MAX;
         c.model.layers = LAYERS[kind / 3 % 6];
@@ -344,6 +344,7 @@ static void check_program(const mtt__program *p, const char *text)
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
         int gone = !op->recomputed, read = !op->recomputed;
+        check(op->inputs > 0 && op->outputs > 0, "%s: operation %d reads or writes nothing", text, i);
         for (int k = op->inputs; k < op->inputs + op->outputs && op->recomputed; k++)
             if (op->operands[k]) gone |= op->operands[k]->first == i, read |= op->operands[k]->last > i;
         check(gone && read, "%s: operation %d makes again what %s", text, i,
@@ -380,7 +381,7 @@ static void check_program(const mtt__program *p, const char *text)
 static void nothing_overlaps(void)
 {
     random_state = 999;
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 300; i += each()) {
         configuration c = random_configuration();
         mtt_schedule *s = NULL;
         mtt_status status = mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s);
@@ -401,7 +402,7 @@ static void nothing_overlaps(void)
 static void reports_add_up(void)
 {
     random_state = 4242;
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i += each()) {
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_schedule *s = NULL;
@@ -443,6 +444,131 @@ static void reports_add_up(void)
     }
     check(mtt_category_name(MTT_SCORES) && strcmp(mtt_category_name(MTT_SCORES), "scores") == 0,
           "a category has no name");
+}
+
+/* Widths and counts that costs depend on, worked out here and not by the library. */
+typedef struct sizes {
+    double R, C, F, V, D, RC, RF, S; /* S: elements of the scores */
+    double pairs;                    /* of a query and a key that it attends */
+    double E;                        /* bytes of an activation or a weight */
+    double G;                        /* of a gradient in FP32; those that stay are read, too */
+    double parameters, matrices;     /* padded; of the layers' matrices */
+    double chunks;                   /* of logits */
+} sizes;
+
+static sizes sizes_of(const configuration *c)
+{
+    const mtt_model_desc *m = &c->model;
+    double rows = c->policy.loss_chunk_rows, window = c->policy.window ? c->policy.window : c->seq_len;
+    sizes z = {.R = c->batch * c->seq_len, .C = m->d_model, .F = m->d_ff, .V = (m->vocab + 127) / 128 * 128};
+    z.D = z.C / m->heads;
+    z.RC = z.R * z.C;
+    z.RF = z.R * z.F;
+    z.S = z.R * m->heads * c->seq_len;
+    for (int i = 0; i < c->seq_len; i++) z.pairs += c->batch * m->heads * fmin(window, i + 1);
+    z.E = c->policy.precision >= MTT_BF16 ? 2 : 4;
+    z.G = c->policy.accumulate > 1 ? 8 : 4;
+    z.matrices = m->layers * (4 * z.C * z.C + 2 * z.C * z.F);
+    z.parameters = z.matrices + m->layers * (9 * z.C + z.F) + 2 * z.C + z.V * z.C * (m->tied_head ? 1 : 2) +
+                   (m->no_head_bias ? 0 : z.V) + (m->positions ? m->max_seq * z.C : 0);
+    z.chunks = ceil(z.R / rows);
+    return z;
+}
+
+/* FLOPs and bytes of an operation against a table of what its kernel must compute and move. A product of n
+   rows of `in` numbers with `in` columns of `out` takes 2 n in out FLOPs; a norm 8 an element; GELU 12, its
+   derivative 21; AdamW 16. What is read is counted once, and once more where it is written. */
+static void check_cost(const configuration *c, const mtt_op *op, int which, const sizes *z, int *seen)
+{
+    const mtt_policy *p = &c->policy;
+    const double R = z->R, C = z->C, F = z->F, V = z->V, D = z->D, RC = z->RC, RF = z->RF, S = z->S, E = z->E;
+    const double G = z->G, P = z->parameters, stats = 8 * R, lse = 4 * R * c->model.heads, chunks = z->chunks;
+    const double control = sizeof(mtt_control), counters = sizeof(mtt_counters);
+    const int weight = op->kind == MTT_OP_linear_backward_weight, compact = p->state == MTT_STATE_COMPACT;
+    const mtt_tensor *to = op->operands[weight ? 1 : op->inputs];
+    const double in = (double)mtt__width(op->operands[0]), out = to ? (double)mtt__width(to) : 0;
+    const double last = op->operands[op->inputs + op->outputs - 1] != NULL;
+    const double bias = op->kind == MTT_OP_linear ? op->operands[2] != NULL : last, joined = op->layer >= 0;
+    const double head = V * C + V * !c->model.no_head_bias, targets = 4 * R, losses = 12 * R;
+    const int narrow = E == 2 && compact && G == 4, train = which == MTT__TRAIN;
+    const double wide = narrow && op->layer >= 0 ? 2 : G;
+    const double state = compact ? 4 * 1.0625 + (E == 2 ? 4 + 2 : 8) : 16 + (E == 2 ? 8 + 2 : 8);
+    double flops, bytes;
+    const struct { const char *name; double flops, bytes; } WANTED[] = {
+        {"embed", RC, 3 * E * RC},
+        {"norm", 8 * RC, E * (2 * RC + 2 * C) + stats},
+        {"linear", 2 * R * in * out, E * (R * in + in * out + bias * out + R * out)},
+        {"gelu", 12 * RF, E * 2 * RF},
+        {"linear_gelu", (2 * C + 12 * last) * RF, E * (RC + C * F + F + RF + last * RF)},
+        {"residual", RC, E * 3 * RC + control},
+        {"residual_norm", 9 * RC, E * (4 * RC + 2 * C) + stats + control},
+        {"attention_scores", 2 * S * D, E * (3 * RC + S)},
+        {"softmax", 5 * S, E * 2 * S},
+        {"dropout_scores", S, E * 2 * S + control},
+        {"attention_values", 2 * S * D, E * (S + 3 * RC + RC)},
+        {"flash", 4 * z->pairs * D, E * (3 * RC + RC) + lse + control},
+        {"pick_row", C, E * 2 * C},
+        {"cross_entropy", 4 * R * V, E * R * V + targets + losses},
+        {"chunked_loss", (train ? 6 : 2) * RC * V,
+         (train ? E * (2 * RC + 2 * chunks * head + 5 * R * V) + (G + 8 * (chunks - 1)) * head
+                : E * (RC + chunks * head + 2 * R * V)) + targets + losses + control + counters},
+        {"sum_loss", 3 * R, losses + control + counters},
+        {"cross_entropy_backward", 4 * R * V, E * 2 * R * V + targets + losses + control + counters},
+        {"linear_backward_weight", 2 * R * in * out, E * R * (in + out) + wide * in * out + bias * G * out},
+        {"linear_backward_input", 2 * R * in * out, E * (R * in + in * out + R * out)},
+        {"norm_backward", 14 * RC, E * (3 * RC + joined * RC + C) + stats + 2 * G * C},
+        {"dropout_backward", RC, E * 2 * RC + control},
+        {"gelu_backward", 21 * RF, E * 3 * RF},
+        {"linear_backward_gelu", (2 * C + 21) * RF, E * (RC + C * F + 2 * RF) + last * G * F},
+        {"attention_values_backward", 4 * S * D, E * (RC + S + 3 * RC + S + 3 * RC)},
+        {"softmax_backward", 5 * S, E * 3 * S + control},
+        {"attention_scores_backward", 4 * S * D, E * (S + 3 * RC + 3 * RC)},
+        {"flash_backward", 10 * z->pairs * D, E * (RC + 3 * RC + RC + 3 * RC) + lse + control},
+        {"embed_backward", RC, 3 * E * RC},
+        {"grad_norm", 2 * P, 4 * P - (narrow ? 2 * z->matrices : 0) + control + counters},
+        {"adamw", 16 * P, (4 + state) * P - (narrow ? 2 * z->matrices : 0) + control + counters}};
+    for (size_t i = 0; i < MTT__LENGTH(WANTED); i++) {
+        if (strcmp(WANTED[i].name, mtt_op_name(op->kind)) != 0) continue;
+        mtt__op_cost(op, &flops, &bytes);
+        check(flops == WANTED[i].flops && bytes == WANTED[i].bytes,
+              "%s: %s costs %.17g FLOPs and %.17g bytes instead of %.17g and %.17g", c->text, WANTED[i].name,
+              flops, bytes, WANTED[i].flops, WANTED[i].bytes);
+        seen[op->kind] = 1;
+    }
+}
+
+static void costs(void)
+{
+    int seen[MTT_OP_KIND_COUNT] = {0};
+    random_state = 2718;
+    for (int i = 0; i < 200; i += each()) {
+        configuration c = random_configuration();
+        mtt_schedule *s = NULL;
+        c.model.heads = 2;
+        c.model.d_model = 64;
+        c.model.d_ff = 64 * (2 + below(3)); /* a parameter's state is whole groups */
+        c.policy.state = (mtt_state)(i / 2 % 2);
+        c.policy.recompute = (mtt_recompute)(i % 4);
+        c.policy.split = 0;
+        c.policy.loss_chunk_rows = 1 + below(c.batch * c.seq_len);
+        describe(&c);
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s: %s", c.text,
+              env.error);
+        if (!s) continue;
+        for (int which = 0; which < MTT__PROGRAMS; which++) {
+            configuration one = c;
+            if (which == MTT__NEXT) one.batch = 1;
+            sizes z = sizes_of(&one);
+            for (int k = 0; k < s->programs[which].op_count; k++) {
+                const mtt_op *op = &s->programs[which].ops[k];
+                if (op->kind == MTT_OP_pick_row) z.R = 1, z.RC = z.C;
+                check_cost(&c, op, which, &z, seen);
+            }
+        }
+        mtt_schedule_destroy(s);
+    }
+    for (int kind = 0; kind < MTT_OP_KIND_COUNT; kind++)
+        check(seen[kind], "no schedule has %s", mtt_op_name((mtt_op_kind)kind));
 }
 
 /* FLOPs of a model whose arithmetic is well known: 6 per parameter of the matrices and token, and
@@ -635,7 +761,7 @@ static void splits(void)
 {
     int cut = 0;
     random_state = 1606;
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i += each()) {
         configuration c = random_configuration(), part;
         mtt_plan_report report;
         mtt_schedule *s = NULL;
@@ -681,7 +807,7 @@ static void splits(void)
               report.micro_batches, chosen, best);
         mtt_schedule_destroy(s);
     }
-    check(cut > 10, "%d of 100 batches are split", cut);
+    check(cut * each() > 10, "%d of %d batches are split", cut, 100 / each());
 }
 
 /* In half of what batch 32 takes, D is trained in two halves, without recomputation; in less than one
@@ -722,7 +848,7 @@ static void known_splits(void)
 static void mixtures(void)
 {
     random_state = 5150;
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < 300; i += each()) {
         configuration c = random_configuration();
         c.policy.recompute = (mtt_recompute)(MTT_RECOMPUTE_LAYER + below(3));
         c.policy.device = (mtt_device)below(2);
@@ -745,7 +871,7 @@ static size_t arena_at(const configuration *c, int batch)
 static void largest_batch(void)
 {
     random_state = 31;
-    for (int i = 0; i < 50; i++) {
+    for (int i = 0; i < 50; i += each()) {
         configuration c = random_configuration();
         int batch = -1;
         if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) c.policy.recompute = MTT_RECOMPUTE_NONE;
@@ -794,7 +920,7 @@ static int as_good(const configuration *c, const mtt_policy *fit, const mtt_plan
 static void fitting_policy(void)
 {
     random_state = 77;
-    for (int i = 0; i < 50; i++) {
+    for (int i = 0; i < 50; i += each()) {
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_policy fit;
@@ -1237,7 +1363,8 @@ static void failing_allocations(void)
     set_budget(&c);
     for (int kind = 0; kind < 4; kind++) {
         long total = 1;
-        for (fail_at = 0; fail_at <= total; fail_at += fail_at < 100 ? 1 : 97) {
+        for (fail_at = 0; fail_at <= total; fail_at += fail_at < 100 ? 1 : 97 * each()) {
+            new_case();
             mtt_status status = MTT_OK;
             calls = live = 0;
             s = NULL;
@@ -1258,8 +1385,9 @@ static void failing_allocations(void)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
 #ifdef _OPENMP
     omp_set_num_threads(1); /* operations on tensors this small gain nothing from more */
 #endif
@@ -1270,6 +1398,7 @@ int main(void)
     segments();
     nothing_overlaps();
     reports_add_up();
+    costs();
     flops();
     traffic_in_place();
     mixtures();

@@ -334,7 +334,7 @@ if command -v gnuplot > /dev/null; then
   mkdir elsewhere; touch elsewhere/mine.png; rm -rf foreign/plots; ln -s ../elsewhere foreign/plots
   "$root/tools/plots.sh" foreign > out 2> err; check "a link in the place of plots/ is refused" [ $? = 3 ]
   check "and not followed" [ "$(ls elsewhere)" = mine.png ]
-else echo "skipped: plots of foreign names, gnuplot is absent"; fi
+else skip "plots of foreign names, gnuplot is absent"; fi
 check "nothing ran in the plots" eval 'no_canary && [ ! -e odd/canary ]'
 folder=hand
 mkdir two
@@ -357,6 +357,6 @@ if command -v gnuplot > /dev/null; then
     for format in png svg; do check "plot $name.$format" [ -s whole/a/plots/$name.$format ]; done
   done
   check "the page shows them" says whole/a/comparison.md '^!\[windows\]\(plots/windows.png\)$'
-else echo "skipped: plots, gnuplot is absent"; fi
+else skip "plots, gnuplot is absent"; fi
 
 closing_line

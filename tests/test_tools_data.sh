@@ -106,7 +106,7 @@ if [ -r "$data/vocab.bpe" ]; then
     "$data/vocab.bpe"
   prepare 0 '^vocabulary 50257,' --input text.txt --output again --tokenizer "$data/vocab.bpe"
   check "gpt2 and its path are the same" same gpt2 again
-else echo "skipped: $data/vocab.bpe is absent: tools/get_data.sh vocab.bpe"; fi
+else skip "$data/vocab.bpe is absent: tools/get_data.sh vocab.bpe"; fi
 
 # get_data: files by their address
 get 0 'tinyshakespeare.txt +public domain'
@@ -189,8 +189,8 @@ if command -v zstd > /dev/null; then
     get 0 'speakleash_sample.jsonl, ' "file://$data/speakleash_sample.jsonl.zst"
     check "200 documents of two frames" [ "$(wc -l < got/speakleash_sample.jsonl)" = 200 ]
     prepare 0 '^all +200 ' --input got/speakleash_sample.jsonl --output sl --vocab-size 400
-  else echo "skipped: $data/speakleash_sample.jsonl.zst is absent"; fi
-else echo "skipped: zstd is not here"; fi
+  else skip "$data/speakleash_sample.jsonl.zst is absent"; fi
+else skip "zstd is not here"; fi
 
 # get_data: servers. Python's own cannot continue a file, so it sends all again. Ours cuts its first answer.
 cutting='
@@ -227,7 +227,7 @@ if command -v python3 > /dev/null; then
   get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
   check "a server without ranges sends all again" cmp text.txt got/text.txt
   get 1 'did not come' "http://127.0.0.1:$port/absent.jsonl"
-else echo "skipped: python3 is not here"; fi
+else skip "python3 is not here"; fi
 
 # profile and bench: on the CPU, at a size of seconds, and with a Python that says what PyTorch would
 export OMP_WAIT_POLICY=passive

@@ -321,8 +321,7 @@ check "metrics without a perplexity are JSON with null" eval 'is_json out && say
 run --data results/text.txt --dataset half $model --steps 60 --lr 0.3 --fp16
 check "an overflow in FP16 is null in the log" says results/half_fp16.jsonl '"grad_norm": null'
 check "the log of a run that overflows is JSON" is_json --lines results/half_fp16.jsonl
-if ldd "$train" | grep -q cublas; then echo \
-  "skipped: --device cuda in a build without it, since this build has it"
+if ldd "$train" | grep -q cublas; then skip "--device cuda in a build without it, since this build has it"
 else
   run --device cuda --data results/text.txt --dataset gpu $model --steps 2
   check "--device cuda without CUDA: exit $code, expected 2 or 6 and a text that names CUDA" \
@@ -402,7 +401,7 @@ if [ -r "$data/tinyshakespeare.txt" ] && [ -r "$data/vocab.bpe" ]; then
     --data "$data/tinyshakespeare.txt" $model --vocab-size 1000 --steps 300 --eval-batches 50
   check "300 steps on Shakespeare beat guessing by far: perplexity $(field out perplexity)" \
     awk -v p="$(field out perplexity)" 'BEGIN { exit !(p > 1 && p < 500) }'
-else echo "skipped: $data/tinyshakespeare.txt or vocab.bpe is absent"; fi
+else skip "$data/tinyshakespeare.txt or vocab.bpe is absent"; fi
 
 # hello.c, with fewer steps
 sed 's/STEPS = [0-9]*/STEPS = 20/' "$root/examples/hello.c" > hello.c

@@ -3,9 +3,10 @@
 # included twice, static in two translation units; only mtt_ symbols outside, no writable globals. Examples
 # and tools use the public interface alone. What the README and the manual show compiles.
 build=$1/warnings; mkdir -p "$build"
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 flags="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 tell() { if [ "$1" = 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $2"; fi; }
+skip() { skipped=$((skipped + 1)); echo "skipped: $*"; } # REASON
 check() { # NAME COMMAND...: the command must succeed
   local name=$1; shift
   "$@"; tell $? "$name"
@@ -73,7 +74,7 @@ programs() { # COMPILER: each program as it is, and beside another file that has
   done
 }
 for cc in gcc clang; do
-  command -v $cc > /dev/null || { echo "skipped: $cc is absent"; continue; }
+  command -v $cc > /dev/null || { skip "$cc is absent"; continue; }
   for std in c99 c11 c++11 c++17; do dialect $cc $std; done
   for unit in use other words; do
     check "$cc, static $unit.c" \
@@ -106,5 +107,5 @@ awk '/Quick start:/ {on = 1; next} /^   Contents/ {on = 0} on' mtt.h |
   grep -vE '^ *(cc|nvcc) ' > "$build/manual.c"
 check "the manual's program" cc -std=c99 -Wall -Wextra -Werror -I. "$build/manual.c" -o "$build/manual" -lm
 (cd "$build" && ./manual > /dev/null); tell $? "the manual's program runs"
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

@@ -6,8 +6,9 @@
    experiment_summary.json. A run that the summary does not name belongs to the group `batch`. Writes
    comparison_report.txt and comparison.md, and for the plots results.tsv and timeline.tsv.
 
-   Files may come from strangers. So their names must be names (result_is_name), a damaged run is reported and left
-   out, and a damaged summary ends the program: without its groups, runs of different work would be compared.
+   Files may come from strangers. So their names must be names (result_is_name), a damaged run is reported and
+   left out, and a damaged summary ends the program: without its groups, runs of different work would be
+   compared.
    Exit codes: 0; 2 wrong call; 3 no run, a damaged file, or no place to write. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
