@@ -159,8 +159,8 @@ static inline const char *shared_data(const char *name, const char *get)
     if (get && access(at, R_OK) == 0) return at;
     snprintf(at, sizeof(path[0]), "../shared/data/%s", name);
     if (access(at, R_OK) == 0) return at;
-    snprintf(reason, sizeof(reason), get ? "%s is absent: get it with tools/get_data.sh '%s'" : "%s is absent",
-             get ? name : at, get);
+    if (get) snprintf(reason, sizeof(reason), "%s is absent: tools/get_data.sh '%s' gets it", name, get);
+    else snprintf(reason, sizeof(reason), "%s is absent", at);
     skip(reason);
     return NULL;
 }
