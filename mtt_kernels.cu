@@ -288,6 +288,7 @@ static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *fo
 static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return MTT_OK;
+    cudaGetLastError(); /* it is told here, and must not be taken for the next launch's */
     return mtt__cuda_fail(c->env, MTT_E_DEVICE,
                           "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
                           c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
@@ -3835,6 +3836,7 @@ static void mtt__cuda_close(void *context)
     if (c->blas) cublasLtDestroy(c->blas);
     if (c->staging) cudaFreeHost(c->staging);
     if (c->stream && !c->backend.stream) cudaStreamDestroy(c->stream);
+    cudaGetLastError();
     mtt__host_free(env, c);
 }
 
@@ -3912,7 +3914,8 @@ static mtt_status mtt__cuda_alloc(void *context, size_t bytes, void **block)
 static void mtt__cuda_release(void *context, void *block)
 {
     mtt__cuda *c = (mtt__cuda *)context;
-    if (!block || cudaSetDevice(c->device) != cudaSuccess) return;
+    if (!block) return;
+    cudaSetDevice(c->device);
     cudaStreamSynchronize(c->stream); /* the caller's allocator may hand it out again at once */
     if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
     else cudaFree(block);
