@@ -91,15 +91,16 @@ static mtt_status run_set_name(run *r, const char *data, const char *chosen, con
     return MTT_OK;
 }
 
-/* Locks or unlocks a name: the byte of the folder's file .lock at the name's hash (FNV-1a). The lock ends
-   with the process. `action`: F_SETLK fails if another process has it, F_SETLKW waits for it. */
+/* Locks or unlocks the run's name or the dataset's: a byte of the folder's file .lock, by the name's hash
+   (FNV-1a). The lock ends with the process. `action`: F_SETLK fails if another process has it, F_SETLKW waits
+   for it. */
 static mtt_status run_lock(run *r, const char *name, int action, short type)
 {
     struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_len = 1};
     uint64_t hash = 14695981039346656037u;
     const char *at;
     for (at = name; *at; at++) hash = (hash ^ (unsigned char)*at) * 1099511628211u;
-    lock.l_start = (off_t)(hash >> 2);
+    lock.l_start = (off_t)(hash >> 3) * 2 + (name == r->dataset);
     if (fcntl(r->lock, action, &lock) == 0) return MTT_OK;
     if (errno != EACCES && errno != EAGAIN) return run_cannot(r, "lock", result_path(r->folder, name, ""));
     return run_fail(r, MTT_E_FILE, "another train writes %s/%s: wait until it ends, or give --dataset "
