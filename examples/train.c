@@ -196,8 +196,8 @@ static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt
     mtt_status status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, q);
     if (status) return status;
     fprintf(stderr, "%svalidation loss %.4f\n", isatty(2) ? "\n" : "", q->loss);
-    if (run_log_quality(&files, mtt_trainer_step(t), q) && set.save_every >= 0)
-        report(run_save_best(&files, t, batches));
+    if (q->loss < files.best && set.save_every >= 0) report(run_save_best(&files, t, batches));
+    run_log_quality(&files, mtt_trainer_step(t), q);
     return MTT_OK;
 }
 

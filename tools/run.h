@@ -20,14 +20,15 @@ typedef struct run {
     mtt_env *env;
     const char *folder;
     char dataset[RUN_NAME + 1], name[512];
-    int keep;     /* checkpoints by step that stay */
-    int lock;     /* the folder's file .lock */
-    FILE *log;    /* what it holds in all, also of sessions before this one: */
-    double ms;    /* sum of the steps' times */
-    double loss;  /* of the last step */
-    double best;  /* least validation loss */
+    int keep;         /* checkpoints by step that stay */
+    int lock;         /* the folder's file .lock */
+    int64_t saved;    /* step of the newest checkpoint that is whole; -1 = none yet */
+    FILE *log;        /* what it holds in all, also of sessions before this one: */
+    double ms;        /* sum of the steps' times */
+    double loss;      /* of the last step */
+    double best;      /* least validation loss */
+    double evaluated; /* step of the last evaluation */
     int64_t steps;
-    int64_t saved; /* step of the newest checkpoint that is whole; -1 = none yet */
 } run;
 
 static mtt_status run_fail(run *r, mtt_status status, const char *format, ...)
@@ -188,6 +189,7 @@ static void run_count(run *r, const char *line)
         r->ms += ms;
         r->steps++;
     }
+    if (strstr(line, "\"val_loss\"")) r->evaluated = run_field(line, "\"step\": ");
     if (quality < r->best) r->best = quality;
 }
 
@@ -233,16 +235,15 @@ static void run_log_step(run *r, const mtt_step_info *info)
     fflush(r->log);
 }
 
-/* 1 = no evaluation of the run was better. */
-static int run_log_quality(run *r, long long step, const mtt_quality *q)
+/* A run that is resumed at its end evaluates again: the log has that line already. */
+static void run_log_quality(run *r, long long step, const mtt_quality *q)
 {
     char line[1024], loss[RESULT_NUMBER], bits[RESULT_NUMBER];
-    int better = q->loss < r->best;
+    if (r->evaluated == (double)step) return;
     snprintf(line, sizeof(line), "{\"step\": %lld, \"val_loss\": %s, \"bits_per_byte\": %s}\n", step,
              result_number(loss, "%.6f", q->loss), result_number(bits, "%.5f", q->bits_per_byte));
     run_log_line(r, line);
     fflush(r->log);
-    return better;
 }
 
 static mtt_status run_close_log(run *r)
