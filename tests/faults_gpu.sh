@@ -8,7 +8,8 @@ if ! command -v nvcc > /dev/null; then
   exit 3
 fi
 cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
-arch=$(tools/arch.sh 2> /dev/null) && [ -n "$arch" ] || arch=-gencode=arch=compute_90a,code=sm_90a
+arch=-gencode=arch=compute_90a,code=sm_90a # without a GPU the program is only built
+! nvidia-smi -L > /dev/null 2>&1 || arch=$(tools/arch.sh)
 [ "$build/faults_kernels.o" -nt mtt_kernels.cu ] && [ "$build/faults_kernels.o" -nt mtt.h ] ||
   nvcc -O1 "$arch" -c mtt_kernels.cu -o "$build/faults_kernels.o" || exit 1
 names=$(sed -nE 's/^CALL[A-Z_]*\(([a-zA-Z_]+),.*/\1/p; s/^cuda.* __wrap_([A-Za-z]+)\(.*/\1/p' \
