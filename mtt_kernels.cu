@@ -288,7 +288,7 @@ static mtt_status mtt__cuda_fail(mtt_env *env, mtt_status status, const char *fo
 static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return MTT_OK;
-    cudaGetLastError(); /* it is told here, and must not be taken for the next launch's */
+    cudaGetLastError(); /* reported here: the next launch must not take it for its own */
     return mtt__cuda_fail(c->env, MTT_E_DEVICE,
                           "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
                           c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));

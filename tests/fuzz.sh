@@ -2,7 +2,7 @@
 # fuzz.sh BUILD_DIR [SECONDS [TARGET...]] - fuzzes every reader of foreign bytes with libFuzzer: each target
 # of tests/fuzz.c for SECONDS (default 60), under the address, undefined-behaviour and leak sanitizers. It
 # begins with the inputs of tests/corpus. Inputs that reach new code stay in BUILD_DIR/fuzz/TARGET/found for
-# the next call; one that makes a target fail is told and lies beside them.
+# the next call; one that makes a target fail is reported and lies beside them.
 mkdir -p "$1/fuzz" && build=$(cd "$1/fuzz" && pwd) || exit 1
 seconds=${2:-60} corpus=$PWD/tests/corpus passed=0 failed=0
 shift $(($# < 2 ? $# : 2))

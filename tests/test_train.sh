@@ -292,7 +292,7 @@ expect 3 'cannot write results/full_fp32_metrics.json: .*is --results-dir yours'
 check "the metrics are on stdout nevertheless" says out '^{"dataset": "full"'
 expect 3 'cannot write results/disk_fp32_memory.json' --data results/text.txt --dataset disk $model --steps 2
 expect 3 'cannot write results/log_fp32.jsonl' --data results/text.txt --dataset log $model --steps 2
-check "a log that cannot be written is told before the first step" not says err 'step 1/'
+check "a log that cannot be written is reported before the first step" not says err 'step 1/'
 for name in metrics.json memory.json; do ln -s "$work/target" results/link_fp32_$name; done
 ln -s "$work/target" results/link_fp32.jsonl.tmp
 expect 0 . --data results/text.txt --dataset link $model --steps 2
@@ -312,7 +312,7 @@ check "a checkpoint that is there but cannot be read is not called absent" \
   eval '[ $code = 3 ] && ! grep -q "nothing to resume" err'
 expect 3 'MiB free, and checkpoints take 2000000002 times' \
   --data results/text.txt --dataset room $model --steps 2 --save-every 1 --keep 2000000000
-check "no room is told before the first step" not says err 'step 1/'
+check "no room is reported before the first step" not says err 'step 1/'
 # runs that diverge: their files are JSON, their exit code is 5
 expect 5 'lower lr' \
   --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
@@ -380,11 +380,11 @@ check "the first one does not notice" [ $? = 130 ]
 expect 0 . --data text.txt $model --steps 1 --results-dir a/b/c --no-checkpoint
 check "--results-dir makes its folders" [ -s a/b/c/text.txt_fp32_metrics.json ]
 
-# data that is told before the first step
+# data that is reported before the first step
 cp results/made.train.tokens mixed.train.tokens && cp results/made.tokenizer.json mixed.tokenizer.json
 cp results/wider.valid.tokens mixed.valid.tokens
 expect 3 mixed --data mixed ${model/--vocab-size 300/} --steps 300
-check "a validation split of another vocabulary is told before the first step" not says err 'step '
+check "a validation split of another vocabulary is reported before the first step" not says err 'step '
 run --data <(cat text.txt) $model --steps 20 --dataset pipe
 check "a pipe trains the same" cmp results/pipe_fp32_step20.safetensors $checkpoint
 mkfifo fifo
