@@ -77,7 +77,7 @@ static void fuzz_options(const char *data, size_t size)
     while (argc < 63 && (argv[argc] = next_part(&at, data + size, '\n', &bytes))) argc++;
     code = read_options(argc, argv);
     if (!code && succeeds(run_set_name(&r, set.data ? set.data : "", set.dataset, option_technique()), &env))
-        MUST(result_is_name(r.name));
+        MUST(result_is_name(r.name, strlen(r.name)));
     if (!code && set.model.layers <= 24 &&
         succeeds(mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan), &env))
         show_plan(&plan, 0);

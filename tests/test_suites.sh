@@ -82,7 +82,7 @@ check "another number of steps is another experiment" says cut/a/text_fp32_bs2_m
 # failures and refusals
 cat > broken << 'TRAIN'
 #!/bin/sh
-case "$*" in *--find* | *--dry*) ;; *bf16_bs2*) echo 'train: broken "on purpose"' >&2; exit 5;; esac
+case "$*" in *--find* | *--dry*) ;; *bf16_bs2*) echo 'train: broken "on purpose"' >&2; exit 6;; esac
 exec "$TRAIN" "$@"
 TRAIN
 chmod +x broken; export TRAIN=$train; trainer=./broken
@@ -91,7 +91,7 @@ check "a failed run makes the suite end with $code, not 1" [ $code = 1 ]
 check "the runs after it are there" [ -s broken_runs/a/text_bf16_flash_bs2_metrics.json ]
 check "its message is in the summary" \
   says broken_runs/a/experiment_summary.json \
-  '"text_bf16_bs2".*"status": "failed", "exit": 5, "message": "broken \\"on purpose\\""'
+  '"text_bf16_bs2".*"status": "failed", "exit": 6, "message": "broken \\"on purpose\\""'
 check "that is JSON" is_json broken_runs/a/experiment_summary.json
 check "and in the report" says broken_runs/a/comparison_report.txt 'text_bf16_bs2 failed: broken "on purpose"'
 trainer=$train

@@ -161,7 +161,7 @@ static void option_print(const option *o)
     static const char *const kinds[] = {" N", " N", " SIZE", " X", " NAME", "", " TEXT"};
     const char *text = o->kind == OPTION_TEXT ? *(const char **)o->at : NULL, *choice = o->choices;
     double value = option_value(o);
-    int left = (int)value;
+    int left = choice ? (int)value : 0;
     printf("  --%s%-*s %s", o->name, 25 - (int)strlen(o->name), kinds[o->kind], o->help);
     if (choice) printf(": %s", choice);
     for (; choice && left > 0; left--) choice = strchr(choice, '|') + 1;
