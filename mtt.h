@@ -223,7 +223,7 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
       budget      layer for the first layers, selective for the next, none for the rest: the cheapest such
                   choice that fits `budget_bytes`
    Layer and segments keep more in the last layers, which the backward pass needs first, as far as that takes
-   no more memory. Recomputation never changes a bit of the result. */
+   at most 0.1 % more memory. Recomputation never changes a bit of the result. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE,
     MTT_RECOMPUTE_SELECTIVE,
@@ -3956,15 +3956,15 @@ static mtt_status mtt__choose(const mtt__search *q)
     return status ? status : mtt__build(s, whole, partial, SIZE_MAX);
 }
 
-/* Recomputes so many layers that the plan fits the budget. Without one, the plan with all layers whole says
-   how much memory there is, and the search uses what is left of it. Packing takes longer than building, so a
-   first search does without; if its result has gaps and misses the budget, a second one packs every
-   candidate. In small models a mixture, or all layers in part, may take less than all layers whole. */
+/* Recomputes so many layers that the plan fits the budget: without one, the plan with all layers whole and
+   0.1 % (for 0.03 % GPT-2 with 32,768 tokens keeps its last layer and saves 2 % of the time). A first search
+   does without packing, which takes long; if its result has gaps and misses the budget, a second one packs
+   every candidate. In small models a mixture, or all layers in part, may take less than all layers whole. */
 static mtt_status mtt__fit_budget(mtt_schedule *s)
 {
     int layers = s->model.layers, fewest = 0, packed;
     mtt_status status = mtt__build(s, layers, 0, SIZE_MAX);
-    size_t arena = mtt__arena_bytes(s), budget = arena;
+    size_t arena = mtt__arena_bytes(s), budget = arena + arena / 1024;
     mtt__search q = {s, 0, 1};
     if (s->policy.recompute == MTT_RECOMPUTE_BUDGET) budget = s->policy.budget_bytes;
     s->least = arena;

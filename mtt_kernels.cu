@@ -4025,19 +4025,18 @@ extern "C" mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *ba
 {
     int count = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
-    memset(backend, 0, sizeof(*backend));
-    if (error != cudaSuccess || device < 0 || device >= count) {
-        cudaGetLastError(); /* a machine without a GPU is an answer, not a fault */
-        return mtt__cuda_fail(env, MTT_E_DEVICE,
-                              "there is no CUDA device %d, but %d in all (%s): use the CPU backend", device,
-                              count, cudaGetErrorString(error));
-    }
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    if (error || major < 8)
+    cudaGetLastError(); /* reported here: the next launch must not take it for its own */
+    memset(backend, 0, sizeof(*backend));
+    if (error)
         return mtt__cuda_fail(env, MTT_E_DEVICE,
-                              "CUDA device %d (compute capability %d.%d, %s) is older than 8.0: use the CPU",
-                              device, major, minor, cudaGetErrorString(error));
+                              "there is no CUDA device %d among %d that can be used (%s): "
+                              "use the CPU backend", device, count, cudaGetErrorString(error));
+    if (major < 8)
+        return mtt__cuda_fail(env, MTT_E_DEVICE,
+                              "CUDA device %d (compute capability %d.%d) is older than 8.0: use the CPU",
+                              device, major, minor);
     backend->name = "cuda";
     backend->device = MTT_DEVICE_CUDA;
     backend->index = device;

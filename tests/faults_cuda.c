@@ -266,6 +266,7 @@ int main(int argc, char **argv)
             if (strcmp(TECHNIQUES[k].name, argc > 1 ? argv[i + 1] : usual[i])) continue;
             n = fail_each(&TECHNIQUES[k]);
             printf("%s: %ld calls\n", TECHNIQUES[k].name, n);
+            fflush(stdout); /* before a crash or a time limit */
             failures += n;
         }
     close_folder();

@@ -300,8 +300,8 @@ static void segments(void)
             mtt__build(s, c.model.layers, 0, SIZE_MAX);
             mtt_schedule_report(s, &whole);
             mtt_schedule_destroy(s);
-            check(chosen.arena_bytes <= whole.arena_bytes, "%s: %zu bytes, all recomputed %zu", c.text,
-                  chosen.arena_bytes, whole.arena_bytes);
+            check(chosen.arena_bytes <= whole.arena_bytes + whole.arena_bytes / 1024,
+                  "%s: %zu bytes, all recomputed %zu", c.text, chosen.arena_bytes, whole.arena_bytes);
             if (!way) least = chosen.peak_bytes;
             check(chosen.peak_bytes <= least, "%s, segments of %d: a peak of %zu bytes, layers' is %zu",
                   c.text, c.policy.segment, chosen.peak_bytes, least);
@@ -682,7 +682,7 @@ static double roofline(const mtt_schedule *s)
 }
 
 /* What layer, segments and a budget choose is the cheapest of all mixtures that take no more than the budget,
-   or than recomputing all layers whole; 1 % aside, since packing lets a few bytes more or less decide. */
+   or than recomputing all layers whole and 0.1 %; 1 % of cost aside, as packing lets a few bytes decide. */
 static void cheapest(const configuration *c)
 {
     mtt_schedule *s = NULL;
@@ -703,7 +703,8 @@ static void cheapest(const configuration *c)
         for (int partial = 0; partial <= layers - whole; partial++) {
             if (mtt__build(s, whole, partial, SIZE_MAX)) continue;
             mtt_schedule_report(s, &report);
-            if (whole == layers && c->policy.recompute != MTT_RECOMPUTE_BUDGET) limit = report.arena_bytes;
+            if (whole == layers && c->policy.recompute != MTT_RECOMPUTE_BUDGET)
+                limit = report.arena_bytes + report.arena_bytes / 1024;
             if (report.arena_bytes <= limit) best = fmin(best, roofline(s));
         }
     check(chosen.arena_bytes <= limit, "%s: %s, more than %zu", c->text, text, limit);
