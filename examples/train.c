@@ -234,9 +234,9 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
     if (!status && interrupted) {
         fprintf(stderr, "\ntrain: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
                 set.save_every >= 0 && !saved ? ": --resume continues from there" : ", without a checkpoint");
-        return EXIT_INTERRUPTED;
-    }
-    if (!status) code = report(evaluate(t, batches, data, &q));
+        code = EXIT_INTERRUPTED;
+    } else if (!status)
+        code = report(evaluate(t, batches, data, &q));
     if (!code && !isfinite(q.perplexity)) {
         fprintf(stderr, "train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
         code = EXIT_DIVERGED;
@@ -267,6 +267,7 @@ int main(int argc, char **argv)
     int max_batch = 0, code = read_options(argc, argv), planning = set.dry_run || set.find_max;
     size_t budget = set.policy.budget_bytes;
     if (code) return code == OPTION_HELP ? 0 : code;
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
     if (!planning && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
     if (!planning && !status) status = open_data(&data, &batches);
     if (!status && budget)
@@ -286,7 +287,6 @@ int main(int argc, char **argv)
     code = report(status);
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
     if (!status) code = finish(train(t, &batches, &data), t, &batches, &data);
     if (!code && set.sample) {
         fputs(set.prompt, stdout);

@@ -21,10 +21,10 @@ expect() { # CODE PATTERN ARGUMENT...: the trainer's exit code, and what it must
 }
 near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b > 0 && a / b < 1.001 && b / a < 1.001) }'; }
 same_log() { [ "$(cut -d, -f1-4 "$1")" = "$(cut -d, -f1-4 "$2")" ]; }
-once() { # starts a run of the resume test, and signals it when its log has 60 lines
+once() { # starts a run of the resume test, and signals it when its log has 8 KiB
   local signal=$1 log=$2; shift 2
   "$train" "$@" > out 2> err < /dev/null & local id=$!
-  for _ in $(seq 3000); do [ "$(cat "$log" 2> /dev/null | wc -l)" -ge 60 ] && break; sleep 0.02; done
+  for _ in $(seq 3000); do [ "$(cat "$log" 2> /dev/null | wc -c)" -ge 8192 ] && break; sleep 0.02; done
   { kill -"$signal" $id && wait $id; code=$?; } 2> /dev/null
 }
 
@@ -306,6 +306,8 @@ expect 0 'step 3/3' --data results/text.txt --dataset last $model --steps 3 --re
 (ulimit -f 20; run --data results/text.txt --dataset limit $model --steps 4 --save-every 2; exit $code)
 check "a limit on file sizes ends with $?, not 3" [ $? = 3 ]
 check "a limit on file sizes costs no metrics" [ -s results/limit_fp32_metrics.json ]
+(ulimit -f 1; run --data text.txt --dataset small $model --steps 1; exit $code)
+check "a limit on file sizes ends the preparation with $?, not 3" [ $? = 3 ]
 mkdir results/folder_fp32_step1.safetensors
 run --data results/text.txt --dataset folder $model --steps 2 --resume
 check "a checkpoint that is there but cannot be read is not called absent" \
@@ -332,6 +334,10 @@ fi
 long="--data results/text.txt $model --steps 800 --seed 3 --dropout 0.1 --lr-schedule cosine --save-every 50"
 long+=" --eval-every 100 --eval-batches 1"
 run $long --dataset whole
+run $long --dataset full --steps 1 --no-checkpoint
+(ulimit -f 8; once INT results/full_fp32.jsonl $long --dataset full --no-checkpoint; exit $code)
+check "SIGINT with a full log ends with $?, not 130" [ $? = 130 ]
+check "SIGINT with a full log says so" says err 'cannot write results/full_fp32.jsonl'
 once INT results/cut_fp32.jsonl $long --dataset cut
 check "SIGINT ends with $code, not 130" [ $code = 130 ]
 check "SIGINT leaves no metrics" [ ! -e results/cut_fp32_metrics.json ]
