@@ -861,6 +861,107 @@ static void mixtures(void)
     }
 }
 
+/* In models of 8 layers the search is exact: of all mixtures that fit a budget it takes the cheapest. */
+static void exact_budgets(void)
+{
+    enum { LAYERS = 8, BUDGETS = 60 };
+    size_t bytes[LAYERS + 1][LAYERS + 1], whole = 0, none = 0;
+    double costs[LAYERS + 1][LAYERS + 1];
+    for (int flash = 0; flash < 2; flash++) {
+        configuration c = {.batch = 16, .seq_len = 256};
+        mtt_schedule *s = NULL;
+        c.model = (mtt_model_desc){
+            .layers = LAYERS, .heads = 4, .d_model = 256, .vocab = 10000, .max_seq = 256};
+        c.policy = (mtt_policy){.precision = MTT_BF16,
+                                .attention = flash ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN,
+                                .device = MTT_DEVICE_CUDA};
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
+        if (!s) continue;
+        for (int w = 0; w <= LAYERS; w++)
+            for (int p = 0; w + p <= LAYERS; p++) {
+                check(!mtt__build(s, w, p, SIZE_MAX), "%s", env.error);
+                bytes[w][p] = mtt__arena_bytes(s);
+                costs[w][p] = roofline(s);
+            }
+        mtt_schedule_destroy(s);
+        whole = bytes[LAYERS][0], none = bytes[0][0];
+        c.policy.recompute = MTT_RECOMPUTE_BUDGET;
+        for (int i = 0; i <= BUDGETS; i++) {
+            double best = INFINITY, cost;
+            c.policy.budget_bytes = whole + (none - whole) / BUDGETS * (size_t)i;
+            for (int w = 0; w <= LAYERS; w++)
+                for (int p = 0; w + p <= LAYERS; p++)
+                    if (bytes[w][p] <= c.policy.budget_bytes) best = fmin(best, costs[w][p]);
+            s = NULL;
+            check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
+            if (!s) continue;
+            cost = roofline(s);
+            check(cost <= best * (1 + 1e-9), "within %zu bytes a plan costs %g, another mixture %g",
+                  c.policy.budget_bytes, cost, best);
+            mtt_schedule_destroy(s);
+        }
+    }
+}
+
+/* Each word sets its field and no other; a policy's name is its words in the order of the fields. */
+static void techniques(void)
+{
+    static const struct {
+        const char *words, *name;
+        mtt_policy policy;
+        int batch;
+    } GOOD[] = {
+        {"fp32", "fp32", {.precision = MTT_FP32}, 7},
+        {"tf32", "tf32", {.precision = MTT_TF32}, 7},
+        {"bf16", "bf16", {.precision = MTT_BF16}, 7},
+        {"fp16_bs12", "fp16", {.precision = MTT_FP16}, 12},
+        {"flash", "fp32_flash", {.attention = MTT_ATTENTION_FLASH}, 7},
+        {"window30", "fp32_flash_window30", {.attention = MTT_ATTENTION_FLASH, .window = 30}, 7},
+        {"selective", "fp32_selective", {.recompute = MTT_RECOMPUTE_SELECTIVE}, 7},
+        {"checkpointing", "fp32_checkpointing", {.recompute = MTT_RECOMPUTE_LAYER}, 7},
+        {"segments", "fp32_segments", {.recompute = MTT_RECOMPUTE_SEGMENTS}, 7},
+        {"budget", "fp32_budget", {.recompute = MTT_RECOMPUTE_BUDGET}, 7},
+        {"chunked", "fp32_chunked", {.loss = MTT_LOSS_CHUNKED}, 7},
+        {"compact", "fp32_compact", {.state = MTT_STATE_COMPACT}, 7},
+        {"split", "fp32_split", {.split = 1}, 7},
+        {"compact_segments_window8_bs1_bf16",
+         "bf16_flash_segments_compact_window8",
+         {.precision = MTT_BF16,
+          .attention = MTT_ATTENTION_FLASH,
+          .window = 8,
+          .recompute = MTT_RECOMPUTE_SEGMENTS,
+          .state = MTT_STATE_COMPACT},
+         1},
+    };
+    static const char *const BAD[] = {"",        "bf17",   "flashy", "flas",  "flash_",       "_flash",
+                                      "window0", "window", "windo8", "bs0",   "flash__bf16",  "bs",
+                                      "FLASH",   "bs8x",   "chunk",  "fp3 2", "window99999999999"};
+    char name[200];
+    for (size_t i = 0; i < MTT__LENGTH(GOOD); i++) {
+        mtt_policy p = {.precision = MTT_FP32};
+        const mtt_policy *want = &GOOD[i].policy;
+        int batch = 7;
+        mtt_status status = mtt_policy_parse(&env, GOOD[i].words, &p, &batch);
+        check(!status && batch == GOOD[i].batch && p.precision == want->precision &&
+                  p.attention == want->attention && p.window == want->window &&
+                  p.recompute == want->recompute && p.loss == want->loss && p.state == want->state &&
+                  p.split == want->split,
+              "\"%s\" is read as something else: %s", GOOD[i].words, status ? env.error : "");
+        check(mtt_policy_name(&p, name, sizeof(name)) == strlen(GOOD[i].name) && !strcmp(name, GOOD[i].name),
+              "\"%s\" is named %s", GOOD[i].words, name);
+    }
+    for (size_t i = 0; i < MTT__LENGTH(BAD); i++) {
+        mtt_policy p = {.window = 5};
+        int batch = 7;
+        check(mtt_policy_parse(&env, BAD[i], &p, &batch) == MTT_E_ARGUMENT &&
+                  strstr(env.error, "no technique"),
+              "\"%s\" is taken for a technique", BAD[i]);
+        check(p.window == 5 && batch == 7, "\"%s\" is refused, but has changed the policy", BAD[i]);
+    }
+    mtt_policy p = {.window = 0};
+    check(mtt_policy_parse(&env, "bs8", &p, NULL) == MTT_E_ARGUMENT, "a batch is read where none is wanted");
+}
+
 static size_t arena_at(const configuration *c, int batch)
 {
     configuration other = *c;
@@ -1403,6 +1504,8 @@ int main(int argc, char **argv)
     flops();
     traffic_in_place();
     mixtures();
+    exact_budgets();
+    techniques();
     last_layer();
     splits();
     known_splits();
