@@ -3,12 +3,15 @@
 # which of them notices. First the chosen changes below, each of which must be noticed; then COUNT random ones
 # (default 20) as SEED (default 1) picks them. A survivor is printed with its diff: a test is missing, or the
 # change makes no difference. A mutant counts if it compiles and the tests' object code differs from the
-# original's. The golden checksums take no part: they notice any change of bits, right or wrong.
+# original's. If no test sees it, they run again with sanitizers. The golden checksums take no part: they
+# notice any change of bits, right or wrong.
 # Works on a copy in build/mutate. Run again, it goes on where it stopped, unless a source has changed.
 cd "$(dirname "$0")/.." || exit 1
 count=${1:-20} seed=${2:-1} source=$PWD/mtt.h work=$PWD/build/mutate
 export OMP_WAIT_POLICY=passive TEST_STOP=1 LC_ALL=C
-ulimit -c 0 -v 16000000
+SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+export ASAN_OPTIONS=hard_rss_limit_mb=8000
+ulimit -c 0
 
 # A text of mtt.h, which must be there once, and what takes its place. A model's quality, memory and cost are
 # what users see of mtt. None of these changes stops it from training.
@@ -141,13 +144,13 @@ changed() { # LINE COLUMN LENGTH NEW: mtt.h with that change
     NR == at {$0 = substr($0, 1, column - 1) ENVIRON["new"] substr($0, column + length_)} {print}' "$source"
 }
 
-compile() { # TEST OBJECT: in the copy
-  cc -std=gnu99 -O1 -fopenmp -w -c "$1.c" -o "$2"
+compile() { # TEST OBJECT [OPTION...]: in the copy
+  cc -std=gnu99 -O1 -fopenmp -w -c "$1.c" -o "$2" "${@:3}"
 }
 
-run() { # TEST SECONDS: the first failure, or how else it ended, into `noticed`
+run() { # TEST SECONDS KIB: the first failure, or how else it ended, into `noticed`
   local status
-  TMPDIR=$scratch timeout -k 5 "$2" "../$1" quick > ../log 2>&1; status=$?
+  (ulimit -v "$3"; TMPDIR=$scratch exec timeout -k 5 "$2" "../$1" quick) > ../log 2>&1; status=$?
   rm -rf "${scratch:?}"/*
   noticed=$(grep -m 1 '^FAILED: ' ../log | cut -c9- | sed 's/.*\(.\{90\}\)$/...\1/')
   [ $status != 124 ] || noticed="no end after $2 s"
@@ -167,7 +170,7 @@ prepare() (
   for test in $ALL; do
     compile $test "$work/$test.original" && cc -fopenmp "$work/$test.original" -o ../$test -lm || exit 1
     start=$SECONDS
-    run $test 600 || { echo "$test fails without a change: $noticed" >&2; exit 1; }
+    run $test 600 16000000 || { echo "$test fails without a change: $noticed" >&2; exit 1; }
     echo $((4 * (SECONDS - start) + 20)) > "$work/$test.seconds"
   done
   touch "$work/results"
@@ -182,10 +185,16 @@ trial() { # LINE COLUMN LENGTH ROOM NEW: the verdict into `verdict`
     ! cmp -s ../object "$work/$test.original" || continue
     differs=1
     cc -fopenmp ../object -o ../$test -lm
-    run $test "$(cat "$work/$test.seconds")" || { verdict="killed by $test: $noticed"; return; }
+    run $test "$(cat "$work/$test.seconds")" 16000000 || { verdict="killed by $test: $noticed"; return; }
   done
   verdict=${differs:+survived}
   verdict=${verdict:-no difference}
+  [ "$verdict" = survived ] || return
+  for test in $(tests_of $4); do # as tests/sanitize.sh runs them
+    compile $test ../object $SANITIZE && cc -fopenmp $SANITIZE ../object -o ../$test -lm
+    run $test $((4 * $(cat "$work/$test.seconds"))) unlimited ||
+      { verdict="killed by $test with sanitizers: $noticed"; return; }
+  done
 }
 
 # Tries places until `most` of them count. A known verdict is taken from the results.

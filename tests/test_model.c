@@ -1083,27 +1083,32 @@ static void single_key(void)
     }
 }
 
-/* Scores of hundreds, whose exponentials overflow unless the largest is subtracted first. */
+/* Scores of hundreds, whose exponentials overflow unless the largest is subtracted first; where keys equal
+   queries it is that of a token for itself, the last one that it attends. */
 static void large_scores(void)
 {
-    for (int kind = 0; kind < 2; kind++) {
+    for (int kind = 0; kind < 4; kind++) {
         int32_t tokens[32], targets[32];
         answer wanted = {0, 0, 0};
         setup s = small_setup();
-        s.policy.attention = (mtt_attention)kind;
+        s.policy.attention = (mtt_attention)(kind % 2);
         s.policy.accumulate = 1;
         reference r = reference_of(&s);
         float *w = random_weights(&r);
         double *wide = malloc(r.weights * sizeof(double));
         const parameter *p = r.parameter + r.layer_first + ATTN_W;
-        for (size_t i = 0; i < p->count; i++) w[p->first + i] *= 16;
+        size_t C = (size_t)s.model.d_model;
+        for (size_t i = 0; i < p->count; i++) {
+            w[p->first + i] *= 16;
+            if (kind / 2 && i / C % 3 == 1) w[p->first + i] = w[p->first + i - C];
+        }
         for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
         random_tokens(&s, 1, 0, tokens, targets);
         micro_batch mb = {tokens, targets, make_masks(&r, 0, 0, 0)};
         reference_answer(&r, wide, &mb, &wanted);
         mtt_step_info info = one_step(&s, w, tokens, targets, NULL);
         check(fabs(info.loss * wanted.targets / wanted.loss - 1) < 1e-5, "%s: loss %.9g, not %.9g",
-              kind ? "flash" : "plain", info.loss, wanted.loss / wanted.targets);
+              kind % 2 ? "flash" : "plain", info.loss, wanted.loss / wanted.targets);
         free(mb.masks);
         free(w);
         free(wide);
@@ -1377,8 +1382,43 @@ static void overflow_in(mtt_state state)
     free(before);
 }
 
+/* Adds `steps` steps to the counters, with this sum of squares of the gradients. */
+static void add_steps(mtt_counters *counters, const mtt_control *control, int steps, double sum)
+{
+    while (steps--) mtt__scale_gradients(control, counters, sum);
+}
+
+/* The scale of the loss doubles after 2000 good steps and halves after a bad one, from which they are counted
+   again; up to 1e37. */
+static void loss_scale(void)
+{
+    mtt_control control = {.clip = 2, .scaling = 1};
+    mtt_counters c = {.loss_scale = 64};
+    add_steps(&c, &control, 1999, 4096 * 9.0);
+    check(c.loss_scale == 64 && fabs(c.grad_norm - 3) < 1e-6, "scale %g, norm %g after 1999 good steps",
+          (double)c.loss_scale, c.grad_norm);
+    check(fabs((double)c.gradient_scale * 64 * 3 / 2 - 1) < 1e-6, "gradients of norm 3 are scaled by %g",
+          (double)c.gradient_scale);
+    add_steps(&c, &control, 1, 1);
+    check(c.loss_scale == 128, "scale %g after 2000 good steps", (double)c.loss_scale);
+    add_steps(&c, &control, 2000, 1);
+    check(c.loss_scale == 256, "scale %g after 4000 good steps", (double)c.loss_scale);
+    add_steps(&c, &control, 1500, 1);
+    add_steps(&c, &control, 1, INFINITY);
+    check(c.loss_scale == 128 && c.updates == 5500 && c.steps == 5501, "scale %g, %lld updates, %lld steps",
+          (double)c.loss_scale, (long long)c.updates, (long long)c.steps);
+    add_steps(&c, &control, 1999, 1);
+    check(c.loss_scale == 128, "a bad step does not count good ones again: scale %g", (double)c.loss_scale);
+    add_steps(&c, &control, 1, 1);
+    check(c.loss_scale == 256, "scale %g after a bad step and 2000 good ones", (double)c.loss_scale);
+    c.loss_scale = 1e37f;
+    add_steps(&c, &control, 2000, 1);
+    check(c.loss_scale == 1e37f, "the scale rises to %g", (double)c.loss_scale);
+}
+
 static void overflow(void)
 {
+    loss_scale();
     overflow_in(MTT_STATE_FULL);
     overflow_in(MTT_STATE_COMPACT);
 }
@@ -1965,6 +2005,61 @@ static void misuse(void)
     mtt_trainer_destroy(trainer);
     mtt_trainer_destroy(twin);
     mtt_trainer_destroy(NULL);
+}
+
+/* Parameters move in pieces of 65,536 elements. Those of 8 bits and a power of two fit all formats. */
+static void long_parameters(void)
+{
+    enum { VOCAB = 5000, WIDTH = 32 };
+    float *values = malloc(VOCAB * WIDTH * sizeof(float)), *read = malloc(VOCAB * WIDTH * sizeof(float));
+    random_state = 1717;
+    for (int i = 0; i < VOCAB * WIDTH; i++) values[i] = ldexpf((float)(below(257) - 128), -below(12));
+    for (int kind = 0; kind < 8; kind++) {
+        setup s = small_setup();
+        s.model.vocab = VOCAB;
+        s.model.d_model = WIDTH;
+        s.policy.precision = (mtt_precision)(kind % 4);
+        s.policy.state = kind / 4 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
+        mtt_trainer *trainer = open_trainer(&s);
+        int index = find_parameter(trainer, "wte.weight"), wrong = 0;
+        check(!mtt_parameter_set(trainer, index, values), "%s", env.error);
+        check(!mtt_parameter_get(trainer, index, read), "%s", env.error);
+        for (int i = 0; i < VOCAB * WIDTH; i++) wrong += read[i] != values[i];
+        check(!wrong, "%s, %s: of 160,000 elements %d come back changed", PRECISIONS[kind % 4],
+              kind / 4 ? "compact" : "full", wrong);
+        mtt_trainer_destroy(trainer);
+    }
+    free(values);
+    free(read);
+}
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+}
+
+/* Steps and operations take some time, and no more than passes around them. */
+static void times(void)
+{
+    int32_t tokens[32], targets[32];
+    setup s = small_setup();
+    s.policy.accumulate = 1;
+    random_tokens(&s, 1, 0, tokens, targets);
+    mtt_trainer *trainer = open_trainer(&s);
+    for (int i = 0; i < 3; i++) {
+        mtt_step_info info;
+        double ms, before = now_ms(), around;
+        check(!mtt_train_step(trainer, tokens, targets, &info), "%s", env.error);
+        around = now_ms() - before;
+        check(info.ms > 0 && info.ms <= around, "a step of %g ms within %g", info.ms, around);
+        before = now_ms();
+        check(!mtt_profile(trainer, i, 5, &ms), "%s", env.error);
+        around = now_ms() - before;
+        check(ms > 0 && 5 * ms <= around, "an operation of 5 times %g ms within %g", ms, around);
+    }
+    mtt_trainer_destroy(trainer);
 }
 
 static void sampling(void)
@@ -2567,6 +2662,8 @@ int main(int argc, char **argv)
     timed("accumulation", accumulation);
     timed("next logits", next_logits);
     timed("misuse", misuse);
+    timed("long parameters", long_parameters);
+    timed("times", times);
     timed("sampling", sampling);
     timed("evaluation", evaluation);
     timed("quality, text", quality_and_text);

@@ -422,6 +422,8 @@ static void reports_add_up(void)
             check(sum == info.live_bytes, "%s: operation %d: %zu bytes live, its categories say %zu", c.text,
                   ops, info.live_bytes, sum);
             check((int)info.phase >= last_phase, "%s: operation %d goes back a phase", c.text, ops);
+            check(info.layer >= -1 && info.layer < c.model.layers, "%s: operation %d is in layer %d", c.text,
+                  ops, info.layer);
             check(info.flops >= 0 && info.traffic_bytes > 0, "%s: %s costs %g FLOPs, %g bytes", c.text,
                   info.name, info.flops, info.traffic_bytes);
             check(ops != report.peak_op || info.live_bytes == report.peak_bytes,
@@ -935,7 +937,8 @@ static void techniques(void)
     };
     static const char *const BAD[] = {"",        "bf17",   "flashy", "flas",  "flash_",       "_flash",
                                       "window0", "window", "windo8", "bs0",   "flash__bf16",  "bs",
-                                      "FLASH",   "bs8x",   "chunk",  "fp3 2", "window99999999999"};
+                                      "FLASH",   "bs8x",   "chunk",  "fp3 2", "window99999999999",
+                                      "widows8", "bt8",    "sb8"};
     char name[200];
     for (size_t i = 0; i < MTT__LENGTH(GOOD); i++) {
         mtt_policy p = {.precision = MTT_FP32};
@@ -982,6 +985,10 @@ static void largest_batch(void)
         check(!status && batch >= 1 && arena_at(&c, batch) <= budget && arena_at(&c, batch + 1) > budget,
               "%s: %d is not the largest batch in %zu bytes: %s", c.text, batch, budget,
               status ? env.error : "ok");
+        int same = 0;
+        budget = arena_at(&c, batch);
+        status = mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, budget, &same);
+        check(!status && same == batch, "%s: %d, not %d, fit %zu bytes", c.text, same, batch, budget);
         char needed[32];
         snprintf(needed, sizeof(needed), "%zu", one);
         status = mtt_plan_max_batch(&env, &c.model, &c.policy, c.seq_len, one - 1, &batch);
@@ -1191,6 +1198,8 @@ static void workspaces(void)
     size_t most = 0;
     for (int i = 0; i < p->op_count; i++)
         most = mtt__op_scratch(&p->ops[i]) > most ? mtt__op_scratch(&p->ops[i]) : most;
+    /* embed_backward's: four arrays of 2048 ids, CUB's 64 KiB and a byte for each two rows, a row of sums */
+    check(most == 4 * 2048 * 4 + 65536 + 1024 + 4 * 256, "operations need %zu bytes", most);
     check(p->workspace->bytes == most && most > 2048 * 16, "a workspace of %zu bytes, operations need %zu",
           p->workspace->bytes, most);
     mtt_schedule_destroy(s);
