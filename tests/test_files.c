@@ -556,6 +556,28 @@ static void test_jsonl(void)
     free(big);
 }
 
+/* Plain text comes back whole in pieces, wherever reads of 256 KiB end: lines without a blank one between
+   them, and no newline at the end, behind which the buffer has bytes of earlier text. */
+static void test_pieces(void)
+{
+    enum { MOST = 1 << 20 };
+    char *text = (char *)malloc(MOST);
+    random_state = 12;
+    for (int i = 0; i < 24; i++) {
+        size_t bytes = MOST / 2 + (size_t)below(MOST / 2), at, next = 0;
+        for (at = 0; at < bytes; at++) {
+            text[at] = at == next ? '\n' : (char)('a' + at % 26);
+            if (at == next) next += 2 + (size_t)below(i % 3 ? 3000 : 60);
+        }
+        text[bytes - 1] = 'z';
+        check(collect_text(text, bytes, NULL) == MTT_END && docs.bytes == bytes &&
+                  !memcmp(docs.text, text, bytes),
+              "text of %zu bytes comes back as %zu in %zu pieces: %s", bytes, docs.bytes, docs.count,
+              env.error);
+    }
+    free(text);
+}
+
 static void test_refusals(void)
 {
     static const struct {
@@ -2273,6 +2295,7 @@ int main(int argc, char **argv)
     check(fchdir(home) == 0, "back");
     test_write_faults();
     test_jsonl();
+    test_pieces();
     test_refusals();
     test_devices();
     test_plain();
