@@ -3,7 +3,7 @@
 # make fuzz    - every reader of foreign bytes, with clang's libFuzzer, a minute each   (MINUTES=10)
 # make train   - the trainer, build/train
 # make hello   - the shortest program, build/hello, trained on a text   (TEXT=my_text.txt)
-# make bench   - a step's time and memory on a GPU, beside PyTorch's, into README.md   (BENCH='a128 gpt2_16')
+# make bench   - a step's time and memory on a GPU, beside PyTorch's (BENCH='a128 gpt2_16')
 # make profile - the time of each operation of a step   (ARGS="--flash --chunked")
 CC     ?= cc
 CFLAGS ?= -O3 -march=native

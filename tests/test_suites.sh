@@ -18,7 +18,7 @@ counts() { # WANTED ARGUMENT...: experiments that a dry run lists
   check "$* lists $(wc -l < out) experiments, not $wanted" [ "$(wc -l < out)" = "$wanted" ]
 }
 timeless() { # FILE: a table without the columns of time and speed
-  awk -F '\t' 'NR == 1 { for (i = 1; i <= NF; i++) drop[i] = $i ~ /time|ms|tokens_per_s|speed|pareto/ }
+  awk -F , 'NR == 1 { for (i = 1; i <= NF; i++) drop[i] = $i ~ /time|ms|tokens_per_s|speed|pareto/ }
     { for (i = 1; i <= NF; i++) if (!drop[i]) printf "%s\t", $i; print "" }' "$1"
 }
 trainer=$train
@@ -56,7 +56,7 @@ check "no checkpoint is left" [ -z "$(find whole -name '*.safetensors*')" ]
 check "the summary is JSON" is_json whole/a/experiment_summary.json
 for key in $(sed -n 's/^    X([A-Z]*, \([a-z_]*\), .*/\1/p' "$root/tools/results.h"); do # one table of keys
   check "the trainer writes $key" says whole/a/text_fp32_bs2_metrics.json "\"$key\": "
-  check "the report reads $key" eval "head -n 1 whole/a/results.tsv | grep -qw $key || [ $key = dataset ]"
+  check "the report reads $key" eval "head -n 1 whole/a/results.csv | grep -qw $key || [ $key = dataset ]"
 done
 check "progress with an eta" says err '^\[ 3/16\] text_bf16_flash_bs2: perplexity .*eta'
 PATH=$work/stubs:$PATH setsid "$root/tools/experiments.sh" --train "$train" $some --results-dir cut -- $tiny \
@@ -71,7 +71,7 @@ check "the kill came in the middle" [ "$(ls cut/a/*_metrics.json | wc -l)" -lt 1
 touch -d '1 hour ago' cut/a/text_fp32_bs2_metrics.json; old=$(stat -c %Y cut/a/text_fp32_bs2_metrics.json)
 suite $some --results-dir cut -- $tiny; check "the continued suite ends with $code, not 0" [ $code = 0 ]
 check "what was complete is not run again" [ "$(stat -c %Y cut/a/text_fp32_bs2_metrics.json)" = "$old" ]
-check "the tables of both are the same" cmp <(timeless whole/a/results.tsv) <(timeless cut/a/results.tsv)
+check "the tables of both are the same" cmp <(timeless whole/a/results.csv) <(timeless cut/a/results.csv)
 suite $some --results-dir cut -- $tiny; check "nothing is left to run" says err '16 experiments|, 0 to run'
 mkdir other && tac text.txt > other/text.txt
 suite ${some/text.txt/other\/text.txt} --results-dir cut --only fp32_bs2 -- $tiny
@@ -248,7 +248,7 @@ check "the Pareto front" says out 'both smaller and faster: bf16_window4 \(40\.0
 check "exact techniques, the window left out" \
   says out '1 of 2 runs within 0\.5 %.* farthest bf16_flash at batch 8, 1\.00 %'
 check "what was saved" says out 'bf16_flash: 60\.0 MiB or 60 % less memory, 1\.27 times the speed'
-check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.tsv ]
+check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.csv ]
 "$report" --results-dir hand --experiments fp32,bf16_flash_bs8 > out
 check "--experiments" [ "$(grep -c '^| [bf].*8 |' out)" = 2 ]
 echo victim > victim; ln -sf ../victim hand/comparison.md
@@ -294,7 +294,7 @@ for technique in "${hostile[@]}"; do
   check "$technique ends with $code, not 3, and its file is named" \
     eval '[ $code = 3 ] && says err "foreign/x_odd_bs8_metrics.json: .* is no technique"'
   check "$technique is not in the tables" \
-    eval '[ "$(grep -c "^| [bf]" out)" = 2 ] && [ "$(wc -l < foreign/results.tsv)" = 3 ]'
+    eval '[ "$(grep -c "^| [bf]" out)" = 2 ] && [ "$(wc -l < foreign/results.csv)" = 3 ]'
   PATH=$work/stubs:$PATH "$root/tools/plots.sh" foreign > out 2> err; check "the others are drawn" [ $? = 0 ]
 done
 rm foreign/x_odd*
@@ -328,7 +328,7 @@ if command -v gnuplot > /dev/null; then
     done
   done
   "$report" --results-dir foreign > out 2>&1
-  sed -i 's/52428800/1e400/g' foreign/results.tsv
+  sed -i 's/52428800/1e400/g' foreign/results.csv
   timeout 20 "$root/tools/plots.sh" foreign > out 2> err
   check "an infinite number ends, too" [ $? != 124 ]
   mkdir elsewhere; touch elsewhere/mine.png; rm -rf foreign/plots; ln -s ../elsewhere foreign/plots

@@ -232,7 +232,7 @@ else skip "python3 is not here"; fi
 # profile and bench: on the CPU, at a size of seconds, and with a Python that says what PyTorch would
 export OMP_WAIT_POLICY=passive
 export PROFILE=$build/profile TRAIN=$build/train PYTHON=$work/python FIGURES=$work/figures.tsv \
-  README=$work/page.md STEPS=4
+  PAGE=$work/page.md STEPS=4
 bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/bench.sh" "$@"; }
 tiny="--device cpu --layers 1 --heads 2 --d-model 32 --vocab-size 300 --seq-len 32 --batch-size 2"
 expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' \
@@ -278,13 +278,13 @@ DEVICE=cpu bench 0 \
   '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 7 \| [0-9.]+x \| 1 % \|$' tiny
 check "it tells the versions" \
   grep -q 'PyTorch 9.8+cu7 of CUDA 7.6: `make bench`, mean of the second half of 4 steps, without' out
-check "chosen cases leave the README alone" cmp page.md page.old
+check "chosen cases leave the page alone" cmp page.md page.old
 bench 0 "^Planned largest batch .*C's model [0-9,]+ sequences in 25.26 GB, D's" largest
 printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
   a128 'PyTorch bf16, compiled' 20.36 8322547712 long 'mtt flash' - 'no | room' \
   a32 'mtt flash_chunked:8192' 1.5 1000000 >> figures.tsv
-bench 0 "table is in $README" --table
-check "the table is in the README" \
+bench 0 "table is in $PAGE" --table
+check "the table is in the page" \
   grep -q "^| A's model, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
 check "the rows of a chunk" grep -q "^| A.s model, 32 x 256 | .* flash, chunked, 8192 rows a chunk | 1.50" \
   page.md
@@ -293,9 +293,10 @@ check "in the place of the old one, between the markers" \
   [ "$(sed '/bench:begin/,/bench:end/{//!d}' page.md)" = "$(grep -v old page.old)" -a \
     "$(grep -c '^old$' page.md)" = 0 ]
 cp page.md page.old
-bench 0 "table is in $README" --table
+bench 0 "table is in $PAGE" --table
 check "twice is once" cmp page.md page.old
-check "README.md has the markers" [ "$(grep -cE '^<!-- bench:(begin|end) -->$' "$tools/../README.md")" = 2 ]
+check "performance.md has the markers" \
+  [ "$(grep -cE '^<!-- bench:(begin|end) -->$' "$tools/performance.md")" = 2 ]
 echo bare > page.md
 bench 2 'no pair of lines' --table
 check "a page without markers stays" [ "$(cat page.md)" = bare ]

@@ -2,20 +2,20 @@
 # bench.sh - time and memory of a training step, ours and PyTorch's on the same GPU, as a table.
 usage() {
   cat << 'TEXT'
-bench.sh [CASE...]     without a case all of them: the table goes into README.md; with cases it goes to stdout
-bench.sh --table       measures nothing: the table of all figures so far, into README.md
+bench.sh [CASE...]     without a case all of them: the table goes into tools/performance.md; with cases it goes to stdout
+bench.sh --table       measures nothing: the table of all figures so far, into tools/performance.md
   cases: a128 a128_tf32 a32 b64 d32 gpt2_16 gpt2_64 gpt2m_16 long largest, and for a CPU tiny
 Variables: PROFILE and TRAIN, programs built elsewhere (make builds them); PYTHON (python3), which is left out
-if it has no PyTorch; DEVICE (cuda) or cpu; STEPS (40); README (README.md); FIGURES
+if it has no PyTorch; DEVICE (cuda) or cpu; STEPS (40); PAGE (tools/performance.md); FIGURES
 (results/bench/figures.tsv), where figures are kept for --table.
-Exit status: 1 if a run of ours failed, and README.md is unchanged; 2 for a wrong call; 3 if the GPU or nvcc
+Exit status: 1 if a run of ours failed, and the page is unchanged; 2 for a wrong call; 3 if the GPU or nvcc
 is missing.
 TEXT
 }
 set -u -o pipefail
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # threads that spin slow each other down on a busy machine
 root=$(cd "$(dirname "$0")/.." && pwd)
-python=${PYTHON:-python3} device=${DEVICE:-cuda} steps=${STEPS:-40} readme=${README:-$root/README.md}
+python=${PYTHON:-python3} device=${DEVICE:-cuda} steps=${STEPS:-40} page=${PAGE:-$root/tools/performance.md}
 figures=${FIGURES:-$root/results/bench/figures.tsv}
 fail() { echo "bench: $2" >&2; exit "$1"; }
 
@@ -157,22 +157,22 @@ END {
 table() { # CASE...: Markdown of their figures
   for name; do printf 'title\t%s\t%s\n' "$name" "${title[$name]}"; done | awk -F '\t' "$markdown" - "$figures"
 }
-into_readme() { # the text of stdin goes between the markers
+into_page() { # the text of stdin goes between the markers
   local marks
-  marks=$(grep -nE '^<!-- bench:(begin|end) -->$' "$readme" | sed 's/.*bench://' | tr -d '\n')
+  marks=$(grep -nE '^<!-- bench:(begin|end) -->$' "$page" | sed 's/.*bench://' | tr -d '\n')
   [ "$marks" = "begin -->end -->" ] ||
-    fail 2 "$readme has no pair of lines <!-- bench:begin --> and <!-- bench:end -->"
+    fail 2 "$page has no pair of lines <!-- bench:begin --> and <!-- bench:end -->"
   awk 'NR == FNR { text = text $0 "\n"; next }
     /^<!-- bench:end -->$/ { skip = 0 }
     !skip
-    /^<!-- bench:begin -->$/ { skip = 1; printf "%s", text }' - "$readme" > "$figures.md" &&
-    cat "$figures.md" > "$readme" && rm "$figures.md" && echo "bench: the table is in $readme" >&2
+    /^<!-- bench:begin -->$/ { skip = 1; printf "%s", text }' - "$page" > "$figures.md" &&
+    cat "$figures.md" > "$page" && rm "$figures.md" && echo "bench: the table is in $page" >&2
 }
 
 case ${1:-} in
   --help | -h) usage; exit 0;;
   --table) [ -s "$figures" ] || fail 2 "there are no figures in $figures"
-    table $all | into_readme; exit;;
+    table $all | into_page; exit;;
 esac
 for name; do [[ -n ${modes[$name]+set} ]] || fail 2 "there is no case $name (--help lists all)"; done
 cases=("$@") failed=
@@ -206,5 +206,5 @@ done
 if "$python" -c 'import torch, numpy' 2> /dev/null; then theirs "${cases[@]}"
 else echo "bench: $python has no PyTorch: its columns are left out" >&2; fi
 if [ $# -gt 0 ] || [ -n "$failed" ]; then table "${cases[@]}"
-else table "${cases[@]}" | into_readme; fi
+else table "${cases[@]}" | into_page; fi
 [ -z "$failed" ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# plots.sh RESULTS_DIR... - draws results.tsv and timeline.tsv, which tools/report.c wrote, as PNG and SVG in
+# plots.sh RESULTS_DIR... - draws results.csv and timeline.csv, which tools/report.c wrote, as PNG and SVG in
 # RESULTS_DIR/plots.
 #
 # Techniques and numbers become parts of commands and of file names. So a table may hold nothing but letters,
@@ -13,7 +13,7 @@ command -v gnuplot > /dev/null ||
 folder=$PWD work=$(mktemp -d) && cd "$work" || exit 3
 trap 'rm -rf "$work"' EXIT
 check() { # TABLE
-  grep -aqvE $'^[A-Za-z0-9_.+\t-]*$' "$1"
+  grep -aqvE '^[A-Za-z0-9_.+,-]*$' "$1"
   [ $? = 1 ] || fail 3 "$1 has more in it than names and numbers: build/report makes it again"
 }
 
@@ -131,10 +131,10 @@ stacked='$1 == t {
   }'
 timelines() { # memory in use through a step, stacked by category, on the same scale for every technique
   local t k top half commands categories
-  top=$(awk -F '\t' "$highest" "$1/timeline.tsv")
-  categories=$(head -n 1 "$1/timeline.tsv" | cut -f 3-)
+  top=$(awk -F , "$highest" "$1/timeline.csv")
+  categories=$(head -n 1 "$1/timeline.csv" | cut -d, -f 3- | tr , ' ')
   while read -r t; do
-    awk -F '\t' -v OFS='\t' -v t="$t" "$stacked" "$1/timeline.tsv" > "line.$t"
+    awk -F , -v OFS='\t' -v t="$t" "$stacked" "$1/timeline.csv" > "line.$t"
     half=$(awk -F '\t' '$10 != "forward" { print $1; exit }' "line.$t")
     commands=
     for k in 8 7 6 5 4 3 2 1; do
@@ -149,7 +149,7 @@ timelines() { # memory in use through a step, stacked by category, on the same s
       half = $half; set arrow from half, 0 to half, $top nohead front lw 1.5 dt 2
       set label 'forward' at half, graph 1.02 right offset -1, 0
       set label 'backward, step' at half, graph 1.02 left offset 1, 0; plot $commands"
-  done < <(awk -F '\t' 'NR > 1 && !seen[$1]++ { print $1 }' "$1/timeline.tsv")
+  done < <(awk -F , 'NR > 1 && !seen[$1]++ { print $1 }' "$1/timeline.csv")
 }
 add_to_page() { # RESULTS: the plots belong to comparison.md
   local file name
@@ -178,13 +178,13 @@ failed=
 for results in "$@"; do
   [[ $results = /* ]] || results=$folder/$results
   plots=$results/plots
-  [ -s "$results/results.tsv" ] && [ -s "$results/timeline.tsv" ] ||
-    fail 3 "there is no $results/results.tsv or timeline.tsv; build/report --results-dir $results makes them"
-  check "$results/results.tsv"
-  check "$results/timeline.tsv"
+  [ -s "$results/results.csv" ] && [ -s "$results/timeline.csv" ] ||
+    fail 3 "there is no $results/results.csv or timeline.csv; build/report --results-dir $results makes them"
+  check "$results/results.csv"
+  check "$results/timeline.csv"
   [ ! -L "$plots" ] || fail 3 "$plots is a link: remove it"
   rm -rf plots && mkdir plots
-  awk -F '\t' -v OFS='\t' "$columns" "$results/results.tsv" > all
+  awk -F , -v OFS='\t' "$columns" "$results/results.csv" > all
   : > script
   same=batch # the group in which only techniques differ
   [ -z "$(rows '$1 == "optimizations"')" ] || same=optimizations

@@ -4,7 +4,7 @@
 
    Reads what train and experiments.sh left: *_metrics.json, *_memory.json, the logs, and if there is one
    experiment_summary.json. A run that the summary does not name belongs to the group `batch`. Writes
-   comparison_report.txt and comparison.md, and for the plots results.tsv and timeline.tsv.
+   comparison_report.txt and comparison.md, and for the plots results.csv and timeline.csv.
 
    Files may come from strangers. So their names must be names (result_is_name), a damaged run is reported and
    left out, and a damaged summary ends the program: without its groups, runs of different work would be
@@ -234,8 +234,8 @@ static void on_operation(mtt_json *j, run *r, FILE *to)
     read_object(j, &op, NULL, NULL);
     if (op.layer >= r->layers) r->layers = op.layer + 1;
     if (!to || j->fault) return;
-    fprintf(to, "\n%s\t%s", r->technique, op.phase);
-    for (k = 0; k < MTT_CATEGORY_COUNT; k++) fprintf(to, "\t%.0f", op.bytes[k]);
+    fprintf(to, "\n%s,%s", r->technique, op.phase);
+    for (k = 0; k < MTT_CATEGORY_COUNT; k++) fprintf(to, ",%.0f", op.bytes[k]);
 }
 
 static double *times;
@@ -780,22 +780,22 @@ static FILE *create(const char *name)
 /* For the plots: a line for each run, and the timelines of the largest work. Returns 1 if all is written. */
 static int write_tables(void)
 {
-    FILE *table = create("results.tsv"), *lines = create("timeline.tsv");
+    FILE *table = create("results.csv"), *lines = create("timeline.csv");
     const group *g = groups;
     const struct key *key;
     int i;
     if (table && lines) {
-        fprintf(table, "name\tgroup\ttechnique");
+        fprintf(table, "name,group,technique");
         for (key = keys; key < keys + LENGTH(keys); key++)
-            if (!key->size) fprintf(table, "\t%s", key->name);
-        fprintf(lines, "technique\tphase");
-        for (i = 0; i < MTT_CATEGORY_COUNT; i++) fprintf(lines, "\t%s", mtt_category_name((mtt_category)i));
+            if (!key->size) fprintf(table, ",%s", key->name);
+        fprintf(lines, "technique,phase");
+        for (i = 0; i < MTT_CATEGORY_COUNT; i++) fprintf(lines, ",%s", mtt_category_name((mtt_category)i));
         while (strcmp(g->name, head.suite[0] == 'e' ? "optimizations" : "batch")) g++;
         EACH(r) {
             if (!is_done(r)) continue;
-            fprintf(table, "\n%s\t%s\t%s", r->name, r->group, r->technique);
+            fprintf(table, "\n%s,%s,%s", r->name, r->group, r->technique);
             for (key = keys; key < keys + LENGTH(keys); key++)
-                if (!key->size) fprintf(table, "\t%.10g", *number_at(r, key->at));
+                if (!key->size) fprintf(table, ",%.10g", *number_at(r, key->at));
             if (r->layers && is_in(r, g) && is_same(r, largest_of(g)))
                 read_file(result_path(results, r->name, RESULT_MEMORY), r, on_operation, lines, 0);
         }
