@@ -321,10 +321,10 @@ if command -v gnuplot > /dev/null; then
   for table in results timeline; do
     for technique in "${hostile[@]::3}" 'a/b' 'a b'; do
       "$report" --results-dir foreign > out 2>&1
-      printf 'x\tbatch\t%s\t%s\t8\t8\t8\t8\t8\n' "$technique" "$technique" >> foreign/$table.tsv
+      printf 'x,batch,%s,%s,8,8,8,8,8\n' "$technique" "$technique" >> foreign/$table.csv
       "$root/tools/plots.sh" foreign > out 2> err; code=$?
-      check "plots.sh ends with $code, not 3, with $technique in $table.tsv" \
-        eval '[ $code = 3 ] && says err "foreign/$table.tsv has more in it than names and numbers"'
+      check "plots.sh ends with $code, not 3, with $technique in $table.csv" \
+        eval '[ $code = 3 ] && says err "foreign/$table.csv has more in it than names and numbers"'
     done
   done
   "$report" --results-dir foreign > out 2>&1
