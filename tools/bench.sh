@@ -2,7 +2,7 @@
 # bench.sh - time and memory of a training step, ours and PyTorch's on the same GPU, as a table.
 usage() {
   cat << 'TEXT'
-bench.sh [CASE...]     without a case all of them: the table goes into tools/performance.md; with cases it goes to stdout
+bench.sh [CASE...]     without a case all of them, into tools/performance.md; with cases to stdout
 bench.sh --table       measures nothing: the table of all figures so far, into tools/performance.md
   cases: a128 a128_tf32 a32 b64 d32 gpt2_16 gpt2_64 gpt2m_16 long largest, and for a CPU tiny
 Variables: PROFILE and TRAIN, programs built elsewhere (make builds them); PYTHON (python3), which is left out
