@@ -39,9 +39,15 @@ if command -v python3 > /dev/null; then
     expect 0 '' --technique "$technique" --json --layers 3 --batch-size "$batch"
     check "plan $index of two is $technique" python3 "$tests/page.py" numbers page.html "$index" out
   done
-  expect 0 'wrote one.html' --technique fp32_checkpointing_chunked --html one.html --compare fp32
-  expect 0 '' --technique fp32 --json
-  check "--compare says all of its technique" python3 "$tests/page.py" numbers one.html 1 out
+  while read -r one other options; do
+    expect 0 'wrote one.html' --technique $one --html one.html --compare $other $options
+    expect 0 '' --technique $other --json $options
+    check "--compare $other beside $one" python3 "$tests/page.py" numbers one.html 1 out
+  done << TECHNIQUES
+fp16_flash_window16_checkpointing_chunked_compact fp32
+bf16_flash_window16 bf16_flash
+budget_split budget --batch-size 64 --memory-budget 8M
+TECHNIQUES
 else
   skip "python3 is missing: apt-get install python3"
 fi
@@ -52,6 +58,14 @@ expect 2 'add --html memory.html' --compare fp32
 expect 1 'fp33" is no technique' --html page.html --compare fp33
 expect 1 'cannot write absent/page.html: No such file' --html absent/page.html
 expect 1 'cannot write .*: No space left' --html /dev/full
+( # only the last bytes do not fit
+  trap '' XFSZ
+  expect 0 'wrote cut.html' --html cut.html
+  ulimit -f $(($(wc -c < cut.html) / 1024))
+  expect 1 'cannot write cut.html: File too large' --html cut.html
+  [ $failed = 0 ]
+)
+check "a page that is cut fails" [ $? = 0 ]
 expect 1 'does not divide into 3 heads' --html other.html --compare bf16 --heads 3
 check "what fails leaves no page" [ ! -e other.html ]
 "$schedule" $small > /dev/full 2> err
@@ -74,7 +88,7 @@ int main(void)
     mtt_model_desc model = {.layers = 1, .heads = 1, .d_model = 8, .vocab = 10};
     mtt_policy policy = {.accumulate = 2};
     explorer_plan plan;
-    const char *name = "</script><b>\"\\\n'\xff";
+    const char *name = "</script><b>\"\\\n'\x7f\xff";
     int room = 0;
     for (left = room; explorer_open(&env, &model, &policy, 2, 8, name, &plan); left = ++room)
         if (plan.trainer || plan.ops || plan.tensors || room > 10000) return 1;
@@ -89,7 +103,7 @@ check "the program with a hostile name builds" ${CC:-cc} -std=gnu99 -O1 -Wall -W
   hostile.c -o hostile -lm
 check "it runs, through every failed allocation" ./hostile
 check "the name ends no element" [ "$(grep -o '</script>' hostile.html | wc -l)" = 2 ]
-grep -qF '"\u003c/script\u003e\u003cb\u003e\u0022\u005c\u000a'"'"'\u00ff"' hostile.html
+grep -qF '"\u003c/script\u003e\u003cb\u003e\u0022\u005c\u000a'"'"'\u007f\u00ff"' hostile.html
 check "the name is written as JSON" [ $? = 0 ]
 check "the page loads nothing" not grep -qE 'https?://[^w]|@import|<link|src=' page.html
 

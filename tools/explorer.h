@@ -11,7 +11,7 @@
 
    mtt.h gives operations and tensors only to a backend. So the explorer is a backend: it makes a trainer,
    runs one step, and notes the operations instead of computing them. No arena is allocated, whatever its
-   size. The trainer does compute its initial weights. */
+   size. The trainer does compute its initial weights, which takes 4 s for 100 million. */
 #ifndef EXPLORER_H_INCLUDED
 #define EXPLORER_H_INCLUDED
 
@@ -218,14 +218,12 @@ static int explorer_frees(const mtt_tensor *tensor, int op)
     return tensor && !tensor->persistent && tensor->last == op;
 }
 
-/* A tensor that changes in place is an input and an output; only the output is named. */
 static void explorer_list_freed(const mtt_op *op, int index, FILE *file)
 {
     const char *before = "  frees ";
-    int count = op->inputs + op->outputs, i, k, last, gradients = 0;
-    for (i = 0; i < count; i++) {
-        for (k = i + 1, last = 1; k < count; k++) last &= op->operands[k] != op->operands[i];
-        if (!last || !explorer_frees(op->operands[i], index)) continue;
+    int i, gradients = 0;
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        if (!explorer_frees(op->operands[i], index)) continue;
         fprintf(file, "%s%s", before, op->operands[i]->name);
         before = " ";
     }
