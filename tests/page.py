@@ -47,6 +47,8 @@ def check_tensors(plan):
         used = {k for role in ("reads", "writes", "scratch") for k in op[role]}
         ends = {k for k, t in enumerate(plan["tensors"]) if t["last"] == i and not t["state"]}
         assert ends <= used, f"operation {i}: a tensor ends that it does not use"
+    ids = next(t["bytes"] for t in plan["tensors"] if t["name"] == "tokens") // 4
+    same("tokens of a step", ids * plan["plan"]["micro_batches"], plan["batch"] * plan["seq_len"])
     sizes = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "U8": 1}
     for t in plan["tensors"]:
         elements = 1

@@ -261,16 +261,17 @@ static void explorer_text(FILE *f, const char *text)
     fputc('"', f);
 }
 
-/* The model's sizes: {"layers": 2, ...}. */
+/* The model's sizes. */
 static void explorer_model(FILE *f, const explorer_plan *plan)
 {
+    const char *before = "{";
     const mtt_field *field;
     int value;
-    fprintf(f, "{\"batch\": %d, \"seq_len\": %d", plan->batch, plan->seq_len);
     for (field = mtt_model_fields(); field->name; field++) {
         if (field->kind != MTT_FIELD_INT) continue;
         memcpy(&value, (const char *)&plan->model + field->offset, sizeof(value));
-        fprintf(f, ", \"%s\": %d", field->name, value);
+        fprintf(f, "%s\"%s\": %d", before, field->name, value);
+        before = ", ";
     }
     fputc('}', f);
 }
@@ -324,7 +325,7 @@ static void explorer_json(FILE *f, const explorer_plan *plan)
     mtt_plan_json(&plan->report, report, sizeof(report));
     fprintf(f, "{\"technique\": ");
     explorer_text(f, plan->name);
-    fprintf(f, ", \"model\": ");
+    fprintf(f, ", \"batch\": %d, \"seq_len\": %d, \"model\": ", plan->batch, plan->seq_len);
     explorer_model(f, plan);
     fprintf(f, ", \"peak_op\": %d, \"plan\": %s,\n\"categories\": [", plan->report.peak_op, report);
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
@@ -542,8 +543,10 @@ NULL,
 "",
 "function summary(plan) {",
 "  const p = plan.plan, again = plan.ops.filter(op => op.recomputed).length;",
-"  return `Arena ${bytes(p.arena_bytes)}. Peak ${bytes(p.peak_bytes)}, in operation ${plan.peak_op}. ` +",
-"    `${p.ops} operations, ${again} of them recomputed: ${flops(p.recompute_flops)} of ${flops(p.flops)}.`;",
+"  const parts = p.micro_batches > 1 ? `, in ${p.micro_batches} micro-batches` : '';",
+"  return `${plan.batch} sequences of ${plan.seq_len} tokens${parts}. Arena ${bytes(p.arena_bytes)}. ` +",
+"    `Peak ${bytes(p.peak_bytes)}, in operation ${plan.peak_op}. ${p.ops} operations, ` +",
+"    `${again} of them recomputed: ${flops(p.recompute_flops)} of ${flops(p.flops)}.`;",
 "}",
 "",
 "// The tensors in memory during an operation: its own first, then the others, the largest first.",
