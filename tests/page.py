@@ -1,0 +1,168 @@
+"""page.py numbers PAGE INDEX JSON [LISTING] - compares plan INDEX of a page of `schedule --html` with
+`schedule --json` and with the listing, and checks that the page's tensors explain the plan's bytes.
+page.py drive PAGE - prints the page with a script that presses keys and moves the pointer, and that writes
+`ok: ` or `not ok: ` and the name of each step into the page."""
+import json
+import re
+import sys
+
+SLOT = 256
+
+
+def plans_of(path):
+    data = r"<script type='application/json' id='plans'>\n(.*?)</script>"
+    return json.loads(re.search(data, open(path, encoding="ascii").read(), re.S)[1])
+
+
+def same(name, one, other):
+    assert one == other, f"{name}: {one} is not {other}"
+
+
+def slot(tensor):
+    return -(-tensor["bytes"] // SLOT) * SLOT
+
+
+def compare_timeline(plan, truth):
+    same("plan", plan["plan"], truth["plan"])
+    same("operations", len(plan["ops"]), len(truth["timeline"]))
+    peak = max(op["live_bytes"] for op in plan["ops"])
+    same("bytes of the peak", plan["ops"][plan["peak_op"]]["live_bytes"], peak)
+    for i, (op, line) in enumerate(zip(plan["ops"], truth["timeline"])):
+        bytes_of = dict(zip(plan["categories"], op["bytes"]))
+        same(f"operation {i}", {k: op[k] for k in line if k != "bytes"} | {"bytes": bytes_of}, line)
+
+
+def check_tensors(plan):
+    """The slots that live during an operation add up to its bytes, and share no byte of the arena."""
+    for i, op in enumerate(plan["ops"]):
+        alive = [t for t in plan["tensors"] if t["first"] <= i <= t["last"]]
+        sums = [0] * len(plan["categories"])
+        end = 0
+        for t in sorted(alive, key=lambda t: t["offset"]):
+            sums[t["category"]] += slot(t)
+            assert t["offset"] >= end, f"operation {i}: {t['name']} overlaps the tensor below it"
+            end = t["offset"] + slot(t)
+        same(f"bytes of the tensors in operation {i}", sums, op["bytes"])
+        assert end <= plan["plan"]["arena_bytes"], f"operation {i}: {end} is outside the arena"
+        used = {k for role in ("reads", "writes", "scratch") for k in op[role]}
+        ends = {k for k, t in enumerate(plan["tensors"]) if t["last"] == i and not t["state"]}
+        assert ends <= used, f"operation {i}: a tensor ends that it does not use"
+    ids = next(t["bytes"] for t in plan["tensors"] if t["name"] == "tokens") // 4
+    same("tokens of a step", ids * plan["plan"]["micro_batches"], plan["batch"] * plan["seq_len"])
+    sizes = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "U8": 1}
+    for t in plan["tensors"]:
+        elements = 1
+        for n in t["shape"]: elements *= n
+        same(f"bytes of {t['name']}", t["bytes"], elements * sizes[t["type"]])
+
+
+def compare_listing(plan, path):
+    """The operands of each line, and what it frees, are the page's."""
+    small = {"control", "counters", "ranges"}
+    lines = open(path).read().splitlines()[:len(plan["ops"])]
+    for i, (op, line) in enumerate(zip(plan["ops"], lines)):
+        name, rest = re.match(r" *%d \S+ +(?:again +)?[\d.]+ MiB  (\S+) +(.*)" % i, line).groups()
+        reads, writes, freed = re.match(r"(.*?) ?-> ?(.*?) ?(?: ?frees (.*))?$", rest).groups()
+        names = lambda role: [plan["tensors"][k]["name"] for k in op[role]]
+        same(f"line {i}", name, op["op"])
+        if "gradients" in reads:
+            kinds = [plan["categories"][plan["tensors"][k]["category"]] for k in op["reads"]]
+            same(f"gradients of line {i}", int(reads.split()[-2]), kinds.count("gradients"))
+        else:
+            same(f"inputs of line {i}", reads.split(), [n for n in names("reads") if n not in small])
+            same(f"outputs of line {i}", writes.split(), [n for n in names("writes") if n not in small])
+        ends = [t["name"] for t in plan["tensors"] if t["last"] == i and not t["state"]]
+        freed = (freed or "").split()
+        if freed[1:] == ["gradients"]: same(f"freed in line {i}", int(freed[0]), len(ends))
+        else: same(f"freed in line {i}", sorted(freed), sorted(ends))
+    same("lines", len(lines), len(plan["ops"]))
+
+
+DRIVER = """<script>
+{
+  const log = document.body.appendChild(document.createElement('pre'));
+  const say = (good, name) => log.append(`${good ? 'ok' : 'not ok'}: ${name}\\n`);
+  const boxes = [...document.querySelectorAll('[role=slider]')];
+  const at = k => Number(boxes[k].getAttribute('aria-valuenow'));
+  const last = k => Number(boxes[k].getAttribute('aria-valuemax'));
+  const press = (key, k = 0) => boxes[k].dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+  const picked = k => boxes[k].parentElement.querySelectorAll('tr.on');
+  const move = (type, target, x, y) => {
+    const box = target.getBoundingClientRect();
+    target.dispatchEvent(new PointerEvent(type, {bubbles: true, clientX: box.left + x * box.width,
+      clientY: box.top + y * box.height}));
+  };
+  log.append('\\n');
+  say(boxes.length === 2, 'two plans');
+  say(boxes.every(b => b.tabIndex === 0 && b.getAttribute('aria-label')), 'the figures take the focus');
+  say(boxes.every((b, k) => at(k) === plans[k].peak_op), 'each plan begins at its peak');
+  press('Home');
+  say(at(0) === 0 && at(1) === 0, 'Home, and the other plan follows');
+  press('ArrowRight'); press('ArrowRight'); press('ArrowLeft');
+  say(at(0) === 1 && at(1) === 1, 'arrows');
+  press('PageDown');
+  say(at(0) === 11, 'PageDown');
+  press('PageUp');
+  say(at(0) === 1, 'PageUp');
+  press('PageUp');
+  say(at(0) === 0, 'the first operation is the first');
+  press('End', 1);
+  say(at(1) === last(1) && at(0) === last(0), 'End');
+  press('ArrowRight', 1);
+  say(at(1) === last(1), 'the last operation is the last');
+  press('p', 1);
+  say(at(1) === plans[1].peak_op, 'P');
+  const again = plans[1].ops.findIndex(op => op.recomputed);
+  press('Home', 1);
+  for (let i = 0; i < again; i++) press('ArrowRight', 1);
+  say(at(1) === again && boxes[1].getAttribute('aria-valuetext').includes('recomputed'), 'again, in words');
+  say(boxes[1].parentElement.querySelector('mark') !== null, 'recomputed, in the heading');
+  say(boxes[1].querySelectorAll('.strip .again').length > 0 && !boxes[0].querySelector('.strip .again'),
+    'recomputed operations have marks');
+  press('ArrowDown', 1);
+  say(picked(1).length === 1 && Number(boxes[1].querySelector('.picked').getAttribute('width')) > 0,
+    'ArrowDown marks a tensor in the table and the map');
+  let wrong = 0;
+  press('Home', 1);
+  for (let i = 0; i < plans[1].ops.length; i++, press('ArrowRight', 1)) {
+    const alive = plans[1].tensors.filter(t => t.first <= i && i <= t.last);
+    wrong += boxes[1].parentElement.querySelectorAll('tbody tr').length !== alive.length;
+  }
+  say(wrong === 0, 'a row for each tensor in memory, in every operation');
+  const [memory, map] = boxes[0].querySelectorAll('.chart');
+  move('pointermove', memory, .5, .5);
+  say(at(0) === Math.floor(plans[0].ops.length / 2), 'the pointer moves');
+  const middle = at(0);
+  const missed = plans[0].tensors.filter(t => t.first <= middle && middle <= t.last).filter(t => {
+    move('pointermove', map, .5, 1 - (t.offset + t.bytes / 2) / highest);
+    return !picked(0)[0].textContent.includes(t.name);
+  });
+  say(missed.length === 0, 'the pointer marks the tensor below it');
+  move('pointermove', map, .5, .01);
+  say(picked(0).length === 0, 'and nothing where there is none');
+  move('click', memory, .5, .5); move('pointermove', memory, .1, .5);
+  say(at(0) === Math.floor(plans[0].ops.length / 2), 'a click holds');
+  move('click', memory, .1, .5);
+  say(at(0) === Math.floor(plans[0].ops.length / 10), 'another releases');
+  const wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
+  say(wide, 'nothing is wider than the window');
+  say(true, 'the end');
+}
+</script>
+"""
+
+
+def main():
+    if sys.argv[1] == "drive":
+        sys.stdout.write(open(sys.argv[2], encoding="ascii").read() + DRIVER)
+        return
+    plan = plans_of(sys.argv[2])[int(sys.argv[3])]
+    compare_timeline(plan, json.load(open(sys.argv[4])))
+    check_tensors(plan)
+    if len(sys.argv) > 5: compare_listing(plan, sys.argv[5])
+
+
+try:
+    main()
+except AssertionError as e:
+    sys.exit(str(e))

@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# test_explorer.sh BUILD_DIR - tests the page and the listing of BUILD_DIR/schedule. Their numbers must be the
+# plan's, and the page must work in a browser (Chromium, where it is installed). Runs in the repository root.
+set -u
+. tests/lib.sh
+schedule=$(realpath "$1")/schedule tests=$(realpath tests) root=$(pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+small="--batch-size 4 --seq-len 32 --d-model 32 --heads 2 --vocab-size 100"
+
+expect() { # CODE PATTERN OPTION...: schedule's exit code, and what it must say
+  local want=$1 pattern=$2 code; shift 2
+  timeout 120 "$schedule" $small "$@" > out 2> err; code=$?
+  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then pass; return; fi
+  fail "schedule $*: exit $code, expected $want and /$pattern/; it said: $(cat err out | tail -n 2)"
+}
+
+# Numbers: the page against mtt_schedule_json, the listing against the page, the plan against its tensors.
+page() { # TECHNIQUE OPTION...
+  local technique=$1; shift
+  expect 0 'wrote page.html' --technique "$technique" --html page.html "$@"
+  expect 0 '' --technique "$technique" --json "$@"
+  mv out json
+  expect 0 ' frees ' --technique "$technique" "$@"
+  if python3 "$tests/page.py" numbers page.html 0 json out > why 2>&1; then pass
+  else fail "the page of $technique $*: $(tail -n 1 why)"; fi
+}
+if command -v python3 > /dev/null; then
+  page fp32
+  page fp32_checkpointing --layers 5
+  page bf16_flash_selective --dropout 0.1
+  page bf16_flash_segments_chunked_compact --layers 6 --device cuda
+  page fp16_window16 --accumulate 3 --head tied --positions learned
+  page budget_split --batch-size 64 --memory-budget 8M
+  expect 0 'wrote page.html' --technique fp32 --html page.html --compare bf16_flash_bs2 --layers 3
+  for which in "0 fp32 4" "1 bf16_flash 2"; do
+    read -r index technique batch <<< "$which"
+    expect 0 '' --technique "$technique" --json --layers 3 --batch-size "$batch"
+    check "plan $index of two is $technique" python3 "$tests/page.py" numbers page.html "$index" out
+  done
+  while read -r one other options; do
+    expect 0 'wrote one.html' --technique $one --html one.html --compare $other $options
+    expect 0 '' --technique $other --json $options
+    check "--compare $other beside $one" python3 "$tests/page.py" numbers one.html 1 out
+  done << TECHNIQUES
+fp16_flash_window16_checkpointing_chunked_compact fp32
+bf16_flash_window16 bf16_flash
+budget_split budget --batch-size 64 --memory-budget 8M
+TECHNIQUES
+else
+  skip "python3 is missing: apt-get install python3"
+fi
+expect 0 'adamw +[0-9]+ gradients -> m v [0-9]+ weights  frees [0-9]+ gradients$' --checkpointing
+
+# What is wrong gets one message.
+expect 2 'add --html memory.html' --compare fp32
+expect 1 'fp33" is no technique' --html page.html --compare fp33
+expect 1 'cannot write absent/page.html: No such file' --html absent/page.html
+expect 1 'cannot write .*: No space left' --html /dev/full
+( # only the last bytes do not fit
+  trap '' XFSZ
+  expect 0 'wrote cut.html' --html cut.html
+  ulimit -f $(($(wc -c < cut.html) / 1024))
+  expect 1 'cannot write cut.html: File too large' --html cut.html
+  [ $failed = 0 ]
+)
+check "a page that is cut fails" [ $? = 0 ]
+expect 1 'does not divide into 3 heads' --html other.html --compare bf16 --heads 3
+check "what fails leaves no page" [ ! -e other.html ]
+"$schedule" $small > /dev/full 2> err
+check "a full disk fails the listing" [ $? = 1 ]
+
+# A name that ends strings, elements and lines stays a name. Each failed allocation is one status.
+cat > hostile.c << 'C'
+#include <stdlib.h>
+static int left = 1 << 30;
+static void *scarce(size_t count, size_t size) { return left-- > 0 ? calloc(count, size) : NULL; }
+#define MTT_IMPLEMENTATION
+#include "mtt.h"
+#define calloc scarce
+#include "tools/explorer.h"
+static void *env_alloc(void *user, size_t bytes) { (void)user; return scarce(1, bytes); }
+static void env_free(void *user, void *block) { (void)user; free(block); }
+int main(void)
+{
+    mtt_env env = {env_alloc, env_free, NULL, ""};
+    mtt_model_desc model = {.layers = 1, .heads = 1, .d_model = 8, .vocab = 10};
+    mtt_policy policy = {.accumulate = 2};
+    explorer_plan plan;
+    const char *name = "</script><b>\"\\\n'\x7f\xff";
+    int room = 0;
+    for (left = room; explorer_open(&env, &model, &policy, 2, 8, name, &plan); left = ++room)
+        if (plan.trainer || plan.ops || plan.tensors || room > 10000) return 1;
+    left = 1 << 30;
+    explorer_list(&plan, stdout);
+    if (room < 5 || explorer_save(&env, "hostile.html", &plan, 1)) return 2;
+    explorer_close(&plan);
+    return plan.trainer != NULL;
+}
+C
+check "the program with a hostile name builds" ${CC:-cc} -std=gnu99 -O1 -Wall -Wextra -Werror -I "$root" \
+  hostile.c -o hostile -lm
+check "it runs, through every failed allocation" ./hostile
+check "the name ends no element" [ "$(grep -o '</script>' hostile.html | wc -l)" = 2 ]
+grep -qF '"\u003c/script\u003e\u003cb\u003e\u0022\u005c\u000a'"'"'\u007f\u00ff"' hostile.html
+check "the name is written as JSON" [ $? = 0 ]
+check "the page loads nothing" not grep -qE 'https?://[^w]|@import|<link|src=' page.html
+
+# In a browser: no error, the keys and the pointer move, light and dark differ.
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+browse() { # NAME ARGUMENT...: standard output to NAME.out, messages of the page to NAME.console
+  local name=$1; shift
+  timeout 120 "$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --enable-logging=stderr \
+    --user-data-dir="$work/profile" --window-size=1400,1400 "$@" > "$name.out" 2> "$name.err"
+  grep CONSOLE "$name.err" > "$name.console"
+}
+if [ -z "$browser" ]; then
+  skip "Chromium is missing: apt-get install chromium"
+elif ! command -v python3 > /dev/null; then
+  skip "python3 is missing: apt-get install python3"
+else
+  expect 0 'wrote page.html' --technique fp32 --compare fp32_checkpointing --html page.html --layers 3
+  python3 "$tests/page.py" drive page.html > driven.html
+  browse driven --virtual-time-budget=5000 --dump-dom "file://$work/driven.html"
+  grep -oE '^(ok|not ok): .*' driven.out > steps
+  while IFS= read -r line; do
+    case $line in ok:*) pass;; *) fail "in the browser, $line";; esac
+  done < steps
+  check "all steps in the browser ran" grep -qx 'ok: the end' steps
+  browse light --screenshot=light.png "file://$work/page.html"
+  browse dark --blink-settings=preferredColorScheme=0 --screenshot=dark.png "file://$work/page.html"
+  browse hostile --dump-dom "file://$work/hostile.html"
+  check "a hostile name is shown as it is" grep -qF '<h2>&lt;/script&gt;&lt;b&gt;' hostile.out
+  for name in driven light dark hostile; do
+    check "$name: no message on the console: $(head -n 1 $name.console)" [ ! -s $name.console ]
+  done
+  check "there is a picture" [ "$(wc -c < light.png)" -gt 20000 ]
+  check "dark is not light" not cmp light.png dark.png
+fi
+closing_line
