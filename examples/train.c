@@ -160,6 +160,8 @@ static int count_steps(const mtt_batches *batches)
     if (option_given("epochs") && !option_given("steps")) set.steps = 0; /* those of the preset */
     if (!set.steps && steps > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
     if (!set.steps) set.steps = (int)steps;
+    if (!option_given("warmup-steps") && set.optim.warmup_steps >= set.steps)
+        set.optim.warmup_steps = set.steps / 10; /* fewer than the preset was made for */
     if (set.steps) return 0;
     fprintf(stderr, "train: the text has %s sequences, a step takes %s: lower --batch-size, give more text, "
             "or --steps\n", speak_count(batches->sequences), speak_count(in_step));

@@ -95,6 +95,18 @@ expect 3 'sequence of 65536 needs.*more text' \
 echo '{"body": "x"}' > other.jsonl
 expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
 
+# threads that wait passively: the program starts again, once, unless its user chose
+spins() { # ENVIRONMENT...: how often a thread looks before it sleeps, a number for each start
+  (unset OMP_WAIT_POLICY; export OMP_DISPLAY_ENV=verbose "$@"; exec -a odd "$train" --dry-run 2>&1) |
+    sed -n "s/.*GOMP_SPINCOUNT = '\(.*\)'/\1/p" | tr '\n' ' '
+}
+seen=$(spins A=)
+if [ -n "$seen" ]; then
+  check "the second start does not spin: $seen" eval '[[ "$seen" =~ ^[0-9]+\ 0\ $ ]]'
+  check "OMP_WAIT_POLICY=active stays" eval '[[ "$(spins OMP_WAIT_POLICY=active)" =~ ^[1-9][0-9]+\ $ ]]'
+  check "GOMP_SPINCOUNT=9 stays" [ "$(spins GOMP_SPINCOUNT=9)" = "9 " ]
+else skip "this OpenMP does not show its variables"; fi
+
 # presets
 expect 2 '--preset big: expected tiny\|small\|a\|b\|c\|d\|gpt2\|gpt2-medium ?$' --preset big --dry-run
 while read -r preset parameters; do # 2 V C + V + L (12 C^2 + 13 C) + 2 C; other heads and positions differ
@@ -229,6 +241,14 @@ expect 0 'kept in results/text.txt_fp32.old2:' --data text.txt $model --steps 3
 check "the first one stays" [ "$(files results/text.txt_fp32.old)" = "$earlier" ]
 expect 0 'kept in results/text.txt_fp32.old3:' --data text.txt $model --steps 20
 check "the same run makes the same checkpoint" cmp $checkpoint same
+
+tiny="--data text.txt --dataset tiny --preset tiny --vocab-size 300 --no-checkpoint"
+expect 0 '^a sample of 200 tokens:' $tiny --steps 2
+check "a preset's warmup yields to few steps" says results/tiny_fp32.jsonl '"step": 1, .*"lr": 0.003,'
+expect 2 'needs more than the 20 of the warmup' $tiny --steps 2 --warmup-steps 20
+run $tiny --batch-size 2000 --epochs 1 --sample 0
+check "--epochs overrides a preset's steps" [ $code = 3 ]
+expect 0 '"steps": 2,' --data results/text.txt --dataset ready --preset tiny --steps 2 --sample 0
 
 # token files: made again where the text or an option is another
 tokens() { sha256sum < results/made.train.tokens; }
