@@ -246,6 +246,7 @@ tiny="--data text.txt --dataset tiny --preset tiny --vocab-size 300 --no-checkpo
 expect 0 '^a sample of 200 tokens:' $tiny --steps 2
 check "a preset's warmup yields to few steps" says results/tiny_fp32.jsonl '"step": 1, .*"lr": 0.003,'
 expect 2 'needs more than the 20 of the warmup' $tiny --steps 2 --warmup-steps 20
+expect 0 '"steps": 400,' $tiny --layers 1 --heads 1 --d-model 8 --seq-len 8 --batch-size 1 --sample 0
 run $tiny --batch-size 2000 --epochs 1 --sample 0
 check "--epochs overrides a preset's steps" [ $code = 3 ]
 expect 0 '"steps": 2,' --data results/text.txt --dataset ready --preset tiny --steps 2 --sample 0
