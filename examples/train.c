@@ -60,7 +60,7 @@ static const option options[] = {
     REAL("temperature", &set.temperature, 0, "0: always the most likely token"),
     INT("top-k", &set.top_k, 0, "draw from the most likely tokens; 0: all"),
     TITLE("Memory:"),
-    FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs --vocab-size, no data, no device"),
+    FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs neither data nor a device"),
     FLAG("find-max-batch", &set.find_max, 1, "print the largest batch under --memory-budget and stop"),
     FLAG("json", &set.json, 1, "the plan as one JSON object"),
     FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
