@@ -2,7 +2,7 @@
 
    cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (faster: -DMTT_CBLAS -lopenblas)
    nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublasLt -o train   (then --device cuda)
-   ./train --data my_text.txt --technique bf16_flash --steps 500 --sample 200
+   ./train --data my_text.txt
 
    It uses nothing but the public interface. Results go to stdout, progress to stderr, files to --results-dir.
    The training loop is in train(). main() has what comes before: options, data, plan, trainer. */
@@ -12,8 +12,7 @@
 #include "../tools/options.h"
 #include "../tools/results.h"
 #include "../tools/run.h"
-#include <signal.h>
-#include <unistd.h>
+#include "../tools/speak.h"
 
 enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_INTERRUPTED = 130 };
 
@@ -29,50 +28,50 @@ static struct {
          .results = "results", .policy = {.accumulate = 1}, .optim = {.lr = 1e-3f}};
 
 static run files = {.keep = 2};
+static speaker session;
 
 static const option options[] = {
-    TITLE("usage: train --data FILE [option...], for example train --data my_text.txt --flash --sample 200"),
+    TITLE("usage: train --data FILE [option...]\n\n"
+          "  train --data my_text.txt                a small model; it takes a minute or two on a CPU\n"
+          "  train --data my_text.txt --preset a --technique bf16_flash --eval-every 100 --sample 200\n"
+          "  train --dry-run --preset gpt2 --technique bf16_flash_checkpointing      memory, without data\n\n"
+          "Data and results:"),
     TEXT("data", &set.data, "text, JSONL, - for standard input, or the prefix of prepared token files"),
     TEXT("field", &set.field, "field of the JSONL documents, default text"),
     TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt to use; default: train a BPE"),
     TEXT("dataset", &set.dataset, "name in the results, default the file name of the data"),
     TEXT("results-dir", &set.results, "folder of metrics, logs, checkpoints and token files"),
-    TITLE("Training and sample:"),
+    TITLE("Training:"),
     INT("batch-size", &set.batch, 0, "sequences in a micro-batch"),
     INT("seq-len", &set.seq_len, 0, "tokens in a sequence"),
     INT("steps", &set.steps, 0, "optimizer steps, default as many as --epochs takes"),
     INT("epochs", &set.epochs, 1, "passes over the data"),
     INT("seed", &set.seed, 0, "seed of weights, dropout, split and order"),
+    TITLE("Evaluations and checkpoints:"),
     INT("eval-every", &set.eval_every, 0, "steps between evaluations; 0: only at the end"),
     INT("eval-batches", &set.eval_batches, 0, "batches of an evaluation; 0: the whole split"),
     INT("save-every", &set.save_every, 0, "steps between checkpoints; 0: only at the end"),
     INT("keep", &files.keep, 1, "checkpoints that stay, besides the best by validation"),
     FLAG("no-checkpoint", &set.save_every, -1, "do not save at all"),
     FLAG("resume", &set.resume, 1, "continue from the checkpoint of this dataset and technique"),
+    TITLE("Sample:"),
     INT("sample", &set.sample, 0, "tokens to write at the end"),
     TEXT("prompt", &set.prompt, "text to continue, default a new line"),
     REAL("temperature", &set.temperature, 0, "0: always the most likely token"),
     INT("top-k", &set.top_k, 0, "draw from the most likely tokens; 0: all"),
     TITLE("Memory:"),
-    FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs --vocab-size, no data, no device"),
+    FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs neither data nor a device"),
     FLAG("find-max-batch", &set.find_max, 1, "print the largest batch under --memory-budget and stop"),
     FLAG("json", &set.json, 1, "the plan as one JSON object"),
     FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
     OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
            "refuse what takes more, and with --recompute budget fit it; 24G, 512M"),
     FIELDS("Technique; its words are options, too: --bf16 --flash ...", mtt_policy_fields, &set.policy),
-    FIELDS("Model:", mtt_model_fields, &set.model),
+    FIELDS("Model; small on a CPU without --layers, --heads and --d-model:", mtt_model_fields, &set.model),
     FIELDS("Optimizer:", mtt_optim_fields, &set.optim),
 };
 
 static mtt_env env;
-static volatile sig_atomic_t interrupted;
-
-static void on_signal(int number)
-{
-    interrupted = 1;
-    signal(number, SIG_DFL); /* a second one ends the program at once */
-}
 
 /* Prints why a call failed, if it did; returns the exit code. */
 static int report(mtt_status status)
@@ -90,7 +89,9 @@ static int report(mtt_status status)
 static int read_options(int argc, char **argv)
 {
     const mtt_policy *policy = &set.policy;
-    int code = option_parse(options, LENGTH(options), argc, argv);
+    int code;
+    option_all.fallback = "small";
+    code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code;
     if (!set.data && !set.dry_run && !set.find_max)
         return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
@@ -100,6 +101,8 @@ static int read_options(int argc, char **argv)
         return option_fail("--split needs --recompute budget");
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
+    if (policy->window && policy->attention != MTT_ATTENTION_FLASH)
+        fprintf(stderr, "note: --window-size saves no memory without --flash: plain attention keeps T x T\n");
     if (set.seq_len > 1024 && !set.model.max_seq) set.model.max_seq = set.seq_len;
     return 0;
 }
@@ -113,21 +116,21 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_prepare_desc job = {.input = set.data, .output = prefix, .field = set.field, .vocab = set.model.vocab,
                             .tokenizer = set.tokenizer, .seed = (uint64_t)set.seed};
-    mtt_prepare_report made = {0};
     if (set.tokenizer) job.kind = &kind;
     job.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
-    if (!status && !prepared) status = mtt_prepare(&env, &job, &made);
-    if (made.reused) fprintf(stderr, "train: the tokens of %s are reused from an earlier run\n", set.data);
+    if (job.reuse_only && !option_given("vocab-size")) job.vocab = 0; /* whatever the run has */
+    if (!status && !prepared) status = speak_prepare(&env, &job);
     if (!status) status = run_share_dataset(&files);
     if (!status) status = mtt_dataset_open(&env, prefix, &kind, data);
     if (status) return status;
     vocab = mtt_tokens_vocab(data->train);
-    if (prepared && (set.tokenizer || (set.model.vocab && set.model.vocab != vocab)))
+    if (prepared && (set.tokenizer || (option_given("vocab-size") && set.model.vocab != vocab)))
         return run_fail(&files, MTT_E_ARGUMENT, "%s is prepared, with its own tokenizer: leave out "
                         "--tokenizer and --vocab-size, or give the text", prefix);
     if (mtt_tokens_count(data->valid) == 0)
-        return run_fail(&files, MTT_E_DATA, "%s is too short: no document is left for validation. Documents "
-                        "end at blank lines: give more text, or add blank lines", set.data);
+        return run_fail(&files, MTT_E_DATA, "%s is too short: no document is left for validation. A document "
+                        "ends at a blank line after 4 KiB or more, and 20 are enough: give more text, or add "
+                        "blank lines, as 'fold -s -w 2000 OLD | sed G > NEW' does", set.data);
     set.model.vocab = vocab;
     status = mtt_batches_init(&env, batches, data->valid, set.batch, set.seq_len, 0, 1); /* long enough? */
     if (status) return status;
@@ -154,72 +157,65 @@ static int count_steps(const mtt_batches *batches)
 {
     uint64_t in_step = (uint64_t)set.batch * (uint64_t)set.policy.accumulate;
     uint64_t steps = batches->sequences * (uint64_t)set.epochs / in_step;
+    if (option_given("epochs") && !option_given("steps")) set.steps = 0; /* those of the preset */
     if (!set.steps && steps > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
     if (!set.steps) set.steps = (int)steps;
+    if (!option_given("warmup-steps") && set.optim.warmup_steps >= set.steps)
+        set.optim.warmup_steps = set.steps / 10; /* fewer than the preset was made for */
     if (set.steps) return 0;
-    fprintf(stderr, "train: the text has %llu sequences, a step takes %llu: lower --batch-size, give more "
-            "text, or --steps\n", (unsigned long long)batches->sequences,
-            (unsigned long long)in_step);
+    fprintf(stderr, "train: the text has %s sequences, a step takes %s: lower --batch-size, give more text, "
+            "or --steps\n", speak_count(batches->sequences), speak_count(in_step));
     return EXIT_DATA;
 }
 
-static void show_progress(const mtt_step_info *info)
-{
-    int terminal = isatty(2), last = info->step == set.steps;
-    double tokens = (double)set.batch * set.seq_len * set.policy.accumulate;
-    int left = (int)(files.ms * 1e-3 / (double)files.steps * (double)(set.steps - info->step));
-    if (!terminal && info->step % 10 && files.steps > 1 && !last) return;
-    fprintf(stderr, "%sstep %lld/%d %lld%%", terminal ? "\r" : "", (long long)info->step, set.steps,
-            (long long)(100 * info->step / set.steps));
-    fprintf(stderr, " | loss %.4f | ppl %.2f | lr %.2e | gnorm %.3f | %.1f ms | %.0f tok/s", info->loss,
-            exp(info->loss), (double)info->lr, (double)info->grad_norm, info->ms, tokens / info->ms * 1e3);
-    fprintf(stderr, " | mem %.1f MiB | eta %dm%02ds%s", (double)info->arena_bytes / 1048576, left / 60,
-            left % 60, terminal && !last ? "\033[K" : "\n");
-}
-
-/* Writes the metrics to stdout and to their file, and the memory file. */
+/* Writes the metrics to their file and to stdout, but in words to a terminal; and the memory file. */
 static mtt_status write_results(mtt_trainer *t, const mtt_quality *q)
 {
-    double tokens = (double)set.batch * set.seq_len * set.policy.accumulate * (double)files.steps;
-    result r = {.batch_size = set.batch, .seq_len = set.seq_len, .tokens_per_s = tokens / files.ms * 1e3};
+    result r = {.batch_size = set.batch, .seq_len = set.seq_len,
+                .tokens_per_s = session.tokens * (double)files.steps / files.ms * 1e3};
     mtt_status status;
     run_fill(&files, &r, t, q);
-    result_print(stdout, &r);
+    if (!isatty(1)) result_print(stdout, &r);
+    fflush(stdout);
     status = run_write_metrics(&files, &r);
-    return status || set.no_memory ? status : run_write_memory(&files, mtt_trainer_schedule(t));
+    if (!status && !set.no_memory) status = run_write_memory(&files, mtt_trainer_schedule(t));
+    if (!status) speak_summary(&files, &r, !set.no_memory);
+    return status;
 }
 
-/* The validation split's quality, also to the log. The best checkpoint is kept. */
+/* The validation split's quality, also to the log, unless it is interrupted. The best checkpoint is kept. */
 static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt_dataset *data,
                            mtt_quality *q)
 {
-    mtt_status status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, q);
-    if (status) return status;
-    fprintf(stderr, "%svalidation loss %.4f\n", isatty(2) ? "\n" : "", q->loss);
+    mtt_status status = run_evaluate(&files, t, data, batches, set.eval_batches, q);
+    if (status || run_stop) return status;
+    speak_quality(q);
     if (q->loss < files.best && set.save_every >= 0) report(run_save_best(&files, t, batches));
     run_log_quality(&files, mtt_trainer_step(t), q);
     return MTT_OK;
 }
 
 /* Steps until the last one, a signal or a failure. A checkpoint that cannot be written does not end the run:
-   the next one may be. */
+   the next one may be. A resumed run first evaluates its step, if a signal kept it from that. */
 static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset *data)
 {
     size_t part = (size_t)set.batch * (size_t)set.seq_len, all = part * (size_t)set.policy.accumulate, i;
     int32_t *tokens = malloc(2 * all * sizeof(*tokens)), *targets = tokens + all;
     mtt_status status = tokens ? MTT_OK : MTT_E_MEMORY;
-    mtt_step_info info = {0};
+    mtt_step_info info = {.step = mtt_trainer_step(t)};
     mtt_quality q;
-    while (!status && mtt_trainer_step(t) < set.steps && !interrupted) {
+    while (!status && info.step < set.steps && !run_stop) {
+        if (set.eval_every && info.step % set.eval_every == 0 && files.evaluated != (double)info.step)
+            status = evaluate(t, batches, data, &q);
+        if (run_stop) break;
         for (i = 0; i < all && !status; i += part)
             status = mtt_batches_next(batches, tokens + i, targets + i);
         if (!status) status = mtt_train_step(t, tokens, targets, &info);
         if (status) break;
         run_log_step(&files, &info);
-        show_progress(&info);
-        if (info.step == set.steps) break;
-        if (set.eval_every && info.step % set.eval_every == 0) status = evaluate(t, batches, data, &q);
-        if (set.save_every > 0 && info.step % set.save_every == 0) report(run_save(&files, t, batches));
+        speak_step(&session, &info);
+        if (set.save_every > 0 && info.step % set.save_every == 0 && info.step < set.steps)
+            report(run_save(&files, t, batches));
     }
     free(tokens);
     return status;
@@ -231,12 +227,12 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
     mtt_quality q = {NAN, NAN, NAN, NAN, 0};
     int code = report(status), saved = 0;
     if (!status && set.save_every >= 0) saved = report(run_save_last(&files, t, batches));
-    if (!status && interrupted) {
-        fprintf(stderr, "\ntrain: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
+    if (!status && !run_stop) code = report(evaluate(t, batches, data, &q));
+    if (!code && run_stop) {
+        fprintf(stderr, "train: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
                 set.save_every >= 0 && !saved ? ": --resume continues from there" : ", without a checkpoint");
         code = EXIT_INTERRUPTED;
-    } else if (!status)
-        code = report(evaluate(t, batches, data, &q));
+    }
     if (!code && !isfinite(q.perplexity)) {
         fprintf(stderr, "train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
         code = EXIT_DIVERGED;
@@ -253,7 +249,10 @@ static mtt_status begin(mtt_trainer *t, mtt_batches *batches)
     if (set.save_every >= 0)
         status = run_check_room(&files, mtt_checkpoint_bytes(t), set.save_every, set.resume);
     if (!status) status = set.resume ? run_resume(&files, t, batches) : run_set_aside(&files);
-    return status ? status : run_open_log(&files, mtt_trainer_step(t));
+    if (!status) status = run_open_log(&files, mtt_trainer_step(t));
+    if (!status)
+        speak_begin(&session, batches, mtt_trainer_step(t), set.steps, set.policy.accumulate);
+    return status;
 }
 
 int main(int argc, char **argv)
@@ -285,10 +284,11 @@ int main(int argc, char **argv)
                                 &t);
     if (!status) status = begin(t, &batches);
     code = report(status);
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    run_obey_signals(1);
     if (!status) code = finish(train(t, &batches, &data), t, &batches, &data);
+    run_obey_signals(0); /* all is saved */
     if (!code && set.sample) {
+        fprintf(stderr, "\na sample of %d tokens:\n", set.sample);
         fputs(set.prompt, stdout);
         code = report(mtt_generate(t, data.tokenizer, set.prompt, set.sample, set.temperature, set.top_k,
                                    (uint64_t)set.seed, result_write_text, stdout));

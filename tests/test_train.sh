@@ -58,6 +58,12 @@ expect 2 '--data is missing' --technique bf16
 expect 2 'batch is 0' --dry-run --batch-size 0
 expect 2 'd_model 32 does not divide' --dry-run $model --heads 3
 expect 2 'memory-budget 24G' --find-max-batch
+for words in bf16_fp16 checkpointing_segments bf16_bs2_flash_bs4 window16_flash_window8; do
+  expect 2 "--technique $words: a later word contradicts \"" --technique $words --dry-run
+done
+expect 0 arena --technique flash_window16_bf16_bf16_bs4 --dry-run
+check "words that agree are not contradictory" not says err note
+expect 0 'note: --window-size saves no memory without --flash' --window-size 16 --dry-run
 expect 0 '--gradient-checkpointing' --help
 fields() { sed -n '/^static const mtt_field /,/^}/s/.*MTT__FIELD(\([a-z0-9_]*\),.*/\1/p' "$root/mtt.h"; }
 for name in $(fields); do # each field of the library is an option, under its name or another
@@ -88,6 +94,52 @@ expect 3 'sequence of 65536 needs.*more text' \
   --data text.txt --dataset long ${model/--seq-len 32/--seq-len 65536}
 echo '{"body": "x"}' > other.jsonl
 expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
+
+# threads that wait passively: the program starts again, once, unless its user chose
+spins() { # ENVIRONMENT...: how often a thread looks before it sleeps, a number for each start
+  (unset OMP_WAIT_POLICY; export OMP_DISPLAY_ENV=verbose "$@"; exec -a odd "$train" --dry-run 2>&1) |
+    sed -n "s/.*GOMP_SPINCOUNT = '\(.*\)'/\1/p" | tr '\n' ' '
+}
+seen=$(spins A=)
+if [ -n "$seen" ]; then
+  check "the second start does not spin: $seen" eval '[[ "$seen" =~ ^[0-9]+\ 0\ $ ]]'
+  check "OMP_WAIT_POLICY=active stays" eval '[[ "$(spins OMP_WAIT_POLICY=active)" =~ ^[1-9][0-9]+\ $ ]]'
+  check "GOMP_SPINCOUNT=9 stays" [ "$(spins GOMP_SPINCOUNT=9)" = "9 " ]
+else skip "this OpenMP does not show its variables"; fi
+
+# presets
+expect 2 '--preset big: expected tiny\|small\|a\|b\|c\|d\|gpt2\|gpt2-medium ?$' --preset big --dry-run
+while read -r preset parameters; do # 2 V C + V + L (12 C^2 + 13 C) + 2 C; other heads and positions differ
+  run --dry-run --json --vocab-size 50257 --preset $preset
+  check "preset $preset has $(field out parameters) parameters, not $parameters" \
+    [ "$(field out parameters)" = $parameters ]
+done << SIZES
+tiny 6583249
+small 13709393
+a 28941393
+b 70428753
+c 29072465
+d 162301009
+gpt2 124439808
+gpt2-medium 354823168
+SIZES
+run --help
+for preset in tiny small a b c d gpt2 gpt2-medium; do
+  check "--help lists the preset $preset" says out "^    $preset +layers=[0-9]+ heads="
+done
+for order in "--preset gpt2 --layers 2" "--layers 2 --preset gpt2"; do
+  run --dry-run --json $order
+  check "$order has 2 layers" [ "$(field out parameters)" = 53561088 ]
+done
+run --dry-run --preset a --technique bs4
+check "a technique overrides a preset" not says out ' 1208.31 MiB'
+run --dry-run --preset small; cp out plan
+run --dry-run
+check "without a model's size a CPU gets the preset small" cmp out plan
+run --dry-run --seq-len 64 --batch-size 16 --heads 4 --vocab-size 1024
+check "a size of the model leaves the rest to the library" not cmp out plan
+run --dry-run --device cuda
+check "CUDA gets the library's model" says out '^parameters 8289552,'
 
 # plans without data: the assignment's model
 a="--dry-run --vocab-size 50257 --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256 --batch-size 32"
@@ -129,6 +181,37 @@ check "log has 20 steps and an evaluation" [ "$(wc -l < results/text.txt_fp32.js
 check "stdout is the metrics file" cmp out $metrics
 check "stderr has no \\r and no escape" [ "$(tr -dc '\r\033' < err | wc -c)" = 0 ]
 check "stderr tells the progress" grep -q 'step 20/20 100%' err
+steps=$(sed -n 's/^step \([0-9]*\)\/.*/\1/p' err | tr '\n' ' ')
+check "a line for the first steps and each tenth, not $steps" [ "$steps" = "1 $(seq -s ' ' 2 2 20) " ]
+check "it names the tokenizer" says err '^training a BPE tokenizer, 300 ids, on text.txt \.\.\.$'
+bytes=$(wc -c < text.txt | sed ':a; s/\([0-9]\)\([0-9]\{3\}\)\($\|,\)/\1,\2\3/; ta')
+check "it counts documents, bytes and ids" says err "^text.txt: [0-9]+ documents, $bytes bytes, 300 ids$"
+for split in train validation test; do
+  check "it counts documents and tokens to $split" says err "^  $split +[0-9]+ documents +[0-9,]+ tokens$"
+done
+check "it counts steps and epochs" \
+  says err '^training: steps 1 to 20 of 128 tokens each: 0\.[0-9]+ epochs of '
+check "it says the time after the second step" says err '^the other 18 steps take about [0-9]+ s$'
+round() { printf "%.$1f" "$(field $metrics $2)"; }
+check "the summary has the metrics' quality" says err "^validation  perplexity $(round 2 perplexity), \
+$(round 3 bits_per_byte) bits per byte, loss $(round 4 val_loss), accuracy [0-9.]+ %$"
+check "the summary has speed and memory" eval 'says err "^speed  .* tokens/s, 20 steps in [0-9]+ s$" &&
+  says err "^memory  .* MiB planned, .* MiB taken$"'
+for file in $(sed -n 's/, the best by validation:/ /; s/^files  *\|^checkpoint  *//p' err | tr -d ,); do
+  check "$file, which the summary names, is there" [ -s "$file" ]
+  named="${named:-}+"
+done
+check "the summary names 5 files" [ "${named:-}" = +++++ ]
+expect 0 '^note: the text has too few pairs for 60,000 ids: the vocabulary has [0-9,]+$' \
+  --data text.txt ${model/300/60000} --steps 1 --dataset pairs --no-checkpoint
+if command -v script > /dev/null; then
+  script -qec "$train --data text.txt $model --steps 3 --dataset terminal --eval-every 1" typescript \
+    > /dev/null < /dev/null
+  check "a terminal gets the progress in one line" says typescript "step 1/3.*$(printf '\033')"
+  check "a terminal gets the summary in words alone" eval \
+    'says typescript "^validation  perplexity" && ! says typescript "\"perplexity\":"'
+  check "a terminal gets each evaluation" [ "$(grep -c '^validation loss' typescript)" = 3 ]
+else skip "script is absent"; fi
 for split in "" "--recompute budget --split --memory-budget 4M"; do
   run --data text.txt $model --batch-size 64 --steps 5 --dataset "whole${split:+_split}" $split
   check "training with $split" [ $code = 0 ]
@@ -148,7 +231,7 @@ check "checkpoint is there" [ -s $checkpoint ]
 check "the best checkpoint is the last" cmp $checkpoint results/text.txt_fp32_best.safetensors
 files() { (cd "$1" && sha256sum text.txt_fp32_* text.txt_fp32.jsonl); } # FOLDER
 earlier=$(files results)
-expect 3 'sequences, a step takes 4096: lower --batch-size' --data text.txt $model --batch-size 4096
+expect 3 'sequences, a step takes 4,096: lower --batch-size' --data text.txt $model --batch-size 4096
 check "an epoch without a step leaves the run" [ "$(files results)" = "$earlier" ]
 expect 0 'earlier run is kept in results/text.txt_fp32.old: --resume would have continued it' \
   --data text.txt $model --steps 20
@@ -158,6 +241,15 @@ expect 0 'kept in results/text.txt_fp32.old2:' --data text.txt $model --steps 3
 check "the first one stays" [ "$(files results/text.txt_fp32.old)" = "$earlier" ]
 expect 0 'kept in results/text.txt_fp32.old3:' --data text.txt $model --steps 20
 check "the same run makes the same checkpoint" cmp $checkpoint same
+
+tiny="--data text.txt --dataset tiny --preset tiny --vocab-size 300 --no-checkpoint"
+expect 0 '^a sample of 200 tokens:' $tiny --steps 2
+check "a preset's warmup yields to few steps" says results/tiny_fp32.jsonl '"step": 1, .*"lr": 0.003,'
+expect 2 'needs more than the 20 of the warmup' $tiny --steps 2 --warmup-steps 20
+expect 0 '"steps": 400,' $tiny --layers 1 --heads 1 --d-model 8 --seq-len 8 --batch-size 1 --sample 0
+run $tiny --batch-size 2000 --epochs 1 --sample 0
+check "--epochs overrides a preset's steps" [ $code = 3 ]
+expect 0 '"steps": 2,' --data results/text.txt --dataset ready --preset tiny --steps 2 --sample 0
 
 # token files: made again where the text or an option is another
 tokens() { sha256sum < results/made.train.tokens; }
@@ -354,6 +446,30 @@ check "weights after kill -9 and --resume are those of an uninterrupted run" \
   cmp results/killed_fp32_step800.safetensors results/whole_fp32_step800.safetensors
 check "log after kill -9 and --resume is that of an uninterrupted run" \
   same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
+
+# Ctrl-C answers at once, also while it evaluates; a step is evaluated once, before or after it
+for _ in $(seq 40); do cat text.txt; done > much.txt
+much="--data much.txt --tokenizer tokenizer.json ${model/--vocab-size 300/} --steps 4 --eval-every 1"
+run $much --dataset calm
+check "a run that evaluates each step" [ $code = 0 ]
+"$train" $much --dataset hasty > out 2> err < /dev/null & id=$!
+for _ in $(seq 3000); do [ -s results/hasty_fp32.jsonl ] && break; sleep 0.02; done
+start=$(date +%s%N)
+kill -INT $id; wait $id; code=$? took=$((($(date +%s%N) - start) / 1000000))
+check "SIGINT in an evaluation ends with $code, not 130" [ $code = 130 ]
+check "it takes $took ms, not 1000" [ $took -lt 1000 ]
+check "it says that it stops, and where" eval 'says err "^stopping after this step" &&
+  says err "^train: stopped after step 1: --resume continues from there"'
+check "the log has no half evaluation" not says results/hasty_fp32.jsonl val_loss
+expect 0 'step 4/4' $much --dataset hasty --resume
+check "the log is that of an uninterrupted run" same_log results/calm_fp32.jsonl results/hasty_fp32.jsonl
+check "an evaluation for each step" [ "$(grep -c val_loss results/hasty_fp32.jsonl)" = 4 ]
+"$train" $long --steps 100000 --dataset slow > out 2> err < /dev/null & id=$!
+for _ in $(seq 3000); do grep -q '^step 2/' err && break; sleep 0.02; done
+kill -STOP $id; sleep 10.5; kill -CONT $id; sleep 0.5
+check "a line after 10 s" [ "$(grep -c '^step ' err)" = 3 ]
+kill -INT $id; wait $id
+
 expect 3 'nothing to resume: there is no results/none_fp32_step' $long --dataset none --resume
 expect 3 'layers 1.* 2' $long --dataset cut --layers 2 --resume
 
@@ -408,6 +524,43 @@ if [ -r "$data/tinyshakespeare.txt" ] && [ -r "$data/vocab.bpe" ]; then
   check "300 steps on Shakespeare beat guessing by far: perplexity $(field out perplexity)" \
     awk -v p="$(field out perplexity)" 'BEGIN { exit !(p > 1 && p < 500) }'
 else skip "$data/tinyshakespeare.txt or vocab.bpe is absent"; fi
+
+# run_evaluate gives the numbers of mtt_evaluate_tokens, to the bit
+cat > evaluate.c << 'C'
+#define MTT_IMPLEMENTATION
+#include "mtt.h"
+#include "tools/results.h"
+#include "tools/run.h"
+int main(int argc, char **argv)
+{
+    static mtt_env env;
+    run r = {.env = &env};
+    mtt_dataset data;
+    mtt_batches batches;
+    mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 32};
+    mtt_policy policy = {.accumulate = 1};
+    mtt_optim_desc optim = {.lr = 1e-3f};
+    mtt_trainer *t;
+    int most, bad = argc != 2;
+    if (bad || mtt_dataset_open(&env, argv[1], NULL, &data)) return puts(env.error), 1;
+    model.vocab = mtt_tokens_vocab(data.train);
+    if (mtt_batches_init(&env, &batches, data.train, 3, 32, 0, 0)) return puts(env.error), 1;
+    if (mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), 3, 32, &t))
+        return puts(env.error), 1;
+    for (most = 0; most < 3; most++) {
+        mtt_quality a, b;
+        if (mtt_evaluate_tokens(t, data.valid, data.tokenizer, most, &a)) return puts(env.error), 1;
+        if (run_evaluate(&r, t, &data, &batches, most, &b)) return puts(env.error), 1;
+        bad |= a.loss != b.loss || a.perplexity != b.perplexity || a.accuracy != b.accuracy ||
+               a.bits_per_byte != b.bits_per_byte || a.targets != b.targets || !(a.bits_per_byte > 0);
+    }
+    mtt_trainer_destroy(t);
+    mtt_dataset_close(&data);
+    return bad;
+}
+C
+check "evaluate.c compiles" ${CC:-cc} -std=gnu99 -O1 -w -fopenmp -I "$root" evaluate.c -o evaluate -lm
+check "run_evaluate is mtt_evaluate_tokens" ./evaluate results/text.txt
 
 # hello.c, with fewer steps
 sed 's/STEPS = [0-9]*/STEPS = 20/' "$root/examples/hello.c" > hello.c

@@ -10,9 +10,10 @@
       };
 
    The option of a field has the field's name with - for _, unless option_names has another. A program's own
-   row replaces a field of the same name. The fields of a policy bring two things. --technique takes words
-   joined by _, and options override its words; bsN sets the option batch-size. And each word alone is an
-   option as well: --bf16, --flash, --window16. */
+   row replaces a field of the same name. The fields of a model bring --preset, a row of option_presets.
+   Those of a policy bring --technique, words joined by _, of which bsN sets the option batch-size. Each word
+   alone is an option as well: --bf16, --flash, --window16. Options override a technique, and a technique
+   overrides a preset, in any order. */
 #ifndef OPTIONS_H_INCLUDED
 #define OPTIONS_H_INCLUDED
 
@@ -54,12 +55,34 @@ static const struct {
     {"budget_bytes", "memory-budget", NULL}, {"total_steps", NULL, NULL},
 };
 
+/* Values of options. A program skips options that it does not have. tiny and small suit a CPU. a to d are the
+   models of tools/suites.sh. */
+static const struct {
+    const char *name, *options;
+} option_presets[] = {
+    {"tiny", "layers=2 heads=2 d-model=64 seq-len=64 batch-size=16 vocab-size=512 steps=400 lr=3e-3 "
+             "lr-schedule=cosine warmup-steps=20 sample=200"},
+    {"small", "layers=4 heads=4 d-model=128 seq-len=64 batch-size=16 vocab-size=1024 steps=600 lr=3e-3 "
+              "lr-schedule=cosine warmup-steps=20 sample=200"},
+    {"a", "layers=4 heads=8 d-model=256 d-ff=1024 seq-len=256 batch-size=32 lr=1e-3 warmup-steps=50"},
+    {"b", "layers=6 heads=8 d-model=512 d-ff=2048 seq-len=512 batch-size=32 lr=1e-4 warmup-steps=100"},
+    {"c", "layers=4 heads=8 d-model=256 d-ff=1024 seq-len=256 batch-size=64 positions=learned max-seq=512 "
+          "dropout=0.1 lr=3e-4 warmup-steps=200 clip=1"},
+    {"d", "layers=12 heads=12 d-model=768 d-ff=3072 seq-len=1024 batch-size=4 dropout=0.1 lr=1e-4 "
+          "warmup-steps=100 weight-decay=-1 clip=1"},
+    {"gpt2", "layers=12 heads=12 d-model=768 seq-len=1024 batch-size=4 vocab-size=50257 positions=learned "
+             "head=tied no-head-bias lr=6e-4 warmup-steps=100"},
+    {"gpt2-medium", "layers=24 heads=16 d-model=1024 seq-len=1024 batch-size=4 vocab-size=50257 "
+                    "positions=learned head=tied no-head-bias lr=3e-4 warmup-steps=100"},
+};
+
 /* The program's table, with the fields of descriptors in it. */
 static struct {
-    const char *program, *technique;
-    mtt_policy *policy; /* changed by words of a technique; NULL if there is none */
+    const char *program, *technique, *preset;
+    const char *fallback; /* preset on a CPU where the command line names no size of the model; or NULL */
+    mtt_policy *policy;   /* changed by words of a technique; NULL if there is none */
     option list[OPTION_MOST];
-    char names[OPTION_MOST][32];
+    char names[OPTION_MOST][32], given[OPTION_MOST];
     int count;
 } option_all;
 
@@ -120,10 +143,19 @@ static void option_add_words(mtt_policy *policy)
 static void option_add_fields(const option *table, int count, const option *group)
 {
     option title = TITLE(group->name);
+    option preset = TEXT("preset", &option_all.preset, "a row of options, which others override:");
     const mtt_field *f;
     option_add(title);
     for (f = group->fields(); f->name; f++) option_add_field(table, count, (char *)group->at, f);
     if (group->fields == mtt_policy_fields) option_add_words((mtt_policy *)group->at);
+    if (group->fields == mtt_model_fields) option_add(preset);
+}
+
+/* 1 = the command line has the option. */
+static inline int option_given(const char *name)
+{
+    const option *o = option_find(option_all.list, option_all.count, name, strlen(name));
+    return o && option_all.given[o - option_all.list];
 }
 
 /* ---- values ---- */
@@ -161,7 +193,7 @@ static void option_print(const option *o)
     static const char *const kinds[] = {" N", " N", " SIZE", " X", " NAME", "", " TEXT"};
     const char *text = o->kind == OPTION_TEXT ? *(const char **)o->at : NULL, *choice = o->choices;
     double value = option_value(o);
-    int left = choice ? (int)value : 0;
+    int left = choice ? (int)value : 0, k;
     printf("  --%s%-*s %s", o->name, 25 - (int)strlen(o->name), kinds[o->kind], o->help);
     if (choice) printf(": %s", choice);
     for (; choice && left > 0; left--) choice = strchr(choice, '|') + 1;
@@ -170,6 +202,8 @@ static void option_print(const option *o)
     if (!choice && value > 0) printf(" (%.6g)", value);
     if (text && *text > ' ') printf(" (%s)", text);
     putchar('\n');
+    for (k = 0; o->at == &option_all.preset && k < LENGTH(option_presets); k++)
+        printf("    %-12s %s\n", option_presets[k].name, option_presets[k].options);
 }
 
 static int option_usage(void)
@@ -291,6 +325,7 @@ static int option_read(int argc, char **argv)
         if (!o && option_word(name)) continue;
         if (!o) return option_unknown(argv[i]);
         if (o->kind == MTT_FIELD_FLAG && value) return option_expected(o, value);
+        option_all.given[o - option_all.list] = 1;
         if (o->kind == MTT_FIELD_FLAG) option_set_int(o, o->value);
         else if (value) value++;
         else if (i + 1 < argc) value = argv[++i];
@@ -299,29 +334,76 @@ static int option_read(int argc, char **argv)
     return 0;
 }
 
-/* OpenMP's threads spin while they wait, which makes training several times slower on a busy machine. The
-   variable that forbids it is read before main, so the program starts again. */
+/* Sets the options of a preset. Returns 0, or OPTION_ERROR after a message. */
+static int option_use_preset(const char *preset)
+{
+    char message[512];
+    const char *at, *value;
+    size_t size, used = (size_t)snprintf(message, sizeof(message), "--preset %.100s: expected ", preset);
+    int k;
+    for (k = 0; k < LENGTH(option_presets) && strcmp(option_presets[k].name, preset); k++)
+        used += (size_t)snprintf(message + used, sizeof(message) - used, "%s|", option_presets[k].name);
+    message[used - 1] = 0;
+    if (k == LENGTH(option_presets)) return option_fail(message);
+    for (at = option_presets[k].options; *at; at += strspn(at, " ")) {
+        const option *o = option_find(option_all.list, option_all.count, at, strcspn(at, "= "));
+        size = strcspn(at, " ");
+        snprintf(message, sizeof(message), "%.*s", (int)size, at);
+        value = strchr(message, '=');
+        if (o && o->kind == MTT_FIELD_FLAG) option_set_int(o, o->value);
+        else if (o && !option_set(o, value + 1)) return option_expected(o, value + 1);
+        at += size;
+    }
+    return 0;
+}
+
+/* Sets the words of the technique. Each of them alone must then change nothing: where it would, a later word
+   contradicts it, as in bf16_fp16. Returns 0, or OPTION_ERROR after a message. */
+static int option_use_technique(int *batch)
+{
+    static mtt_env env;
+    const char *at = option_all.technique;
+    char word[64], message[512];
+    if (mtt_policy_parse(&env, at, option_all.policy, batch)) return option_fail(env.error);
+    for (; *at; at += strcspn(at, "_"), at += *at == '_') {
+        mtt_policy policy = *option_all.policy;
+        int size = batch ? *batch : 0, same = size;
+        snprintf(word, sizeof(word), "%.*s", (int)strcspn(at, "_"), at);
+        mtt_policy_parse(NULL, word, &policy, batch ? &size : NULL);
+        if (!memcmp(&policy, option_all.policy, sizeof(policy)) && size == same) continue;
+        snprintf(message, sizeof(message), "--technique %.200s: a later word contradicts \"%s\": leave out "
+                 "one of them", option_all.technique, word);
+        return option_fail(message);
+    }
+    return 0;
+}
+
+/* GCC's OpenMP threads spin while they wait, and take the cores from whatever else runs. The variable that
+   forbids it is read before main, so the program starts again, once. A step of --preset tiny on two cores
+   then takes 27 ms instead of 50 to 62, and beside a busy process 26 to 128 ms instead of 680 to 1172. */
 static void option_wait_passively(char **argv)
 {
-    if (!getenv("OMP_WAIT_POLICY") && !setenv("OMP_WAIT_POLICY", "passive", 1)) execvp(argv[0], argv);
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv); /* where it fails, go on */
 }
 
 /* 0, OPTION_ERROR after a message that says what was expected, or OPTION_HELP after the usage. */
 static int option_parse(const option *table, int count, int argc, char **argv)
 {
-    static mtt_env env;
     const option *batch = option_find(table, count, "batch-size", 10);
     int i, code;
+    option_wait_passively(argv);
     option_all.program = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
     for (i = 0; i < count; i++)
         if (table[i].kind == OPTION_FIELDS) option_add_fields(table, count, &table[i]);
         else option_add(table[i]);
-    if (option_all.policy) option_wait_passively(argv);
     code = option_read(argc, argv);
-    if (code || !option_all.technique) return code;
-    if (mtt_policy_parse(&env, option_all.technique, option_all.policy, batch ? (int *)batch->at : NULL))
-        return option_fail(env.error);
-    return option_read(argc, argv); /* again: options override the technique */
+    if (!option_all.preset && option_all.fallback && option_all.policy->device == MTT_DEVICE_CPU &&
+        !option_given("layers") && !option_given("heads") && !option_given("d-model"))
+        option_all.preset = option_all.fallback;
+    if (!code && option_all.preset) code = option_use_preset(option_all.preset);
+    if (!code && option_all.technique) code = option_use_technique(batch ? (int *)batch->at : NULL);
+    return code ? code : option_read(argc, argv); /* again: options override both */
 }
 
 /* The technique as it was given, or as the policy's words. */

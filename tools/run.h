@@ -11,7 +11,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <sys/statvfs.h>
 
 enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
@@ -56,6 +58,26 @@ static const char *run_checkpoint(const run *r, long long step)
     char ending[64];
     snprintf(ending, sizeof(ending), "_step%lld.safetensors", step);
     return run_path(r, ending);
+}
+
+/* ---- signals ---- */
+
+static volatile sig_atomic_t run_stop; /* 1 = the run shall end after this step */
+
+static void run_on_signal(int number)
+{
+    static const char text[] = "\nstopping after this step ... (again: at once, without a checkpoint)\n";
+    ssize_t written = write(2, text, sizeof(text) - 1); /* the one way to print in a handler */
+    (void)written;
+    run_stop = 1;
+    signal(number, SIG_DFL);
+}
+
+/* 1: the first SIGINT or SIGTERM sets run_stop, the second one ends the program. 0: the first one does. */
+static void run_obey_signals(int gently)
+{
+    signal(SIGINT, gently ? run_on_signal : SIG_DFL);
+    signal(SIGTERM, gently ? run_on_signal : SIG_DFL);
 }
 
 /* ---- folder and locks ---- */
@@ -274,6 +296,42 @@ static void run_fill(const run *r, result *metrics, const mtt_trainer *t, const 
     metrics->peak_bytes = (double)plan.peak_bytes;
     metrics->peak_forward_bytes = (double)plan.phase_peak_bytes[MTT_FORWARD];
     metrics->peak_backward_bytes = (double)plan.phase_peak_bytes[MTT_BACKWARD];
+}
+
+/* ---- evaluation ---- */
+
+/* The numbers of mtt_evaluate_tokens, to the bit. But it ends after a batch if run_stop is set, because a
+   whole split can take minutes. */
+static mtt_status run_evaluate(run *r, mtt_trainer *t, const mtt_dataset *data, const mtt_batches *like,
+                               int most, mtt_quality *q)
+{
+    size_t rows = (size_t)like->batch * (size_t)like->seq_len, i, size;
+    int32_t *tokens = malloc(2 * rows * sizeof(*tokens)), *targets = tokens + rows;
+    mtt_status status = tokens ? MTT_OK : MTT_E_MEMORY;
+    double loss = 0, hits = 0, bytes = 0;
+    mtt_batches order;
+    mtt_step_info info;
+    int done;
+    memset(q, 0, sizeof(*q));
+    if (!status) status = mtt_batches_init(r->env, &order, data->valid, like->batch, like->seq_len, 0, 1);
+    for (done = 0; !status && !run_stop && (!most || done < most); done++) {
+        status = mtt_batches_next(&order, tokens, targets);
+        if (!status) status = mtt_evaluate(t, tokens, targets, &info);
+        if (status) break;
+        loss += info.loss * (double)info.targets;
+        hits += (double)info.hits;
+        q->targets += info.targets;
+        for (i = 0; i < rows; i++)
+            if (targets[i] >= 0 && mtt_tokenizer_bytes(data->tokenizer, targets[i], &size))
+                bytes += (double)size;
+    }
+    free(tokens);
+    if (status && status != MTT_END) return status;
+    q->loss = q->targets ? loss / (double)q->targets : 0;
+    q->perplexity = exp(q->loss);
+    q->accuracy = q->targets ? hits / (double)q->targets : 0;
+    q->bits_per_byte = bytes > 0 ? loss / log(2.0) / bytes : 0;
+    return MTT_OK;
 }
 
 /* ---- checkpoints ---- */

@@ -1,0 +1,156 @@
+/* speak.h - what a training run says on standard error: its data, its steps, its evaluations, its end.
+
+   Include it after mtt.h, results.h and run.h. A terminal gets one line of progress, which is rewritten. A
+   file or a pipe gets a line for each tenth of the steps, and for the next step when 10 s have passed. */
+#ifndef SPEAK_H_INCLUDED
+#define SPEAK_H_INCLUDED
+
+#include <time.h>
+#include <unistd.h>
+
+/* A session: a run, or its part from --resume to its end. */
+typedef struct speaker {
+    int64_t first, steps; /* steps done before it, and at the end */
+    double tokens;        /* of a step */
+    double begun, said;   /* seconds: the end of its first step, and its last line of progress */
+} speaker;
+
+static double speak_now(void)
+{
+    struct timespec now = {0, 0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* A whole number with commas, in static storage that the eighth call after this one takes. */
+static const char *speak_count(uint64_t number)
+{
+    static char texts[8][32];
+    static int next;
+    char *at = texts[next++ % 8] + 31;
+    int digits = 0;
+    for (*at = 0; number || !digits; number /= 10) {
+        if (digits && digits % 3 == 0) *--at = ',';
+        *--at = (char)('0' + number % 10);
+        digits++;
+    }
+    return at;
+}
+
+/* A duration in words, as speak_count. */
+static const char *speak_time(double seconds)
+{
+    static char texts[2][48];
+    static int next;
+    char *text = texts[next++ % 2];
+    double minutes = floor(seconds / 60), hours = floor(minutes / 60);
+    if (seconds < 60) snprintf(text, sizeof(texts[0]), "%.0f s", seconds);
+    else if (hours < 1)
+        snprintf(text, sizeof(texts[0]), "%.0f min %02.0f s", minutes, floor(seconds - minutes * 60));
+    else snprintf(text, sizeof(texts[0]), "%.0f h %02.0f min", hours, minutes - hours * 60);
+    return text;
+}
+
+/* ---- before the first step ---- */
+
+static void speak_preparing(const mtt_prepare_desc *job)
+{
+    int vocab = job->vocab ? job->vocab : 10000;
+    if (result_has_tokens(job->output))
+        fprintf(stderr, "comparing %s with the tokens of an earlier run ...\n", job->input);
+    else if (job->tokenizer)
+        fprintf(stderr, "encoding %s with the tokenizer %s ...\n", job->input, job->tokenizer);
+    else
+        fprintf(stderr, "training a BPE tokenizer, %s ids, on %s ...\n", speak_count((uint64_t)vocab),
+                job->input);
+}
+
+static void speak_dataset(const mtt_prepare_desc *job, const mtt_prepare_report *made)
+{
+    static const char *const names[] = {"train", "validation", "test"};
+    const uint64_t *documents = made->documents, *bytes = made->bytes;
+    int k;
+    if (made->reused) fprintf(stderr, "the tokens of %s are reused from an earlier run\n", job->input);
+    fprintf(stderr, "%s: %s documents, %s bytes, %s ids\n", job->input,
+            speak_count(documents[MTT_TRAIN] + documents[MTT_VALID] + documents[MTT_TEST]),
+            speak_count(bytes[MTT_TRAIN] + bytes[MTT_VALID] + bytes[MTT_TEST]),
+            speak_count((uint64_t)made->vocab));
+    for (k = 0; k < MTT_SPLIT_COUNT; k++)
+        fprintf(stderr, "  %-10s %6s documents %12s tokens\n", names[k], speak_count(documents[k]),
+                speak_count(made->tokens[k]));
+    if (!job->tokenizer && made->vocab < job->vocab)
+        fprintf(stderr, "note: the text has too few pairs for %s ids: the vocabulary has %s\n",
+                speak_count((uint64_t)job->vocab), speak_count((uint64_t)made->vocab));
+}
+
+/* Makes a dataset, which can take minutes. */
+static mtt_status speak_prepare(mtt_env *env, const mtt_prepare_desc *job)
+{
+    mtt_prepare_report made;
+    mtt_status status;
+    speak_preparing(job);
+    status = mtt_prepare(env, job, &made);
+    if (!status) speak_dataset(job, &made);
+    return status;
+}
+
+/* Begins a session. */
+static void speak_begin(speaker *s, const mtt_batches *batches, int64_t first, int steps, int accumulate)
+{
+    double epoch = (double)batches->sequences * batches->seq_len;
+    s->first = first;
+    s->steps = steps;
+    s->tokens = (double)batches->batch * batches->seq_len * accumulate;
+    s->begun = s->said = speak_now();
+    if (first >= steps) return;
+    fprintf(stderr, "training: steps %s to %s of %s tokens each: %.2f epochs of %s tokens\n",
+            speak_count((uint64_t)s->first + 1), speak_count((uint64_t)s->steps),
+            speak_count((uint64_t)s->tokens),
+            (double)(s->steps - s->first) * s->tokens / epoch, speak_count((uint64_t)epoch));
+}
+
+/* ---- steps and evaluations ---- */
+
+static void speak_step(speaker *s, const mtt_step_info *info)
+{
+    int terminal = isatty(2), last = info->step == s->steps;
+    int64_t done = info->step - s->first, tenth = s->steps < 10 ? 1 : s->steps / 10;
+    double now = speak_now(), timed = (double)(done > 1 ? done - 1 : 1);
+    double left = (now - s->begun) / timed * (double)(s->steps - info->step);
+    if (done == 1) s->begun = now; /* the first step also wakes threads and fills caches: not counted later */
+    if (!terminal && !last && info->step % tenth && now - s->said < 10 && done > 2) return;
+    s->said = now;
+    fprintf(stderr, "%sstep %lld/%lld %lld%% | loss %.4f | ppl %.2f", terminal ? "\r" : "",
+            (long long)info->step, (long long)s->steps, (long long)(100 * info->step / s->steps), info->loss,
+            exp(info->loss));
+    fprintf(stderr, " | lr %.2e | gnorm %.3f | %.1f ms | %.0f tok/s", (double)info->lr,
+            (double)info->grad_norm, info->ms, s->tokens / info->ms * 1e3);
+    fprintf(stderr, " | left %s%s", speak_time(left), terminal && !last ? "\033[K" : "\n");
+    if (done == 2 && !last)
+        fprintf(stderr, "%sthe other %s steps take about %s\n", terminal ? "\n" : "",
+                speak_count((uint64_t)(s->steps - info->step)), speak_time(left));
+}
+
+static void speak_quality(const mtt_quality *q)
+{
+    fprintf(stderr, "%svalidation loss %.4f, perplexity %.2f, %.3f bits per byte\n", isatty(2) ? "\n" : "",
+            q->loss, q->perplexity, q->bits_per_byte);
+}
+
+/* ---- the end ---- */
+
+static void speak_summary(const run *r, const result *m, int memory_file)
+{
+    fprintf(stderr, "\nvalidation  perplexity %.2f, %.3f bits per byte, loss %.4f, accuracy %.1f %%\n",
+            m->perplexity, m->bits_per_byte, m->val_loss, 100 * m->accuracy);
+    fprintf(stderr, "speed       %s tokens/s, %.0f steps in %s\n", speak_count((uint64_t)m->tokens_per_s),
+            m->steps, speak_time(m->training_time));
+    fprintf(stderr, "memory      %.1f MiB planned, %.1f MiB taken\n", m->arena_bytes / 1048576,
+            m->device_bytes / 1048576);
+    fprintf(stderr, "files       %s, %s%s%s\n", run_path(r, RESULT_METRICS), run_path(r, RESULT_LOG),
+            memory_file ? ", " : "", memory_file ? run_path(r, RESULT_MEMORY) : "");
+    if (r->saved >= 0)
+        fprintf(stderr, "checkpoint  %s, the best by validation: %s\n", run_checkpoint(r, r->saved),
+                run_path(r, "_best.safetensors"));
+}
+#endif
