@@ -143,7 +143,7 @@ static void option_add_words(mtt_policy *policy)
 static void option_add_fields(const option *table, int count, const option *group)
 {
     option title = TITLE(group->name);
-    option preset = TEXT("preset", &option_all.preset, "a row of options, which others override:");
+    option preset = TEXT("preset", &option_all.preset, "a set of options, which other options override:");
     const mtt_field *f;
     option_add(title);
     for (f = group->fields(); f->name; f++) option_add_field(table, count, (char *)group->at, f);

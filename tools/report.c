@@ -118,8 +118,8 @@ static void put_words(mtt_json *j, run *r, mtt_slice key, mtt_slice value)
     size_t most = k && k->is_line ? sizeof(plain) : k ? k->size : 0;
     if (!most) return;
     if (value.size >= most || (!k->is_line && value.size && !result_is_name(value.at, value.size))) {
-        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.-, none of "
-                 "- and . first", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
+        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.- and does not "
+                 "begin with - or .", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
         j->fault = fault;
         return;
     }
@@ -327,7 +327,7 @@ static void on_file(const char *name)
     snprintf(run_name, sizeof(run_name), "%.*s", (int)(size - end), name);
     if (result_is_name(run_name, size - end)) add_run(run_name);
     else {
-        tell(path_of(name), 0, "its name holds more than A-Za-z0-9_.-, or begins with - or .");
+        tell(path_of(name), 0, "its name has characters other than A-Za-z0-9_.-, or begins with - or .");
         damaged++;
     }
 }
@@ -844,8 +844,8 @@ int main(int argc, char **argv)
     EACH(r) known += is_done(r) || r->message[0];
     if (damaged) fprintf(stderr, "report: remove damaged files, or train their runs again\n");
     if (whole && !known)
-        fprintf(stderr, "report: no run in %s is complete%s\n", results,
-                experiments ? " and named by --experiments" : "");
+        fprintf(stderr, "report: no complete run%s in %s\n",
+                experiments ? " that --experiments names" : "", results);
     written = whole && known && report();
     free(runs);
     free(times);
