@@ -556,8 +556,8 @@ static void test_jsonl(void)
     free(big);
 }
 
-/* Plain text comes back whole in pieces, wherever reads of 256 KiB end: lines without a blank one between
-   them, and no newline at the end, behind which the buffer has bytes of earlier text. */
+/* Plain text comes back whole in pieces, wherever a read of 256 KiB ends. The text has no blank lines and no
+   newline at its end. Behind its end the buffer has bytes of earlier text. */
 static void test_pieces(void)
 {
     enum { MOST = 1 << 20 };
@@ -1191,7 +1191,7 @@ static void test_prepare_failures(void)
           env.error);
 }
 
-/* ---- datasets: what is reused, and what is made again ---- */
+/* ---- datasets: what is reused, and what is prepared again ---- */
 
 /* JSONL documents with two texts each, in which one letter can be chosen. */
 static void write_documents(const char *name, char letter)
@@ -2141,7 +2141,7 @@ static void test_forged(const mtt_tokens *tokens)
     write_file(in("forged"), file, bytes);
     not_resumed(&r, "forged", MTT_E_FORMAT, "has no checksum", "a file without checksums");
     free(file);
-    for (i = 0; i < MTT__LENGTH(pairs); i++) { /* the largest numbers, from which training goes on */
+    for (i = 0; i < MTT__LENGTH(pairs); i++) { /* the largest numbers from which training continues */
         int32_t ids[2 * 8], targets[2 * 8];
         mtt_step_info info;
         forge_pair(pairs[i][0], pairs[i][1]);
@@ -2153,7 +2153,7 @@ static void test_forged(const mtt_tokens *tokens)
     mtt_trainer_destroy(r.trainer);
 }
 
-/* A checkpoint does not go on with other data of the same length. */
+/* A checkpoint does not continue with other data of the same length. */
 static void test_other_data(const mtt_tokens *tokens)
 {
     mtt_tokens *other = small_tokens("other", 1);

@@ -138,7 +138,7 @@ check "a download of another address is not continued" cmp text.txt got/text.txt
 rm got/*
 head -c 5000 text.txt > "$(part "$here/text.txt")"
 get 0 'checksum correct' "$here/text.txt#sha256=$sum"
-check "a cut download goes on" cmp text.txt got/text.txt
+check "a cut download continues" cmp text.txt got/text.txt
 rm got/*; echo victim > victim
 ln -s ../victim "$(part "$here/text.txt")"
 get 1 'part or .* is a link: remove it' "$here/text.txt"
@@ -217,7 +217,7 @@ if command -v python3 > /dev/null; then
   rm -rf got
   get 1 'the first 7000 bytes are kept' "http://127.0.0.1:$port/text.txt#sha256=$sum"
   get 0 'checksum correct' "http://127.0.0.1:$port/text.txt#sha256=$sum"
-  check "a cut download goes on from there" grep -qx 7000 log
+  check "a cut download continues from there" grep -qx 7000 log
   check "it is whole then" cmp text.txt got/text.txt
   { kill $server && wait $server; } 2> /dev/null
   python3 -u -m http.server --bind 127.0.0.1 --directory site 0 > log 2>&1 & server=$!

@@ -180,7 +180,7 @@ check "log is JSON" is_json --lines results/text.txt_fp32.jsonl
 check "log has 20 steps and an evaluation" [ "$(wc -l < results/text.txt_fp32.jsonl)" = 21 ]
 check "stdout is the metrics file" cmp out $metrics
 check "stderr has no \\r and no escape" [ "$(tr -dc '\r\033' < err | wc -c)" = 0 ]
-check "stderr tells the progress" grep -q 'step 20/20 100%' err
+check "stderr shows the progress" grep -q 'step 20/20 100%' err
 steps=$(sed -n 's/^step \([0-9]*\)\/.*/\1/p' err | tr '\n' ' ')
 check "a line for the first steps and each tenth, not $steps" [ "$steps" = "1 $(seq -s ' ' 2 2 20) " ]
 check "it names the tokenizer" says err '^training a BPE tokenizer, 300 ids, on text.txt \.\.\.$'
@@ -251,7 +251,7 @@ run $tiny --batch-size 2000 --epochs 1 --sample 0
 check "--epochs overrides a preset's steps" [ $code = 3 ]
 expect 0 '"steps": 2,' --data results/text.txt --dataset ready --preset tiny --steps 2 --sample 0
 
-# token files: made again where the text or an option is another
+# token files: prepared again if the text or an option has changed
 tokens() { sha256sum < results/made.train.tokens; }
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 first=$(tokens)
@@ -282,14 +282,14 @@ cp results/made.tokenizer.json tokenizer.json
 for file in train.tokens valid.tokens tokenizer.json; do
   truncate -s 100 results/made.$file
   expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
-  check "a damaged $file is made again" [ "$(tokens)" = "$first" ]
+  check "a damaged $file is replaced" [ "$(tokens)" = "$first" ]
 done
 expect 0 . --data text.txt ${model/300/400} --steps 1 --dataset wider --no-checkpoint
 cp results/wider.tokenizer.json results/made.tokenizer.json
 expect 3 'made.tokenizer.json is not the tokenizer of results/made.train.tokens' \
   --data results/made --dataset mixed ${model/--vocab-size 300/} --steps 1
 expect 0 . --data text.txt $model --steps 1 --dataset made
-check "another run's tokenizer is made again" cmp results/made.tokenizer.json tokenizer.json
+check "another run's tokenizer is replaced" cmp results/made.tokenizer.json tokenizer.json
 expect 2 'has its own tokenizer: leave out' --data results/made --dataset mixed ${model/300/500} --steps 1
 expect 2 'has its own tokenizer: leave out' \
   --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1

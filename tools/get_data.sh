@@ -33,7 +33,7 @@ jane_eyre.txt|Charlotte Brontë, public domain|
 list=${list//|$'\n'  /|} # NAME|LICENCE|SHA256|ADDRESS
 fail() { echo "get_data: $*" >&2; exit 1; }
 
-# Brings $1 to $2, from where $2 ends; once more from the start where the server cannot go on.
+# Downloads $1 to $2, continuing where $2 ends; from the start if the server cannot continue.
 bring() {
   [ ! -L "$2" ] && [ ! -L "$2.new" ] || fail "$2 or $2.new is a link: remove it"
   if command -v curl > /dev/null; then

@@ -166,7 +166,7 @@ static void read_object(mtt_json *j, run *r, item_fn item, FILE *to)
     }
 }
 
-/* The text of a file; NULL if there is none. A fault if it cannot be read: a pipe could go on for ever. */
+/* The text of a file; NULL if there is none. A fault if it cannot be read: a pipe may never end. */
 static char *load(const char *path, size_t *size, const char **fault)
 {
     struct stat info;
@@ -226,7 +226,8 @@ static void on_experiment(mtt_json *j, run *r, FILE *to)
     read_object(j, add_run(NULL), NULL, NULL);
 }
 
-/* An operation of the timeline. Its layer tells how many there are. With `to` it is a line for the plots. */
+/* An operation of the timeline. The highest layer gives the number of layers. With `to` it is a line for the
+   plots. */
 static void on_operation(mtt_json *j, run *r, FILE *to)
 {
     run op = {0};
@@ -676,7 +677,7 @@ static void print_finding(const run *r, const char *what, double theirs, double 
             theirs, what, ours, verdict);
 }
 
-/* A window saves work beside full flash attention, but no memory: neither keeps T x T. */
+/* Compared with full flash attention, a window saves work but no memory: neither keeps T x T. */
 static void print_window(const run *w, const run *full)
 {
     const char *digits = window_of(w);
