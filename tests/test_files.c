@@ -162,7 +162,7 @@ static void every_allocation(mtt_status (*action)(mtt_env *), const char *what)
         check(count_files(".") == 0, "%s, allocation %ld fails: a temporary is left", what, k);
     }
     check(status == MTT_OK && k > 2, "%s never succeeds", what);
-    printf("%s: each of %ld allocations failed once\n", what, k - 2);
+    printf("%s: clean refusal when any of %ld allocations fails\n", what, k - 2);
 }
 
 /* ---- JSON ---- */
@@ -468,7 +468,7 @@ static void test_write_faults(void)
                     if (fault_calls < k) break;
                 }
     one_byte = 0;
-    printf("write faults: %zu cases\n", cases);
+    printf("failed writes: %zu cases handled\n", cases);
     free(old_data);
     free(new_data);
 }
@@ -1966,7 +1966,7 @@ static void test_st_damage(void)
         if (pwrite(fd, file + at, 1, (off_t)at) != 1) break;
     }
     check(i == 20000, "mutations stopped at %zu", i);
-    printf("safetensors: %zu data flips found, %zu of 20000 mutations pass (names and text of the header)\n",
+    printf("safetensors: all %zu data flips found; %zu of 20000 mutations are harmless (names, text)\n",
            found, accepted);
     close(fd);
     free(file);
@@ -2239,7 +2239,8 @@ static void test_kills(void)
         }
     check(save_generation(1) == MTT_OK && count_files(".killed") == 0, "what the dead left is still there");
     check(olds >= 16 && news >= 2, "%d kills before the rename, %d after it", olds, news);
-    printf("killed while saving 4 MiB: %d times, %d left the old file, %d the new one\n", kills, olds, news);
+    printf("killed %d times while saving 4 MiB: %d times the old file was whole, %d times the new one\n",
+           kills, olds, news);
 }
 
 /* ---- modes for the Python check ---- */

@@ -2574,7 +2574,7 @@ static void failing_allocations(void)
         mtt_trainer_destroy(trainer);
         check(book.live == 0, "%ld blocks are left", book.live);
     }
-    printf("allocations: each of %ld failed\n", total);
+    printf("out of memory: clean refusal when any of %ld allocations fails\n", total);
 }
 
 /* --------------------------------------------------------------------------------------------- speed ---- */
