@@ -19,13 +19,13 @@ static const char *html, *compare;
 
 static const option options[] = {
     TITLE("usage: schedule [option...]"),
-    TEXT("html", &html, "write a page for a browser, with memory over operations, to this file"),
-    TEXT("compare", &compare, "a second technique for the page; the other options hold for both"),
+    TEXT("html", &html, "write a page for a browser to this file: memory during each operation"),
+    TEXT("compare", &compare, "a second technique on the page; all other options apply to both"),
     FLAG("json", &json, 1, "print plan and timeline as JSON"),
     INT("batch-size", &batch, 1, "sequences"),
     INT("seq-len", &seq_len, 1, "tokens in a sequence"),
     FIELDS("Model:", mtt_model_fields, &model),
-    FIELDS("Technique; its words are options, too, as in --flash --chunked:", mtt_policy_fields, &policy),
+    FIELDS("Technique; its words are also options, as in --flash --chunked:", mtt_policy_fields, &policy),
 };
 
 static void print(void *file, const char *text, size_t bytes)
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
     mtt_status status;
     int code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
-    if (compare && !html) return option_fail("--compare is for the page: add --html memory.html");
+    if (compare && !html) return option_fail("--compare needs a page: add --html memory.html");
     status = explorer_open(&env, &model, &policy, batch, seq_len, option_technique(), &plan);
     if (!status && html) status = write_page(&env, &plan);
     else if (!status && json) mtt_schedule_json(plan.schedule, print, stdout);

@@ -38,21 +38,21 @@ static const option options[] = {
           "Data and results:"),
     TEXT("data", &set.data, "text, JSONL, - for standard input, or the prefix of prepared token files"),
     TEXT("field", &set.field, "field of the JSONL documents, default text"),
-    TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt to use; default: train a BPE"),
-    TEXT("dataset", &set.dataset, "name in the results, default the file name of the data"),
+    TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt; default: train a BPE"),
+    TEXT("dataset", &set.dataset, "name of the result files, default the name of the data file"),
     TEXT("results-dir", &set.results, "folder of metrics, logs, checkpoints and token files"),
     TITLE("Training:"),
     INT("batch-size", &set.batch, 0, "sequences in a micro-batch"),
     INT("seq-len", &set.seq_len, 0, "tokens in a sequence"),
-    INT("steps", &set.steps, 0, "optimizer steps, default as many as --epochs takes"),
+    INT("steps", &set.steps, 0, "optimizer steps, default those of --epochs"),
     INT("epochs", &set.epochs, 1, "passes over the data"),
-    INT("seed", &set.seed, 0, "seed of weights, dropout, split and order"),
+    INT("seed", &set.seed, 0, "seed of weights, dropout, data split and data order"),
     TITLE("Evaluations and checkpoints:"),
     INT("eval-every", &set.eval_every, 0, "steps between evaluations; 0: only at the end"),
     INT("eval-batches", &set.eval_batches, 0, "batches of an evaluation; 0: the whole split"),
     INT("save-every", &set.save_every, 0, "steps between checkpoints; 0: only at the end"),
-    INT("keep", &files.keep, 1, "checkpoints that stay, besides the best by validation"),
-    FLAG("no-checkpoint", &set.save_every, -1, "do not save at all"),
+    INT("keep", &files.keep, 1, "newest checkpoints to keep, besides the best by validation"),
+    FLAG("no-checkpoint", &set.save_every, -1, "save no checkpoints"),
     FLAG("resume", &set.resume, 1, "continue from the checkpoint of this dataset and technique"),
     TITLE("Sample:"),
     INT("sample", &set.sample, 0, "tokens to write at the end"),
@@ -65,9 +65,9 @@ static const option options[] = {
     FLAG("json", &set.json, 1, "the plan as one JSON object"),
     FLAG("no-memory-profiling", &set.no_memory, 1, "do not write the memory file"),
     OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
-           "refuse what takes more, and with --recompute budget fit it; 24G, 512M"),
-    FIELDS("Technique; its words are options, too: --bf16 --flash ...", mtt_policy_fields, &set.policy),
-    FIELDS("Model; small on a CPU without --layers, --heads and --d-model:", mtt_model_fields, &set.model),
+           "refuse a plan that needs more; --recompute budget fits it (24G, 512M)"),
+    FIELDS("Technique; its words are also options: --bf16 --flash ...", mtt_policy_fields, &set.policy),
+    FIELDS("Model; small on a CPU without --layers, --heads or --d-model:", mtt_model_fields, &set.model),
     FIELDS("Optimizer:", mtt_optim_fields, &set.optim),
 };
 
@@ -96,7 +96,7 @@ static int read_options(int argc, char **argv)
     if (!set.data && !set.dry_run && !set.find_max)
         return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
     if (policy->recompute == MTT_RECOMPUTE_BUDGET && !policy->budget_bytes)
-        return option_fail("--recompute budget needs one, for example --memory-budget 8G");
+        return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
     if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
         return option_fail("--split needs --recompute budget");
     if (set.find_max && !policy->budget_bytes)
@@ -125,8 +125,8 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     if (status) return status;
     vocab = mtt_tokens_vocab(data->train);
     if (prepared && (set.tokenizer || (option_given("vocab-size") && set.model.vocab != vocab)))
-        return run_fail(&files, MTT_E_ARGUMENT, "%s is prepared, with its own tokenizer: leave out "
-                        "--tokenizer and --vocab-size, or give the text", prefix);
+        return run_fail(&files, MTT_E_ARGUMENT, "%s has its own tokenizer: leave out --tokenizer and "
+                        "--vocab-size, or give the text", prefix);
     if (mtt_tokens_count(data->valid) == 0)
         return run_fail(&files, MTT_E_DATA, "%s is too short: no document is left for validation. A document "
                         "ends at a blank line after 4 KiB or more, and 20 are enough: give more text, or add "
@@ -163,8 +163,8 @@ static int count_steps(const mtt_batches *batches)
     if (!option_given("warmup-steps") && set.optim.warmup_steps >= set.steps)
         set.optim.warmup_steps = set.steps / 10; /* fewer than the preset was made for */
     if (set.steps) return 0;
-    fprintf(stderr, "train: the text has %s sequences, a step takes %s: lower --batch-size, give more text, "
-            "or --steps\n", speak_count(batches->sequences), speak_count(in_step));
+    fprintf(stderr, "train: the text has only %s sequences, but a step takes %s: lower --batch-size, give "
+            "more text, or set --steps\n", speak_count(batches->sequences), speak_count(in_step));
     return EXIT_DATA;
 }
 

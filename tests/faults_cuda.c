@@ -1,7 +1,7 @@
-/* faults_cuda.c [TECHNIQUE...] - each CUDA and cuBLASLt call of a trainer's life fails once: when it is
-   created, makes steps one by one, as a captured graph and from the graph, evaluates, saves, and is
-   destroyed. After each failure: a status and a reason, or the results of a life without failures; memory
-   given back; and the next trainer gives the bits of one without failures.
+/* faults_cuda.c [TECHNIQUE...] - each CUDA and cuBLASLt call of a trainer's life fails once. The trainer is
+   created, runs steps one by one, captures and runs a graph, evaluates, saves, and is destroyed. After each
+   failure there must be a status and a reason, or the results of a life without failures. All memory must be
+   freed. The next trainer must give the bits of one without failures.
 
    tests/faults_gpu.sh builds it: each call in the tables below is wrapped by the linker's --wrap. A call that
    frees, ends or destroys is made, and then says that it failed. */

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# kills.sh BUILD_DIR [COUNT [saving]] - kills train COUNT times (kill -9) at random moments from the
-# preparation of the text to the last evaluation, or with `saving` in runs that save after each step. After
-# each kill the run goes on with --resume, or from the text where there is no checkpoint yet. Nothing may be
-# lost: the newest step never falls, every start succeeds, and a run that ends has the bits of one that was
-# never killed.
+# kills.sh BUILD_DIR [COUNT [saving]] - kills train COUNT times (kill -9) at random moments, from the
+# preparation of the text to the last evaluation. With `saving`, runs save after each step. After each kill
+# the run continues with --resume, or starts from the text if there is no checkpoint yet. Nothing may be lost:
+# the newest step never falls, every start succeeds, and a run that ends has the bits of one that was never
+# killed.
 . tests/lib.sh
 train=$(realpath "$1")/train count=${2:-100} mode=${3:-all}
 work=$(mktemp -d)

@@ -5,7 +5,7 @@
 # change makes no difference. A mutant counts if it compiles and the tests' object code differs from the
 # original's. If no test sees it, they run again with the address sanitizer. The golden checksums take no
 # part: they notice any change of bits, right or wrong.
-# Works on a copy in build/mutate. Run again, it goes on where it stopped, unless a source has changed.
+# Works on a copy in build/mutate. Run again, it continues where it stopped, unless a source has changed.
 cd "$(dirname "$0")/.." || exit 1
 count=${1:-20} seed=${2:-1} source=$PWD/mtt.h work=$PWD/build/mutate
 export OMP_WAIT_POLICY=passive TEST_STOP=1 LC_ALL=C

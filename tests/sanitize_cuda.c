@@ -1,10 +1,10 @@
 /* sanitize_cuda.c [TECHNIQUE [host]] - a small step and an evaluation of one technique, with a block for each
    tensor. tests/sanitize_gpu.sh builds it and runs it under the four tools of compute-sanitizer.
 
-   With `host` the host makes the products. On Hopper initcheck does not see what kernels write through the
-   tensor memory accelerator (cuBLASLt's kernels and ours), and takes it for unset; racecheck ends with an
-   internal error when such a kernel is launched, even if it is left out of the check. The backend avoids its
-   own where the driver makes no tensor maps, so this program, linked with
+   With `host` the host makes the products. On Hopper, kernels of cuBLASLt and ours write through the tensor
+   memory accelerator. initcheck does not see these writes, and reports the memory as unset. racecheck ends
+   with an internal error when such a kernel is launched, even if it is excluded from the check. The backend
+   avoids its own where the driver makes no tensor maps, so this program, linked with
    --wrap=cudaGetDriverEntryPointByVersion, answers that the driver makes none. */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #define MTT_CUDA

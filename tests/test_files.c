@@ -162,7 +162,7 @@ static void every_allocation(mtt_status (*action)(mtt_env *), const char *what)
         check(count_files(".") == 0, "%s, allocation %ld fails: a temporary is left", what, k);
     }
     check(status == MTT_OK && k > 2, "%s never succeeds", what);
-    printf("%s: each of %ld allocations failed once\n", what, k - 2);
+    printf("%s: clean refusal when any of %ld allocations fails\n", what, k - 2);
 }
 
 /* ---- JSON ---- */
@@ -468,7 +468,7 @@ static void test_write_faults(void)
                     if (fault_calls < k) break;
                 }
     one_byte = 0;
-    printf("write faults: %zu cases\n", cases);
+    printf("failed writes: %zu cases handled\n", cases);
     free(old_data);
     free(new_data);
 }
@@ -556,8 +556,8 @@ static void test_jsonl(void)
     free(big);
 }
 
-/* Plain text comes back whole in pieces, wherever reads of 256 KiB end: lines without a blank one between
-   them, and no newline at the end, behind which the buffer has bytes of earlier text. */
+/* Plain text comes back whole in pieces, wherever a read of 256 KiB ends. The text has no blank lines and no
+   newline at its end. Behind its end the buffer has bytes of earlier text. */
 static void test_pieces(void)
 {
     enum { MOST = 1 << 20 };
@@ -1191,7 +1191,7 @@ static void test_prepare_failures(void)
           env.error);
 }
 
-/* ---- datasets: what is reused, and what is made again ---- */
+/* ---- datasets: what is reused, and what is prepared again ---- */
 
 /* JSONL documents with two texts each, in which one letter can be chosen. */
 static void write_documents(const char *name, char letter)
@@ -1966,7 +1966,7 @@ static void test_st_damage(void)
         if (pwrite(fd, file + at, 1, (off_t)at) != 1) break;
     }
     check(i == 20000, "mutations stopped at %zu", i);
-    printf("safetensors: %zu data flips found, %zu of 20000 mutations pass (names and text of the header)\n",
+    printf("safetensors: all %zu data flips found; %zu of 20000 mutations are harmless (names, text)\n",
            found, accepted);
     close(fd);
     free(file);
@@ -2141,7 +2141,7 @@ static void test_forged(const mtt_tokens *tokens)
     write_file(in("forged"), file, bytes);
     not_resumed(&r, "forged", MTT_E_FORMAT, "has no checksum", "a file without checksums");
     free(file);
-    for (i = 0; i < MTT__LENGTH(pairs); i++) { /* the largest numbers, from which training goes on */
+    for (i = 0; i < MTT__LENGTH(pairs); i++) { /* the largest numbers from which training continues */
         int32_t ids[2 * 8], targets[2 * 8];
         mtt_step_info info;
         forge_pair(pairs[i][0], pairs[i][1]);
@@ -2153,7 +2153,7 @@ static void test_forged(const mtt_tokens *tokens)
     mtt_trainer_destroy(r.trainer);
 }
 
-/* A checkpoint does not go on with other data of the same length. */
+/* A checkpoint does not continue with other data of the same length. */
 static void test_other_data(const mtt_tokens *tokens)
 {
     mtt_tokens *other = small_tokens("other", 1);
@@ -2239,7 +2239,8 @@ static void test_kills(void)
         }
     check(save_generation(1) == MTT_OK && count_files(".killed") == 0, "what the dead left is still there");
     check(olds >= 16 && news >= 2, "%d kills before the rename, %d after it", olds, news);
-    printf("killed while saving 4 MiB: %d times, %d left the old file, %d the new one\n", kills, olds, news);
+    printf("killed %d times while saving 4 MiB: %d times the old file was whole, %d times the new one\n",
+           kills, olds, news);
 }
 
 /* ---- modes for the Python check ---- */

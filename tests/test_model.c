@@ -332,8 +332,8 @@ static void reference_answer(const reference *r, const double *w, const micro_ba
 }
 
 /* The gradient of that loss, element by element. The error of a central difference is eps^2/6 times the third
-   derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10, far below what float32
-   tells. */
+   derivative plus about 2^-52 |loss| / eps from rounding: at 1e-5 both are near 1e-10, far below the
+   precision of float32. */
 static void central_differences(const reference *r, const double *weights, const micro_batch *mb, int count,
                                 double *gradient)
 {
@@ -1054,8 +1054,8 @@ static void attention_shape(setup *s, const int *windows, int window_count, doub
     free(w);
 }
 
-/* Where every query attends one key, itself, that key's weight is 1 whatever q and k are: their gradients are
-   0 exactly, not rounding errors, and those of v are not. */
+/* If every query attends only its own key, that key's weight is 1 for all q and k. So the gradients of q and
+   k are exactly 0, without rounding errors. Those of v are not 0. */
 static void single_key(void)
 {
     for (int kind = 0; kind < 4 * 2 * 2 * 2; kind++) {
@@ -1083,8 +1083,8 @@ static void single_key(void)
     }
 }
 
-/* Scores of hundreds, whose exponentials overflow unless the largest is subtracted first; where keys equal
-   queries it is that of a token for itself, the last one that it attends. */
+/* Scores of hundreds: their exponentials overflow unless the largest score is subtracted first. Where keys
+   equal queries, the largest is a token's score for itself, the last one that it attends. */
 static void large_scores(void)
 {
     for (int kind = 0; kind < 4; kind++) {
@@ -1659,8 +1659,8 @@ static void read_kept(mtt_trainer *trainer, const reference *r, int what, float 
     }
 }
 
-/* A step in the compact state against AdamW in double from the state before it: off by at most a unit of what
-   is stored, and what FP32 arithmetic adds. */
+/* A step in the compact state against AdamW in double, from the same state. They differ by at most one unit
+   of the stored format, plus the rounding of FP32 arithmetic. */
 static void compact_update(void)
 {
     int32_t tokens[32], targets[32];
@@ -1734,8 +1734,9 @@ static void compact_update(void)
     }
 }
 
-/* Successors under a rule are learnt as fast as in the full state: a step's loss is off by no more than four
-   times what BF16's is off FP32's, and the mean of a hundred by no more than once. */
+/* The compact state learns which token follows which as fast as the full state. The loss of a step differs by
+   at most four times the difference between BF16 and FP32. The mean of a hundred steps differs by at most
+   that difference. */
 static void compact_loss(void)
 {
     enum { STEPS = 300, LAST = 100, KINDS = 5 };
@@ -2573,7 +2574,7 @@ static void failing_allocations(void)
         mtt_trainer_destroy(trainer);
         check(book.live == 0, "%ld blocks are left", book.live);
     }
-    printf("allocations: each of %ld failed\n", total);
+    printf("out of memory: clean refusal when any of %ld allocations fails\n", total);
 }
 
 /* --------------------------------------------------------------------------------------------- speed ---- */

@@ -1,6 +1,5 @@
-/* test_plan.c - the plan: what it says of known models, that it is what is allocated, that nothing overlaps
-   in the arena, the searches for a batch and a policy, and the texts of refusals. No device and no file is
-   needed. */
+/* test_plan.c - the plan: the bytes of known models, planned = allocated, no overlap in the arena, the
+   searches for a batch and a policy, and the messages of refusals. Needs no device and no file. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "test.h"
@@ -323,8 +322,8 @@ static int is_among(const mtt_tensor *const *list, int count, const mtt_tensor *
     return 0;
 }
 
-/* No two tensors that live together share a byte; everything is written before it is read, and lives as it is
-   used. What is made again was gone, and is read. */
+/* No two tensors that live at the same time share a byte. Every tensor is written before it is read, and
+   lives no longer than it is used. A tensor that is recomputed was freed before, and is read afterwards. */
 static void check_program(const mtt__program *p, const char *text)
 {
     const mtt_tensor **written =
@@ -639,9 +638,9 @@ static void traffic_in_place(void)
               "AdamW moves %g bytes a parameter, state %d of precision %d has %g", bytes, (int)c.policy.state,
               (int)c.policy.precision, CASES[i].bytes);
     }
-    /* Gradients that stay for the next micro-batch are read by what adds to them, and so is that of a chunked
-       loss by each chunk but the first, which also reads the head for two products and passes its logits five
-       times. */
+    /* With two micro-batches, the second one also reads the gradients that it adds to. A chunked loss reads
+       the head's gradient in each chunk but the first. Each chunk also reads the head for two products, and
+       passes over its logits five times. */
     configuration a = known('A', 8), twice = a;
     double rows = 8 * 256, head = 50304 * 256, fc_biases = 4 * (4 * 4 * 256);
     double gradients = 4 * (4 * 12 * 256 * 256 + 5 * 4 * 256 + head + 50304);
@@ -683,8 +682,9 @@ static double roofline(const mtt_schedule *s)
     return seconds;
 }
 
-/* What layer, segments and a budget choose is the cheapest of all mixtures that take no more than the budget,
-   or than recomputing all layers whole and 0.1 %; 1 % of cost aside, as packing lets a few bytes decide. */
+/* Layer, segments and a budget choose the cheapest of all mixtures of recomputation that fit. For layer and
+   segments, what fits is the memory of recomputing all layers whole, plus 0.1 %. The cost may be 1 % above
+   the cheapest, because packing lets a few bytes decide. */
 static void cheapest(const configuration *c)
 {
     mtt_schedule *s = NULL;
@@ -714,9 +714,9 @@ static void cheapest(const configuration *c)
     mtt_schedule_destroy(s);
 }
 
-/* What the last layer's activations cost and save, to the byte, in B at batch 128 under BF16 and flash: 64
-   MiB for each C of width. Full logits stand beside all that is kept, so that nothing can stay; a chunk of
-   them is smaller than what the layer's backward pass takes beside the same activations. */
+/* What keeping the last layer's activations costs, to the byte: model B, batch 128, BF16, flash, 64 MiB for
+   each C of width. Full logits are in memory together with all that is kept, so nothing of the last layer can
+   stay. A chunk of logits is smaller than what the layer's backward pass needs beside these activations. */
 static void last_layer(void)
 {
     static const struct { char name; int batch, layers, whole, partial; } CHUNKED[] = {
@@ -813,8 +813,8 @@ static void splits(void)
     check(cut * each() > 10, "%d of %d batches are split", cut, 100 / each());
 }
 
-/* In half of what batch 32 takes, D is trained in two halves, without recomputation; in less than one
-   sequence takes, not at all, and the text says what the smallest would. */
+/* With half the memory of batch 32, model D is trained in two halves, without recomputation. With less than
+   one sequence takes, it is refused, and the text says what the smallest plan would take. */
 static void known_splits(void)
 {
     configuration d = known('D', 32), half = known('D', 16), one = known('D', 1);
@@ -1164,8 +1164,8 @@ static void validation(void)
     }
 }
 
-/* On CUDA the workspace is what the policy says, or what an operation needs if that is more: here flash
-   attention's backward pass of two heads at 131,072 tokens, or the embedding's gradient. */
+/* On CUDA the workspace is what the policy says, or more if an operation needs more. Here these operations
+   are flash attention's backward pass of two heads at 131,072 tokens, and the embedding's gradient. */
 static void workspaces(void)
 {
     static const struct { int seq_len; size_t asked, planned;
@@ -1352,8 +1352,9 @@ static void residual_norms(void)
     }
 }
 
-/* In 16 bits a product and its GELU, or GELU's gradient, are one operation with the FLOPs of both, but where
-   GELU alone is made again, and segments make it apart; nothing else is another. */
+/* In 16 bits, a product and its GELU are one operation with the FLOPs of both. So are a product and GELU's
+   gradient. They stay apart where GELU alone is recomputed, and in segments. All other operations stay
+   the same. */
 static void merged(void)
 {
     configuration c = known('A', 8);

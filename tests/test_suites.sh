@@ -309,7 +309,7 @@ rm foreign/experiment_summary.json
 cp foreign/x_fp32_bs8_metrics.json 'foreign/x$(touch x)_metrics.json'
 "$report" --results-dir foreign > out 2> err; code=$?
 check "an odd name of a file ends it with $code, not 3" \
-  eval '[ $code = 3 ] && says err "touch x._metrics.json: its name holds"'
+  eval '[ $code = 3 ] && says err "touch x._metrics.json: its name has characters"'
 rm 'foreign/x$(touch x)_metrics.json'
 check "nothing ran in the report" no_canary
 if command -v gnuplot > /dev/null; then
@@ -334,7 +334,7 @@ if command -v gnuplot > /dev/null; then
   mkdir elsewhere; touch elsewhere/mine.png; rm -rf foreign/plots; ln -s ../elsewhere foreign/plots
   "$root/tools/plots.sh" foreign > out 2> err; check "a link in the place of plots/ is refused" [ $? = 3 ]
   check "and not followed" [ "$(ls elsewhere)" = mine.png ]
-else skip "plots of foreign names, gnuplot is absent"; fi
+else skip "plots of foreign names, gnuplot is missing: apt-get install gnuplot-nox"; fi
 check "nothing ran in the plots" eval 'no_canary && [ ! -e odd/canary ]'
 folder=hand
 mkdir two
@@ -357,6 +357,6 @@ if command -v gnuplot > /dev/null; then
     for format in png svg; do check "plot $name.$format" [ -s whole/a/plots/$name.$format ]; done
   done
   check "the page shows them" says whole/a/comparison.md '^!\[windows\]\(plots/windows.png\)$'
-else skip "plots, gnuplot is absent"; fi
+else skip "plots, gnuplot is missing: apt-get install gnuplot-nox"; fi
 
 closing_line

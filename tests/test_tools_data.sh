@@ -43,7 +43,7 @@ prepare 2 'did you mean --vocab-size' --input text.txt --output o --vocab-sise 3
 prepare 0 '--strip-accents' --help
 prepare 2 'add --vocab-file vocab.bpe .get it with tools/get_data.sh' --input text.txt --output o \
   --tokenizer gpt2
-prepare 2 'goes with --tokenizer gpt2 or wordpiece' --input text.txt --output o --vocab-file x
+prepare 2 'needs --tokenizer gpt2 or wordpiece' --input text.txt --output o --vocab-file x
 prepare 3 'expected bpe, gpt2, wordpiece or the path' --input text.txt --output o --tokenizer wordpeace
 prepare 3 'text.txt is not a vocab.bpe: get one with tools/get_data.sh vocab.bpe' --input text.txt --output \
   o --tokenizer gpt2 --vocab-file text.txt
@@ -106,29 +106,29 @@ if [ -r "$data/vocab.bpe" ]; then
     "$data/vocab.bpe"
   prepare 0 '^vocabulary 50257,' --input text.txt --output again --tokenizer "$data/vocab.bpe"
   check "gpt2 and its path are the same" same gpt2 again
-else skip "$data/vocab.bpe is absent: tools/get_data.sh vocab.bpe"; fi
+else skip "$data/vocab.bpe is missing: tools/get_data.sh vocab.bpe"; fi
 
 # get_data: files by their address
 get 0 'tinyshakespeare.txt +public domain'
 expect 0 'vocab.bpe +GPT-2' "$tools/get_data.sh"
-get 1 'there is no nonsense' nonsense
+get 1 'unknown name nonsense' nonsense
 expect 1 'there is no option --all' "$tools/get_data.sh" --all
 mkdir site; here=file://$work/site
 cp text.txt text.jsonl site; sum=$(sha256sum < text.txt | cut -d ' ' -f 1)
-get 0 'got/text.txt, [0-9]+ bytes, checksum right' "$here/text.txt#sha256=$sum"
+get 0 'got/text.txt, [0-9]+ bytes, checksum correct' "$here/text.txt#sha256=$sum"
 check "the file has come whole" cmp text.txt got/text.txt
-get 0 'is there' "$here/text.txt"
-get 0 'is there' "$here/text.txt#sha256=$sum"
+get 0 'is already there' "$here/text.txt"
+get 0 'is already there' "$here/text.txt#sha256=$sum"
 echo junk > got/text.txt; cp got/text.txt got/vocab.bpe
-get 1 "text.txt is there with the checksum [0-9a-f]* and not $sum: move it" "$here/text.txt#sha256=$sum"
-get 1 'vocab.bpe is there with the checksum [0-9a-f]* and not 1ce1664' vocab.bpe
+get 1 "text.txt is already there, but its checksum is [0-9a-f]*, not $sum" "$here/text.txt#sha256=$sum"
+get 1 'vocab.bpe is already there, but its checksum is [0-9a-f]*, not 1ce1664' vocab.bpe
 check "what was there is left alone" [ "$(cat got/text.txt got/vocab.bpe)" = $'junk\njunk' ]
 rm -r got
-get 0 'checksum right' "$here/text.txt#SHA256=$(tr a-f A-F <<< "$sum")"
+get 0 'checksum correct' "$here/text.txt#SHA256=$(tr a-f A-F <<< "$sum")"
 check "a checksum may be in capitals" cmp text.txt got/text.txt
 rm -r got
 get 1 'expected 64 hexadecimal digits' "$here/text.txt#sha256=1234"
-get 1 "checksum $sum and not 1{64};.*removed" "$here/text.txt#sha256=$(printf '1%.0s' {1..64})"
+get 1 "is $sum, not 1{64}; it was removed" "$here/text.txt#sha256=$(printf '1%.0s' {1..64})"
 check "a wrong checksum leaves nothing" [ -z "$(ls got)" ]
 part() { echo "got/text.txt.$(sha256sum <<< "$1" | cut -c 1-8).part"; } # ADDRESS
 printf OTHER > "$(part "$here/elsewhere/text.txt")"
@@ -137,8 +137,8 @@ get 0 'got/text.txt, ' "$here/text.txt"
 check "a download of another address is not continued" cmp text.txt got/text.txt
 rm got/*
 head -c 5000 text.txt > "$(part "$here/text.txt")"
-get 0 'checksum right' "$here/text.txt#sha256=$sum"
-check "a cut download goes on" cmp text.txt got/text.txt
+get 0 'checksum correct' "$here/text.txt#sha256=$sum"
+check "a cut download continues" cmp text.txt got/text.txt
 rm got/*; echo victim > victim
 ln -s ../victim "$(part "$here/text.txt")"
 get 1 'part or .* is a link: remove it' "$here/text.txt"
@@ -155,7 +155,7 @@ gzip -c text.txt > site/text2.txt.gz
 cp site/text2.txt.gz site/hidden.txt; get 1 'hidden.txt is gz' "$here/hidden.txt"
 printf 'a\0b' > site/nul.txt;   get 1 'nul.txt is binary' "$here/nul.txt"
 cp text.txt site/plain.gz;      get 1 'plain.gz is text' "$here/plain.gz"
-get 1 'did not come' "$here/absent.txt"
+get 1 'cannot download' "$here/absent.txt"
 check "what fails leaves no files" [ "$(ls got)" = text.txt ]
 get 0 'got/text2.txt, ' "$here/text2.txt.gz"
 check ".gz is unpacked" cmp text.txt got/text2.txt
@@ -181,16 +181,16 @@ if command -v zstd > /dev/null; then
   rm got/two.jsonl
   SPEAKLEASH=$here get 0 'got/two.jsonl, ' speakleash:two
   rm got/two.jsonl; echo '{"file_size": 77}' > site/two.manifest
-  SPEAKLEASH=$here get 1 'bytes and not 77' speakleash:two
+  SPEAKLEASH=$here get 1 'bytes, but its manifest says 77' speakleash:two
   mkdir bin; for tool in bash env timeout curl head od tr sed wc grep cat mv rm mkdir sha256sum cut tail; do \
     ln -s "$(command -v $tool)" bin/; done
-  PATH=$work/bin get 1 'needs zstd to be unpacked: apt install zstd' "$here/two.jsonl.zst"
+  PATH=$work/bin get 1 'zstd is needed to unpack .*: apt install zstd' "$here/two.jsonl.zst"
   if [ -r "$data/speakleash_sample.jsonl.zst" ]; then
     get 0 'speakleash_sample.jsonl, ' "file://$data/speakleash_sample.jsonl.zst"
     check "200 documents of two frames" [ "$(wc -l < got/speakleash_sample.jsonl)" = 200 ]
     prepare 0 '^all +200 ' --input got/speakleash_sample.jsonl --output sl --vocab-size 400
   else skip "$data/speakleash_sample.jsonl.zst is absent"; fi
-else skip "zstd is not here"; fi
+else skip "zstd is missing: apt-get install zstd"; fi
 
 # get_data: servers. Python's own cannot continue a file, so it sends all again. Ours cuts its first answer.
 cutting='
@@ -215,19 +215,19 @@ if command -v python3 > /dev/null; then
   for _ in $(seq 100); do port=$(sed -n 's/^port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep \
     0.1; done
   rm -rf got
-  get 1 'did not come, 7000 bytes are kept' "http://127.0.0.1:$port/text.txt#sha256=$sum"
-  get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
-  check "a cut download goes on from there" grep -qx 7000 log
+  get 1 'the first 7000 bytes are kept' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  get 0 'checksum correct' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  check "a cut download continues from there" grep -qx 7000 log
   check "it is whole then" cmp text.txt got/text.txt
   { kill $server && wait $server; } 2> /dev/null
   python3 -u -m http.server --bind 127.0.0.1 --directory site 0 > log 2>&1 & server=$!
   for _ in $(seq 100); do port=$(sed -n 's/.* port \([0-9]*\).*/\1/p' log); [ -n "$port" ] && break; sleep \
     0.1; done
   rm -rf got; mkdir got; head -c 5000 text.txt > "$(part "http://127.0.0.1:$port/text.txt")"
-  get 0 'checksum right' "http://127.0.0.1:$port/text.txt#sha256=$sum"
+  get 0 'checksum correct' "http://127.0.0.1:$port/text.txt#sha256=$sum"
   check "a server without ranges sends all again" cmp text.txt got/text.txt
-  get 1 'did not come' "http://127.0.0.1:$port/absent.jsonl"
-else skip "python3 is not here"; fi
+  get 1 'cannot download' "http://127.0.0.1:$port/absent.jsonl"
+else skip "python3 is missing: apt-get install python3"; fi
 
 # profile and bench: on the CPU, at a size of seconds, and with a Python that says what PyTorch would
 export OMP_WAIT_POLICY=passive
@@ -276,17 +276,17 @@ JSON
 PYTHON
 DEVICE=cpu bench 0 \
   '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 7 \| [0-9.]+x \| 1 % \|$' tiny
-check "it tells the versions" \
-  grep -q 'PyTorch 9.8+cu7 of CUDA 7.6: `make bench`, mean of the second half of 4 steps, without' out
+check "it names the versions" \
+  grep -q 'PyTorch 9.8+cu7 for CUDA 7.6. Each time is the mean of the second half of 4 steps, without' out
 check "chosen cases leave the page alone" cmp page.md page.old
-bench 0 "^Planned largest batch .*C's model [0-9,]+ sequences in 25.26 GB, D's" largest
+bench 0 "^Planned largest batch .*model C [0-9,]+ sequences in 25.26 GB, model D" largest
 printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
   a128 'PyTorch bf16, compiled' 20.36 8322547712 long 'mtt flash' - 'no | room' \
   a32 'mtt flash_chunked:8192' 1.5 1000000 >> figures.tsv
 bench 0 "table is in $PAGE" --table
 check "the table is in the page" \
-  grep -q "^| A's model, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
-check "the rows of a chunk" grep -q "^| A.s model, 32 x 256 | .* flash, chunked, 8192 rows a chunk | 1.50" \
+  grep -q "^| model A, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
+check "the rows of a chunk" grep -q "^| model A, 32 x 256 | .* flash, chunked, 8192 rows a chunk | 1.50" \
   page.md
 check "and what failed" grep -q "^| GPT-2 124M, 1 x 32768 | – | | flash | no / room | | | |\$" page.md
 check "in the place of the old one, between the markers" \

@@ -44,7 +44,7 @@ expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16' --precision fp64
 expect 2 'technique' --technique nonsense
 expect 2 '"nonsense" in "bf16_nonsense" is no technique' --technique bf16_nonsense
-expect 2 'needs one, for example --memory-budget 8G' --recompute budget --dry-run
+expect 2 'needs a budget, for example --memory-budget 8G' --recompute budget --dry-run
 expect 2 'technique' --technique no
 expect 2 'technique' --technique bf16_32
 expect 2 '"bs4294967304" in .* is no technique' --technique bf16_bs4294967304
@@ -180,7 +180,7 @@ check "log is JSON" is_json --lines results/text.txt_fp32.jsonl
 check "log has 20 steps and an evaluation" [ "$(wc -l < results/text.txt_fp32.jsonl)" = 21 ]
 check "stdout is the metrics file" cmp out $metrics
 check "stderr has no \\r and no escape" [ "$(tr -dc '\r\033' < err | wc -c)" = 0 ]
-check "stderr tells the progress" grep -q 'step 20/20 100%' err
+check "stderr shows the progress" grep -q 'step 20/20 100%' err
 steps=$(sed -n 's/^step \([0-9]*\)\/.*/\1/p' err | tr '\n' ' ')
 check "a line for the first steps and each tenth, not $steps" [ "$steps" = "1 $(seq -s ' ' 2 2 20) " ]
 check "it names the tokenizer" says err '^training a BPE tokenizer, 300 ids, on text.txt \.\.\.$'
@@ -191,7 +191,7 @@ for split in train validation test; do
 done
 check "it counts steps and epochs" \
   says err '^training: steps 1 to 20 of 128 tokens each: 0\.[0-9]+ epochs of '
-check "it says the time after the second step" says err '^the other 18 steps take about [0-9]+ s$'
+check "it says the time after the second step" says err '^the remaining 18 steps take about [0-9]+ s$'
 round() { printf "%.$1f" "$(field $metrics $2)"; }
 check "the summary has the metrics' quality" says err "^validation  perplexity $(round 2 perplexity), \
 $(round 3 bits_per_byte) bits per byte, loss $(round 4 val_loss), accuracy [0-9.]+ %$"
@@ -231,7 +231,7 @@ check "checkpoint is there" [ -s $checkpoint ]
 check "the best checkpoint is the last" cmp $checkpoint results/text.txt_fp32_best.safetensors
 files() { (cd "$1" && sha256sum text.txt_fp32_* text.txt_fp32.jsonl); } # FOLDER
 earlier=$(files results)
-expect 3 'sequences, a step takes 4,096: lower --batch-size' --data text.txt $model --batch-size 4096
+expect 3 'sequences, but a step takes 4,096: lower --batch-size' --data text.txt $model --batch-size 4096
 check "an epoch without a step leaves the run" [ "$(files results)" = "$earlier" ]
 expect 0 'earlier run is kept in results/text.txt_fp32.old: --resume would have continued it' \
   --data text.txt $model --steps 20
@@ -251,7 +251,7 @@ run $tiny --batch-size 2000 --epochs 1 --sample 0
 check "--epochs overrides a preset's steps" [ $code = 3 ]
 expect 0 '"steps": 2,' --data results/text.txt --dataset ready --preset tiny --steps 2 --sample 0
 
-# token files: made again where the text or an option is another
+# token files: prepared again if the text or an option has changed
 tokens() { sha256sum < results/made.train.tokens; }
 expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
 first=$(tokens)
@@ -282,16 +282,16 @@ cp results/made.tokenizer.json tokenizer.json
 for file in train.tokens valid.tokens tokenizer.json; do
   truncate -s 100 results/made.$file
   expect 0 . --data text.txt $model --steps 1 --dataset made --no-checkpoint
-  check "a damaged $file is made again" [ "$(tokens)" = "$first" ]
+  check "a damaged $file is replaced" [ "$(tokens)" = "$first" ]
 done
 expect 0 . --data text.txt ${model/300/400} --steps 1 --dataset wider --no-checkpoint
 cp results/wider.tokenizer.json results/made.tokenizer.json
 expect 3 'made.tokenizer.json is not the tokenizer of results/made.train.tokens' \
   --data results/made --dataset mixed ${model/--vocab-size 300/} --steps 1
 expect 0 . --data text.txt $model --steps 1 --dataset made
-check "another run's tokenizer is made again" cmp results/made.tokenizer.json tokenizer.json
-expect 2 'is prepared, with its own tokenizer' --data results/made --dataset mixed ${model/300/500} --steps 1
-expect 2 'is prepared, with its own tokenizer' \
+check "another run's tokenizer is replaced" cmp results/made.tokenizer.json tokenizer.json
+expect 2 'has its own tokenizer: leave out' --data results/made --dataset mixed ${model/300/500} --steps 1
+expect 2 'has its own tokenizer: leave out' \
   --data results/made --dataset mixed ${model/--vocab-size 300/} --tokenizer tokenizer.json --steps 1
 own="--data text.txt $model --tokenizer own.json --dataset own --steps 1 --no-checkpoint"
 cp tokenizer.json own.json
@@ -364,7 +364,7 @@ expect 2 'takes 1 to 1500 letters' --data text.txt --results-dir '' $model --ste
 expect 2 'at most 200 letters' --data text.txt --dataset "$(printf 'n%.0s' $(seq 197))" $model --steps 1
 for name in 'a/b' '../up' '$(touch RAN)' '`touch RAN`' "it's" -dash .hidden 'a b' 'a"b' \
   "$(printf 'a\nb')" ''; do
-  expect 2 'a name has letters, digits' --data text.txt --dataset "$name" $model --steps 1
+  expect 2 'a name consists of letters, digits' --data text.txt --dataset "$name" $model --steps 1
 done
 for folder in "it's" '$(touch RAN)' '`touch RAN`' "$(printf 'a\nb')" ./-dash 'a "b"'; do
   expect 0 '"steps": 1,' --data results/text.txt --results-dir "$folder" $model --steps 1
@@ -379,7 +379,7 @@ mkdir locked && chmod 500 locked
 
 # files that cannot be written
 mkdir -p results/{full_fp32_metrics.json,disk_fp32_memory.json,log_fp32.jsonl}.tmp/x
-expect 3 'cannot write results/full_fp32_metrics.json: .*is --results-dir yours' \
+expect 3 'cannot write results/full_fp32_metrics.json: .*check that --results-dir is yours' \
   --data results/text.txt --dataset full $model --steps 2
 check "the metrics are on stdout nevertheless" says out '^{"dataset": "full"'
 expect 3 'cannot write results/disk_fp32_memory.json' --data results/text.txt --dataset disk $model --steps 2
@@ -404,7 +404,7 @@ mkdir results/folder_fp32_step1.safetensors
 run --data results/text.txt --dataset folder $model --steps 2 --resume
 check "a checkpoint that is there but cannot be read is not called absent" \
   eval '[ $code = 3 ] && ! grep -q "nothing to resume" err'
-expect 3 'MiB free, and checkpoints take 2000000002 times' \
+expect 3 'MiB free, but checkpoints take 2000000002 times' \
   --data results/text.txt --dataset room $model --steps 2 --save-every 1 --keep 2000000000
 check "no room is reported before the first step" not says err 'step 1/'
 # runs that diverge: their files are JSON, their exit code is 5
@@ -482,7 +482,7 @@ best=$(sed -n 's/.*"step": \([0-9]*\), "val_loss": \([0-9.]*\).*/\2 \1/p' result
 check "the best checkpoint is that of step $best, of the least validation loss" \
   cmp results/every_fp32_best.safetensors "results/every_fp32_step$best.safetensors"
 truncate -s 1000 results/every_fp32_step800.safetensors
-expect 0 'going on from step 750' $long --dataset every --resume
+expect 0 'continuing from step 750' $long --dataset every --resume
 check "a damaged checkpoint costs the steps since the one before" \
   cmp results/every_fp32_step800.safetensors results/whole_fp32_step800.safetensors
 cp results/whole_fp32_metrics.json metrics.json && rm results/whole_fp32_metrics.json
@@ -495,8 +495,8 @@ for technique in fp32 bf16 fp32_flash; do once_more $technique & ids="${ids:-} $
 for id in $ids; do wait "$id"; check "three first runs of a text at once" [ $? = 0 ]; done
 "$train" $long --steps 100000 --dataset twice > out1 2> err1 < /dev/null & id=$!
 for _ in $(seq 3000); do [ -s results/twice_fp32.jsonl ] && break; sleep 0.02; done
-expect 3 'another train writes results/twice_fp32: wait until it ends' $long --dataset twice
-expect 3 'another train writes results/twice_fp32' $long --dataset twice --resume
+expect 3 'another process writes results/twice_fp32: wait until it ends' $long --dataset twice
+expect 3 'another process writes results/twice_fp32' $long --dataset twice --resume
 kill -INT $id; wait $id
 check "the first one does not notice" [ $? = 130 ]
 expect 0 . --data text.txt $model --steps 1 --results-dir a/b/c --no-checkpoint

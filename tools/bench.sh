@@ -32,13 +32,13 @@ d="--layers 12 --heads 12 --d-model 768 --vocab-size 30000 --seq-len 1024"
 head="--vocab-size 50304 --positions learned --head tied --no-head-bias"
 gpt2="--layers 12 --heads 12 --d-model 768 $head"
 best=flash_selective_chunked_compact
-benchmark a128 "compile graphs" "A's model, 128 x 256" flash,$best:3072,flash_segments_chunked_compact:1536 \
+benchmark a128 "compile graphs" "model A, 128 x 256" flash,$best:3072,flash_segments_chunked_compact:1536 \
   $a --batch-size 128
-benchmark a128_tf32 compile "the same, TF32" tf32,tf32_chunked:32768 $a --batch-size 128
-benchmark a32 "compile graphs" "A's model, 32 x 256" flash,flash_chunked:8192,$best $a --batch-size 32
-benchmark b64 compile "B's model, 64 x 512" flash,flash_selective_chunked \
+benchmark a128_tf32 compile "model A, 128 x 256, TF32" tf32,tf32_chunked:32768 $a --batch-size 128
+benchmark a32 "compile graphs" "model A, 32 x 256" flash,flash_chunked:8192,$best $a --batch-size 32
+benchmark b64 compile "model B, 64 x 512" flash,flash_selective_chunked \
   --layers 6 --heads 8 --d-model 512 --vocab-size 10000 --seq-len 512 --batch-size 64
-benchmark d32 compile "D's model, 32 x 1024" flash,flash_selective_chunked,flash_checkpointing_chunked \
+benchmark d32 compile "model D, 32 x 1024" flash,flash_selective_chunked,flash_checkpointing_chunked \
   $d --batch-size 32
 benchmark gpt2_16 "compile graphs" "GPT-2 124M, 16 x 1024" flash,$best $gpt2 --seq-len 1024 --batch-size 16
 benchmark gpt2_64 compile "GPT-2 124M, 64 x 1024" flash,$best $gpt2 --seq-len 1024 --batch-size 64
@@ -72,8 +72,8 @@ planned() { # the largest batches that the planner finds
   local c_batch d_batch
   c_batch=$("$TRAIN" $policy $a --positions learned --max-seq 512 --memory-budget 25260000000) &&
     d_batch=$("$TRAIN" $policy $d --memory-budget 40000000000) || { failed=1; return; }
-  record largest "C's model" "$c_batch" 25.26
-  record largest "D's model" "$d_batch" 40
+  record largest "model C" "$c_batch" 25.26
+  record largest "model D" "$d_batch" 40
 }
 from_json='{ gsub(/^ *"|"$/, "", $1); gsub(/^"|"$/, "", $2); v[$1] = $2 }
   $1 == "pytorch" || $1 == "cuda" { print "about", $1, $2, "" }
@@ -146,10 +146,10 @@ END {
       (theirs ? " speed | memory |" : "")
     print "|---|" (theirs ? "---:|---:|" : "") "---|---:|---:|" (theirs ? "---:|---:|" : "")
     for (c = 1; c <= cases; c++) for (k = 1; k <= rows[name[c]]; k++) print line(name[c], k)
-    versions = theirs ? sprintf(", PyTorch %s of CUDA %s", about["pytorch"], about["cuda"]) : ""
-    printf "\n%s, %s%s: `make bench`, mean of the second half of %d steps, ", \
+    versions = theirs ? sprintf(", PyTorch %s for CUDA %s", about["pytorch"], about["cuda"]) : ""
+    printf "\n%s, %s%s. Each time is the mean of the second half of %d steps, ", \
       about["device"], about["date"], versions, about["steps"]
-    print "without synchronizing after each; MB of 10^6 bytes; BF16 unless TF32 is named."
+    print "without synchronizing after each step. MB is 10^6 bytes. Rows are BF16 unless they name TF32."
   }
   if (batches) printf "%sPlanned largest batch with %s: %s.\n", any ? "\n" : "", \
     "flash, segments, chunked, compact and dropout", batches

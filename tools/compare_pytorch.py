@@ -20,7 +20,7 @@ Exit status: 1 if curves differ or mtt failed where it was timed; 2 if something
 """
 import argparse, contextlib, gc, itertools, json, math, os, platform, re
 import signal, statistics, subprocess, sys, tempfile, time, zlib
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read at the import; threads that spin lose much beside other work
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read at the import; spinning threads are slow on a busy machine
 try:
     import numpy as np
     import torch
@@ -108,7 +108,7 @@ def synthetic_data(args, folder, model):
     """Token files of phrases; returns their prefix."""
     V, T, ids = model["vocab"], model["seq_len"], phrases(args.seed, model["vocab"])
     prefix, any_model = f"{folder}/synthetic", dict(CASES["tiny"], seq_len=8)
-    if not os.path.exists(prefix + ".tokenizer.json"):  # the trainer wants one beside token files: any will do, so the smallest
+    if not os.path.exists(prefix + ".tokenizer.json"):  # the trainer needs one; any will do, so the smallest
         with open(prefix, "w") as file:
             file.writelines(f"{i}\n\n" for i in range(1 << 16))
         train(args, folder, "synthetic", any_model, "fp32", "--data", prefix, "--vocab-size", 257, "--steps", 1)
@@ -211,7 +211,7 @@ class Gpt(nn.Module):
 def precision_of(technique):
     words = technique.split("_")
     if "fp16" in words:
-        raise RuntimeError(f"{technique}: FP16 skips steps while its loss scale finds its way, so that no two curves agree: "
+        raise RuntimeError(f"{technique}: FP16 skips steps until it has found its loss scale, so no two curves agree: "
                            "take fp32, tf32 or bf16")
     return next((word for word in words if word in ALLOWED), "fp32")
 

@@ -15,9 +15,9 @@ experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e a
                           or patterns (*_bs32)
   --skip NAME,..          all but these
   --batch-size N,..       batches instead of the suite's
-  --memory-budget SIZE    refuse what takes more: simulates a smaller GPU (24G; c: 25.26 GB, d: 40 GB)
+  --memory-budget SIZE    refuse what needs more: simulates a smaller GPU (24G; c: 25.26 GB, d: 40 GB)
   --steps N               optimizer steps (a, b: one epoch; c, d: 200; e: 8000; sweeps: at most 20)
-  --keep-checkpoints      in DIR/SUITE/checkpoints; else checkpoints are removed once their metrics are there
+  --keep-checkpoints      keep them in DIR/SUITE/checkpoints; default: remove them when metrics are written
   --small                 a model and batches for a CPU
   --dry-run               print experiments, planned memory and commands, and stop
 TEXT
@@ -197,7 +197,7 @@ choose() { # fills queue with the experiments to run; prints them under --dry-ru
     fi
     queue+=($i)
   done
-  [ $chosen -gt 0 ] || echo "suite $suite: --only and --skip leave no experiment" >&2
+  [ $chosen -gt 0 ] || echo "suite $suite: --only and --skip leave no experiment to run" >&2
 }
 run_train() { # ARGUMENT...: sets code
   "$train" "$@" > "$dir/out" 2> "$dir/err" & child=$!

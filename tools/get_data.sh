@@ -33,7 +33,7 @@ jane_eyre.txt|Charlotte Brontë, public domain|
 list=${list//|$'\n'  /|} # NAME|LICENCE|SHA256|ADDRESS
 fail() { echo "get_data: $*" >&2; exit 1; }
 
-# Brings $1 to $2, from where $2 ends; once more from the start where the server cannot go on.
+# Downloads $1 to $2, continuing where $2 ends; from the start if the server cannot continue.
 bring() {
   [ ! -L "$2" ] && [ ! -L "$2.new" ] || fail "$2 or $2.new is a link: remove it"
   if command -v curl > /dev/null; then
@@ -44,9 +44,9 @@ bring() {
         rm -f "$2.new";;
     esac
   elif command -v wget > /dev/null && [ "${1#file:}" = "$1" ]; then wget -q -c -O "$2" "$1" && return
-  else fail "neither curl nor wget is here: apt install curl"; fi
-  [ -s "$2" ] || { rm -f "$2"; fail "$1 did not come: try again, or give another address"; }
-  fail "$1 did not come, $(wc -c < "$2") bytes are kept in $2: try again, or give another address"
+  else fail "curl is missing, and wget, too: apt install curl"; fi
+  [ -s "$2" ] || { rm -f "$2"; fail "cannot download $1: try again, or give another address"; }
+  fail "cannot download all of $1; the first $(wc -c < "$2") bytes are kept in $2: try again"
 }
 
 first_bytes() { head -c 4 "$1" | od -An -tx1 | tr -d ' \n'; }
@@ -75,14 +75,14 @@ check_kind() {
     *) return;;
   esac
   rm "$1"
-  fail "$2 is $say; it is removed: check the address"
+  fail "$2 is $say; it was removed: check the address"
 }
 
 unpack() { # FOLDER/file.zst or .gz beside itself
   local packed=$1 plain=${1%.*} tool="gzip -dc" package=gzip most=$limit status
   [ "${packed##*.}" = zst ] && tool="zstd -dcq --long=27" package=zstd
   command -v $package > /dev/null ||
-    fail "$packed needs $package to be unpacked: apt install $package, then try again"
+    fail "$package is needed to unpack $packed: apt install $package, then try again"
   [ -n "$most" ] || most=$((100 * $(wc -c < "$packed"))) most=$((most > 1048576 ? most : 1048576))
   rm -f "$plain.part" # a link would be followed
   $tool < "$packed" | head -c $((most + 1)) > "$plain.part"
@@ -109,38 +109,38 @@ get() {
         size=$(curl -fsL "$speakleash/${1#*:}.manifest" 2> /dev/null |
           grep -oE '"file_size": *[0-9]+' | grep -oE '[0-9]+');;
       *'#'[sS][hH][aA]256=*) address=${1%#*} sum=${1##*=} sum=${sum,,}
-        [[ $sum =~ ^[0-9a-f]{64}$ ]] || fail "$1: expected 64 hexadecimal digits behind sha256=";;
+        [[ $sum =~ ^[0-9a-f]{64}$ ]] || fail "$1: expected 64 hexadecimal digits after sha256=";;
       *://*) ;;
-      *) fail "there is no $1: without a name the known ones are listed";;
+      *) fail "unknown name $1: run get_data.sh without a name for a list";;
     esac
     file=${address%%\?*} file=$folder/${file##*/}
   fi
-  case $file in *.zst | *.gz) [ -s "${file%.*}" ] && { echo "${file%.*} is there"; return; };; esac
-  [ -n "${file##*/}" ] && [ ! -d "$file" ] || fail "$1 names no file"
+  case $file in *.zst | *.gz) [ -s "${file%.*}" ] && { echo "${file%.*} is already there"; return; };; esac
+  [ -n "${file##*/}" ] && [ ! -d "$file" ] || fail "$1 does not end with a file name: check the address"
   if [ -s "$file" ]; then
     [ -z "$sum" ] || found=$(checksum "$file")
     [ -z "$sum" ] || [ "$found" = "$sum" ] ||
-      fail "$file is there with the checksum $found and not $sum: move it away and try again"
-    echo "$file is there"
+      fail "$file is already there, but its checksum is $found, not $sum: move it away and try again"
+    echo "$file is already there"
   else
     part=$file.$(sha256sum <<< "$address" | cut -c 1-8).part # an address never continues another's file
     bring "$address" "$part"
     check_kind "$part" "$file"
     if [ -n "$size" ] && [ "$(wc -c < "$part")" != "$size" ]; then
       found=$(wc -c < "$part"); rm "$part"
-      fail "$file has $found bytes and not $size, as its manifest says; it is removed: try again"
+      fail "$file has $found bytes, but its manifest says $size; it was removed: try again"
     fi
     if [ -n "$sum" ]; then
       found=$(checksum "$part")
       if [ "$found" != "$sum" ]; then
         rm "$part"
-        fail "$file has the checksum $found and not $sum; it is removed: try again, or see what changed"
+        fail "the checksum of $file is $found, not $sum; it was removed: try again, or check the source"
       fi
     fi
     mv "$part" "$file" || fail "cannot write $file"
   fi
   case $file in *.zst | *.gz) unpack "$file"; file=${file%.*};; esac
-  echo "$file, $(wc -c < "$file") bytes${licence:+, $licence}${sum:+, checksum right}"
+  echo "$file, $(wc -c < "$file") bytes${licence:+, $licence}${sum:+, checksum correct}"
 }
 
 while :; do

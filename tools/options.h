@@ -143,7 +143,7 @@ static void option_add_words(mtt_policy *policy)
 static void option_add_fields(const option *table, int count, const option *group)
 {
     option title = TITLE(group->name);
-    option preset = TEXT("preset", &option_all.preset, "a row of options, which others override:");
+    option preset = TEXT("preset", &option_all.preset, "a set of options, which other options override:");
     const mtt_field *f;
     option_add(title);
     for (f = group->fields(); f->name; f++) option_add_field(table, count, (char *)group->at, f);
@@ -379,12 +379,12 @@ static int option_use_technique(int *batch)
 }
 
 /* GCC's OpenMP threads spin while they wait, and take the cores from whatever else runs. The variable that
-   forbids it is read before main, so the program starts again, once. A step of --preset tiny on two cores
-   then takes 27 ms instead of 50 to 62, and beside a busy process 26 to 128 ms instead of 680 to 1172. */
+   forbids it is read before main, so the program starts again, once. On two cores a step of
+   --preset tiny then takes 27 ms, not 50 to 62. Next to a busy process: 26 to 128 ms, not 680 to 1172. */
 static void option_wait_passively(char **argv)
 {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv); /* where it fails, go on */
+    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv); /* if it fails, continue */
 }
 
 /* 0, OPTION_ERROR after a message that says what was expected, or OPTION_HELP after the usage. */

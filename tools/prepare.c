@@ -29,10 +29,10 @@ static const option options[] = {
     TEXT("tokenizer", &kind, "bpe, wordpiece: train one; gpt2; or the path of a tokenizer"),
     TEXT("vocab-file", &file, "vocab.bpe for gpt2; vocab.txt for wordpiece, to load it"),
     INT("vocab-size", &desc.vocab, 0, "ids of a trained tokenizer, default 10000"),
-    FLAG("lowercase", &words.lowercase, 1, "wordpiece: make capitals small"),
-    FLAG("strip-accents", &words.strip_accents, 1, "wordpiece: remove accents, which Polish needs"),
+    FLAG("lowercase", &words.lowercase, 1, "wordpiece: convert text to lower case"),
+    FLAG("strip-accents", &words.strip_accents, 1, "wordpiece: remove accents; not for Polish"),
     FLAG("keep-controls", &words.keep_controls, 1, "wordpiece: treat control characters as text"),
-    FLAG("keep-cjk", &words.keep_cjk, 1, "wordpiece: do not cut Chinese characters into single words"),
+    FLAG("keep-cjk", &words.keep_cjk, 1, "wordpiece: do not make each Chinese character a word"),
 };
 
 /* Decides what to train or load; returns an exit code. */
@@ -47,10 +47,10 @@ static int choose_tokenizer(mtt_tokenizer_kind *wordpiece)
         return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (get it with "
                            "tools/get_data.sh vocab.bpe)");
     if (file && !gpt2 && !wp)
-        return option_fail("--vocab-file goes with --tokenizer gpt2 or wordpiece: give the path to "
-                           "--tokenizer alone");
+        return option_fail("--vocab-file needs --tokenizer gpt2 or wordpiece: give any other file as "
+                           "--tokenizer");
     if (!desc.kind && memcmp(&words, &(mtt_wordpiece_options){0}, sizeof(words)))
-        return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk go with --tokenizer "
+        return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk need --tokenizer "
                            "wordpiece or a vocab.txt");
     if (!desc.tokenizer) return 0;
     in = fopen(desc.tokenizer, "rb");

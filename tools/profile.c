@@ -29,12 +29,12 @@ static const option options[] = {
     TITLE("usage: profile [option...]"),
     INT("batch-size", &set.batch, 1, "sequences in a micro-batch"),
     INT("seq-len", &set.seq_len, 1, "tokens in a sequence"),
-    INT("steps", &set.steps, 2, "steps, of which the first half warms up"),
-    FLAG("only-step", &set.only_step, 1, "no operations: time and memory of a step as one line of JSON"),
-    REAL("peak-tflops", &set.tflops, 1e-30, "rate of large products; BF16 on an H200"),
-    REAL("peak-gbs", &set.gbs, 1e-30, "rate of large copies, read and written; an H200"),
+    INT("steps", &set.steps, 2, "steps; the first half is a warmup and is not timed"),
+    FLAG("only-step", &set.only_step, 1, "print only time and memory of a step, as one line of JSON"),
+    REAL("peak-tflops", &set.tflops, 1e-30, "peak rate of products; default: an H200, BF16"),
+    REAL("peak-gbs", &set.gbs, 1e-30, "peak rate of copies, reads plus writes; default: an H200"),
     FIELDS("Model:", mtt_model_fields, &set.model),
-    FIELDS("Technique; its words are options, too, as in --flash --chunked:", mtt_policy_fields, &set.policy),
+    FIELDS("Technique; its words are also options, as in --flash --chunked:", mtt_policy_fields, &set.policy),
 };
 
 /* Operations that cost the same. */
@@ -108,7 +108,7 @@ static mtt_status measure(mtt_env *env, mtt_trainer *t)
         line *l = find_line(&op);
         double ms;
         if (!l) {
-            snprintf(env->error, sizeof(env->error), "more than %d different operations", LINES);
+            snprintf(env->error, sizeof(env->error), "there are more than %d different operations", LINES);
             return MTT_E_ARGUMENT;
         }
         status = mtt_profile(t, i, REPEATS, &ms);
@@ -135,7 +135,7 @@ static void print_lines(void)
         printf(" %.1f | %.0f | %.0f %% |\n", flops / l->ms * 1e-9, bytes / l->ms * 1e-6,
                100 * floor_ms / l->ms);
     }
-    printf("\noperations %.3f ms, their floors %.3f ms; ", total, floor_total);
+    printf("\noperations %.3f ms, at peak rates %.3f ms; ", total, floor_total);
 }
 
 int main(int argc, char **argv)

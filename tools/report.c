@@ -118,8 +118,8 @@ static void put_words(mtt_json *j, run *r, mtt_slice key, mtt_slice value)
     size_t most = k && k->is_line ? sizeof(plain) : k ? k->size : 0;
     if (!most) return;
     if (value.size >= most || (!k->is_line && value.size && !result_is_name(value.at, value.size))) {
-        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.-, none of "
-                 "- and . first", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
+        snprintf(fault, sizeof(fault), "\"%.*s\" is no %s: a name has up to %d of A-Za-z0-9_.- and does not "
+                 "begin with - or .", (int)fmin(200, (double)value.size), value.at, k->name, (int)most - 1);
         j->fault = fault;
         return;
     }
@@ -166,7 +166,7 @@ static void read_object(mtt_json *j, run *r, item_fn item, FILE *to)
     }
 }
 
-/* The text of a file; NULL if there is none. A fault if it cannot be read: a pipe could go on for ever. */
+/* The text of a file; NULL if there is none. A fault if it cannot be read: a pipe may never end. */
 static char *load(const char *path, size_t *size, const char **fault)
 {
     struct stat info;
@@ -226,7 +226,8 @@ static void on_experiment(mtt_json *j, run *r, FILE *to)
     read_object(j, add_run(NULL), NULL, NULL);
 }
 
-/* An operation of the timeline. Its layer tells how many there are. With `to` it is a line for the plots. */
+/* An operation of the timeline. The highest layer gives the number of layers. With `to` it is a line for the
+   plots. */
 static void on_operation(mtt_json *j, run *r, FILE *to)
 {
     run op = {0};
@@ -327,7 +328,7 @@ static void on_file(const char *name)
     snprintf(run_name, sizeof(run_name), "%.*s", (int)(size - end), name);
     if (result_is_name(run_name, size - end)) add_run(run_name);
     else {
-        tell(path_of(name), 0, "its name holds more than A-Za-z0-9_.-, or begins with - or .");
+        tell(path_of(name), 0, "its name has characters other than A-Za-z0-9_.-, or begins with - or .");
         damaged++;
     }
 }
@@ -676,7 +677,7 @@ static void print_finding(const run *r, const char *what, double theirs, double 
             theirs, what, ours, verdict);
 }
 
-/* A window saves work beside full flash attention, but no memory: neither keeps T x T. */
+/* Compared with full flash attention, a window saves work but no memory: neither keeps T x T. */
 static void print_window(const run *w, const run *full)
 {
     const char *digits = window_of(w);
@@ -844,8 +845,8 @@ int main(int argc, char **argv)
     EACH(r) known += is_done(r) || r->message[0];
     if (damaged) fprintf(stderr, "report: remove damaged files, or train their runs again\n");
     if (whole && !known)
-        fprintf(stderr, "report: no run in %s is complete%s\n", results,
-                experiments ? " and named by --experiments" : "");
+        fprintf(stderr, "report: no complete run%s in %s\n",
+                experiments ? " that --experiments names" : "", results);
     written = whole && known && report();
     free(runs);
     free(times);

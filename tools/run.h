@@ -44,8 +44,8 @@ static mtt_status run_fail(run *r, mtt_status status, const char *format, ...)
 
 static mtt_status run_cannot(run *r, const char *verb, const char *path)
 {
-    return run_fail(r, MTT_E_FILE, "cannot %s %s: %s: is --results-dir yours, the disk not full?", verb, path,
-                    strerror(errno));
+    return run_fail(r, MTT_E_FILE, "cannot %s %s: %s: check that --results-dir is yours and its disk "
+                    "is not full", verb, path, strerror(errno));
 }
 
 static const char *run_path(const run *r, const char *ending)
@@ -101,12 +101,12 @@ static mtt_status run_set_name(run *r, const char *data, const char *chosen, con
     const char *slash = strrchr(data, '/'), *name = chosen;
     char *at;
     if (chosen && !result_is_name(chosen, strlen(chosen)))
-        return run_fail(r, MTT_E_ARGUMENT, "--dataset %.100s: a name has letters, digits, _ . - and does not "
-                        "begin with . or -", chosen);
+        return run_fail(r, MTT_E_ARGUMENT, "--dataset %.100s: a name consists of letters, digits, _ . - and "
+                        "does not begin with . or -", chosen);
     if (!chosen) name = slash ? slash + 1 : strcmp(data, "-") ? data : "stdin";
     if (strlen(name) + strlen(technique) + 1 > RUN_NAME)
-        return run_fail(r, MTT_E_ARGUMENT, "the name %.60s...: with its technique a name has at most %d "
-                        "letters: give a shorter one with --dataset", name, RUN_NAME);
+        return run_fail(r, MTT_E_ARGUMENT, "the name %.60s... is too long: name and technique together have "
+                        "at most %d letters: give a shorter one with --dataset", name, RUN_NAME);
     snprintf(r->dataset, sizeof(r->dataset), "%s", name);
     for (at = r->dataset; *at; at++)
         if (!strchr(RESULT_LETTERS, *at) || (at == r->dataset && strchr(".-", *at))) *at = '_';
@@ -126,8 +126,8 @@ static mtt_status run_lock(run *r, const char *name, int action, short type)
     lock.l_start = (off_t)(hash >> 3) * 2 + (name == r->dataset);
     if (fcntl(r->lock, action, &lock) == 0) return MTT_OK;
     if (errno != EACCES && errno != EAGAIN) return run_cannot(r, "lock", result_path(r->folder, name, ""));
-    return run_fail(r, MTT_E_FILE, "another train writes %s/%s: wait until it ends, or give --dataset "
-                    "another name", r->folder, name);
+    return run_fail(r, MTT_E_FILE, "another process writes %s/%s: wait until it ends, or choose "
+                    "another --dataset", r->folder, name);
 }
 
 /* Names the run, makes its folder, and locks the run and its dataset. Runs of one dataset wait here while one
@@ -372,8 +372,8 @@ static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
     if (statvfs(r->folder, &disk)) return run_cannot(r, "look at", r->folder);
     room = (uint64_t)disk.f_bavail * disk.f_frsize;
     if (room / count >= bytes) return MTT_OK;
-    return run_fail(r, MTT_E_FILE, "%s has %.1f MiB free, and checkpoints take %d times %.1f MiB: free some, "
-                    "give another --results-dir, a lower --keep, or --no-checkpoint", r->folder,
+    return run_fail(r, MTT_E_FILE, "%s has %.1f MiB free, but checkpoints take %d times %.1f MiB: free some "
+                    "space, or use another --results-dir, a lower --keep, or --no-checkpoint", r->folder,
                     (double)room / 1048576, (int)count, (double)bytes / 1048576);
 }
 
@@ -390,7 +390,7 @@ static mtt_status run_resume(run *r, mtt_trainer *t, mtt_batches *batches)
         before = run_newest(r, step);
         if (!status) r->saved = step;
         if (status != MTT_E_FORMAT || before < 0) return status;
-        fprintf(stderr, "train: %s; going on from step %lld\n", r->env->error, before);
+        fprintf(stderr, "train: %s; continuing from step %lld\n", r->env->error, before);
     }
 }
 

@@ -127,7 +127,7 @@ static void speak_step(speaker *s, const mtt_step_info *info)
             (double)info->grad_norm, info->ms, s->tokens / info->ms * 1e3);
     fprintf(stderr, " | left %s%s", speak_time(left), terminal && !last ? "\033[K" : "\n");
     if (done == 2 && !last)
-        fprintf(stderr, "%sthe other %s steps take about %s\n", terminal ? "\n" : "",
+        fprintf(stderr, "%sthe remaining %s steps take about %s\n", terminal ? "\n" : "",
                 speak_count((uint64_t)(s->steps - info->step)), speak_time(left));
 }
 

@@ -1,8 +1,8 @@
 # suites.sh - the experiments of suites A to E, which five teams trained in PyTorch, and our best settings.
 # Read by experiments.sh, whose variables it uses.
 
-# Of each suite: the kind of tokenizer trained on a text (bpe where none is named), the original vocabulary,
-# the ids of a trained one, the memory of the original GPU in bytes, and a budget for a CPU.
+# For each suite: the kind of tokenizer that is trained on a text (bpe unless named), the original vocabulary,
+# the vocabulary of a trained tokenizer, the original GPU's memory in bytes, and a budget for a CPU.
 declare -A kind=([d]=wordpiece)
 declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257)
 declare -A own_ids=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000)

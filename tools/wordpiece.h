@@ -639,7 +639,7 @@ static mtt_status mtt__words_load_list(mtt_tokenizer *t, mtt__vocab_file *f)
     }
     if (!status && !fault) fault = mtt__words_finish(t);
     if (status || !fault) return status;
-    return mtt__fail(t->env, MTT_E_FORMAT, "%s:%u: %s: get the vocab.txt of a BERT again", f->path,
+    return mtt__fail(t->env, MTT_E_FORMAT, "%s:%u: %s: download the vocab.txt of a BERT model again", f->path,
                      (unsigned)line, fault);
 }
 
