@@ -377,27 +377,24 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *report, char *text, size_t ca
 /* The same as a table for people, in MiB (2^20 bytes), with the bounds of what lies outside the arena. */
 MTTDEF void mtt_plan_print(const mtt_plan_report *report, mtt_write_fn write, void *user);
 
-/* The schedule: every operation of a step, in order, with its cost and what lives while it runs. */
+/* The schedule: every operation of a training step, in order, over named tensors that share the arena. */
 typedef struct mtt_schedule mtt_schedule;
-
-typedef struct mtt_op_info {
-    const char *name;                 /* as mtt_schedule_print shows it */
-    mtt_phase phase;
-    int layer;                        /* -1 outside the layers */
-    int recomputed;                   /* 1 = run again for the backward pass */
-    double flops, traffic_bytes;
-    int64_t width_in, width_out;      /* last dimension of the first input and of the first output */
-    size_t live_bytes;                /* during the operation */
-    size_t bytes[MTT_CATEGORY_COUNT]; /* the same by category */
-} mtt_op_info;
+typedef struct mtt_op mtt_op;         /* see the section on backends, below */
+typedef struct mtt_tensor mtt_tensor;
 
 MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                       int batch, int seq_len, mtt_schedule **out);
 MTTDEF void mtt_schedule_destroy(mtt_schedule *schedule);
 MTTDEF void mtt_schedule_report(const mtt_schedule *schedule, mtt_plan_report *report);
-MTTDEF int mtt_schedule_op(const mtt_schedule *schedule, int index, mtt_op_info *info); /* 0 past the end */
-/* One line for each operation: shows what gradient checkpointing, flash attention or a chunked loss really
-   do. */
+/* The operations in the order in which they run, and all tensors that they use. An operation has its
+   operands, its cost and the bytes in memory while it runs. A tensor has its shape, its place in the arena,
+   and the first and the last operation that uses it. Both lists belong to the schedule and live as long as it
+   does. Tensors have `data` only in a trainer's schedule. */
+MTTDEF const mtt_op *mtt_schedule_ops(const mtt_schedule *schedule, int *count);
+MTTDEF const mtt_tensor *const *mtt_schedule_tensors(const mtt_schedule *schedule, int *count);
+/* One line for each operation: its number, its phase, the bytes in memory while it runs, its name, what it
+   reads -> writes, and the tensors that it frees, because no later operation uses them. Shows what gradient
+   checkpointing, flash attention or a chunked loss really do. */
 MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write, void *user);
 /* The plan and the timeline of memory as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer",
    "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
@@ -705,7 +702,7 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_
 #define MTT__DTYPE_ENUM(dtype, bytes, name) dtype,
 typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
 
-typedef struct mtt_tensor {
+struct mtt_tensor {
     char name[40];
     mtt_dtype dtype;
     mtt_category category;
@@ -718,7 +715,8 @@ typedef struct mtt_tensor {
     int persistent;  /* 1 = state: the same place in every program */
     int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
     int parameter;   /* the number of the parameter that it holds; -1 = none */
-} mtt_tensor;
+    int index;       /* in mtt_schedule_tensors */
+};
 
 /* The numbers that a model, a batch and a policy fix for every operation. */
 typedef struct mtt_shape {
@@ -804,7 +802,7 @@ typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind
     typedef struct mtt_##name { operands } mtt_##name;
 MTT_OPS(MTT__OP_STRUCT)
 
-typedef struct mtt_op {
+struct mtt_op {
     mtt_op_kind kind;
     mtt_phase phase;
     int layer;      /* -1 outside the layers */
@@ -820,7 +818,9 @@ typedef struct mtt_op {
     const mtt_tensor *workspace;       /* scratch */
     const mtt_shape *shape;
     size_t live_bytes;                 /* during the operation, state included */
-} mtt_op;
+    size_t bytes[MTT_CATEGORY_COUNT];  /* the same by category */
+    double flops, traffic_bytes;       /* as its row in the table says */
+};
 
 /* The operands by name: const mtt_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_##name *)(const void *)(op)->operands)
@@ -2626,7 +2626,6 @@ typedef struct mtt__program {
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *kept[MTT__KEPT_KINDS];
     mtt_tensor *positions, *tokens, *targets, *control, *counters, *ranges, *workspace, *output;
-    size_t (*bytes)[MTT_CATEGORY_COUNT]; /* alive during each operation */
     size_t arena_bytes;
 } mtt__program;
 
@@ -2758,6 +2757,7 @@ static mtt_tensor *mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_categor
     t->rank = s2 ? 3 : s1 ? 2 : 1;
     t->bytes = mtt__mul(mtt__mul((size_t)s0, rows), mtt__mul(columns, mtt__dtype_bytes[dtype]));
     t->role = t->layer = t->parameter = t->first = t->last = -1;
+    t->index = p->tensor_count;
     return p->tensors[p->tensor_count++] = t;
 }
 
@@ -3471,35 +3471,6 @@ static size_t mtt__slot_bytes(const mtt_tensor *t)
     return mtt__add(t->bytes, MTT__ALIGN - 1) / MTT__ALIGN * MTT__ALIGN;
 }
 
-/* Bytes alive during each operation, by category: changes at the first and after the last operation of each
-   tensor, then running sums. Refuses what size_t cannot hold. */
-static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
-{
-    size_t all = 0, now[MTT_CATEGORY_COUNT] = {0};
-    int i, c;
-    p->bytes = (size_t(*)[MTT_CATEGORY_COUNT])mtt__pool_take(env, &p->pool,
-                                                             ((size_t)p->op_count + 1) * sizeof(*p->bytes));
-    if (!p->bytes) return MTT_E_MEMORY;
-    for (i = 0; i < p->tensor_count; i++) {
-        const mtt_tensor *t = p->tensors[i];
-        all = mtt__add(all, mtt__slot_bytes(t));
-        p->bytes[t->first][t->category] += mtt__slot_bytes(t);
-        p->bytes[t->last + 1][t->category] -= mtt__slot_bytes(t);
-    }
-    if (all > SIZE_MAX / 2)
-        return mtt__fail(env, MTT_E_BUDGET,
-                         "the tensors of this plan take more than %zu bytes, the most that can "
-                         "be addressed: lower the batch, seq_len or the model",
-                         SIZE_MAX / 2);
-    for (i = 0; i < p->op_count; i++)
-        for (c = 0; c < MTT_CATEGORY_COUNT; c++) {
-            now[c] += p->bytes[i][c]; /* a decrease wraps around, and back with the sum */
-            p->bytes[i][c] = now[c];
-            p->ops[i].live_bytes += now[c];
-        }
-    return MTT_OK;
-}
-
 /* ---- packing ---- */
 
 /* A tensor that waits for its place. They are in the order of creation. */
@@ -3522,12 +3493,12 @@ enum { MTT__RULES = 3 };
 typedef struct mtt__packer {
     mtt_env *env;
     mtt__waiting *waiting;
-    mtt__box *boxes;         /* of the tree: root 1, children of node k 2k and 2k + 1, leaves from `half` on */
+    mtt__box *boxes;         /* of the tree: root 1, children of k 2k and 2k + 1, leaves from `half` on */
     int *leaves;             /* the tensor of each leaf */
     int *order[MTT__RULES];  /* for each rule the tensors by rank: the least goes first */
     int *free_end;           /* at the first operation of a free interval its last one; elsewhere -1 */
     int *free_begin;         /* and the reverse */
-    mtt__heap placed;        /* tensors by their ends: when the level reaches one, its interval is free again */
+    mtt__heap placed;        /* tensors by their ends: at that level the interval is free again */
     size_t level, arena;
     int count, half, ops;
     mtt_status status;
@@ -3854,6 +3825,34 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
 #undef B
 }
 
+/* What each operation costs, and the bytes alive during it, by category: changes at the first and after the
+   last operation of each tensor, then running sums. Refuses what size_t cannot hold. */
+static mtt_status mtt__measure(mtt_env *env, mtt__program *p)
+{
+    size_t all = 0, now[MTT_CATEGORY_COUNT] = {0};
+    int i, c;
+    for (i = 0; i < p->tensor_count; i++) {
+        const mtt_tensor *t = p->tensors[i];
+        all = mtt__add(all, mtt__slot_bytes(t));
+        p->ops[t->first].bytes[t->category] += mtt__slot_bytes(t);
+        if (t->last + 1 < p->op_count) p->ops[t->last + 1].bytes[t->category] -= mtt__slot_bytes(t);
+    }
+    if (all > SIZE_MAX / 2)
+        return mtt__fail(env, MTT_E_BUDGET,
+                         "the tensors of this plan take more than %zu bytes, the most that can "
+                         "be addressed: lower the batch, seq_len or the model",
+                         SIZE_MAX / 2);
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        mtt__op_cost(op, &op->flops, &op->traffic_bytes);
+        for (c = 0; c < MTT_CATEGORY_COUNT; c++) {
+            op->bytes[c] = now[c] += op->bytes[c]; /* a decrease wraps around, and back with the sum */
+            op->live_bytes += now[c];
+        }
+    }
+    return MTT_OK;
+}
+
 /* Seconds of a batch and the step, to compare policies by: an operation takes as long as its arithmetic or
    its traffic, whichever is longer (the roofline, Williams et al. 2009), and 4 us to begin and end. An H200
    moves 4.2 TB/s (measured); a CPU's 250 GFLOP/s and 10 GB/s are estimates. */
@@ -3862,11 +3861,9 @@ static double mtt__plan_cost(const mtt_schedule *s)
     const mtt__program *p = &s->programs[MTT__TRAIN];
     int cuda = s->policy.device == MTT_DEVICE_CUDA, i;
     double rate = cuda ? mtt__precisions[s->policy.precision].rate : 250e9;
-    double cost = 0, flops = 0, traffic = 0;
+    double cost = 0;
     for (i = 0; i < p->op_count; i++) {
-        mtt__op_cost(&p->ops[i], &flops, &traffic);
-        flops /= rate;
-        traffic /= cuda ? 4.2e12 : 10e9;
+        double flops = p->ops[i].flops / rate, traffic = p->ops[i].traffic_bytes / (cuda ? 4.2e12 : 10e9);
         cost += (4e-6 + (flops > traffic ? flops : traffic)) * (p->ops[i].phase == MTT_STEP ? 1 : s->split);
     }
     return cost;
@@ -4095,7 +4092,6 @@ MTTDEF void mtt_schedule_destroy(mtt_schedule *s)
 MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
-    double flops = 0, traffic = 0;
     int i;
     memset(r, 0, sizeof(*r));
     for (i = 0; i < p->parameter_count; i++) r->parameters += mtt__parameter_elements(&p->parameters[i]);
@@ -4108,12 +4104,11 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
             r->peak_bytes = op->live_bytes;
             r->peak_op = i;
         }
-        mtt__op_cost(op, &flops, &traffic);
-        r->flops += flops;
-        r->traffic_bytes += traffic;
-        if (op->recomputed) r->recompute_flops += flops;
+        r->flops += op->flops;
+        r->traffic_bytes += op->traffic_bytes;
+        if (op->recomputed) r->recompute_flops += op->flops;
     }
-    memcpy(r->bytes, p->bytes[r->peak_op], sizeof(r->bytes));
+    memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
     r->micro_batches = s->split;
     r->ops = p->op_count;
@@ -4124,22 +4119,16 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
     }
 }
 
-MTTDEF int mtt_schedule_op(const mtt_schedule *s, int index, mtt_op_info *info)
+MTTDEF const mtt_op *mtt_schedule_ops(const mtt_schedule *s, int *count)
 {
-    const mtt__program *p = &s->programs[MTT__TRAIN];
-    const mtt_op *op;
-    if (index < 0 || index >= p->op_count) return 0;
-    op = &p->ops[index];
-    info->name = mtt_op_name(op->kind);
-    info->phase = op->phase;
-    info->layer = op->layer;
-    info->recomputed = op->recomputed;
-    info->width_in = mtt__width(op->operands[0]);
-    info->width_out = op->operands[op->inputs] ? mtt__width(op->operands[op->inputs]) : 0;
-    info->live_bytes = op->live_bytes;
-    mtt__op_cost(op, &info->flops, &info->traffic_bytes);
-    memcpy(info->bytes, p->bytes[index], sizeof(info->bytes));
-    return 1;
+    *count = s->programs[MTT__TRAIN].op_count;
+    return s->programs[MTT__TRAIN].ops;
+}
+
+MTTDEF const mtt_tensor *const *mtt_schedule_tensors(const mtt_schedule *s, int *count)
+{
+    *count = s->programs[MTT__TRAIN].tensor_count;
+    return (const mtt_tensor *const *)s->programs[MTT__TRAIN].tensors;
 }
 
 MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy, int batch,
@@ -8381,6 +8370,24 @@ static void mtt__print_operands(mtt__text *text, mtt_tensor *const *tensors, int
     }
 }
 
+static int mtt__frees(const mtt_tensor *t, int op)
+{
+    return t && !t->persistent && t->last == op;
+}
+
+static void mtt__print_freed(mtt__text *text, const mtt_op *op, int index)
+{
+    const char *before = "  frees ";
+    int i, gradients = 0;
+    for (i = 0; i < op->inputs + op->outputs; i++) {
+        if (!mtt__frees(op->operands[i], index)) continue;
+        mtt__print(text, "%s%s", before, op->operands[i]->name);
+        before = " ";
+    }
+    for (i = 0; i < op->parameters; i++) gradients += mtt__frees(op->gradients[i], index);
+    if (gradients) mtt__print(text, "%s%d gradients", before, gradients);
+}
+
 MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *user)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
@@ -8397,6 +8404,7 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *
         mtt__print(&text, " -> ");
         mtt__print_operands(&text, op->operands + op->inputs, op->outputs);
         if (op->weights) mtt__print(&text, " %d weights", op->parameters);
+        mtt__print_freed(&text, op, i);
         line[text.size] = '\n';
         write(user, line, text.size + 1);
     }
@@ -8421,10 +8429,9 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
         mtt__print(&text, ", \"peak_%s_bytes\": %zu", mtt__phase_text[i], r->phase_peak_bytes[i]);
     mtt__print(&text, ", \"state_bytes\": %zu, \"bytes\": ", r->state_bytes);
     mtt__print_categories(&text, r->bytes);
-    mtt__print(&text, ", \"ops\": %d, \"tensors\": %d, \"recompute_layers\": %d", r->ops, r->tensors,
-               r->recompute_layers);
-    mtt__print(&text, ", \"recompute_selective\": %d, \"micro_batches\": %d", r->recompute_selective,
-               r->micro_batches);
+    mtt__print(&text, ", \"peak_op\": %d, \"ops\": %d, \"tensors\": %d", r->peak_op, r->ops, r->tensors);
+    mtt__print(&text, ", \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
+               r->recompute_layers, r->recompute_selective, r->micro_batches);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops,
                r->recompute_flops, r->traffic_bytes);
     return text.size;
@@ -8454,22 +8461,23 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
 
 MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *user)
 {
+    const mtt__program *p = &s->programs[MTT__TRAIN];
     mtt_plan_report plan;
-    mtt_op_info op;
     char at[2048];
     mtt__text text;
     int i;
     mtt_schedule_report(s, &plan);
     write(user, "{\"plan\": ", 9);
     write(user, at, mtt_plan_json(&plan, at, sizeof(at)));
-    for (i = 0; mtt_schedule_op(s, i, &op); i++) {
+    for (i = 0; i < p->op_count; i++) {
+        const mtt_op *op = &p->ops[i];
         mtt__text_init(&text, at, sizeof(at));
         mtt__print(&text, "%s\n{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d",
-                   i ? "," : ",\n\"timeline\": [", op.name, mtt_phase_name(op.phase), op.layer,
-                   op.recomputed);
+                   i ? "," : ",\n\"timeline\": [", mtt_op_name(op->kind), mtt_phase_name(op->phase),
+                   op->layer, op->recomputed);
         mtt__print(&text, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": ",
-                   op.live_bytes, op.flops, op.traffic_bytes);
-        mtt__print_categories(&text, op.bytes);
+                   op->live_bytes, op->flops, op->traffic_bytes);
+        mtt__print_categories(&text, op->bytes);
         mtt__print(&text, "}");
         write(user, at, text.size);
     }
