@@ -271,6 +271,26 @@ static void packing(void)
     printf("packing: the arena is at most %.4f of the peak (%s)\n", worst, worst_text);
 }
 
+/* More than 20,000 tensors, which get fewer tries, are packed as well. */
+static void packing_deep_models(void)
+{
+    for (int kind = 0; kind < 4; kind += each()) {
+        configuration c = known('B', 64);
+        mtt_plan_report report;
+        c.model.layers = 1024;
+        c.policy.precision = MTT_BF16;
+        c.policy.device = MTT_DEVICE_CUDA;
+        c.policy.recompute = kind % 2 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_LAYER;
+        c.policy.attention = kind / 2 ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
+        c.policy.loss = kind / 2 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+        describe(&c);
+        if (!plan(&c, &report)) continue;
+        double ratio = (double)report.arena_bytes / (double)report.peak_bytes;
+        check(report.tensors > 50000 && ratio >= 1 && ratio <= 1.0005,
+              "%s: %d tensors, the arena is %.6f of the peak", c.text, report.tensors, ratio);
+    }
+}
+
 /* Segments of any length take no more than layers, and what either keeps in the last layers no more than
    keeping nothing there. */
 static void segments(void)
@@ -1582,6 +1602,7 @@ int main(int argc, char **argv)
     compact_bytes();
     planned_is_allocated();
     packing();
+    packing_deep_models();
     segments();
     nothing_overlaps();
     reports_add_up();
