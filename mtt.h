@@ -379,7 +379,7 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *report, mtt_write_fn write, vo
 
 /* The schedule: every operation of a training step, in order, over named tensors that share the arena. */
 typedef struct mtt_schedule mtt_schedule;
-typedef struct mtt_op mtt_op;         /* see the section on backends, below */
+typedef struct mtt_op mtt_op; /* this and mtt_tensor: in the section on backends, below */
 typedef struct mtt_tensor mtt_tensor;
 
 MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
@@ -3493,12 +3493,12 @@ enum { MTT__RULES = 3 };
 typedef struct mtt__packer {
     mtt_env *env;
     mtt__waiting *waiting;
-    mtt__box *boxes;         /* of the tree: root 1, children of k 2k and 2k + 1, leaves from `half` on */
-    int *leaves;             /* the tensor of each leaf */
-    int *order[MTT__RULES];  /* for each rule the tensors by rank; the least rank goes first */
-    int *free_end;           /* at the first operation of a free interval its last one; elsewhere -1 */
-    int *free_begin;         /* and the reverse */
-    mtt__heap placed;        /* tensors by their ends: at that level the interval is free again */
+    mtt__box *boxes;        /* of the tree: root 1, children of k 2k and 2k + 1, leaves from `half` on */
+    int *leaves;            /* the tensor of each leaf */
+    int *order[MTT__RULES]; /* for each rule the tensors by rank; the least rank goes first */
+    int *free_end;          /* at the first operation of a free interval its last one; elsewhere -1 */
+    int *free_begin;        /* and the reverse */
+    mtt__heap placed;       /* tensors by their ends: at that level the interval is free again */
     size_t level, arena;
     int count, half, ops;
     mtt_status status;

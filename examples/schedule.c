@@ -81,8 +81,7 @@ int main(int argc, char **argv)
         mtt_schedule_report(plan.schedule, &report);
         mtt_plan_print(&report, print, stdout);
     }
-    if (!status && (fflush(stdout) || ferror(stdout)))
-        status = explorer_fail(&env, MTT_E_FILE, "write", "the output");
+    if (!status && (fflush(stdout) || ferror(stdout))) status = explorer_fail(&env, "the output");
     if (status) fprintf(stderr, "schedule: %s\n", env.error);
     explorer_close(&plan);
     return status != MTT_OK;

@@ -15,16 +15,16 @@
 #include <string.h>
 
 typedef struct explorer_plan {
-    char name[256];             /* of the technique */
+    char name[256];       /* of the technique */
     int batch, seq_len;
-    mtt_model_desc model;       /* with every default filled in */
+    mtt_model_desc model; /* with every default filled in */
     mtt_schedule *schedule;
 } explorer_plan;
 
-static mtt_status explorer_fail(mtt_env *env, mtt_status status, const char *verb, const char *path)
+static mtt_status explorer_fail(mtt_env *env, const char *path)
 {
-    snprintf(env->error, sizeof(env->error), "cannot %s %.500s: %s", verb, path, strerror(errno));
-    return status;
+    snprintf(env->error, sizeof(env->error), "cannot write %.500s: %s", path, strerror(errno));
+    return MTT_E_FILE;
 }
 
 /* Plans a step. explorer_close frees the plan; a failed one holds nothing. */
@@ -87,7 +87,7 @@ static void explorer_tensor(FILE *f, const mtt_tensor *t)
             t->offset, t->first, t->last, t->persistent);
 }
 
-/* The numbers of tensors that are there. `more` follow the first `count`. */
+/* The indices of tensors, and of `more` unless that is NULL. An absent operand is left out. */
 static void explorer_list(FILE *f, const char *name, mtt_tensor *const *tensors, int count,
                           mtt_tensor *const *more, int more_count)
 {
@@ -106,10 +106,8 @@ static void explorer_list(FILE *f, const char *name, mtt_tensor *const *tensors,
 static void explorer_op(FILE *f, const mtt_op *op)
 {
     int i;
-    fprintf(f, "{\"op\": ");
-    explorer_text(f, mtt_op_name(op->kind));
-    fprintf(f, ", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d", mtt_phase_name(op->phase), op->layer,
-            op->recomputed);
+    fprintf(f, "{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d", mtt_op_name(op->kind),
+            mtt_phase_name(op->phase), op->layer, op->recomputed);
     fprintf(f, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": [",
             op->live_bytes, op->flops, op->traffic_bytes);
     for (i = 0; i < MTT_CATEGORY_COUNT; i++) fprintf(f, "%s%zu", i ? ", " : "", op->bytes[i]);
@@ -484,7 +482,7 @@ static mtt_status explorer_save(mtt_env *env, const char *path, const explorer_p
 {
     FILE *f = fopen(path, "w");
     int i, k, failed;
-    if (!f) return explorer_fail(env, MTT_E_FILE, "write", path);
+    if (!f) return explorer_fail(env, path);
     for (i = 0; i < (int)(sizeof(explorer_page) / sizeof(explorer_page[0])); i++) {
         if (explorer_page[i]) fprintf(f, "%s\n", explorer_page[i]);
         for (k = 0; !explorer_page[i] && k < count; k++) {
@@ -494,7 +492,7 @@ static mtt_status explorer_save(mtt_env *env, const char *path, const explorer_p
         if (!explorer_page[i]) fprintf(f, "]\n");
     }
     failed = ferror(f);
-    if (fclose(f) || failed) return explorer_fail(env, MTT_E_FILE, "write", path);
+    if (fclose(f) || failed) return explorer_fail(env, path);
     return MTT_OK;
 }
 #endif
