@@ -68,6 +68,7 @@ int main(int argc, char **argv)
 {
     mtt_env env = {0};
     explorer_plan plan;
+    mtt_plan_report report;
     mtt_status status;
     int code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
@@ -76,12 +77,12 @@ int main(int argc, char **argv)
     if (!status && html) status = write_page(&env, &plan);
     else if (!status && json) mtt_schedule_json(plan.schedule, print, stdout);
     else if (!status) {
-        explorer_list(&plan, stdout);
-        mtt_plan_print(&plan.report, print, stdout);
+        mtt_schedule_print(plan.schedule, print, stdout);
+        mtt_schedule_report(plan.schedule, &report);
+        mtt_plan_print(&report, print, stdout);
     }
-    if (!status && (fflush(stdout) || ferror(stdout)))
-        status = explorer_fail(&env, MTT_E_FILE, "write", "the output");
+    if (!status && (fflush(stdout) || ferror(stdout))) status = explorer_fail(&env, "the output");
     if (status) fprintf(stderr, "schedule: %s\n", env.error);
-    if (plan.trainer) explorer_close(&plan);
+    explorer_close(&plan);
     return status != MTT_OK;
 }

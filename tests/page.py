@@ -26,7 +26,7 @@ def compare_timeline(plan, truth):
     same("plan", plan["plan"], truth["plan"])
     same("operations", len(plan["ops"]), len(truth["timeline"]))
     peak = max(op["live_bytes"] for op in plan["ops"])
-    same("bytes of the peak", plan["ops"][plan["peak_op"]]["live_bytes"], peak)
+    same("bytes of the peak", plan["ops"][plan["plan"]["peak_op"]]["live_bytes"], peak)
     for i, (op, line) in enumerate(zip(plan["ops"], truth["timeline"])):
         bytes_of = dict(zip(plan["categories"], op["bytes"]))
         same(f"operation {i}", {k: op[k] for k in line if k != "bytes"} | {"bytes": bytes_of}, line)
@@ -95,7 +95,7 @@ DRIVER = """<script>
   log.append('\\n');
   say(boxes.length === 2, 'two plans');
   say(boxes.every(b => b.tabIndex === 0 && b.getAttribute('aria-label')), 'the figures take the focus');
-  say(boxes.every((b, k) => at(k) === plans[k].peak_op), 'each plan begins at its peak');
+  say(boxes.every((b, k) => at(k) === plans[k].plan.peak_op), 'each plan begins at its peak');
   press('Home');
   say(at(0) === 0 && at(1) === 0, 'Home, and the other plan follows');
   press('ArrowRight'); press('ArrowRight'); press('ArrowLeft');
@@ -111,7 +111,7 @@ DRIVER = """<script>
   press('ArrowRight', 1);
   say(at(1) === last(1), 'the last operation is the last');
   press('p', 1);
-  say(at(1) === plans[1].peak_op, 'P');
+  say(at(1) === plans[1].plan.peak_op, 'P');
   const again = plans[1].ops.findIndex(op => op.recomputed);
   press('Home', 1);
   for (let i = 0; i < again; i++) press('ArrowRight', 1);

@@ -270,6 +270,43 @@ static void packing(void)
     printf("packing: the arena is at most %.4f of the peak (%s)\n", worst, worst_text);
 }
 
+/* Plans that one try of each rule packs with gaps. A rank by last use closes the first one's, a rank by
+   creation the second one's. */
+static void packing_without_gaps(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        configuration c = known("AB"[kind], kind ? 32 : 64);
+        mtt_plan_report report;
+        c.policy.attention = kind ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
+        c.policy.recompute = kind ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_LAYER;
+        c.policy.loss = MTT_LOSS_CHUNKED;
+        describe(&c);
+        if (plan(&c, &report))
+            check(report.arena_bytes == report.peak_bytes, "%s: the arena is %zu bytes, the peak %zu", c.text,
+                  report.arena_bytes, report.peak_bytes);
+    }
+}
+
+/* More than 10,000 tensors get fewer tries, and are packed well all the same. */
+static void packing_deep_models(void)
+{
+    for (int flash = 0; flash < 2; flash++) {
+        configuration c = known('B', 64);
+        mtt_plan_report report;
+        c.model.layers = 1024;
+        c.policy.precision = MTT_BF16;
+        c.policy.device = MTT_DEVICE_CUDA;
+        c.policy.recompute = flash ? MTT_RECOMPUTE_LAYER : MTT_RECOMPUTE_SEGMENTS;
+        c.policy.attention = flash ? MTT_ATTENTION_FLASH : MTT_ATTENTION_PLAIN;
+        c.policy.loss = flash ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+        describe(&c);
+        if (!plan(&c, &report)) continue;
+        double ratio = (double)report.arena_bytes / (double)report.peak_bytes;
+        check(report.tensors > 50000 && ratio >= 1 && ratio <= 1.0005,
+              "%s: %d tensors, the arena is %.6f of the peak", c.text, report.tensors, ratio);
+    }
+}
+
 /* Segments of any length take no more than layers, and what either keeps in the last layers no more than
    keeping nothing there. */
 static void segments(void)
@@ -405,36 +442,37 @@ static void reports_add_up(void)
         configuration c = random_configuration();
         mtt_plan_report report;
         mtt_schedule *s = NULL;
-        mtt_op_info info;
         size_t sum = 0, peak = 0, phases[MTT_PHASE_COUNT] = {0};
         double flops = 0, again = 0, traffic = 0;
-        int ops = 0, last_phase = 0;
+        int count, last_phase = 0;
         if (!plan(&c, &report)) continue;
         for (int k = 0; k < MTT_CATEGORY_COUNT; k++) sum += report.bytes[k];
         check(sum == report.peak_bytes, "%s: the categories add up to %zu, the peak is %zu", c.text, sum,
               report.peak_bytes);
         if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
         same_report(s, &report, c.text);
-        for (; mtt_schedule_op(s, ops, &info); ops++) {
+        const mtt_op *ops = mtt_schedule_ops(s, &count);
+        for (int k = 0; k < count; k++) {
+            const mtt_op *op = &ops[k];
             sum = 0;
-            for (int k = 0; k < MTT_CATEGORY_COUNT; k++) sum += info.bytes[k];
-            check(sum == info.live_bytes, "%s: operation %d: %zu bytes live, its categories say %zu", c.text,
-                  ops, info.live_bytes, sum);
-            check((int)info.phase >= last_phase, "%s: operation %d goes back a phase", c.text, ops);
-            check(info.layer >= -1 && info.layer < c.model.layers, "%s: operation %d is in layer %d", c.text,
-                  ops, info.layer);
-            check(info.flops >= 0 && info.traffic_bytes > 0, "%s: %s costs %g FLOPs, %g bytes", c.text,
-                  info.name, info.flops, info.traffic_bytes);
-            check(ops != report.peak_op || info.live_bytes == report.peak_bytes,
-                  "%s: operation %d is not the peak", c.text, ops);
-            last_phase = (int)info.phase;
-            phases[info.phase] = info.live_bytes > phases[info.phase] ? info.live_bytes : phases[info.phase];
-            peak = info.live_bytes > peak ? info.live_bytes : peak;
-            flops += info.flops;
-            traffic += info.traffic_bytes;
-            again += info.recomputed ? info.flops : 0;
+            for (int category = 0; category < MTT_CATEGORY_COUNT; category++) sum += op->bytes[category];
+            check(sum == op->live_bytes, "%s: operation %d: %zu bytes live, its categories say %zu", c.text,
+                  k, op->live_bytes, sum);
+            check((int)op->phase >= last_phase, "%s: operation %d goes back a phase", c.text, k);
+            check(op->layer >= -1 && op->layer < c.model.layers, "%s: operation %d is in layer %d", c.text, k,
+                  op->layer);
+            check(op->flops >= 0 && op->traffic_bytes > 0, "%s: %s costs %g FLOPs, %g bytes", c.text,
+                  mtt_op_name(op->kind), op->flops, op->traffic_bytes);
+            check(k != report.peak_op || op->live_bytes == report.peak_bytes,
+                  "%s: operation %d is not the peak", c.text, k);
+            last_phase = (int)op->phase;
+            phases[op->phase] = op->live_bytes > phases[op->phase] ? op->live_bytes : phases[op->phase];
+            peak = op->live_bytes > peak ? op->live_bytes : peak;
+            flops += op->flops;
+            traffic += op->traffic_bytes;
+            again += op->recomputed ? op->flops : 0;
         }
-        check(ops == report.ops && peak == report.peak_bytes &&
+        check(count == report.ops && peak == report.peak_bytes &&
                   memcmp(phases, report.phase_peak_bytes, sizeof(phases)) == 0,
               "%s: the timeline does not give the peaks of the report", c.text);
         check(fabs(flops - report.flops) <= 1e-9 * flops &&
@@ -494,7 +532,6 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
     const int narrow = E == 2 && compact && G == 4, train = which == MTT__TRAIN;
     const double wide = narrow && op->layer >= 0 ? 2 : G;
     const double state = compact ? 4 * 1.0625 + (E == 2 ? 4 + 2 : 8) : 16 + (E == 2 ? 8 + 2 : 8);
-    double flops, bytes;
     const struct { const char *name; double flops, bytes; } WANTED[] = {
         {"embed", RC, 3 * E * RC},
         {"norm", 8 * RC, E * (2 * RC + 2 * C) + stats},
@@ -530,10 +567,9 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"adamw", 16 * P, (4 + state) * P - (narrow ? 2 * z->matrices : 0) + control + counters}};
     for (size_t i = 0; i < MTT__LENGTH(WANTED); i++) {
         if (strcmp(WANTED[i].name, mtt_op_name(op->kind)) != 0) continue;
-        mtt__op_cost(op, &flops, &bytes);
-        check(flops == WANTED[i].flops && bytes == WANTED[i].bytes,
+        check(op->flops == WANTED[i].flops && op->traffic_bytes == WANTED[i].bytes,
               "%s: %s costs %.17g FLOPs and %.17g bytes instead of %.17g and %.17g", c->text, WANTED[i].name,
-              flops, bytes, WANTED[i].flops, WANTED[i].bytes);
+              op->flops, op->traffic_bytes, WANTED[i].flops, WANTED[i].bytes);
         seen[op->kind] = 1;
     }
 }
@@ -604,12 +640,13 @@ static void flops(void)
 static double traffic(const configuration *c, const char *name)
 {
     mtt_schedule *s = NULL;
-    mtt_op_info info;
     double bytes = 0;
+    int count = 0;
     check(!mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s), "%s: %s", c->text,
           env.error);
-    for (int i = 0; s && mtt_schedule_op(s, i, &info); i++)
-        if (strcmp(info.name, name) == 0) bytes += info.traffic_bytes;
+    const mtt_op *ops = s ? mtt_schedule_ops(s, &count) : NULL;
+    for (int i = 0; i < count; i++)
+        if (strcmp(mtt_op_name(ops[i].kind), name) == 0) bytes += ops[i].traffic_bytes;
     mtt_schedule_destroy(s);
     return bytes;
 }
@@ -673,12 +710,13 @@ static double roofline(const mtt_schedule *s)
     static const double CUDA[] = {50e12, 250e12, 500e12, 500e12};
     int cuda = s->policy.device == MTT_DEVICE_CUDA;
     double seconds = 0, flops = cuda ? CUDA[s->policy.precision] : 250e9, bytes = cuda ? 4.2e12 : 10e9;
-    mtt_op_info info;
     mtt_plan_report report;
+    int count;
+    const mtt_op *ops = mtt_schedule_ops(s, &count);
     mtt_schedule_report(s, &report);
-    for (int i = 0; mtt_schedule_op(s, i, &info); i++)
-        seconds += (info.phase == MTT_STEP ? 1 : report.micro_batches) *
-                   (4e-6 + fmax(info.flops / flops, info.traffic_bytes / bytes));
+    for (int i = 0; i < count; i++)
+        seconds += (ops[i].phase == MTT_STEP ? 1 : report.micro_batches) *
+                   (4e-6 + fmax(ops[i].flops / flops, ops[i].traffic_bytes / bytes));
     return seconds;
 }
 
@@ -1254,6 +1292,76 @@ static int count_of(const char *text, const char *word)
     return count;
 }
 
+/* Every tensor but the state is freed once: in the line of its last operation, which has it as an operand. */
+static void check_freed(const mtt_schedule *s, const char *line)
+{
+    int op_count, tensor_count;
+    const mtt_op *ops = mtt_schedule_ops(s, &op_count);
+    const mtt_tensor *const *tensors = mtt_schedule_tensors(s, &tensor_count);
+    for (int i = 0; i < op_count; i++) {
+        const char *end = strchr(line, '\n');
+        int wanted = 0, gradients = 0, words = 0;
+        char text[1024] = "", name[50];
+        if (!end) return check(0, "the listing ends at operation %d", i);
+        snprintf(text, sizeof(text), "%.*s ", (int)(end - line), line);
+        const char *freed = strstr(text, "  frees ");
+        for (int k = 0; k < tensor_count; k++) {
+            const mtt_tensor *t = tensors[k];
+            if (t->persistent || t->last != i) continue;
+            snprintf(name, sizeof(name), " %s ", t->name);
+            if (t->category == MTT_GRADIENTS && ops[i].phase == MTT_STEP) gradients++;
+            else check(freed && strstr(freed, name), "operation %d does not free %s: %s", i, t->name, text);
+            wanted++;
+        }
+        for (const char *at = freed ? freed + 7 : ""; *at; at++) words += *at == ' ' && at[1];
+        snprintf(name, sizeof(name), "  frees %d gradients ", gradients);
+        check(gradients ? freed && !strcmp(freed, name) : words == wanted,
+              "operation %d frees %d tensors: %s", i, wanted, text);
+        line = end + 1;
+    }
+}
+
+/* The two lists are of one schedule: a tensor is where its index says, and lives from the first to the last
+   operation that has it as an operand. */
+static void lists(void)
+{
+    random_state = 31337;
+    for (int i = 0; i < 100; i += each()) {
+        configuration c = random_configuration();
+        mtt_schedule *s = NULL;
+        mtt_plan_report report;
+        int op_count, tensor_count;
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s: %s", c.text,
+              env.error);
+        if (!s) continue;
+        const mtt_op *ops = mtt_schedule_ops(s, &op_count);
+        const mtt_tensor *const *tensors = mtt_schedule_tensors(s, &tensor_count);
+        mtt_schedule_report(s, &report);
+        check(op_count == report.ops && tensor_count == report.tensors,
+              "%s: %d operations and %d tensors, the report says %d and %d", c.text, op_count, tensor_count,
+              report.ops, report.tensors);
+        check(ops[report.peak_op].live_bytes == report.peak_bytes &&
+                  !memcmp(ops[report.peak_op].bytes, report.bytes, sizeof(report.bytes)),
+              "%s: operation %d is not the peak", c.text, report.peak_op);
+        for (int k = 0; k < tensor_count; k++) {
+            const mtt_tensor *t = tensors[k];
+            int first = -1, last = -1;
+            for (int n = 0; n < op_count && !t->persistent; n++)
+                if (is_among((const mtt_tensor *const *)ops[n].operands, ops[n].inputs + ops[n].outputs, t) ||
+                    is_among((const mtt_tensor *const *)ops[n].gradients, ops[n].parameters, t))
+                    first = first < 0 ? n : first, last = n;
+            check(t->index == k && !t->data, "%s: tensor %d, %s, has the index %d", c.text, k, t->name,
+                  t->index);
+            check(t->persistent ? t->first == 0 && t->last == op_count - 1
+                                : t->first == first && t->last == last,
+                  "%s: %s lives from %d to %d, it is used from %d to %d", c.text, t->name, t->first, t->last,
+                  first, last);
+            check(t->offset + t->bytes <= report.arena_bytes, "%s: %s is outside the arena", c.text, t->name);
+        }
+        mtt_schedule_destroy(s);
+    }
+}
+
 static void listing(void)
 {
     configuration c = known('A', 2);
@@ -1264,25 +1372,27 @@ static void listing(void)
             static char text[200000];
             mtt__text out;
             mtt_schedule *s = NULL;
-            mtt_op_info info;
-            int ops = 0, softmax = 0, gelu = 0, norm = 0, flash = 0;
+            int count, softmax = 0, gelu = 0, norm = 0, flash = 0;
             c.policy.attention = (mtt_attention)attention;
             c.policy.recompute = (mtt_recompute)way;
             mtt__text_init(&out, text, sizeof(text));
             if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
             mtt_schedule_print(s, append, &out);
-            for (; mtt_schedule_op(s, ops, &info); ops++) {
-                if (!info.recomputed) continue;
+            const mtt_op *ops = mtt_schedule_ops(s, &count);
+            for (const mtt_op *op = ops; op < ops + count; op++) {
+                if (!op->recomputed) continue;
                 again[way]++;
-                linear[way] += strcmp(info.name, "linear") == 0;
-                softmax += strcmp(info.name, "softmax") == 0;
-                gelu += strcmp(info.name, "gelu") == 0;
-                norm += strcmp(info.name, "norm") == 0 || strcmp(info.name, "residual_norm") == 0;
-                flash += strcmp(info.name, "flash") == 0;
-                check(info.phase == MTT_BACKWARD && info.layer >= 0 && info.layer < 2,
-                      "%s is recomputed in phase %d, layer %d", info.name, (int)info.phase, info.layer);
+                linear[way] += op->kind == MTT_OP_linear;
+                softmax += op->kind == MTT_OP_softmax;
+                gelu += op->kind == MTT_OP_gelu;
+                norm += op->kind == MTT_OP_norm || op->kind == MTT_OP_residual_norm;
+                flash += op->kind == MTT_OP_flash;
+                check(op->phase == MTT_BACKWARD && op->layer >= 0 && op->layer < 2,
+                      "%s is recomputed in phase %d, layer %d", mtt_op_name(op->kind), (int)op->phase,
+                      op->layer);
             }
-            check(count_of(text, "\n") == ops, "%d lines list %d operations", count_of(text, "\n"), ops);
+            check(count_of(text, "\n") == count, "%d lines list %d operations", count_of(text, "\n"), count);
+            check_freed(s, text);
             check(count_of(text, " again ") == again[way] || count_of(text, "again") == again[way],
                   "recompute %s: %d lines say again, %d operations are", RECOMPUTES[way],
                   count_of(text, "again"), again[way]);
@@ -1410,7 +1520,8 @@ static void merged(void)
 static void json(void)
 {
     static const char *const KEYS[] = {"parameters",         "micro_batches",       "arena_bytes",
-                                       "peak_forward_bytes", "peak_backward_bytes", "bytes"};
+                                       "peak_forward_bytes", "peak_backward_bytes", "bytes",
+                                       "peak_op"};
     configuration c = known('A', 32);
     mtt_plan_report report;
     char text[4096], small[16];
@@ -1431,6 +1542,8 @@ static void json(void)
             while (mtt_json_key(&j, &key)) mtt_json_u64(&j, &value), sum += value;
         } else if (mtt_slice_is(key, "parameters"))
             mtt_json_u64(&j, &value), check(value == 28941393, "JSON says %d parameters", (int)value);
+        else if (mtt_slice_is(key, "peak_op"))
+            mtt_json_u64(&j, &value), check((int)value == report.peak_op, "JSON says another peak");
         else if (mtt_slice_is(key, "arena_bytes"))
             mtt_json_u64(&j, &value), check(value == report.arena_bytes, "JSON says another arena");
         else mtt_json_skip(&j);
@@ -1507,6 +1620,8 @@ int main(int argc, char **argv)
     compact_bytes();
     planned_is_allocated();
     packing();
+    packing_without_gaps();
+    packing_deep_models();
     segments();
     nothing_overlaps();
     reports_add_up();
@@ -1524,6 +1639,7 @@ int main(int argc, char **argv)
     validation();
     workspaces();
     extremes();
+    lists();
     listing();
     merged();
     residual_norms();

@@ -4,249 +4,47 @@
 
       explorer_plan plan;
       if (!explorer_open(&env, &model, &policy, batch, seq_len, "bf16_flash", &plan)) {
-          explorer_list(&plan, stdout);
           explorer_save(&env, "memory.html", &plan, 1);
           explorer_close(&plan);
-      }
-
-   mtt.h gives operations and tensors only to a backend. So the explorer is a backend: it makes a trainer,
-   runs one step, and notes the operations instead of computing them. No arena is allocated, whatever its
-   size. The trainer does compute its initial weights, which takes 4 s for 100 million. */
+      } */
 #ifndef EXPLORER_H_INCLUDED
 #define EXPLORER_H_INCLUDED
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct explorer_plan {
-    char name[256];             /* of the technique */
+    char name[256];       /* of the technique */
     int batch, seq_len;
-    mtt_model_desc model;       /* with every default filled in */
-    mtt_plan_report report;
-    mtt_trainer *trainer;
-    const mtt_schedule *schedule;
-    const mtt_op **ops;         /* of the schedule, in its order */
-    const mtt_tensor **tensors; /* which they use, by first operation, offset and name */
-    int op_count, tensor_count;
+    mtt_model_desc model; /* with every default filled in */
+    mtt_schedule *schedule;
 } explorer_plan;
 
-/* ---- a backend that notes operations ---- */
-
-static mtt_status explorer_begin(mtt_env *env, const mtt_backend *b, const mtt_policy *policy, void **context)
+static mtt_status explorer_fail(mtt_env *env, const char *path)
 {
-    (void)env;
-    (void)policy;
-    *context = b->user;
-    return MTT_OK;
+    snprintf(env->error, sizeof(env->error), "cannot write %.500s: %s", path, strerror(errno));
+    return MTT_E_FILE;
 }
 
-static void explorer_end(void *context)
-{
-    (void)context;
-}
-
-/* An address that nothing reads or writes, as a device's address is to the host. */
-static mtt_status explorer_alloc(void *context, size_t bytes, void **block)
-{
-    (void)context;
-    (void)bytes;
-    *block = (void *)(uintptr_t)4096;
-    return MTT_OK;
-}
-
-static void explorer_release(void *context, void *block)
-{
-    (void)context;
-    (void)block;
-}
-
-static mtt_status explorer_memory(void *context, size_t *free_bytes, size_t *all_bytes)
-{
-    (void)context;
-    *free_bytes = *all_bytes = 0;
-    return MTT_OK;
-}
-
-static mtt_status explorer_upload(void *context, void *to, const void *from, size_t bytes)
-{
-    (void)context;
-    (void)to;
-    (void)from;
-    (void)bytes;
-    return MTT_OK;
-}
-
-static mtt_status explorer_download(void *context, void *to, const void *from, size_t bytes)
-{
-    (void)context;
-    (void)from;
-    memset(to, 0, bytes);
-    return MTT_OK;
-}
-
-/* Later micro-batches repeat the first one's operations. The schedule lists them once. */
-static mtt_status explorer_run(void *context, const mtt_op *ops, int count)
-{
-    explorer_plan *plan = (explorer_plan *)context;
-    int i;
-    for (i = 0; i < count && plan->op_count < plan->report.ops; i++)
-        if (!ops[i].later) plan->ops[plan->op_count++] = &ops[i];
-    return MTT_OK;
-}
-
-static mtt_status explorer_fail(mtt_env *env, mtt_status status, const char *verb, const char *path)
-{
-    snprintf(env->error, sizeof(env->error), "cannot %s %.500s: %s", verb, path, strerror(errno));
-    return status;
-}
-
-/* One step over as many zeros as it takes ids. */
-static mtt_status explorer_record(mtt_env *env, explorer_plan *plan, int accumulate)
-{
-    size_t rows = (size_t)plan->batch * (size_t)plan->seq_len;
-    int32_t *ids = (int32_t *)calloc(rows * (size_t)accumulate, sizeof(*ids));
-    mtt_status status = MTT_E_MEMORY;
-    plan->ops = (const mtt_op **)calloc((size_t)plan->report.ops, sizeof(*plan->ops));
-    if (ids && plan->ops) status = mtt_train_step(plan->trainer, ids, ids, NULL);
-    else explorer_fail(env, status, "hold", "a batch of ids");
-    free(ids);
-    return status;
-}
-
-/* ---- tensors ---- */
-
-enum { EXPLORER_READS, EXPLORER_WRITES, EXPLORER_SCRATCH, EXPLORER_ROLES };
-
-/* The tensors of an operation in one role. Returns tensor k, or NULL if it is absent. */
-static int explorer_count(const mtt_op *op, int role)
-{
-    if (role == EXPLORER_SCRATCH) return 1;
-    return (role == EXPLORER_READS ? op->inputs : op->outputs) + op->parameters;
-}
-
-static const mtt_tensor *explorer_operand(const mtt_op *op, int role, int k)
-{
-    int own = role == EXPLORER_READS ? op->inputs : op->outputs;
-    mtt_tensor **parameters = role == EXPLORER_READS ? op->gradients : op->weights;
-    if (role == EXPLORER_SCRATCH) return op->workspace;
-    if (k < own) return op->operands[role == EXPLORER_READS ? k : op->inputs + k];
-    return parameters ? parameters[k - own] : NULL;
-}
-
-static int explorer_order(const void *a, const void *b)
-{
-    const mtt_tensor *x = *(const mtt_tensor *const *)a, *y = *(const mtt_tensor *const *)b;
-    if (x->first != y->first) return x->first < y->first ? -1 : 1;
-    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-    return strcmp(x->name, y->name);
-}
-
-static int explorer_index(const explorer_plan *plan, const mtt_tensor *tensor)
-{
-    size_t count = (size_t)plan->tensor_count;
-    const void *at = bsearch(&tensor, plan->tensors, count, sizeof(tensor), explorer_order);
-    return (int)((const mtt_tensor *const *)at - plan->tensors);
-}
-
-/* Every tensor that an operation uses, once. */
-static mtt_status explorer_collect(mtt_env *env, explorer_plan *plan)
-{
-    size_t all = 0, kept = 0, n;
-    int i, role, k;
-    for (i = 0; i < plan->op_count; i++)
-        for (role = 0; role < EXPLORER_ROLES; role++) all += (size_t)explorer_count(plan->ops[i], role);
-    plan->tensors = (const mtt_tensor **)calloc(all, sizeof(*plan->tensors));
-    if (!plan->tensors) return explorer_fail(env, MTT_E_MEMORY, "hold", "the tensors of the plan");
-    for (i = 0, n = 0; i < plan->op_count; i++)
-        for (role = 0; role < EXPLORER_ROLES; role++)
-            for (k = 0; k < explorer_count(plan->ops[i], role); k++) {
-                plan->tensors[n] = explorer_operand(plan->ops[i], role, k);
-                n += plan->tensors[n] != NULL;
-            }
-    qsort(plan->tensors, n, sizeof(*plan->tensors), explorer_order);
-    for (i = 0; i < (int)n; i++)
-        if (!kept || plan->tensors[kept - 1] != plan->tensors[i]) plan->tensors[kept++] = plan->tensors[i];
-    plan->tensor_count = (int)kept;
-    return MTT_OK;
-}
-
-static void explorer_close(explorer_plan *plan)
-{
-    free(plan->ops);
-    free(plan->tensors);
-    mtt_trainer_destroy(plan->trainer);
-    memset(plan, 0, sizeof(*plan));
-}
-
-/* Plans a step. The plan holds pointers into its trainer until explorer_close. */
+/* Plans a step. explorer_close frees the plan; a failed one holds nothing. */
 static mtt_status explorer_open(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                 int batch, int seq_len, const char *name, explorer_plan *plan)
 {
-    const mtt_backend backend = {"explorer", policy->device, 0, explorer_begin, explorer_end, explorer_alloc,
-                                 explorer_release, explorer_memory, explorer_upload, explorer_download,
-                                 explorer_run, NULL, NULL, NULL, plan};
-    const mtt_optim_desc optim = {0};
     mtt_status status;
     memset(plan, 0, sizeof(*plan));
     snprintf(plan->name, sizeof(plan->name), "%s", name);
     plan->batch = batch;
     plan->seq_len = seq_len;
     status = mtt_model_resolve(env, model, &plan->model);
-    if (!status)
-        status = mtt_trainer_create(env, model, policy, &optim, &backend, batch, seq_len, &plan->trainer);
-    if (!status) plan->schedule = mtt_trainer_schedule(plan->trainer);
-    if (!status) mtt_schedule_report(plan->schedule, &plan->report);
-    if (!status) status = explorer_record(env, plan, policy->accumulate > 1 ? policy->accumulate : 1);
-    if (!status) status = explorer_collect(env, plan);
-    if (status) explorer_close(plan);
+    if (!status) status = mtt_schedule_create(env, model, policy, batch, seq_len, &plan->schedule);
     return status;
 }
 
-/* ---- the listing ---- */
-
-typedef struct explorer_lines {
-    const explorer_plan *plan;
-    FILE *file;
-    int op; /* of the next line */
-} explorer_lines;
-
-/* 1 = nothing uses the tensor after operation `op`, and its bytes are free from there on. */
-static int explorer_frees(const mtt_tensor *tensor, int op)
+static void explorer_close(explorer_plan *plan)
 {
-    return tensor && !tensor->persistent && tensor->last == op;
-}
-
-static void explorer_list_freed(const mtt_op *op, int index, FILE *file)
-{
-    const char *before = "  frees ";
-    int i, gradients = 0;
-    for (i = 0; i < op->inputs + op->outputs; i++) {
-        if (!explorer_frees(op->operands[i], index)) continue;
-        fprintf(file, "%s%s", before, op->operands[i]->name);
-        before = " ";
-    }
-    for (i = 0; op->gradients && i < op->parameters; i++)
-        gradients += explorer_frees(op->gradients[i], index);
-    if (gradients) fprintf(file, "%s%d gradients", before, gradients);
-}
-
-/* mtt_schedule_print writes a line, an operation, at a time. */
-static void explorer_line(void *user, const char *text, size_t bytes)
-{
-    explorer_lines *lines = (explorer_lines *)user;
-    fwrite(text, 1, bytes - 1, lines->file);
-    explorer_list_freed(lines->plan->ops[lines->op], lines->op, lines->file);
-    fputc('\n', lines->file);
-    lines->op++;
-}
-
-/* The operations as mtt_schedule_print lists them, and the tensors that each is the last to use. */
-static void explorer_list(const explorer_plan *plan, FILE *file)
-{
-    explorer_lines lines = {plan, file, 0};
-    mtt_schedule_print(plan->schedule, explorer_line, &lines);
+    mtt_schedule_destroy(plan->schedule);
+    plan->schedule = NULL;
 }
 
 /* ---- data of the page, as JSON ---- */
@@ -289,56 +87,63 @@ static void explorer_tensor(FILE *f, const mtt_tensor *t)
             t->offset, t->first, t->last, t->persistent);
 }
 
-static void explorer_operands(FILE *f, const explorer_plan *plan, const mtt_op *op)
+/* The indices of tensors, and of `more` unless that is NULL. An absent operand is left out. */
+static void explorer_list(FILE *f, const char *name, mtt_tensor *const *tensors, int count,
+                          mtt_tensor *const *more, int more_count)
 {
-    static const char *const names[EXPLORER_ROLES] = {"reads", "writes", "scratch"};
-    int role, k, shown;
-    for (role = 0; role < EXPLORER_ROLES; role++) {
-        fprintf(f, ", \"%s\": [", names[role]);
-        for (k = shown = 0; k < explorer_count(op, role); k++)
-            if (explorer_operand(op, role, k))
-                fprintf(f, "%s%d", shown++ ? ", " : "", explorer_index(plan, explorer_operand(op, role, k)));
-        fputc(']', f);
+    const char *before = "";
+    int i;
+    fprintf(f, ", \"%s\": [", name);
+    for (i = 0; i < count + (more ? more_count : 0); i++) {
+        const mtt_tensor *t = i < count ? tensors[i] : more[i - count];
+        if (!t) continue;
+        fprintf(f, "%s%d", before, t->index);
+        before = ", ";
     }
+    fputc(']', f);
 }
 
-static void explorer_op(FILE *f, const explorer_plan *plan, int index)
+static void explorer_op(FILE *f, const mtt_op *op)
 {
-    mtt_op_info op;
     int i;
-    mtt_schedule_op(plan->schedule, index, &op);
-    fprintf(f, "{\"op\": ");
-    explorer_text(f, op.name);
-    fprintf(f, ", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d, \"live_bytes\": %zu, \"flops\": %.0f",
-            mtt_phase_name(op.phase), op.layer, op.recomputed, op.live_bytes, op.flops);
-    fprintf(f, ", \"traffic_bytes\": %.0f, \"bytes\": [", op.traffic_bytes);
-    for (i = 0; i < MTT_CATEGORY_COUNT; i++) fprintf(f, "%s%zu", i ? ", " : "", op.bytes[i]);
+    fprintf(f, "{\"op\": \"%s\", \"phase\": \"%s\", \"layer\": %d, \"recomputed\": %d", mtt_op_name(op->kind),
+            mtt_phase_name(op->phase), op->layer, op->recomputed);
+    fprintf(f, ", \"live_bytes\": %zu, \"flops\": %.0f, \"traffic_bytes\": %.0f, \"bytes\": [",
+            op->live_bytes, op->flops, op->traffic_bytes);
+    for (i = 0; i < MTT_CATEGORY_COUNT; i++) fprintf(f, "%s%zu", i ? ", " : "", op->bytes[i]);
     fputc(']', f);
-    explorer_operands(f, plan, plan->ops[index]);
-    fputc('}', f);
+    explorer_list(f, "reads", op->operands, op->inputs, op->gradients, op->parameters);
+    explorer_list(f, "writes", op->operands + op->inputs, op->outputs, op->weights, op->parameters);
+    fprintf(f, ", \"scratch\": [%d]}", op->workspace->index);
 }
 
 static void explorer_json(FILE *f, const explorer_plan *plan)
 {
-    char report[2048];
-    int i;
-    mtt_plan_json(&plan->report, report, sizeof(report));
+    mtt_plan_report report;
+    const mtt_tensor *const *tensors;
+    const mtt_op *ops;
+    char text[2048];
+    int i, count;
+    mtt_schedule_report(plan->schedule, &report);
+    mtt_plan_json(&report, text, sizeof(text));
     fprintf(f, "{\"technique\": ");
     explorer_text(f, plan->name);
     fprintf(f, ", \"batch\": %d, \"seq_len\": %d, \"model\": ", plan->batch, plan->seq_len);
     explorer_model(f, plan);
-    fprintf(f, ", \"peak_op\": %d, \"plan\": %s,\n\"categories\": [", plan->report.peak_op, report);
+    fprintf(f, ", \"plan\": %s,\n\"categories\": [", text);
     for (i = 0; i < MTT_CATEGORY_COUNT; i++)
         fprintf(f, "%s\"%s\"", i ? ", " : "", mtt_category_name((mtt_category)i));
     fprintf(f, "],\n\"tensors\": [");
-    for (i = 0; i < plan->tensor_count; i++) {
+    tensors = mtt_schedule_tensors(plan->schedule, &count);
+    for (i = 0; i < count; i++) {
         fprintf(f, i ? ",\n" : "\n");
-        explorer_tensor(f, plan->tensors[i]);
+        explorer_tensor(f, tensors[i]);
     }
     fprintf(f, "],\n\"ops\": [");
-    for (i = 0; i < plan->op_count; i++) {
+    ops = mtt_schedule_ops(plan->schedule, &count);
+    for (i = 0; i < count; i++) {
         fprintf(f, i ? ",\n" : "\n");
-        explorer_op(f, plan, i);
+        explorer_op(f, &ops[i]);
     }
     fprintf(f, "]}");
 }
@@ -374,7 +179,8 @@ static const char *const explorer_page[] = {
 "main { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr)); gap: 2rem;",
 "  margin-top: 1rem; }",
 "section { min-width: 0; }",
-".legend { display: flex; flex-wrap: wrap; gap: 0 1.2em; margin: .3rem 0; padding: 0; list-style: none; }",
+".legend { display: grid; grid-template-columns: repeat(auto-fill, minmax(12rem, 1fr)); margin: .3rem 0;",
+"  padding: 0; list-style: none; }",
 ".swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }",
 ".plot { display: grid; grid-template-columns: 5.5rem 1fr; row-gap: 3px; padding: .3rem 1.5rem .6rem 0;",
 "  cursor: crosshair; touch-action: pan-y; }",
@@ -398,9 +204,11 @@ static const char *const explorer_page[] = {
 ".picked { fill: none; stroke: var(--ink); stroke-width: 2.5; }",
 ".note { position: absolute; background: var(--page); padding: 0 .3em; }",
 ".strip { height: 1.25rem; }",
-".strip span { position: absolute; height: 100%; box-sizing: border-box; overflow: hidden;",
-"  text-indent: .3em; background: var(--panel); border-left: 1px solid var(--line); }",
-".strip span:last-child { overflow: visible; }",
+"/* A label that does not fit wraps to a second line, which is hidden. */",
+".strip span { position: absolute; height: 100%; box-sizing: border-box; display: flex; flex-wrap: wrap;",
+"  overflow: hidden; background: var(--panel); border-left: 1px solid var(--line); }",
+".strip span::before { content: ''; flex: none; width: .3em; height: 100%; }",
+".strip span:last-child { overflow: visible; flex-wrap: nowrap; }",
 ".strip .again { background: var(--again); border: 0; }",
 ".scroll { max-height: 24rem; overflow: auto; margin-top: .4rem; border: 1px solid var(--line); }",
 "table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }",
@@ -413,7 +221,7 @@ static const char *const explorer_page[] = {
 "<p id='model'></p>",
 "<p>Point at a figure, or focus it and press <kbd>&larr;</kbd> <kbd>&rarr;</kbd> for an operation,",
 "<kbd>Page Up</kbd> <kbd>Page Down</kbd> for ten, <kbd>Home</kbd> <kbd>End</kbd>, <kbd>P</kbd> for the peak,",
-"<kbd>&uarr;</kbd> <kbd>&darr;</kbd> for a tensor. A click holds the operation; another releases it.</p>",
+"<kbd>&uarr;</kbd> <kbd>&darr;</kbd> for a tensor. A click holds the operation.</p>",
 "<main></main>",
 "<script type='application/json' id='plans'>",
 NULL,
@@ -429,7 +237,7 @@ NULL,
 "",
 "function scaled(n, base, units) {",
 "  const power = Math.max(0, units.findLastIndex((_, k) => n >= base ** k));",
-"  return (n / base ** power).toFixed(power ? 2 : 0) + ' ' + units[power];",
+"  return (n / base ** power).toFixed(power ? 2 : 0) + '\\u00a0' + units[power];",
 "}",
 "const bytes = n => scaled(n, 1024, ['B', 'KiB', 'MiB', 'GiB']);",
 "const flops = n => scaled(n, 1000, ['FLOP', 'KFLOP', 'MFLOP', 'GFLOP', 'TFLOP']);",
@@ -491,7 +299,7 @@ NULL,
 "}",
 "",
 "function drawPeak(plan, chart, svg) {",
-"  const at = plan.peak_op, n = plan.plan.peak_bytes, count = plan.ops.length;",
+"  const at = plan.plan.peak_op, n = plan.plan.peak_bytes, count = plan.ops.length;",
 "  const side = at < count / 2 ? `left: ${100 * (at + 1) / count}%` : `right: ${100 - 100 * at / count}%`;",
 "  draw(svg, 'path', {class: 'peak', d: `M${at + .5},1000 V0`});",
 "  chart.append(make('span', {class: 'note', style: `bottom: calc(${100 * n / highest}% + 2px); ${side}`},",
@@ -544,9 +352,10 @@ NULL,
 "function summary(plan) {",
 "  const p = plan.plan, again = plan.ops.filter(op => op.recomputed).length;",
 "  const parts = p.micro_batches > 1 ? `, in ${p.micro_batches} micro-batches` : '';",
+"  const share = again ? `, ${again} of them recomputed, with ${flops(p.recompute_flops)}` : '';",
 "  return `${plan.batch} sequences of ${plan.seq_len} tokens${parts}. Arena ${bytes(p.arena_bytes)}. ` +",
-"    `Peak ${bytes(p.peak_bytes)}, in operation ${plan.peak_op}. ${p.ops} operations, ` +",
-"    `${again} of them recomputed: ${flops(p.recompute_flops)} of ${flops(p.flops)}.`;",
+"    `Peak ${bytes(p.peak_bytes)}, in operation ${p.peak_op}. ${flops(p.flops)} in ` +",
+"    `${p.ops} operations${share}.`;",
 "}",
 "",
 "// The tensors in memory during an operation: its own first, then the others, the largest first.",
@@ -615,9 +424,10 @@ NULL,
 "}",
 "",
 "function onKey(view, event) {",
-"  const {plan} = view, last = plan.ops.length - 1, at = view.alive.indexOf(view.tensor);",
+"  const {plan} = view, last = plan.ops.length - 1, peak = plan.plan.peak_op;",
+"  const at = view.alive.indexOf(view.tensor);",
 "  const moves = {ArrowLeft: view.op - 1, ArrowRight: view.op + 1, PageUp: view.op - 10,",
-"    PageDown: view.op + 10, Home: 0, End: last, p: plan.peak_op, P: plan.peak_op};",
+"    PageDown: view.op + 10, Home: 0, End: last, p: peak, P: peak};",
 "  const steps = {ArrowUp: Math.max(at - 1, 0), ArrowDown: Math.min(at + 1, view.alive.length - 1)};",
 "  if (event.ctrlKey || event.altKey || event.metaKey) return;",
 "  if (event.key in moves) go(view, moves[event.key]);",
@@ -658,7 +468,7 @@ NULL,
 "    make('ul', {class: 'legend'}, ...legend),",
 "    make('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'tensors'}, table),",
 "    view.says));",
-"  select(view, plan.peak_op);",
+"  select(view, plan.plan.peak_op);",
 "}",
 "",
 "document.getElementById('model').textContent =",
@@ -672,7 +482,7 @@ static mtt_status explorer_save(mtt_env *env, const char *path, const explorer_p
 {
     FILE *f = fopen(path, "w");
     int i, k, failed;
-    if (!f) return explorer_fail(env, MTT_E_FILE, "write", path);
+    if (!f) return explorer_fail(env, path);
     for (i = 0; i < (int)(sizeof(explorer_page) / sizeof(explorer_page[0])); i++) {
         if (explorer_page[i]) fprintf(f, "%s\n", explorer_page[i]);
         for (k = 0; !explorer_page[i] && k < count; k++) {
@@ -682,7 +492,7 @@ static mtt_status explorer_save(mtt_env *env, const char *path, const explorer_p
         if (!explorer_page[i]) fprintf(f, "]\n");
     }
     failed = ferror(f);
-    if (fclose(f) || failed) return explorer_fail(env, MTT_E_FILE, "write", path);
+    if (fclose(f) || failed) return explorer_fail(env, path);
     return MTT_OK;
 }
 #endif

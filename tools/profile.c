@@ -39,7 +39,7 @@ static const option options[] = {
 
 /* Operations that cost the same. */
 typedef struct line {
-    mtt_op_info about;
+    const mtt_op *op; /* the first of them */
     int count;
     double ms;
 } line;
@@ -81,15 +81,15 @@ static void fill_tokens(int32_t *tokens, int32_t *targets, int count)
 }
 
 /* The line of an operation; NULL if there is no room for another one. */
-static line *find_line(const mtt_op_info *op)
+static line *find_line(const mtt_op *op)
 {
     line *l;
     for (l = lines; l < lines + line_count; l++)
-        if (!strcmp(l->about.name, op->name) && l->about.flops == op->flops &&
-            l->about.traffic_bytes == op->traffic_bytes) return l;
+        if (l->op->kind == op->kind && l->op->flops == op->flops &&
+            l->op->traffic_bytes == op->traffic_bytes) return l;
     if (line_count == LINES) return NULL;
     l = &lines[line_count++];
-    l->about = *op;
+    l->op = op;
     return l;
 }
 
@@ -101,11 +101,11 @@ static int by_time(const void *a, const void *b)
 
 static mtt_status measure(mtt_env *env, mtt_trainer *t)
 {
-    mtt_op_info op;
+    int i, count;
+    const mtt_op *ops = mtt_schedule_ops(mtt_trainer_schedule(t), &count);
     mtt_status status = MTT_OK;
-    int i;
-    for (i = 0; !status && mtt_schedule_op(mtt_trainer_schedule(t), i, &op); i++) {
-        line *l = find_line(&op);
+    for (i = 0; !status && i < count; i++) {
+        line *l = find_line(&ops[i]);
         double ms;
         if (!l) {
             snprintf(env->error, sizeof(env->error), "there are more than %d different operations", LINES);
@@ -119,6 +119,12 @@ static mtt_status measure(mtt_env *env, mtt_trainer *t)
     return status;
 }
 
+/* The last dimension; 0 if there is no tensor. */
+static int64_t width(const mtt_tensor *tensor)
+{
+    return tensor ? tensor->shape[tensor->rank - 1] : 0;
+}
+
 static void print_lines(void)
 {
     double total = 0, floor_total = 0;
@@ -126,12 +132,14 @@ static void print_lines(void)
     printf("| operation | widths | times | ms | TFLOP/s | GB/s | share of the peak |\n");
     printf("|:--|:--|--:|--:|--:|--:|--:|\n");
     for (l = lines; l < lines + line_count; l++) {
-        double flops = l->about.flops * l->count, bytes = l->about.traffic_bytes * l->count;
+        const mtt_op *op = l->op;
+        double flops = op->flops * l->count, bytes = op->traffic_bytes * l->count;
         double floor_ms = fmax(flops / ((double)set.tflops * 1e9), bytes / ((double)set.gbs * 1e6));
         total += l->ms;
         floor_total += floor_ms;
-        printf("| %s | %lld > %lld | %d | %.3f |", l->about.name, (long long)l->about.width_in,
-               (long long)l->about.width_out, l->count, l->ms);
+        printf("| %s | %lld > %lld | %d | %.3f |", mtt_op_name(op->kind),
+               (long long)width(op->operands[0]), (long long)width(op->operands[op->inputs]), l->count,
+               l->ms);
         printf(" %.1f | %.0f | %.0f %% |\n", flops / l->ms * 1e-9, bytes / l->ms * 1e-6,
                100 * floor_ms / l->ms);
     }
