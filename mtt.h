@@ -613,8 +613,9 @@ struct mtt_tokenizer_kind {
 /* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
    file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
    is a string or a list of strings (joined by a blank line), or a line that is a string itself. Plain text is
-   cut at blank lines into documents of 4 KiB or more (MTT_DOCUMENT_BYTES), so that there is something to
-   split. */
+   cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end after 64 KiB or character after
+   256 KiB. Where that gives fewer than 20 documents, which is too few to split, the text is cut into about 20
+   to 40 pieces, at blank lines, line ends or spaces if it has them. */
 typedef struct mtt_corpus mtt_corpus;
 MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
                                   mtt_corpus **out);
@@ -6983,7 +6984,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    is up to date, and mtt_dataset_open whether its files belong together. */
 
 /* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
-   between two characters at 64 times as many. */
+   between two characters at 64 times as many; see mtt__corpus_measure for short texts. */
 #ifndef MTT_DOCUMENT_BYTES
 #define MTT_DOCUMENT_BYTES 4096
 #endif
@@ -6998,6 +6999,7 @@ struct mtt_corpus {
     char *buffer;
     size_t capacity, start, size; /* bytes [start, size) of the buffer are still to be handed out */
     uint64_t line, hash;          /* hash: of all blocks read */
+    size_t blank, line_end, space, most; /* plain text: least bytes before a cut there, and most bytes */
 };
 
 /* Reads blocks until `bytes` wait in the buffer or the file ends. */
@@ -7027,6 +7029,46 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
     return MTT_OK;
 }
 
+static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
+{
+    mtt_status status = mtt__corpus_need(c, c->most + 1);
+    const char *at = c->buffer + c->start;
+    size_t waiting = c->size - c->start, limit = waiting < c->most ? waiting : c->most, cut = 0, line = 0;
+    if (status || !waiting) return status ? status : MTT_END;
+    while (!cut && line < limit) {
+        const char *end = (const char *)memchr(at + line, '\n', limit - line);
+        size_t next = end ? (size_t)(end - at) + 1 : limit, blank = line;
+        while (blank < next && memchr(" \t\r\n", at[blank], 4)) blank++;
+        if (end && ((next >= c->blank && blank == next) || next >= c->line_end)) cut = next;
+        line = next;
+    }
+    if (!cut) {
+        for (cut = limit; cut < waiting && cut > c->space && at[cut - 1] != ' ';) cut--;
+        if (cut == c->space) cut = limit;
+        while (cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80) cut--;
+    }
+    c->start += cut;
+    *text = at;
+    *bytes = cut;
+    return MTT_OK;
+}
+
+/* Fewer than 20 documents would leave a split empty. Their text is so short that all of it is in the buffer.
+   It gets pieces of 1/40 to 1/20 of its size, but of 16 bytes or more, so that a cut can look back. */
+static void mtt__corpus_measure(mtt_corpus *c)
+{
+    const size_t start = c->start, most = (c->size - start) / 20;
+    const char *text;
+    size_t size;
+    int count = 0;
+    while (c->ended && count < 20 && mtt__corpus_next_piece(c, &text, &size) == MTT_OK) count++;
+    c->start = start;
+    if (!c->ended || count == 20) return;
+    c->most = most > 16 ? most : 16;
+    c->blank = c->most / 2;
+    c->line_end = c->space = c->most - c->most / 4;
+}
+
 /* Recognizes JSONL by the first byte, and refuses what is not UTF-8 text by its first bytes. */
 static mtt_status mtt__corpus_detect(mtt_corpus *c)
 {
@@ -7039,17 +7081,23 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c)
         {"PAR1", "python3 -c \"import pandas, sys; "
                  "print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
     };
-    mtt_status status = mtt__corpus_need(c, 4096);
+    mtt_status status = mtt__corpus_need(c, 20 * c->most); /* 20 documents, for mtt__corpus_measure */
     size_t i, size = c->size < 4096 ? c->size : 4096;
-    const char *command = !status && size && memchr(c->buffer, 0, size) ? "iconv -f UTF-16LE -t UTF-8" : NULL;
+    const int binary = !status && size && memchr(c->buffer, 0, size);
+    const int wide = binary && size > 3 && !c->buffer[1] && !c->buffer[3];
+    const char *command = wide ? "iconv -f UTF-16LE -t UTF-8" : NULL;
     for (i = 0; i < MTT__LENGTH(packed) && !status; i++)
         if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0)
             command = packed[i][1];
     if (command)
         return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps with %s %s | ... -",
                          c->name, command, c->path);
+    if (binary)
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not text, it has NUL bytes: give a UTF-8 text file",
+                         c->name);
     if (size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->start = 3;
     c->jsonl = size > c->start && strchr("{\"[", c->buffer[c->start]) != NULL;
+    if (!status && !c->jsonl) mtt__corpus_measure(c);
     return status;
 }
 
@@ -7063,6 +7111,9 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     if (!c) return MTT_E_MEMORY;
     c->env = env;
     c->path = (const char *)memcpy(c + 1, path, path_size);
+    c->blank = MTT_DOCUMENT_BYTES;
+    c->line_end = c->blank * 16;
+    c->space = c->most = c->blank * 64;
     c->field = (const char *)memcpy((char *)(c + 1) + path_size, field ? field : "text", field_size);
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
@@ -7147,28 +7198,6 @@ static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t
         for (blank = 0; blank < size && memchr(" \t\r", at[blank], 3);) blank++;
         if (blank < size) return mtt__corpus_parse(c, at, size, text, bytes);
     }
-}
-
-static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
-{
-    const size_t least = MTT_DOCUMENT_BYTES, most = least * 64;
-    mtt_status status = mtt__corpus_need(c, most + 1);
-    const char *at = c->buffer + c->start;
-    size_t waiting = c->size - c->start, limit = waiting < most ? waiting : most, cut = 0, line = 0, blank;
-    if (status || !waiting) return status ? status : MTT_END;
-    while (!cut && line < limit) {
-        const char *end = (const char *)memchr(at + line, '\n', limit - line);
-        size_t next = end ? (size_t)(end - at) + 1 : limit;
-        for (blank = line; blank < next && memchr(" \t\r\n", at[blank], 4);) blank++;
-        if (end && ((next >= least && blank == next) || next >= least * 16)) cut = next;
-        line = next;
-    }
-    if (!cut)
-        for (cut = limit; cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80;) cut--;
-    c->start += cut;
-    *text = at;
-    *bytes = cut;
-    return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
@@ -7467,7 +7496,7 @@ static mtt_status mtt__prepare_hash(mtt__prepare *p)
     const mtt_corpus *c = p->corpus;
     const uint64_t before = p->text;
     const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
-                              MTT_DOCUMENT_BYTES};
+                              c->most / 64}; /* MTT_DOCUMENT_BYTES, less for a short text */
     p->text = mtt__hash(0, (const char *)words, sizeof(words)) | 1;
     if (!before || before == p->text) return MTT_OK;
     return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);

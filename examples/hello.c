@@ -2,8 +2,8 @@
 
    cc -O3 -march=native -fopenmp examples/hello.c -o hello -lm && OMP_WAIT_POLICY=passive ./hello my_text.txt
 
-   It takes about a minute on a CPU. The text should have 100 KB or more, and blank lines in it, for example
-   tinyshakespeare.txt (tools/get_data.sh). Tokenizer and tokens stay in the current folder as hello.*. */
+   It takes about a minute on a CPU. The text should have 100 KB or more, for example tinyshakespeare.txt
+   (tools/get_data.sh). Tokenizer and tokens stay in the current folder as hello.*. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include <stdio.h>

@@ -127,14 +127,10 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     if (prepared && (set.tokenizer || (option_given("vocab-size") && set.model.vocab != vocab)))
         return run_fail(&files, MTT_E_ARGUMENT, "%s is prepared, with its own tokenizer: leave out "
                         "--tokenizer and --vocab-size, or give the text", prefix);
-    if (mtt_tokens_count(data->valid) == 0)
-        return run_fail(&files, MTT_E_DATA, "%s is too short: no document is left for validation. A document "
-                        "ends at a blank line after 4 KiB or more, and 20 are enough: give more text, or add "
-                        "blank lines, as 'fold -s -w 2000 OLD | sed G > NEW' does", set.data);
     set.model.vocab = vocab;
-    status = mtt_batches_init(&env, batches, data->valid, set.batch, set.seq_len, 0, 1); /* long enough? */
-    if (status) return status;
-    return mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len, (uint64_t)set.seed, 0);
+    status = run_check_text(&files, set.data, data, set.seq_len);
+    return status ? status : mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len,
+                                              (uint64_t)set.seed, 0);
 }
 
 /* Prints the plan; returns EXIT_MEMORY if it does not fit the budget, and 0 otherwise. */

@@ -34,7 +34,7 @@ sample_text > text.txt
 expect 2 'did you mean --steps\?' --stepz 3
 expect 2 'did you mean --batch-size\?' --batch-sise 3
 expect 2 'did you mean' -steps 3
-expect 2 'did you mean' text.txt
+expect 2 'did you mean --data text.txt\?' text.txt
 expect 2 '--steps x: expected' --steps x
 expect 2 '--steps -3: expected' --steps -3
 expect 2 '--steps 1.5: expected' --steps 1.5
@@ -88,9 +88,10 @@ expect 3 'is a folder: name a file in it' --data . $model
 gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip -dc' --data text.gz $model
 printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
 printf '\050\265\057\375\044\000\000' > text.zst;    expect 3 'text.zst is .*zstd -dc' --data text.zst $model
+printf 'a\0b' > image;                              expect 3 'image is not text.*UTF-8' --data image $model
 echo "too short" > short.txt
-expect 3 'short.txt is too short.*blank lines' --data short.txt $model
-expect 3 'sequence of 65536 needs.*more text' \
+expect 3 'short.txt is too short: .* 0 tokens, and a sequence has 32: give more text$' --data short.txt $model
+expect 3 'a sequence has 65536: give more text, or --seq-len [0-9]+$' \
   --data text.txt --dataset long ${model/--seq-len 32/--seq-len 65536}
 echo '{"body": "x"}' > other.jsonl
 expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model

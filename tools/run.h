@@ -192,6 +192,17 @@ static mtt_status run_write_memory(run *r, const mtt_schedule *schedule)
     return run_commit(r, f, temporary, run_path(r, RESULT_MEMORY));
 }
 
+/* A sequence must fit into the validation split, which is a tenth of the text. */
+static mtt_status run_check_text(run *r, const char *text, const mtt_dataset *data, int seq_len)
+{
+    unsigned long long tokens = mtt_tokens_count(data->valid);
+    char shorter[64] = "";
+    if (tokens > (unsigned long long)seq_len) return MTT_OK;
+    if (tokens > 1) snprintf(shorter, sizeof(shorter), ", or --seq-len %llu", tokens - 1);
+    return run_fail(r, MTT_E_DATA, "%s is too short: a tenth of its documents is for validation, which has "
+                    "%llu tokens, and a sequence has %d: give more text%s", text, tokens, seq_len, shorter);
+}
+
 /* ---- log ---- */
 
 /* The number after a key in a line of the log; NAN if there is none. */
