@@ -503,10 +503,10 @@ MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_bat
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
 /* Continues exactly where mtt_save stopped. Model and token file must be the same, or MTT_E_MISMATCH names
-   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. The file holds
-   FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a full one.
-   A file that is damaged, without checksums, or with weights or moments that are not finite is refused before
-   anything changes. */
+   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. A file that is
+   older than a field of the model means its default. The file holds FP32 in either state: the compact state's
+   values exactly, and a compact trainer rounds those of a full one. A file that is damaged, without checksums,
+   or with weights or moments that are not finite is refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
@@ -8232,6 +8232,21 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
+/* 1 = the model has a field's default. A checkpoint that is older than the field means that. But every one
+   has the sizes. */
+static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field *field)
+{
+#define MTT__SIZE(name) offsetof(mtt_model_desc, name)
+    static const size_t sizes[] = {MTT__SIZE(layers), MTT__SIZE(heads), MTT__SIZE(d_model),
+                                   MTT__SIZE(d_ff),   MTT__SIZE(vocab), MTT__SIZE(max_seq)};
+    mtt_model_desc m = *model;
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(sizes); i++)
+        if (field->offset == sizes[i]) return 0;
+    mtt__field_set(&m, field, 0);
+    return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
+}
+
 /* The model must be the same, except for dropout, and for max_seq without a table of positions. */
 static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
@@ -8245,6 +8260,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
         if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
+        if (c->st && !mtt__st_find(&c->st->metadata, f->name) && mtt__checkpoint_default(m, f)) continue;
         mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
     }
     MTT__NUMBER("step", counters.steps, 0, most);

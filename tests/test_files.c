@@ -2220,6 +2220,50 @@ static void test_forged(const mtt_tokens *tokens)
     mtt_trainer_destroy(r.trainer);
 }
 
+/* A pair of the metadata goes, as in a file of a version that did not have it. */
+static void drop_pair(const char *key)
+{
+    size_t bytes;
+    char text[64], *file = read_file(in("good"), &bytes), *at;
+    snprintf(text, sizeof(text), ",\"%s\":\"", key);
+    at = strstr(file + 8, text);
+    memset(at, ' ', strcspn(at + 1, ",}") + 1);
+    seal(file, bytes, "");
+    free(file);
+}
+
+/* A file without a field that came later means its default. Sizes and counters are in every file. */
+static void test_older_checkpoints(const mtt_tokens *tokens)
+{
+    static const char *const always[] = {"layers",    "heads",       "d_model",        "d_ff",
+                                         "vocab",     "max_seq",     "step",           "updates",
+                                         "seed",      "micro_batch", "batches.cursor", "batches.seq_len"};
+    static const char *const later[] = {"positions", "tied_head", "no_head_bias"};
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
+    small_run other = open_run(MTT_FP32, MTT_STATE_FULL, 1, tokens); /* learned positions, tied head */
+    size_t i;
+    check(mtt_save(r.trainer, in("good"), &r.batches) == MTT_OK, "%s", env.error);
+    for (i = 0; i < MTT__LENGTH(always); i++) {
+        drop_pair(always[i]);
+        not_resumed(&r, "forged", MTT_E_MISMATCH, always[i], always[i]);
+        refused(MTT_E_MISMATCH, MTT_E_MISMATCH, "give a checkpoint of mtt_save", always[i]);
+    }
+    for (i = 0; i < MTT__LENGTH(later); i++) {
+        drop_pair(later[i]);
+        check(mtt_resume(r.trainer, in("forged"), &r.batches) == MTT_OK, "no %s: %s", later[i], env.error);
+    }
+    check(mtt_save(other.trainer, in("good"), &other.batches) == MTT_OK, "%s", env.error);
+    for (i = 0; i < MTT__LENGTH(later); i++) {
+        mtt_status status;
+        drop_pair(later[i]);
+        status = mtt_resume(other.trainer, in("forged"), &other.batches);
+        if (i == 2) check(status == MTT_OK, "no %s: %s", later[i], env.error);
+        else refused(status, MTT_E_MISMATCH, later[i], "not the default");
+    }
+    mtt_trainer_destroy(r.trainer);
+    mtt_trainer_destroy(other.trainer);
+}
+
 /* A checkpoint does not go on with other data of the same length. */
 static void test_other_data(const mtt_tokens *tokens)
 {
@@ -2241,6 +2285,7 @@ static void test_checkpoints(void)
     mtt_tokens *tokens = small_tokens("tokens", 0);
     test_checkpoint_bytes(tokens);
     test_forged(tokens);
+    test_older_checkpoints(tokens);
     test_other_data(tokens);
     mtt_tokens_close(tokens);
 }
