@@ -464,15 +464,22 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
                                       const mtt_tokenizer *tokenizer, int batches, mtt_quality *quality);
 /* The `vocab` logits of the token after `count` tokens; the model sees the last seq_len of them. */
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
-/* Draws an id at a temperature (0 = the largest logit) from the top_k largest (0 = all); a function of (seed,
-   index). */
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
-                          uint64_t index);
+/* How to draw an id from logits. Equal logits are in or out together. */
+typedef struct mtt_sampling {
+    float temperature; /* divides the logits; 0 = always the largest one */
+    int top_k;         /* draw from this many of the most likely ids; 0 = all */
+    float top_p;       /* and of these from the fewest of the most likely ones that have this share of their
+                          probability (nucleus sampling, Holtzman et al. 2020); 0 or 1 = all */
+    uint64_t seed;
+} mtt_sampling;
+
+/* Draws an id, a function of (logits, sampling, index). */
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *sampling, uint64_t index);
 
 /* Continues a prompt by `count` tokens and writes them one by one, without the prompt. Stops at
    <|endoftext|>. */
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
-                               float temperature, int top_k, uint64_t seed, mtt_write_fn write, void *user);
+                               const mtt_sampling *sampling, mtt_write_fn write, void *user);
 
 /* Steps done; without info, steps handed to the device. */
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
@@ -8539,50 +8546,70 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     return MTT_OK;
 }
 
-/* The k-th largest value, by bisection, which needs no memory. Equal values may let more than k through. */
-static float mtt__top_k_threshold(const float *x, int n, int k)
+/* The sum over the logits from `least` up of exp((x - most) / temperature); their number if that is 0. */
+static double mtt__sample_mass(const float *x, int n, float least, float most, float temperature)
 {
-    float low = 3.4e38f, high = -3.4e38f;
-    int i, round, above;
-    for (i = 0; i < n; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-    }
-    if (k <= 0 || k >= n) return low;
+    double sum = 0;
+    int i;
+    for (i = 0; i < n; i++)
+        if (x[i] >= least) sum += temperature > 0 ? exp((double)(x[i] - most) / (double)temperature) : 1;
+    return sum;
+}
+
+/* The largest threshold from `low` up that leaves that mass, by bisection, which needs no memory. */
+static float mtt__sample_least(const float *x, int n, float low, float most, float temperature, double mass)
+{
+    float high = most;
+    int round;
     for (round = 0; round < 64 && low < high; round++) {
         float middle = low + (high - low) * 0.5f;
-        for (above = 0, i = 0; i < n; i++) above += x[i] >= middle;
-        if (above < k) high = middle;
+        if (mtt__sample_mass(x, n, middle, most, temperature) < mass) high = middle;
         else if (low >= middle) break;
         else low = middle;
     }
     return low;
 }
 
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
-                          uint64_t index)
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s, uint64_t index)
 {
-    float most, threshold;
-    double sum = 0, left;
-    int32_t i, best = 0, last = 0;
-    for (i = 1; i < vocab; i++)
+    float temperature = s->temperature, most, least;
+    double sum, left;
+    int32_t i, best = 0, worst = 0, last = 0;
+    for (i = 1; i < vocab; i++) {
         if (logits[i] > logits[best]) best = i;
+        if (logits[i] < logits[worst]) worst = i;
+    }
     if (!(temperature > 0)) return best;
     most = logits[best];
-    threshold = mtt__top_k_threshold(logits, vocab, top_k);
-    for (i = 0; i < vocab; i++)
-        if (logits[i] >= threshold) sum += exp((double)(logits[i] - most) / (double)temperature);
-    left = sum * mtt__random_uniform(seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
+    least = logits[worst];
+    if (s->top_k > 0 && s->top_k < vocab)
+        least = mtt__sample_least(logits, vocab, least, most, 0, s->top_k);
+    sum = mtt__sample_mass(logits, vocab, least, most, temperature);
+    if (s->top_p > 0 && s->top_p < 1) {
+        least = mtt__sample_least(logits, vocab, least, most, temperature, (double)s->top_p * sum);
+        sum = mtt__sample_mass(logits, vocab, least, most, temperature);
+    }
+    left = sum * mtt__random_uniform(s->seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
     for (i = 0; i < vocab && left >= 0; i++)
-        if (logits[i] >= threshold) {
+        if (logits[i] >= least) {
             left -= exp((double)(logits[i] - most) / (double)temperature);
             last = i;
         }
     return last;
 }
 
+static mtt_status mtt__sampling_check(mtt_env *env, const mtt_sampling *s)
+{
+    mtt__faults faults;
+    mtt__faults_init(&faults, env);
+    mtt__in_range(&faults, "temperature", (double)s->temperature, 0, 1e30);
+    mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
+    mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
+    return faults.count ? MTT_E_ARGUMENT : MTT_OK;
+}
+
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
-                               float temperature, int top_k, uint64_t seed, mtt_write_fn write, void *user)
+                               const mtt_sampling *sampling, mtt_write_fn write, void *user)
 {
     mtt_env *env = trainer->env;
     int vocab = trainer->schedule->model.vocab, i;
@@ -8590,13 +8617,14 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     size_t most = mtt__add(size + 1, (size_t)(count > 0 ? count : 0));
     int32_t *ids = (int32_t *)mtt__alloc(env, most, sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
-    mtt_status status = ids && logits ? mtt_encode(tokenizer, prompt, size, ids, size, &known) : MTT_E_MEMORY;
+    mtt_status status = ids && logits ? mtt__sampling_check(env, sampling) : MTT_E_MEMORY;
+    if (!status) status = mtt_encode(tokenizer, prompt, size, ids, size, &known);
     if (!status && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
     for (i = 0; i < count && !status; i++) {
         const char *text;
         status = mtt_next_logits(trainer, ids, (int)known, logits);
         if (status) break;
-        ids[known] = mtt_sample(logits, vocab, temperature, top_k, seed, (uint64_t)i);
+        ids[known] = mtt_sample(logits, vocab, sampling, (uint64_t)i);
         if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break;
         text = mtt_tokenizer_bytes(tokenizer, ids[known++], &bytes);
         if (text) write(user, text, bytes);

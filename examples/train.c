@@ -20,12 +20,12 @@ static struct {
     mtt_model_desc model;
     mtt_policy policy;
     mtt_optim_desc optim;
-    int batch, seq_len, steps, epochs, seed, eval_every, eval_batches, save_every, resume, sample, top_k;
+    mtt_sampling sampling;
+    int batch, seq_len, steps, epochs, seed, eval_every, eval_batches, save_every, resume, sample;
     int dry_run, find_max, json, no_memory;
-    float temperature;
     const char *data, *field, *tokenizer, *dataset, *prompt, *results;
-} set = {.batch = 32, .seq_len = 256, .epochs = 1, .temperature = 0.8f, .top_k = 200, .prompt = "\n",
-         .results = "results", .policy = {.accumulate = 1}, .optim = {.lr = 1e-3f}};
+} set = {.batch = 32, .seq_len = 256, .epochs = 1, .optim = {.lr = 1e-3f}, .policy = {.accumulate = 1},
+         .sampling = {.temperature = 0.8f, .top_k = 200}, .prompt = "\n", .results = "results"};
 
 static run files = {.keep = 2};
 static speaker session;
@@ -57,8 +57,9 @@ static const option options[] = {
     TITLE("Sample:"),
     INT("sample", &set.sample, 0, "tokens to write at the end"),
     TEXT("prompt", &set.prompt, "text to continue, default a new line"),
-    REAL("temperature", &set.temperature, 0, "0: always the most likely token"),
-    INT("top-k", &set.top_k, 0, "draw from the most likely tokens; 0: all"),
+    REAL("temperature", &set.sampling.temperature, 0, "0: always the most likely token"),
+    INT("top-k", &set.sampling.top_k, 0, "draw from so many of the most likely tokens; 0: all"),
+    OPTION("top-p", MTT_FIELD_FLOAT, &set.sampling.top_p, 0, 0, 1, "share of probability to draw from"),
     TITLE("Memory:"),
     FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs neither data nor a device"),
     FLAG("find-max-batch", &set.find_max, 1, "print the largest batch under --memory-budget and stop"),
@@ -286,8 +287,9 @@ int main(int argc, char **argv)
     if (!code && set.sample) {
         fprintf(stderr, "\na sample of %d tokens:\n", set.sample);
         fputs(set.prompt, stdout);
-        code = report(mtt_generate(t, data.tokenizer, set.prompt, set.sample, set.temperature, set.top_k,
-                                   (uint64_t)set.seed, result_write_text, stdout));
+        set.sampling.seed = (uint64_t)set.seed;
+        code = report(mtt_generate(t, data.tokenizer, set.prompt, set.sample, &set.sampling,
+                                   result_write_text, stdout));
         putchar('\n');
     }
     mtt_trainer_destroy(t);

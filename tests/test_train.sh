@@ -324,6 +324,24 @@ check "a prepared prefix trains the same" cmp results/again_fp32_step20.safetens
 check "standard input trains the same" cmp results/stdin_fp32_step20.safetensors $checkpoint
 expect 0 . --data results/text.txt --dataset sample $model --steps 3 --sample 20 --prompt alabeta
 check "the sample continues the prompt" grep -q '^alabeta.' out
+sampled() { run --data results/text.txt --dataset drawn $model --steps 3 --sample 40 "$@"; sed 1d out; }
+check "the least nucleus has the most likely token" \
+  [ "$(sampled --top-p 1e-6)" = "$(sampled --temperature 0)" ]
+check "--top-p draws from others than all" [ "$(sampled --top-p 0.3)" != "$(sampled)" ]
+check "--top-p 1 draws from all" [ "$(sampled --top-p 1)" = "$(sampled)" ]
+
+# short texts, with the default preset
+tr '\n' ' ' < text.txt | head -c 30000 > oneline.txt
+grep . text.txt | fold -s -w 80 | head -c 30000 > lines.txt
+for text in oneline lines; do
+  expect 0 "\"dataset\": \"$text.txt\".*\"val_loss\": [0-9.]+," --data $text.txt --steps 2 --sample 0
+  check "$text.txt has 20 documents or more, and all its bytes" \
+    says err "^$text.txt: (2[0-9]|3[0-9]|4[0-2]) documents, 30,000 bytes"
+  check "$text.txt has text for each split" not says err ' 0 documents'
+done
+head -c 500 oneline.txt > brief.txt
+expect 3 'brief.txt is too short: .* has 64: give more text, or --seq-len [0-9]+$' --data brief.txt
+expect 0 '"seq_len": [1-9]' --data brief.txt --steps 2 $(grep -o -- '--seq-len [0-9]*$' err)
 expect 0 . --data results/text.txt --dataset bare $model --steps 2 --no-memory-profiling
 check "--no-memory-profiling writes no memory file" [ ! -e results/bare_fp32_memory.json ]
 expect 0 '"batch_size": 8' \
