@@ -41,6 +41,7 @@ static const option options[] = {
     TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt to use; default: train a BPE"),
     TEXT("dataset", &set.dataset, "name in the results, default the file name of the data"),
     TEXT("results-dir", &set.results, "folder of metrics, logs, checkpoints and token files"),
+    CHOICE("log", &files.curves, "none|csv|tensorboard", "loss, speed and more by step, besides the log"),
     TITLE("Training:"),
     INT("batch-size", &set.batch, 0, "sequences in a micro-batch"),
     INT("seq-len", &set.seq_len, 0, "tokens in a sequence"),
@@ -140,7 +141,8 @@ static int show_plan(const mtt_plan_report *plan, int max_batch)
     FILE *out = set.dry_run ? stdout : stderr;
     char json[2048];
     json[mtt_plan_json(plan, json, sizeof(json)) - 1] = 0; /* no closing brace: another field may follow */
-    if (!set.json) mtt_plan_print(plan, result_write_text, out);
+    if (!set.json && set.dry_run) mtt_plan_print(plan, result_write_text, out);
+    else if (!set.json) speak_plan(plan);
     else if (max_batch) fprintf(out, "%s, \"max_batch\": %d}\n", json, max_batch);
     else fprintf(out, "%s}\n", json);
     if (max_batch && !set.json) fprintf(out, "largest batch under the budget: %d\n", max_batch);
@@ -186,7 +188,7 @@ static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt
 {
     mtt_status status = run_evaluate(&files, t, data, batches, set.eval_batches, q);
     if (status || run_stop) return status;
-    speak_quality(q);
+    if (mtt_trainer_step(t) < set.steps) speak_quality(q); /* after the last step the summary has it */
     if (q->loss < files.best && set.save_every >= 0) report(run_save_best(&files, t, batches));
     run_log_quality(&files, mtt_trainer_step(t), q);
     return MTT_OK;
@@ -209,7 +211,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
             status = mtt_batches_next(batches, tokens + i, targets + i);
         if (!status) status = mtt_train_step(t, tokens, targets, &info);
         if (status) break;
-        run_log_step(&files, &info);
+        run_log_step(&files, &info, session.tokens);
         speak_step(&session, &info);
         if (set.save_every > 0 && info.step % set.save_every == 0 && info.step < set.steps)
             report(run_save(&files, t, batches));
