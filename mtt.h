@@ -512,8 +512,8 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
 /* Continues exactly where mtt_save stopped. Model and token file must be the same, or MTT_E_MISMATCH names
    the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. A file that is
    older than a field of the model means its default. The file holds FP32 in either state: the compact state's
-   values exactly, and a compact trainer rounds those of a full one. A file that is damaged, without checksums,
-   or with weights or moments that are not finite is refused before anything changes. */
+   values exactly, and a compact trainer rounds those of a full one. A file that is damaged, without
+   checksums, or with weights or moments that are not finite is refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
