@@ -7097,7 +7097,7 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c)
         if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0)
             command = packed[i][1];
     if (command)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps with %s %s | ... -",
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps with: %s %s > NEW.txt",
                          c->name, command, c->path);
     if (binary)
         return mtt__fail(c->env, MTT_E_FORMAT, "%s is not text, it has NUL bytes: give a UTF-8 text file",

@@ -2087,7 +2087,7 @@ static double likelier(const double *p, int n, int v, int top_k)
    in it, and no other id is ever drawn. */
 static void nucleus(void)
 {
-    enum { IDS = 50, DRAWS = 20000 };
+    enum { IDS = 50, DRAWS = 4000 };
     static const float shares[] = {1e-6f, 0.1f, 0.5f, 0.9f, 0.97f, 0.9999f};
     static const int tops[] = {0, 1, 3, 20, IDS, 1000};
     for (int n = 0; n < 60; n++) {
