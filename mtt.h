@@ -7097,7 +7097,7 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c)
         if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0)
             command = packed[i][1];
     if (command)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps with: %s %s > NEW.txt",
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps by %s %s > NEW.txt",
                          c->name, command, c->path);
     if (binary)
         return mtt__fail(c->env, MTT_E_FORMAT, "%s is not text, it has NUL bytes: give a UTF-8 text file",
@@ -8550,10 +8550,11 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
 static double mtt__sample_mass(const float *x, int n, float least, float most, float temperature)
 {
     double sum = 0;
-    int i;
-    for (i = 0; i < n; i++)
-        if (x[i] >= least) sum += temperature > 0 ? exp((double)(x[i] - most) / (double)temperature) : 1;
-    return sum;
+    int i, count = 0;
+    for (i = 0; i < n && !(temperature > 0); i++) count += x[i] >= least;
+    for (i = 0; i < n && temperature > 0; i++)
+        if (x[i] >= least) sum += exp((double)(x[i] - most) / (double)temperature);
+    return temperature > 0 ? sum : count;
 }
 
 /* The largest threshold from `low` up that leaves that mass, by bisection, which needs no memory. */
