@@ -233,12 +233,14 @@ static void run_count(run *r, const char *line)
 
 static void run_log_line(run *r, const char *line)
 {
-    double values[CURVE_COUNT], step = run_field(line, "\"step\": "), seconds = run_field(line, "\"time\": ");
+    double values[CURVE_COUNT], seconds = run_field(line, "\"time\": ");
+    long long step = 0;
     int k;
     fputs(line, r->log);
     run_count(r, line);
+    if (!r->rows || sscanf(line, "{\"step\": %lld", &step) != 1) return;
     for (k = 0; k < CURVE_COUNT; k++) values[k] = run_field(line, curve_keys[k]);
-    if (r->rows) curves_row(r->rows, r->curves, isnan(seconds) ? 0 : seconds, (int64_t)step, values);
+    curves_row(r->rows, r->curves, isnan(seconds) ? 0 : seconds, step, values);
 }
 
 /* Seconds since 1970. */
@@ -307,6 +309,7 @@ static mtt_status run_open_log(run *r, long long step)
     return MTT_E_FILE;
 }
 
+/* A new line, which those who watch the files see at once. */
 static void run_log_now(run *r, const char *line)
 {
     run_log_line(r, line);
@@ -321,8 +324,8 @@ static void run_log_step(run *r, const mtt_step_info *info, double tokens)
     snprintf(line, sizeof(line), "{\"step\": %lld, \"loss\": %s, \"lr\": %.8g, \"grad_norm\": %s, "
              "\"ms\": %.3f, \"tokens_per_s\": %.1f, \"time\": %.3f}\n", (long long)info->step,
              result_number(loss, "%.6f", info->loss), (double)info->lr,
-             result_number(norm, "%.6g", (double)info->grad_norm), info->ms, tokens / info->ms * 1e3,
-             run_time());
+             result_number(norm, "%.6g", (double)info->grad_norm), info->ms,
+             tokens / fmax(info->ms, 1e-6) * 1e3, run_time()); /* 1 ns: a clock may stand still */
     run_log_now(r, line);
 }
 

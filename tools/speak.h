@@ -138,7 +138,7 @@ static void speak_step(speaker *s, const mtt_step_info *info)
     s->said = now;
     fprintf(stderr, "%sstep %lld/%lld %lld%% | loss %.4f | %s tokens/s", terminal ? "\r" : "",
             (long long)info->step, (long long)s->steps, (long long)(100 * info->step / s->steps), info->loss,
-            speak_count((uint64_t)(s->tokens / info->ms * 1e3)));
+            speak_count((uint64_t)(s->tokens / fmax(info->ms, 1e-6) * 1e3)));
     if (!last) fprintf(stderr, " | %s left", speak_time(left));
     fputs(terminal && !last ? "\033[K" : "\n", stderr);
     if (done == 2 && !last)
