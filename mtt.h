@@ -461,15 +461,22 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
                                       const mtt_tokenizer *tokenizer, int batches, mtt_quality *quality);
 /* The `vocab` logits of the token after `count` tokens; the model sees the last seq_len of them. */
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
-/* Draws an id at a temperature (0 = the largest logit) from the top_k largest (0 = all); a function of (seed,
-   index). */
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
-                          uint64_t index);
+/* How to draw an id from logits. Equal logits are in or out together. */
+typedef struct mtt_sampling {
+    float temperature; /* divides the logits; 0 = always the largest one */
+    int top_k;         /* draw from this many of the most likely ids; 0 = all */
+    float top_p;       /* and of these from the fewest of the most likely ones that have this share of their
+                          probability (nucleus sampling, Holtzman et al. 2020); 0 or 1 = all */
+    uint64_t seed;
+} mtt_sampling;
+
+/* Draws an id, a function of (logits, sampling, index). */
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *sampling, uint64_t index);
 
 /* Continues a prompt by `count` tokens and writes them one by one, without the prompt. Stops at
    <|endoftext|>. */
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
-                               float temperature, int top_k, uint64_t seed, mtt_write_fn write, void *user);
+                               const mtt_sampling *sampling, mtt_write_fn write, void *user);
 
 /* Steps done; without info, steps handed to the device. */
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
@@ -500,10 +507,10 @@ MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_bat
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
 /* Continues exactly where mtt_save stopped. Model and token file must be the same, or MTT_E_MISMATCH names
-   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. The file holds
-   FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a full one.
-   A file that is damaged, without checksums, or with weights or moments that are not finite is refused before
-   anything changes. */
+   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. A file that is
+   older than a field of the model means its default. The file holds FP32 in either state: the compact state's
+   values exactly, and a compact trainer rounds those of a full one. A file that is damaged, without
+   checksums, or with weights or moments that are not finite is refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
@@ -610,8 +617,9 @@ struct mtt_tokenizer_kind {
 /* Reads documents one after another from plain text, JSONL or standard input ("-"). It never holds a whole
    file. A file that begins with '{', '"' or '[' is JSONL: each document is the named field of a line, which
    is a string or a list of strings (joined by a blank line), or a line that is a string itself. Plain text is
-   cut at blank lines into documents of 4 KiB or more (MTT_DOCUMENT_BYTES), so that there is something to
-   split. */
+   cut at the first blank line after 4 KiB (MTT_DOCUMENT_BYTES), line end after 64 KiB or character after
+   256 KiB. Where that gives fewer than 20 documents, which is too few to split, the text is cut into about 20
+   to 40 pieces, at blank lines, line ends or spaces if it has them. */
 typedef struct mtt_corpus mtt_corpus;
 MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *field /* default "text" */,
                                   mtt_corpus **out);
@@ -6995,7 +7003,7 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    is up to date, and mtt_dataset_open whether its files belong together. */
 
 /* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
-   between two characters at 64 times as many. */
+   between two characters at 64 times as many; see mtt__corpus_measure for short texts. */
 #ifndef MTT_DOCUMENT_BYTES
 #define MTT_DOCUMENT_BYTES 4096
 #endif
@@ -7010,6 +7018,7 @@ struct mtt_corpus {
     char *buffer;
     size_t capacity, start, size; /* bytes [start, size) of the buffer are still to be handed out */
     uint64_t line, hash;          /* hash: of all blocks read */
+    size_t blank, line_end, space, most; /* plain text: least bytes before a cut there, and most bytes */
 };
 
 /* Reads blocks until `bytes` wait in the buffer or the file ends. */
@@ -7039,6 +7048,46 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
     return MTT_OK;
 }
 
+static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
+{
+    mtt_status status = mtt__corpus_need(c, c->most + 1);
+    const char *at = c->buffer + c->start;
+    size_t waiting = c->size - c->start, limit = waiting < c->most ? waiting : c->most, cut = 0, line = 0;
+    if (status || !waiting) return status ? status : MTT_END;
+    while (!cut && line < limit) {
+        const char *end = (const char *)memchr(at + line, '\n', limit - line);
+        size_t next = end ? (size_t)(end - at) + 1 : limit, blank = line;
+        while (blank < next && memchr(" \t\r\n", at[blank], 4)) blank++;
+        if (end && ((next >= c->blank && blank == next) || next >= c->line_end)) cut = next;
+        line = next;
+    }
+    if (!cut) {
+        for (cut = limit; cut < waiting && cut > c->space && at[cut - 1] != ' ';) cut--;
+        if (cut == c->space) cut = limit;
+        while (cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80) cut--;
+    }
+    c->start += cut;
+    *text = at;
+    *bytes = cut;
+    return MTT_OK;
+}
+
+/* Fewer than 20 documents would leave a split empty. Their text is so short that all of it is in the buffer.
+   It gets pieces of 1/40 to 1/20 of its size, but of 16 bytes or more, so that a cut can look back. */
+static void mtt__corpus_measure(mtt_corpus *c)
+{
+    const size_t start = c->start, most = (c->size - start) / 20;
+    const char *text;
+    size_t size;
+    int count = 0;
+    while (c->ended && count < 20 && mtt__corpus_next_piece(c, &text, &size) == MTT_OK) count++;
+    c->start = start;
+    if (!c->ended || count == 20) return;
+    c->most = most > 16 ? most : 16;
+    c->blank = c->most / 2;
+    c->line_end = c->space = c->most - c->most / 4;
+}
+
 /* Recognizes JSONL by the first byte, and refuses what is not UTF-8 text by its first bytes. */
 static mtt_status mtt__corpus_detect(mtt_corpus *c)
 {
@@ -7051,17 +7100,23 @@ static mtt_status mtt__corpus_detect(mtt_corpus *c)
         {"PAR1", "python3 -c \"import pandas, sys; "
                  "print(pandas.read_parquet(sys.argv[1]).to_json(orient='records', lines=1))\""},
     };
-    mtt_status status = mtt__corpus_need(c, 4096);
+    mtt_status status = mtt__corpus_need(c, 20 * c->most); /* 20 documents, for mtt__corpus_measure */
     size_t i, size = c->size < 4096 ? c->size : 4096;
-    const char *command = !status && size && memchr(c->buffer, 0, size) ? "iconv -f UTF-16LE -t UTF-8" : NULL;
+    const int binary = !status && size && memchr(c->buffer, 0, size);
+    const int wide = binary && size > 3 && !c->buffer[1] && !c->buffer[3];
+    const char *command = wide ? "iconv -f UTF-16LE -t UTF-8" : NULL;
     for (i = 0; i < MTT__LENGTH(packed) && !status; i++)
         if (size >= strlen(packed[i][0]) && memcmp(c->buffer, packed[i][0], strlen(packed[i][0])) == 0)
             command = packed[i][1];
     if (command)
-        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps with %s %s | ... -",
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not UTF-8 text: convert it, perhaps by %s %s > NEW.txt",
                          c->name, command, c->path);
+    if (binary)
+        return mtt__fail(c->env, MTT_E_FORMAT, "%s is not text, it has NUL bytes: give a UTF-8 text file",
+                         c->name);
     if (size >= 3 && memcmp(c->buffer, "\xef\xbb\xbf", 3) == 0) c->start = 3;
     c->jsonl = size > c->start && strchr("{\"[", c->buffer[c->start]) != NULL;
+    if (!status && !c->jsonl) mtt__corpus_measure(c);
     return status;
 }
 
@@ -7075,6 +7130,9 @@ MTTDEF mtt_status mtt_corpus_open(mtt_env *env, const char *path, const char *fi
     if (!c) return MTT_E_MEMORY;
     c->env = env;
     c->path = (const char *)memcpy(c + 1, path, path_size);
+    c->blank = MTT_DOCUMENT_BYTES;
+    c->line_end = c->blank * 16;
+    c->space = c->most = c->blank * 64;
     c->field = (const char *)memcpy((char *)(c + 1) + path_size, field ? field : "text", field_size);
     c->name = strcmp(path, "-") == 0 ? "standard input" : c->path;
     c->fd = c->name == c->path ? mtt__open_retry(path, O_RDONLY) : 0;
@@ -7159,28 +7217,6 @@ static mtt_status mtt__corpus_next_line(mtt_corpus *c, const char **text, size_t
         for (blank = 0; blank < size && memchr(" \t\r", at[blank], 3);) blank++;
         if (blank < size) return mtt__corpus_parse(c, at, size, text, bytes);
     }
-}
-
-static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
-{
-    const size_t least = MTT_DOCUMENT_BYTES, most = least * 64;
-    mtt_status status = mtt__corpus_need(c, most + 1);
-    const char *at = c->buffer + c->start;
-    size_t waiting = c->size - c->start, limit = waiting < most ? waiting : most, cut = 0, line = 0, blank;
-    if (status || !waiting) return status ? status : MTT_END;
-    while (!cut && line < limit) {
-        const char *end = (const char *)memchr(at + line, '\n', limit - line);
-        size_t next = end ? (size_t)(end - at) + 1 : limit;
-        for (blank = line; blank < next && memchr(" \t\r\n", at[blank], 4);) blank++;
-        if (end && ((next >= least && blank == next) || next >= least * 16)) cut = next;
-        line = next;
-    }
-    if (!cut)
-        for (cut = limit; cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80;) cut--;
-    c->start += cut;
-    *text = at;
-    *bytes = cut;
-    return MTT_OK;
 }
 
 MTTDEF mtt_status mtt_corpus_next(mtt_corpus *c, const char **text, size_t *bytes)
@@ -7479,7 +7515,7 @@ static mtt_status mtt__prepare_hash(mtt__prepare *p)
     const mtt_corpus *c = p->corpus;
     const uint64_t before = p->text;
     const uint64_t words[] = {c->hash, mtt__hash(0, c->field, strlen(c->field)), p->desc->seed,
-                              MTT_DOCUMENT_BYTES};
+                              c->most / 64}; /* MTT_DOCUMENT_BYTES, less for a short text */
     p->text = mtt__hash(0, (const char *)words, sizeof(words)) | 1;
     if (!before || before == p->text) return MTT_OK;
     return mtt__fail(p->env, MTT_E_FILE, "%s changed while it was read: prepare it again", p->corpus->name);
@@ -8215,6 +8251,21 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
+/* 1 = the model has a field's default. A checkpoint that is older than the field means that. But every one
+   has the sizes. */
+static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field *field)
+{
+#define MTT__SIZE(name) offsetof(mtt_model_desc, name)
+    static const size_t sizes[] = {MTT__SIZE(layers), MTT__SIZE(heads), MTT__SIZE(d_model),
+                                   MTT__SIZE(d_ff),   MTT__SIZE(vocab), MTT__SIZE(max_seq)};
+    mtt_model_desc m = *model;
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(sizes); i++)
+        if (field->offset == sizes[i]) return 0;
+    mtt__field_set(&m, field, 0);
+    return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
+}
+
 /* The model must be the same, except for dropout, and for max_seq without a table of positions. */
 static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 {
@@ -8228,6 +8279,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
         if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
+        if (c->st && !mtt__st_find(&c->st->metadata, f->name) && mtt__checkpoint_default(m, f)) continue;
         mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
     }
     MTT__NUMBER("step", counters.steps, 0, most);
@@ -8525,50 +8577,71 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     return MTT_OK;
 }
 
-/* The k-th largest value, by bisection, which needs no memory. Equal values may let more than k through. */
-static float mtt__top_k_threshold(const float *x, int n, int k)
+/* The sum over the logits from `least` up of exp((x - most) / temperature); their number if that is 0. */
+static double mtt__sample_mass(const float *x, int n, float least, float most, float temperature)
 {
-    float low = 3.4e38f, high = -3.4e38f;
-    int i, round, above;
-    for (i = 0; i < n; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-    }
-    if (k <= 0 || k >= n) return low;
+    double sum = 0;
+    int i, count = 0;
+    for (i = 0; i < n && !(temperature > 0); i++) count += x[i] >= least;
+    for (i = 0; i < n && temperature > 0; i++)
+        if (x[i] >= least) sum += exp((double)(x[i] - most) / (double)temperature);
+    return temperature > 0 ? sum : count;
+}
+
+/* The largest threshold from `low` up that leaves that mass, by bisection, which needs no memory. */
+static float mtt__sample_least(const float *x, int n, float low, float most, float temperature, double mass)
+{
+    float high = most;
+    int round;
     for (round = 0; round < 64 && low < high; round++) {
         float middle = low + (high - low) * 0.5f;
-        for (above = 0, i = 0; i < n; i++) above += x[i] >= middle;
-        if (above < k) high = middle;
+        if (mtt__sample_mass(x, n, middle, most, temperature) < mass) high = middle;
         else if (low >= middle) break;
         else low = middle;
     }
     return low;
 }
 
-MTTDEF int32_t mtt_sample(const float *logits, int vocab, float temperature, int top_k, uint64_t seed,
-                          uint64_t index)
+MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s, uint64_t index)
 {
-    float most, threshold;
-    double sum = 0, left;
-    int32_t i, best = 0, last = 0;
-    for (i = 1; i < vocab; i++)
+    float temperature = s->temperature, most, least;
+    double sum, left;
+    int32_t i, best = 0, worst = 0, last = 0;
+    for (i = 1; i < vocab; i++) {
         if (logits[i] > logits[best]) best = i;
+        if (logits[i] < logits[worst]) worst = i;
+    }
     if (!(temperature > 0)) return best;
     most = logits[best];
-    threshold = mtt__top_k_threshold(logits, vocab, top_k);
-    for (i = 0; i < vocab; i++)
-        if (logits[i] >= threshold) sum += exp((double)(logits[i] - most) / (double)temperature);
-    left = sum * mtt__random_uniform(seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
+    least = logits[worst];
+    if (s->top_k > 0 && s->top_k < vocab)
+        least = mtt__sample_least(logits, vocab, least, most, 0, s->top_k);
+    sum = mtt__sample_mass(logits, vocab, least, most, temperature);
+    if (s->top_p > 0 && s->top_p < 1) {
+        least = mtt__sample_least(logits, vocab, least, most, temperature, (double)s->top_p * sum);
+        sum = mtt__sample_mass(logits, vocab, least, most, temperature);
+    }
+    left = sum * mtt__random_uniform(s->seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
     for (i = 0; i < vocab && left >= 0; i++)
-        if (logits[i] >= threshold) {
+        if (logits[i] >= least) {
             left -= exp((double)(logits[i] - most) / (double)temperature);
             last = i;
         }
     return last;
 }
 
+static mtt_status mtt__sampling_check(mtt_env *env, const mtt_sampling *s)
+{
+    mtt__faults faults;
+    mtt__faults_init(&faults, env);
+    mtt__in_range(&faults, "temperature", (double)s->temperature, 0, 1e30);
+    mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
+    mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
+    return faults.count ? MTT_E_ARGUMENT : MTT_OK;
+}
+
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
-                               float temperature, int top_k, uint64_t seed, mtt_write_fn write, void *user)
+                               const mtt_sampling *sampling, mtt_write_fn write, void *user)
 {
     mtt_env *env = trainer->env;
     int vocab = trainer->schedule->model.vocab, i;
@@ -8576,13 +8649,14 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     size_t most = mtt__add(size + 1, (size_t)(count > 0 ? count : 0));
     int32_t *ids = (int32_t *)mtt__alloc(env, most, sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
-    mtt_status status = ids && logits ? mtt_encode(tokenizer, prompt, size, ids, size, &known) : MTT_E_MEMORY;
+    mtt_status status = ids && logits ? mtt__sampling_check(env, sampling) : MTT_E_MEMORY;
+    if (!status) status = mtt_encode(tokenizer, prompt, size, ids, size, &known);
     if (!status && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
     for (i = 0; i < count && !status; i++) {
         const char *text;
         status = mtt_next_logits(trainer, ids, (int)known, logits);
         if (status) break;
-        ids[known] = mtt_sample(logits, vocab, temperature, top_k, seed, (uint64_t)i);
+        ids[known] = mtt_sample(logits, vocab, sampling, (uint64_t)i);
         if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break;
         text = mtt_tokenizer_bytes(tokenizer, ids[known++], &bytes);
         if (text) write(user, text, bytes);

@@ -2,8 +2,8 @@
 
    cc -O3 -march=native -fopenmp examples/hello.c -o hello -lm && OMP_WAIT_POLICY=passive ./hello my_text.txt
 
-   It takes about a minute on a CPU. The text should have 100 KB or more, and blank lines in it, for example
-   tinyshakespeare.txt (tools/get_data.sh). Tokenizer and tokens stay in the current folder as hello.*. */
+   It takes about a minute on a CPU. The text should have 100 KB or more, for example tinyshakespeare.txt
+   (tools/get_data.sh). Tokenizer and tokens stay in the current folder as hello.*. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include <stdio.h>
@@ -30,6 +30,7 @@ int main(int argc, char **argv)
     mtt_model_desc model = {.layers = 3, .heads = 4, .d_model = 96};
     mtt_policy policy = {.attention = MTT_ATTENTION_FLASH}; /* also .precision, .recompute, .loss */
     mtt_optim_desc optim = {.lr = 3e-3f, .lr_schedule = MTT_LR_COSINE, .total_steps = STEPS};
+    mtt_sampling sampling = {.temperature = 0.8f, .top_k = 50};
     static int32_t tokens[BATCH * SEQ_LEN], targets[BATCH * SEQ_LEN]; /* a target is the next token */
     mtt_dataset data;
     mtt_batches batches;
@@ -43,7 +44,6 @@ int main(int argc, char **argv)
     check(mtt_dataset_open(&env, "hello", NULL, &data));
     check(mtt_batches_init(&env, &batches, data.train, BATCH, SEQ_LEN, 1, 0));
     model.vocab = mtt_tokenizer_vocab(data.tokenizer);
-
     check(mtt_plan(&env, &model, &policy, BATCH, SEQ_LEN, &plan));
     mtt_plan_print(&plan, print, stdout); /* the exact memory use, before anything is allocated */
 
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
         check(mtt_train_step(trainer, tokens, targets, &info));
         if (info.step % 20 == 0) printf("step %d of %d, loss %.3f\n", (int)info.step, STEPS, info.loss);
     }
-    check(mtt_generate(trainer, data.tokenizer, "\n", 200, 0.8f, 50, 0, print, stdout));
+    check(mtt_generate(trainer, data.tokenizer, "\n", 200, &sampling, print, stdout));
     mtt_trainer_destroy(trainer);
     mtt_dataset_close(&data);
 }

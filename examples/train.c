@@ -20,12 +20,12 @@ static struct {
     mtt_model_desc model;
     mtt_policy policy;
     mtt_optim_desc optim;
-    int batch, seq_len, steps, epochs, seed, eval_every, eval_batches, save_every, resume, sample, top_k;
+    mtt_sampling sampling;
+    int batch, seq_len, steps, epochs, seed, eval_every, eval_batches, save_every, resume, sample;
     int dry_run, find_max, json, no_memory;
-    float temperature;
     const char *data, *field, *tokenizer, *dataset, *prompt, *results;
-} set = {.batch = 32, .seq_len = 256, .epochs = 1, .temperature = 0.8f, .top_k = 200, .prompt = "\n",
-         .results = "results", .policy = {.accumulate = 1}, .optim = {.lr = 1e-3f}};
+} set = {.batch = 32, .seq_len = 256, .epochs = 1, .optim = {.lr = 1e-3f}, .policy = {.accumulate = 1},
+         .sampling = {.temperature = 0.8f, .top_k = 200}, .prompt = "\n", .results = "results"};
 
 static run files = {.keep = 2};
 static speaker session;
@@ -41,6 +41,7 @@ static const option options[] = {
     TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt; default: train a BPE"),
     TEXT("dataset", &set.dataset, "name of the result files, default the name of the data file"),
     TEXT("results-dir", &set.results, "folder of metrics, logs, checkpoints and token files"),
+    CHOICE("log", &files.curves, "none|csv|tensorboard", "write the log as a table, too, or for TensorBoard"),
     TITLE("Training:"),
     INT("batch-size", &set.batch, 0, "sequences in a micro-batch"),
     INT("seq-len", &set.seq_len, 0, "tokens in a sequence"),
@@ -57,8 +58,9 @@ static const option options[] = {
     TITLE("Sample:"),
     INT("sample", &set.sample, 0, "tokens to write at the end"),
     TEXT("prompt", &set.prompt, "text to continue, default a new line"),
-    REAL("temperature", &set.temperature, 0, "0: always the most likely token"),
-    INT("top-k", &set.top_k, 0, "draw from the most likely tokens; 0: all"),
+    REAL("temperature", &set.sampling.temperature, 0, "0: always the most likely token"),
+    INT("top-k", &set.sampling.top_k, 0, "draw from the N most likely tokens; 0: all"),
+    OPTION("top-p", MTT_FIELD_FLOAT, &set.sampling.top_p, 0, 0, 1, "draw from the top X of probability"),
     TITLE("Memory:"),
     FLAG("dry-run", &set.dry_run, 1, "print the plan and stop; needs neither data nor a device"),
     FLAG("find-max-batch", &set.find_max, 1, "print the largest batch under --memory-budget and stop"),
@@ -127,14 +129,10 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     if (prepared && (set.tokenizer || (option_given("vocab-size") && set.model.vocab != vocab)))
         return run_fail(&files, MTT_E_ARGUMENT, "%s has its own tokenizer: leave out --tokenizer and "
                         "--vocab-size, or give the text", prefix);
-    if (mtt_tokens_count(data->valid) == 0)
-        return run_fail(&files, MTT_E_DATA, "%s is too short: no document is left for validation. A document "
-                        "ends at a blank line after 4 KiB or more, and 20 are enough: give more text, or add "
-                        "blank lines, as 'fold -s -w 2000 OLD | sed G > NEW' does", set.data);
     set.model.vocab = vocab;
-    status = mtt_batches_init(&env, batches, data->valid, set.batch, set.seq_len, 0, 1); /* long enough? */
-    if (status) return status;
-    return mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len, (uint64_t)set.seed, 0);
+    status = run_check_text(&files, set.data, data, set.seq_len);
+    return status ? status : mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len,
+                                              (uint64_t)set.seed, 0);
 }
 
 /* Prints the plan; returns EXIT_MEMORY if it does not fit the budget, and 0 otherwise. */
@@ -143,7 +141,8 @@ static int show_plan(const mtt_plan_report *plan, int max_batch)
     FILE *out = set.dry_run ? stdout : stderr;
     char json[2048];
     json[mtt_plan_json(plan, json, sizeof(json)) - 1] = 0; /* no closing brace: another field may follow */
-    if (!set.json) mtt_plan_print(plan, result_write_text, out);
+    if (!set.json && set.dry_run) mtt_plan_print(plan, result_write_text, out);
+    else if (!set.json) speak_plan(plan);
     else if (max_batch) fprintf(out, "%s, \"max_batch\": %d}\n", json, max_batch);
     else fprintf(out, "%s}\n", json);
     if (max_batch && !set.json) fprintf(out, "largest batch under the budget: %d\n", max_batch);
@@ -189,7 +188,7 @@ static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt
 {
     mtt_status status = run_evaluate(&files, t, data, batches, set.eval_batches, q);
     if (status || run_stop) return status;
-    speak_quality(q);
+    if (mtt_trainer_step(t) < set.steps) speak_quality(q); /* after the last step the summary has it */
     if (q->loss < files.best && set.save_every >= 0) report(run_save_best(&files, t, batches));
     run_log_quality(&files, mtt_trainer_step(t), q);
     return MTT_OK;
@@ -212,7 +211,7 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
             status = mtt_batches_next(batches, tokens + i, targets + i);
         if (!status) status = mtt_train_step(t, tokens, targets, &info);
         if (status) break;
-        run_log_step(&files, &info);
+        run_log_step(&files, &info, session.tokens);
         speak_step(&session, &info);
         if (set.save_every > 0 && info.step % set.save_every == 0 && info.step < set.steps)
             report(run_save(&files, t, batches));
@@ -290,8 +289,9 @@ int main(int argc, char **argv)
     if (!code && set.sample) {
         fprintf(stderr, "\na sample of %d tokens:\n", set.sample);
         fputs(set.prompt, stdout);
-        code = report(mtt_generate(t, data.tokenizer, set.prompt, set.sample, set.temperature, set.top_k,
-                                   (uint64_t)set.seed, result_write_text, stdout));
+        set.sampling.seed = (uint64_t)set.seed;
+        code = report(mtt_generate(t, data.tokenizer, set.prompt, set.sample, &set.sampling,
+                                   result_write_text, stdout));
         putchar('\n');
     }
     mtt_trainer_destroy(t);

@@ -588,7 +588,8 @@ static void test_refusals(void)
         {"\x1f\x8b\x08xxxx", 7, "gzip -dc"}, {"\x28\xb5\x2f\xfdxxxx", 8, "zstd -dc"},
         {"\xfd" "7zXZ\0xx", 8, "xz -dc"},
         {"PAR1xxxx", 8, "read_parquet"}, {"\xff\xfeh\0i\0", 6, "iconv -f UTF-16"},
-        {"\xfe\xff\0h\0i", 6, "iconv -f UTF-16"}, {"h\0i\0", 4, "iconv -f UTF-16LE"}
+        {"\xfe\xff\0h\0i", 6, "iconv -f UTF-16"}, {"h\0i\0", 4, "iconv -f UTF-16LE"},
+        {"\x7f" "ELF\0\0", 6, "is not text, it has NUL bytes: give a UTF-8 text"}, {"\0", 1, "is not text"}
     };
     mtt_corpus *c;
     size_t i;
@@ -679,17 +680,83 @@ static void test_plain(void)
     check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n &&
               docs.size[0] == (16 * MTT_DOCUMENT_BYTES + 80) / 81 * 81,
           "no blank line: %zu", docs.size[0]);
+    n = 6000000;
+    text = (char *)realloc(text, n);
     for (i = 0; i < n; i += 3)
         memcpy(text + i, "\xe2\x82\xac", 3); /* no line ends: 262,144 = 3 * 87,381 + 1 */
     check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.size[0] == 262143 &&
               docs.size[1] == 262143 && memcmp(docs.text, text, n) == 0,
           "no line end: %zu", docs.size[0]);
     memset(text, 0x80, n); /* not UTF-8 at all */
-    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.count == 12,
+    check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && docs.count == 23,
           "continuation bytes alone: %zu documents", docs.count);
     free(text);
     check(collect_string("one\r\n\r\ntwo\r\n", NULL) == MTT_END && docs.count == 1 && docs.bytes == 12,
           "CRLF passes");
+}
+
+/* Texts of kind 0: one line of words; 1: lines; 2: paragraphs; 3: characters of 3 bytes alone. */
+static void short_text(char *text, size_t bytes, int kind)
+{
+    size_t i;
+    for (i = 0; i < bytes; i++) {
+        text[i] = below(6) ? (char)('a' + below(26)) : ' ';
+        if (kind && i % 61 == 60) text[i] = '\n';
+        if (kind == 2 && i % 305 == 303) text[i] = '\n', text[i - 1] = 'x';
+        if (kind == 3) text[i] = "\xe2\x82\xac"[i % 3];
+    }
+}
+
+/* A text of fewer than 20 documents becomes 20 to 42 pieces. They end where a text of its kind can be cut,
+   and join to the text. From a pipe and behind a BOM they are the same. */
+static void test_short_texts(void)
+{
+    static const size_t sizes[] = {320, 999, 1000, 4095, 30000, 65536, 262144, 262145, 900000};
+    char *text = (char *)malloc(1000003);
+    size_t i, k, n, at;
+    documents other;
+    memset(&other, 0, sizeof(other));
+    memcpy(text, "\xef\xbb\xbf", 3);
+    for (i = 0; i < 4 * MTT__LENGTH(sizes); i++) {
+        const int kind = (int)(i % 4);
+        int state, bad = 0;
+        pid_t child;
+        n = sizes[i / 4];
+        short_text(text + 3, n, kind);
+        if (kind == 2 && n > 90000) continue; /* documents of 4 KiB are enough */
+        check(collect_text(text + 3, n, NULL) == MTT_END && docs.count >= 20 && docs.count <= 42 &&
+                  docs.bytes == n && !memcmp(docs.text, text + 3, n),
+              "kind %d: %zu bytes, %zu documents of %zu: %s", kind, n, docs.count, docs.bytes, env.error);
+        for (k = at = 0; k + 1 < docs.count && n >= 30000; k++) {
+            const char *end = docs.text + (at += docs.size[k]);
+            bad += docs.size[k] > n / 20 || docs.size[k] + 3 < n / 40;
+            bad += kind == 0   ? end[-1] != ' '
+                   : kind == 1 ? end[-1] != '\n'
+                   : kind == 2 ? end[-1] != '\n' || end[-2] != '\n'
+                               : (*end & 0xc0) == 0x80;
+        }
+        check(!bad, "kind %d of %zu bytes: %d wrong cuts", kind, n, bad);
+        child = feed_stdin(text, n + 3);
+        check(collect(&env, "-", NULL, &other) == MTT_END && other.count == docs.count &&
+                  !memcmp(other.size, docs.size, docs.count * sizeof(size_t)) && other.bytes == n &&
+                  !memcmp(other.text, docs.text, n),
+              "a pipe gives other documents of %zu bytes: %zu", n, other.count);
+        waitpid(child, &state, 0);
+    }
+    for (n = 1; n < 400; n++) { /* the shortest texts lose nothing, either */
+        short_text(text, n, (int)(n % 4));
+        check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && !memcmp(docs.text, text, n) &&
+                  docs.count <= 42 && (n < 320 || docs.count >= 20),
+              "%zu bytes give %zu documents of %zu", n, docs.count, docs.bytes);
+    }
+    for (i = 0; i < 2; i++) { /* 20 documents of 5,000 bytes stay, 19 are cut again */
+        n = i ? 100000 : 95000;
+        for (k = 0; k < n; k++) text[k] = k % 5000 > 4997 ? '\n' : 'x';
+        check(collect_text(text, n, NULL) == MTT_END && docs.bytes == n && (docs.size[0] == 5000) == (int)i,
+              "%zu bytes: %zu documents, the first one of %zu", n, docs.count, docs.size[0]);
+    }
+    free(other.text);
+    free(text);
 }
 
 static void test_speakleash(void)
@@ -2153,6 +2220,50 @@ static void test_forged(const mtt_tokens *tokens)
     mtt_trainer_destroy(r.trainer);
 }
 
+/* A pair of the metadata goes, as in a file of a version that did not have it. */
+static void drop_pair(const char *key)
+{
+    size_t bytes;
+    char text[64], *file = read_file(in("good"), &bytes), *at;
+    snprintf(text, sizeof(text), ",\"%s\":\"", key);
+    at = strstr(file + 8, text);
+    memset(at, ' ', strcspn(at + 1, ",}") + 1);
+    seal(file, bytes, "");
+    free(file);
+}
+
+/* A file without a field that came later means its default. Sizes and counters are in every file. */
+static void test_older_checkpoints(const mtt_tokens *tokens)
+{
+    static const char *const always[] = {"layers",    "heads",       "d_model",        "d_ff",
+                                         "vocab",     "max_seq",     "step",           "updates",
+                                         "seed",      "micro_batch", "batches.cursor", "batches.seq_len"};
+    static const char *const later[] = {"positions", "tied_head", "no_head_bias"};
+    small_run r = open_run(MTT_FP32, MTT_STATE_FULL, 0, tokens);
+    small_run other = open_run(MTT_FP32, MTT_STATE_FULL, 1, tokens); /* learned positions, tied head */
+    size_t i;
+    check(mtt_save(r.trainer, in("good"), &r.batches) == MTT_OK, "%s", env.error);
+    for (i = 0; i < MTT__LENGTH(always); i++) {
+        drop_pair(always[i]);
+        not_resumed(&r, "forged", MTT_E_MISMATCH, always[i], always[i]);
+        refused(MTT_E_MISMATCH, MTT_E_MISMATCH, "give a checkpoint of mtt_save", always[i]);
+    }
+    for (i = 0; i < MTT__LENGTH(later); i++) {
+        drop_pair(later[i]);
+        check(mtt_resume(r.trainer, in("forged"), &r.batches) == MTT_OK, "no %s: %s", later[i], env.error);
+    }
+    check(mtt_save(other.trainer, in("good"), &other.batches) == MTT_OK, "%s", env.error);
+    for (i = 0; i < MTT__LENGTH(later); i++) {
+        mtt_status status;
+        drop_pair(later[i]);
+        status = mtt_resume(other.trainer, in("forged"), &other.batches);
+        if (i == 2) check(status == MTT_OK, "no %s: %s", later[i], env.error);
+        else refused(status, MTT_E_MISMATCH, later[i], "not the default");
+    }
+    mtt_trainer_destroy(r.trainer);
+    mtt_trainer_destroy(other.trainer);
+}
+
 /* A checkpoint does not continue with other data of the same length. */
 static void test_other_data(const mtt_tokens *tokens)
 {
@@ -2174,6 +2285,7 @@ static void test_checkpoints(void)
     mtt_tokens *tokens = small_tokens("tokens", 0);
     test_checkpoint_bytes(tokens);
     test_forged(tokens);
+    test_older_checkpoints(tokens);
     test_other_data(tokens);
     mtt_tokens_close(tokens);
 }
@@ -2300,6 +2412,7 @@ int main(int argc, char **argv)
     test_refusals();
     test_devices();
     test_plain();
+    test_short_texts();
     test_speakleash();
     test_tokens();
     test_token_damage();

@@ -2063,6 +2063,64 @@ static void times(void)
     mtt_trainer_destroy(trainer);
 }
 
+static int drawn(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, int index)
+{
+    mtt_sampling sampling = {temperature, top_k, 0, seed};
+    return mtt_sample(logits, vocab, &sampling, (uint64_t)index);
+}
+
+/* The probability of the ids that are likelier than v, as a share of that of the `top_k` likeliest (0 = all).
+   2: v is none of these. */
+static double likelier(const double *p, int n, int v, int top_k)
+{
+    double all = 0, above = 0;
+    int rank = 0;
+    for (int i = 0; i < n; i++) {
+        int before = 0;
+        for (int k = 0; k < n; k++) before += p[k] > p[i];
+        if (!top_k || before < top_k) all += p[i];
+        if (p[i] > p[v]) above += p[i], rank++;
+    }
+    return top_k && rank >= top_k ? 2 : above / all;
+}
+
+/* An id is in the nucleus if the likelier ids have less than top_p. Draws follow the distribution of the ids
+   in it, and no other id is ever drawn. */
+static void nucleus(void)
+{
+    enum { IDS = 50, DRAWS = 4000 };
+    static const float shares[] = {1e-6f, 0.1f, 0.5f, 0.9f, 0.97f, 0.9999f};
+    static const int tops[] = {0, 1, 3, 20, IDS, 1000};
+    for (int n = 0; n < 60; n++) {
+        float logits[IDS];
+        double p[IDS], inside = 0;
+        int counts[IDS] = {0};
+        mtt_sampling s = {n % 3 ? 1 : 0.4f, tops[n % 7 % 6], shares[n % 6], (uint64_t)n};
+        for (int v = 0; v < IDS; v++) {
+            logits[v] = (float)(below(2000) - 1000) / 250 + (v % 10 ? 0 : 3); /* some of them equal */
+            p[v] = exp(logits[v] / (double)s.temperature);
+        }
+        for (int v = 0; v < IDS; v++)
+            if (likelier(p, IDS, v, s.top_k) < (double)s.top_p) inside += p[v];
+        for (int i = 0; i < DRAWS; i++) {
+            int id = mtt_sample(logits, IDS, &s, (uint64_t)i);
+            check(id >= 0 && id < IDS, "draw %d: %d", i, id);
+            if (id >= 0 && id < IDS) counts[id]++;
+        }
+        for (int v = 0; v < IDS; v++) { /* five standard deviations */
+            double q = likelier(p, IDS, v, s.top_k) < (double)s.top_p ? p[v] / inside : 0;
+            check(fabs(counts[v] - DRAWS * q) <= 5 * sqrt(DRAWS * q * (1 - q)) + 1e-9,
+                  "top_k %d, top_p %g: id %d was drawn %d times, not %.1f", s.top_k, (double)s.top_p, v,
+                  counts[v], DRAWS * q);
+        }
+        s.top_p = 1;
+        for (int i = 0; i < 50; i++)
+            check(mtt_sample(logits, IDS, &s, (uint64_t)i) ==
+                      drawn(logits, IDS, s.temperature, s.top_k, (uint64_t)n, i),
+                  "top_p 1 draws as top_p 0");
+    }
+}
+
 static void sampling(void)
 {
     enum { DRAWS = 40000 };
@@ -2071,14 +2129,13 @@ static void sampling(void)
     double sum = 0, cold_sum = 0;
     for (int v = 0; v < 8; v++) sum += exp(logits[v]), cold_sum += exp(logits[v] / 0.5);
     for (int i = 0; i < DRAWS; i++) {
-        int a = mtt_sample(logits, 8, 1, 0, 5, (uint64_t)i), b = mtt_sample(logits, 8, 1, 0, 5, (uint64_t)i);
-        int t = mtt_sample(logits, 8, 1, 3, 5, (uint64_t)i),
-            c = mtt_sample(logits, 8, 0.5f, 0, 6, (uint64_t)i);
+        int a = drawn(logits, 8, 1, 0, 5, i), b = drawn(logits, 8, 1, 0, 5, i);
+        int t = drawn(logits, 8, 1, 3, 5, i), c = drawn(logits, 8, 0.5f, 0, 6, i);
         check(a == b && a >= 0 && a < 8 && t >= 0 && t < 8 && c >= 0 && c < 8, "draw %d: %d, %d, %d, %d", i,
               a, b, t, c);
         if ((a | t | c) & ~7) return;
         counts[a]++, top[t]++, cold[c]++;
-        different += a != mtt_sample(logits, 8, 1, 0, 7, (uint64_t)i);
+        different += a != drawn(logits, 8, 1, 0, 7, i);
     }
     double top_sum = exp(logits[2]) + exp(logits[6]) + exp(logits[3]);
     for (int v = 0; v < 8; v++) { /* five standard deviations */
@@ -2092,7 +2149,7 @@ static void sampling(void)
               "of the top 3, id %d was drawn %d times, not %.0f", v, top[v], DRAWS * t);
     }
     check(different > DRAWS / 4, "another seed draws the same ids");
-    check(mtt_sample(logits, 8, 0, 0, 1, 1) == 6 && mtt_sample(logits, 8, 1, 1, 1, 1) == 6,
+    check(drawn(logits, 8, 0, 0, 1, 1) == 6 && drawn(logits, 8, 1, 1, 1, 1) == 6,
           "the coldest draw is not the largest logit");
 }
 
@@ -2197,8 +2254,9 @@ static void generated(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char
                       int top_k, uint64_t seed, char text[1000])
 {
     mtt__text out;
+    mtt_sampling sampling = {temperature, top_k, 0, seed};
     mtt__text_init(&out, text, 1000);
-    check(!mtt_generate(trainer, tokenizer, prompt, GENERATED, temperature, top_k, seed, collect, &out),
+    check(!mtt_generate(trainer, tokenizer, prompt, GENERATED, &sampling, collect, &out),
           "no text: %s", env.error);
 }
 
@@ -2225,7 +2283,7 @@ static int wanted_text(const reference *r, const double *wide, mtt_tokenizer *to
         ids[known] = 0;
         for (int v = 1; v < 280; v++)
             if (row[v] > row[ids[known]]) ids[known] = v;
-        if (temperature > 0) ids[known] = mtt_sample(row, 280, temperature, top_k, seed, (uint64_t)i);
+        if (temperature > 0) ids[known] = drawn(row, 280, temperature, top_k, seed, i);
         if (ids[known++] == mtt_tokenizer_end_of_text(tokenizer)) break;
     }
     check(!mtt_decode(tokenizer, ids + prompted, known - prompted, text, 999, &bytes), "%s", env.error);
@@ -2239,6 +2297,11 @@ static int wanted_text(const reference *r, const double *wide, mtt_tokenizer *to
 static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
 {
     static const char *const PROMPTS[] = {"", "abk", "abk bcl acm bbn aak cdo dap ebq"};
+    static const char *const words[] = {"temperature is -1", "temperature is NaN", "temperature is Inf",
+                                        "top_k is -1", "top_p is -0.5, it must be 0 to 1", "top_p is 1.5",
+                                        "top_p is NaN"};
+    const mtt_sampling bad[] = {{-1, 0, 0, 0},   {NAN, 0, 0, 0},     {INFINITY, 0, 0, 0}, {1, -1, 0, 0},
+                                {1, 0, -0.5f, 0}, {1, 0, 1.5f, 0}, {1, 0, NAN, 0}};
     setup s = small_setup(), one;
     char text[1000], wanted[1000], other[1000];
     int32_t id = 0;
@@ -2263,6 +2326,10 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
         generated(trainer, tokenizer, PROMPTS[i], 0.7f, 20, 6, text);
         check(strcmp(other, text) != 0, "another seed writes the same");
     }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        check(mtt_generate(trainer, tokenizer, "abk", 5, &bad[i], NULL, NULL) == MTT_E_ARGUMENT &&
+                  strstr(env.error, words[i]),
+              "a wrong sampling, %s: %s", words[i], env.error);
     /* an end of text in every tenth place or so */
     size_t end = r.parameter[r.parameters - 1].first + (size_t)mtt_tokenizer_end_of_text(tokenizer);
     float *w = parameters_of(trainer, &r);
@@ -2666,6 +2733,7 @@ int main(int argc, char **argv)
     timed("long parameters", long_parameters);
     timed("times", times);
     timed("sampling", sampling);
+    timed("nucleus", nucleus);
     timed("evaluation", evaluation);
     timed("quality, text", quality_and_text);
     timed("full device", full_device);

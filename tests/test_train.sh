@@ -34,12 +34,14 @@ sample_text > text.txt
 expect 2 'did you mean --steps\?' --stepz 3
 expect 2 'did you mean --batch-size\?' --batch-sise 3
 expect 2 'did you mean' -steps 3
-expect 2 'did you mean' text.txt
+expect 2 'did you mean --data text.txt\?' text.txt
 expect 2 '--steps x: expected' --steps x
 expect 2 '--steps -3: expected' --steps -3
 expect 2 '--steps 1.5: expected' --steps 1.5
 expect 2 '--steps : expected' --steps
 expect 2 '--lr fast: expected' --lr fast
+expect 2 '--top-p 1.5: expected a number from 0 to 1' --top-p 1.5
+expect 2 '--log disk: expected none\|csv\|tensorboard' --log disk
 expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
 expect 2 'fp32\|tf32\|bf16\|fp16' --precision fp64
 expect 2 'technique' --technique nonsense
@@ -88,9 +90,10 @@ expect 3 'is a folder: name a file in it' --data . $model
 gzip -c text.txt > text.gz;                          expect 3 'text.gz is .*gzip -dc' --data text.gz $model
 printf '\377\376h\000e\000l\000l\000o\000' > wide;   expect 3 'wide is .*iconv -f UTF-16' --data wide $model
 printf '\050\265\057\375\044\000\000' > text.zst;    expect 3 'text.zst is .*zstd -dc' --data text.zst $model
+printf 'a\0b' > image;                              expect 3 'image is not text.*UTF-8' --data image $model
 echo "too short" > short.txt
-expect 3 'short.txt is too short.*blank lines' --data short.txt $model
-expect 3 'sequence of 65536 needs.*more text' \
+expect 3 'short.txt is too short: .* 0 tokens, and a sequence has 32: give more text$' --data short.txt $model
+expect 3 'a sequence has 65536: give more text, or --seq-len [0-9]+$' \
   --data text.txt --dataset long ${model/--seq-len 32/--seq-len 65536}
 echo '{"body": "x"}' > other.jsonl
 expect 3 'other.jsonl:1: there is no field "text"' --data other.jsonl $model
@@ -191,13 +194,16 @@ for split in train validation test; do
 done
 check "it counts steps and epochs" \
   says err '^training: steps 1 to 20 of 128 tokens each: 0\.[0-9]+ epochs of '
+check "it says model and memory" eval 'says err "^model: [0-9,]+ parameters$" &&
+  says err "^memory: [0-9.]+ MiB: weights 0\.[0-9], .*, workspace 2.0$"'
 check "it says the time after the second step" says err '^the remaining 18 steps take about [0-9]+ s$'
 round() { printf "%.$1f" "$(field $metrics $2)"; }
 check "the summary has the metrics' quality" says err "^validation  perplexity $(round 2 perplexity), \
 $(round 3 bits_per_byte) bits per byte, loss $(round 4 val_loss), accuracy [0-9.]+ %$"
 check "the summary has speed and memory" eval 'says err "^speed  .* tokens/s, 20 steps in [0-9]+ s$" &&
-  says err "^memory  .* MiB planned, .* MiB taken$"'
-for file in $(sed -n 's/, the best by validation:/ /; s/^files  *\|^checkpoint  *//p' err | tr -d ,); do
+  says err "^memory  .* MiB planned$"'
+check "the last evaluation is said once" [ "$(grep -c "perplexity" err)" = 1 ]
+for file in $(sed -nE 's/^(metrics|log|timeline|checkpoint|best)  +([^,]*).*/\2/p' err); do
   check "$file, which the summary names, is there" [ -s "$file" ]
   named="${named:-}+"
 done
@@ -210,7 +216,7 @@ if command -v script > /dev/null; then
   check "a terminal gets the progress in one line" says typescript "step 1/3.*$(printf '\033')"
   check "a terminal gets the summary in words alone" eval \
     'says typescript "^validation  perplexity" && ! says typescript "\"perplexity\":"'
-  check "a terminal gets each evaluation" [ "$(grep -c '^validation loss' typescript)" = 3 ]
+  check "a terminal gets each evaluation" [ "$(grep -c '^validation ' typescript)" = 3 ]
 else skip "script is absent"; fi
 for split in "" "--recompute budget --split --memory-budget 4M"; do
   run --data text.txt $model --batch-size 64 --steps 5 --dataset "whole${split:+_split}" $split
@@ -323,6 +329,24 @@ check "a prepared prefix trains the same" cmp results/again_fp32_step20.safetens
 check "standard input trains the same" cmp results/stdin_fp32_step20.safetensors $checkpoint
 expect 0 . --data results/text.txt --dataset sample $model --steps 3 --sample 20 --prompt alabeta
 check "the sample continues the prompt" grep -q '^alabeta.' out
+sampled() { run --data results/text.txt --dataset drawn $model --steps 3 --sample 40 "$@"; sed 1d out; }
+check "the least nucleus has the most likely token" \
+  [ "$(sampled --top-p 1e-6)" = "$(sampled --temperature 0)" ]
+check "--top-p draws from others than all" [ "$(sampled --top-p 0.3)" != "$(sampled)" ]
+check "--top-p 1 draws from all" [ "$(sampled --top-p 1)" = "$(sampled)" ]
+
+# short texts, with the default preset
+tr '\n' ' ' < text.txt | head -c 30000 > oneline.txt
+grep . text.txt | fold -s -w 80 | head -c 30000 > lines.txt
+for text in oneline lines; do
+  expect 0 "\"dataset\": \"$text.txt\".*\"val_loss\": [0-9.]+," --data $text.txt --steps 2 --sample 0
+  check "$text.txt has 20 documents or more, and all its bytes" \
+    says err "^$text.txt: (2[0-9]|3[0-9]|4[0-2]) documents, 30,000 bytes"
+  check "$text.txt has text for each split" not says err ' 0 documents'
+done
+head -c 500 oneline.txt > brief.txt
+expect 3 'brief.txt is too short: .* has 64: give more text, or --seq-len [0-9]+$' --data brief.txt
+expect 0 '"seq_len": [1-9]' --data brief.txt --steps 2 $(grep -o -- '--seq-len [0-9]*$' err)
 expect 0 . --data results/text.txt --dataset bare $model --steps 2 --no-memory-profiling
 check "--no-memory-profiling writes no memory file" [ ! -e results/bare_fp32_memory.json ]
 expect 0 '"batch_size": 8' \
@@ -412,7 +436,10 @@ expect 5 'lower lr' \
   --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1
 expect 5 'the run diverged.*lower --lr' --data results/text.txt --dataset far $model --steps 60 --lr 100
 check "metrics without a perplexity are JSON with null" eval 'is_json out && says out "\"perplexity\": null"'
-run --data results/text.txt --dataset half $model --steps 60 --lr 0.3 --fp16
+run --data results/text.txt --dataset half $model --steps 60 --lr 0.3 --fp16 --log csv
+half=results/half_fp16.csv
+check "an overflow in FP16 has no number in the CSV" \
+  eval 'says $half ",0.3[0-9]*,,[0-9.]+$" && not says $half "nan|inf|null"'
 check "an overflow in FP16 is null in the log" says results/half_fp16.jsonl '"grad_norm": null'
 check "the log of a run that overflows is JSON" is_json --lines results/half_fp16.jsonl
 if ldd "$train" | grep -q cublas; then skip "--device cuda in a build without it, since this build has it"
@@ -446,6 +473,103 @@ check "weights after kill -9 and --resume are those of an uninterrupted run" \
   cmp results/killed_fp32_step800.safetensors results/whole_fp32_step800.safetensors
 check "log after kill -9 and --resume is that of an uninterrupted run" \
   same_log results/killed_fp32.jsonl results/whole_fp32.jsonl
+
+# the log's numbers as CSV and for TensorBoard: each once, also if a run was killed after its last checkpoint
+cat > curves.py << 'PYTHON'
+import glob, json, struct, sys
+tags = {"loss": "loss/train", "val_loss": "loss/validation", "bits_per_byte": "bits_per_byte/validation",
+        "accuracy": "accuracy/validation", "lr": "learning_rate", "grad_norm": "gradient_norm",
+        "tokens_per_s": "tokens_per_second"}
+
+def crc(data): # CRC-32C, masked as TFRecord has it
+    value = 0xffffffff
+    for byte in data:
+        value ^= byte
+        for _ in range(8): value = value >> 1 ^ (0x82f63b78 if value & 1 else 0)
+    value ^= 0xffffffff
+    return ((value >> 15 | value << 17) + 0xa282ead8) & 0xffffffff
+
+def members(data): # of a protocol buffer: number and value
+    at = 0
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            at += 1
+            value |= (data[at - 1] & 127) << shift
+            shift += 7
+            if data[at - 1] < 128: return value
+    while at < len(data):
+        key = varint()
+        size = {0: 0, 1: 8, 5: 4}[key & 7] if key & 7 != 2 else varint()
+        at += size
+        yield key >> 3, data[at - size:at] if size or key & 7 else varint()
+    assert at == len(data)
+
+def by_hand(folder):
+    paths, events = glob.glob(folder + "/*tfevents*"), []
+    assert len(paths) == 1, paths
+    data = open(paths[0], "rb").read()
+    while data:
+        size, size_crc = struct.unpack("<QI", data[:12])
+        event, (event_crc,) = data[12:12 + size], struct.unpack("<I", data[12 + size:16 + size])
+        assert size_crc == crc(data[:8]) and event_crc == crc(event)
+        events.append(dict(members(event)))
+        data = data[16 + size:]
+    assert events[0][3] == b"brain.Event:2" and events[1][7] == b"\x08\x01", events[:2]
+    for event in events[2:]:
+        for number, pair in members(event[5]):
+            pair, (seconds,) = dict(members(pair)), struct.unpack("<d", event[1])
+            yield pair[1].decode(), event[2], seconds, struct.unpack("<f", pair[2])[0]
+
+def by_tensorboard(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(folder, size_guidance={"scalars": 0}).Reload()
+    for tag in events.Tags()["scalars"]:
+        for e in events.Scalars(tag): yield tag, e.step, e.wall_time, e.value
+
+want = []
+for row in map(json.loads, open(sys.argv[2])):
+    want += [(tags[key], row["step"], row["time"], struct.unpack("f", struct.pack("f", row[key]))[0])
+             for key in tags if row.get(key) is not None]
+assert len(want) > 100
+for read in [by_hand, by_tensorboard][:len(sys.argv) - 2]:
+    assert sorted(read(sys.argv[1])) == sorted(want), read
+PYTHON
+csv_of() { # LOG: the table that it is
+  awk 'function of(key, format) {
+    if (!match($0, "\"" key "\": [-0-9]")) return ""
+    return sprintf(format, substr($0, RSTART + length(key) + 4) + 0)
+  }
+  BEGIN {print "step,time,loss,val_loss,bits_per_byte,accuracy,lr,grad_norm,tokens_per_s"}
+  {
+    printf "%s,%s", of("step", "%d"), of("time", "%.3f")
+    n = split("loss val_loss bits_per_byte accuracy lr grad_norm tokens_per_s", keys, " ")
+    for (k = 1; k <= n; k++) printf ",%s", of(keys[k], "%.15g")
+    print ""
+  }' "$1"
+}
+curves="--data results/text.txt $model --steps 400 --seed 3 --save-every 50 --eval-every 100"
+curves+=" --dataset curves"
+package="" # an argument of curves.py if Python has TensorBoard
+if python3 -c 'import tensorboard' 2> /dev/null; then package=tensorboard
+else skip "python3 has no tensorboard: pip install tensorboard"; fi
+once KILL results/curves_fp32.jsonl $curves --log tensorboard
+check "a killed run leaves an event file" [ -s results/curves_fp32_tensorboard/events.out.tfevents.*.mtt ]
+expect 0 'tensorboard --logdir results$' $curves --log tensorboard --resume
+if command -v python3 > /dev/null; then
+  check "the event file is the log" \
+    python3 curves.py results/curves_fp32_tensorboard results/curves_fp32.jsonl $package
+else skip "python3 is absent: event files are not read"; fi
+expect 0 '^curves      results/curves_fp32.csv$' $curves --log csv --resume
+csv_of results/curves_fp32.jsonl > curves.csv
+check "the CSV is the log" cmp curves.csv results/curves_fp32.csv
+check "the CSV has each step and 4 evaluations" [ "$(wc -l < curves.csv)" = 405 ]
+rm results/curves_fp32.csv && mkdir results/curves_fp32.csv
+expect 3 'cannot make results/curves_fp32.csv: ' $curves --log csv --resume
+rmdir results/curves_fp32.csv
+run $curves --steps 2
+check "a run that starts over keeps the curves" [ -d results/curves_fp32.old/curves_fp32_tensorboard ]
 
 # Ctrl-C answers at once, also while it evaluates; a step is evaluated once, before or after it
 for _ in $(seq 40); do cat text.txt; done > much.txt

@@ -43,6 +43,7 @@ typedef struct option {
 #define FLAG(name, at, value, help) OPTION(name, MTT_FIELD_FLAG, at, value, 0, 1, help)
 #define INT(name, at, low, help) OPTION(name, MTT_FIELD_INT, at, 0, low, INT_MAX, help)
 #define REAL(name, at, low, help) OPTION(name, MTT_FIELD_FLOAT, at, 0, low, 1e30, help)
+#define CHOICE(name, at, choices, help) {name, MTT_FIELD_CHOICE, at, help, choices, 0, 0, 0, 0, NULL}
 #define FIELDS(title, fields, at) {title, OPTION_FIELDS, at, "", NULL, 0, 0, 0, 0, fields}
 #define LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
 

@@ -2,7 +2,8 @@
 
    Include it after mtt.h and results.h. A run is {dataset}_{technique}. In its folder it has the files of
    results.h, checkpoints {run}_step{N}.safetensors, and the best one so far by validation loss,
-   {run}_best.safetensors. A run that starts over moves the earlier one's files into the folder {run}.old.
+   {run}_best.safetensors. If asked for, it has the log's numbers as {run}.csv, or for TensorBoard in the
+   folder {run}_tensorboard. A run that starts over moves the earlier one's files into the folder {run}.old.
    Functions return a status, with the reason in env->error. */
 #ifndef RUN_H_INCLUDED
 #define RUN_H_INCLUDED
@@ -15,6 +16,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/statvfs.h>
+#include <time.h>
+#include "curves.h"
 
 enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at most 255 */
 
@@ -24,6 +27,8 @@ typedef struct run {
     char dataset[RUN_NAME + 1], name[512];
     int keep;         /* checkpoints by step that stay */
     int lock;         /* the folder's file .lock */
+    int curves;       /* CURVES_NONE, or the kind of the file `rows` */
+    FILE *rows;       /* one for each line of the log */
     int64_t saved;    /* step of the newest checkpoint that is whole; -1 = none yet */
     FILE *log;        /* what it holds in all, also of sessions before this one: */
     double ms;        /* sum of the steps' times */
@@ -192,6 +197,17 @@ static mtt_status run_write_memory(run *r, const mtt_schedule *schedule)
     return run_commit(r, f, temporary, run_path(r, RESULT_MEMORY));
 }
 
+/* A sequence must fit into the validation split, which is a tenth of the text. */
+static mtt_status run_check_text(run *r, const char *text, const mtt_dataset *data, int seq_len)
+{
+    unsigned long long tokens = mtt_tokens_count(data->valid);
+    char shorter[64] = "";
+    if (tokens > (unsigned long long)seq_len) return MTT_OK;
+    if (tokens > 1) snprintf(shorter, sizeof(shorter), ", or --seq-len %llu", tokens - 1);
+    return run_fail(r, MTT_E_DATA, "%s is too short: a tenth of its documents is for validation, which has "
+                    "%llu tokens, and a sequence has %d: give more text%s", text, tokens, seq_len, shorter);
+}
+
 /* ---- log ---- */
 
 /* The number after a key in a line of the log; NAN if there is none. */
@@ -217,19 +233,66 @@ static void run_count(run *r, const char *line)
 
 static void run_log_line(run *r, const char *line)
 {
+    double values[CURVE_COUNT], seconds = run_field(line, "\"time\": ");
+    long long step = 0;
+    int k;
     fputs(line, r->log);
     run_count(r, line);
+    if (!r->rows || sscanf(line, "{\"step\": %lld", &step) != 1) return;
+    for (k = 0; k < CURVE_COUNT; k++) values[k] = run_field(line, curve_keys[k]);
+    curves_row(r->rows, r->curves, isnan(seconds) ? 0 : seconds, step, values);
+}
+
+/* Seconds since 1970. */
+static double run_time(void)
+{
+    struct timespec now = {0, 0};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The file of the curves, or the folder for TensorBoard. */
+static const char *run_curves_ending(const run *r)
+{
+    return r->curves == CURVES_CSV ? ".csv" : "_tensorboard";
+}
+
+/* Makes the file of the curves, which begins with the rows of the log that is continued. So it has each step
+   once. TensorBoard looks for new names, not for new contents: its file gets a new one, and older ones go. */
+static mtt_status run_open_curves(run *r)
+{
+    const char *path = run_path(r, run_curves_ending(r));
+    double now = run_time();
+    char ending[300];
+    struct dirent *e;
+    DIR *list;
+    if (r->curves == CURVES_TENSORBOARD) {
+        if (mkdir(path, 0777) && errno != EEXIST) return run_cannot(r, "make the folder", path);
+        list = opendir(path);
+        while (list && (e = readdir(list))) {
+            snprintf(ending, sizeof(ending), "_tensorboard/%.255s", e->d_name);
+            if (!strncmp(e->d_name, "events.out.tfevents.", 20)) unlink(run_path(r, ending));
+        }
+        if (list) closedir(list);
+        snprintf(ending, sizeof(ending), "_tensorboard/events.out.tfevents.%.6f.mtt", now);
+        path = run_path(r, ending);
+    }
+    r->rows = run_create(path);
+    if (!r->rows) return run_cannot(r, "make", path);
+    curves_begin(r->rows, r->curves, now);
+    return MTT_OK;
 }
 
 /* Opens the log. A resumed run continues it after the lines up to its step. */
 static mtt_status run_open_log(run *r, long long step)
 {
+    mtt_status status = r->curves ? run_open_curves(r) : MTT_OK;
     const char *path = run_path(r, RESULT_LOG), *temporary = run_path(r, RESULT_LOG ".tmp");
     char line[512];
     FILE *in = step ? fopen(path, "r") : NULL;
     long long at;
     int lost = step && !in && errno != ENOENT;
-    if (lost) return run_cannot(r, "read", path);
+    if (lost || status) return status ? status : run_cannot(r, "read", path);
     r->log = run_create(temporary);
     while (in && r->log && fgets(line, sizeof(line), in))
         if (sscanf(line, "{\"step\": %lld", &at) == 1 && at <= step && strchr(line, '\n'))
@@ -246,15 +309,24 @@ static mtt_status run_open_log(run *r, long long step)
     return MTT_E_FILE;
 }
 
-static void run_log_step(run *r, const mtt_step_info *info)
+/* A new line, which those who watch the files see at once. */
+static void run_log_now(run *r, const char *line)
 {
-    char line[1024], loss[RESULT_NUMBER], norm[RESULT_NUMBER];
-    snprintf(line, sizeof(line),
-             "{\"step\": %lld, \"loss\": %s, \"lr\": %.8g, \"grad_norm\": %s, \"ms\": %.3f}\n",
-             (long long)info->step, result_number(loss, "%.6f", info->loss), (double)info->lr,
-             result_number(norm, "%.6g", (double)info->grad_norm), info->ms);
     run_log_line(r, line);
     fflush(r->log);
+    if (r->rows) fflush(r->rows);
+}
+
+/* A step of so many tokens. */
+static void run_log_step(run *r, const mtt_step_info *info, double tokens)
+{
+    char line[1024], loss[RESULT_NUMBER], norm[RESULT_NUMBER];
+    snprintf(line, sizeof(line), "{\"step\": %lld, \"loss\": %s, \"lr\": %.8g, \"grad_norm\": %s, "
+             "\"ms\": %.3f, \"tokens_per_s\": %.1f, \"time\": %.3f}\n", (long long)info->step,
+             result_number(loss, "%.6f", info->loss), (double)info->lr,
+             result_number(norm, "%.6g", (double)info->grad_norm), info->ms,
+             tokens / fmax(info->ms, 1e-6) * 1e3, run_time()); /* 1 ns: a clock may stand still */
+    run_log_now(r, line);
 }
 
 /* A run that is resumed at its end evaluates again: the log has that line already. */
@@ -262,17 +334,20 @@ static void run_log_quality(run *r, long long step, const mtt_quality *q)
 {
     char line[1024], loss[RESULT_NUMBER], bits[RESULT_NUMBER];
     if (r->evaluated == (double)step) return;
-    snprintf(line, sizeof(line), "{\"step\": %lld, \"val_loss\": %s, \"bits_per_byte\": %s}\n", step,
-             result_number(loss, "%.6f", q->loss), result_number(bits, "%.5f", q->bits_per_byte));
-    run_log_line(r, line);
-    fflush(r->log);
+    snprintf(line, sizeof(line), "{\"step\": %lld, \"val_loss\": %s, \"bits_per_byte\": %s, \"accuracy\": "
+             "%.5f, \"time\": %.3f}\n", step, result_number(loss, "%.6f", q->loss),
+             result_number(bits, "%.5f", q->bits_per_byte), q->accuracy, run_time());
+    run_log_now(r, line);
 }
 
 static mtt_status run_close_log(run *r)
 {
-    FILE *log = r->log;
-    r->log = NULL;
-    return !log || result_close(log) ? MTT_OK : run_cannot(r, "write", run_path(r, RESULT_LOG));
+    FILE *log = r->log, *rows = r->rows;
+    mtt_status status = MTT_OK;
+    r->log = r->rows = NULL;
+    if (rows && !result_close(rows)) status = run_cannot(r, "write", run_path(r, run_curves_ending(r)));
+    if (log && !result_close(log)) status = run_cannot(r, "write", run_path(r, RESULT_LOG));
+    return status;
 }
 
 /* Sets the names and every number that the run, its trainer and an evaluation know. */
@@ -442,7 +517,8 @@ static mtt_status run_save_last(run *r, mtt_trainer *t, const mtt_batches *batch
 
 static int run_has_file(const run *r, const char *file)
 {
-    static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY, RESULT_LOG, "_best.safetensors"};
+    static const char *const endings[] = {RESULT_METRICS, RESULT_MEMORY, RESULT_LOG, "_best.safetensors",
+                                          ".csv",         "_tensorboard"};
     size_t size = strlen(r->name), i;
     if (run_step_of(r, file) >= 0) return 1;
     for (i = 0; i < sizeof(endings) / sizeof(endings[0]); i++)

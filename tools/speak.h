@@ -94,6 +94,22 @@ static mtt_status speak_prepare(mtt_env *env, const mtt_prepare_desc *job)
     return status;
 }
 
+/* The plan in two lines; --dry-run prints all of it. */
+static void speak_plan(const mtt_plan_report *plan)
+{
+    const char *before = ": ";
+    int k;
+    fprintf(stderr, "model: %s parameters\nmemory: %.1f MiB", speak_count((uint64_t)plan->parameters),
+            (double)plan->arena_bytes / 1048576);
+    for (k = 0; k < MTT_CATEGORY_COUNT; k++) {
+        if (plan->bytes[k] < 104858) continue; /* 0.1 MiB */
+        fprintf(stderr, "%s%s %.1f", before, mtt_category_name((mtt_category)k),
+                (double)plan->bytes[k] / 1048576);
+        before = ", ";
+    }
+    fputc('\n', stderr);
+}
+
 /* Begins a session. */
 static void speak_begin(speaker *s, const mtt_batches *batches, int64_t first, int steps, int accumulate)
 {
@@ -120,12 +136,11 @@ static void speak_step(speaker *s, const mtt_step_info *info)
     if (done == 1) s->begun = now; /* the first step also wakes threads and fills caches: not counted later */
     if (!terminal && !last && info->step % tenth && now - s->said < 10 && done > 2) return;
     s->said = now;
-    fprintf(stderr, "%sstep %lld/%lld %lld%% | loss %.4f | ppl %.2f", terminal ? "\r" : "",
+    fprintf(stderr, "%sstep %lld/%lld %lld%% | loss %.4f | %s tokens/s", terminal ? "\r" : "",
             (long long)info->step, (long long)s->steps, (long long)(100 * info->step / s->steps), info->loss,
-            exp(info->loss));
-    fprintf(stderr, " | lr %.2e | gnorm %.3f | %.1f ms | %.0f tok/s", (double)info->lr,
-            (double)info->grad_norm, info->ms, s->tokens / info->ms * 1e3);
-    fprintf(stderr, " | left %s%s", speak_time(left), terminal && !last ? "\033[K" : "\n");
+            speak_count((uint64_t)(s->tokens / fmax(info->ms, 1e-6) * 1e3)));
+    if (!last) fprintf(stderr, " | %s left", speak_time(left));
+    fputs(terminal && !last ? "\033[K" : "\n", stderr);
     if (done == 2 && !last)
         fprintf(stderr, "%sthe remaining %s steps take about %s\n", terminal ? "\n" : "",
                 speak_count((uint64_t)(s->steps - info->step)), speak_time(left));
@@ -145,12 +160,16 @@ static void speak_summary(const run *r, const result *m, int memory_file)
             m->perplexity, m->bits_per_byte, m->val_loss, 100 * m->accuracy);
     fprintf(stderr, "speed       %s tokens/s, %.0f steps in %s\n", speak_count((uint64_t)m->tokens_per_s),
             m->steps, speak_time(m->training_time));
-    fprintf(stderr, "memory      %.1f MiB planned, %.1f MiB taken\n", m->arena_bytes / 1048576,
-            m->device_bytes / 1048576);
-    fprintf(stderr, "files       %s, %s%s%s\n", run_path(r, RESULT_METRICS), run_path(r, RESULT_LOG),
-            memory_file ? ", " : "", memory_file ? run_path(r, RESULT_MEMORY) : "");
-    if (r->saved >= 0)
-        fprintf(stderr, "checkpoint  %s, the best by validation: %s\n", run_checkpoint(r, r->saved),
-                run_path(r, "_best.safetensors"));
+    fprintf(stderr, "memory      %.1f MiB planned", m->arena_bytes / 1048576);
+    if (m->device_bytes != m->arena_bytes) fprintf(stderr, ", %.1f MiB taken", m->device_bytes / 1048576);
+    fprintf(stderr, "\nmetrics     %s\n", run_path(r, RESULT_METRICS));
+    fprintf(stderr, "log         %s\n", run_path(r, RESULT_LOG));
+    if (r->curves) fprintf(stderr, "curves      %s", run_path(r, run_curves_ending(r)));
+    if (r->curves == CURVES_TENSORBOARD) fprintf(stderr, ", shown by tensorboard --logdir %s", r->folder);
+    if (r->curves) fputc('\n', stderr);
+    if (memory_file) fprintf(stderr, "timeline    %s\n", run_path(r, RESULT_MEMORY));
+    if (r->saved < 0) return;
+    fprintf(stderr, "checkpoint  %s\n", run_checkpoint(r, r->saved));
+    fprintf(stderr, "best        %s, by validation loss\n", run_path(r, "_best.safetensors"));
 }
 #endif
