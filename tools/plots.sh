@@ -215,7 +215,10 @@ marks='function label(x, y, how, text) { printf "set label \"%s\" at %g, graph %
     if (start) printf "set arrow from %d, graph 0 to %d, graph 1 nohead front lw 1.5 dt 2\n", start, start
     start = n; phase = $2
   }
-  NR == 1 { for (k = 3; k <= NF - 2; k++) category[count++] = $k }
+  NR == 1 {
+    every = last < 5 ? 1 : int(last / 12) + 2
+    for (k = 3; k <= NF - 2; k++) category[count++] = $k
+  }
   $1 != t { next }
   !n { phase = first = $2; layer = $(NF - 1) }
   $2 != phase { end_phase() }
@@ -224,7 +227,7 @@ marks='function label(x, y, how, text) { printf "set label \"%s\" at %g, graph %
   END {
     end_layer(); end_phase()
     printf "again = %d; keys = \"", again
-    for (k = 0; k < count; k++) printf "%s ", (seen[k] / 1048576 > top / 250 ? category[k] : "-")
+    for (k = 0; k < count; k++) printf "%s ", (seen[k] / 1048576 > top / 500 ? category[k] : "-")
     print "\""
   }'
 highest='(!t || $1 == t) && NR > 1 { s = 0; for (k = 3; k <= NF - 2; k++) s += $k; if (s > top) top = s }
@@ -243,7 +246,7 @@ timelines() { # TABLE: memory in use through a step, stacked by category, on one
       set label 'layer' at graph -0.01, graph -0.045 right; set ylabel 'memory in use, MiB' offset 1, 0
       set key outside center bottom horizontal Left reverse samplen 0.6 width -1 font ',17'
       set xrange [0:$(($(wc -l < "line.$t") / 2))]; $(axis y 1 1.1 -1 - <<< "$top"); set style fill solid 1
-      $(awk -F , -v t="$t" -v every=$((last / 6 + 1)) -v last="$last" -v top="$top" "$marks" "$table")
+      $(awk -F , -v t="$t" -v last="$last" -v top="$top" "$marks" "$table")
       $([ -z "$base" ] || printf '%s\n' "line = $(peak "$base")" \
         "set arrow from graph 0, first line to graph 1, first line nohead front dt 3 lw 2" \
         "set label 'peak of $base' at graph 0.01, first line offset 0, 0.6")
