@@ -55,17 +55,19 @@ place() { # ROWS: what all of them share
 
 # Commands for an axis from 0 to ROOM times the largest value, with round tics. None if the values differ by
 # less than FLAT of it: such a plot says nothing.
+round='function round(step,   p) { # up to 1, 2 or 5 times a power of 10
+    if (step <= 0) return 1
+    for (p = 1; p > step; p /= 10);
+    while (p * 10 <= step && p < 1e15) p *= 10
+    return p * (step > 5 * p ? 10 : step > 2 * p ? 5 : step > p ? 2 : 1)
+  }'
 axis='{ if ($c + 0 > top) top = $c + 0; if (NR == 1 || $c + 0 < low) low = $c + 0 }
   END {
     if (low >= top * (1 - flat)) exit
-    step = top / 5
-    for (p = 1; p > step; p /= 10);
-    while (p * 10 <= step) p *= 10
-    p *= step > 5 * p ? 10 : step > 2 * p ? 5 : step > p ? 2 : 1
-    printf "set %srange [0:%g]; set %stics %g", axis, top * room, axis, p
+    printf "set %srange [0:%g]; set %stics %g", axis, top * room, axis, round(top / 5)
   }'
 axis() { # x|y COLUMN ROOM FLAT ROWS
-  awk -F '\t' -v axis="$1" -v c="$2" -v room="$3" -v flat="$4" "$axis" "$5"
+  awk -F '\t' -v axis="$1" -v c="$2" -v room="$3" -v flat="$4" "$round$axis" "$5"
 }
 
 # Small multiples: a panel for each technique of ROWS. PLOT draws the file `name` in the colour `ink`, and the
@@ -111,7 +113,8 @@ curves() { # NAME ROWS AXIS_COLUMN AXIS_TITLE COLUMN TITLE UNIT
 # only the metrics may have. A log may hold anything, and null is no number.
 log='function value(key) {
     if (!match($0, "\"" key "\": -?[0-9][-+.0-9e]*")) return ""
-    return number(substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4))
+    number = substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) + 0
+    return number > -1e15 && number < 1e15 ? number : ""
   }
   {
     loss = value("loss"); validation = value("val_loss"); seconds += value("ms") / 1000
@@ -122,14 +125,17 @@ log='function value(key) {
   }
   END { if (final && (!known || known == step)) print step, seconds, "-", final, final }'
 span='NR == 1 { low = $1 }
-  END { s = $1 > low ? $1 - low : 1; printf "set yrange [%g:%g]", low - s / 8, $1 + s / 20 }'
+  END {
+    s = $1 > low ? $1 - low : 1
+    printf "set yrange [%g:%g]; set ytics %g", low - s / 8, $1 + s / 20, round(s / 4)
+  }'
 losses() { # ROWS: loss against steps and against time
   local t run final file axis column title
   : > losses; : > every
   while IFS=$'\t' read -r t run final; do
     file=$results/$run.jsonl
     [ -f "$file" ] || continue
-    awk -v OFS='\t' -v each=$(($(wc -l < "$file") / 60 + 1)) -v final="$final" "$number$log" "$file" > loss
+    awk -v OFS='\t' -v each=$(($(wc -l < "$file") / 60 + 1)) -v final="$final" "$log" "$file" > loss
     [ "$(wc -l < loss)" -gt 2 ] || continue # a log without losses
     tee "loss_vs_steps.$t" "loss_vs_time.$t" < loss >> every
     awk -F '\t' -v t="$t" '$2 == t' "$1" >> losses
@@ -139,7 +145,7 @@ losses() { # ROWS: loss against steps and against time
     panels "loss_vs_$axis" losses "Training loss (line) and validation loss (circles, and the last value)\n$(
       place losses); dotted: training loss of the baseline" "$title" 'loss, nats' "
       set xrange [0:$(largest "$column" every) * 1.03]
-      $(cut -f 3,4 every | tr '\t' '\n' | grep '[0-9]' | sort -g | awk "$span")" \
+      $(cut -f 3,4 every | tr '\t' '\n' | grep '[0-9]' | sort -g | awk "$round$span")" \
       "base using $column:3 with lines lw 2 dt 3 lc rgb 'black', \\
         name using $column:3 with lines lw 1.5 lc rgb ink, \\
         name using $column:4 with points pt 6 ps 0.9 lw 1.5 lc rgb 'black', \\
