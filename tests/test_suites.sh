@@ -350,13 +350,73 @@ check "runs of two texts are not compared" \
 # plots
 PATH=nowhere "$BASH" "$root/tools/plots.sh" whole/a > out 2> err
 check "without gnuplot the package is named" says err 'gnuplot-nox'
+drawn() { # PLOT TEXT...: it is there in both formats, small, and says all texts
+  local plot=$1 text; shift
+  check "$plot.png is there, and small" [ "$(stat -c %s "$plot.png")" -lt 100000 ]
+  for text; do check "$plot says $text" grep -qF ">$text<" "$plot.svg"; done
+}
+areas=$(sed -n 's/^array area\[8\] = \[\(.*\)\].*/\1/p' "$root/tools/plots.sh")
+check "areas that touch differ in brightness" awk -v areas="$areas" 'BEGIN {
+  n = split(areas, area, ", ")
+  for (i = 1; i <= n; i++) {
+    for (k = 0; k < 3; k++) rgb[k] = 16 * digit(3 + 2 * k) + digit(4 + 2 * k)
+    light = (299 * rgb[0] + 587 * rgb[1] + 114 * rgb[2]) / 255000
+    if (i > 1 && (light - last) ^ 2 < 0.08 ^ 2) exit 1
+    last = light
+  }
+  exit n != 8
+}
+function digit(at) { return index("0123456789abcdef", substr(area[i], at, 1)) - 1 }'
+again=$(grep -c '"layer": 0, "recomputed": 1,' whole/a/text_fp32_checkpointing_bs4_memory.json)
+check "the timeline has layers, and the $again recomputed operations" \
+  [ "$again" -gt 0 -a "$again" = "$(grep -c '^fp32_checkpointing,.*,0,1$' whole/a/timeline.csv)" ]
+folder=gpu; mkdir gpu
+metrics x_tf32_bs4 tf32_bs4 4 100 104857600 20 21 20
+metrics x_tf32_bs8 tf32_bs8 8 100 209715200 40 41 40
+metrics x_bf16_bs4 bf16_bs4 4 101 52428800 10 10 11
+metrics x_bf16_bs8 bf16_bs8 8 101 104857600 20 20 21
+{
+  printf '{"suite": "a", "dataset": "x", "device": "cuda", "baseline": "tf32", "budget": "32000000000", '
+  printf '"experiments": [\n'
+  for run in tf32_bs4 tf32_bs8 bf16_bs4 bf16_bs8; do
+    printf '{"name": "x_%s", "group": "batch", "technique": "%s", "largest_batch": 9},\n' $run ${run%_*}
+  done | sed '$s/,$//'
+  echo ']}'
+} > gpu/experiment_summary.json
 if command -v gnuplot > /dev/null; then
   check "no plot fails" "$root/tools/plots.sh" whole/a
-  for name in memory_vs_batch speed_vs_batch memory_speed_tradeoff all_techniques windows memory_saved \
-    timeline_fp32 timeline_bf16_flash_chunked_budget; do
-    for format in png svg; do check "plot $name.$format" [ -s whole/a/plots/$name.$format ]; done
+  plots=whole/a/plots place='suite a, small, on a CPU, text text, 4 sequences of 32 tokens'
+  drawn $plots/all_techniques "$place" 'memory, MiB' 'time of a step, ms' 'planned in 256M' bf16_flash
+  drawn $plots/memory_vs_batch 'Memory over batch' 'batch, sequences' bf16_window16
+  loss=$(printf %.2f "$(field whole/a/text_fp32_bs4_metrics.json val_loss)")
+  drawn $plots/loss_vs_steps "$place; dotted: training loss of the baseline" 'optimizer step' bf16 "$loss"
+  drawn $plots/loss_vs_time 'seconds of training' "$loss"
+  drawn $plots/timeline_fp32 "$place" forward backward optimizer layer head 'peak of fp32' weights logits
+  check "without recomputation nothing is shaded" not says $plots/timeline_fp32.svg '>recomputed<'
+  drawn $plots/timeline_fp32_checkpointing "$place" recomputed
+  drawn $plots/timeline_bf16_flash_chunked_budget weights
+  check "on a CPU, speeds are not drawn" [ -z "$(ls $plots | grep speed)" ]
+  for plot in all_techniques memory_vs_batch loss_vs_time; do
+    check "a technique has its colour in $plot" says $plots/$plot.svg 'rgb\( *204, *121, *167\)'
   done
-  check "the page shows them" says whole/a/comparison.md '^!\[windows\]\(plots/windows.png\)$'
+  check "the page shows them" says whole/a/comparison.md '^!\[loss_vs_time\]\(plots/loss_vs_time.png\)$'
+  printf '{"step": 4, %s}\n' '"loss": null' '"loss": 1e999, "ms": 1e999' '"val_loss": nan, "ms": "' \
+    >> gpu/x_tf32_bs8.jsonl
+  echo "'; system('touch $canary'); \`touch $canary\`" >> gpu/x_bf16_bs8.jsonl
+  "$report" --results-dir gpu > out 2> err
+  check "odd logs, equal losses" "$root/tools/plots.sh" gpu
+  check "nothing ran in them" no_canary
+  drawn gpu/plots/loss_vs_steps tf32 bf16
+  drawn gpu/plots/speed_vs_batch 'thousand tokens/s' \
+    'suite a, on a GPU, text x, sequences of 100 tokens; dotted: the baseline'
+  drawn gpu/plots/memory_speed_tradeoff tf32 'bf16 *' # the front
+  drawn gpu/plots/all_techniques '100 (50 %)'
+  check "a panel of equal bars is left out" not says gpu/plots/all_techniques.svg 'perplexity|planned'
+  echo tf32,forward,1e400,0,0,0,0,0,0,0,0,0 >> gpu/timeline.csv
+  timeout 20 "$root/tools/plots.sh" gpu > out 2> err; check "endless memory ends" [ $? != 124 ]
+  sed -i 's/,layer,recomputed$//' gpu/timeline.csv
+  "$root/tools/plots.sh" gpu > out 2> err; code=$?
+  check "an old timeline ends with $code, not 3" eval '[ $code = 3 ] && says err "build/report .* makes them"'
 else skip "plots, gnuplot is missing: apt-get install gnuplot-nox"; fi
 
 closing_line

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# plots.sh RESULTS_DIR... - draws results.csv and timeline.csv, which tools/report.c wrote, as PNG and SVG in
-# RESULTS_DIR/plots.
+# plots.sh RESULTS_DIR... - draws results.csv and timeline.csv, which tools/report.c wrote, and the losses in
+# the logs. The plots go to RESULTS_DIR/plots, as PNG and SVG.
 #
 # Techniques and numbers become parts of commands and of file names. So a table may hold nothing but letters,
 # digits and _ . + - (check). RESULTS_DIR may have any name: all work is done in a temporary folder.
@@ -17,139 +17,251 @@ check() { # TABLE
   [ $? = 1 ] || fail 3 "$1 has more in it than names and numbers: build/report makes it again"
 }
 
-# Lines and points differ in dashes and shapes, areas in patterns: colour is never needed to tell them apart.
-style='set encoding utf8; set grid lc rgb "#c8c8c8" lw 0.6; set tics nomirror; set border 3
-set style fill pattern 1 border -1
-set dashtype 6 (12,4); set dashtype 7 (2,2,8,2); set dashtype 8 (10,3,2,3,2,3); set dashtype 9 (4,6)
-array shape[12] = [5, 4, 6, 8, 10, 12, 7, 9, 11, 1, 2, 3]
-array ink[12] = ["#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#7f3fbf", \
-  "#444444", "#a00000", "#005000", "#000080"]
-do for [i = 1:12] { set linetype i lw 1.8 dt 1 + (i - 1) % 9 pt shape[i] ps 1.3 lc rgb ink[i] }
-set key outside right top vertical Left reverse samplen 4 spacing 1.15 noenhanced
-set datafile separator "\t"; set title noenhanced'
+# Every curve, bar and point has its name beside it, and areas that touch differ in brightness: no plot needs
+# colour. The colours are those of Okabe and Ito, or near them: colour-blind readers can tell them apart.
+style='set encoding utf8; set border 3; set tics nomirror noenhanced; set title noenhanced; unset key
+set grid lt 1 dt 1 lc rgb "#c8c8c8" lw 1; set datafile separator "\t" missing "-"
+array area[8] = ["#202020", "#56b4e9", "#d55e00", "#a4dccb", "#7a4a9c", "#e0ac00", "#909090", "#ffffff"]'
+# The colour of a technique, in every plot, is that of the strongest of its words.
+ink='function ink(t) {
+    if (t ~ /_budget$/) return "0x8a6d00"
+    if (t ~ /selective/) return "0xcc79a7"
+    if (t ~ /checkpointing_chunked/) return "0x6e6e6e"
+    if (t ~ /chunked/) return "0x0072b2"
+    if (t ~ /checkpointing|segments/) return "0xd55e00"
+    if (t ~ /window/) return "0x009e73"
+    if (t ~ /flash/) return "0x56b4e9"
+    return t ~ /^(fp|tf)32$/ ? "0x000000" : "0xe69f00"
+  }'
 
-draw() { # NAME SIZE COMMANDS: adds a plot to the script, in both formats
+draw() { # NAME SIZE FONT_SIZE COMMANDS: adds a plot to the script, in both formats
   local format
-  for format in "pngcairo:png" "svg background 'white':svg"; do
-    printf '%s\n' "reset; set terminal ${format%:*} size $2 font 'Sans,11' noenhanced" \
-      "set output 'plots/$1.${format##*:}'" "$style" "$3" "unset multiplot; unset output"
+  for format in "pngcairo:png" "svg fontscale 1.33 background 'white':svg"; do
+    printf '%s\n' "reset; set terminal ${format%:*} size $2 font 'Sans,$3' noenhanced" \
+      "set output 'plots/$1.${format##*:}'" "$style" "$4" "unset multiplot; unset output"
   done >> script
 }
 rows() { awk -F '\t' -v OFS='\t' "$1" all; } # those for which an awk condition holds
-distinct() { awk -F '\t' -v c="$1" '!seen[$c]++ { print $c }' "$2"; }
-number() { distinct "$1" "$2" | wc -l; }
-
-curves() { # NAME ROWS AXIS_COLUMN AXIS_TITLE COLUMN TITLE: a curve for each technique
-  local t commands=
-  [ "$(number "$3" "$2")" -gt 1 ] || return 0
-  while read -r t; do
-    awk -F '\t' -v t="$t" '$2 == t' "$2" | sort -t "$(printf '\t')" -n -k "$3" > "$1.$t"
-    commands+="${commands:+, }'$1.$t' using $3:$5 with linespoints title '$t'"
-  done < <(distinct 2 "$2")
-  draw "$1" 1000,560 "set xlabel '$4 (logarithmic)'; set ylabel '$6'; set logscale x 2; set yrange [0:*]
-    set offsets graph 0.02, graph 0.02, 0, 0
-    set xtics ($(distinct "$3" "$2" | sort -n | paste -sd, -)); plot $commands"
+values() { awk -F '\t' -v c="$1" '!seen[$c]++ { print $c }' "$2"; } # COLUMN ROWS: each once
+largest() { cut -f "$1" "$2" | sort -g | tail -n 1; } # COLUMN ROWS
+baseline() { grep -xE -m 1 '(fp|tf)32'; }
+only() { [ "$(values "$1" "$2" | wc -l)" != 1 ] || values "$1" "$2"; } # COLUMN ROWS: if it has one value
+place() { # ROWS: what all of them share
+  local batch length
+  batch=$(only 3 "$1") length=$(only 4 "$1")
+  printf '%s' "$where"
+  [ -z "$batch$length" ] || printf ', %s' "${batch:+$batch }sequences${length:+ of $length tokens}"
 }
 
-# The range of an axis from 0 with room for labels, and about three tics at a round distance.
-axis='$c + 0 > top { top = $c + 0 }
-  END {
-    if (!top) top = 1
-    step = top / 2.9
+# Commands for an axis from 0 to ROOM times the largest value, with round tics. None if the values differ by
+# less than FLAT of it: such a plot says nothing.
+round='function round(step,   p) { # up to 1, 2 or 5 times a power of 10
+    if (step <= 0) return 1
     for (p = 1; p > step; p /= 10);
-    while (p * 10 <= step) p *= 10
-    tic = p * (step > 5 * p ? 10 : step > 2 * p ? 5 : step > p ? 2 : 1)
-    printf "set xrange [0:%g]; set xtics 0, %g", top * 1.4, tic
+    while (p * 10 <= step && p < 1e15) p *= 10
+    return p * (step > 5 * p ? 10 : step > 2 * p ? 5 : step > p ? 2 : 1)
   }'
-bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE FORMAT]...: panels side by side, a bar for each technique
-  local name=$1 data=$2 title=$3 commands='' labels=':ytic(2)' count high width from to
+axis='{ if ($c + 0 > top) top = $c + 0; if (NR == 1 || $c + 0 < low) low = $c + 0 }
+  END {
+    if (low >= top * (1 - flat)) exit
+    printf "set %srange [0:%g]; set %stics %g", axis, top * room, axis, round(top / 5)
+  }'
+axis() { # x|y COLUMN ROOM FLAT ROWS
+  awk -F '\t' -v axis="$1" -v c="$2" -v room="$3" -v flat="$4" "$round$axis" "$5"
+}
+
+# Small multiples: a panel for each technique of ROWS. PLOT draws the file `name` in the colour `ink`, and the
+# file `base`, the baseline's, dotted. The files are NAME.TECHNIQUE.
+panels() { # NAME ROWS TITLE X_TITLE Y_TITLE SETTINGS PLOT
+  local count across down high base
+  count=$(values 2 "$2" | wc -l) base=$1.$(values 2 "$2" | baseline)
+  [ "$count" -gt 0 ] || return 0
+  [ -s "$base" ] || echo 0 > "$base" # no baseline: nothing is dotted
+  across=$((count < 4 ? count : count % 4 && count < 10 ? 3 : 4)) down=$(((count - 1) / across + 1))
+  high=$((135 + down * 150))
+  draw "$1" 1000,$high 11 "set grid noxtics; set multiplot layout $down,$across title \"$3\" noenhanced \\
+      margins 0.085, 0.985, 56.0 / $high, 1 - 78.0 / $high spacing 0.025, 40.0 / $high
+    techniques = '$(values 2 "$2" | paste -sd ' ' -)'; base = '$base'
+    inks = '$(awk -F '\t' '!seen[$2]++ { print $13 }' "$2" | paste -sd ' ' -)'; $6
+    do for [i = 1:$count] {
+      name = '$1.' . word(techniques, i); ink = int(word(inks, i))
+      left = i % $across == 1 || $across == 1; lowest = i + $across > $count
+      set title word(techniques, i) offset 0, -0.7
+      set xlabel (lowest ? '$4' : ''); set format x (lowest ? '%g' : '')
+      set ylabel (left ? '$5' : ''); set format y (left ? '%g' : '')
+      plot $7
+    }"
+}
+
+spaced='NR == 1 || last - $1 >= top / 7 { print last = $1 }' # values that have room for their labels
+curves() { # NAME ROWS AXIS_COLUMN AXIS_TITLE COLUMN TITLE UNIT
+  local t top
+  [ "$(values "$3" "$2" | wc -l)" -gt 1 ] || return 0
+  for t in $(values 2 "$2"); do
+    awk -F '\t' -v t="$t" '$2 == t' "$2" | sort -t "$(printf '\t')" -n -k "$3" > "$1.$t"
+  done
+  top=$(largest "$3" "$2")
+  panels "$1" "$2" "$6 over ${1##*_}\n$(place "$2"); dotted: the baseline" "$4" "$7" "
+    set xrange [0:$top * 1.06]; $(axis y "$5" 1.2 -1 "$2")
+    set xtics ($(values "$3" "$2" | sort -rg | awk -v top="$top" "$spaced" | paste -sd, -))" \
+    "base using $3:$5 with lines lw 2 dt 3 lc rgb 'black', \\
+      name using $3:$5 with linespoints lw 2 pt 7 ps 0.8 lc rgb ink, \\
+      name using $3:(\$$3 == $top ? \$$5 : NaN):(sprintf('%.0f', \$$5)) with labels right offset 0.5, 0.8"
+}
+
+# Step, seconds, the mean training loss of EACH steps, validation loss, and the last validation loss, which
+# only the metrics may have. A log may hold anything, and null is no number.
+log='function value(key) {
+    if (!match($0, "\"" key "\": -?[0-9][-+.0-9e]*")) return ""
+    number = substr($0, RSTART + length(key) + 4, RLENGTH - length(key) - 4) + 0
+    return number > -1e15 && number < 1e15 ? number : ""
+  }
+  {
+    loss = value("loss"); validation = value("val_loss"); seconds += value("ms") / 1000
+    if (value("step") != "") step = value("step")
+    if (loss != "") { sum += loss; n++ }
+    if (n == each) { print step, seconds, sum / n, "-", "-"; n = sum = 0 }
+    if (validation != "") { print step, seconds, "-", final = validation, "-"; known = step }
+  }
+  END { if (final && (!known || known == step)) print step, seconds, "-", final, final }'
+span='NR == 1 { low = $1 }
+  END {
+    s = $1 > low ? $1 - low : 1
+    printf "set yrange [%g:%g]; set ytics %g", low - s / 8, $1 + s / 20, round(s / 4)
+  }'
+losses() { # ROWS: loss against steps and against time
+  local t run final file axis column title
+  : > losses; : > every
+  while IFS=$'\t' read -r t run final; do
+    file=$results/$run.jsonl
+    [ -f "$file" ] || continue
+    awk -v OFS='\t' -v each=$(($(wc -l < "$file") / 60 + 1)) -v final="$final" "$log" "$file" > loss
+    [ "$(wc -l < loss)" -gt 2 ] || continue # a log without losses
+    tee "loss_vs_steps.$t" "loss_vs_time.$t" < loss >> every
+    awk -F '\t' -v t="$t" '$2 == t' "$1" >> losses
+  done < <(cut -f 2,14,16 "$1")
+  for axis in 'steps:1:optimizer step' 'time:2:seconds of training'; do
+    IFS=: read -r axis column title <<< "$axis"
+    panels "loss_vs_$axis" losses "Training loss (line) and validation loss (circles, and the last value)\n$(
+      place losses); dotted: training loss of the baseline" "$title" 'loss, nats' "
+      set xrange [0:$(largest "$column" every) * 1.03]
+      $(cut -f 3,4 every | tr '\t' '\n' | grep '[0-9]' | sort -g | awk "$round$span")" \
+      "base using $column:3 with lines lw 2 dt 3 lc rgb 'black', \\
+        name using $column:3 with lines lw 1.5 lc rgb ink, \\
+        name using $column:4 with points pt 6 ps 0.9 lw 1.5 lc rgb 'black', \\
+        name using $column:5:(sprintf('%.2f', \$5)) with labels right offset -0.7, 0"
+  done
+}
+
+bars() { # NAME ROWS TITLE [COLUMN AXIS_TITLE LABEL]...: panels side by side, a bar for each technique
+  local name=$1 rows=$2 title=$3 commands='' count high range k=0
   shift 3
-  count=$(wc -l < "$data") high=$((130 + 34 * count)) width=$((72 / ($# / 3)))
+  count=$(wc -l < "$rows") high=$((142 + 30 * count))
   [ "$count" -gt 1 ] || return 0
-  for ((from = 26; $# > 0; from += width)); do
-    to=$((from + width * 9 / 10))
-    commands+="set lmargin at screen $from / 100.0; set rmargin at screen $to / 100.0; set xlabel '$2'
-      $(awk -F '\t' -v c="$1" "$axis" "$data")
-      plot '$data' using (\$$1 / 2):0:(\$$1 / 2):(0.36)$labels with boxxyerror \\
-          fill pattern 4 lc rgb 'black' dt 1 notitle, \\
-        '' using $1:0:(sprintf('$3', \$$1)) with labels left offset 0.6, 0 notitle
-      unset ytics
-"
-    labels=
+  for (( ; $# > 0; )); do
+    range=$(axis x "$1" 1.75 0.02 "$rows")
+    [ -z "$range" ] || commands+="
+      set lmargin at screen 0.27 + $k * width; set rmargin at screen 0.25 + $((++k)) * width
+      set xlabel \"$2\"; $range; unset xtics
+      plot '$rows' using (\$$1 / 2):0:(\$$1 / 2):(0.36):(int(strcol(13)))$([ $k != 1 ] || echo ':ytic(2)') \\
+          with boxxyerror fs solid 1 border lc rgb 'black' lc rgb variable, \\
+        '' using $1:0:($3) with labels left offset 0.5, 0
+      unset ytics"
     shift 3
   done
-  draw "$name" 1100,$high "set yrange [$count - 0.4:-0.6]; set ytics noenhanced scale 0; unset key
-    set tmargin at screen 1 - 34.0 / $high
-    set bmargin at screen 62.0 / $high; set multiplot title '$title' noenhanced
-    $commands"
-}
-tradeoff() { # ROWS BATCH: memory against time; the front joins what nothing beats in both
-  local t commands=
-  awk -F '\t' '$11 == 1' "$1" | sort -t "$(printf '\t')" -g -k 7 > front
-  while read -r t; do
-    awk -F '\t' -v t="$t" '$2 == t' "$1" > "tradeoff.$t"
-    commands+="'tradeoff.$t' using 7:6 with points title '$t', "
-  done < <(distinct 2 "$1")
-  draw memory_speed_tradeoff 1000,560 "set title 'Batch $2: lower left is better'
-    set xlabel 'time of a step, ms'; set ylabel 'memory, MiB'
-    set xrange [0:*]; set yrange [0:*]; set offsets 0, graph 0.05, graph 0.05, 0
-    plot $commands'front' using 7:6 with steps lw 2 dt 3 lc rgb '#404040' title 'Pareto front'"
+  [ $k = 0 ] || draw "$name" 1000,$high 11 "width = 0.74 / $k; unset grid
+    set yrange [$count - 0.4:-0.6]; set ytics scale 0
+    set tmargin at screen 1 - 66.0 / $high; set bmargin at screen 62.0 / $high
+    set multiplot title \"$title\" noenhanced $commands"
 }
 
-# A line for each technique that saves or costs memory, with a column for each batch.
-by_batch='NR == FNR { batch[++n] = $1; next }
-  { v[$2, $3] = $9; if (!seen[$2]++ && $9 != 0) name[++m] = $2 }
+# Names of points stand in a column beside the plot, in the order of memory, each with a line to its point.
+names='{ x[NR] = $7; y[NR] = $6; name[NR] = $2 ($11 > 0 ? " *" : "") }
+  $6 > top { top = $6 }
+  $7 > far { far = $7 }
   END {
-    for (i = 1; i <= m; i++) {
-      line = name[i]
-      for (k = 1; k <= n; k++) line = line OFS v[name[i], batch[k]]
-      print line
+    if (!far) far = 1
+    gap = top / 14; place = top + gap
+    for (i = 1; i <= NR; i++) place = at[i] = y[i] < place - gap ? y[i] : place - gap
+    for (i = NR; i && at[i] < (NR - i) * gap; i--) at[i] = (NR - i) * gap
+    printf "set xrange [0:%g]; set yrange [0:%g]\n", far * 1.05, top * 1.08
+    for (i = 1; i <= NR; i++) {
+      printf "set arrow from %g, %g to %g, %g nohead lc rgb \"grey\"\n", x[i], y[i], far * 1.09, at[i]
+      printf "set label \"%s\" at %g, %g left noenhanced\n", name[i], far * 1.1, at[i]
     }
   }'
-saved() { # ROWS: memory saved against the baseline of the same batch, a bar for each batch
-  local b n=2 commands=
-  distinct 3 "$1" > batches
-  awk -F '\t' -v OFS='\t' "$by_batch" batches "$1" > saved
-  [ -s saved ] || return 0
-  while read -r b; do
-    commands+="${commands:+, }'saved' using $n:xtic(1) fs pattern $((n * 2 - 3))"
-    commands+=" lc rgb ink[$((n - 1))] dt 1 title 'batch $b'"
-    n=$((n + 1))
-  done < batches
-  draw memory_saved 1000,600 "set style data histogram; set style histogram clustered gap 1
-    set ylabel 'memory saved against the baseline, %'
-    set xtics rotate by -35 noenhanced; set rmargin 14; set xzeroaxis lt -1; set key top left inside
-    set yrange [*<0:0<*]; set offsets 0, 0, graph 0.18, 0; plot $commands"
+tradeoff() { # ROWS: memory against time
+  sort -t "$(printf '\t')" -rg -k 6 "$1" > tradeoff
+  draw memory_speed_tradeoff 1000,520 11 "set rmargin at screen 0.72; unset grid
+    set title \"Memory against time: lower left is better\n$(place "$1"); *: nothing is smaller and faster\"
+    set xlabel 'time of a step, ms'; set ylabel 'memory, MiB'; $(awk -F '\t' "$names" tradeoff)
+    plot 'tradeoff' using 7:6:(int(strcol(13))) with points pt 7 ps 1.6 lc rgb variable, \\
+      '' using 7:6 with points pt 6 ps 1.6 lc rgb 'black'"
 }
 
-highest='NR > 1 { s = 0; for (k = 3; k <= NF; k++) s += $k; if (s > top) top = s }
-  END { print top / 1048576 * 1.05 }'
-stacked='$1 == t {
-    s = 0; line = n++
-    for (k = 3; k <= NF; k++) { s += $k / 1048576; line = line OFS s }
-    print line, $2
+# An operation is a stair: its two ends, each with the sums up to each category, and a height if recomputed.
+stairs='$1 == t {
+    s = 0; line = ""
+    for (k = 3; k <= NF - 2; k++) line = line OFS (s += $k / 1048576)
+    line = line OFS ($NF ? 1.1 * top : 0)
+    print n + 0 line "\n" ++n line
   }'
-timelines() { # memory in use through a step, stacked by category, on the same scale for every technique
-  local t k top half commands categories
-  top=$(awk -F , "$highest" "$1/timeline.csv")
-  categories=$(head -n 1 "$1/timeline.csv" | cut -d, -f 3- | tr , ' ')
-  while read -r t; do
-    awk -F , -v OFS='\t' -v t="$t" "$stacked" "$1/timeline.csv" > "line.$t"
-    half=$(awk -F '\t' '$10 != "forward" { print $1; exit }' "line.$t")
-    commands=
-    for k in 8 7 6 5 4 3 2 1; do
-      commands+="${commands:+, }'line.$t' using 1:$((k + 1)) with filledcurves y1=0"
-      commands+=" fs pattern $((k - 1)) lc rgb ink[$k] dt 1 title word(categories, $k)"
-    done
-    # outlines, over all areas
-    commands+=", for [k=2:9] 'line.$t' using 1:k with lines lw 0.8 lc rgb 'black' dt 1 notitle"
-    draw "timeline_$t" 1000,480 "categories = '$categories'; set title '$t'
-      set xlabel 'operation'; set ylabel 'memory in use, MiB'
-      set xrange [0:$(($(wc -l < "line.$t") - 1))]; set yrange [0:$top]; set grid front
-      half = $half; set arrow from half, 0 to half, $top nohead front lw 1.5 dt 2
-      set label 'forward' at half, graph 1.02 right offset -1, 0
-      set label 'backward, step' at half, graph 1.02 left offset 1, 0; plot $commands"
-  done < <(awk -F , 'NR > 1 && !seen[$1]++ { print $1 }' "$1/timeline.csv")
+# Commands that name phases, layers and the categories that can be seen. Of many layers, some have numbers.
+marks='function label(x, y, how, text) { printf "set label \"%s\" at %g, graph %g %s\n", text, x, y, how }
+  function end_layer() {
+    if (layer < 0 && from && first == "forward") layer = "head"
+    else if (layer < 0 || layer % every || (every > 1 && layer + every > last)) layer = ""
+    label((from + n) / 2, -0.045, "center", layer)
+    printf "set xtics add (\"\" %d)\n", n
+    from = n; first = $2; layer = $(NF - 1)
+  }
+  function end_phase() {
+    if (phase == "step") label(n, 1.045, "right", "optimizer")
+    else label((start + n) / 2, 1.045, "center", phase)
+    if (start) printf "set arrow from %d, graph 0 to %d, graph 1 nohead front lw 1.5 dt 2\n", start, start
+    start = n; phase = $2
+  }
+  NR == 1 {
+    every = last < 5 ? 1 : int(last / 12) + 2
+    for (k = 3; k <= NF - 2; k++) category[count++] = $k
+  }
+  $1 != t { next }
+  !n { phase = first = $2; layer = $(NF - 1) }
+  $2 != phase { end_phase() }
+  $(NF - 1) != layer { end_layer() }
+  { n++; again += $NF; for (k = 0; k < count; k++) if ($(k + 3) > seen[k]) seen[k] = $(k + 3) }
+  END {
+    end_layer(); end_phase()
+    printf "again = %d; keys = \"", again
+    for (k = 0; k < count; k++) printf "%s ", (seen[k] / 1048576 > top / 500 ? category[k] : "-")
+    print "\""
+  }'
+highest='(!t || $1 == t) && NR > 1 { s = 0; for (k = 3; k <= NF - 2; k++) s += $k; if (s > top) top = s }
+  END { printf top < 100 * 1048576 ? "%.1f" : "%.0f", top / 1048576 }'
+peak() { awk -F , -v t="$1" "$highest" "$table"; } # TECHNIQUE: in MiB; without a name, of all
+timelines() { # TABLE: memory in use through a step, stacked by category, on one scale for all techniques
+  local table=$1 base top last t title
+  base=$(cut -d , -f 1 "$table" | baseline) top=$(peak '')
+  last=$(awk -F , 'NR > 1 { print $(NF - 1) }' "$table" | sort -n | tail -n 1)
+  for t in $(cut -d , -f 1 "$table" | sed 1d | uniq); do
+    awk -F , -v OFS='\t' -v t="$t" -v top="$top" "$stairs" "$table" > "line.$t"
+    title="$t: peak $(peak "$t") MiB"
+    [ "$t" = "${base:-$t}" ] ||
+      title+=$(awk "BEGIN { printf \", %.0f %% of ${base}'s\", 100 * $(peak "$t") / $(peak "$base") }")
+    draw "timeline_$t" 1000,600 18 "set title \"$title\n$(place top)\" offset 0, 0.8; set xtics scale 0 ('' 0)
+      set label 'layer' at graph -0.01, graph -0.045 right; set ylabel 'memory in use, MiB' offset 1, 0
+      set key outside center bottom horizontal Left reverse samplen 0.6 width -1 font ',17'
+      set xrange [0:$(($(wc -l < "line.$t") / 2))]; $(axis y 1 1.1 -1 - <<< "$top"); set style fill solid 1
+      $(awk -F , -v t="$t" -v last="$last" -v top="$top" "$marks" "$table")
+      $([ -z "$base" ] || printf '%s\n' "line = $(peak "$base")" \
+        "set arrow from graph 0, first line to graph 1, first line nohead front dt 3 lw 2" \
+        "set label 'peak of $base' at graph 0.01, first line offset 0, 0.6")
+      plot 'line.$t' using 1:10 with filledcurves y1=0 lc rgb '#e2e2e2' title (again ? 'recomputed' : ''), \\
+        for [k=8:1:-1] '' using 1:(column(k + 1)) with filledcurves y1=0 lc rgb area[k] notitle, \\
+        for [k=1:8] '' using 1:(column(k + 1)) with lines lw 0.8 lc rgb 'black' notitle, \\
+        for [k=1:8] keyentry with boxes fs solid 1 border lc rgb 'black' fc rgb area[k] \\
+          title (word(keys, k) eq '-' ? '' : word(keys, k))"
+  done
 }
 add_to_page() { # RESULTS: the plots belong to comparison.md
   local file name
@@ -164,52 +276,67 @@ add_to_page() { # RESULTS: the plots belong to comparison.md
   rm -f "$1/comparison.md" && cp page "$1/comparison.md" || fail 3 "cannot write $1/comparison.md"
 }
 
-# group technique batch length layers MiB ms thousand-tokens/s saved-% perplexity pareto largest-batch
-columns='function number(s) { s += 0; return s > -1e15 && s < 1e15 ? s : 0 }
-  NR == 1 { for (i = 1; i <= NF; i++) c[$i] = i; next }
+# group technique batch length layers MiB ms thousand-tokens/s %-of-baseline perplexity pareto largest-batch
+# ink name steps validation-loss
+number='function number(s) { s += 0; return s > -1e15 && s < 1e15 ? s : 0 }'
+columns='NR == 1 { for (i = 1; i <= NF; i++) c[$i] = i; next }
   {
-    memory = number($c["memory"])
     print $2, $3, number($c["batch_size"]), number($c["seq_len"]), number($c["layers"]), \
       number($c["device_bytes"] / 1048576), number($c["ms_median"]), number($c["tokens_per_s"] / 1000), \
-      (memory > 0 ? 100 * (1 - memory) : 0), number($c["perplexity"]), $c["pareto"], \
-      number($c["largest_batch"])
+      100 * number($c["memory"]), number($c["perplexity"]), number($c["pareto"]), \
+      number($c["largest_batch"]), ink($3), $1, number($c["steps"]), number($c["val_loss"])
   }'
+said() { # KEY PATTERN: a value of the summary that matches
+  sed -n "1s/^{.*\"$1\": \"\($2\)\", .*/\1/p" "$results/experiment_summary.json" 2> err
+}
+describe() { # sets where, device and budget, by the names of the runs and the suite's summary
+  local suite
+  where="text $(awk -F '\t' '{ sub("_" $2 ".*", "", $14); print $14; exit }' all)"
+  suite=$(said suite '[a-e][, smal]*') device=$(said device '[a-z]*') budget=$(said budget '[0-9.]*[KMG]*')
+  case $device in cpu) where="on a CPU, $where";; cuda) where="on a GPU, $where";; esac
+  [ -z "$suite" ] || where="suite $suite, $where"
+  [[ $budget != *[0-9] ]] || budget=$(awk "BEGIN { printf \"%.4g GB\", $budget / 1e9 }")
+}
+
 failed=
 for results in "$@"; do
   [[ $results = /* ]] || results=$folder/$results
   plots=$results/plots
-  [ -s "$results/results.csv" ] && [ -s "$results/timeline.csv" ] ||
+  [ -s "$results/results.csv" ] && head -n 1 "$results/timeline.csv" 2> err | grep -q ',layer,recomputed$' ||
     fail 3 "there is no $results/results.csv or timeline.csv; build/report --results-dir $results makes them"
   check "$results/results.csv"
   check "$results/timeline.csv"
   [ ! -L "$plots" ] || fail 3 "$plots is a link: remove it"
   rm -rf plots && mkdir plots
-  awk -F , -v OFS='\t' "$columns" "$results/results.csv" > all
+  awk -F , -v OFS='\t' "$number$ink$columns" "$results/results.csv" > all
+  describe
   : > script
   same=batch # the group in which only techniques differ
   [ -z "$(rows '$1 == "optimizations"')" ] || same=optimizations
-  top=$(rows "\$1 == \"$same\"" | cut -f 3 | sort -n | tail -n 1) top=${top:-0}
-  rows "\$1 == \"$same\" && \$3 == $top" > top
-  rows "\$1 == \"$same\" && \$3 == $top && \$2 ~ /^bf16_(flash|window[0-9]+)\$/" > windows
+  rows "\$1 == \"$same\"" > same
+  top=$(largest 3 same)
+  rows "\$1 == \"$same\" && \$3 == ${top:-0}" > top
   if [ -s top ]; then
-    tradeoff top "$top"
-    memory=(6 'memory, MiB' %.0f) time=(7 'time of a step, ms' %.1f)
-    bars all_techniques top "Batch $top" "${memory[@]}" "${time[@]}"
-    bars windows windows "Windows at batch $top" "${memory[@]}" "${time[@]}" \
-      10 'validation perplexity' %.2f
+    panel=(6 'memory, MiB' 'sprintf("%.0f%s", $6, $9 > 0 && $9 != 100 ? sprintf(" (%.0f %%)", $9) : "")'
+      7 'time of a step, ms' 'sprintf("%.1f", $7)'
+      12 "largest batch,\nplanned${budget:+ in $budget}" 'sprintf("%.0f", $12)')
+    [ $same != batch ] || # sweeps have too few steps for a quality
+      panel+=(10 "perplexity after $(largest 15 top)\nsteps: early, no ranking" 'sprintf("%.4g", $10)')
+    bars all_techniques top "What each technique takes (%: of the baseline's memory)\n$(place top)" \
+      "${panel[@]}"
+    [ "$device" = cpu ] || tradeoff top # a CPU has no fast 16-bit arithmetic
+    losses top
   fi
-  for group in batch:3:'batch, sequences' length:4:'sequence length, tokens' depth:5:'depth, layers'; do
+  for group in batch:3:'batch, sequences' length:4:'sequence length, tokens' depth:5:layers; do
     IFS=: read -r name column title <<< "$group"
     rows "\$1 == \"$name\"" > "$name"
-    curves "memory_vs_$name" "$name" "$column" "$title" 6 'memory, MiB'
-    curves "speed_vs_$name" "$name" "$column" "$title" 8 'thousand tokens/s'
+    curves "memory_vs_$name" "$name" "$column" "$title" 6 Memory MiB
+    [ "$device" = cpu ] || curves "speed_vs_$name" "$name" "$column" "$title" 8 Speed 'thousand tokens/s'
   done
-  rows "\$1 == \"$same\"" > same
-  saved same
   rows '$1 == "largest"' > largest
-  bars largest_batch largest 'Each technique at its own largest batch' \
-    3 'batch, sequences' %.0f 6 'memory, MiB' %.0f 8 'thousand tokens/s' %.4g
-  timelines "$results"
+  bars largest_batch largest "Each technique at its own largest batch\n$(place largest)" \
+    3 'batch, sequences' 'sprintf("%.0f", $3)' 8 'thousand tokens/s' 'sprintf("%.4g", $8)'
+  timelines "$results/timeline.csv"
   gnuplot script 2> err || { echo "plots: $(grep . err | tail -n 1)" >&2; failed=1; }
   mkdir -p "$plots" && rm -f "$plots"/*.png "$plots"/*.svg && cp -R plots/. "$plots" ||
     fail 3 "cannot write to $plots"

@@ -37,7 +37,8 @@
     X(NUMBER, layers, "")                                                                                    \
     X(NUMBER, memory, "") /* of the baseline's */                                                            \
     X(NUMBER, speed, "")                                                                                     \
-    X(NUMBER, pareto, "")
+    X(NUMBER, pareto, "")                                                                                    \
+    X(NUMBER, recomputed, "") /* of an operation */
 
 #define RESULT_LINE_MEMBER RESULT_WORDS_MEMBER
 typedef struct run {
@@ -237,6 +238,7 @@ static void on_operation(mtt_json *j, run *r, FILE *to)
     if (!to || j->fault) return;
     fprintf(to, "\n%s,%s", r->technique, op.phase);
     for (k = 0; k < MTT_CATEGORY_COUNT; k++) fprintf(to, ",%.0f", op.bytes[k]);
+    fprintf(to, ",%.0f,%.0f", op.layer, op.recomputed);
 }
 
 static double *times;
@@ -791,12 +793,13 @@ static int write_tables(void)
             if (!key->size) fprintf(table, ",%s", key->name);
         fprintf(lines, "technique,phase");
         for (i = 0; i < MTT_CATEGORY_COUNT; i++) fprintf(lines, ",%s", mtt_category_name((mtt_category)i));
+        fprintf(lines, ",layer,recomputed");
         while (strcmp(g->name, head.suite[0] == 'e' ? "optimizations" : "batch")) g++;
         EACH(r) {
             if (!is_done(r)) continue;
             fprintf(table, "\n%s,%s,%s", r->name, r->group, r->technique);
             for (key = keys; key < keys + LENGTH(keys); key++)
-                if (!key->size) fprintf(table, ",%.10g", *number_at(r, key->at));
+                if (!key->size) fprintf(table, ",%.12g", *number_at(r, key->at));
             if (r->layers && is_in(r, g) && is_same(r, largest_of(g)))
                 read_file(result_path(results, r->name, RESULT_MEMORY), r, on_operation, lines, 0);
         }
