@@ -4203,7 +4203,7 @@ enum {
     MTT__TILE = 64,        /* queries and keys of a tile of flash attention */
     MTT__STRIPE = 32,      /* rows of A or columns of B that are packed side by side */
     MTT__DEPTH = 128,      /* terms of a product that are packed at a time */
-    MTT__TILE_MAX = 256,   /* rows and columns of a tile of a large product */
+    MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -4457,9 +4457,15 @@ static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
     return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
 }
 
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8 rows
-   and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by side, a
-   cache line at a time: an FP32 step is 20 % faster than by single elements. */
+static mtt__view mtt__transposed(mtt__view v)
+{
+    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
+    return swapped;
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
+   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by side,
+   a cache line at a time: an FP32 step is 20 % faster than by single elements. */
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
                             int64_t stride)
 {
@@ -4486,9 +4492,11 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
     for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
 }
 
-/* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, which mtt__load_block
-   pads. A block of C, ROWS by two vectors, is summed in registers over all of k, so each term costs little
-   more than its multiply-add: 115 GFLOP/s a core with AVX-512, where the peak is 118. */
+/* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, as mtt__load_block
+   pads them. ROWS of C, two vectors wide, are summed in registers over all of k, so a term costs little more
+   than its multiply-add: 115 GFLOP/s a core with AVX-512, where the peak is 118. */
+typedef void mtt__multiply(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,
+                           const float *b, int64_t ldb, float *c, int64_t ldc);
 #define MTT__MULTIPLY(name, vector, ROWS, multiply_add)                                                      \
     static void name(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,       \
                      const float *b, int64_t ldb, float *c, int64_t ldc)                                     \
@@ -4526,33 +4534,34 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
 #define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (x) * (y))
 MTT__MULTIPLY(mtt__multiply_block, mtt__vector, MTT__ROWS, MTT__MULTIPLY_ADD)
 
-/* The same for words that hold two neighbours along k in BF16 each. AVX512-BF16 multiplies both pairs and adds
-   the products to an FP32 sum in one instruction, twice as fast as FP32. */
+/* The same for words of two BF16 values each, neighbours along k. One instruction of AVX512-BF16 multiplies
+   both and adds the products to an FP32 sum: twice the speed of FP32. */
 #ifdef MTT__X86_BF16
 typedef float mtt__vector_16 __attribute__((vector_size(64)));
 #define MTT__PAIRS_ADD(sum, x, y)                                                                            \
     (mtt__vector_16) _mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_ps(x), (__m512bh)(y))
 __attribute__((target("avx512f,avx512bf16")))
 MTT__MULTIPLY(mtt__multiply_pairs, mtt__vector_16, 8, MTT__PAIRS_ADD)
-#define MTT__HAS_PAIRS __builtin_cpu_supports("avx512bf16")
+static int mtt__has_pairs(void) { return __builtin_cpu_supports("avx512bf16") != 0; }
 #else
 #define mtt__multiply_pairs mtt__multiply_block
-#define MTT__HAS_PAIRS 0
+static int mtt__has_pairs(void) { return 0; }
 #endif
 
-/* C = scale A B + bias, or C += scale A B where `add` is set. Both operands are seen as vectors along k, side by
-   side: `a` is A transposed. With `pairs`, k counts words of two BF16 values. */
+/* C = scale A B, or A B + bias, or C + A B where `add` is set. `a` is A transposed, so both operands are k rows
+   of vectors side by side. With `pairs`, the rows hold words: two BF16 values, neighbours along k. */
 typedef struct mtt__product {
     mtt__view a, b, c;
     const mtt_tensor *bias;
     float scale;
     int add, pairs;
-    mtt_tensor words[2]; /* operands as floats that hold two BF16 values */
+    int64_t side, down, tiles; /* of tiles of C: rows and columns, tiles in a column of tiles, all tiles */
+    mtt_tensor words[2];       /* operands in BF16, as floats */
 } mtt__product;
 
-/* Sees an operand in BF16 as words. Vectors that are contiguous in memory already consist of words; of others
-   mtt__load_stripe joins two rows. 0 = not possible. */
-static int mtt__see_words(mtt__view *v, mtt_tensor *words)
+/* Views an operand in BF16 as rows of words. A vector that is contiguous in memory consists of words; of others
+   mtt__load_stripe joins two rows. 0 = impossible: k is odd, or a vector begins within a word. */
+static int mtt__view_words(mtt__view *v, mtt_tensor *words)
 {
     if (v->t->dtype != MTT_BF16_BITS || v->m % 2) return 0;
     v->m /= 2;
@@ -4566,23 +4575,27 @@ static int mtt__see_words(mtt__view *v, mtt_tensor *words)
     return 1;
 }
 
-static void mtt__see_product(mtt__product *g, mtt__view a, mtt__view b, mtt__view c)
+/* Tiles have 128 rows and columns, since smaller ones copy operands more often and 256 were 5 % slower. Where
+   that makes few tiles, they have 64, to keep more threads busy. The side changes no bit of C. */
+static void mtt__product_of(mtt__product *g, mtt__view a, mtt__view b, mtt__view c)
 {
-    mtt__view vectors = {a.t, a.first, a.n, a.m, a.column, a.row};
+    int64_t large = mtt__ceil_div(c.m, MTT__SIDE) * mtt__ceil_div(c.n, MTT__SIDE);
     memset(g, 0, sizeof(*g));
-    g->a = vectors;
+    g->scale = 1;
+    g->a = mtt__transposed(a);
     g->b = b;
     g->c = c;
-    g->scale = 1;
-    g->pairs = MTT__HAS_PAIRS && mtt__see_words(&g->a, &g->words[0]) && mtt__see_words(&g->b, &g->words[1]);
-    if (g->pairs) return;
-    g->a = vectors;
-    g->b = b;
+    g->pairs = mtt__has_pairs() && mtt__view_words(&g->a, &g->words[0]) &&
+               mtt__view_words(&g->b, &g->words[1]);
+    if (!g->pairs) g->a = mtt__transposed(a), g->b = b;
+    g->side = large < 16 ? MTT__SIDE / 2 : MTT__SIDE;
+    g->down = mtt__ceil_div(c.m, g->side);
+    g->tiles = g->down * mtt__ceil_div(c.n, g->side);
 }
 
-/* k words of n vectors from the j0th on, side by side in a stripe. */
-static void mtt__load_stripe(const mtt__product *g, mtt__view v, int64_t p0, int64_t k, int64_t j0, int64_t n,
-                      float *out)
+/* Packs k rows from p0 up of n vectors from j0 up. */
+static void mtt__load_stripe(const mtt__product *g, mtt__view v, int64_t p0, int64_t k, int64_t j0,
+                             int64_t n, float *out)
 {
     int64_t p, j;
     if (!g->pairs || v.t->dtype == MTT_F32) {
@@ -4597,59 +4610,41 @@ static void mtt__load_stripe(const mtt__product *g, mtt__view v, int64_t p0, int
     }
 }
 
-/* Rows and columns of a tile of C. The choice changes no bit. Large tiles copy operands less often: each word
-   serves as many terms as the tile has rows or columns. 16 tiles keep some threads busy. */
-static void mtt__tile_of(const mtt__product *g, int64_t *rows, int64_t *columns)
+/* What a tile's sums start from: C, the bias or 0. */
+static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t j, int64_t n, float *out)
 {
-    for (*rows = *columns = MTT__TILE_MAX; *rows > 64;) {
-        if (mtt__ceil_div(g->c.m, *rows) * mtt__ceil_div(g->c.n, *columns) >= 16) return;
-        if (*columns == *rows) *columns /= 2;
-        else *rows /= 2;
-    }
+    int64_t r;
+    memset(out, 0, MTT__SIDE * MTT__SIDE * sizeof(float));
+    for (r = 0; r < m && (g->add || g->bias); r++)
+        if (g->add) mtt__load(g->c.t, g->c.first + (i + r) * g->c.row + j, n, out + r * MTT__SIDE);
+        else mtt__load(g->bias, j, n, out + r * MTT__SIDE);
 }
 
-static int64_t mtt__tiles(const mtt__product *g)
-{
-    int64_t rows, columns;
-    mtt__tile_of(g, &rows, &columns);
-    return mtt__ceil_div(g->c.m, rows) * mtt__ceil_div(g->c.n, columns);
-}
-
-/* One tile of C, on one thread: for some words of k at a time A's part is packed, then B's, a stripe at a time
-   that stays in the L1 cache while all rows of A pass by. The terms of k are added in an order that depends on
-   k alone. */
+/* One tile of C, on one thread. DEPTH rows at a time it packs A's vectors, then B's, a stripe of 32 at a time,
+   which stays in the L1 cache while A's pass by. The order of terms depends on k alone. */
 static void mtt__product_tile(const mtt__product *g, int64_t tile)
 {
-    enum { S = MTT__STRIPE, N = MTT__TILE_MAX, K = MTT__DEPTH };
-    float a[N * K], b[K * S], c[N * N], buffer[N];
-    int64_t rows, columns, i, j, m, n, p, r, s, l;
-    int along = g->a.column != 1; /* A's vectors are contiguous in memory */
-    mtt__view straight = {g->a.t, g->a.first, g->a.n, g->a.m, g->a.column, g->a.row};
-    mtt__tile_of(g, &rows, &columns);
-    i = tile % mtt__ceil_div(g->c.m, rows) * rows;
-    j = tile / mtt__ceil_div(g->c.m, rows) * columns;
-    m = mtt__min(rows, g->c.m - i);
-    n = mtt__min(columns, g->c.n - j);
-    memset(c, 0, (size_t)mtt__round_up(m, S) * N * sizeof(float));
+    enum { S = MTT__STRIPE, N = MTT__SIDE, K = MTT__DEPTH };
+    float a[N * K], b[K * S], c[N * N];
+    int64_t i = tile % g->down * g->side, m = mtt__min(g->side, g->c.m - i), p, r, s;
+    int64_t j = tile / g->down * g->side, n = mtt__min(g->side, g->c.n - j);
+    mtt__multiply *multiply = g->pairs ? mtt__multiply_pairs : mtt__multiply_block;
+    int along = g->a.column != 1; /* A's vectors are contiguous, and stay so; B's are always side by side */
+    mtt__start_tile(g, i, m, j, n, c);
     for (p = 0; p < g->a.m; p += K) {
         int64_t k = mtt__min(K, g->a.m - p);
         for (r = 0; r < m; r += S)
-            if (along) mtt__load_block(straight, i + r, mtt__min(S, m - r), p, k, a + r * K, K);
+            if (along) mtt__load_block(mtt__transposed(g->a), i + r, mtt__min(S, m - r), p, k, a + r * K, K);
             else mtt__load_stripe(g, g->a, p, k, i + r, mtt__min(S, m - r), a + r * K);
         for (s = 0; s < n; s += S) {
             mtt__load_stripe(g, g->b, p, k, j + s, mtt__min(S, n - s), b);
             for (r = 0; r < m; r += S)
-                (g->pairs ? mtt__multiply_pairs : mtt__multiply_block)(
-                    mtt__min(S, m - r), S, k, a + r * K, along ? K : 1, along ? 1 : S, b, S, c + r * N + s, N);
+                multiply(mtt__min(S, m - r), S, k, a + r * K, along ? K : 1, along ? 1 : S, b, S,
+                         c + r * N + s, N);
         }
     }
-    for (r = 0; r < m; r++) {
-        int64_t at = g->c.first + (i + r) * g->c.row + j;
-        for (l = 0; l < n; l++) c[r * N + l] *= g->scale;
-        if (g->add) mtt__add_block(mtt__read(g->c.t, at, n, buffer), c + r * N, n);
-        if (g->bias) mtt__add_block(mtt__read(g->bias, j, n, buffer), c + r * N, n);
-        mtt__store(g->c.t, at, n, c + r * N);
-    }
+    for (r = 0; r < m * N && g->scale != 1; r++) c[r] *= g->scale;
+    mtt__store_block(g->c, i, m, j, n, c, N);
 }
 
 /* C = A B + bias, or C += A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no BLAS.
@@ -4683,14 +4678,13 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
 {
     mtt__product g;
-    int64_t tiles, tile;
+    int64_t tile;
     if (mtt__blas_gemm(a, b, c, bias, add)) return;
-    mtt__see_product(&g, a, b, c);
+    mtt__product_of(&g, a, b, c);
     g.bias = bias;
     g.add = add;
-    tiles = mtt__tiles(&g);
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
-    for (tile = 0; tile < tiles; tile++) mtt__product_tile(&g, tile);
+    for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
 }
 
 /* sums (+)= the sum over rows of dy, or of dy xhat if x and its statistics are given, with
@@ -4900,10 +4894,10 @@ static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, 
     MTT__THREADS(mtt__heads(op) * op->shape->seq_len * op->shape->seq_len)
     for (i = 0; i < mtt__heads(op); i++) {
         mtt__product g;
-        mtt__see_product(&g, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
-                         mtt__head(op, c, c_part, i));
+        mtt__product_of(&g, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
+                        mtt__head(op, c, c_part, i));
         g.scale = scale;
-        for (tile = 0; tile < mtt__tiles(&g); tile++) mtt__product_tile(&g, tile);
+        for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
     }
 }
 
