@@ -109,6 +109,7 @@
       MTT_STATIC            everywhere  make all functions static, so that two files can hold implementations
       MTTDEF                everywhere  the text before each function's declaration, default extern
       MTT_CBLAS             here        FP32 products through cblas.h; use a BLAS with OpenMP threads
+      MTT_PORTABLE          here        the same bits on every x86-64: no use of AVX512-BF16 where it is found
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
@@ -4464,8 +4465,8 @@ static mtt__view mtt__transposed(mtt__view v)
 }
 
 /* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
-   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by side,
-   a cache line at a time: an FP32 step is 20 % faster than by single elements. */
+   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
+   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
                             int64_t stride)
 {
@@ -4548,8 +4549,8 @@ static int mtt__has_pairs(void) { return __builtin_cpu_supports("avx512bf16") !=
 static int mtt__has_pairs(void) { return 0; }
 #endif
 
-/* C = scale A B, or A B + bias, or C + A B where `add` is set. `a` is A transposed, so both operands are k rows
-   of vectors side by side. With `pairs`, the rows hold words: two BF16 values, neighbours along k. */
+/* C = scale A B, or A B + bias, or C + A B where `add` is set. `a` is A transposed, so both operands are k
+   rows of vectors side by side. With `pairs`, rows hold words: two BF16 values, neighbours along k. */
 typedef struct mtt__product {
     mtt__view a, b, c;
     const mtt_tensor *bias;
@@ -4559,8 +4560,8 @@ typedef struct mtt__product {
     mtt_tensor words[2];       /* operands in BF16, as floats */
 } mtt__product;
 
-/* Views an operand in BF16 as rows of words. A vector that is contiguous in memory consists of words; of others
-   mtt__load_stripe joins two rows. 0 = impossible: k is odd, or a vector begins within a word. */
+/* Views an operand in BF16 as rows of words. A vector that is contiguous in memory consists of words; of
+   others mtt__load_stripe joins two rows. 0 = impossible: k is odd, or a vector begins within a word. */
 static int mtt__view_words(mtt__view *v, mtt_tensor *words)
 {
     if (v->t->dtype != MTT_BF16_BITS || v->m % 2) return 0;
@@ -4620,8 +4621,8 @@ static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t
         else mtt__load(g->bias, j, n, out + r * MTT__SIDE);
 }
 
-/* One tile of C, on one thread. DEPTH rows at a time it packs A's vectors, then B's, a stripe of 32 at a time,
-   which stays in the L1 cache while A's pass by. The order of terms depends on k alone. */
+/* One tile of C, on one thread. DEPTH rows at a time it packs A's vectors, then B's, a stripe of 32 at a
+   time, which stays in the L1 cache while A's pass by. The order of terms depends on k alone. */
 static void mtt__product_tile(const mtt__product *g, int64_t tile)
 {
     enum { S = MTT__STRIPE, N = MTT__SIDE, K = MTT__DEPTH };
@@ -4890,10 +4891,11 @@ static float mtt__score_scale(const mtt_op *op)
 static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part,
                             const mtt_tensor *b, int b_part, const mtt_tensor *c, int c_part)
 {
-    int64_t i, tile;
+    int64_t i;
     MTT__THREADS(mtt__heads(op) * op->shape->seq_len * op->shape->seq_len)
     for (i = 0; i < mtt__heads(op); i++) {
         mtt__product g;
+        int64_t tile;
         mtt__product_of(&g, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
                         mtt__head(op, c, c_part, i));
         g.scale = scale;
