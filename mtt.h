@@ -4202,8 +4202,8 @@ enum {
     MTT__ALONE = 32768,    /* up to this many elements one thread is faster: waking others takes longer */
     MTT__BLOCK = 1024,     /* elements that are converted to floats at a time */
     MTT__TILE = 64,        /* queries and keys of a tile of flash attention */
-    MTT__STRIPE = 32,      /* rows of A or columns of B that are packed side by side */
-    MTT__DEPTH = 128,      /* terms of a product that are packed at a time */
+    MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
+    MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
@@ -4622,7 +4622,8 @@ static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t
 }
 
 /* One tile of C, on one thread. DEPTH rows at a time it packs A's vectors, then B's, a stripe of 32 at a
-   time, which stays in the L1 cache while A's pass by. The order of terms depends on k alone. */
+   time, which stays in the L1 cache while A's pass by. The order of terms depends on k alone. With 128 rows at a
+   time it is 5 % faster, but the error of a sum of 256 terms grows by a third. */
 static void mtt__product_tile(const mtt__product *g, int64_t tile)
 {
     enum { S = MTT__STRIPE, N = MTT__SIDE, K = MTT__DEPTH };
