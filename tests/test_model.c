@@ -1223,9 +1223,9 @@ static int run_product(const product_case *p, const operand *a, const operand *b
     return g.pairs;
 }
 
-/* Against double precision. A sum of k + 1 terms has k roundings, each of at most 2^-24 of the magnitudes; the
-   processor's BF16 sums round twice a word. Stored in 16 bits, a value is rounded once more. Returns whether
-   words were multiplied. */
+/* Against double precision. A sum of k + 1 terms has k roundings, each of at most 2^-24 of the magnitudes, or
+   fewer where words are multiplied. Stored in 16 bits, a value is rounded once more. Returns whether words
+   were multiplied. */
 static int check_product(const product_case *p)
 {
     operand a, b, c, bias;
