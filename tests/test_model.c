@@ -1179,7 +1179,7 @@ typedef struct operand {
 
 static void make_operand(operand *x, mtt_dtype dtype, int64_t m, int64_t n, int transposed, int64_t at)
 {
-    int64_t rows = transposed ? n : m, columns = transposed ? m : n, width = columns + at, i, j;
+    int64_t rows = transposed ? n : m, columns = transposed ? m : n, width = columns + at + (at > 1), i, j;
     x->tensor = (mtt_tensor){.dtype = dtype, .rank = 2, .shape = {rows + 1, width}};
     x->count = (rows + 1) * width;
     x->tensor.data = malloc((size_t)x->count * sizeof(float));
@@ -1205,7 +1205,7 @@ static void free_operand(operand *x)
 typedef struct product_case {
     int64_t m, n, k;
     mtt_dtype a, b, c;
-    int a_transposed, b_transposed, at; /* at: where matrices begin in their tensors */
+    int a_transposed, b_transposed, at; /* at: where matrices begin; 6 makes odd rows of even ones */
     int start, portable;                /* start: 0 = from zero, 1 = from a bias, 2 = adds to C */
 } product_case;
 

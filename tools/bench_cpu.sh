@@ -3,7 +3,8 @@
 usage() {
   cat << 'TEXT'
 bench_cpu.sh [CASE...]   prints the median ms of a step, on an idle machine and beside one busy process
-  cases: a  (4 layers, 256 wide, 50,257 ids, batch 4 x 256) and demo (2 layers, 128 wide, 10,000 ids, 16 x 128)
+  cases: a    4 layers, 256 wide, 50,257 ids, batch 4 x 256
+         demo 2 layers, 128 wide, 10,000 ids, batch 16 x 128
 Variables: REPEATS (5) runs of each program, which take turns, so that a disturbance meets all alike;
 STEPS (8) of a run, whose second half counts; THREADS (2); PYTHON (python3), left out if it has no PyTorch.
 Exit status: 1 if a program cannot be built or a run of ours failed, 2 for a wrong call.
@@ -26,13 +27,16 @@ busy=
 finish() { [ -z "$busy" ] || kill "$busy"; rm -rf "$work"; }
 trap finish EXIT
 build() { # PROGRAM FLAG...
-  ${CC:-cc} -O3 -march=native -std=gnu99 -fopenmp "$root/tools/profile.c" -o "$work/$1" "${@:2}" -lm
+  local program=$1; shift
+  ${CC:-cc} -O3 -march=native -std=gnu99 -fopenmp "$root/tools/profile.c" -o "$work/$program" "$@" -lm
 }
 build plain || fail 1 "cannot build tools/profile.c"
 programs="plain_fp32 plain_bf16"
 blas=$(ls -d /usr/lib/*/openblas-openmp 2> /dev/null | head -n 1)
-if [ -n "$blas" ] && build blas -DMTT_CBLAS -L"$blas" -lopenblas -Wl,-rpath,"$blas"; then programs+=" blas_fp32"
-else echo "bench_cpu: no OpenBLAS for OpenMP: its rows are left out" >&2; fi
+if [ -n "$blas" ] && build blas -DMTT_CBLAS -L"$blas" -lopenblas -Wl,-rpath,"$blas"; then
+  programs+=" blas_fp32"
+else echo "bench_cpu: no OpenBLAS for OpenMP: its rows are left out" >&2
+fi
 if "$python" -c 'import torch' 2> /dev/null; then programs+=" torch_fp32 torch_bf16"
 else echo "bench_cpu: $python has no PyTorch: its rows are left out" >&2; fi
 
