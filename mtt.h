@@ -109,6 +109,7 @@
       MTT_STATIC            everywhere  make all functions static, so that two files can hold implementations
       MTTDEF                everywhere  the text before each function's declaration, default extern
       MTT_CBLAS             here        FP32 products through cblas.h; use a BLAS with OpenMP threads
+      MTT_PORTABLE          here        the same bits on every x86-64: no use of AVX512-BF16 where it is found
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
@@ -1255,6 +1256,10 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <unistd.h>
 #ifdef MTT_CBLAS
 #include <cblas.h>
+#endif
+#if defined(__x86_64__) && !defined(MTT_PORTABLE) && (__GNUC__ >= 10 || __clang_major__ >= 9)
+#include <immintrin.h>
+#define MTT__X86_BF16
 #endif
 
 /* stb_sprintf, private to this file: its functions are static here, and its warnings are off. */
@@ -2681,14 +2686,6 @@ typedef union mtt__operands {
 } mtt__operands;
 enum { MTT__MOST_OPERANDS = sizeof(mtt__operands) / sizeof(mtt_tensor *) };
 
-/* The CPU's matrix products copy their operands to FP32 panels: A 256 x 512, B 512 x 512, C 256 x 512. */
-enum {
-    MTT__PANEL_M = 256,
-    MTT__PANEL_N = 512,
-    MTT__PANEL_K = 512,
-    MTT__PANELS = MTT__PANEL_M * MTT__PANEL_K + MTT__PANEL_K * MTT__PANEL_N + MTT__PANEL_M * MTT__PANEL_N
-};
-
 MTTDEF const char *mtt_op_name(mtt_op_kind kind)
 {
     return (unsigned)kind < MTT_OP_KIND_COUNT ? mtt__op_row[kind].name : "unknown";
@@ -3379,7 +3376,7 @@ static void mtt__close_program(mtt__builder *b)
     const mtt__program *train = &b->schedule->programs[MTT__TRAIN];
     mtt__program *p = b->program;
     int cuda = b->policy->device == MTT_DEVICE_CUDA, i, k;
-    size_t scratch = cuda ? b->policy->workspace_bytes : MTT__PANELS * sizeof(float);
+    size_t scratch = cuda ? b->policy->workspace_bytes : 0;
     for (i = 0; i < p->op_count; i++) {
         mtt_op *op = &p->ops[i];
         op->shape = &p->shape;
@@ -4224,7 +4221,10 @@ MTTDEF mtt_status mtt_policy_fit(mtt_env *env, const mtt_model_desc *model, cons
 enum {
     MTT__ALONE = 32768,    /* up to this many elements one thread is faster: waking others takes longer */
     MTT__BLOCK = 1024,     /* elements that are converted to floats at a time */
-    MTT__TILE = 64,        /* rows and columns of a tile of a product; queries and keys of flash attention */
+    MTT__TILE = 64,        /* queries and keys of a tile of flash attention */
+    MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
+    MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
+    MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -4440,6 +4440,26 @@ static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
 
 /* ---- matrix products ---- */
 
+/* A vector register, and the rows of C whose sums, two vectors each, fit the registers. */
+#if !defined(__GNUC__)
+typedef float mtt__vector;
+enum { MTT__ROWS = 1 };
+#elif defined(__AVX512F__)
+typedef float mtt__vector __attribute__((vector_size(64)));
+enum { MTT__ROWS = 8 };
+#elif defined(__AVX__)
+typedef float mtt__vector __attribute__((vector_size(32)));
+enum { MTT__ROWS = 4 };
+#else
+typedef float mtt__vector __attribute__((vector_size(16)));
+enum { MTT__ROWS = 4 };
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#define MTT__UNROLL_ROWS _Pragma("GCC unroll 8")
+#else
+#define MTT__UNROLL_ROWS
+#endif
+
 /* An m x n matrix inside a tensor: element (i, j) is at first + i * row + j * column. One of the two steps is
    1. */
 typedef struct mtt__view {
@@ -4458,9 +4478,15 @@ static mtt__view mtt__matrix(const mtt_tensor *t, int transposed)
     return mtt__matrix_at(t, 0, mtt__rows(t), mtt__width(t), transposed);
 }
 
-/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 4.
-   Where columns are contiguous in memory, 16 of them are read, then written side by side, a cache line at a
-   time: an FP32 step is 20 % faster than by single elements. */
+static mtt__view mtt__transposed(mtt__view v)
+{
+    mtt__view swapped = {v.t, v.first, v.n, v.m, v.column, v.row};
+    return swapped;
+}
+
+/* Rows i0 up and columns j0 up of a view, as an m x n block of floats, padded with zeros to multiples of 8
+   rows and 32 columns. Where columns are contiguous in memory, 16 of them are read, then written side by
+   side, a cache line at a time: an FP32 step is 20 % faster than by single elements. */
 static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *out,
                             int64_t stride)
 {
@@ -4475,8 +4501,8 @@ static void mtt__load_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int6
         for (i = 0; i < m; i++)
             for (l = 0; l < w; l++) out[i * stride + j + l] = columns[l][i];
     }
-    for (i = 0; i < mtt__round_up(m, 4); i++)
-        for (j = i < m ? n : 0; j < mtt__round_up(n, 4); j++) out[i * stride + j] = 0;
+    for (i = 0; i < mtt__round_up(m, 8); i++)
+        for (j = i < m ? n : 0; j < mtt__round_up(n, MTT__STRIPE); j++) out[i * stride + j] = 0;
 }
 
 /* Stores an m x n block of floats as rows i0 up and columns j0 up of a view. */
@@ -4487,84 +4513,163 @@ static void mtt__store_block(mtt__view v, int64_t i0, int64_t m, int64_t j0, int
     for (i = 0; i < m; i++) mtt__store(v.t, v.first + (i0 + i) * v.row + j0, n, in + i * stride);
 }
 
-/* C += A B for an m x k and a k x n block, in whole multiples of 2 rows, 4 terms and 16 columns: A and B are
-   padded with zeros as by mtt__load_block, and columns of C beyond n are never read. The two local rows show
-   the compiler that nothing overlaps, so it vectorizes the loops even at -O2: 56 GFLOP/s a core instead of
-   10. */
-static void mtt__multiply_block(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
-                                int64_t a_column, const float *b, int64_t ldb, float *c, int64_t ldc)
-{
-    enum { W = 16 };
-    int64_t i, j, p;
-    int l;
-    for (i = 0; i < m; i += 2)
-        for (p = 0; p < k; p += 4) {
-            const float *x = a + i * a_row + p * a_column, *y = x + a_row;
-            const float *b0 = b + p * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
-            float x0 = x[0], x1 = x[a_column], x2 = x[2 * a_column], x3 = x[3 * a_column];
-            float y0 = y[0], y1 = y[a_column], y2 = y[2 * a_column], y3 = y[3 * a_column];
-            float *c0 = c + i * ldc, *c1 = c0 + ldc;
-            for (j = 0; j < n; j += W) {
-                float u[W], v[W];
-                for (l = 0; l < W; l++)
-                    u[l] = c0[j + l] + (x0 * b0[j + l] + x1 * b1[j + l] + x2 * b2[j + l] + x3 * b3[j + l]);
-                for (l = 0; l < W; l++)
-                    v[l] = c1[j + l] + (y0 * b0[j + l] + y1 * b1[j + l] + y2 * b2[j + l] + y3 * b3[j + l]);
-                memcpy(c0 + j, u, sizeof(u));
-                memcpy(c1 + j, v, sizeof(v));
-            }
-        }
-}
-
-/* C = scale A B by tiles, on one thread: plain attention has a product for each head. */
-static void mtt__tile_gemm(float scale, mtt__view a, mtt__view b, mtt__view c)
-{
-    enum { S = MTT__TILE };
-    float ta[S * S], tb[S * S], tc[S * S];
-    int64_t i, j, p, l;
-    for (i = 0; i < c.m; i += S)
-        for (j = 0; j < c.n; j += S) {
-            int64_t m = mtt__min(S, c.m - i), n = mtt__min(S, c.n - j);
-            memset(tc, 0, sizeof(tc));
-            for (p = 0; p < a.n; p += S) {
-                int64_t k = mtt__min(S, a.n - p);
-                mtt__load_block(a, i, m, p, k, ta, S);
-                mtt__load_block(b, p, k, j, n, tb, S);
-                mtt__multiply_block(m, n, k, ta, S, 1, tb, S, tc, S);
-            }
-            for (l = 0; l < S * S; l++) tc[l] *= scale;
-            mtt__store_block(c, i, m, j, n, tc, S);
-        }
-}
-
-/* Rows i0 up and columns j0 up of a view, as an m x n panel, on all threads. */
-static void mtt__load_panel(mtt__view v, int64_t i0, int64_t m, int64_t j0, int64_t n, float *panel,
-                            int64_t stride)
-{
-    int64_t i;
-    MTT__THREADS(m * n)
-    for (i = 0; i < m; i += MTT__TILE)
-        mtt__load_block(v, i0 + i, mtt__min(MTT__TILE, m - i), j0, n, panel + i * stride, stride);
-}
-
-/* C += A B for panels, on all threads. */
-static void mtt__multiply_panel(int64_t m, int64_t n, int64_t k, const float *a, const float *b, float *c)
-{
-#ifdef MTT_CBLAS
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a, MTT__PANEL_K, b,
-                MTT__PANEL_N, 1.0f, c, MTT__PANEL_N);
-#else
-    int64_t columns = mtt__ceil_div(n, MTT__TILE), tiles = mtt__ceil_div(m, MTT__TILE) * columns, tile;
-    MTT__THREADS(m * n * k)
-    for (tile = 0; tile < tiles; tile++) {
-        int64_t i = tile / columns * MTT__TILE, j = tile % columns * MTT__TILE;
-        mtt__multiply_block(mtt__min(MTT__TILE, m - i), mtt__min(MTT__TILE, n - j), k, a + i * MTT__PANEL_K,
-                            MTT__PANEL_K, 1, b + j, MTT__PANEL_N, c + i * MTT__PANEL_N + j, MTT__PANEL_N);
+/* C += A B for an m x k and a k x n block, in whole multiples of 8 rows and 32 columns, as mtt__load_block
+   pads them. ROWS of C, two vectors wide, are summed in registers over all of k, so a term costs little more
+   than its multiply-add: 115 GFLOP/s a core with AVX-512, where the peak is 118. */
+typedef void mtt__multiplier(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
+                             int64_t a_column, const float *b, int64_t ldb, float *c, int64_t ldc);
+#define MTT__MULTIPLY(name, vector, ROWS, multiply_add)                                                      \
+    static void name(int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row, int64_t a_column,       \
+                     const float *b, int64_t ldb, float *c, int64_t ldc)                                     \
+    {                                                                                                        \
+        enum { W = sizeof(vector) / sizeof(float) };                                                         \
+        int64_t i, j, p;                                                                                     \
+        int r;                                                                                               \
+        for (j = 0; j < n; j += 2 * W)                                                                       \
+            for (i = 0; i < m; i += ROWS) {                                                                  \
+                vector left[ROWS], right[ROWS], u, v;                                                        \
+                const float *x = a + i * a_row;                                                              \
+                float *to = c + i * ldc + j;                                                                 \
+                memset(left, 0, sizeof(left));                                                               \
+                memset(right, 0, sizeof(right));                                                             \
+                for (p = 0; p < k; p++, x += a_column) {                                                     \
+                    memcpy(&u, b + p * ldb + j, sizeof(u));                                                  \
+                    memcpy(&v, b + p * ldb + j + W, sizeof(v));                                              \
+                    MTT__UNROLL_ROWS                                                                         \
+                    for (r = 0; r < ROWS; r++) {                                                             \
+                        left[r] = multiply_add(left[r], x[r * a_row], u);                                    \
+                        right[r] = multiply_add(right[r], x[r * a_row], v);                                  \
+                    }                                                                                        \
+                }                                                                                            \
+                MTT__UNROLL_ROWS                                                                             \
+                for (r = 0; r < ROWS; r++, to += ldc) {                                                      \
+                    memcpy(&u, to, sizeof(u));                                                               \
+                    memcpy(&v, to + W, sizeof(v));                                                           \
+                    u += left[r];                                                                            \
+                    v += right[r];                                                                           \
+                    memcpy(to, &u, sizeof(u));                                                               \
+                    memcpy(to + W, &v, sizeof(v));                                                           \
+                }                                                                                            \
+            }                                                                                                \
     }
+#define MTT__MULTIPLY_ADD(sum, x, y) ((sum) + (x) * (y))
+MTT__MULTIPLY(mtt__multiply_block, mtt__vector, MTT__ROWS, MTT__MULTIPLY_ADD)
+
+/* The same for words of two BF16 values each, neighbours along k. One instruction of AVX512-BF16 multiplies
+   both and adds the products to an FP32 sum: twice the speed of FP32. */
+#ifdef MTT__X86_BF16
+typedef float mtt__vector_16 __attribute__((vector_size(64)));
+#define MTT__PAIRS_ADD(sum, x, y)                                                                            \
+    (mtt__vector_16) _mm512_dpbf16_ps((__m512)(sum), (__m512bh)_mm512_set1_ps(x), (__m512bh)(y))
+__attribute__((target("avx512f,avx512bf16")))
+MTT__MULTIPLY(mtt__multiply_pairs, mtt__vector_16, 8, MTT__PAIRS_ADD)
+static int mtt__has_pairs(void) { return __builtin_cpu_supports("avx512bf16") != 0; }
+#else
+#define mtt__multiply_pairs mtt__multiply_block
+static int mtt__has_pairs(void) { return 0; }
 #endif
+
+/* C = scale A B, or A B + bias, or C + A B where `add` is set. `a` is A transposed, so both operands are k
+   rows of vectors side by side. With `pairs`, rows hold words: two BF16 values, neighbours along k. */
+typedef struct mtt__product {
+    mtt__view a, b, c;
+    const mtt_tensor *bias;
+    float scale;
+    int add, pairs;
+    int64_t side, down, tiles; /* of tiles of C: rows and columns, tiles in a column of tiles, all tiles */
+    mtt_tensor words[2];       /* operands in BF16, as floats */
+} mtt__product;
+
+/* Views an operand in BF16 as rows of words. A vector that is contiguous in memory consists of words; of
+   others mtt__load_stripe joins two rows. 0 = impossible: k is odd, or a vector begins within a word. */
+static int mtt__view_words(mtt__view *v, mtt_tensor *words)
+{
+    if (v->t->dtype != MTT_BF16_BITS || v->m % 2) return 0;
+    v->m /= 2;
+    if (v->column == 1) return 1;
+    if (v->first % 2 || v->column % 2) return 0;
+    *words = *v->t;
+    words->dtype = MTT_F32;
+    v->t = words;
+    v->first /= 2;
+    v->column /= 2;
+    return 1;
 }
 
-/* C = A B + bias, or C += A B where `add` is set, without panels. 1 = done, 0 = not in FP32 or no BLAS.
+/* Tiles have 128 rows and columns, since smaller ones copy operands more often and 256 were 5 % slower. Where
+   that makes few tiles, they have 64, to keep more threads busy. The side changes no bit of C. */
+static void mtt__product_of(mtt__product *g, mtt__view a, mtt__view b, mtt__view c)
+{
+    int64_t large = mtt__ceil_div(c.m, MTT__SIDE) * mtt__ceil_div(c.n, MTT__SIDE);
+    memset(g, 0, sizeof(*g));
+    g->scale = 1;
+    g->a = mtt__transposed(a);
+    g->b = b;
+    g->c = c;
+    g->pairs = mtt__has_pairs() && mtt__view_words(&g->a, &g->words[0]) &&
+               mtt__view_words(&g->b, &g->words[1]);
+    if (!g->pairs) g->a = mtt__transposed(a), g->b = b;
+    g->side = large < 16 ? MTT__SIDE / 2 : MTT__SIDE;
+    g->down = mtt__ceil_div(c.m, g->side);
+    g->tiles = g->down * mtt__ceil_div(c.n, g->side);
+}
+
+/* Packs k rows from p0 up of n vectors from j0 up. */
+static void mtt__load_stripe(const mtt__product *g, mtt__view v, int64_t p0, int64_t k, int64_t j0,
+                             int64_t n, float *out)
+{
+    int64_t p, j;
+    if (!g->pairs || v.t->dtype == MTT_F32) {
+        mtt__load_block(v, p0, k, j0, n, out, MTT__STRIPE);
+        return;
+    }
+    for (p = 0; p < k; p++) {
+        const uint16_t *low = (const uint16_t *)v.t->data + v.first + 2 * (p0 + p) * v.row + j0;
+        uint32_t words[MTT__STRIPE] = {0};
+        for (j = 0; j < n; j++) words[j] = (uint32_t)low[j] | (uint32_t)low[v.row + j] << 16;
+        memcpy(out + p * MTT__STRIPE, words, sizeof(words));
+    }
+}
+
+/* What a tile's sums start from: C, the bias or 0. */
+static void mtt__start_tile(const mtt__product *g, int64_t i, int64_t m, int64_t j, int64_t n, float *out)
+{
+    int64_t r;
+    memset(out, 0, MTT__SIDE * MTT__SIDE * sizeof(float));
+    for (r = 0; r < m && (g->add || g->bias); r++)
+        if (g->add) mtt__load(g->c.t, g->c.first + (i + r) * g->c.row + j, n, out + r * MTT__SIDE);
+        else mtt__load(g->bias, j, n, out + r * MTT__SIDE);
+}
+
+/* One tile of C, on one thread. DEPTH rows at a time it packs A's vectors, then B's, a stripe of 32 at a
+   time, which stays in the L1 cache while A's pass by. The order of terms depends on k alone. A depth of 128
+   is 5 % faster in FP32, but makes the error of a sum of 256 terms a third larger. */
+static void mtt__product_tile(const mtt__product *g, int64_t tile)
+{
+    enum { S = MTT__STRIPE, N = MTT__SIDE, K = MTT__DEPTH };
+    float a[N * K], b[K * S], c[N * N];
+    int64_t i = tile % g->down * g->side, m = mtt__min(g->side, g->c.m - i), p, r, s;
+    int64_t j = tile / g->down * g->side, n = mtt__min(g->side, g->c.n - j);
+    mtt__multiplier *multiply = g->pairs ? mtt__multiply_pairs : mtt__multiply_block;
+    int along = g->a.column != 1; /* A's vectors are contiguous, and stay so; B's are always side by side */
+    mtt__start_tile(g, i, m, j, n, c);
+    for (p = 0; p < g->a.m; p += K) {
+        int64_t k = mtt__min(K, g->a.m - p);
+        for (r = 0; r < m; r += S)
+            if (along) mtt__load_block(mtt__transposed(g->a), i + r, mtt__min(S, m - r), p, k, a + r * K, K);
+            else mtt__load_stripe(g, g->a, p, k, i + r, mtt__min(S, m - r), a + r * K);
+        for (s = 0; s < n; s += S) {
+            mtt__load_stripe(g, g->b, p, k, j + s, mtt__min(S, n - s), b);
+            for (r = 0; r < m; r += S)
+                multiply(mtt__min(S, m - r), S, k, a + r * K, along ? K : 1, along ? 1 : S, b, S,
+                         c + r * N + s, N);
+        }
+    }
+    for (r = 0; r < m * N && g->scale != 1; r++) c[r] *= g->scale;
+    mtt__store_block(g->c, i, m, j, n, c, N);
+}
+
+/* C = A B + bias, or C += A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no BLAS.
    OpenBLAS copies all rows of A, some hundred columns at a time, to buffers of its own: 61 MiB for the 50,304
    rows of a head's gradient. ROWS at a time take 2 MiB and no more time. */
 static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
@@ -4590,33 +4695,18 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 #endif
 }
 
-/* C = A B + bias, or C += A B where `add` is set, by panels of floats in the workspace. */
-static void mtt__gemm(const mtt_op *op, mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias,
-                      int add)
+/* C = A B + bias, or C += A B where `add` is set: one parallel region, in which a late thread holds up no
+   other. */
+static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
 {
-    float *pa = (float *)op->workspace->data, *pb = pa + MTT__PANEL_M * MTT__PANEL_K;
-    float *pc = pb + MTT__PANEL_K * MTT__PANEL_N;
-    int64_t i, j, p, r;
+    mtt__product g;
+    int64_t tile;
     if (mtt__blas_gemm(a, b, c, bias, add)) return;
-    for (j = 0; j < c.n; j += MTT__PANEL_N)
-        for (i = 0; i < c.m; i += MTT__PANEL_M) {
-            int64_t m = mtt__min(MTT__PANEL_M, c.m - i), n = mtt__min(MTT__PANEL_N, c.n - j);
-            memset(pc, 0, (size_t)(mtt__round_up(m, 2) * MTT__PANEL_N) * sizeof(float));
-            for (p = 0; p < a.n; p += MTT__PANEL_K) {
-                int64_t k = mtt__min(MTT__PANEL_K, a.n - p);
-                mtt__load_panel(a, i, m, p, k, pa, MTT__PANEL_K);
-                mtt__load_panel(b, p, k, j, n, pb, MTT__PANEL_N);
-                mtt__multiply_panel(m, n, k, pa, pb, pc);
-            }
-            MTT__THREADS(m * n)
-            for (r = 0; r < m; r++) {
-                float buffer[MTT__PANEL_N];
-                int64_t at = c.first + (i + r) * c.row + j;
-                if (add) mtt__add_block(mtt__read(c.t, at, n, buffer), pc + r * MTT__PANEL_N, n);
-                if (bias) mtt__add_block(mtt__read(bias, j, n, buffer), pc + r * MTT__PANEL_N, n);
-                mtt__store(c.t, at, n, pc + r * MTT__PANEL_N);
-            }
-        }
+    mtt__product_of(&g, a, b, c);
+    g.bias = bias;
+    g.add = add;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
+    for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
 }
 
 /* sums (+)= the sum over rows of dy, or of dy xhat if x and its statistics are given, with
@@ -4755,14 +4845,14 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 /* y = x W + b, or x W^T + b for a transposed weight */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm(op, mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias,
+    mtt__gemm(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias,
               0);
 }
 
 /* dx = dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    mtt__gemm(op, mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL,
+    mtt__gemm(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL,
               0);
 }
 
@@ -4770,7 +4860,7 @@ static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_ba
 static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_backward_weight *o)
 {
     const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
-    mtt__gemm(op, mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL, op->adds);
+    mtt__gemm(mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL, op->adds);
     if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
 }
 
@@ -4824,9 +4914,14 @@ static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, 
 {
     int64_t i;
     MTT__THREADS(mtt__heads(op) * op->shape->seq_len * op->shape->seq_len)
-    for (i = 0; i < mtt__heads(op); i++)
-        mtt__tile_gemm(scale, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
-                       mtt__head(op, c, c_part, i));
+    for (i = 0; i < mtt__heads(op); i++) {
+        mtt__product g;
+        int64_t tile;
+        mtt__product_of(&g, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
+                        mtt__head(op, c, c_part, i));
+        g.scale = scale;
+        for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
+    }
 }
 
 /* S = Q K^T / sqrt(head_dim), the whole square */

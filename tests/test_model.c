@@ -1166,6 +1166,153 @@ static int same_number(double a, double b)
     return a != a ? b != b : a == b && !signbit(a) == !signbit(b);
 }
 
+/* ----------------------------------------------------------------------------------------- products ---- */
+
+/* A matrix inside a larger tensor, every element of which is NaN outside the matrix: a product that reads one
+   is NaN itself. `at` counts elements from the tensor's start to the matrix. */
+typedef struct operand {
+    mtt_tensor tensor;
+    mtt__view view;
+    float *values; /* as they are stored, row by row of the view */
+    int64_t count; /* elements of the tensor */
+} operand;
+
+static void make_operand(operand *x, mtt_dtype dtype, int64_t m, int64_t n, int transposed, int64_t at)
+{
+    int64_t rows = transposed ? n : m, columns = transposed ? m : n, width = columns + at + (at > 1), i, j;
+    x->tensor = (mtt_tensor){.dtype = dtype, .rank = 2, .shape = {rows + 1, width}};
+    x->count = (rows + 1) * width;
+    x->tensor.data = malloc((size_t)x->count * sizeof(float));
+    x->values = malloc((size_t)(m * n) * sizeof(float));
+    x->view = mtt__matrix_at(&x->tensor, at, rows, columns, transposed);
+    for (i = 0; i < x->count; i++) mtt__store(&x->tensor, i, 1, &(float){NAN});
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            float *value = &x->values[i * n + j];
+            int64_t place = at + (transposed ? j * width + i : i * width + j);
+            *value = (float)(2 * uniform() - 1);
+            mtt__store(&x->tensor, place, 1, value);
+            mtt__load(&x->tensor, place, 1, value);
+        }
+}
+
+static void free_operand(operand *x)
+{
+    free(x->tensor.data);
+    free(x->values);
+}
+
+typedef struct product_case {
+    int64_t m, n, k;
+    mtt_dtype a, b, c;
+    int a_transposed, b_transposed, at; /* at: where matrices begin; 6 makes odd rows of even ones */
+    int start, portable;                /* start: 0 = from zero, 1 = from a bias, 2 = adds to C */
+} product_case;
+
+/* Runs the product into `c`, as mtt__gemm does without a BLAS; 1 = by words of two BF16 values. */
+static int run_product(const product_case *p, const operand *a, const operand *b, const operand *c,
+                       const mtt_tensor *bias)
+{
+    mtt__product g;
+    mtt__product_of(&g, a->view, b->view, c->view);
+    if (p->portable) g.pairs = 0, g.a = mtt__transposed(a->view), g.b = b->view;
+    g.bias = p->start == 1 ? bias : NULL;
+    g.add = p->start == 2;
+    if (!p->start) g.scale = 0.5f;
+    for (int64_t tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
+    return g.pairs;
+}
+
+/* Against double precision. A sum of k + 1 terms has k roundings, each of at most 2^-24 of the magnitudes, or
+   fewer where words are multiplied. Stored in 16 bits, a value is rounded once more. Returns whether words
+   were multiplied. */
+static int check_product(const product_case *p)
+{
+    operand a, b, c, bias;
+    make_operand(&a, p->a, p->m, p->k, p->a_transposed, p->at);
+    make_operand(&b, p->b, p->k, p->n, p->b_transposed, p->at);
+    make_operand(&c, p->c, p->m, p->n, 0, p->at);
+    make_operand(&bias, MTT_F32, 1, p->n, 0, 0);
+    int pairs = run_product(p, &a, &b, &c, &bias.tensor), outside = 0;
+    double worst = 0, step = p->c == MTT_F32 ? 0 : p->c == MTT_BF16_BITS ? 0x1p-8 : 0x1p-10;
+    for (int64_t i = 0; i < c.count; i++) {
+        int64_t row = (i - p->at) / c.tensor.shape[1], column = (i - p->at) % c.tensor.shape[1];
+        double sum = 0, size = 0;
+        float got;
+        mtt__load(&c.tensor, i, 1, &got);
+        if (i < p->at || row >= p->m || column >= p->n) {
+            outside += !isnan(got);
+            continue;
+        }
+        for (int64_t l = 0; l < p->k; l++) {
+            double term = (double)a.values[row * p->k + l] * b.values[l * p->n + column];
+            sum += term;
+            size += fabs(term);
+        }
+        if (!p->start) sum *= 0.5, size *= 0.5;
+        if (p->start == 1) sum += bias.values[column], size += fabs(bias.values[column]);
+        if (p->start == 2) sum += c.values[row * p->n + column], size += fabs(c.values[row * p->n + column]);
+        double limit = size * (double)(p->k + 1) * 0x1p-24 + fabs(sum) * step + 0x1p-24;
+        worst = fmax(worst, isnan(got) ? 1e9 : fabs(got - sum) / limit);
+    }
+    check(worst <= 1 && !outside,
+          "%lld x %lld x %lld%s%s from element %d, dtypes %d %d %d, start %d%s: %.3g times the bound, %d "
+          "elements beside C written", (long long)p->m, (long long)p->n, (long long)p->k,
+          p->a_transposed ? ", A transposed" : "", p->b_transposed ? ", B transposed" : "", p->at, (int)p->a,
+          (int)p->b, (int)p->c, p->start, p->portable ? ", portable" : "", worst, outside);
+    free_operand(&a), free_operand(&b), free_operand(&c), free_operand(&bias);
+    return pairs;
+}
+
+/* Every tail of tiles, stripes and registers, every orientation, dtype and start, by both kernels. */
+static void products(void)
+{
+    static const int64_t SIZES[][3] = {{1, 1, 1},    {3, 17, 65},   {17, 3, 64},    {8, 32, 2},
+                                       {33, 65, 130}, {64, 64, 128}, {65, 129, 258}, {130, 31, 257},
+                                       {1, 70, 100}, {70, 1, 300}};
+    static const mtt_dtype DTYPES[][3] = {{MTT_F32, MTT_F32, MTT_F32},
+                                          {MTT_BF16_BITS, MTT_BF16_BITS, MTT_BF16_BITS},
+                                          {MTT_BF16_BITS, MTT_BF16_BITS, MTT_F32},
+                                          {MTT_F16_BITS, MTT_F16_BITS, MTT_F16_BITS},
+                                          {MTT_F32, MTT_BF16_BITS, MTT_BF16_BITS}};
+    int words = 0;
+    for (int i = 0; i < (int)(MTT__LENGTH(SIZES) * MTT__LENGTH(DTYPES)) * 48; i += each()) {
+        const int64_t *size = SIZES[i / 48 % (int)MTT__LENGTH(SIZES)];
+        const mtt_dtype *dtype = DTYPES[i / 48 / (int)MTT__LENGTH(SIZES)];
+        product_case p = {size[0],  size[1],   size[2],   dtype[0],   dtype[1],  dtype[2],
+                          i & 1,    i >> 1 & 1, i / 4 % 2 ? 6 : i / 16 % 2, i / 8 % 6 % 3, i / 24 % 2};
+        new_case();
+        words += check_product(&p);
+    }
+    if (!mtt__has_pairs()) skip("this processor has no AVX512-BF16");
+    else check(words > 0, "no product in BF16 used AVX512-BF16");
+}
+
+/* Enough work for several threads and tiles of both sides: the number of threads changes no bit. */
+static void product_threads(void)
+{
+    static const int64_t SIZES[][3] = {{600, 520, 40}, {100, 150, 600}};
+    for (int i = 0; i < 4; i++) {
+        const int64_t *size = SIZES[i / 2];
+        mtt_dtype dtype = i % 2 ? MTT_BF16_BITS : MTT_F32;
+        operand a, b, c[2];
+        make_operand(&a, dtype, size[0], size[2], 0, 0);
+        make_operand(&b, dtype, size[2], size[1], 1, 0);
+        for (int run = 0; run < 2; run++) {
+            make_operand(&c[run], MTT_F32, size[0], size[1], 0, 0);
+            use_threads(run ? 3 : 1);
+            mtt__gemm(a.view, b.view, c[run].view, NULL, 0);
+        }
+        use_threads(1);
+#ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
+        check(memcmp(c[0].tensor.data, c[1].tensor.data, (size_t)(size[0] * size[1]) * sizeof(float)) == 0,
+              "%lld x %lld x %lld, dtype %d: three threads make other bits than one", (long long)size[0],
+              (long long)size[1], (long long)size[2], (int)dtype);
+#endif
+        free_operand(&a), free_operand(&b), free_operand(&c[0]), free_operand(&c[1]);
+    }
+}
+
 static void conversions(void)
 {
     int wrong_bf16 = 0, wrong_fp16 = 0, wrong_rounding[2] = {0, 0};
@@ -2722,6 +2869,8 @@ int main(int argc, char **argv)
     timed("conversions", conversions);
     timed("compact codes", compact_codes);
     timed("formulas", formulas);
+    timed("products", products);
+    timed("threads", product_threads);
     timed("learning rates", learning_rates);
     timed("optimizer", optimizer);
     timed("compact update", compact_update);
