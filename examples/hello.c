@@ -1,9 +1,8 @@
 /* hello.c - the shortest complete program: reads a text, trains a small GPT on it, writes a sample.
 
-   cc -O3 -march=native -fopenmp examples/hello.c -o hello -lm && OMP_WAIT_POLICY=passive ./hello my_text.txt
+   cc -O3 -march=native -fopenmp examples/hello.c -o hello -lm && ./hello my_text.txt
 
-   It takes about a minute on a CPU. The text should have 100 KB or more, for example tinyshakespeare.txt
-   (tools/get_data.sh). Tokenizer and tokens stay in the current folder as hello.*. */
+   About a minute on a CPU. `tools/get_data.sh tinyshakespeare.txt` downloads a text. Writes hello.* here. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include <stdio.h>
@@ -37,8 +36,8 @@ int main(int argc, char **argv)
     mtt_plan_report plan;
     mtt_trainer *trainer;
     mtt_step_info info;
+    mtt_wait_passively(argv); /* OpenMP's threads; else they are slow beside other work */
     if (argc != 2) return fprintf(stderr, "usage: hello TEXT_FILE\n"), 2;
-
     /* Trains a tokenizer of 512 ids, and turns the text into tokens. A second run reuses the files. */
     check(mtt_prepare(&env, &text, NULL));
     check(mtt_dataset_open(&env, "hello", NULL, &data));

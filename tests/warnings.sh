@@ -102,6 +102,9 @@ for tag in $(sed -n 's/^ *>>\([a-z]*\) .*/\1/p' mtt.h); do
   grep -qE "^ *>>$tag\$" mtt.h; tell $? "the table of contents names >>$tag, which is not there"
 done
 awk '/^```c$/ {on = 1; next} /^```$/ {on = 0} on' README.md > "$build/readme.c"
+printf '#include <stdio.h>\n#define MTT_IMPLEMENTATION\n#include "mtt.h"\n' > "$build/late.c"
+cc -std=c99 -I. -fsyntax-only "$build/late.c" 2>&1 | grep -q 'include mtt.h before other headers'
+tell $? "mtt.h after other headers in strict C99 says so"
 check "the README's program" cc -std=c99 $flags -I. "$build/readme.c" -o "$build/readme" -lm
 awk '/Quick start:/ {on = 1; next} /^   Contents/ {on = 0} on' mtt.h |
   grep -vE '^ *(cc|nvcc) ' > "$build/manual.c"

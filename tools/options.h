@@ -22,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { OPTION_TEXT = MTT_FIELD_FLAG + 1, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
 enum { OPTION_ERROR = 2, OPTION_HELP = -1, OPTION_MOST = 128 };
@@ -379,21 +378,12 @@ static int option_use_technique(int *batch)
     return 0;
 }
 
-/* GCC's OpenMP threads spin while they wait, and take the cores from whatever else runs. The variable that
-   forbids it is read before main, so the program starts again, once. On two cores a step of
-   --preset tiny then takes 27 ms, not 50 to 62. Next to a busy process: 26 to 128 ms, not 680 to 1172. */
-static void option_wait_passively(char **argv)
-{
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv); /* if it fails, continue */
-}
-
 /* 0, OPTION_ERROR after a message that says what was expected, or OPTION_HELP after the usage. */
 static int option_parse(const option *table, int count, int argc, char **argv)
 {
     const option *batch = option_find(table, count, "batch-size", 10);
     int i, code;
-    option_wait_passively(argv);
+    mtt_wait_passively(argv);
     option_all.program = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
     for (i = 0; i < count; i++)
         if (table[i].kind == OPTION_FIELDS) option_add_fields(table, count, &table[i]);
