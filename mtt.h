@@ -830,7 +830,7 @@ struct mtt_op {
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
     mtt_tensor **gradients, **weights; /* grad_norm, adamw: of each parameter, in their order */
     int parameters;                    /* the number of these */
-    const mtt_tensor *workspace;       /* scratch */
+    const mtt_tensor *workspace;       /* scratch; NULL on a CPU */
     const mtt_shape *shape;
     size_t live_bytes;                 /* during the operation, state included */
     size_t bytes[MTT_CATEGORY_COUNT];  /* the same by category */
@@ -3303,7 +3303,8 @@ static void mtt__add_all_state(mtt__builder *b)
     p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", train->rows, 0);
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
     p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
-    p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
+    if (b->policy->device == MTT_DEVICE_CUDA)
+        p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
 
 /* ---- fusions: one pass joins neighbours by their operands ---- */
@@ -3396,19 +3397,20 @@ static void mtt__close_program(mtt__builder *b)
 {
     const mtt__program *train = &b->schedule->programs[MTT__TRAIN];
     mtt__program *p = b->program;
-    int cuda = b->policy->device == MTT_DEVICE_CUDA, i, k;
-    size_t scratch = cuda ? b->policy->workspace_bytes : 0;
+    size_t scratch = b->policy->workspace_bytes;
+    int i, k;
     for (i = 0; i < p->op_count; i++) {
         mtt_op *op = &p->ops[i];
         op->shape = &p->shape;
         op->workspace = p->workspace;
         for (k = 0; k < op->inputs + op->outputs; k++) mtt__use(op->operands[k], i);
         for (k = 0; k < op->parameters; k++) mtt__use(op->gradients[k], i);
-        if (cuda && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
+        if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
     }
-    if (p != train) scratch = train->workspace->bytes;
-    p->workspace->shape[0] = (int64_t)scratch;
-    p->workspace->bytes = scratch;
+    if (p->workspace) {
+        p->workspace->bytes = p == train ? scratch : train->workspace->bytes;
+        p->workspace->shape[0] = (int64_t)p->workspace->bytes;
+    }
     for (i = 0; i < p->tensor_count; i++)
         if (p->tensors[i]->persistent) p->tensors[i]->first = 0, p->tensors[i]->last = p->op_count - 1;
     if (b->policy->accumulate == 1) return;

@@ -114,7 +114,9 @@ static void explorer_op(FILE *f, const mtt_op *op)
     fputc(']', f);
     explorer_list(f, "reads", op->operands, op->inputs, op->gradients, op->parameters);
     explorer_list(f, "writes", op->operands + op->inputs, op->outputs, op->weights, op->parameters);
-    fprintf(f, ", \"scratch\": [%d]}", op->workspace->index);
+    fprintf(f, ", \"scratch\": [");
+    if (op->workspace) fprintf(f, "%d", op->workspace->index);
+    fprintf(f, "]}");
 }
 
 static void explorer_json(FILE *f, const explorer_plan *plan)
