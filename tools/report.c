@@ -20,6 +20,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <stdarg.h>
 
 /* What a run has besides RESULTS. The first rows are in the summary, the next three in the timeline and the
    log. The last ones are computed here. WORDS are a name, a LINE is any text. */
@@ -938,8 +939,8 @@ static void print_small_table(const run *top)
     say(12, "batch       the largest that fits %s; here all train at %.0f", budget, top->batch_size);
     if (b->rounds)
         say(12, "speed       times the baseline's, the median of %.0f rounds in which all take turns; same: "
-            "it differs by no more than the rounds do, or by less than %.0f %%", b->rounds, 
-            100 * LEAST_SPREAD);
+            "it differs by no more than the rounds do, or by less than %.0f %%",
+            b->rounds, 100 * LEAST_SPREAD);
     say(12, "perplexity  on text kept out of the training, less is better; same: within %.0f %%, which is "
         "rounding\n", 100 * ROUNDING);
 }

@@ -157,7 +157,7 @@ row() { # GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]: adds an experiment; BATCH
   [ $group != refused ] || set -- "$@" --dry-run --vocab-size $vocab
   variant=$dataset${variant:+_$variant} technique=${technique}_bs$batch
   rows+=("$group $label $batch $most ${variant}_$technique")
-  work+=($((${count:-1000} * batch))) # without a number of steps it is an epoch: many
+  work+=($(((count > 0 ? count : 1000) * batch))) # without a number of steps it is an epoch: many
   args+=("$(printf '%q ' --data "$prefix" --dataset "$variant" --results-dir "$dir" --technique $technique \
     "${recipe[@]}" "${model[@]}" --device $device "$@" ${count:+--steps $count} "${extra[@]}")")
 }
