@@ -232,7 +232,7 @@ demo my.text.txt --steps 6 --batch-size 2 --only fp32,bf16
 check "a failed technique makes it end with $code, not 1" [ $code = 1 ]
 check "its line of progress says why" says out '^\[ 2/5\] bf16_bs2: FAILED \(6\): broken by intention; '
 check "so does the report, and the other one is in the table" \
-  eval 'says out "my.text_bf16_bs2 failed: broken by" && says out "^fp32 .* 100%"'
+  eval 'says out "my.text_bf16_bs2 failed: broken by" && says out "^fp32 .* 100 %"'
 check "the last line says that something failed" eval 'tail -n 1 out | grep -q "^demo: not everything"'
 check "results of another build are kept apart" [ -s $here/my_text/cpu.old/results.csv ]
 rm demo/build/train; ln -s "$train" demo/build

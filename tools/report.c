@@ -922,9 +922,9 @@ static void print_line(const run *r)
     else if (r->rounds) snprintf(speed, sizeof(speed), "%.2fx", fmin(r->speed, 99));
     snprintf(perplexity, sizeof(perplexity), "%.1f", fmin(r->perplexity, 1e6));
     if (r != r->base && learns_the_same(r)) snprintf(perplexity, sizeof(perplexity), "same");
-    fprintf(out, "%-*.*s  %s%-*s %6.1f %4.0f%% %5.0f %5s %10s\n", NAME_COLUMN, NAME_COLUMN, r->technique,
+    fprintf(out, "%-*.*s  %s%-*s %6.1f %3.0f %% %5.0f %5s %10s\n", NAME_COLUMN, NAME_COLUMN, r->technique,
             strchr(r->technique, '_') ? "+ " : "", strchr(r->technique, '_') ? 25 : 27,
-            explain(r->technique), fmin(r->device_bytes / MIB, 999999), fmin(100 * r->memory, 9999),
+            explain(r->technique), fmin(r->device_bytes / MIB, 999999), fmin(100 * r->memory, 999),
             fmin(r->largest_batch, 99999), speed, perplexity);
 }
 
