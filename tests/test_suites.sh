@@ -349,7 +349,7 @@ check "memory and speed against the baseline" \
   says out '^\| bf16 .* 50\.0 .* 10\.0 \| +80000 \| +50 % \| +2\.0[0-9]x \|$'
 check "the Pareto front" says out 'both smaller and faster: bf16_window4 \(40\.0 MiB, 8\.0 ms\)$'
 check "exact techniques, the window left out" \
-  says out '1 of 2 runs within 1\.0 %.* farthest bf16_flash at batch 8, 2\.00 %'
+  says out '1 of 2 runs within 0\.5 %.* farthest bf16_flash at batch 8, 2\.00 %'
 check "what was saved" says out 'bf16_flash: 60\.0 MiB or 60 % less memory, 1\.27 times the speed'
 check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.csv ]
 "$report" --results-dir hand --experiments fp32,bf16_flash_bs8 > out
@@ -399,7 +399,7 @@ rounds() { # TECHNIQUE PERPLEXITY MIB MS...: a run, and one for each round
 }
 rounds fp32 100.0 100 20 30 25
 rounds bf16 100.9 50 10 15 12.5                       # the baseline varies, the ratio does not
-rounds bf16_flash 101.1 40 16 36 25                   # 1.25, 0.83, 1.00
+rounds bf16_flash 102.1 40 16 36 25                   # 1.25, 0.83, 1.00
 rounds bf16_window4 99.5 40 20.4 30.6 25.5            # always 2 % slower
 rounds bf16_chunked 100.0 30 13.33 23.08 17.86        # 1.5, 1.3, 1.4
 rounds bf16_chunked_compact 100.0 20 15 30 20         # 1.33, 1.00, 1.25
@@ -414,7 +414,7 @@ while read -r technique speed perplexity; do
 done << 'CELLS'
 fp32 1.00x 100.0
 bf16 2.00x same
-bf16_flash same 101.1
+bf16_flash same 102.1
 bf16_window4 same same
 bf16_chunked 1.40x same
 bf16_chunked_compact same same

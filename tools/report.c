@@ -675,7 +675,7 @@ static void print_saved(const run *like)
 
 /* Without a window a technique computes the function of the baseline: only rounding differs, which
    changes the perplexity by less than this. */
-#define ROUNDING 0.01
+#define ROUNDING 0.005
 static void print_exact(const group *g)
 {
     const run *worst = NULL;
@@ -868,6 +868,9 @@ static void print_report(void)
 
 enum { SCREEN = 100, NAME_COLUMN = 35 };
 
+/* After the demo's few steps, two roundings of one run were up to 1.1 % apart in perplexity. */
+#define EARLY_ROUNDING 0.02
+
 static const struct {
     const char *word, *does;
 } explained[] = {
@@ -912,7 +915,8 @@ static void say(int indent, const char *format, ...)
 /* 1 = the perplexity is the baseline's, but for rounding. */
 static int learns_the_same(const run *r)
 {
-    return r->base && r->base->perplexity > 0 && fabs(r->perplexity / r->base->perplexity - 1) <= ROUNDING;
+    double theirs = r->base ? r->base->perplexity : 0;
+    return theirs > 0 && fabs(r->perplexity / theirs - 1) <= EARLY_ROUNDING;
 }
 
 static void print_line(const run *r)
@@ -942,7 +946,7 @@ static void print_small_table(const run *top)
             "it differs by no more than the rounds do, or by less than %.0f %%",
             b->rounds, 100 * LEAST_SPREAD);
     say(12, "perplexity  on text kept out of the training, less is better; same: within %.0f %%, which is "
-        "rounding\n", 100 * ROUNDING);
+        "rounding\n", 100 * EARLY_ROUNDING);
 }
 
 static void say_memory(const run *b)

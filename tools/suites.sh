@@ -103,7 +103,7 @@ suite_demo() {
   local techniques="$base ${base}_checkpointing bf16 bf16_flash bf16_window32 bf16_flash_chunked budget"
   techniques+=" ${least%_*} $least" batches=${batches:-$(pick 64 16)}
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
-  # After a warmup of 5 steps, two roundings of one run end up to 6 % apart in perplexity, after 20 0.2 %.
+  # After a warmup of 5 steps, two roundings of one run end up to 6 % apart in perplexity, after 20 about 1 %.
   recipe=(--lr $(pick 1e-3 3e-3) --lr-schedule cosine --warmup-steps 20 --no-checkpoint)
   length=$(pick 100 40)
   [ "${steps:-$length}" -gt 20 ] || recipe+=(--warmup-steps 0)
