@@ -1,4 +1,4 @@
-# make demo    - the first suite at a size for a CPU: what each technique saves, plots   (TEXT=my_text.txt)
+# make demo    - trains a small model with nine techniques: what each saves and costs   (TEXT=my_text.txt)
 # make test    - everything that can be proven on this machine
 # make fuzz    - every reader of foreign bytes, with clang's libFuzzer, a minute each   (MINUTES=10)
 # make train   - the trainer, build/train
@@ -41,16 +41,16 @@ $(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps
 	nvcc -O3 $(shell tools/arch.sh) -c $< -o $@
 $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o
 	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
+$(B)/train_cuda: train.c $(HEADERS) $(B)/mtt_kernels.o
+	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 
 test: deps; @$(MAKE) --no-print-directory test-programs
 test-programs: $(PROGRAMS:%=$(B)/%) $(TESTS:%=$(B)/%)
 	@tests/run.sh $(B) $(TESTS)
 
-demo: deps
-	@set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
+demo:; @set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
 
-bench: deps
-	@set -f; tools/bench.sh $$BENCH
+bench: deps; @set -f; tools/bench.sh $$BENCH
 
 profile: $(B)/profile
 	@set -f; $(B)/profile $$ARGS

@@ -58,7 +58,8 @@ for key in $(sed -n 's/^    X([A-Z]*, \([a-z_]*\), .*/\1/p' "$root/tools/results
   check "the trainer writes $key" says whole/a/text_fp32_bs2_metrics.json "\"$key\": "
   check "the report reads $key" eval "head -n 1 whole/a/results.csv | grep -qw $key || [ $key = dataset ]"
 done
-check "progress with an eta" says err '^\[ 3/16\] text_bf16_flash_bs2: perplexity .*eta'
+check "progress, and the time left" \
+  says err '^\[ 3/16\] bf16_flash_bs2: perplexity [0-9.]+, [0-9]+ MiB; [0-9]+ s, about [0-9 min]+ s left$'
 PATH=$work/stubs:$PATH setsid "$root/tools/experiments.sh" --train "$train" $some --results-dir cut -- $tiny \
   > out 2> err < /dev/null & id=$!
 log=cut/a/text_bf16_window16_bs2.jsonl
@@ -78,6 +79,8 @@ suite ${some/text.txt/other\/text.txt} --results-dir cut --only fp32_bs2 -- $tin
 check "another text of the same name is another experiment" says err ', 1 to run'
 suite ${some/60/61} --results-dir cut --only fp32_bs2 -- $tiny
 check "another number of steps is another experiment" says cut/a/text_fp32_bs2_metrics.json '"steps": 61'
+check "runs of the first text are not compared with it" \
+  [ "$(grep -c '^text_' cut/a/results.csv)" = 1 -a -e cut/a/text_bf16_bs4.old/text_bf16_bs4_metrics.json ]
 
 # failures and refusals
 cat > broken << 'TRAIN'
@@ -179,6 +182,106 @@ check "kept checkpoints" [ "$(ls fakes/a/checkpoints | wc -l)" = 3 ]
 fake done --steps 84 --keep-checkpoints
 check "those of other settings are not replaced" [ "$(ls fakes/a/checkpoints | wc -l)" = 6 ]
 
+# the demo, as make calls it, with a small model; make itself only builds the trainer for the GPU, a fake
+mkdir -p demo/build fake_bin
+ln -s "$root"/{mtt.h,mtt_kernels.cu,tools,examples,tests} demo
+for program in train report prepare; do ln -s "$(dirname "$train")/$program" demo/build; done
+cat > fake_bin/make << 'MAKE'
+#!/usr/bin/env bash
+case "$*" in *train_cuda*) ;; *) exit 0;; esac
+[ -z "${NO_CUDA:-}" ] || exit 2
+printf '#!/usr/bin/env bash\nexec build/train "${@/#cuda/cpu}"\n' > build/train_cuda
+chmod +x build/train_cuda
+MAKE
+chmod +x fake_bin/make
+demo() { # TEXT OPTION...: sets code
+  (cd demo && PATH=$work/fake_bin:$work/stubs:$PATH tools/demo.sh "$@" -- $tiny --warmup-steps 1) \
+    > out 2>&1 < /dev/null
+  code=$?
+}
+here=demo/results/demo
+cp text.txt demo/my.text.txt; cp other/text.txt demo/other.txt
+demo my.text.txt --steps 6 --batch-size 2
+check "the demo ends with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
+check "a line for each step of its plan" \
+  [ "$(grep -cE '^\[ ?[0-9]+/13\] .* [0-9]+ s, about [0-9 min]+ s left$' out)" = 13 ]
+check "a table of nine techniques" [ "$(grep -cE '^(fp32|bf16)[a-z0-9_]* .*%' out)" = 9 ]
+wide=$(awk 'length > 100' out); check "nothing wider than 100 columns: $wide" [ -z "$wide" ]
+check "each technique has its words" not says out '^(fp32|bf16)[a-z0-9_]* +\+? +[0-9.]+ '
+check "the learning curve" says out 'Its perplexity was [0-9]+ at the'
+check "a sample" says out '^  \| .*[a-z]'
+for file in comparison.md results.csv experiment_summary.json; do
+  check "it names $file" says out $file
+  check "$file is there" [ -s $here/my_text/cpu/$file ]
+done
+check "the write-ups are not mentioned" not says out 'write-up|original|assignment'
+demo my.text.txt --steps 6 --batch-size 2
+check "nothing runs twice" eval 'says out ", 0 to run" && says out "^fp32_checkpointing .* same"'
+check "the sample is there again" says out '^  \| .*[a-z]'
+demo other.txt --steps 6 --batch-size 2 --only fp32
+check "another text has another folder" [ $code = 0 -a "$(grep -c , $here/other/cpu/results.csv)" = 5 ]
+check "the first one's is as it was" [ "$(grep -c , $here/my_text/cpu/results.csv)" = 38 ]
+rm demo/build/train # or the link's target would be written
+cat > demo/build/train << TRAIN
+#!/bin/sh
+case "\$*" in *--find* | *--dry*) ;; *bf16_bs2*) echo 'train: broken by intention' >&2; exit 6;; esac
+exec $train "\$@"
+TRAIN
+chmod +x demo/build/train; touch -d 'now + 1 hour' demo/build/train
+demo my.text.txt --steps 6 --batch-size 2 --only fp32,bf16
+check "a failed technique makes it end with $code, not 1" [ $code = 1 ]
+check "its line of progress says why" says out '^\[ 2/5\] bf16_bs2: FAILED \(6\): broken by intention; '
+check "so does the report, and the other one is in the table" \
+  eval 'says out "my.text_bf16_bs2 failed: broken by" && says out "^fp32 .* 100 %"'
+check "the last line says that something failed" eval 'tail -n 1 out | grep -q "^demo: not everything"'
+check "results of another build are kept apart" [ -s $here/my_text/cpu.old/results.csv ]
+rm demo/build/train; ln -s "$train" demo/build
+demo nowhere.txt; check "a text that is not there" says out '^demo: there is no file nowhere.txt$'
+
+# the demo with a GPU
+printf '#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: Fake 9 (UUID: 7)" || echo 1000\n' > fake_bin/nvidia-smi
+printf '#!/bin/sh\n' > fake_bin/nvcc
+chmod +x fake_bin/nv*
+demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16
+check "the demo with a GPU ends with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
+check "it says so first" eval 'head -n 2 out | grep -q "GPU 0: Fake 9; "'
+check "results of both devices" [ -s $here/other/cpu/results.csv -a -s $here/other/cuda/results.csv ]
+check "TF32 is the GPU's baseline" says $here/other/cuda/results.csv ',batch,tf32,'
+export NO_CUDA=1; demo other.txt --steps 6 --batch-size 2 --only tf32,fp32,bf16; unset NO_CUDA
+check "without the GPU's trainer it ends with $code, not 1, after the CPU's part" \
+  eval '[ $code = 1 ] && says out "does not build for the GPU" && says out "^fp32 "'
+rm fake_bin/nv*
+
+# packages: installed where that needs no password, named otherwise
+mkdir bare
+printf '#!/bin/sh\nexit 1\n' > bare/cc
+printf '#!/bin/sh\necho 1000\n' > bare/id
+printf '#!/bin/sh\n[ -z "$NO_SUDO" ] && shift && exec "$@"\n' > bare/sudo
+printf '#!/bin/sh\necho "$@" >> %s/apt\nexit $APT\n' "$work" > bare/apt-get
+printf '#!/bin/sh\n' > bare/true
+chmod +x bare/*
+sh=$(command -v sh); ln -s "$sh" bare/sh
+deps() { # VARIABLE=VALUE... -- ARGUMENT...
+  local -a settings=()
+  while [ "$1" != -- ]; do settings+=("$1"); shift; done; shift
+  rm -f apt
+  env PATH="$work/bare" CC=cc NO_SUDO= APT=0 "${settings[@]}" "$BASH" "$root/tools/deps.sh" "$@" > out 2>&1
+  code=$?
+}
+deps -- gnuplot
+check "it says what it installs, in one line, before" \
+  eval '[ $code = 0 -a "$(wc -l < out)" = 1 ] && says out "^installing libstb-dev .* gnuplot-nox with apt"'
+check "and installs it" says apt '^install -y libstb-dev libopenblas-openmp-dev gnuplot-nox$'
+deps -- ; check "gnuplot is for the demo alone" not says apt gnuplot
+deps NO_SUDO=1 -- gnuplot
+check "without rights it prints one line to paste" eval '[ "$(wc -l < out)" = 1 ] &&
+  says out "run: sudo apt-get install -y libstb-dev libopenblas-openmp-dev gnuplot-nox$"'
+check "ends with $code, not 1: stb is missing" [ $code = 1 ]
+check "and has not called apt-get" [ ! -e apt ]
+deps APT=100 --
+check "what fails is said" eval '[ $code = 1 ] && says out "^apt-get failed; .*sudo apt-get update"'
+trainer=$train
+
 # names of texts and folders are data: nothing in them runs
 canary=$work/canary
 no_canary() { [ ! -e "$canary" ]; }
@@ -238,7 +341,7 @@ metrics() { # NAME TECHNIQUE BATCH PERPLEXITY ARENA MS...
 }
 metrics x_fp32_bs8 fp32_bs8 8 100.0 104857600 900 20 20.5 19
 metrics x_bf16_bs8 bf16_bs8 8 100.4 52428800 10 9 900
-metrics x_bf16_flash_bs8 bf16_flash_bs8 8 101.0 41943040 16
+metrics x_bf16_flash_bs8 bf16_flash_bs8 8 102.0 41943040 16
 metrics x_bf16_window4_bs8 bf16_window4_bs8 8 120.0 41943040 8
 "$report" --results-dir hand > out; check "the report of runs without a summary" [ $? = 0 ]
 check "a median, not a mean" says out '^\| fp32 .* 20\.2 \| +39506 \| +100 % \| +1\.00x \|$'
@@ -246,7 +349,7 @@ check "memory and speed against the baseline" \
   says out '^\| bf16 .* 50\.0 .* 10\.0 \| +80000 \| +50 % \| +2\.0[0-9]x \|$'
 check "the Pareto front" says out 'both smaller and faster: bf16_window4 \(40\.0 MiB, 8\.0 ms\)$'
 check "exact techniques, the window left out" \
-  says out '1 of 2 runs within 0\.5 %.* farthest bf16_flash at batch 8, 1\.00 %'
+  says out '1 of 2 runs within 0\.5 %.* farthest bf16_flash at batch 8, 2\.00 %'
 check "what was saved" says out 'bf16_flash: 60\.0 MiB or 60 % less memory, 1\.27 times the speed'
 check "the files" [ -s hand/comparison_report.txt -a -s hand/comparison.md -a -s hand/results.csv ]
 "$report" --results-dir hand --experiments fp32,bf16_flash_bs8 > out
@@ -280,6 +383,54 @@ printf '}%.0s' $(seq 4000) >> deep/x_metrics.json
 long=$(printf 'd%.0s' {1..200}); mkdir -p $long/$long/$long/$long
 "$report" --results-dir $long/$long/$long/$long 2> err; code=$?
 check "a path that does not fit ends it with $code, not 2" [ $code = 2 ]
+
+# rounds: a difference counts if it is larger than the rounds differ, and 3 %
+folder=rounds; mkdir rounds
+rounds() { # TECHNIQUE PERPLEXITY MIB MS...: a run, and one for each round
+  local technique=$1 perplexity=$2 bytes=$(($3 << 20)) ms round=0; shift 3
+  metrics x_${technique}_bs8 ${technique}_bs8 8 $perplexity $bytes 1000 # the time of this one does not count
+  printf '{"name": "x_%s_bs8", "group": "batch", "technique": "%s"},' $technique $technique >> names
+  for ms in "$@"; do
+    round=$((round + 1))
+    metrics x_round${round}_${technique}_bs8 ${technique}_bs8 8 $perplexity $bytes $ms
+    printf '{"name": "x_round%d_%s_bs8", "group": "round%d", "technique": "%s"},' $round $technique $round \
+      $technique >> names
+  done
+}
+rounds fp32 100.0 100 20 30 25
+rounds bf16 100.9 50 10 15 12.5                       # the baseline varies, the ratio does not
+rounds bf16_flash 102.1 40 16 36 25                   # 1.25, 0.83, 1.00
+rounds bf16_window4 99.5 40 20.4 30.6 25.5            # always 2 % slower
+rounds bf16_chunked 100.0 30 13.33 23.08 17.86        # 1.5, 1.3, 1.4
+rounds bf16_chunked_compact 100.0 20 15 30 20         # 1.33, 1.00, 1.25
+printf '{"suite": "demo, small", "device": "cpu", "budget": "64M", "experiments": [%s]}' \
+  "$(sed 's/,$//' names)" > rounds/experiment_summary.json
+"$report" --results-dir rounds --brief > out; check "the report of rounds" [ $? = 0 ]
+cell() { awk -v t="$1" -v k="$2" '$1 == t { print $(NF - k) }' out; } # TECHNIQUE COLUMN, from the right
+while read -r technique speed perplexity; do
+  check "$technique: speed $(cell $technique 1), not $speed" [ "$(cell $technique 1)" = "$speed" ]
+  check "$technique: perplexity $(cell $technique 0), not $perplexity" \
+    [ "$(cell $technique 0)" = "$perplexity" ]
+done << 'CELLS'
+fp32 1.00x 100.0
+bf16 2.00x same
+bf16_flash same 102.1
+bf16_window4 same same
+bf16_chunked 1.40x same
+bf16_chunked_compact same same
+CELLS
+check "nobody is named the fastest" not says out 'fastest'
+check "the noise is told" says out 'took 20 to 30 ms, 40 % apart by chance\. .* 2 of the'
+check "the smallest" says out '^- bf16_chunked_compact trains the same model in 20 of 100 MiB'
+check "100 columns" [ -z "$(awk 'length > 100' out)" ]
+check "in the whole report, too" says rounds/comparison.md '^- bf16_flash: .* the same speed'
+check "the fastest one is fastest beyond the noise" \
+  says rounds/comparison.md '^- fastest: bf16, 12\.5 ms a step, [0-9]* tokens/s$'
+rm rounds/x_round[123]_bf16_bs8* names
+"$report" --results-dir rounds > /dev/null 2>&1
+check "those as fast, as far as the rounds tell" \
+  says rounds/comparison.md '^- fastest: bf16_chunked, .*as fast, .*: .*bf16_chunked_compact, 20\.0 ms'
+check "findings of suite d are not the demo's" not says rounds/comparison.md 'original experiment'
 
 # names from results files and folders are data: nothing in them runs
 hostile=('y$(touch '"$canary"')' 'y`touch '"$canary"'`' "x'; system('touch $canary'); set title '" a/../../b

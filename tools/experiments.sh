@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# experiments.sh - trains the experiments of suites A to E (tools/suites.sh) and compares them. The same
-# command continues where it stopped.
+# experiments.sh - trains the experiments of a suite (tools/suites.sh) and compares them. The same command
+# continues where it stopped.
 usage() {
   cat << 'TEXT'
-experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e all
+experiments.sh SUITE... [options] [-- options of train]      suites: a b c d e, all of these, demo
   --data [SUITE=]PATH     text, JSONL or the prefix of prepared token files; with SUITE= for one suite
   --tokenizer FILE        vocab.bpe, vocab.txt or tokenizer.json for a text; suite b, and all suites without
                           it, train one on the text: WordPiece in suite d, BPE in the others
   --train PATH            the trainer (build/train)
   --device cpu|cuda       device (cpu)
-  --results-dir DIR       everything goes to DIR/SUITE (results)
-  --baseline fp32|tf32    precision of the baseline (tf32 on cuda in a, b and c, as in PyTorch; else fp32)
+  --results-dir DIR       everything goes to DIR/SUITE, of the demo to DIR/DEVICE (results)
+  --baseline fp32|tf32    precision of the baseline (tf32 on cuda in a, b, c and demo, as in PyTorch;
+                          else fp32)
   --only NAME,..          only these: techniques (bf16_flash), with batch (bf16_flash_bs32), groups (length)
                           or patterns (*_bs32)
   --skip NAME,..          all but these
@@ -35,7 +36,7 @@ suites=() extra=() train=$root/build/train device=cpu results=results baseline= 
 budget= steps= small= dry= tokenizer=
 while [ $# -gt 0 ]; do
   case $1 in
-    a | b | c | d | e) suites+=("$1");;
+    a | b | c | d | e | demo) suites+=("$1");;
     all) suites+=(a b c d e);;
     --small) small=1;;
     --keep-checkpoints) keep=1;;
@@ -160,7 +161,7 @@ outcome() { # NAME: prints done or diverged if its metrics are there
 }
 set_aside() { # NAME: moves the files of a run with other settings to NAME.old, NAME.old2, ...
   local away=$dir/$1.old files k
-  files=("$dir/$1"@(_metrics.json|_memory.json|.jsonl|?(_best|_step+([0-9])).safetensors))
+  files=("$dir/$1"@(_metrics.json|_memory.json|_sample.txt|.jsonl|?(_best|_step+([0-9])).safetensors))
   [ ${#files[@]} -gt 0 ] || return 0
   for ((k = 2; ; k++)); do [ -e "$away" ] || break; away=$dir/$1.old$k; done
   mkdir "$away" && mv "${files[@]}" "$away" || fail "cannot move the files of $1 to $away"
@@ -180,7 +181,10 @@ choose() { # fills queue with the experiments to run; prints them under --dry-ru
     known=${old[$name]:-}
     if ! wanted ${rows[i]}; then
       entry $i skipped 0 ""
-      lines[i]=${known:-${lines[i]}}
+      case $dry$known in
+        *'"data": "'"$origin"'"}') lines[i]=$known;;
+        '{'*) set_aside "$name";; # another text must not come into the tables
+      esac
       continue
     fi
     entry $i waiting 0 ""
@@ -217,7 +221,7 @@ experiment() { # NAME ARGUMENT...: trains, or continues from a checkpoint; sets 
   [ $code -le 128 ] || message="ended by signal $((code - 128))"
   [ $code != 0 ] || message=
 }
-finish() { # INDEX: records how the experiment ended
+finish() { # INDEX: records how the experiment ended; sets ending or trouble, for its line of progress
   local group label batch most name files found status=
   read -r group label batch most name <<< "${rows[$1]}"
   files=$dir/$name
@@ -229,40 +233,65 @@ finish() { # INDEX: records how the experiment ended
     elif [ ${#found[@]} -gt 0 ]; then
       mkdir -p "$dir/checkpoints" && mv --backup=numbered "${found[@]}" "$dir/checkpoints"
     fi
-    printf ': perplexity %s, %d MiB, %s ms a step' $(field perplexity "${files}_metrics.json") \
-      $(($(field arena_bytes "${files}_metrics.json") >> 20)) $(field ms_per_step "${files}_metrics.json") >&2
+    [[ ${args[$1]} != *' --sample '* ]] || sed 1d "$dir/out" > "${files}_sample.txt" # after the metrics
+    ending=$(printf 'perplexity %s, %d MiB; ' $(field perplexity "${files}_metrics.json") \
+      $(($(field arena_bytes "${files}_metrics.json") >> 20)))
+    [[ $group != round* ]] || ending=
   elif [ "$status" = diverged ]; then
     entry $1 diverged $code "$message"
-    failures=$((failures + 1))
-    printf ': DIVERGED: %s' "$message" >&2
+    failures=$((failures + 1)) trouble="DIVERGED: $message; "
   elif [ $code = 4 ] && [ -n "$enforce" ] && [ $batch -gt $most ]; then
     entry $1 refused $code "$message"
-    printf ': refused: %s' "$message" >&2
+    ending="refused: $message; "
   else
     entry $1 failed $code "${message:-there are no metrics}"
-    failures=$((failures + 1))
-    printf ': FAILED (%d): %s' $code "$message" >&2
+    failures=$((failures + 1)) trouble="FAILED ($code): $message; "
   fi
 }
+duration() { # SECONDS: in words
+  [ $1 -lt 60 ] || printf '%d min ' $(($1 / 60))
+  echo "$(($1 % 60)) s"
+}
+title() { # INDEX: of its line of progress; the runs of a round have one line
+  local group label batch most name
+  read -r group label batch most name <<< "${rows[$1]}"
+  case $group in
+    round*) echo "times, round ${group#round}";;
+    learning) echo "$label, longer";;
+    batch) echo "${label}_bs$batch";;
+    *) echo "${name#"$dataset"_}";;
+  esac
+}
+run_one() { # INDEX: ends the program if it is stopped
+  [ -z "$stopped" ] || exit 130
+  entry $1 running 0 ""
+  summary
+  eval "experiment '${rows[$1]##* }' ${args[$1]}"
+  if [ -n "$stopped" ] || [ $code = 130 ]; then
+    echo "stopped; the same command continues from here" >&2
+    entry $1 stopped $code ""
+    summary
+    exit 130
+  fi
+  finish $1
+  summary
+}
 run_queue() {
-  local i start=$SECONDS ran=0 left
+  local i k now last= titles=() parts=() start=$SECONDS begun all=0 ran=0 ending trouble
   for i in "${queue[@]}"; do
-    [ -z "$stopped" ] || exit 130
-    printf '[%2d/%d] %s' $((ran + 1)) ${#queue[@]} "${rows[i]##* }" >&2
-    entry $i running 0 ""
-    summary
-    eval "experiment '${rows[i]##* }' ${args[i]}"
-    ran=$((ran + 1))
-    if [ -n "$stopped" ] || [ $code = 130 ]; then
-      echo ": stopped; the same command continues from here" >&2
-      entry $i stopped $code ""
-      summary
-      exit 130
-    fi
-    finish $i
-    summary
-    left=$(((SECONDS - start) * (${#queue[@]} - ran) / ran))
-    printf '; eta %dm%02ds\n' $((left / 60)) $((left % 60)) >&2
+    now=$(title $i) all=$((all + work[i]))
+    if [ "$now" = "$last" ]; then parts[-1]+=" $i"; else titles+=("$now") parts+=($i); fi
+    last=$now
+  done
+  for k in "${!parts[@]}"; do
+    printf '[%2d/%d] %s: ' $((k + 1)) ${#parts[@]} "${titles[k]}" >&2
+    begun=$SECONDS ending= trouble=
+    for i in ${parts[k]}; do
+      run_one $i
+      ran=$((ran + work[i]))
+    done
+    printf '%s%s, about %s left\n' "${trouble:-$ending}" "$(duration $((SECONDS - begun)))" \
+      "$(duration $(((SECONDS - start) * (all - ran) / ran)))" >&2
   done
 }
 
@@ -284,11 +313,14 @@ lock() { # waits for another process that runs the suite in this folder
 stopped= child= failures=0
 trap 'stopped=1; [ -z "$child" ] || kill -TERM $child 2> /dev/null' INT TERM
 for suite in "${suites[@]}"; do
-  dir=$results/$suite enforce=$budget short= ours="bf16_flash_chunked bf16_flash_selective_chunked"
-  rows=() args=() lines=() old=() limits=() queue=()
+  dir=$results/${suite/demo/$device} enforce=$budget short=
+  ours="bf16_flash_chunked bf16_flash_selective_chunked"
+  rows=() args=() work=() lines=() old=() limits=() queue=()
   case $suite in c | d) enforce=1;; esac
   limit
-  case $device$suite in cudaa | cudab | cudac) base=${baseline:-tf32};; *) base=${baseline:-fp32};; esac
+  base=fp32
+  case $device$suite in cudaa | cudab | cudac | cudademo) base=tf32;; esac
+  base=${baseline:-$base}
   path=${data[$suite]:-${data[all]:-}}
   [ -n "$path$dry" ] || fail "suite $suite needs --data: a text, JSONL or a prefix of token files"
   [ -n "$dry" ] || { need report; lock; }
@@ -302,7 +334,9 @@ for suite in "${suites[@]}"; do
   run_queue
   summary
   rm -f "$dir/out" "$dir/err"
-  if "$root/build/report" --results-dir "$dir"; then "$root/tools/plots.sh" "$dir"
+  brief=
+  [ $suite != demo ] || brief=--brief
+  if "$root/build/report" --results-dir "$dir" $brief; then "$root/tools/plots.sh" "$dir"
   else failures=$((failures + 1)); fi
 done
 [ $failures = 0 ] || echo "experiments: $failures failed or diverged: see experiment_summary.json" >&2

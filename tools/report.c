@@ -4,7 +4,10 @@
 
    Reads what train and experiments.sh left: *_metrics.json, *_memory.json, the logs, and if there is one
    experiment_summary.json. A run that the summary does not name belongs to the group `batch`. Writes
-   comparison_report.txt and comparison.md, and for the plots results.csv and timeline.csv.
+   comparison_report.txt and comparison.md, and for the plots results.csv and timeline.csv. --brief prints a
+   table for a terminal and a few sentences instead of the report. Where a suite timed its techniques in
+   rounds (groups round1, round2, ...), these show how much times differ by chance. Then no smaller difference
+   is reported.
 
    Files may come from strangers. So their names must be names (result_is_name), a damaged run is reported and
    left out, and a damaged summary ends the program: without its groups, runs of different work would be
@@ -17,6 +20,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <stdarg.h>
 
 /* What a run has besides RESULTS. The first rows are in the summary, the next three in the timeline and the
    log. The last ones are computed here. WORDS are a name, a LINE is any text. */
@@ -38,7 +42,11 @@
     X(NUMBER, memory, "") /* of the baseline's */                                                            \
     X(NUMBER, speed, "")                                                                                     \
     X(NUMBER, pareto, "")                                                                                    \
-    X(NUMBER, recomputed, "") /* of an operation */
+    X(NUMBER, recomputed, "") /* of an operation */                                                          \
+    X(NUMBER, rounds, "")                                                                                    \
+    X(NUMBER, spread, "") /* of the speed: its largest minus its smallest round */                           \
+    X(NUMBER, step, "")                                                                                      \
+    X(NUMBER, loss, "")
 
 #define RESULT_LINE_MEMBER RESULT_WORDS_MEMBER
 typedef struct run {
@@ -60,17 +68,21 @@ static const struct key {
     int is_line;
 } keys[] = {RESULTS(KEY) OTHERS(KEY)};
 
+enum { MOST_ROUNDS = 9 };
+
 #define EACH(r) for (run *r = runs; r && r < runs + run_count; r++)
 static run *runs, head; /* `head`: what the summary says of the whole suite */
 static int run_count, damaged; /* `damaged`: files */
 static char budget[64] = "the budget"; /* in words */
 static const char *results = "results", *experiments, *dataset;
+static int brief;
 
 static const option options[] = {
     TITLE("usage: report [option...]"),
     TEXT("results-dir", &results, "folder of the runs"),
     TEXT("experiments", &experiments, "compare only these: names or techniques, separated by commas"),
     TEXT("dataset", &dataset, "compare the runs of this dataset; needed if there are several and no suite"),
+    FLAG("brief", &brief, 1, "print a small table and a few sentences; the whole report is in comparison.md"),
 };
 
 /* ---- reading ---- */
@@ -262,16 +274,21 @@ static int compare_numbers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The median of some numbers, which it sorts, and if `spread` is given their largest minus their smallest. */
+static double median(double *numbers, int count, double *spread)
+{
+    qsort(numbers, (size_t)count, sizeof(*numbers), compare_numbers);
+    if (spread) *spread = numbers[count - 1] - numbers[0];
+    return (numbers[(count - 1) / 2] + numbers[count / 2]) / 2;
+}
+
 /* The median step of a run is its speed, so that first and disturbed steps do not count. */
 static void find_median(run *r)
 {
     double tokens = r->tokens_per_s * r->ms_per_step; /* of a step, accumulation included, times 1000 */
     time_count = 0;
     if (!r->ms_median) read_file(result_path(results, r->name, RESULT_LOG), NULL, on_step, NULL, 1);
-    if (time_count) {
-        qsort(times, (size_t)time_count, sizeof(*times), compare_numbers);
-        r->ms_median = (times[(time_count - 1) / 2] + times[time_count / 2]) / 2;
-    }
+    if (time_count) r->ms_median = median(times, time_count, NULL);
     if (!r->ms_median) r->ms_median = r->ms_per_step;
     if (r->ms_median > 0) r->tokens_per_s = tokens / r->ms_median;
 }
@@ -365,6 +382,12 @@ static int is_done(const run *r)
     return !strcmp(r->status, "done");
 }
 
+/* The letter of a suite that reproduces an experiment; 0 for the demo, and without a suite. */
+static char suite_letter(void)
+{
+    return head.suite[0] && strchr(",", head.suite[1]) ? head.suite[0] : 0;
+}
+
 static int is_plain(const run *r)
 {
     return !strcmp(r->technique, "fp32") || !strcmp(r->technique, "tf32");
@@ -396,17 +419,70 @@ static void check_dataset(void)
     }
 }
 
+/* The run of the same technique and work in a round; NULL if there is none. */
+static const run *in_round(const run *like, int round)
+{
+    char group[32];
+    snprintf(group, sizeof(group), "round%d", round);
+    EACH(r)
+        if (is_done(r) && !strcmp(r->group, group) && !strcmp(r->technique, like->technique) &&
+            r->batch_size == like->batch_size && r->seq_len == like->seq_len && r->ms_median > 0)
+            return r;
+    return NULL;
+}
+
+/* How many times as fast as b a is. A load on the machine that lasts for a round slows both down, so each
+   round gives a ratio, and their median counts. Without rounds the spread is 0. */
+static double times_as_fast(const run *a, const run *b, double *spread)
+{
+    double ratios[MOST_ROUNDS];
+    int count = 0, k;
+    for (k = 1; k <= MOST_ROUNDS; k++) {
+        const run *x = in_round(a, k), *y = in_round(b, k);
+        if (x && y) ratios[count++] = y->ms_median / x->ms_median;
+    }
+    *spread = 0;
+    if (count > 1) return median(ratios, count, spread);
+    return b->tokens_per_s > 0 ? a->tokens_per_s / b->tokens_per_s : 0;
+}
+
+/* 1: a is faster than b, -1: slower, 0: by no more than the rounds differ among themselves. Three rounds may
+   agree by chance, so LEAST_SPREAD does not count either. */
+#define LEAST_SPREAD 0.03
+static int compare_speed(const run *a, const run *b)
+{
+    double spread, speed = times_as_fast(a, b, &spread), noise = fmax(spread, LEAST_SPREAD);
+    if (!a->rounds) return (a->ms_median < b->ms_median) - (a->ms_median > b->ms_median);
+    return (speed > 1 + noise) - (speed < 1 - noise);
+}
+
+/* The time of a step is the median of the rounds, if there are any. */
+static void use_rounds(run *r)
+{
+    double ms[MOST_ROUNDS], tokens = r->tokens_per_s * r->ms_median;
+    int count = 0, k;
+    for (k = 1; k <= MOST_ROUNDS; k++)
+        if (in_round(r, k)) ms[count++] = in_round(r, k)->ms_median;
+    if (count < 2) return; /* one round does not show what chance does */
+    r->rounds = count;
+    r->ms_median = median(ms, count, NULL);
+    r->tokens_per_s = tokens / r->ms_median;
+}
+
 /* 1 = a needs no more memory and no more time than b, and less of one. */
 static int beats(const run *a, const run *b)
 {
-    if (a->device_bytes > b->device_bytes || a->ms_median > b->ms_median) return 0;
-    return a->device_bytes < b->device_bytes || a->ms_median < b->ms_median;
+    int faster = compare_speed(a, b);
+    if (a->device_bytes > b->device_bytes || faster < 0) return 0;
+    return a->device_bytes < b->device_bytes || faster > 0;
 }
 
 /* The baseline has plain attention in FP32 or TF32 and recomputes nothing. It is the one of the same work, or
    else the first one of the group with the same model. */
 static void compare(void)
 {
+    EACH(r)
+        if (is_done(r) && strncmp(r->group, "round", 5)) use_rounds(r);
     EACH(r) {
         if (!is_done(r)) continue;
         r->pareto = 1;
@@ -417,7 +493,7 @@ static void compare(void)
         }
         if (!r->base) continue;
         if (r->base->device_bytes > 0) r->memory = r->device_bytes / r->base->device_bytes;
-        if (r->base->tokens_per_s > 0) r->speed = r->tokens_per_s / r->base->tokens_per_s;
+        r->speed = times_as_fast(r, r->base, &r->spread);
     }
 }
 
@@ -449,6 +525,7 @@ static const struct column {
     {"tokens/s", AT(tokens_per_s), 0, 1, ""},
     {"memory", AT(memory), 0, 0.01, " %"},
     {"speed", AT(speed), 2, 1, "x"},
+    {"spread", AT(spread), 2, 1, "x"},
 };
 enum { COLUMNS = sizeof(columns) / sizeof(columns[0]) };
 
@@ -538,6 +615,21 @@ static const run *best(const run *like, size_t at, int sign)
     return found;
 }
 
+/* The fastest run, and those that may be as fast. */
+static void print_fastest(const run *top)
+{
+    const char *as_fast = "; as fast, as far as the rounds can tell:";
+    if (!top) return;
+    fprintf(out, "- fastest: %s, %.1f ms a step, %.0f tokens/s", top->technique, top->ms_median,
+            top->tokens_per_s);
+    EACH(r) {
+        if (r == top || !r->rounds || !is_same(r, top) || compare_speed(top, r)) continue;
+        fprintf(out, "%s %s, %.1f ms", as_fast, r->technique, r->ms_median);
+        as_fast = ",";
+    }
+    fprintf(out, "\n");
+}
+
 static void print_best(const run *like, const group *g)
 {
     const run *r = g->sweep ? NULL : best(like, AT(perplexity), -1);
@@ -545,10 +637,7 @@ static void print_best(const run *like, const group *g)
     if (r) fprintf(out, "- lowest perplexity: %s, %.2f\n", r->technique, r->perplexity);
     r = best(like, AT(device_bytes), -1);
     if (r) fprintf(out, "- least memory: %s, %.1f MiB\n", r->technique, r->device_bytes / MIB);
-    r = best(like, AT(tokens_per_s), 1);
-    if (r)
-        fprintf(out, "- fastest: %s, %.1f ms a step, %.0f tokens/s\n", r->technique, r->ms_median,
-                r->tokens_per_s);
+    print_fastest(best(like, AT(tokens_per_s), 1));
     r = best(like, AT(largest_batch), 1);
     if (r)
         fprintf(out, "- largest batch in %s: %s, %.0f sequences\n", budget, r->technique, r->largest_batch);
@@ -574,9 +663,11 @@ static void print_saved(const run *like)
     fprintf(out, "\n");
     EACH(r) {
         if (!is_same(r, like) || r == b) continue;
-        fprintf(out, "- %s: %.1f MiB or %.0f %% %s memory, %.2f times the speed", r->technique,
+        fprintf(out, "- %s: %.1f MiB or %.0f %% %s memory, ", r->technique,
                 fabs(b->device_bytes - r->device_bytes) / MIB, 100 * fabs(1 - r->memory),
-                r->memory > 1 ? "more" : "less", r->speed);
+                r->memory > 1 ? "more" : "less");
+        if (r->rounds && !compare_speed(r, b)) fprintf(out, "the same speed");
+        else fprintf(out, "%.2f times the speed", r->speed);
         for (k = some = 0; k < MTT_CATEGORY_COUNT; k++)
             if (fabs(r->bytes[k] - b->bytes[k]) > 0.01 * b->peak_bytes)
                 fprintf(out, "%s %s %+.1f", some++ ? "," : "; at the peak, in MiB:",
@@ -585,11 +676,13 @@ static void print_saved(const run *like)
     }
 }
 
-/* Without a window a technique computes the function of the baseline: only rounding differs. */
+/* Without a window a technique computes the function of the baseline: only rounding differs, which
+   changes the perplexity by less than this. */
+#define ROUNDING 0.005
 static void print_exact(const group *g)
 {
     const run *worst = NULL;
-    double limit = 0.005, far = 0;
+    double far = 0;
     int exact = 0, off = 0;
     EACH(r) {
         const run *b = r->base;
@@ -598,14 +691,14 @@ static void print_exact(const group *g)
         if (b->steps != r->steps || r->perplexity <= 0 || b->perplexity <= 0) continue;
         distance = fabs(r->perplexity / b->perplexity - 1);
         exact++;
-        off += distance > limit;
+        off += distance > ROUNDING;
         if (worst && distance <= far) continue;
         far = distance;
         worst = r;
     }
     if (!worst) return;
     fprintf(out, "- techniques that compute the baseline's function: ");
-    fprintf(out, "%d of %d runs within %.1f %% of its perplexity; ", exact - off, exact, 100 * limit);
+    fprintf(out, "%d of %d runs within %.1f %% of its perplexity; ", exact - off, exact, 100 * ROUNDING);
     fprintf(out, "farthest %s at batch %.0f, %.2f %% (%.2f against %.2f after %.0f steps)\n",
             worst->technique, worst->batch_size, 100 * far, worst->perplexity, worst->base->perplexity,
             worst->steps);
@@ -686,9 +779,10 @@ static void print_window(const run *w, const run *full)
     double memory = w->device_bytes / full->device_bytes;
     if (!digits || digits[7 + strspn(digits + 7, "0123456789")]) return;
     if (!is_same(full, w) || strcmp(full->technique, "bf16_flash")) return;
-    fprintf(out, "- %s against full flash attention: %.2f of the memory%s, %.2f of the time\n", w->technique,
-            memory, fabs(memory - 1) < 0.01 ? " (neither keeps T x T: a window saves only work)" : "",
-            w->ms_median / full->ms_median);
+    fprintf(out, "- %s against full flash attention: %.2f of the memory%s, ", w->technique, memory,
+            fabs(memory - 1) < 0.01 ? " (neither keeps T x T: a window saves only work)" : "");
+    if (w->rounds && !compare_speed(w, full)) fprintf(out, "the same time\n");
+    else fprintf(out, "%.2f of the time\n", w->ms_median / full->ms_median);
 }
 
 static void print_vocabulary(const run *b)
@@ -697,7 +791,7 @@ static void print_vocabulary(const run *b)
     fprintf(out, "- at the baseline's peak logits take %.0f %% and attention's T x T matrices %.0f %%: ",
             100 * logits, 100 * scores);
     fprintf(out, "%s is the larger part", logits > scores ? "the vocabulary side" : "attention");
-    if (head.suite[0] == 'a')
+    if (suite_letter() == 'a')
         fprintf(out, ", %s in the original experiment", logits > scores ? "as" : "unlike");
     fprintf(out, "\n");
 }
@@ -708,7 +802,7 @@ static void print_findings(const run *like, const group *g)
     char technique[300];
     for (f = findings; f < findings + LENGTH(findings); f++)
         EACH(r) {
-            if (f->suite != head.suite[0] || strcmp(f->group, g->name) || !is_in(r, g) || !r->base) continue;
+            if (f->suite != suite_letter() || strcmp(f->group, g->name) || !is_in(r, g) || !r->base) continue;
             snprintf(technique, sizeof(technique), "%s%s",
                      f->technique[0] == '_' ? r->base->technique : "", f->technique);
             if (strcmp(technique, r->technique) || (!f->batch && !is_same(r, like))) continue;
@@ -716,7 +810,7 @@ static void print_findings(const run *like, const group *g)
             if (!strcmp(head.device, "cuda")) print_finding(r, "time", f->time, 1 / r->speed);
             print_finding(r, "batch", f->batch, r->batch_size / r->base->batch_size);
         }
-    if (like->base && like->base->bytes[MTT_LOGITS] > 0 && (head.suite[0] == 'a' || head.suite[0] == 'b'))
+    if (like->base && like->base->bytes[MTT_LOGITS] > 0 && (suite_letter() == 'a' || suite_letter() == 'b'))
         print_vocabulary(like->base);
     EACH(w)
         EACH(full)
@@ -773,6 +867,187 @@ static void print_report(void)
         fprintf(out, "Ignore the speed columns on a CPU: it has no fast 16-bit arithmetic. A GPU does.\n");
 }
 
+/* ---- the brief report: a table and sentences of at most SCREEN columns ---- */
+
+enum { SCREEN = 100, NAME_COLUMN = 35 };
+
+/* After the demo's few steps, two roundings of one run were up to 1.1 % apart in perplexity. */
+#define EARLY_ROUNDING 0.02
+
+static const struct {
+    const char *word, *does;
+} explained[] = {
+    {"fp32", "keeps all: the baseline"},     {"tf32", "keeps all: the baseline"},
+    {"bf16", "16-bit, not 32-bit numbers"},  {"fp16", "16-bit, not 32-bit numbers"},
+    {"flash", "attention tile by tile"},     {"window", "attention to near tokens"},
+    {"chunked", "loss piece by piece"},      {"selective", "recomputes cheap steps"},
+    {"checkpointing", "recomputes layers"},  {"segments", "recomputes half layers"},
+    {"budget", "recomputes what it must"},   {"compact", "optimizer state in 8 bits"},
+};
+
+/* What the last word of a technique does, the digits of a window left out. */
+static const char *explain(const char *technique)
+{
+    const char *last = strrchr(technique, '_');
+    int i;
+    last = last ? last + 1 : technique;
+    for (i = 0; i < LENGTH(explained); i++)
+        if (!strncmp(last, explained[i].word, strlen(explained[i].word))) return explained[i].does;
+    return "";
+}
+
+/* Prints a sentence, broken into lines that begin with `indent` spaces, but for the first one. */
+static void say(int indent, const char *format, ...)
+{
+    char text[2048], *at = text;
+    size_t size, width = SCREEN;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    while (strlen(at) > width) {
+        for (size = width; size && at[size] != ' '; size--) {}
+        if (!size) size = width - 1; /* a word wider than the screen is cut */
+        fprintf(out, "%.*s\n%*s", (int)size, at, indent, "");
+        at += size + (at[size] == ' ');
+        width = (size_t)(SCREEN - indent);
+    }
+    fprintf(out, "%s\n", at);
+}
+
+/* 1 = the perplexity is the baseline's, but for rounding. */
+static int learns_the_same(const run *r)
+{
+    double theirs = r->base ? r->base->perplexity : 0;
+    return theirs > 0 && fabs(r->perplexity / theirs - 1) <= EARLY_ROUNDING;
+}
+
+static void print_line(const run *r)
+{
+    char speed[16] = "-", perplexity[32];
+    if (r->rounds && r != r->base && !compare_speed(r, r->base)) snprintf(speed, sizeof(speed), "same");
+    else if (r->rounds) snprintf(speed, sizeof(speed), "%.2fx", fmin(r->speed, 99));
+    snprintf(perplexity, sizeof(perplexity), "%.1f", fmin(r->perplexity, 1e6));
+    if (r != r->base && learns_the_same(r)) snprintf(perplexity, sizeof(perplexity), "same");
+    fprintf(out, "%-*.*s  %s%-*s %6.1f %3.0f %% %5.0f %5s %10s\n", NAME_COLUMN, NAME_COLUMN, r->technique,
+            strchr(r->technique, '_') ? "+ " : "", strchr(r->technique, '_') ? 25 : 27,
+            explain(r->technique), fmin(r->device_bytes / MIB, 999999), fmin(100 * r->memory, 999),
+            fmin(r->largest_batch, 99999), speed, perplexity);
+}
+
+static void print_small_table(const run *top)
+{
+    const run *b = top->base;
+    fprintf(out, "%-*s  %-27s %6s %5s %5s %5s %10s\n", NAME_COLUMN, "technique", "what it does", "MiB",
+            "share", "batch", "speed", "perplexity");
+    EACH(r)
+        if (is_same(r, top)) print_line(r);
+    say(0, "\nMiB         memory of a training step, known before it starts; share: of the baseline's");
+    say(12, "batch       the largest that fits %s; here all train at %.0f", budget, top->batch_size);
+    if (b->rounds)
+        say(12, "speed       times the baseline's, the median of %.0f rounds in which all take turns; same: "
+            "it differs by no more than the rounds do, or by less than %.0f %%",
+            b->rounds, 100 * LEAST_SPREAD);
+    say(12, "perplexity  on text kept out of the training, less is better; same: within %.0f %%, which is "
+        "rounding\n", 100 * EARLY_ROUNDING);
+}
+
+static void say_memory(const run *b)
+{
+    const run *least = best(b, AT(device_bytes), -1);
+    if (least == b || least->memory <= 0) return;
+    say(2, "- %s trains the same model in %.0f of %.0f MiB. Where the baseline fits a batch of %.0f, it fits "
+        "%.0f.", least->technique, least->device_bytes / MIB, b->device_bytes / MIB, b->largest_batch,
+        least->largest_batch);
+}
+
+static void say_quality(const run *b)
+{
+    int same = 0, others = 0;
+    EACH(r) {
+        if (r == b || !is_same(r, b)) continue;
+        others++;
+        same += learns_the_same(r);
+    }
+    if (!others) return;
+    say(2, "- %d of the %d other techniques learn as well as the baseline, but for rounding.", same, others);
+}
+
+static void say_speed(const run *b)
+{
+    double ms[MOST_ROUNDS], spread, middle;
+    int count = 0, k, others = 0, faster = 0, slower = 0, slow_16 = 0;
+    for (k = 1; k <= MOST_ROUNDS; k++)
+        if (in_round(b, k)) ms[count++] = in_round(b, k)->ms_median;
+    EACH(r) {
+        if (r == b || !is_same(r, b)) continue;
+        others++;
+        faster += compare_speed(r, b) > 0;
+        slower += compare_speed(r, b) < 0;
+        slow_16 += compare_speed(r, b) < 0 && strstr(r->technique, "16") == r->technique + 2;
+    }
+    if (count < 2 || !others) return;
+    middle = median(ms, count, &spread);
+    say(2, "- A step of the baseline took %.3g to %.3g ms, %.0f %% apart by chance. Beyond that, %d of the "
+        "others are faster, %d slower.", ms[0], ms[count - 1], 100 * spread / middle, faster, slower);
+    if (slow_16 && strcmp(head.device, "cuda"))
+        say(2, "- Memory is saved here, time is not: a CPU has to compute 16-bit numbers in 32 bits. A GPU "
+            "is faster in 16 bits.");
+}
+
+/* A point of the learning curve, as words. */
+static void on_point(mtt_json *j, run *r, FILE *to)
+{
+    run point = {0};
+    (void)r;
+    read_object(j, &point, NULL, NULL);
+    if (j->fault) return;
+    if (point.step == 1 && point.loss > 0) fprintf(to, "%.0f at the start", exp(fmin(point.loss, 20)));
+    if (point.val_loss > 0) fprintf(to, ", %.0f after %.0f", exp(fmin(point.val_loss, 20)), point.step);
+}
+
+static void say_learning(void)
+{
+    EACH(r) {
+        char *text = NULL;
+        size_t size = 0;
+        FILE *to;
+        if (!is_done(r) || strcmp(r->group, "learning")) continue;
+        to = open_memstream(&text, &size);
+        if (!to) out_of_memory();
+        read_file(result_path(results, r->name, RESULT_LOG), NULL, on_point, to, 1);
+        if (fclose(to)) out_of_memory();
+        say(2, "- %s then learned for %.0f steps. Its perplexity was %s.", r->technique, r->steps, text);
+        free(text);
+    }
+}
+
+/* The first runs that failed: the others often have the same reason. */
+static void say_missing(void)
+{
+    int count = 0;
+    EACH(r)
+        if (!is_done(r) && r->message[0] && count++ < 3)
+            say(2, "%s %s: %s", r->name, r->status, r->message);
+    if (count > 3) say(2, "... and %d more, in comparison.md", count - 3);
+    if (count) fprintf(out, "\n");
+}
+
+static void print_brief(void)
+{
+    const run *top = largest_of(&groups[0]);
+    fprintf(out, "\n");
+    if (top && top->base) {
+        print_small_table(top);
+        say_memory(top->base);
+        say_quality(top->base);
+        say_speed(top->base);
+    } else fprintf(out, "There is no baseline to compare with: see comparison.md.\n");
+    say_learning();
+    fprintf(out, "\n");
+    say_missing();
+}
+
 /* Replaces a file of the folder. A link is not followed: in a stranger's folder it could name any file. */
 static FILE *create(const char *name)
 {
@@ -794,7 +1069,7 @@ static int write_tables(void)
         fprintf(lines, "technique,phase");
         for (i = 0; i < MTT_CATEGORY_COUNT; i++) fprintf(lines, ",%s", mtt_category_name((mtt_category)i));
         fprintf(lines, ",layer,recomputed");
-        while (strcmp(g->name, head.suite[0] == 'e' ? "optimizations" : "batch")) g++;
+        while (strcmp(g->name, suite_letter() == 'e' ? "optimizations" : "batch")) g++;
         EACH(r) {
             if (!is_done(r)) continue;
             fprintf(table, "\n%s,%s,%s", r->name, r->group, r->technique);
@@ -824,15 +1099,18 @@ static int report(void)
     double bytes = strtod(head.budget, &unit);
     int written;
     if (head.budget[0])
-        snprintf(budget, sizeof(budget), *unit ? "%.0f%s" : "%.4g GB", *unit ? bytes : bytes * 1e-9, unit);
-    groups[0].sweep = head.suite[0] == 'e';
+        snprintf(budget, sizeof(budget), *unit ? "%.0f %.1siB" : "%.4g GB", *unit ? bytes : bytes * 1e-9,
+                 unit);
+    groups[0].sweep = suite_letter() == 'e';
     check_dataset();
     compare();
     out = open_memstream(&text, &size);
     if (!out) out_of_memory();
     print_report();
     if (fclose(out)) out_of_memory();
-    fputs(text, stdout);
+    out = stdout;
+    if (brief) print_brief();
+    else fputs(text, out);
     written = write_file("comparison_report.txt", text) & write_file("comparison.md", text) & write_tables();
     if (!written) fprintf(stderr, "report: cannot write to %s: check the folder and its disk\n", results);
     free(text);

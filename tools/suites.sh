@@ -1,13 +1,14 @@
-# suites.sh - the experiments of suites A to E, which five teams trained in PyTorch, and our best settings.
-# Read by experiments.sh, whose variables it uses.
+# suites.sh - the experiments of suites A to E, which five teams trained in PyTorch, and our best settings;
+# and those of the demo. Read by experiments.sh, whose variables it uses.
 
 # For each suite: the kind of tokenizer that is trained on a text (bpe unless named), the original vocabulary,
 # the vocabulary of a trained tokenizer, the original GPU's memory in bytes, and a budget for a CPU.
 declare -A kind=([d]=wordpiece)
-declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257)
-declare -A own_ids=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000)
-declare -A memory=([a]=32000000000 [b]=32000000000 [c]=25260000000 [d]=40000000000 [e]=40000000000)
-declare -A small_memory=([a]=256M [b]=256M [c]=64M [d]=64M [e]=64M)
+declare -A vocabulary=([a]=50257 [b]=10000 [c]=50257 [d]=30000 [e]=50257 [demo]=2000)
+declare -A own_ids=([a]=10000 [b]=10000 [c]=10000 [d]=30000 [e]=50000 [demo]=2000)
+declare -A memory=([a]=32000000000 [b]=32000000000 [c]=25260000000 [d]=40000000000 [e]=40000000000
+  [demo]=4000000000)
+declare -A small_memory=([a]=256M [b]=256M [c]=64M [d]=64M [e]=64M [demo]=64M)
 
 shape() { # OPTION...
   model=("$@")
@@ -94,6 +95,27 @@ suite_e() {
   forced $base
 }
 
+# Each technique learns for some seconds, and the smallest one then for longer, to write a sample. Last, all
+# take turns in three rounds of a few steps, which show how much times differ by chance. A technique's last
+# word is the one that is new: the report explains it.
+suite_demo() {
+  local b round least=bf16_flash_chunked_segments_compact
+  local techniques="$base ${base}_checkpointing bf16 bf16_flash bf16_window32 bf16_flash_chunked budget"
+  techniques+=" ${least%_*} $least" batches=${batches:-$(pick 64 16)}
+  shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
+  # After a warmup of 5 steps, two roundings of one run end up to 6 % apart in perplexity, after 20 about 1 %.
+  recipe=(--lr $(pick 1e-3 3e-3) --lr-schedule cosine --warmup-steps 20 --no-checkpoint)
+  length=$(pick 100 40)
+  [ "${steps:-$length}" -gt 20 ] || recipe+=(--warmup-steps 0)
+  for b in $batches; do all batch $b $techniques; done
+  length=$(pick 600 150)
+  row learning $least $b learning --eval-every $((length / 5)) --sample 200
+  length=5 short=1 recipe+=(--warmup-steps 0)
+  for round in 1 2 3; do
+    for b in $batches; do all round$round $b $techniques; done
+  done
+}
+
 # ---- their rows ----
 
 ask() { # TECHNIQUE OPTION...: asks the trainer's planner
@@ -109,6 +131,7 @@ row() { # GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]: adds an experiment; BATCH
   local group=$1 technique=$2 label=$2 batch=$3 variant=${4:-} count=${steps:-$length} most run
   shift $(($# < 4 ? $# : 4))
   case $batch in largest | more) variant=$batch;; esac
+  case $group in round*) variant=$group;; esac
   if [ $technique = budget ]; then # the fastest choice within half of what recomputing whole layers can save
     technique=${ours%% *} label=${technique}_budget variant+=${variant:+_}budget
     run="$technique $* --batch-size $batch"
@@ -123,17 +146,18 @@ row() { # GROUP TECHNIQUE BATCH [VARIANT [OPTION...]]: adds an experiment; BATCH
     more) batch=$((most + 1));;
     0) batch=1;; # not even one fits: it is refused
   esac
-  if [ -n "$short" ]; then
-    count=$((${count:-20} < 20 ? ${count:-20} : 20))
-    [ $group = largest ] || set -- "$@" --eval-batches 1 --no-checkpoint
-  fi
   if [ -n "$small" ]; then
     set -- "$@" --eval-batches $((16384 / batch / 128 + 1))
     [ -n "$count" ] || count=$((40960 / batch / 128)) # the same number of tokens for each batch
   fi
+  if [ -n "$short" ]; then
+    count=$((${count:-20} < 20 ? ${count:-20} : 20))
+    [ $group = largest ] || set -- "$@" --eval-batches 1 --no-checkpoint
+  fi
   [ $group != refused ] || set -- "$@" --dry-run --vocab-size $vocab
   variant=$dataset${variant:+_$variant} technique=${technique}_bs$batch
   rows+=("$group $label $batch $most ${variant}_$technique")
+  work+=($(((count > 0 ? count : 1000) * batch))) # without a number of steps it is an epoch: many
   args+=("$(printf '%q ' --data "$prefix" --dataset "$variant" --results-dir "$dir" --technique $technique \
     "${recipe[@]}" "${model[@]}" --device $device "$@" ${count:+--steps $count} "${extra[@]}")")
 }
