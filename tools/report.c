@@ -948,8 +948,8 @@ static void print_small_table(const run *top)
         say(12, "speed       times the baseline's, the median of %.0f rounds in which all take turns; same: "
             "it differs by no more than the rounds do, or by less than %.0f %%",
             b->rounds, 100 * LEAST_SPREAD);
-    say(12, "perplexity  on text kept out of the training, less is better; same: within %.0f %%, which is "
-        "rounding\n", 100 * EARLY_ROUNDING);
+    say(12, "perplexity  on text kept out of the training, less is better; same: within %.0f %%, as two "
+        "roundings of one run are\n", 100 * EARLY_ROUNDING);
 }
 
 static void say_memory(const run *b)
@@ -963,14 +963,16 @@ static void say_memory(const run *b)
 
 static void say_quality(const run *b)
 {
-    int same = 0, others = 0;
+    int same = 0, others = 0, ahead = 0;
     EACH(r) {
         if (r == b || !is_same(r, b)) continue;
         others++;
         same += learns_the_same(r);
+        ahead += strstr(r->technique, "window") && !learns_the_same(r) && r->perplexity < b->perplexity;
     }
     if (!others) return;
-    say(2, "- %d of the %d other techniques learn as well as the baseline, but for rounding.", same, others);
+    say(2, "- %d of the %d other techniques learn as well as the baseline, but for rounding.%s", same, others,
+        ahead ? " A window is easier to learn, so it is ahead at first. That does not last." : "");
 }
 
 static void say_speed(const run *b)
@@ -989,7 +991,8 @@ static void say_speed(const run *b)
     if (count < 2 || !others) return;
     middle = median(ms, count, &spread);
     say(2, "- A step of the baseline took %.3g to %.3g ms, %.0f %% apart by chance. Beyond that, %d of the "
-        "others are faster, %d slower.", ms[0], ms[count - 1], 100 * spread / middle, faster, slower);
+        "%d others are faster, %d slower.", ms[0], ms[count - 1], 100 * spread / middle, faster,
+        others, slower);
     if (slow_16 && strcmp(head.device, "cuda"))
         say(2, "- Memory is saved here, time is not: a CPU has to compute 16-bit numbers in 32 bits. A GPU "
             "is faster in 16 bits.");
