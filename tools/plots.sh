@@ -149,7 +149,7 @@ losses() { # ROWS: loss against steps and against time
       "base using $column:3 with lines lw 2 dt 3 lc rgb 'black', \\
         name using $column:3 with lines lw 1.5 lc rgb ink, \\
         name using $column:4 with points pt 6 ps 0.9 lw 1.5 lc rgb 'black', \\
-        name using $column:5:(sprintf('%.2f', \$5)) with labels right offset -0.7, 0"
+        name using $column:5:(sprintf('%.2f', \$5)) with labels right offset 0.5, 0.9"
   done
 }
 
