@@ -189,7 +189,7 @@ if command -v zstd > /dev/null; then
     get 0 'speakleash_sample.jsonl, ' "file://$data/speakleash_sample.jsonl.zst"
     check "200 documents of two frames" [ "$(wc -l < got/speakleash_sample.jsonl)" = 200 ]
     prepare 0 '^all +200 ' --input got/speakleash_sample.jsonl --output sl --vocab-size 400
-  else skip "$data/speakleash_sample.jsonl.zst is absent"; fi
+  else skip "speakleash_sample.jsonl.zst is missing: tools/get_data.sh speakleash:NAME gets one"; fi
 else skip "zstd is missing: apt-get install zstd"; fi
 
 # get_data: servers. Python's own cannot continue a file, so it sends all again. Ours cuts its first answer.

@@ -217,7 +217,7 @@ if command -v script > /dev/null; then
   check "a terminal gets the summary in words alone" eval \
     'says typescript "^validation  perplexity" && ! says typescript "\"perplexity\":"'
   check "a terminal gets each evaluation" [ "$(grep -c '^validation ' typescript)" = 3 ]
-else skip "script is absent"; fi
+else skip "script is missing: apt-get install bsdutils"; fi
 for split in "" "--recompute budget --split --memory-budget 4M"; do
   run --data text.txt $model --batch-size 64 --steps 5 --dataset "whole${split:+_split}" $split
   check "training with $split" [ $code = 0 ]
@@ -560,7 +560,7 @@ expect 0 'tensorboard --logdir results$' $curves --log tensorboard --resume
 if command -v python3 > /dev/null; then
   check "the event file is the log" \
     python3 curves.py results/curves_fp32_tensorboard results/curves_fp32.jsonl $package
-else skip "python3 is absent: event files are not read"; fi
+else skip "python3 is missing, event files are not read: apt-get install python3"; fi
 expect 0 '^curves      results/curves_fp32.csv$' $curves --log csv --resume
 csv_of results/curves_fp32.jsonl > curves.csv
 check "the CSV is the log" cmp curves.csv results/curves_fp32.csv
@@ -647,7 +647,7 @@ if [ -r "$data/tinyshakespeare.txt" ] && [ -r "$data/vocab.bpe" ]; then
     --data "$data/tinyshakespeare.txt" $model --vocab-size 1000 --steps 300 --eval-batches 50
   check "300 steps on Shakespeare beat guessing by far: perplexity $(field out perplexity)" \
     awk -v p="$(field out perplexity)" 'BEGIN { exit !(p > 1 && p < 500) }'
-else skip "$data/tinyshakespeare.txt or vocab.bpe is absent"; fi
+else skip "tinyshakespeare.txt or vocab.bpe is missing: tools/get_data.sh tinyshakespeare.txt vocab.bpe"; fi
 
 # run_evaluate gives the numbers of mtt_evaluate_tokens, to the bit
 cat > evaluate.c << 'C'

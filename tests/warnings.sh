@@ -74,7 +74,7 @@ programs() { # COMPILER: each program as it is, and beside another file that has
   done
 }
 for cc in gcc clang; do
-  command -v $cc > /dev/null || { skip "$cc is absent"; continue; }
+  command -v $cc > /dev/null || { skip "$cc is missing: apt-get install $cc"; continue; }
   for std in c99 c11 c++11 c++17; do dialect $cc $std; done
   for unit in use other words; do
     check "$cc, static $unit.c" \
