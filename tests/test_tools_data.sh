@@ -108,11 +108,94 @@ if [ -r "$data/vocab.bpe" ]; then
   check "gpt2 and its path are the same" same gpt2 again
 else skip "$data/vocab.bpe is missing: tools/get_data.sh vocab.bpe"; fi
 
+# profile and bench: on the CPU, at a size of seconds, and with a Python that says what PyTorch would
+export OMP_WAIT_POLICY=passive
+export PROFILE=$build/profile TRAIN=$build/train PYTHON=$work/python FIGURES=$work/figures.tsv \
+  PAGE=$work/page.md STEPS=4
+bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/bench.sh" "$@"; }
+tiny="--device cpu --layers 1 --heads 2 --d-model 32 --vocab-size 300 --seq-len 32 --batch-size 2"
+expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' \
+  "$build/profile" $tiny --only-step --steps 3
+expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
+expect 2 '--steps 1: expected a whole number, 2 or more' "$build/profile" $tiny --steps 1
+printf '%s\n' before '<!-- bench:begin -->' old '<!-- bench:end -->' after > page.md; cp page.md page.old
+mkdir none; printf "#!/bin/sh\nexit 9\n" > none/nvidia-smi; chmod +x none/nvidia-smi
+PATH=$work/none:$PATH bench 3 'missing: a GPU'
+bench 2 'no case a129' a129
+printf '#!/bin/sh\nexit 1\n' > python; chmod +x python
+DEVICE=cpu bench 0 '^\| tiny, 4 x 64 \| flash \| [0-9.]+ \| 5 \|$' tiny
+check "it says that PyTorch is absent" grep -q 'no PyTorch' err
+cat > python << 'PYTHON'
+#!/usr/bin/env bash
+[ "$1" != -c ] || exit 0
+cat > "${!#}" << 'JSON'
+{
+ "device": "it",
+ "pytorch": "9.8+cu7",
+ "cuda": "7.6",
+ "speed": [
+  {
+   "program": "PyTorch bf16, compiled",
+   "note": "out of memory",
+   "case": "tiny",
+   "batch": 4,
+   "seq_len": 64
+  },
+  {
+   "program": "PyTorch bf16, compiled, graphs",
+   "ms": 2000.5,
+   "mib": 1000,
+   "case": "tiny",
+   "batch": 4,
+   "seq_len": 64
+  }
+ ]
+}
+JSON
+PYTHON
+DEVICE=cpu bench 0 \
+  '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 5 \| [0-9.]+x \| 0 % \|$' tiny
+check "it names the versions" \
+  grep -q 'PyTorch 9.8+cu7 for CUDA 7.6. Each time is the mean of the second half of 4 steps, without' out
+check "chosen cases leave the page alone" cmp page.md page.old
+bench 0 "^Planned largest batch .*model C [0-9,]+ sequences in 25.26 GB, model D" largest
+printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
+  a128 'PyTorch bf16, compiled' 20.36 8322547712 long 'mtt flash' - 'no | room' \
+  a32 'mtt flash_chunked:8192' 1.5 1000000 >> figures.tsv
+bench 0 "table is in $PAGE" --table
+check "the table is in the page" \
+  grep -q "^| model A, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
+check "the rows of a chunk" grep -q "^| model A, 32 x 256 | .* flash, chunked, 8192 rows a chunk | 1.50" \
+  page.md
+check "and what failed" grep -q "^| GPT-2 124M, 1 x 32768 | – | | flash | no / room | | | |\$" page.md
+check "in the place of the old one, between the markers" \
+  [ "$(sed '/bench:begin/,/bench:end/{//!d}' page.md)" = "$(grep -v old page.old)" -a \
+    "$(grep -c '^old$' page.md)" = 0 ]
+cp page.md page.old
+bench 0 "table is in $PAGE" --table
+check "twice is once" cmp page.md page.old
+check "performance.md has the markers" \
+  [ "$(grep -cE '^<!-- bench:(begin|end) -->$' "$tools/performance.md")" = 2 ]
+echo bare > page.md
+bench 2 'no pair of lines' --table
+check "a page without markers stays" [ "$(cat page.md)" = bare ]
+
+# schedule: what checkpointing recomputes
+expect 0 'GFLOP a step, 0.0 % of them recomputed' "$build/schedule"
+expect 0 ' again ' "$build/schedule" --recompute layer
+expect 0 ' again ' "$build/schedule" --technique bf16_checkpointing
+expect 2 'did you mean --layers' "$build/schedule" --layer 2
+
 # get_data: files by their address
 get 0 'tinyshakespeare.txt +public domain'
 expect 0 'vocab.bpe +GPT-2' "$tools/get_data.sh"
 get 1 'unknown name nonsense' nonsense
 expect 1 'there is no option --all' "$tools/get_data.sh" --all
+if ! command -v curl > /dev/null && ! command -v wget > /dev/null; then
+  skip "curl is missing: apt-get install curl"
+  closing_line
+  exit
+fi
 mkdir site; here=file://$work/site
 cp text.txt text.jsonl site; sum=$(sha256sum < text.txt | cut -d ' ' -f 1)
 get 0 'got/text.txt, [0-9]+ bytes, checksum correct' "$here/text.txt#sha256=$sum"
@@ -228,83 +311,5 @@ if command -v python3 > /dev/null; then
   check "a server without ranges sends all again" cmp text.txt got/text.txt
   get 1 'cannot download' "http://127.0.0.1:$port/absent.jsonl"
 else skip "python3 is missing: apt-get install python3"; fi
-
-# profile and bench: on the CPU, at a size of seconds, and with a Python that says what PyTorch would
-export OMP_WAIT_POLICY=passive
-export PROFILE=$build/profile TRAIN=$build/train PYTHON=$work/python FIGURES=$work/figures.tsv \
-  PAGE=$work/page.md STEPS=4
-bench() { local want=$1 pattern=$2; shift 2; expect "$want" "$pattern" "$tools/bench.sh" "$@"; }
-tiny="--device cpu --layers 1 --heads 2 --d-model 32 --vocab-size 300 --seq-len 32 --batch-size 2"
-expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' \
-  "$build/profile" $tiny --only-step --steps 3
-expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
-expect 2 '--steps 1: expected a whole number, 2 or more' "$build/profile" $tiny --steps 1
-printf '%s\n' before '<!-- bench:begin -->' old '<!-- bench:end -->' after > page.md; cp page.md page.old
-mkdir none; printf "#!/bin/sh\nexit 9\n" > none/nvidia-smi; chmod +x none/nvidia-smi
-PATH=$work/none:$PATH bench 3 'missing: a GPU'
-bench 2 'no case a129' a129
-printf '#!/bin/sh\nexit 1\n' > python; chmod +x python
-DEVICE=cpu bench 0 '^\| tiny, 4 x 64 \| flash \| [0-9.]+ \| 5 \|$' tiny
-check "it says that PyTorch is absent" grep -q 'no PyTorch' err
-cat > python << 'PYTHON'
-#!/usr/bin/env bash
-[ "$1" != -c ] || exit 0
-cat > "${!#}" << 'JSON'
-{
- "device": "it",
- "pytorch": "9.8+cu7",
- "cuda": "7.6",
- "speed": [
-  {
-   "program": "PyTorch bf16, compiled",
-   "note": "out of memory",
-   "case": "tiny",
-   "batch": 4,
-   "seq_len": 64
-  },
-  {
-   "program": "PyTorch bf16, compiled, graphs",
-   "ms": 2000.5,
-   "mib": 1000,
-   "case": "tiny",
-   "batch": 4,
-   "seq_len": 64
-  }
- ]
-}
-JSON
-PYTHON
-DEVICE=cpu bench 0 \
-  '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 5 \| [0-9.]+x \| 0 % \|$' tiny
-check "it names the versions" \
-  grep -q 'PyTorch 9.8+cu7 for CUDA 7.6. Each time is the mean of the second half of 4 steps, without' out
-check "chosen cases leave the page alone" cmp page.md page.old
-bench 0 "^Planned largest batch .*model C [0-9,]+ sequences in 25.26 GB, model D" largest
-printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
-  a128 'PyTorch bf16, compiled' 20.36 8322547712 long 'mtt flash' - 'no | room' \
-  a32 'mtt flash_chunked:8192' 1.5 1000000 >> figures.tsv
-bench 0 "table is in $PAGE" --table
-check "the table is in the page" \
-  grep -q "^| model A, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
-check "the rows of a chunk" grep -q "^| model A, 32 x 256 | .* flash, chunked, 8192 rows a chunk | 1.50" \
-  page.md
-check "and what failed" grep -q "^| GPT-2 124M, 1 x 32768 | – | | flash | no / room | | | |\$" page.md
-check "in the place of the old one, between the markers" \
-  [ "$(sed '/bench:begin/,/bench:end/{//!d}' page.md)" = "$(grep -v old page.old)" -a \
-    "$(grep -c '^old$' page.md)" = 0 ]
-cp page.md page.old
-bench 0 "table is in $PAGE" --table
-check "twice is once" cmp page.md page.old
-check "performance.md has the markers" \
-  [ "$(grep -cE '^<!-- bench:(begin|end) -->$' "$tools/performance.md")" = 2 ]
-echo bare > page.md
-bench 2 'no pair of lines' --table
-check "a page without markers stays" [ "$(cat page.md)" = bare ]
-
-# schedule: what checkpointing recomputes
-expect 0 'GFLOP a step, 0.0 % of them recomputed' "$build/schedule"
-expect 0 ' again ' "$build/schedule" --recompute layer
-expect 0 ' again ' "$build/schedule" --technique bf16_checkpointing
-expect 2 'did you mean --layers' "$build/schedule" --layer 2
 
 closing_line
