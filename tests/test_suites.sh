@@ -231,7 +231,7 @@ chmod +x demo/build/train; touch -d 'now + 1 hour' demo/build/train
 demo my.text.txt --steps 6 --batch-size 2 --only fp32,bf16
 check "a failed technique makes it end with $code, not 1" [ $code = 1 ]
 check "its line of progress says why" says out '^\[ 2/5\] bf16_bs2: FAILED \(6\): broken by intention; '
-check "so does the report, and the other one is in the table" \
+check "the report says it, too, and the table has the other one" \
   eval 'says out "my.text_bf16_bs2 failed: broken by" && says out "^fp32 .* 100 %"'
 check "the last line says that something failed" eval 'tail -n 1 out | grep -q "^demo: not everything"'
 check "results of another build are kept apart" [ -s $here/my_text/cpu.old/results.csv ]
@@ -420,7 +420,7 @@ bf16_chunked 1.40x same
 bf16_chunked_compact same same
 CELLS
 check "nobody is named the fastest" not says out 'fastest'
-check "the noise is told" says out 'took 20 to 30 ms, 40 % apart by chance\. .* 2 of the'
+check "it says how noisy the times are" says out 'took 20 to 30 ms, 40 % apart by chance\. .* 2 of the'
 check "the smallest" says out '^- bf16_chunked_compact trains the same model in 20 of 100 MiB'
 check "100 columns" [ -z "$(awk 'length > 100' out)" ]
 check "in the whole report, too" says rounds/comparison.md '^- bf16_flash: .* the same speed'

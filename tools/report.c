@@ -994,8 +994,8 @@ static void say_speed(const run *b)
         "%d others are faster, %d slower.", ms[0], ms[count - 1], 100 * spread / middle, faster,
         others, slower);
     if (slow_16 && strcmp(head.device, "cuda"))
-        say(2, "- Memory is saved here, time is not: a CPU has to compute 16-bit numbers in 32 bits. A GPU "
-            "is faster in 16 bits.");
+        say(2, "- Some 16-bit techniques are slower here: recomputation takes time, and a CPU without "
+            "AVX512-BF16 computes 16-bit numbers in 32 bits.");
 }
 
 /* A point of the learning curve, as words. */
