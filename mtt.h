@@ -101,8 +101,9 @@
    the order of sums. Dropout is a function of (seed, micro-batch, site, layer, element), so recomputation
    replays it. The same seed, build and machine give the same bits, on the CPU for any number of threads
    unless a BLAS is in use.
-   FP16 scales the loss: a step that overflows is skipped and halves the scale, 2000
-   good steps double it.
+   FP16 and FP8 scale the loss: a step that overflows is skipped and halves the scale, 2000 good steps double
+   it. FP8's other scales come from the largest values of the step before, with room for twice as much. Before
+   the first step a forward pass over its batch measures them.
 
    OPTIONS, defined before the include. "here": only where MTT_IMPLEMENTATION is; "everywhere": in every file
       MTT_IMPLEMENTATION    here        compile the implementation; include mtt.h first, it asks for POSIX
@@ -214,8 +215,15 @@ typedef struct mtt_model_desc {
 /* FP32: everything in 32 bits. TF32: the same in memory; products round their operands to 10 bits of mantissa
    where the device can (the CPU computes them in FP32). BF16, FP16: activations, their gradients and the
    weights in use are 16 bits; master weights, moments, weight gradients, statistics and sums are FP32. FP16
-   scales the loss dynamically. */
-typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16 } mtt_precision;
+   scales the loss dynamically. FP8: as BF16, but operands of linear layers are rounded to 8 bits just before
+   they are multiplied: activations and weights to e4m3, each tensor with a power of two as its scale;
+   gradients to e5m2, with the loss scaled as under FP16 (Micikevicius et al. 2022, arXiv 2209.05433). For
+   d_model and d_ff that are multiples of 16, on CUDA for compute capability 8.9 and later. */
+typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16, MTT_FP8 } mtt_precision;
+
+/* The products of FP8 that are in 8 bits: all, which implies the chunked loss; all but the head; the forward
+   products of the layers. */
+typedef enum mtt_fp8_products { MTT_FP8_ALL, MTT_FP8_LAYERS, MTT_FP8_FORWARD } mtt_fp8_products;
 
 /* Plain: scores and probabilities are in memory, T x T each. Flash: tiles and an online softmax (Dao et al.
    2022). */
@@ -256,6 +264,7 @@ typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
 /* How the model is held in memory and computed. */
 typedef struct mtt_policy {
     mtt_precision precision; /* default FP32 */
+    mtt_fp8_products fp8_products; /* default all; for FP8 */
     mtt_attention attention; /* default plain */
     int window;              /* keys that a query attends to, its own too; default 0, all up to it. Saves
                                 memory and time with flash attention alone: plain attention keeps T x T */
@@ -286,7 +295,8 @@ typedef struct mtt_optim_desc {
     int64_t warmup_steps;        /* W: step k, from 0, has (k + 1) / W of the rate; default 0 */
     int64_t total_steps;         /* end of linear and cosine; required for them */
     float min_lr;                /* learning rate at the end, default 0 */
-    float loss_scale;            /* FP16's first loss scale, default 65536 */
+    float loss_scale;            /* first loss scale, default 65536: FP16's; FP8's for 16,384 tokens a step,
+                                    in proportion for others */
     uint64_t seed;               /* of weights and dropout, default 0 */
 } mtt_optim_desc;
 
@@ -300,8 +310,8 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
 /* The learning rate of a step, counted from 0. */
 MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 
-/* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16, flash,
-   windowN (with flash), selective checkpointing segments budget, chunked, compact, split. mtt_policy_parse
+/* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16 fp8,
+   flash, windowN (with flash), selective checkpointing segments budget, chunked, compact, split. mtt_policy_parse
    sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused where `batch` is
    NULL. mtt_policy_name writes the words of a policy, cut at the capacity, and returns their length. */
 MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *policy, int *batch);
@@ -434,8 +444,9 @@ typedef struct mtt_step_info {
     int64_t hits;     /* targets with the largest logit */
     float grad_norm;  /* global, before clipping */
     float lr;
-    float loss_scale; /* 1 except under FP16 */
-    int skipped;      /* 1 = FP16 overflow: nothing was updated, the loss scale was halved */
+    float loss_scale; /* 1 except under FP16 and FP8 */
+    int skipped;      /* 1 = overflow under FP16 or FP8: nothing was updated, the loss scale was halved */
+    int64_t clipped;  /* activations and weights that were too large for their FP8 scale, and were clipped */
     double ms;        /* wall clock */
     size_t arena_bytes;
 } mtt_step_info;
@@ -712,10 +723,21 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *batches, int32_t *tokens, int32_
     X(MTT_F32, 4, "F32")                                                                \
     X(MTT_BF16_BITS, 2, "BF16")                                                         \
     X(MTT_F16_BITS, 2, "F16")                                                           \
+    X(MTT_F8_E4M3, 1, "F8_E4M3")                                                        \
+    X(MTT_F8_E5M2, 1, "F8_E5M2")                                                        \
     X(MTT_I32, 4, "I32")                                                                \
     X(MTT_U8, 1, "U8")
 #define MTT__DTYPE_ENUM(dtype, bytes, name) dtype,
 typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype;
+
+/* The scale of an 8-bit tensor, an entry of the state `scales`. The tensor holds its values times `scale`, a
+   power of two. During a step, operations record the largest absolute value that they round; the operation
+   rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
+typedef struct mtt_scale {
+    float scale, inverse; /* inverse = 1 / scale */
+    uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
+    uint32_t clipped;     /* values, in this step */
+} mtt_scale;
 
 struct mtt_tensor {
     char name[40];
@@ -730,6 +752,9 @@ struct mtt_tensor {
     int persistent;  /* 1 = state: the same place in every program */
     int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
     int parameter;   /* the number of the parameter that it holds; -1 = none */
+    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: it holds its values themselves */
+    mtt_scale *scale; /* the address of that entry, set with `data` */
+    int recorded;     /* 1 = its largest value and what is clipped go into the entry */
     int index;       /* in mtt_schedule_tensors */
 };
 
@@ -747,7 +772,13 @@ typedef struct mtt_shape {
    `y` of linear_gelu, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
    work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
    width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
-   scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives. */
+   scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+
+   Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
+   transpose of a tensor in 8 bits, with a row of every 16 rows begun. quantize rounds x, or x normalized where
+   there are stats, and makes y, y_t or both. linear and linear_backward_input take weights that are transposed
+   where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward makes d_x, its transpose and
+   GELU(x), transposed. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_OPS(X)                                                                                           \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
@@ -756,6 +787,8 @@ typedef struct mtt_shape {
       8 * N(o->x), MOVED, 0)                                                                                 \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * N(o->y) * W(o->x), MOVED, 0)                                                                       \
+    X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
+      (o->stats ? 5 : 1) * N(o->x), MOVED, 0)                                                                \
     X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
       12 * N(o->y), MOVED, 0)                                                                                \
     X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
@@ -778,22 +811,22 @@ typedef struct mtt_shape {
       N(o->row), 2 * B(o->row), 0)                                                                           \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
       4 * N(o->logits), MOVED, 0)                                                                            \
-    X(chunked_loss, 6, MTT_OPERANDS(*x, *weight, *bias, *targets, *control, *counters, *losses, *logits, *dx,\
-      *d_weight, *d_bias),                                                                                   \
+    X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
+      *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
       (o->dx ? 6 : 2) * N(o->x) * d->vocab_padded, mtt__chunked_bytes(op), 0)                                \
     X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters),                                               \
       N(o->losses), MOVED, 0)                                                                                \
     X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
       4 * N(o->d_logits), MOVED, 0)                                                                          \
     X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
-      2 * N(o->d_weight) * (N(o->x) / W(o->x)), MOVED, 0)                                                    \
+      2 * N(o->d_weight) * (double)d->rows, MOVED, 0)                                                        \
     X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
       2 * N(o->dx) * W(o->dy), MOVED, 0)                                                                     \
     X(norm_backward, 5, MTT_OPERANDS(*dy, *x, *stats, *gain, *joined, *dx, *d_gain, *d_shift),               \
       14 * N(o->dx), MOVED, 8 * mtt__width(o->dx))                                                           \
     X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
       N(o->dx), MOVED, 0)                                                                                    \
-    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx),                                                          \
+    X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
       21 * N(o->dx), MOVED, 0)                                                                               \
     X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *d_bias),                               \
       2 * N(o->dx) * W(o->dy) + 21 * N(o->dx), MOVED, o->d_bias ? 8 * mtt__width(o->dx) : 0)                 \
@@ -810,7 +843,9 @@ typedef struct mtt_shape {
     X(grad_norm, 2, MTT_OPERANDS(*control, *ranges, *counters),                                              \
       2 * PARAMETERS, MOVED, o->ranges ? 8 * mtt__range_blocks(o->ranges) : 0)                               \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
-      16 * PARAMETERS, MOVED, 8)
+      16 * PARAMETERS, MOVED, 8)                                                                             \
+    X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
+      N(o->scales), MOVED, 0)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
@@ -845,7 +880,7 @@ typedef struct mtt_control {
     uint64_t seed, micro_batch; /* dropout is a function of both, the site, the layer and the element */
     float lr, beta1, beta2, eps, weight_decay, clip;
     int64_t targets;            /* that count, in all micro-batches of the step */
-    int32_t scaling;            /* 1 = FP16: scale the loss, skip steps that overflow */
+    int32_t scaling;            /* 1 = FP16, FP8: scale the loss, skip steps that overflow */
     int32_t row;                /* the row that pick_row takes */
 } mtt_control;
 
@@ -853,9 +888,10 @@ typedef struct mtt_control {
 typedef struct mtt_counters {
     double loss, grad_norm;
     int64_t targets, hits, updates, steps; /* updates: steps that changed the weights */
+    int64_t clipped;                       /* values outside e4m3's range in the last step, under FP8 */
     float loss_scale, step_scale;          /* of the next step; of the gradients in memory */
     float gradient_scale;                  /* undoes step_scale and clips */
-    int32_t good_steps, skipped;           /* skipped: 1 = overflow under FP16; 2 = not finite in another
+    int32_t good_steps, skipped;           /* skipped: 1 = overflow, loss scaled; 2 = not finite in another
                                               precision, until the host resets it */
 } mtt_counters;
 
@@ -1084,12 +1120,42 @@ MTT__BOTH uint8_t mtt__round_moment(float y, int second, uint32_t random)
     return (uint8_t)(((uint32_t)(int32_t)y + random) >> 16);
 }
 
+/* ---- 8-bit floats ---- */
+
+/* The largest power of two up to x, from 2^-60 to 2^60. */
+MTT__BOTH float mtt__power_of_two(float x)
+{
+    float low = 8.6736174e-19f, high = 1.1529215e18f;
+    return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
+}
+
+/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. Without a finite largest
+   value the scale stays. Returns the number of clipped values. */
+MTT__BOTH uint32_t mtt__rescale(mtt_scale *s)
+{
+    uint32_t clipped = s->clipped;
+    float largest = mtt__bits_float(s->largest);
+    if (largest > 0 && largest < 3e38f) {
+        s->scale = mtt__power_of_two(224.0f / largest);
+        s->inverse = 1.0f / s->scale;
+    }
+    s->largest = s->clipped = 0;
+    return clipped;
+}
+
 /* ---- loss and update ---- */
 
 /* d loss / d logit = loss scale / targets that count in the whole step */
 MTT__BOTH float mtt__loss_factor(const mtt_control *control, const mtt_counters *counters)
 {
     return (float)((double)counters->loss_scale / (double)(control->targets ? control->targets : 1));
+}
+
+/* The scale of the logits' gradients in e5m2, which ends at 57344. They are at most mtt__loss_factor. */
+MTT__BOTH void mtt__scale_logits(mtt_scale *s, const mtt_control *control, const mtt_counters *counters)
+{
+    s->scale = mtt__power_of_two(32768.0f / mtt__loss_factor(control, counters));
+    s->inverse = 1.0f / s->scale;
 }
 
 /* Global norm, clipping and dynamic loss scaling (Micikevicius et al. 2018) from the sum of squares of all
@@ -1567,6 +1633,38 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     if (magnitude >= 0x477ff000u) half = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
+
+/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
+   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
+MTT__INLINE uint8_t mtt__to_e4m3(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
+    uint32_t code = magnitude < 0x3c800000u ? small : normal;
+    if (magnitude > 0x43e00000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7eu;
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+MTT__INLINE float mtt__from_e4m3(uint8_t code)
+{
+    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
+    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
+    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
+}
+
+/* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
+MTT__INLINE uint8_t mtt__to_e5m2(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x38000000u + 0xfffffu + ((magnitude >> 21) & 1u)) >> 21;
+    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 128.0f) - 0x43000000u;
+    uint32_t code = magnitude < 0x38800000u ? small : normal;
+    if (magnitude >= 0x47700000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7cu;
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
 
 /* ---- arrays of the compact state ---- */
 
@@ -2246,7 +2344,8 @@ static const mtt_field mtt__model_field[] = {
 
 static const mtt_field mtt__policy_field[] = {
 #define MTT__DESC mtt_policy
-    MTT__FIELD(precision, CHOICE, 0, 0, MTT_FP16, "fp32|tf32|bf16|fp16", "precision")
+    MTT__FIELD(precision, CHOICE, 0, 0, MTT_FP8, "fp32|tf32|bf16|fp16|fp8", "precision")
+    MTT__FIELD(fp8_products, CHOICE, 0, 0, MTT_FP8_FORWARD, "all|layers|forward", "products in 8 bits")
     MTT__FIELD(attention, CHOICE, 0, 0, MTT_ATTENTION_FLASH, "plain|flash", "attention")
     MTT__FIELD(window, INT, 0, 0, INT_MAX, NULL, "keys that a query attends to, its own included; 0: all")
     MTT__FIELD(recompute, CHOICE, 0, 0, MTT_RECOMPUTE_BUDGET, "none|selective|layer|segments|budget",
@@ -2405,12 +2504,18 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     if (!p.loss_chunk_rows) p.loss_chunk_rows = p.device == MTT_DEVICE_CUDA ? 2048 : 1024;
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
+    if (p.precision == MTT_FP8 && p.fp8_products == MTT_FP8_ALL) p.loss = MTT_LOSS_CHUNKED;
+    if (p.precision == MTT_FP8 && p.loss_chunk_rows > 0)
+        p.loss_chunk_rows = (int)mtt__round_up(p.loss_chunk_rows, 16);
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
     mtt__require(&faults, seq_len <= model->max_seq || model->positions == MTT_POSITIONS_SINUSOIDAL,
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len,
                  model->max_seq);
     mtt__check_fields(&faults, &p, mtt__policy_field);
+    mtt__require(&faults, p.precision != MTT_FP8 || (model->d_model % 16 == 0 && model->d_ff % 16 == 0),
+                 "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
+                 model->d_ff);
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
                  "recompute is budget: set budget_bytes");
     if (faults.count) return MTT_E_ARGUMENT;
@@ -2459,6 +2564,7 @@ static const struct {
     {"tf32", offsetof(mtt_policy, precision), MTT_TF32},
     {"bf16", offsetof(mtt_policy, precision), MTT_BF16},
     {"fp16", offsetof(mtt_policy, precision), MTT_FP16},
+    {"fp8", offsetof(mtt_policy, precision), MTT_FP8},
     {"flash", offsetof(mtt_policy, attention), MTT_ATTENTION_FLASH},
     {"selective", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_SELECTIVE},
     {"checkpointing", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_LAYER},
@@ -2499,8 +2605,8 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
         } else if (batch && (number = mtt__word_number(at, size, "bs")) != 0) new_batch = number;
         else
             return mtt__fail(env, MTT_E_ARGUMENT,
-                             "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 flash windowN "
-                             "selective checkpointing segments budget chunked compact split%s, joined by _",
+                             "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 flash "
+                             "windowN selective checkpointing segments budget chunked compact split%s, joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
         at += size;
         if (!*at) break;
@@ -2542,6 +2648,7 @@ static const struct {
     {"tf32", MTT_F32, 0, 250e12},
     {"bf16", MTT_BF16_BITS, 0, 500e12},
     {"fp16", MTT_F16_BITS, 1, 500e12},
+    {"fp8", MTT_BF16_BITS, 1, 900e12},
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
@@ -2602,43 +2709,56 @@ enum { MTT__KEPT(MTT__KEPT_ENUM) MTT__KEPT_KINDS };
 
 /* When an activation is dropped after the forward pass: if the recompute level of its layer is at least
    this. */
-enum { MTT__BY_SELECTIVE = 1, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
+enum { MTT__ALWAYS, MTT__BY_SELECTIVE, MTT__BY_LAYER, MTT__BY_SEGMENT, MTT__BY_NOTHING };
 
-/* Every activation of a layer: role, name, shape (0 = no such dimension), 1 = 32 bits in every precision,
-   category, dropped by, frees. Layer number `layers` holds the final norm and the head. Frees, for segments:
-   once the backward pass is through with the operation that makes this activation, it drops what the layer
-   made before that other one. */
-#define MTT__ACTIVATIONS(X)                                                                           \
-    X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, 0, MTT_ACTIVATIONS, MTT__BY_SEGMENT, RESIDUAL) \
-    X(LN_1, "ln_1", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE, NONE)              \
-    X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)               \
-    X(QKV, "attn.qkv", d->rows, qkv.row, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)                  \
-    X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE, NONE)   \
-    X(PROBS, "attn.probs", heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE, NONE)     \
-    X(DROPPED, "attn.dropped", heads, d->seq_len, d->seq_len, 0, MTT_SCORES, MTT__BY_SELECTIVE, NONE) \
-    X(LSE, "attn.lse", heads, d->seq_len, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)                 \
-    X(ATTENDED, "attn.out", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)          \
-    X(PROJ, "attn.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, QKV)              \
-    X(MIDDLE, "x_mid", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)               \
-    X(LN_2, "ln_2", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE, LN_2)              \
-    X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)               \
-    X(FC, "mlp.fc", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, NONE)                     \
-    X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, 0, MTT_ACTIVATIONS, MTT__BY_SELECTIVE, NONE)             \
-    X(MLP, "mlp.proj", d->rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_LAYER, FC)                 \
-    X(LAST_ROW, "last_row", 1, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING, NONE)              \
-    X(LN_F, "ln_f", b->head_rows, d->d_model, 0, 0, MTT_ACTIVATIONS, MTT__BY_NOTHING, NONE)           \
-    X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, 1, MTT_ACTIVATIONS, MTT__BY_NOTHING, NONE)        \
-    X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, 0, MTT_LOGITS, MTT__BY_NOTHING, NONE)       \
-    X(ROW_LOSS, "row_loss", d->rows, 3, 0, 1, MTT_DATA, MTT__BY_NOTHING, NONE)
+/* Types of activations: that of the precision; FP32; and what only products read, under FP8 in e4m3: of a
+   layer, or of the head. EIGHT: made for FP8 alone, and always in e4m3. */
+enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
 
-#define MTT__ROLE_ENUM(role, name, a, b, c, wide, category, dropped_by, frees) MTT__A_##role,
+/* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
+   Layer number `layers` holds the final norm and the head. Frees, for segments: once the backward pass is
+   through with the operation that makes this activation, it drops what the layer made before that other
+   one. */
+#define MTT__ACTIVATIONS(X)                                                                              \
+    X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
+    X(LN_1, "ln_1", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
+    X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
+    X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
+    X(QKV, "attn.qkv", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
+    X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)       \
+    X(PROBS, "attn.probs", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)         \
+    X(DROPPED, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)     \
+    X(LSE, "attn.lse", heads, d->seq_len, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
+    X(ATTENDED, "attn.out", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
+    X(ATTENDED_EIGHT, "attn.out.8", d->rows, d->d_model, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)        \
+    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)         \
+    X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
+    X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
+    X(LN_2, "ln_2", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
+    X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
+    X(FC_EIGHT, "mlp.c_fc.t8", d->d_ff, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
+    X(FC, "mlp.fc", d->rows, d->d_ff, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
+    X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
+    X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
+    X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
+    X(LAST_ROW, "last_row", 1, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)                  \
+    X(LN_F, "ln_f", b->head_rows, d->d_model, 0, HEAD_INPUT, MTT_ACTIVATIONS, BY_NOTHING, NONE)          \
+    X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_NOTHING, NONE)             \
+    X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, USUAL, MTT_LOGITS, BY_NOTHING, NONE)           \
+    X(ROW_LOSS, "row_loss", d->rows, 3, 0, WIDE, MTT_DATA, BY_NOTHING, NONE)
+
+#define MTT__ROLE_ENUM(role, name, a, b, c, type, category, dropped_by, frees) MTT__A_##role,
 enum { MTT__A_NONE = -1, MTT__ACTIVATIONS(MTT__ROLE_ENUM) MTT__ROLES };
-#define MTT__ROLE_ROW(role, name, a, b, c, wide, category, dropped_by, frees)                                \
-    {name, dropped_by, MTT__A_##frees},
+#define MTT__ROLE_ROW(role, name, a, b, c, type, category, dropped_by, frees)                                \
+    {name, MTT__##type, MTT__##dropped_by, MTT__A_##frees},
 static const struct {
     const char *name;
-    int dropped_by, frees;
+    int type, dropped_by, frees;
 } mtt__role[] = {MTT__ACTIVATIONS(MTT__ROLE_ROW)};
+
+/* Entries of the table of scales: so many for each layer, in the order of its roles; then those of the
+   model. */
+enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_LOGITS, MTT__MODEL_SCALES };
 
 typedef struct mtt__parameter {
     int kind, layer;  /* layer -1 outside the layers */
@@ -2659,7 +2779,7 @@ typedef struct mtt__program {
     int tensor_count, op_count, parameter_count;
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *kept[MTT__KEPT_KINDS];
-    mtt_tensor *positions, *tokens, *targets, *control, *counters, *ranges, *workspace, *output;
+    mtt_tensor *positions, *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
     size_t arena_bytes;
 } mtt__program;
 
@@ -2716,6 +2836,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind)
 typedef struct mtt__activation {
     mtt_tensor *current;  /* the tensor that holds it; NULL = dropped or not made yet */
     mtt_tensor *gradient; /* the tensor that holds its gradient */
+    mtt_tensor *gradient_t; /* if that is in 8 bits, its transpose */
     int maker;            /* the operation that made it in the forward pass */
 } mtt__activation;
 
@@ -2734,6 +2855,7 @@ typedef struct mtt__builder {
     int recomputing;
     mtt_status status;
     mtt_op *op;                      /* the last one */
+    mtt_linear_backward_weight waiting; /* for its x, which gelu_backward makes; without dy: nothing waits */
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
@@ -2742,6 +2864,35 @@ typedef struct mtt__builder {
 static mtt_dtype mtt__dtype(const mtt__builder *b)
 {
     return mtt__precisions[b->policy->precision].dtype;
+}
+
+/* 1 = products are in 8 bits: of the layers forward, of the layers backward, of the head. */
+static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
+{
+    return b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
+}
+
+static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
+{
+    switch (mtt__role[role].type) {
+    case MTT__WIDE: return MTT_F32;
+    case MTT__EIGHT: return MTT_F8_E4M3;
+    case MTT__INPUT: return mtt__in_eight(b, MTT_FP8_FORWARD) ? MTT_F8_E4M3 : mtt__dtype(b);
+    case MTT__HEAD_INPUT: return mtt__in_eight(b, MTT_FP8_ALL) ? MTT_F8_E4M3 : mtt__dtype(b);
+    default: return mtt__dtype(b);
+    }
+}
+
+/* The entry of an activation or a transposed weight in the table of scales. */
+static int mtt__scale_entry(const mtt__builder *b, int role, int layer)
+{
+    static const int roles[MTT__LAYER_SCALES] = {MTT__A_LN_1, MTT__A_ATTENDED_EIGHT, MTT__A_LN_2, MTT__A_GELU,
+                                                 MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT,
+                                                 MTT__A_MLP_EIGHT};
+    int i = 0;
+    if (role == MTT__A_LN_F) return MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_LN_F;
+    while (i < MTT__LAYER_SCALES - 1 && roles[i] != role) i++;
+    return MTT__LAYER_SCALES * layer + i;
 }
 
 static size_t mtt__slot(const mtt__builder *b, int row, int layer)
@@ -2782,7 +2933,7 @@ static mtt_tensor *mtt__add_tensor(mtt__builder *b, mtt_dtype dtype, mtt_categor
     t->shape[2] = s2;
     t->rank = s2 ? 3 : s1 ? 2 : 1;
     t->bytes = mtt__mul(mtt__mul((size_t)s0, rows), mtt__mul(columns, mtt__dtype_bytes[dtype]));
-    t->role = t->layer = t->parameter = t->first = t->last = -1;
+    t->role = t->layer = t->parameter = t->entry = t->first = t->last = -1;
     t->index = p->tensor_count;
     return p->tensors[p->tensor_count++] = t;
 }
@@ -2796,23 +2947,41 @@ static mtt_tensor *mtt__add_state(mtt__builder *b, mtt_dtype dtype, mtt_category
 }
 
 /* A new tensor for an activation, from now on its current one. */
-static mtt_tensor *mtt__make(mtt__builder *b, int role, int layer)
+static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
 {
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t heads = (int64_t)d->batch * d->heads;
     mtt_tensor *t = &b->nothing;
-    switch (role) {
-#define MTT__MAKE(role, name, s0, s1, s2, wide, category, dropped_by, frees)            \
+    switch (role_of) {
+#define MTT__MAKE(role, name, s0, s1, s2, type, category, dropped_by, frees)            \
     case MTT__A_##role:                                                                 \
-        t = mtt__add_tensor(b, wide ? MTT_F32 : mtt__dtype(b), category, layer, "", name, s0, s1, s2); \
+        t = mtt__add_tensor(b, mtt__role_dtype(b, role_of), category, layer, "", name, s0, s1, s2); \
         break;
         MTT__ACTIVATIONS(MTT__MAKE)
     }
-    t->role = role;
+    t->role = role_of;
     t->layer = layer;
+    if (t->dtype == MTT_F8_E4M3) {
+        t->entry = mtt__scale_entry(b, role_of, layer);
+        t->recorded = !b->recomputing && b->program == &b->schedule->programs[MTT__TRAIN];
+    }
     if (!b->status) mtt__activation_of(b, t)->current = t;
     return t;
+}
+
+/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements. */
+static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, mtt_dtype dtype, int entry,
+                                  int transposed)
+{
+    int64_t rows, width;
+    mtt_tensor *eight;
+    if (b->status) return &b->nothing;
+    rows = mtt__rows(t), width = mtt__width(t);
+    eight = mtt__add_tensor(b, dtype, t->category, -1, t->name, transposed ? ".t8" : ".8",
+                            transposed ? width : rows, transposed ? mtt__round_up(rows, 16) : width, 0);
+    eight->entry = entry;
+    return eight;
 }
 
 /* Appends an operation. `operands` is its row's struct. The result is valid until the next operation. */
@@ -2886,6 +3055,13 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
     return mtt__activation_of(b, t)->current;
 }
 
+/* 8-bit inputs of products are read forward alone: the backward pass makes their transposes anew. */
+static int mtt__is_eight(const mtt__builder *b, int role, int layer)
+{
+    const mtt_tensor *t = b->activations[mtt__slot(b, role, layer)].current;
+    return t && t->dtype == MTT_F8_E4M3;
+}
+
 /* What the recompute levels drop after the forward pass. Under segments the first layer's input goes, too:
    embedding again costs next to nothing. */
 static void mtt__drop_activations(mtt__builder *b)
@@ -2894,7 +3070,7 @@ static void mtt__drop_activations(mtt__builder *b)
     int layer, role;
     for (layer = 0; layer <= b->program->shape.layers; layer++)
         for (role = 0; role < MTT__ROLES; role++)
-            if (mtt__role[role].dropped_by <= mtt__recompute_level(s, layer))
+            if (mtt__role[role].dropped_by <= mtt__recompute_level(s, layer) || mtt__is_eight(b, role, layer))
                 b->activations[mtt__slot(b, role, layer)].current = NULL;
     if (s->policy.recompute == MTT_RECOMPUTE_SEGMENTS && mtt__recompute_level(s, 0) >= MTT__BY_LAYER)
         b->activations[mtt__slot(b, MTT__A_RESIDUAL, 0)].current = NULL;
@@ -2904,8 +3080,8 @@ static void mtt__drop_activations(mtt__builder *b)
    must. So at most half a layer, attention or MLP, is in memory at a time. Layers' inputs stay. */
 static void mtt__free_half(mtt__builder *b, const mtt_op *op)
 {
-    const mtt_tensor *made = op->operands[op->inputs];
-    int frees = made->role < 0 ? MTT__A_NONE : mtt__role[made->role].frees, boundary, role;
+    const mtt_tensor *made = op->operands[op->inputs]; /* absent where only its transpose is made */
+    int frees = !made || made->role < 0 ? MTT__A_NONE : mtt__role[made->role].frees, boundary, role;
     if (frees < 0 || op->layer < 0 || b->policy->recompute != MTT_RECOMPUTE_SEGMENTS ||
         mtt__recompute_level(b->schedule, op->layer) < MTT__BY_LAYER)
         return;
@@ -2924,11 +3100,28 @@ static mtt_tensor *mtt__weight(mtt__builder *b, int kind, int layer)
     return q ? q->weight : NULL;
 }
 
-/* y = x W + b */
-static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int y_role)
+/* y = x W + b. Under FP8 both operands are in 8 bits, the weight transposed. */
+#define MTT__LINEAR(b, layer, x, name, y_role)                                          \
+    mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name##_EIGHT, y_role)
+static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int eight,
+                               int y_role)
 {
-    mtt_tensor *y = mtt__make(b, y_role, layer);
-    MTT__EMIT(b, layer, 0, linear, x, mtt__weight(b, weight, layer), mtt__weight(b, bias, layer), y);
+    mtt_tensor *w = mtt__weight(b, weight, layer), *y, *x_8;
+    int in_eight = mtt__in_eight(b, MTT_FP8_FORWARD);
+    if (in_eight && x->dtype != MTT_F8_E4M3) {
+        x_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, layer);
+        MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, x_8, NULL);
+        x = x_8;
+    }
+    if (in_eight) {
+        mtt_tensor *w_t = mtt__make(b, eight, layer);
+        w_t->parameter = w->parameter;
+        MTT__EMIT(b, layer, 0, quantize, w, NULL, NULL, NULL, NULL, w_t);
+        w = w_t;
+    }
+    y = mtt__make(b, y_role, layer);
+    MTT__EMIT(b, layer, 0, linear, x, w, mtt__weight(b, bias, layer), y);
+    b->op->transposed = in_eight;
     return y;
 }
 
@@ -2985,15 +3178,15 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = MTT__NORM(b, i, x, LN_1);
-        h = mtt__linear(b, i, h, MTT__QKV_WEIGHT, MTT__QKV_BIAS, MTT__A_QKV);
+        h = MTT__LINEAR(b, i, h, QKV, MTT__A_QKV);
         h = mtt__attention(b, i, h);
-        h = mtt__linear(b, i, h, MTT__PROJ_WEIGHT, MTT__PROJ_BIAS, MTT__A_PROJ);
+        h = MTT__LINEAR(b, i, h, PROJ, MTT__A_PROJ);
         x = mtt__residual(b, i, x, h, MTT__SITE_PROJ, mtt__make(b, MTT__A_MIDDLE, i));
         h = MTT__NORM(b, i, x, LN_2);
-        h = mtt__linear(b, i, h, MTT__FC_WEIGHT, MTT__FC_BIAS, MTT__A_FC);
+        h = MTT__LINEAR(b, i, h, FC, MTT__A_FC);
         gelu = mtt__make(b, MTT__A_GELU, i);
         MTT__EMIT(b, i, 0, gelu, h, gelu);
-        h = mtt__linear(b, i, gelu, MTT__MLP_WEIGHT, MTT__MLP_BIAS, MTT__A_MLP);
+        h = MTT__LINEAR(b, i, gelu, MLP, MTT__A_MLP);
         x = mtt__residual(b, i, x, h, MTT__SITE_MLP, mtt__make(b, MTT__A_RESIDUAL, i + 1));
     }
     return x;
@@ -3004,10 +3197,23 @@ static mtt_tensor *mtt__head_weight(mtt__builder *b)
     return mtt__weight(b, b->schedule->model.tied_head ? MTT__WTE : MTT__HEAD_WEIGHT, -1);
 }
 
+/* The head's weight in 8 bits, as it is for the forward product, and transposed if `both`. */
+static mtt_tensor *mtt__head_eight(mtt__builder *b, int both, mtt_tensor **transposed)
+{
+    int entry = MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_HEAD;
+    mtt_tensor *w = mtt__head_weight(b), *eight = mtt__add_eight(b, w, MTT_F8_E4M3, entry, 0);
+    *transposed = both ? mtt__add_eight(b, w, MTT_F8_E4M3, entry, 1) : NULL;
+    eight->recorded = both;
+    MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, eight, *transposed);
+    return eight;
+}
+
 static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 {
-    mtt_tensor *logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
-    MTT__EMIT(b, -1, 0, linear, normed, mtt__head_weight(b), mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
+    mtt_tensor *logits, *weight = mtt__head_weight(b), *unused;
+    if (normed->dtype == MTT_F8_E4M3) weight = mtt__head_eight(b, 0, &unused);
+    logits = mtt__make(b, MTT__A_LOGITS, b->program->shape.layers);
+    MTT__EMIT(b, -1, 0, linear, normed, weight, mtt__weight(b, MTT__HEAD_BIAS, -1), logits);
     b->op->transposed = 1;
     return logits;
 }
@@ -3026,6 +3232,7 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     q = &b->program->parameters[weight->parameter];
     if (adds) *adds = q->written++ > 0;
     if (q->gradient) return q->gradient;
+    weight = q->weight; /* and not its 8-bit transpose */
     once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
@@ -3076,28 +3283,130 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
     b->op->adds = adds;
 }
 
-/* The weight's gradient first: after it x may die. */
-static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
+/* dW first: after it x may die. */
+static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
+                                  mtt_tensor *dy, int transposed)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
     int adds = 0;
-    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *dx;
-    mtt_tensor *d_weight = mtt__parameter_gradient(b, f->weight, &adds);
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight, &adds), *dx;
     mtt_tensor *d_bias = mtt__parameter_gradient(b, f->bias, NULL);
     MTT__EMIT(b, op->layer, 0, linear_backward_weight, x, dy, d_weight, d_bias);
-    b->op->transposed = op->transposed;
+    b->op->transposed = transposed;
     b->op->adds = adds;
     dx = mtt__make_gradient(b, f->x);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->weight, dx);
-    b->op->transposed = op->transposed;
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
+    b->op->transposed = transposed;
+}
+
+/* ---- 8 bits ---- */
+
+/* The operation that made an activation in the forward pass. */
+static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
+{
+    return b->program->ops[mtt__activation_of(b, t)->maker];
+}
+
+/* The input of a product, made again from what the forward pass kept: in 8 bits and transposed, or in 16 bits
+   as it is. NULL if gelu_backward will make it. */
+static mtt_tensor *mtt__input_again(mtt__builder *b, const mtt_op *op, const mtt_tensor *x, int transposed)
+{
+    mtt_op maker = mtt__maker(b, x);
+    const mtt_norm *n = MTT_OPERANDS_OF(norm, &maker);
+    mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
+    if (maker.kind == MTT_OP_gelu && transposed) return NULL;
+    from = mtt__need(b, maker.operands[0]);
+    if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
+    if (transposed) {
+        again = mtt__add_eight(b, x, MTT_F8_E4M3, x->entry, 1);
+        MTT__EMIT(b, op->layer, 0, quantize, from, stats, gain, shift, NULL, again);
+        return again;
+    }
+    if (maker.kind == MTT_OP_quantize) return from;
+    again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x), mtt__width(x), 0);
+    b->recomputing = 1;
+    if (stats) MTT__EMIT(b, op->layer, 0, norm, from, gain, shift, again, stats);
+    else MTT__EMIT(b, op->layer, 0, gelu, from, again);
+    b->op->recomputed = 1;
+    b->recomputing = 0;
+    return again;
+}
+
+/* The gradient of an activation in 8 bits, as it is and transposed. */
+static mtt_tensor *mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t,
+                                       mtt_tensor **transposed)
+{
+    mtt_tensor *dy = *mtt__gradient(b, t), *dy_8;
+    *transposed = mtt__activation_of(b, t)->gradient_t;
+    if (*transposed) return dy;
+    dy_8 = mtt__add_eight(b, dy, MTT_F8_E5M2, -1, 0);
+    *transposed = mtt__add_eight(b, dy, MTT_F8_E5M2, -1, 1);
+    MTT__EMIT(b, op->layer, 0, quantize, dy, NULL, NULL, NULL, dy_8, *transposed);
+    return dy_8;
+}
+
+static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight;
+    mtt_tensor *dy_t, *dy = mtt__gradient_eight(b, op, f->y, &dy_t), *w, *dx;
+    mtt_linear_backward_weight row = {mtt__input_again(b, op, f->x, 1), dy_t, NULL, NULL};
+    int adds = 0;
+    row.d_weight = mtt__parameter_gradient(b, weight, &adds);
+    row.d_bias = mtt__parameter_gradient(b, f->bias, NULL);
+    if (row.x) b->op = mtt__emit(b, MTT_OP_linear_backward_weight, op->layer, 0, &row);
+    else b->waiting = row;
+    if (row.x) b->op->adds = adds;
+    w = mtt__add_eight(b, weight, MTT_F8_E4M3, f->weight->entry, 0);
+    MTT__EMIT(b, op->layer, 0, quantize, weight, NULL, NULL, NULL, w, NULL);
+    dx = mtt__make_gradient(b, f->x);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, w, dx);
+}
+
+static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
+    mtt_tensor *weight = f->weight, *x, *dy;
+    int transposed = op->transposed;
+    if (b->status) return;
+    if (f->x->dtype == MTT_F8_E4M3) {
+        if (mtt__in_eight(b, MTT_FP8_LAYERS)) {
+            mtt__adjoint_linear_eight(b, op);
+            return;
+        }
+        x = mtt__input_again(b, op, f->x, 0);
+        weight = b->program->parameters[weight->parameter].weight;
+        transposed = 0;
+    } else x = mtt__need(b, f->x);
+    dy = *mtt__gradient(b, f->y);
+    mtt__linear_gradients(b, op, x, weight, dy, transposed);
+}
+
+/* The gradient passes through. Weights' are made by their products, and transposes need none. */
+static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_quantize *f = MTT_OPERANDS_OF(quantize, op);
+    if (f->x->role >= 0 && f->y && f->y->role >= 0) *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
 }
 
 static void mtt__adjoint_gelu(mtt__builder *b, const mtt_op *op)
 {
     const mtt_gelu *f = MTT_OPERANDS_OF(gelu, op);
-    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
-    MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dy);
-    *mtt__gradient(b, f->x) = dy;
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *dx, *dx_t, *y_t;
+    mtt_linear_backward_weight row = b->waiting;
+    if (!row.dy) {
+        MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dy, NULL, NULL);
+        *mtt__gradient(b, f->x) = dy;
+        return;
+    }
+    dx = mtt__add_eight(b, x, MTT_F8_E5M2, -1, 0);
+    dx_t = mtt__add_eight(b, x, MTT_F8_E5M2, -1, 1);
+    y_t = row.x = mtt__add_eight(b, f->y, MTT_F8_E4M3, f->y->entry, 1);
+    MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dx, dx_t, y_t);
+    *mtt__gradient(b, f->x) = dx;
+    mtt__activation_of(b, f->x)->gradient_t = dx_t;
+    mtt__emit(b, MTT_OP_linear_backward_weight, op->layer, 0, &row);
+    b->waiting.dy = NULL;
 }
 
 /* The gradient of the sum is that of both: of the branch without what dropout dropped. */
@@ -3172,7 +3481,7 @@ static void mtt__emit_backward(mtt__builder *b)
             MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(gelu)
             MTT__ADJOINT(residual) MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax)
             MTT__ADJOINT(dropout_scores) MTT__ADJOINT(attention_values) MTT__ADJOINT(flash)
-            MTT__ADJOINT(cross_entropy)
+            MTT__ADJOINT(cross_entropy) MTT__ADJOINT(quantize)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
@@ -3187,16 +3496,26 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     mtt__program *p = b->program;
     mtt_tensor *weight = mtt__head_weight(b), *bias = mtt__weight(b, MTT__HEAD_BIAS, -1), *logits;
     mtt_tensor *dx = NULL, *d_weight = NULL, *d_bias = NULL;
+    mtt_tensor *x_t = NULL, *weight_t = NULL, *d_logits = NULL, *d_logits_t = NULL;
     int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
-    int adds = 0;
-    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
+    int adds = 0, eight = x->dtype == MTT_F8_E4M3;
     if (gradients) {
         dx = mtt__make_gradient(b, x);
         d_weight = mtt__parameter_gradient(b, weight, &adds);
         d_bias = mtt__parameter_gradient(b, bias, NULL);
     }
-    MTT__EMIT(b, -1, 0, chunked_loss, x, weight, bias, p->targets, p->control, p->counters, losses, logits,
-              dx, d_weight, d_bias);
+    if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
+    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
+    if (eight && gradients) {
+        int entry = MTT__LAYER_SCALES * p->shape.layers + MTT__SCALE_LOGITS;
+        mtt_op place = {0};
+        place.layer = -1;
+        x_t = mtt__input_again(b, &place, x, 1);
+        d_logits = mtt__add_eight(b, logits, MTT_F8_E5M2, entry, 0);
+        d_logits_t = mtt__add_eight(b, logits, MTT_F8_E5M2, entry, 1);
+    }
+    MTT__EMIT(b, -1, 0, chunked_loss, x, x_t, weight, weight_t, bias, p->targets, p->control, p->counters,
+              losses, logits, d_logits, d_logits_t, dx, d_weight, d_bias);
     b->op->transposed = 1;
 }
 
@@ -3230,6 +3549,7 @@ static void mtt__emit_step(mtt__builder *b)
     b->op->gradients = lists;
     b->op->weights = lists + n;
     b->op->parameters = n;
+    if (p->scales) MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
 }
 
 /* ---- state ---- */
@@ -3279,6 +3599,11 @@ static void mtt__add_kept(mtt__builder *b)
         p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", ranges * (int64_t)sizeof(mtt_range), 0);
 }
 
+static int64_t mtt__scale_count(const mtt__program *p)
+{
+    return MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES;
+}
+
 /* Everything that lives from step to step, in one order for all programs. The workspace comes last: its size
    is known when the operations are. */
 static void mtt__add_all_state(mtt__builder *b)
@@ -3303,6 +3628,9 @@ static void mtt__add_all_state(mtt__builder *b)
     p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", train->rows, 0);
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
     p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
+    if (b->policy->precision == MTT_FP8)
+        p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales", mtt__scale_count(p),
+                                   (int64_t)sizeof(mtt_scale));
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->workspace = mtt__add_state(b, MTT_U8, MTT_WORKSPACE, "workspace", 0, 0);
 }
@@ -3341,6 +3669,7 @@ static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next
     int apart = b->policy->recompute == MTT_RECOMPUTE_SEGMENTS;
     mtt_linear_gelu *f;
     if (op->kind != MTT_OP_linear || next->kind != MTT_OP_gelu || g->x != l->y) return 0;
+    if (l->x->dtype == MTT_F8_E4M3) return 0;
     f = (mtt_linear_gelu *)mtt__fused(b, op, MTT_OP_linear_gelu);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
     f->y = apart ? NULL : g->y;
@@ -3355,7 +3684,7 @@ static int mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, mtt_op *n
     const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, next);
     mtt_linear_backward_gelu *f;
     if (op->kind != MTT_OP_linear_backward_input || next->kind != MTT_OP_gelu_backward) return 0;
-    if (g->dy != l->dx) return 0;
+    if (g->dy != l->dx || g->y_t) return 0;
     f = (mtt_linear_backward_gelu *)mtt__fused(b, op, MTT_OP_linear_backward_gelu);
     f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
     while (++next < end) {
@@ -3782,7 +4111,8 @@ static double mtt__count(const mtt_tensor *t)
 
 static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 {
-    int twice = t->category == MTT_OPTIMIZER || (written && t->category == MTT_WEIGHTS && !copies) ||
+    int twice = t->category == MTT_OPTIMIZER ||
+                (written && t->category == MTT_WEIGHTS && t->persistent && !copies) ||
                 (written && t->category == MTT_GRADIENTS && t->persistent);
     return (double)t->bytes * (1 + twice);
 }
@@ -3805,14 +4135,18 @@ static double mtt__op_bytes(const mtt_op *op)
 
 /* A chunked loss reads the head's weights once a chunk, with gradients for two products, and its gradients
    are added to by each chunk but the first. It passes the logits of all chunks five times, without gradients
-   twice: made, turned into gradients in place, read by two products. */
+   twice: made, turned into gradients in place, read by two products. Under FP8 it passes them three times, and
+   gradients of half their size, in both orders, twice. */
 static double mtt__chunked_bytes(const mtt_op *op)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     double share = (double)op->shape->rows / (double)o->logits->shape[0], chunks = ceil(share);
     double bytes = mtt__op_bytes(op);
-    double reads = o->dx ? 2 * chunks - 1 : chunks - 1;
-    bytes += ((o->dx ? 5 : 2) * share - 1) * (double)o->logits->bytes + reads * (double)o->weight->bytes;
+    double reads = o->dx && !o->weight_t ? 2 * chunks - 1 : chunks - 1;
+    double passes = o->d_logits ? 3 : o->dx ? 5 : 2;
+    bytes += (passes * share - 1) * (double)o->logits->bytes + reads * (double)o->weight->bytes;
+    if (o->d_logits) bytes += 2 * (2 * share - 1) * (double)o->d_logits->bytes;
+    if (o->weight_t) bytes += reads * (double)o->weight_t->bytes;
     if (o->bias) bytes += reads * (double)o->bias->bytes;
     if (o->d_weight) bytes += 2 * (chunks - 1) * (double)o->d_weight->bytes;
     if (o->d_bias) bytes += 2 * (chunks - 1) * (double)o->d_bias->bytes;
@@ -4261,23 +4595,85 @@ enum {
 static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *out)
 {
     const uint16_t *half = (const uint16_t *)t->data + first;
+    const uint8_t *eight = (const uint8_t *)t->data + first;
+    float inverse = t->scale ? t->scale->inverse : 1.0f;
     int64_t i;
-    if (t->dtype == MTT_F32) memcpy(out, (const float *)t->data + first, (size_t)count * sizeof(float));
-    else if (t->dtype == MTT_BF16_BITS)
-        for (i = 0; i < count; i++) out[i] = mtt__from_bf16(half[i]);
+    switch (t->dtype) {
+    case MTT_F32: memcpy(out, (const float *)t->data + first, (size_t)count * sizeof(float)); break;
+    case MTT_BF16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_bf16(half[i]); break;
+    case MTT_F16_BITS: for (i = 0; i < count; i++) out[i] = mtt__from_fp16(half[i]); break;
+    case MTT_F8_E4M3: for (i = 0; i < count; i++) out[i] = mtt__from_e4m3(eight[i]) * inverse; break;
+    default: for (i = 0; i < count; i++) out[i] = mtt__from_e5m2(eight[i]) * inverse;
+    }
+}
+
+/* Notes the largest absolute value and how many are clipped. Threads do so in any order: the result is the
+   same. */
+static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
+{
+    float largest = 0, limit = 448.0f * scale->inverse;
+    uint32_t clipped = 0, bits;
+    int64_t i;
+    for (i = 0; i < count; i++) largest = fabsf(values[i]) > largest ? fabsf(values[i]) : largest;
+    for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
+    bits = mtt__float_bits(largest);
+#ifdef __GNUC__
+    {
+        uint32_t seen = __atomic_load_n(&scale->largest, __ATOMIC_RELAXED);
+        while (bits > seen && !__atomic_compare_exchange_n(&scale->largest, &seen, bits, 1, __ATOMIC_RELAXED,
+                                                           __ATOMIC_RELAXED)) {}
+        if (clipped) __atomic_fetch_add(&scale->clipped, clipped, __ATOMIC_RELAXED);
+    }
+#else /* one thread: OpenMP is not asked for */
+    if (bits > scale->largest) scale->largest = bits;
+    scale->clipped += clipped;
+#endif
+}
+
+/* Rounds values to the 8 bits of a tensor. */
+static void mtt__round_eight(const mtt_tensor *t, int64_t count, const float *values, uint8_t *out)
+{
+    float scale = t->scale ? t->scale->scale : 1.0f;
+    int64_t i;
+    if (t->dtype == MTT_F8_E4M3)
+        for (i = 0; i < count; i++) out[i] = mtt__to_e4m3(values[i] * scale);
     else
-        for (i = 0; i < count; i++) out[i] = mtt__from_fp16(half[i]);
+        for (i = 0; i < count; i++) out[i] = mtt__to_e5m2(values[i] * scale);
+    if (t->recorded) mtt__record(t->scale, values, count);
 }
 
 static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const float *values)
 {
     uint16_t *half = (uint16_t *)t->data + first;
     int64_t i;
-    if (t->dtype == MTT_F32) memcpy((float *)t->data + first, values, (size_t)count * sizeof(float));
-    else if (t->dtype == MTT_BF16_BITS)
-        for (i = 0; i < count; i++) half[i] = mtt__to_bf16(values[i]);
-    else
-        for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]);
+    switch (t->dtype) {
+    case MTT_F32: memcpy((float *)t->data + first, values, (size_t)count * sizeof(float)); break;
+    case MTT_BF16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_bf16(values[i]); break;
+    case MTT_F16_BITS: for (i = 0; i < count; i++) half[i] = mtt__to_fp16(values[i]); break;
+    default: mtt__round_eight(t, count, values, (uint8_t *)t->data + first);
+    }
+}
+
+/* Some rows of a tensor. */
+static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t count)
+{
+    mtt_tensor part = *t;
+    size_t row = t->bytes / (size_t)t->shape[0];
+    part.shape[0] = count;
+    part.bytes = row * (size_t)count;
+    part.data = (char *)t->data + row * (size_t)first;
+    return part;
+}
+
+/* Stores a row of values as a column of a transposed tensor in 8 bits. */
+static void mtt__store_column(const mtt_tensor *t, int64_t column, int64_t count, const float *values)
+{
+    uint8_t codes[MTT__BLOCK], *to = (uint8_t *)t->data + column;
+    int64_t at, n, i;
+    MTT__BLOCKS(at, n, 0, count) {
+        mtt__round_eight(t, n, values + at, codes);
+        for (i = 0; i < n; i++) to[(at + i) * mtt__width(t)] = codes[i];
+    }
 }
 
 /* The values themselves if they are floats, otherwise a copy in `buffer`. */
@@ -4455,10 +4851,33 @@ static void mtt__gelu_backward_block(const float *x, float *g, int64_t n)
     }
 }
 
-/* dx = dy (s + x s (1 - s) 2u') */
+/* dx = dy (s + x s (1 - s) 2u'); under FP8 in both orders, with GELU(x) transposed */
 static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
 {
-    mtt__elementwise(op, NULL, o->x, o->dy, o->dx, mtt__gelu_backward_block);
+    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
+    if (!o->dx_t) {
+        mtt__elementwise(op, NULL, o->x, o->dy, o->dx, mtt__gelu_backward_block);
+        return;
+    }
+    MTT__THREADS(rows * n)
+    for (row = 0; row < mtt__width(o->dx_t); row++) {
+        float dx[MTT__BLOCK], x[MTT__BLOCK];
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) {
+            mtt_tensor dx_t = mtt__row_range(o->dx_t, at, count), y_t = mtt__row_range(o->y_t, at, count);
+            memset(dx, 0, sizeof(dx));
+            memset(x, 0, sizeof(x));
+            if (row < rows) {
+                mtt__load(o->dy, row * n + at, count, dx);
+                mtt__load(o->x, row * n + at, count, x);
+                mtt__gelu_backward_block(x, dx, count);
+                mtt__gelu_block(NULL, x, count);
+                mtt__store(o->dx, row * n + at, count, dx);
+            }
+            mtt__store_column(&dx_t, row, count, dx);
+            mtt__store_column(&y_t, row, count, x);
+        }
+    }
 }
 
 /* ---- matrix products ---- */
@@ -4828,6 +5247,33 @@ static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
     }
 }
 
+/* y and y_t = x, or (x - mean) rstd gain + shift, in 8 bits; zeros where y_t has no row of x */
+static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
+{
+    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
+    (void)op;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < (o->y_t ? mtt__width(o->y_t) : rows); row++) {
+        float x[MTT__BLOCK], gain[MTT__BLOCK], shift[MTT__BLOCK];
+        const float *stats = o->stats ? (const float *)o->stats->data + 2 * row : NULL;
+        int64_t at, count, k;
+        MTT__BLOCKS(at, count, 0, n) {
+            memset(x, 0, sizeof(x));
+            if (row < rows) mtt__load(o->x, row * n + at, count, x);
+            if (row < rows && stats) {
+                mtt__load(o->gain, at, count, gain);
+                mtt__load(o->shift, at, count, shift);
+                for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
+            }
+            if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
+            if (o->y_t) {
+                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
+                mtt__store_column(&y_t, row, count, x);
+            }
+        }
+    }
+}
+
 /* A fused operation is its parts in order. */
 static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_residual_norm *o)
 {
@@ -4879,10 +5325,29 @@ static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_ba
               0);
 }
 
-/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy */
+/* sums (+)= the sums of the rows of dy_t */
+static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int add)
+{
+    int64_t n = mtt__width(dy_t), rows = mtt__rows(dy_t), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < rows; row++) {
+        float buffer[MTT__BLOCK], *out = (float *)sums->data + row, sum = add ? *out : 0.0f;
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) sum += mtt__sum(mtt__read(dy_t, row * n + at, count, buffer), count);
+        *out = sum;
+    }
+}
+
+/* d_weight (+)= x^T dy, or dy^T x for a transposed weight; d_bias (+)= sum over rows of dy. In 8 bits x and
+   dy are transposed already. */
 static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_backward_weight *o)
 {
     const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
+    if (o->dy->dtype == MTT_F8_E5M2) {
+        mtt__gemm(mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL, op->adds);
+        if (o->d_bias) mtt__sum_columns(o->dy, o->d_bias, op->adds);
+        return;
+    }
     mtt__gemm(mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL, op->adds);
     if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
 }
@@ -4900,7 +5365,7 @@ static void mtt__cpu_linear_gelu(const mtt_op *op, const mtt_linear_gelu *o)
 static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_linear_backward_gelu *o)
 {
     mtt_linear_backward_input linear = {o->dy, o->weight, o->dx};
-    mtt_gelu_backward gelu = {o->dx, o->pre, o->dx};
+    mtt_gelu_backward gelu = {o->dx, o->pre, o->dx, NULL, NULL};
     mtt__cpu_linear_backward_input(op, &linear);
     mtt__cpu_gelu_backward(op, &gelu);
     if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, op->adds);
@@ -5239,30 +5704,40 @@ static void mtt__cpu_cross_entropy_backward(const mtt_op *op, const mtt_cross_en
     }
 }
 
-static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t count)
+/* The gradients of the head's weight and bias, and of a chunk's x, from 8-bit gradients of its logits. */
+static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mtt_tensor *d_logits,
+                                 mtt_tensor *dx, int64_t first)
 {
-    mtt_tensor part = *t;
-    size_t row = t->bytes / (size_t)t->shape[0];
-    part.shape[0] = count;
-    part.bytes = row * (size_t)count;
-    part.data = (char *)t->data + row * (size_t)first;
-    return part;
+    mtt_linear_backward_input d_input = {d_logits, o->weight_t, dx};
+    mtt_quantize transpose = {d_logits, NULL, NULL, NULL, NULL, o->d_logits_t};
+    mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
+    mtt_op plain = *op;
+    plain.transposed = 0; /* weight_t is [in, out] */
+    mtt__cpu_quantize(op, &transpose);
+    mtt__cpu_linear_backward_input(&plain, &d_input);
+    left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
+    right.first += first;
+    mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds);
+    if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
 }
 
 /* Head, loss and their gradients for a few rows at a time. The logits of a chunk become their gradients in
-   place and feed both products before the next chunk overwrites them. The weight's gradient adds up in
-   FP32. */
+   place, or beside them in 8 bits, and feed both products before the next chunk overwrites them. The weight's
+   gradient adds up in FP32. */
 static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
 {
     mtt_op part = *op;
     int64_t rows = op->shape->rows, first, count;
+    if (o->d_logits)
+        mtt__scale_logits(o->d_logits->scale, mtt__control(o->control), mtt__counters(o->counters));
     for (first = 0; first < rows; first += count, part.adds = 1) {
-        mtt_tensor x, targets, losses, logits, dx;
+        mtt_tensor x, targets, losses, logits, dx, d_logits;
         mtt_linear head = {&x, o->weight, o->bias, &logits};
         mtt_cross_entropy loss = {&logits, &targets, &losses};
-        mtt_cross_entropy_backward d_loss = {&logits, &losses, &targets, o->control, o->counters, &logits};
-        mtt_linear_backward_input d_input = {&logits, o->weight, &dx};
-        mtt_linear_backward_weight d_weight = {&x, &logits, o->d_weight, o->d_bias};
+        mtt_cross_entropy_backward d_loss = {&logits,    &losses,     &targets,
+                                             o->control, o->counters, &d_logits};
+        mtt_linear_backward_input d_input = {&d_logits, o->weight, &dx};
+        mtt_linear_backward_weight d_weight = {&x, &d_logits, o->d_weight, o->d_bias};
         count = mtt__min(o->logits->shape[0], rows - first);
         x = mtt__row_range(o->x, first, count);
         targets = mtt__row_range(o->targets, first, count);
@@ -5272,7 +5747,12 @@ static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
         mtt__cpu_cross_entropy(&part, &loss);
         if (!o->dx) continue;
         dx = mtt__row_range(o->dx, first, count);
+        d_logits = mtt__row_range(o->d_logits ? o->d_logits : o->logits, 0, count);
         mtt__cpu_cross_entropy_backward(&part, &d_loss);
+        if (o->d_logits) {
+            mtt__chunk_gradients(&part, o, &d_logits, &dx, first);
+            continue;
+        }
         mtt__cpu_linear_backward_input(&part, &d_input);
         mtt__cpu_linear_backward_weight(&part, &d_weight);
     }
@@ -5382,6 +5862,17 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
     }
 }
 
+/* Scales of the next step, and what this one clipped */
+static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
+{
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    mtt_counters *counters = mtt__counters(o->counters);
+    int64_t i;
+    (void)op;
+    for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
+        counters->clipped += mtt__rescale(&scales[i]);
+}
+
 /* ---- backend ---- */
 
 /* The context is the environment: a CPU needs only a source of memory. */
@@ -5486,6 +5977,7 @@ struct mtt_trainer {
     float *values;      /* as many floats: a piece of initial values */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
+    int measured;       /* 1 = scales of 8-bit tensors are those of a step */
     size_t free_before; /* the device's free bytes before the arena was taken */
 };
 
@@ -5652,6 +6144,29 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
     return status;
 }
 
+/* Gradients of a mean over n tokens are in proportion to 1 / n. e5m2 has fewer exponents below 1 than a half,
+   so under FP8 the scale grows with n. */
+static float mtt__first_loss_scale(const mtt_trainer *t)
+{
+    const mtt_schedule *s = t->schedule;
+    double tokens = (double)s->programs[MTT__TRAIN].shape.rows * s->policy.accumulate;
+    if (!mtt__precisions[s->policy.precision].scaled) return 1.0f;
+    if (s->policy.precision != MTT_FP8) return t->optim.loss_scale;
+    return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
+}
+
+/* Scales for the pass that measures them: 14 is then the largest value. */
+static mtt_status mtt__fill_scales(mtt_trainer *t)
+{
+    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
+    mtt_scale scale = {32.0f, 1.0f / 32, 0, 0};
+    mtt_status status = MTT_OK;
+    int64_t i;
+    for (i = 0; i < scales->shape[0] && !status; i++)
+        status = t->backend.upload(t->context, (mtt_scale *)scales->data + i, &scale, sizeof(scale));
+    return status;
+}
+
 static mtt_status mtt__fill_state(mtt_trainer *t)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
@@ -5665,7 +6180,7 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
     if (!status && p->positions->category == MTT_DATA) status = mtt__fill_positions(t, p->positions);
     if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
-    counters.loss_scale = mtt__precisions[t->schedule->policy.precision].scaled ? t->optim.loss_scale : 1.0f;
+    counters.loss_scale = mtt__first_loss_scale(t);
     counters.step_scale = counters.loss_scale;
     return status ? status : mtt__move_counters(t, MTT__PUT, &counters);
 }
@@ -5693,6 +6208,10 @@ static mtt_status mtt__bind(mtt_trainer *t)
             else if (tensor->persistent && p > first) tensor->data = first->tensors[i]->data;
             else status = t->backend.alloc(t->context, tensor->bytes ? tensor->bytes : 1, &tensor->data);
         }
+    for (p = first; p < first + MTT__PROGRAMS; p++)
+        for (i = 0; i < p->tensor_count && !status; i++)
+            if (p->tensors[i]->entry >= 0)
+                p->tensors[i]->scale = (mtt_scale *)first->scales->data + p->tensors[i]->entry;
     return status;
 }
 
@@ -5808,6 +6327,24 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     return status;
 }
 
+/* Measures the scales of 8-bit tensors by a forward pass of the training step. A step that has measured its
+   own keeps them. An evaluation before the first step does without: it leaves no trace. */
+static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
+                                      int64_t counted, int training)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int forward = 0;
+    mtt_status status;
+    if (!p->scales || t->measured) return MTT_OK;
+    while (p->ops[forward].phase == MTT_FORWARD) forward++;
+    status = mtt__fill_scales(t);
+    if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
+    if (!status) status = t->backend.run(t->context, p->ops, forward);
+    if (!status) status = t->backend.run(t->context, p->ops + p->op_count - 1, 1);
+    t->measured = training && !status;
+    return status;
+}
+
 /* Runs a program's forward and backward pass over micro-batches. */
 static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                                          const int32_t *targets, int micro_batches, int training)
@@ -5818,6 +6355,7 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     if (status) return status;
     for (k = 0; k < rows * micro_batches; k++) counted += targets[k] >= 0;
+    status = mtt__measure_scales(t, tokens, targets, counted, training);
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
         if (!status) status = t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin);
@@ -5874,6 +6412,7 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     info->loss_scale = counters.step_scale;
     info->grad_norm = (float)counters.grad_norm;
     info->skipped = counters.skipped != 0;
+    info->clipped = counters.clipped;
     info->ms = mtt__now_ms() - start;
     if (counters.skipped == 2 || !(fabs(info->loss) < 1e30))
         return mtt__numbers_failed(t, &counters, info->loss);
@@ -5896,6 +6435,22 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
     return MTT_OK;
 }
 
+/* Measures scales by a text that is repeated to fill the batch. */
+static mtt_status mtt__measure_by(mtt_trainer *t, const int32_t *tokens, int count)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int32_t *all;
+    int64_t i;
+    mtt_status status;
+    if (!p->scales || t->measured) return MTT_OK;
+    all = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.rows, sizeof(*all));
+    if (!all) return MTT_E_MEMORY;
+    for (i = 0; i < p->shape.rows; i++) all[i] = tokens[i % count];
+    status = mtt__measure_scales(t, all, all, p->shape.rows, 0);
+    mtt__free(t->env, all);
+    return status;
+}
+
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int count, float *logits)
 {
     const mtt__program *p = &t->schedule->programs[MTT__NEXT];
@@ -5909,8 +6464,9 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
     if (!padded) return MTT_E_MEMORY;
+    status = mtt__measure_by(t, tokens, count);
     memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
-    status = mtt__send(t, p, padded, NULL, 0, seen - 1);
+    if (!status) status = mtt__send(t, p, padded, NULL, 0, seen - 1);
     mtt__free(t->env, padded);
     if (!status) status = t->backend.run(t->context, p->ops, p->op_count);
     if (!status) status = mtt__move(t, MTT__GET, p->output, 0, t->schedule->model.vocab, logits);
@@ -8295,15 +8851,15 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 
 /* ---- a trainer's checkpoint ---- */
 
-/* The tensors are FP32: everything that the optimizer keeps of each parameter (see MTT__KEPT). A compact
-   state encodes to the same bits again. The metadata has the model, the counters and the position in the
+/* The tensors are FP32: everything that the optimizer keeps of each parameter (see MTT__KEPT), and the scales
+   of FP8, 0 before a step has measured them. A compact state encodes to the same bits again. The metadata has the model, the counters and the position in the
    data. */
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
     const mtt__st *st; /* the file to read; NULL when saving */
     mtt_status status;
     mtt__st_entry *tensors;
-    size_t count;
+    size_t kept, count; /* tensors of parameters; all */
     mtt__text metadata;
     mtt_counters counters;
     int64_t micro_batch;
@@ -8325,10 +8881,17 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     c->seed = t->optim.seed;
     if (batches) c->batches = *batches;
     if (c->batches.tokens) c->tokens_crc = c->batches.tokens->header.crc;
-    c->count = MTT__KEPT_KINDS * (size_t)p->parameter_count;
+    c->kept = MTT__KEPT_KINDS * (size_t)p->parameter_count;
+    c->count = c->kept + (p->scales != NULL);
     c->tensors = (mtt__st_entry *)mtt__alloc(t->env, c->count, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME);
     if (!c->tensors) return MTT_E_MEMORY;
-    for (i = 0, name = (char *)(c->tensors + c->count); i < c->count; i++, name += MTT__CHECKPOINT_NAME) {
+    if (p->scales) {
+        c->tensors[c->kept].name = "fp8.scales";
+        c->tensors[c->kept].dtype = MTT_F32;
+        c->tensors[c->kept].rank = 1;
+        c->tensors[c->kept].shape[0] = (uint64_t)p->scales->shape[0];
+    }
+    for (i = 0, name = (char *)(c->tensors + c->count); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
         const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
         mtt__text text;
         mtt__text_init(&text, name, MTT__CHECKPOINT_NAME);
@@ -8416,11 +8979,28 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     return c->status;
 }
 
+/* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
+static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
+{
+    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at, scale = {0, 0, 0, 0};
+    mtt_status status = MTT_OK;
+    int64_t i;
+    for (i = 0; i < count && !status; i++) {
+        if (way == MTT__PUT) scale.scale = values[i], scale.inverse = 1.0f / values[i];
+        status = mtt__copy(t, way, device + i, &scale, sizeof(scale));
+        if (way == MTT__GET) values[i] = t->measured ? scale.scale : 0.0f;
+    }
+    return status;
+}
+
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
     mtt_trainer *t = (mtt_trainer *)user;
-    const mtt__parameter *q = &t->schedule->programs[MTT__TRAIN].parameters[index / MTT__KEPT_KINDS];
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__parameter *q = &p->parameters[index / MTT__KEPT_KINDS];
     int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
+    if (index == MTT__KEPT_KINDS * (size_t)p->parameter_count)
+        return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
     return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
 }
 
@@ -8466,6 +9046,10 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         mtt__st_entry *want = &c->tensors[i];
         const mtt__st_entry *e = mtt__st_find(&c->st->tensors, want->name);
+        if (!e && i == c->kept) { /* of a run in another precision */
+            c->count = c->kept;
+            return MTT_OK;
+        }
         if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
             memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
@@ -8482,9 +9066,10 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
+        const float least = i == c->kept || i % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
         for (k = 0; k < e->bytes / sizeof(float); k++)
-            if (!(x[k] >= least && fabsf(x[k]) < INFINITY))
+            if (!(x[k] >= least && fabsf(x[k]) < INFINITY) ||
+                (i == c->kept && (x[0] > 0) != (x[k] == mtt__power_of_two(x[k]))))
                 return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
                                  "or the file is forged; use another checkpoint", c->st->path, k, e->name,
                                  (double)x[k]);
@@ -8506,12 +9091,18 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
-    for (i = 0; i < c.count && !status; i++) /* the trainer changes from here on */
+    for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS),
                                 0, (int64_t)(c.tensors[i].bytes / sizeof(float)),
                                 (float *)(uintptr_t)c.tensors[i].data);
+    if (!status && p->scales) {
+        const float *scales = c.count > c.kept ? (const float *)(uintptr_t)c.tensors[c.kept].data : NULL;
+        t->measured = scales && scales[0] > 0;
+        if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
+    }
     if (!status) {
         if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
+        else if (c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
         t->step = c.counters.steps;
         t->micro_batch = c.micro_batch;
         t->optim.seed = c.seed;
