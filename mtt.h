@@ -734,7 +734,7 @@ typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype
    power of two. During a step, operations record the largest absolute value that they round; the operation
    rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
 typedef struct mtt_scale {
-    float scale, inverse; /* inverse = 1 / scale */
+    float inverse, scale; /* inverse = 1 / scale; it comes first, since cuBLASLt wants it aligned to 16 bytes */
     uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
     uint32_t clipped;     /* values, in this step */
 } mtt_scale;
@@ -6159,7 +6159,7 @@ static float mtt__first_loss_scale(const mtt_trainer *t)
 static mtt_status mtt__fill_scales(mtt_trainer *t)
 {
     const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
-    mtt_scale scale = {32.0f, 1.0f / 32, 0, 0};
+    mtt_scale scale = {1.0f / 32, 32.0f, 0, 0};
     mtt_status status = MTT_OK;
     int64_t i;
     for (i = 0; i < scales->shape[0] && !status; i++)

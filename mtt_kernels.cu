@@ -121,6 +121,82 @@ template <int N = 8, class T> MTT__DEVICE void mtt__store_floats(T *at, const fl
     *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
 }
 
+/* ---- 8-bit floats ---- */
+
+/* The two kinds, which devices of compute capability 8.9 and later convert to; mtt__to_e4m3, mtt__to_e5m2. */
+struct mtt__e4m3 { uint8_t bits; };
+struct mtt__e5m2 { uint8_t bits; };
+
+/* Rounds four values, the first one to the lowest byte. */
+MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
+{
+    uint32_t out = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+#endif
+    return out;
+}
+
+/* The instruction knows no infinity, which tells of an overflow. */
+MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
+{
+    uint32_t out = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+        : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+#endif
+    if (fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))) >= 61440.0f)
+        MTT__UNROLL for (int k = 0; k < 4; k++)
+            if (fabsf(v[k]) >= 61440.0f) out = (out & ~(0x7fu << 8 * k)) | 0x7cu << 8 * k;
+    return out;
+}
+
+/* Where a kernel writes 8-bit values, and what it records of them. */
+struct mtt__eight {
+    void *data;
+    mtt_scale *scale; /* NULL = 1 */
+    int recorded;
+};
+
+MTT__DEVICE float mtt__scale_of(const mtt__eight &e) { return e.scale ? e.scale->scale : 1.0f; }
+
+/* Rounds eight values, times a scale, to 8 bytes. */
+template <class Q> MTT__DEVICE uint2 mtt__pack_eight(const float *v, float scale)
+{
+    float scaled[8];
+    MTT__UNROLL for (int k = 0; k < 8; k++) scaled[k] = v[k] * scale;
+    return make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
+}
+
+/* A thread's part of what mtt_scale records. Integers' maxima and sums do not depend on order. */
+struct mtt__records {
+    float largest;
+    uint32_t clipped;
+};
+
+MTT__DEVICE void mtt__record(mtt__records &r, const float *v, float scale)
+{
+    float largest = 0;
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
+    r.largest = fmaxf(r.largest, largest);
+    if (largest * scale > 448.0f)
+        MTT__UNROLL for (int k = 0; k < 8; k++) r.clipped += fabsf(v[k]) * scale > 448.0f;
+}
+
+/* All lanes of a warp call this at the end. */
+MTT__DEVICE void mtt__record_warp(const mtt__eight &e, mtt__records r)
+{
+    if (!e.recorded) return;
+    const uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(r.largest));
+    const uint32_t clipped = __reduce_add_sync(0xffffffffu, r.clipped);
+    if (threadIdx.x % 32) return;
+    if (largest > __ldcg(&e.scale->largest)) atomicMax(&e.scale->largest, largest);
+    if (clipped) atomicAdd(&e.scale->clipped, clipped);
+}
+
 MTT__DEVICE uint32_t mtt__smem(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -171,6 +247,17 @@ MTT__DEVICE float mtt__reciprocal(float x)
 template <class T> MTT__DEVICE float mtt__exp_for(float x)
 {
     return sizeof(T) == 4 ? expf(x) : __expf(x);
+}
+
+/* factor e^(x - from). For 16-bit data one multiply-add and one special function, with the factor in the
+   exponent. */
+template <class T> MTT__DEVICE float mtt__exp_from(float x, float from, float factor)
+{
+    float y;
+    if (sizeof(T) == 4) return factor * expf(x - from);
+    x = fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 struct mtt__plus {
@@ -346,6 +433,13 @@ static mtt__dropout mtt__dropout_of(const mtt_op *op, const mtt_tensor *control)
     return d;
 }
 
+static mtt__eight mtt__eight_of(const mtt_tensor *t)
+{
+    mtt__eight e = {};
+    if (t) e.data = t->data, e.scale = t->scale, e.recorded = t->recorded;
+    return e;
+}
+
 /* The scratch tensor, if it holds `bytes`. */
 static mtt_status mtt__scratch(mtt__cuda *c, const mtt_op *op, size_t bytes, void **out)
 {
@@ -369,10 +463,15 @@ template <class T> MTT__DEVICE float mtt__gelu_gate(float x)
 }
 
 /* GELU' = s + x s (1 - s) 2u' */
+MTT__DEVICE float mtt__gelu_slope_of(float x, float s)
+{
+    const float xs = x * s;
+    return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
+}
+
 template <class T> MTT__DEVICE float mtt__gelu_slope(float x)
 {
-    const float s = mtt__gelu_gate<T>(x), xs = x * s;
-    return fmaf(fmaf(-s, xs, xs), fmaf(x * x, 0.2140644488f, 1.5957691216f), s);
+    return mtt__gelu_slope_of(x, mtt__gelu_gate<T>(x));
 }
 
 /* Math:        y = GELU(x)
@@ -390,6 +489,35 @@ template <class T> static __global__ void __launch_bounds__(256) mtt_k_gelu(cons
     mtt__read_floats(x + at, v);
     MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<T>(v[k]);
     mtt__store_floats(y + at, v);
+}
+
+/* Math:        y = GELU(x) in e4m3
+   Shapes:      x [count] BF16, y [count] bytes
+   Launch:      256 threads, 32 elements each, 8 at a time
+   Requires:    count a multiple of 8
+   Traffic:     x read, y written
+   Determinism: elementwise; records a largest value and a count
+   Reference:   mtt__cpu_gelu */
+static __global__ void __launch_bounds__(256)
+    mtt_k_gelu_eight(const __nv_bfloat16 *x, mtt__eight y, int64_t count)
+{
+    const float scale = mtt__scale_of(y);
+    const int64_t first = (int64_t)blockIdx.x * 8192 + threadIdx.x * 8;
+    mtt__records records = {};
+    mtt__vector<__nv_bfloat16> xs[4];
+    MTT__UNROLL for (int i = 0; i < 4; i++)
+        if (first + i * 2048 < count) xs[i] = mtt__load_vector(x + first + i * 2048);
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        float v[8];
+        if (first + i * 2048 >= count) break;
+        MTT__UNROLL for (int k = 0; k < 8; k++) {
+            v[k] = mtt__to_float(xs[i].v[k]);
+            v[k] *= mtt__gelu_gate<__nv_bfloat16>(v[k]);
+        }
+        if (y.recorded) mtt__record(records, v, scale);
+        *(uint2 *)((uint8_t *)y.data + first + i * 2048) = mtt__pack_eight<mtt__e4m3>(v, scale);
+    }
+    mtt__record_warp(y, records);
 }
 
 /* Math:        dx = dy GELU'(x)
@@ -472,6 +600,9 @@ static mtt_status mtt__cuda_dropout_backward(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__launch_gelu(mtt__cuda *c, const mtt_tensor *x, const mtt_tensor *y)
 {
     const int64_t count = mtt__elements(y);
+    if (y->dtype == MTT_F8_E4M3)
+        return mtt__launch(c, "gelu", mtt_k_gelu_eight, mtt__blocks(count, 8192), 256,
+                           mtt__at<const __nv_bfloat16>(x), mtt__eight_of(y), count);
     return mtt__by_type(c, y, [&](auto zero) {
         typedef decltype(zero) T;
         return mtt__launch(c, "gelu", mtt_k_gelu<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(x),
@@ -494,12 +625,6 @@ static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, 
         return mtt__launch(c, "gelu_backward", mtt_k_gelu_backward<T>, mtt__blocks(count, 2048), 256,
                            mtt__at<T>(dy), mtt__at<T>(x), mtt__at<T>(dx), count);
     });
-}
-
-static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
-    return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
 }
 
 /* Math:        out[j] (+)= sum over rows r of x[r][j], of each slice of rows
@@ -586,19 +711,20 @@ template <class T> struct mtt__norm_forward {
     int64_t rows;
     int width;
     mtt__dropout dropout; /* of the branch */
+    mtt__eight eight;     /* with 8 bits: the place of y */
 };
 
 /* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers.
                 With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
                 place of x
-   Shapes:      x, branch, joined, y [rows, C], w, b [C] T; stats [rows] (mean, rstd) float
+   Shapes:      x, branch, joined, y [rows, C], w, b [C] T, y with EIGHT e4m3; stats [rows] (mean, rstd) float
    Launch:      THREADS threads a row, at least 128 a block. 7 blocks a processor where a warp has a wide FP32
                 row: for 8 the compiler would spill
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <class T, int THREADS, int PACKS>
+template <class T, int THREADS, int PACKS, bool EIGHT>
 static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
                                          sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
     mtt_k_norm(const mtt__norm_forward<T> o)
@@ -608,7 +734,8 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
     int64_t row = (int64_t)blockIdx.x * (THREADS < 128 ? 128 / THREADS : 1) + threadIdx.x / THREADS;
     int lane = threadIdx.x % THREADS;
     mtt__vector<T> xs[PACKS];
-    float sum = 0, squares = 0;
+    mtt__records records = {};
+    float sum = 0, squares = 0, scale = EIGHT ? mtt__scale_of(o.eight) : 1.0f;
     if (row >= o.rows) return;
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
@@ -644,15 +771,20 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
         mtt__read_floats(o.b + column, shift);
         MTT__UNROLL for (int k = 0; k < 8; k++)
             out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
-        mtt__store_floats(o.y + row * width + column, out);
+        if (EIGHT) {
+            if (o.eight.recorded) mtt__record(records, out, scale);
+            *(uint2 *)((uint8_t *)o.eight.data + row * width + column) = mtt__pack_eight<mtt__e4m3>(out, scale);
+        } else mtt__store_floats(o.y + row * width + column, out);
     }
+    if (EIGHT) mtt__record_warp(o.eight, records);
 }
 
-template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
+template <class T, bool EIGHT>
+static mtt_status mtt__launch_norm_of(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
 #define MTT__NORM_CASE(threads, packs)                                                                      \
     if (o.width <= threads * packs * 8)                                                                     \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs>,                                        \
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs, EIGHT>,                                 \
                            mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1),                          \
                            threads < 128 ? 128 : threads, o);
     MTT__NORM_SHAPES(MTT__NORM_CASE)
@@ -660,14 +792,27 @@ template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__n
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
+template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
+{
+    if constexpr (std::is_same<T, __nv_bfloat16>::value)
+        if (o.eight.data) return mtt__launch_norm_of<T, true>(c, o);
+    return mtt__launch_norm_of<T, false>(c, o);
+}
+
+/* A norm's result in 8 bits; otherwise there is no data. */
+static mtt__eight mtt__eight_result(const mtt_tensor *y)
+{
+    return mtt__eight_of(y->dtype == MTT_F8_E4M3 ? y : NULL);
+}
+
 static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_norm *o = MTT_OPERANDS_OF(norm, op);
-    return mtt__by_type(c, o->y, [&](auto zero) {
+    return mtt__by_type(c, o->x, [&](auto zero) {
         typedef decltype(zero) T;
         mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
                                   mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
-                                  (int)mtt__width(o->y), {}};
+                                  (int)mtt__width(o->y), {}, mtt__eight_result(o->y)};
         return mtt__launch_norm(c, n);
     });
 }
@@ -675,12 +820,12 @@ static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
 static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_residual_norm *o = MTT_OPERANDS_OF(residual_norm, op);
-    return mtt__by_type(c, o->y, [&](auto zero) {
+    return mtt__by_type(c, o->x, [&](auto zero) {
         typedef decltype(zero) T;
         mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
                                   mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
                                   mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y),
-                                  mtt__dropout_of(op, o->control)};
+                                  mtt__dropout_of(op, o->control), mtt__eight_result(o->y)};
         return mtt__launch_norm(c, n);
     });
 }
@@ -882,6 +1027,233 @@ static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_tensor *dy = MTT_OPERANDS_OF(norm_backward, op)->dy;
     return mtt__by_type(c, dy, [&](auto zero) { return mtt__norm_backward<decltype(zero)>(c, op); });
+}
+
+/* ----------------------------------------------------------------------------------------------------------
+   >>eight bits   operands of FP8's products
+   -------------------------------------------------------------------------------------------------------- */
+
+/* What mtt_k_quantize rounds: a tensor; a norm again, by its statistics; GELU's gradient and GELU; the loss'
+   gradient. */
+enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD, MTT__LOSS };
+
+struct mtt__quantize {
+    const __nv_bfloat16 *x, *dy, *gain, *shift;
+    const float2 *stats;
+    const int32_t *targets; /* these four of a loss */
+    const float *losses;
+    const mtt_control *control;
+    const mtt_counters *counters;
+    mtt__eight y, y_t, gelu_t; /* without data: not wanted */
+    int64_t rows, padded;      /* elements in a row of a transpose */
+    int width, classes;
+};
+
+/* Four words of four bytes, transposed. */
+MTT__DEVICE void mtt__turn(uint32_t to[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
+    const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
+    to[0] = __byte_perm(low_ab, low_cd, 0x5410);
+    to[1] = __byte_perm(low_ab, low_cd, 0x7632);
+    to[2] = __byte_perm(high_ab, high_cd, 0x5410);
+    to[3] = __byte_perm(high_ab, high_cd, 0x7632);
+}
+
+/* Eight values of a row: v[k] becomes what is rounded, u[k] GELU. */
+template <int KIND>
+MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column, float factor,
+                                       const mtt__vector<__nv_bfloat16> &x,
+                                       const mtt__vector<__nv_bfloat16> &dy, float *v, float *u)
+{
+    typedef __nv_bfloat16 T;
+    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__to_float(x.v[k]);
+    if (KIND == MTT__NORMED) {
+        const float2 stats = o.stats[row];
+        float gain[8], shift[8];
+        mtt__read_floats(o.gain + column, gain);
+        mtt__read_floats(o.shift + column, shift);
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = (v[k] - stats.x) * stats.y * gain[k] + shift[k];
+    } else if (KIND == MTT__GELU_BACKWARD) {
+        MTT__UNROLL for (int k = 0; k < 8; k++) {
+            const float s = mtt__gelu_gate<T>(v[k]);
+            u[k] = v[k] * s;
+            v[k] = mtt__to_float(dy.v[k]) * mtt__gelu_slope_of(v[k], s);
+        }
+    } else if (KIND == MTT__LOSS) {
+        const int target = o.targets[row];
+        const float lse = o.losses[3 * row + 2];
+        MTT__UNROLL for (int k = 0; k < 8; k++) {
+            const float at = v[k];
+            v[k] = target < 0 || column + k >= o.classes ? 0.0f : mtt__exp_from<T>(at, lse, factor);
+            if (column + k == target) v[k] = (expf(at - lse) - 1.0f) * factor;
+        }
+    }
+}
+
+/* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
+                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; LOSS the
+                gradient of mtt_k_cross_entropy
+   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q
+   Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
+   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
+   Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
+   Determinism: elementwise; records a largest value and a count
+   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward, mtt__cpu_cross_entropy_backward */
+template <int KIND, class Q>
+static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
+{
+    enum { ROWS = 128, COLUMNS = 64, PITCH = ROWS / 4 + 1, WITH_DY = KIND == MTT__GELU_BACKWARD };
+    __shared__ uint32_t turned[1 + WITH_DY][COLUMNS][PITCH];
+    const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
+    const int64_t row0 = (int64_t)(blockIdx.x / tiles) * ROWS;
+    const int column0 = blockIdx.x % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
+    const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
+    const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
+    const float factor = KIND == MTT__LOSS ? mtt__loss_factor(o.control, o.counters) : 1.0f;
+    mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {};
+    mtt__records records = {};
+    uint2 codes[4] = {}, more[4] = {};
+    const auto inside = [&](int i) { return column < o.width && row0 + quad * 4 + i < o.rows; };
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int64_t at = (row0 + quad * 4 + i) * o.width + column;
+        if (inside(i)) xs[i] = mtt__load_vector(o.x + at);
+        if (WITH_DY && inside(i)) dys[i] = mtt__load_vector(o.dy + at);
+    }
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int64_t row = row0 + quad * 4 + i;
+        float v[8], u[8];
+        if (!inside(i)) continue;
+        mtt__quantized_values<KIND>(o, row, column, factor, xs[i], dys[i], v, u);
+        if (o.y.recorded || o.y_t.recorded) mtt__record(records, v, scale);
+        codes[i] = mtt__pack_eight<Q>(v, scale);
+        if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
+        if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * o.width + column) = codes[i];
+    }
+    mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
+    if (!o.y_t.data) return;
+    MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) {
+        const uint2 *c = t ? more : codes;
+        uint32_t words[8];
+        mtt__turn(words, c[0].x, c[1].x, c[2].x, c[3].x);
+        mtt__turn(words + 4, c[0].y, c[1].y, c[2].y, c[3].y);
+        MTT__UNROLL for (int k = 0; k < 8; k++) turned[t][threadIdx.x % 8 * 8 + k][quad] = words[k];
+    }
+    __syncthreads(); /* the tile is there before its columns are stored */
+    const int64_t at = row0 + threadIdx.x % 32 * 4;
+    for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
+        MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) {
+            uint8_t *const to = (uint8_t *)(t ? o.gelu_t : o.y_t).data;
+            *(uint32_t *)(to + (column0 + j) * o.padded + at) = turned[t][j][threadIdx.x % 32];
+        }
+}
+
+template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)
+{
+    const int64_t tiles = mtt__ceil_div(o.rows, 128) * mtt__ceil_div(o.width, 64);
+    return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)tiles, 256, o);
+}
+
+static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_quantize *o = MTT_OPERANDS_OF(quantize, op);
+    mtt__quantize q = {};
+    q.x = mtt__at<const __nv_bfloat16>(o->x);
+    q.stats = mtt__at<const float2>(o->stats);
+    q.gain = mtt__at<const __nv_bfloat16>(o->gain), q.shift = mtt__at<const __nv_bfloat16>(o->shift);
+    q.y = mtt__eight_of(o->y), q.y_t = mtt__eight_of(o->y_t);
+    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x);
+    q.padded = o->y_t ? mtt__width(o->y_t) : 0;
+    if (o->stats) return mtt__launch_quantize<MTT__NORMED, mtt__e4m3>(c, q);
+    if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3) return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
+    return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
+}
+
+static mtt_status mtt__gelu_backward_eight(mtt__cuda *c, const mtt_gelu_backward *o)
+{
+    mtt__quantize q = {};
+    q.x = mtt__at<const __nv_bfloat16>(o->x), q.dy = mtt__at<const __nv_bfloat16>(o->dy);
+    q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
+    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x), q.padded = mtt__width(o->dx_t);
+    return mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
+}
+
+static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
+    if (o->dx_t) return mtt__gelu_backward_eight(c, o);
+    return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
+}
+
+/* Math:        out[j] (+)= sum of row j, over its first `count` elements
+   Shapes:      x [rows, width] e5m2, out [rows] float
+   Launch:      a block of 256 threads a row, 16 elements at a time
+   Requires:    width and count multiples of 16
+   Traffic:     x read once
+   Determinism: fixed tree
+   Reference:   mtt__sum_columns */
+static __global__ void __launch_bounds__(256)
+    mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width, int add)
+{
+    __shared__ float shared[32];
+    const uint4 *row = (const uint4 *)(x + blockIdx.x * width);
+    float sum = 0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count / 16; i += 256) {
+        const uint4 v = row[i];
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        MTT__UNROLL for (int k = 0; k < 8; k++) { /* a byte of e5m2 is the upper one of a half */
+            const uint32_t pair = __byte_perm(words[k / 2], 0, k % 2 ? 0x3424 : 0x1404);
+            const float2 f = __half22float2(*(const __half2 *)&pair);
+            sum += f.x + f.y;
+        }
+    }
+    sum = mtt__reduce<mtt__plus, 256>(sum, shared);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum * (scale ? scale->inverse : 1.0f) + (add ? out[blockIdx.x] : 0);
+}
+
+static mtt_status mtt__row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count, const mtt_tensor *sums,
+                                int add)
+{
+    return mtt__launch(c, "row_sums", mtt_k_row_sums, (unsigned)mtt__rows(x), 256, mtt__at<const uint8_t>(x),
+                       (const mtt_scale *)x->scale, mtt__at<float>(sums), count, mtt__width(x), add);
+}
+
+/* Math:        mtt__rescale of every scale; counters.clipped = what all of them clipped
+   Shapes:      scales [count]
+   Launch:      one block of 256 threads
+   Requires:    -
+   Traffic:     scales read and written
+   Determinism: a sum of integers
+   Reference:   mtt__cpu_rescale */
+static __global__ void __launch_bounds__(256)
+    mtt_k_rescale(mtt_scale *scales, int64_t count, mtt_counters *counters)
+{
+    __shared__ unsigned long long shared[32];
+    unsigned long long clipped = 0;
+    for (int64_t i = threadIdx.x; i < count; i += 256) clipped += mtt__rescale(&scales[i]);
+    clipped = mtt__reduce<mtt__plus, 256>(clipped, shared);
+    if (threadIdx.x == 0) counters->clipped = (int64_t)clipped;
+}
+
+static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rescale *o = MTT_OPERANDS_OF(rescale, op);
+    return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales), o->scales->shape[0],
+                       mtt__at<mtt_counters>(o->counters));
+}
+
+/* Math:        mtt__scale_logits
+   Shapes:      one scale
+   Launch:      one thread
+   Requires:    -
+   Traffic:     -
+   Determinism: one value
+   Reference:   mtt__cpu_chunked_loss */
+static __global__ void mtt_k_scale_logits(mtt_scale *scale, const mtt_control *control,
+                                          const mtt_counters *counters)
+{
+    mtt__scale_logits(scale, control, counters);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -1151,24 +1523,26 @@ static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
 /* A row-major matrix or a batch of them; `transposed`: memory holds its transpose. */
 struct mtt__blas_matrix {
     const void *data;
+    const float *scale; /* of 8 bits, on the device: multiplies the product; NULL = 1 */
     int64_t ld, stride; /* elements between two rows of what is in memory, and between two matrices */
     int dtype, transposed;
 };
 
-/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, C and the bias
-   another. */
+/* C (m x n) = alpha A (m x k) B (k x n) + bias, or added to C. A and B have one type, or are in 8 bits; C and
+   the bias have another. */
 struct mtt__blas_product {
     int64_t m, n, k;
     mtt__blas_matrix a, b, c;
     const mtt_tensor *bias = NULL;
     int adds = 0, batch = 1;
     float alpha = 1.0f;
+    int fast = 0; /* 8 bits: sums with fewer bits, see mtt__make_plan */
 };
 
 /* All that distinguishes one product from another; compared bytewise. */
 struct mtt__product_key {
     int64_t m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c;
-    int batch, transpose_a, transpose_b, in, out, bias, align_a, align_b, align_c, padding;
+    int batch, transpose_a, transpose_b, in_a, in_b, out, bias, align_a, align_b, align_c, fast, padding;
     size_t workspace;
 };
 
@@ -1181,11 +1555,17 @@ struct mtt__product_plan {
     int bias_apart; /* no algorithm adds the bias: a kernel does */
 };
 
+static int mtt__element_bytes(int dtype)
+{
+    return dtype == MTT_F32 ? 4 : dtype == MTT_F8_E4M3 || dtype == MTT_F8_E5M2 ? 1 : 2;
+}
+
 static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, int64_t ld, int64_t stride,
                                             int transposed)
 {
     mtt__blas_matrix m;
-    m.data = (const char *)t->data + first * (t->dtype == MTT_F32 ? 4 : 2);
+    m.data = (const char *)t->data + first * mtt__element_bytes(t->dtype);
+    m.scale = t->scale ? &t->scale->inverse : NULL;
     m.ld = ld;
     m.stride = stride;
     m.dtype = t->dtype;
@@ -1200,13 +1580,19 @@ static mtt__blas_matrix mtt__blas_whole(const mtt_tensor *t, int transposed)
 
 static cudaDataType mtt__cuda_type(int dtype)
 {
-    return dtype == MTT_F32 ? CUDA_R_32F : dtype == MTT_BF16_BITS ? CUDA_R_16BF : CUDA_R_16F;
+    switch (dtype) {
+    case MTT_F32: return CUDA_R_32F;
+    case MTT_BF16_BITS: return CUDA_R_16BF;
+    case MTT_F8_E4M3: return CUDA_R_8F_E4M3;
+    case MTT_F8_E5M2: return CUDA_R_8F_E5M2;
+    default: return CUDA_R_16F;
+    }
 }
 
 /* Fast loads need 16 bytes; below that only the element's size is promised. */
 static int mtt__blas_alignment(const mtt__blas_matrix &m)
 {
-    return (uintptr_t)m.data % 16 == 0 ? 16 : m.dtype == MTT_F32 ? 4 : 2;
+    return (uintptr_t)m.data % 16 == 0 ? 16 : mtt__element_bytes(m.dtype);
 }
 
 static void mtt__forget_plan(mtt__product_plan *p)
@@ -1264,15 +1650,28 @@ static cublasStatus_t mtt__blas_heuristic(mtt__cuda *c, mtt__product_plan *p)
     return !s && !p->candidates ? CUBLAS_STATUS_NOT_SUPPORTED : s;
 }
 
-/* cuBLASLt counts in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. */
-static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const void *bias)
+/* The places of the operands' scales on the device. */
+static cublasStatus_t mtt__set_scales(mtt__product_plan *p, const mtt__blas_product &g)
+{
+    const cublasLtMatmulDescAttributes_t first = CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
+    const cublasLtMatmulDescAttributes_t second = CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
+    cublasStatus_t s = cublasLtMatmulDescSetAttribute(p->desc, first, &g.b.scale, sizeof(g.b.scale));
+    return s ? s : cublasLtMatmulDescSetAttribute(p->desc, second, &g.a.scale, sizeof(g.a.scale));
+}
+
+/* cuBLASLt counts in columns: a row-major C = A B is its C^T = B^T A^T, so the operands change places. With
+   8-bit operands, tensor cores of Hopper keep 14 bits of a sum. Forward products leave it at that, as
+   Transformer Engine does; others add every 128 terms to a sum in FP32. */
+static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const mtt__blas_product &g)
 {
     const mtt__product_key *k = &p->key;
+    const void *bias = g.bias ? g.bias->data : NULL;
     const int64_t rows_b = k->transpose_b ? k->k : k->n, rows_a = k->transpose_a ? k->m : k->k;
     cublasComputeType_t compute =
         c->precision == MTT_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t first = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t second = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int8_t fast = 1;
     cublasLtEpilogue_t with_bias = CUBLASLT_EPILOGUE_BIAS, none = CUBLASLT_EPILOGUE_DEFAULT;
     cublasStatus_t s = cublasLtMatmulDescCreate(&p->desc, compute, CUDA_R_32F);
 #define MTT__SET(attribute, value)                                                                           \
@@ -1280,8 +1679,10 @@ static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const v
         s = cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_##attribute, &value, sizeof(value));
     MTT__SET(TRANSA, first)
     MTT__SET(TRANSB, second)
-    if (!s) s = mtt__layout(&p->a, k->in, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
-    if (!s) s = mtt__layout(&p->b, k->in, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
+    if (k->fast) MTT__SET(FAST_ACCUM, fast)
+    if (!s && mtt__element_bytes(k->in_a) == 1) s = mtt__set_scales(p, g);
+    if (!s) s = mtt__layout(&p->a, k->in_b, rows_b, k->n + k->k - rows_b, k->ldb, k->stride_b, k->batch);
+    if (!s) s = mtt__layout(&p->b, k->in_a, rows_a, k->m + k->k - rows_a, k->lda, k->stride_a, k->batch);
     if (!s) s = mtt__layout(&p->c, k->out, k->n, k->m, k->ldc, k->stride_c, k->batch);
     if (!s && k->bias) {
         MTT__SET(EPILOGUE, with_bias)
@@ -1294,7 +1695,7 @@ static cublasStatus_t mtt__make_plan(mtt__cuda *c, mtt__product_plan *p, const v
     return s ? s : mtt__blas_heuristic(c, p);
 }
 
-static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const void *bias,
+static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, const mtt__blas_product &g,
                                  mtt__product_plan **out)
 {
     cublasStatus_t made;
@@ -1309,14 +1710,17 @@ static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, cons
     if (c->plan_count < MTT__PLANS) c->plan_count++;
     mtt__forget_plan(p);
     p->key = *key;
-    made = mtt__make_plan(c, p, bias);
+    made = mtt__make_plan(c, p, g);
     *out = p;
     if (made == CUBLAS_STATUS_SUCCESS) return MTT_OK;
     mtt__forget_plan(p);
     return mtt__cuda_fail(c->env, MTT_E_DEVICE,
                           "cuBLASLt has no algorithm for a product of %lld x %lld x %lld in %s: %s",
                           (long long)key->m, (long long)key->n, (long long)key->k,
-                          key->in == MTT_F32 ? "32 bits" : "16 bits", cublasLtGetStatusString(made));
+                          key->in_a == MTT_F32                    ? "32 bits"
+                          : mtt__element_bytes(key->in_a) == 1 ? "8 bits"
+                                                               : "16 bits",
+                          cublasLtGetStatusString(made));
 }
 
 /* Math:        y[r][j] += bias[j]
@@ -1445,16 +1849,18 @@ static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_
     key.stride_a = g.a.stride, key.stride_b = g.b.stride, key.stride_c = g.c.stride;
     key.batch = g.batch;
     key.transpose_a = g.a.transposed, key.transpose_b = g.b.transposed;
-    key.in = g.a.dtype, key.out = g.c.dtype;
+    key.in_a = g.a.dtype, key.in_b = g.b.dtype, key.out = g.c.dtype;
+    key.fast = g.fast;
     key.bias = bias != NULL;
     key.align_a = mtt__blas_alignment(g.a), key.align_b = mtt__blas_alignment(g.b),
     key.align_c = mtt__blas_alignment(g.c);
     key.workspace = op->workspace->bytes;
-    status = mtt__find_plan(c, &key, bias, &p);
+    status = mtt__find_plan(c, &key, g, &p);
     if (status != MTT_OK) return status;
     if (bias && !p->bias_apart)
         blas =
             cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    if (!blas && mtt__element_bytes(key.in_a) == 1) blas = mtt__set_scales(p, g);
     if (!blas && mtt__may_tune(c, op, p, g.adds)) mtt__tune(c, op, p, g);
     if (!blas) blas = mtt__blas_run(c, op, p, 0, g, g.adds ? 1.0f : 0.0f);
     if (blas)
@@ -1475,6 +1881,7 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
 {
     mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0),
                            mtt__blas_whole(weight, transposed), mtt__blas_whole(y, 0), bias};
+    g.fast = x->dtype == MTT_F8_E4M3;
     return mtt__multiply(c, op, g);
 }
 
@@ -1503,11 +1910,32 @@ static mtt_status mtt__weight_gradient(mtt__cuda *c, const mtt_op *op, const mtt
     return mtt__multiply(c, op, g);
 }
 
+/* The same from transposes in 8 bits, over `rows` of their columns; those of x_t from `first` up. */
+static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x_t,
+                                             int64_t first, const mtt_tensor *dy_t, int64_t rows,
+                                             const mtt_tensor *dw, int add)
+{
+    const mtt_tensor *a = op->transposed ? dy_t : x_t, *b = op->transposed ? x_t : dy_t;
+    mtt__blas_product g = {mtt__rows(a), mtt__rows(b), rows, mtt__blas_whole(a, 0), mtt__blas_whole(b, 1),
+                           mtt__blas_whole(dw, 0), NULL, add};
+    (op->transposed ? g.b : g.a).data = (const char *)x_t->data + first;
+    return mtt__multiply(c, op, g);
+}
+
+static mtt_status mtt__weight_eight(mtt__cuda *c, const mtt_op *op, const mtt_linear_backward_weight *o)
+{
+    const int64_t rows = mtt__width(o->dy);
+    mtt_status status = o->d_bias ? mtt__row_sums(c, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
+    if (status != MTT_OK) return status;
+    return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
+}
+
 /* db (+)= sum over rows of dy: first, while dy is in cache. */
 static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
     const int64_t rows = mtt__rows(o->dy);
+    if (o->dy->dtype == MTT_F8_E5M2) return mtt__weight_eight(c, op, o);
     mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
     if (status != MTT_OK) return status;
     return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
@@ -1534,17 +1962,6 @@ static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 /* ----------------------------------------------------------------------------------------------------------
    >>loss
    -------------------------------------------------------------------------------------------------------- */
-
-/* factor e^(x - from). For 16-bit data one multiply-add and one special function, with the factor in the
-   exponent. */
-template <class T> MTT__DEVICE float mtt__exp_from(float x, float from, float factor)
-{
-    float y;
-    if (sizeof(T) == 4) return factor * expf(x - from);
-    x = fmaf(x, 1.44269504f, __log2f(factor) - from * 1.44269504f);
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /* 8 logits from column j on. Padding is read as a logit whose power is 0. */
 template <class T> MTT__DEVICE void mtt__read_classes(const T *at, int j, int classes, float *v)
@@ -1682,8 +2099,53 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
     return status;
 }
 
+/* The same with products in 8 bits. Logits are in 16, their gradients beside them in 8, in both orders. */
+static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t C = mtt__width(o->x), Vp = mtt__width(o->logits), rows = op->shape->rows;
+    int64_t first, count;
+    mtt_status status = MTT_OK;
+    if (o->dx)
+        status = mtt__launch(c, "scale_logits", mtt_k_scale_logits, 1, 1, o->d_logits->scale,
+                             mtt__at<const mtt_control>(o->control), mtt__at<const mtt_counters>(o->counters));
+    for (first = 0; first < rows && status == MTT_OK; first += count) {
+        count = mtt__min(o->logits->shape[0], rows - first);
+        mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
+                                  mtt__blas_whole(o->weight, 1), mtt__blas_whole(o->logits, 0), o->bias};
+        mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
+                            mtt__at<float>(o->losses) + 3 * first, count};
+        const int add = first > 0 || op->adds;
+        head.fast = 1;
+        status = mtt__multiply(c, op, head);
+        if (status == MTT_OK) status = mtt__rows_loss<false>(c, op, r);
+        if (status != MTT_OK || !o->dx) continue;
+        mtt__quantize q = {};
+        q.x = mtt__at<const __nv_bfloat16>(o->logits);
+        q.targets = r.targets, q.losses = r.losses;
+        q.control = mtt__at<const mtt_control>(o->control);
+        q.counters = mtt__at<const mtt_counters>(o->counters);
+        q.y = mtt__eight_of(o->d_logits), q.y_t = mtt__eight_of(o->d_logits_t);
+        q.rows = count, q.padded = mtt__width(o->d_logits_t);
+        q.width = (int)Vp, q.classes = op->shape->vocab;
+        status = mtt__launch_quantize<MTT__LOSS, mtt__e5m2>(c, q);
+        if (status == MTT_OK && o->d_bias)
+            status = mtt__row_sums(c, o->d_logits_t, mtt__round_up(count, 16), o->d_bias, add);
+        if (status != MTT_OK) return status;
+        mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->d_logits, 0),
+                                  mtt__blas_whole(o->weight_t, 1),
+                                  mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
+        status = mtt__multiply(c, op, back);
+        if (status == MTT_OK)
+            status = mtt__weight_gradient_eight(c, op, o->x_t, first, o->d_logits_t, mtt__round_up(count, 16),
+                                                o->d_weight, add);
+    }
+    return status;
+}
+
 static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
 {
+    if (MTT_OPERANDS_OF(chunked_loss, op)->x->dtype == MTT_F8_E4M3) return mtt__chunked_loss_eight(c, op);
     return mtt__chunked_loss_by(c, op, mtt__rows_gradient);
 }
 
@@ -3842,10 +4304,17 @@ static void mtt__cuda_close(void *context)
 
 static mtt_status mtt__open_device(mtt__cuda *c)
 {
+    int major = 0, minor = 0;
     cudaError_t error = cudaSetDevice(c->device);
     if (!error) error = cudaDeviceGetAttribute(&c->processors, cudaDevAttrMultiProcessorCount, c->device);
     if (!error)
         error = cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, c->device);
+    if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, c->device);
+    if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
+    if (!error && c->precision == MTT_FP8 && 10 * major + minor < 89)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
+                              "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA device "
+                              "%d has %d.%d: take bf16", c->device, major, minor);
     if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
     return mtt__checked(c, error, "opening it");
@@ -5129,7 +5598,7 @@ static int mtt__loss_cluster(const mtt__cuda *c, int64_t width, size_t *bytes)
 {
     for (int blocks = 1; blocks <= c->cluster; blocks *= 2) {
         const int64_t packs = mtt__ceil_div(width / 8, blocks);
-        const int element = c->precision == MTT_BF16 || c->precision == MTT_FP16 ? 2 : 4;
+        const int element = c->precision == MTT_FP32 || c->precision == MTT_TF32 ? 4 : 2;
         *bytes = MTT__LOSS_STAGES * (size_t)packs * 8 * element;
         if (packs > MTT__LOSS_THREADS * MTT__LOSS_PACKS) continue;
         if (*bytes + (4 << 10) <= (size_t)c->shared_bytes) return blocks;
@@ -5202,14 +5671,14 @@ static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
 /* 16 bits, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
 static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
 {
-    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
+    return mtt__element_bytes(operand->dtype) == 2 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
 }
 
 /* Rows that a cluster holds, or a single block on devices without clusters. */
 static bool mtt__hopper_takes_loss(const mtt__cuda *c, const mtt_chunked_loss *o)
 {
     size_t bytes;
-    return o->dx && mtt__loss_cluster(c, mtt__width(o->logits), &bytes);
+    return o->dx && !o->d_logits && mtt__loss_cluster(c, mtt__width(o->logits), &bytes);
 }
 
 static mtt__function mtt__hopper_function(const mtt__cuda *c, const mtt_op *op)
