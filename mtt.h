@@ -775,8 +775,9 @@ typedef struct mtt_shape {
    scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
    Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
-   transpose of a tensor in 8 bits, with a row of every 16 rows begun. quantize rounds x, or x normalized where
-   there are stats, and makes y, y_t or both. linear and linear_backward_input take weights that are transposed
+   transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x normalized
+   where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and transposes
+   them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
    where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward makes d_x, its transpose and
    GELU(x), transposed. */
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
@@ -789,6 +790,8 @@ typedef struct mtt_shape {
       2 * N(o->y) * W(o->x), MOVED, 0)                                                                       \
     X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
       (o->stats ? 5 : 1) * N(o->x), MOVED, 0)                                                                \
+    X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
+      N(o->qkv) + N(o->proj) + N(o->fc) + N(o->mlp), MOVED, 0)                                               \
     X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
       12 * N(o->y), MOVED, 0)                                                                                \
     X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
@@ -828,8 +831,9 @@ typedef struct mtt_shape {
       N(o->dx), MOVED, 0)                                                                                    \
     X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
       21 * N(o->dx), MOVED, 0)                                                                               \
-    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *d_bias),                               \
-      2 * N(o->dx) * W(o->dy) + 21 * N(o->dx), MOVED, o->d_bias ? 8 * mtt__width(o->dx) : 0)                 \
+    X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
+      2 * N(o->dx) * W(o->dy) + 21 * N(o->dx), MOVED,                                                        \
+      o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
     X(attention_values_backward, 3, MTT_OPERANDS(*d_out, *probs, *qkv, *d_probs, *d_qkv),                    \
       4 * N(o->d_probs) * d->head_dim, MOVED, 0)                                                             \
     X(softmax_backward, 3, MTT_OPERANDS(*d_probs, *probs, *control, *d_scores),                              \
@@ -860,7 +864,8 @@ struct mtt_op {
     int recomputed; /* 1 = run again for the backward pass */
     int adds;       /* 1 = adds to the gradient of its first parameter, of which another op has made a part */
     int later;      /* 1 = of a micro-batch after the first one of a step; then `adds` is 1, too */
-    int transposed; /* linear: the weight is [out, in], as the head's, and not [in, out] */
+    int transposed; /* linear: the weight is [out, in], as the head's, and not [in, out]; quantize_weights:
+                       the results are */
     int inputs, outputs;
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
     mtt_tensor **gradients, **weights; /* grad_norm, adamw: of each parameter, in their order */
@@ -2856,6 +2861,8 @@ typedef struct mtt__builder {
     mtt_status status;
     mtt_op *op;                      /* the last one */
     mtt_linear_backward_weight waiting; /* for its x, which gelu_backward makes; without dy: nothing waits */
+    mtt_quantize_weights eights;     /* of layer eights_layer, for its backward products */
+    int eights_layer;
     mtt_tensor nothing;
     mtt_op no_op;
     mtt__operands no_operands;
@@ -3100,6 +3107,25 @@ static mtt_tensor *mtt__weight(mtt__builder *b, int kind, int layer)
     return q ? q->weight : NULL;
 }
 
+/* The weights of a layer in 8 bits, transposed or as they are. */
+static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
+{
+    static const int kinds[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
+    static const int roles[] = {MTT__A_QKV_EIGHT, MTT__A_PROJ_EIGHT, MTT__A_FC_EIGHT, MTT__A_MLP_EIGHT};
+    mtt_tensor *operands[8];
+    int i;
+    for (i = 0; i < 4 && !b->status; i++) {
+        mtt_tensor *w = operands[i] = mtt__weight(b, kinds[i], layer);
+        operands[4 + i] = transposed ? mtt__make(b, roles[i], layer)
+                                     : mtt__add_eight(b, w, MTT_F8_E4M3, mtt__scale_entry(b, roles[i], layer), 0);
+        operands[4 + i]->parameter = w->parameter;
+    }
+    if (b->status) return;
+    mtt__emit(b, MTT_OP_quantize_weights, layer, 0, operands)->transposed = transposed;
+    memcpy(&b->eights, operands, sizeof(b->eights));
+    b->eights_layer = layer;
+}
+
 /* y = x W + b. Under FP8 both operands are in 8 bits, the weight transposed. */
 #define MTT__LINEAR(b, layer, x, name, y_role)                                          \
     mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name##_EIGHT, y_role)
@@ -3113,12 +3139,7 @@ static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int we
         MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, x_8, NULL);
         x = x_8;
     }
-    if (in_eight) {
-        mtt_tensor *w_t = mtt__make(b, eight, layer);
-        w_t->parameter = w->parameter;
-        MTT__EMIT(b, layer, 0, quantize, w, NULL, NULL, NULL, NULL, w_t);
-        w = w_t;
-    }
+    if (in_eight) w = b->activations[mtt__slot(b, eight, layer)].current;
     y = mtt__make(b, y_role, layer);
     MTT__EMIT(b, layer, 0, linear, x, w, mtt__weight(b, bias, layer), y);
     b->op->transposed = in_eight;
@@ -3177,6 +3198,7 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     int i;
     MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
+        if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
         h = MTT__NORM(b, i, x, LN_1);
         h = MTT__LINEAR(b, i, h, QKV, MTT__A_QKV);
         h = mtt__attention(b, i, h);
@@ -3345,6 +3367,13 @@ static mtt_tensor *mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const 
     return dy_8;
 }
 
+/* The 8-bit copy of a weight for the backward products of its layer. */
+static mtt_tensor *mtt__weight_eight(mtt__builder *b, const mtt_tensor *weight)
+{
+    const mtt_quantize_weights *w = &b->eights;
+    return weight == w->qkv ? w->qkv_8 : weight == w->proj ? w->proj_8 : weight == w->fc ? w->fc_8 : w->mlp_8;
+}
+
 static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
@@ -3357,8 +3386,8 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     if (row.x) b->op = mtt__emit(b, MTT_OP_linear_backward_weight, op->layer, 0, &row);
     else b->waiting = row;
     if (row.x) b->op->adds = adds;
-    w = mtt__add_eight(b, weight, MTT_F8_E4M3, f->weight->entry, 0);
-    MTT__EMIT(b, op->layer, 0, quantize, weight, NULL, NULL, NULL, w, NULL);
+    if (b->eights_layer != op->layer) mtt__emit_weights(b, op->layer, 0);
+    w = mtt__weight_eight(b, weight);
     dx = mtt__make_gradient(b, f->x);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, w, dx);
 }
@@ -3472,6 +3501,7 @@ static void mtt__emit_backward(mtt__builder *b)
 {
     int i;
     b->phase = MTT_BACKWARD;
+    b->eights_layer = -1;
     if (!b->status) mtt__drop_activations(b);
     for (i = b->program->op_count; i-- > 0 && !b->status;) {
         mtt_op op = b->program->ops[i];
@@ -3669,7 +3699,6 @@ static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next
     int apart = b->policy->recompute == MTT_RECOMPUTE_SEGMENTS;
     mtt_linear_gelu *f;
     if (op->kind != MTT_OP_linear || next->kind != MTT_OP_gelu || g->x != l->y) return 0;
-    if (l->x->dtype == MTT_F8_E4M3) return 0;
     f = (mtt_linear_gelu *)mtt__fused(b, op, MTT_OP_linear_gelu);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
     f->y = apart ? NULL : g->y;
@@ -3677,16 +3706,19 @@ static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next
 }
 
 /* linear_backward_input, gelu_backward: as above. The product's epilogue also sums the bias's gradient, in
-   place of the linear_backward_weight that follows; recomputation may come between. */
+   place of the linear_backward_weight that follows; recomputation may come between. In 8 bits a CPU has no
+   place for what lies between the two. */
 static int mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, mtt_op *next, const mtt_op *end)
 {
     const mtt_linear_backward_input *l = MTT_OPERANDS_OF(linear_backward_input, op);
     const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, next);
     mtt_linear_backward_gelu *f;
     if (op->kind != MTT_OP_linear_backward_input || next->kind != MTT_OP_gelu_backward) return 0;
-    if (g->dy != l->dx || g->y_t) return 0;
+    if (g->dy != l->dx || (g->y_t && b->policy->device == MTT_DEVICE_CPU)) return 0;
     f = (mtt_linear_backward_gelu *)mtt__fused(b, op, MTT_OP_linear_backward_gelu);
     f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
+    f->dx_t = g->dx_t, f->y_t = g->y_t;
+    if (g->y_t) return 1; /* the bias's gradient is the sum of rows of dx_t */
     while (++next < end) {
         mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)next->operands;
         if (next->kind != MTT_OP_linear_backward_weight || w->dy != f->dx) continue;
@@ -5271,6 +5303,18 @@ static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
                 mtt__store_column(&y_t, row, count, x);
             }
         }
+    }
+}
+
+static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_quantize_weights *o)
+{
+    mtt_tensor *const *weights = &o->qkv, *const *eights = &o->qkv_8;
+    int i;
+    for (i = 0; i < 4; i++) {
+        mtt_quantize q = {weights[i], NULL, NULL, NULL, NULL, NULL};
+        if (op->transposed) q.y_t = eights[i];
+        else q.y = eights[i];
+        mtt__cpu_quantize(op, &q);
     }
 }
 

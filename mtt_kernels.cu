@@ -433,6 +433,12 @@ static mtt__dropout mtt__dropout_of(const mtt_op *op, const mtt_tensor *control)
     return d;
 }
 
+/* What a product in 8 bits multiplies by; NULL = 1. */
+static const float *mtt__inverse_of(const mtt_tensor *t)
+{
+    return t->scale ? &t->scale->inverse : NULL;
+}
+
 static mtt__eight mtt__eight_of(const mtt_tensor *t)
 {
     mtt__eight e = {};
@@ -1045,7 +1051,8 @@ struct mtt__quantize {
     const mtt_control *control;
     const mtt_counters *counters;
     mtt__eight y, y_t, gelu_t; /* without data: not wanted */
-    int64_t rows, padded;      /* elements in a row of a transpose */
+    int64_t rows, padded;      /* elements in a row of a transpose that are written, */
+    int64_t pitch;             /* and from row to row */
     int width, classes;
 };
 
@@ -1091,23 +1098,14 @@ MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int 
     }
 }
 
-/* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
-                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; LOSS the
-                gradient of mtt_k_cross_entropy
-   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q
-   Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
-   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
-   Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
-   Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward, mtt__cpu_cross_entropy_backward */
-template <int KIND, class Q>
-static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
+/* A tile of mtt_k_quantize. */
+template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
 {
     enum { ROWS = 128, COLUMNS = 64, PITCH = ROWS / 4 + 1, WITH_DY = KIND == MTT__GELU_BACKWARD };
     __shared__ uint32_t turned[1 + WITH_DY][COLUMNS][PITCH];
     const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
-    const int64_t row0 = (int64_t)(blockIdx.x / tiles) * ROWS;
-    const int column0 = blockIdx.x % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
+    const int64_t row0 = (int64_t)(tile / tiles) * ROWS;
+    const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
     const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
     const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
     const float factor = KIND == MTT__LOSS ? mtt__loss_factor(o.control, o.counters) : 1.0f;
@@ -1144,8 +1142,44 @@ static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize
     for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
         MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) {
             uint8_t *const to = (uint8_t *)(t ? o.gelu_t : o.y_t).data;
-            *(uint32_t *)(to + (column0 + j) * o.padded + at) = turned[t][j][threadIdx.x % 32];
+            *(uint32_t *)(to + (column0 + j) * o.pitch + at) = turned[t][j][threadIdx.x % 32];
         }
+}
+
+/* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
+                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; LOSS the
+                gradient of mtt_k_cross_entropy
+   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q
+   Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
+   Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
+   Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
+   Determinism: elementwise; records a largest value and a count
+   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward, mtt__cpu_cross_entropy_backward */
+template <int KIND, class Q>
+static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
+{
+    mtt__quantize_tile<KIND, Q>(o, (int)blockIdx.x);
+}
+
+/* Matrices that one launch rounds, and the first tile of each. */
+struct mtt__quantize_four {
+    mtt__quantize matrix[4];
+    int first[5];
+};
+
+/* Math:        mtt_k_quantize of four matrices, as they are
+   Shapes:      as mtt_k_quantize
+   Launch:      as mtt_k_quantize: four launches would take twice as long, since weights are small
+   Requires:    as mtt_k_quantize
+   Traffic:     as mtt_k_quantize
+   Determinism: as mtt_k_quantize
+   Reference:   mtt__cpu_quantize_weights */
+static __global__ void __launch_bounds__(256)
+    mtt_k_quantize_four(const __grid_constant__ mtt__quantize_four o)
+{
+    int i = 0;
+    while ((int)blockIdx.x >= o.first[i + 1]) i++;
+    mtt__quantize_tile<MTT__PLAIN, mtt__e4m3>(o.matrix[i], (int)blockIdx.x - o.first[i]);
 }
 
 template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)
@@ -1163,10 +1197,26 @@ static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
     q.gain = mtt__at<const __nv_bfloat16>(o->gain), q.shift = mtt__at<const __nv_bfloat16>(o->shift);
     q.y = mtt__eight_of(o->y), q.y_t = mtt__eight_of(o->y_t);
     q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x);
-    q.padded = o->y_t ? mtt__width(o->y_t) : 0;
+    q.padded = q.pitch = o->y_t ? mtt__width(o->y_t) : 0;
     if (o->stats) return mtt__launch_quantize<MTT__NORMED, mtt__e4m3>(c, q);
     if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3) return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
     return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
+}
+
+static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_quantize_weights *o = MTT_OPERANDS_OF(quantize_weights, op);
+    mtt_tensor *const *weights = &o->qkv, *const *eights = &o->qkv_8;
+    mtt__quantize_four four = {};
+    for (int i = 0; i < 4; i++) {
+        mtt__quantize *q = &four.matrix[i];
+        q->x = mtt__at<const __nv_bfloat16>(weights[i]);
+        (op->transposed ? q->y_t : q->y) = mtt__eight_of(eights[i]);
+        q->rows = mtt__rows(weights[i]), q->width = (int)mtt__width(weights[i]);
+        q->padded = q->pitch = q->rows;
+        four.first[i + 1] = four.first[i] + (int)(mtt__ceil_div(q->rows, 128) * mtt__ceil_div(q->width, 64));
+    }
+    return mtt__launch(c, "quantize", mtt_k_quantize_four, (unsigned)four.first[4], 256, four);
 }
 
 static mtt_status mtt__gelu_backward_eight(mtt__cuda *c, const mtt_gelu_backward *o)
@@ -1174,7 +1224,7 @@ static mtt_status mtt__gelu_backward_eight(mtt__cuda *c, const mtt_gelu_backward
     mtt__quantize q = {};
     q.x = mtt__at<const __nv_bfloat16>(o->x), q.dy = mtt__at<const __nv_bfloat16>(o->dy);
     q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
-    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x), q.padded = mtt__width(o->dx_t);
+    q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x), q.padded = q.pitch = mtt__width(o->dx_t);
     return mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
 }
 
@@ -1565,7 +1615,7 @@ static mtt__blas_matrix mtt__blas_matrix_at(const mtt_tensor *t, int64_t first, 
 {
     mtt__blas_matrix m;
     m.data = (const char *)t->data + first * mtt__element_bytes(t->dtype);
-    m.scale = t->scale ? &t->scale->inverse : NULL;
+    m.scale = mtt__inverse_of(t);
     m.ld = ld;
     m.stride = stride;
     m.dtype = t->dtype;
@@ -1949,11 +1999,42 @@ static mtt_status mtt__cuda_linear_gelu(mtt__cuda *c, const mtt_op *op)
     return status == MTT_OK && o->y ? mtt__launch_gelu(c, o->pre, o->y) : status;
 }
 
+/* In 8 bits nothing holds all of dy W^T: slabs of rows pass through the upper half of the workspace. */
+static mtt_status mtt__backward_gelu_slabs(mtt__cuda *c, const mtt_op *op, const mtt_linear_backward_gelu *o)
+{
+    const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), k = mtt__width(o->dy);
+    const size_t half = op->workspace->bytes / 512 * 256;
+    const int64_t slab = (int64_t)half / (2 * n) / 128 * 128;
+    mtt_tensor workspace = *op->workspace, d_gelu = *o->pre;
+    mtt_op part = *op;
+    void *scratch;
+    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    workspace.bytes = half;
+    d_gelu.data = (char *)scratch + half;
+    part.workspace = &workspace;
+    for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {
+        const int64_t count = mtt__min(slab, rows - first);
+        mtt__blas_product g = {count, n, k, mtt__blas_matrix_at(o->dy, first * k, k, 0, 0),
+                               mtt__blas_whole(o->weight, 1), mtt__blas_whole(&d_gelu, 0), NULL};
+        mtt__quantize q = {};
+        q.x = mtt__at<const __nv_bfloat16>(o->pre) + first * n, q.dy = mtt__at<const __nv_bfloat16>(&d_gelu);
+        q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
+        q.y.data = (char *)q.y.data + first * n;
+        q.y_t.data = (char *)q.y_t.data + first, q.gelu_t.data = (char *)q.gelu_t.data + first;
+        q.rows = count, q.width = (int)n, q.pitch = mtt__width(o->dx_t), q.padded = q.pitch - first;
+        status = mtt__multiply(c, &part, g);
+        if (status == MTT_OK) status = mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
+    }
+    return status;
+}
+
 /* dx = (dy W^T) GELU'(pre); db (+)= sum over rows of dx */
 static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    mtt_status status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
+    mtt_status status;
+    if (o->dx_t) return mtt__backward_gelu_slabs(c, op, o);
+    status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
     if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
     if (status != MTT_OK || !o->d_bias) return status;
     return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
@@ -2126,7 +2207,7 @@ static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
         q.control = mtt__at<const mtt_control>(o->control);
         q.counters = mtt__at<const mtt_counters>(o->counters);
         q.y = mtt__eight_of(o->d_logits), q.y_t = mtt__eight_of(o->d_logits_t);
-        q.rows = count, q.padded = mtt__width(o->d_logits_t);
+        q.rows = count, q.padded = q.pitch = mtt__width(o->d_logits_t);
         q.width = (int)Vp, q.classes = op->shape->vocab;
         status = mtt__launch_quantize<MTT__LOSS, mtt__e5m2>(c, q);
         if (status == MTT_OK && o->d_bias)
@@ -4617,6 +4698,20 @@ MTT__DEVICE uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
 MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
 MTT__WGMMA_ALL(__half, "f16")
 
+/* The same in 8 bits, 32 of k; both operands have their rows in shared memory. A is e4m3, or a gradient in
+   e5m2. */
+#define MTT__WGMMA_EIGHT(GRADIENT, TYPE)                                                                     \
+    MTT__DEVICE void mtt__wgmma_eight(float (&c)[32][4], uint64_t a, uint64_t b, int more,                   \
+                                      std::integral_constant<bool, GRADIENT>)                                \
+    {                                                                                                        \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, %130, 0; "                                        \
+                     "wgmma.mma_async.sync.aligned.m64n256k32.f32." TYPE ".e4m3 {" MTT__NAMES_128            \
+                     "}, %128, %129, more, 1, 1; }"                                                          \
+                     : MTT__128(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");                               \
+    }
+MTT__WGMMA_EIGHT(false, "e4m3")
+MTT__WGMMA_EIGHT(true, "e5m2")
+
 /* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
 MTT__DEVICE void mtt__wgmma_k_major(float (&c)[N][4], uint32_t a_tile, uint32_t b_tile, E)
@@ -4990,15 +5085,29 @@ struct mtt__tile_arguments {
     int has_y;                  /* forward: 0 = makes only pre */
     float *sums;                /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; or NULL */
     int rows, n, k;
+    /* with operands in 8 bits, where W is always [n, k]: their scales; y or dx, then transposes [n, padded] */
+    const float *a_scale, *w_scale;
+    mtt__eight eight, dx_t, gelu_t;
+    int64_t padded;
 };
 
-/* Tiles of 128 x 256 results, 64 of k at a time in a ring of stages. What the epilogue reads or writes passes
+/* In the place of a 16-bit type: operands in 8 bits, pre in BF16. */
+struct mtt__eights {};
+
+/* R: type of pre. K: columns of a stage, 128 bytes. W_ROWS: W is [n, k], so its rows are what A's are. */
+template <typename E, bool BACKWARD> struct mtt__tile_types {
+    static constexpr bool EIGHT = std::is_same<E, mtt__eights>::value, W_ROWS = EIGHT || BACKWARD;
+    static constexpr int K = EIGHT ? 128 : 64;
+    typedef typename std::conditional<EIGHT, __nv_bfloat16, E>::type R;
+};
+
+/* Tiles of 128 x 256 results, 128 bytes of k at a time in a ring of stages. What the epilogue reads or writes passes
    through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
 enum {
-    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_K = 64, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
+    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
     MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
-    MTT__TILE_A = MTT__TILE_M * MTT__TILE_K * 2,
-    MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * MTT__TILE_K * 2,
+    MTT__TILE_A = MTT__TILE_M * 128,
+    MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * 128,
     MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE,
     MTT__SIDE_HALF = 64 * 32 * 2,
     MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF,
@@ -5083,22 +5192,23 @@ MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
 }
 
 /* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
-template <bool BACKWARD>
+template <typename E, bool BACKWARD>
 MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
 {
+    typedef mtt__tile_types<E, BACKWARD> S;
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
         const int2 at = mtt__tile_place(o, tile);
-        for (int k = 0; k < o.k; k += MTT__TILE_K, step++) {
+        for (int k = 0; k < o.k; k += S::K, step++) {
             const int stage = step % MTT__TILE_STAGES;
             const uint32_t a_smem = smem + stage * MTT__TILE_STAGE, w_smem = a_smem + MTT__TILE_A;
             mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
             mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
             mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
-            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
+            if (S::W_ROWS) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
             else
                 for (int n = 0; n < MTT__TILE_N; n += 64)
-                    mtt__tensor_load(w_smem + n * MTT__TILE_K * 2, &o.w, &barriers->full[stage], at.y + n, k);
+                    mtt__tensor_load(w_smem + n * 128, &o.w, &barriers->full[stage], at.y + n, k);
         }
     }
 }
@@ -5149,21 +5259,29 @@ MTT__DEVICE void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barri
     const uint32_t w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
     mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
     mtt__wgmma_begin();
-    MTT__UNROLL for (int j = 0; j < MTT__TILE_K / 16; j++)
-        mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
-                                     mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
+    MTT__UNROLL for (int j = 0; j < 4; j++)
+        if constexpr (mtt__tile_types<E, BACKWARD>::EIGHT)
+            mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0,
+                             std::integral_constant<bool, BACKWARD>());
+        else
+            mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
+                                         mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
     mtt__wgmma_commit();
     mtt__wgmma_wait<1>(); /* the stage before has been read */
     if (k > 0 && threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers->empty[(step - 1) % MTT__TILE_STAGES]);
     step++;
 }
 
-/* Rounds a tile's results to 16 bits, forward with the bias. This frees the accumulators for the next tile.
+/* Rounds a tile's results to 16 bits, with the scales of 8-bit operands, forward with the bias. This frees the accumulators for the next tile.
    `tiles`: number of tiles before it. */
 template <typename E, bool BACKWARD>
 MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
-                                mtt__tile_barriers *barriers, uint32_t smem, int tiles)
+                                const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem,
+                                int tiles)
 {
+    typedef typename mtt__tile_types<E, BACKWARD>::R R;
+    const float scale = mtt__tile_types<E, BACKWARD>::EIGHT ? (o.a_scale ? *o.a_scale : 1.0f) * *o.w_scale
+                                                          : 1.0f;
     const int lane = threadIdx.x & 31, slot = tiles % 2;
     const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
     if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
@@ -5172,21 +5290,42 @@ MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4]
         if (!BACKWARD) {
             uint32_t bias;
             asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bias) : "r"(bias_smem + n * 16) : "memory");
-            b = mtt__unpack_pair(bias, E());
+            b = mtt__unpack_pair(bias, R());
         }
-        held[n][0] = mtt__pack_pair(c[n][0] + b.x, c[n][1] + b.y, E());
-        held[n][1] = mtt__pack_pair(c[n][2] + b.x, c[n][3] + b.y, E());
+        held[n][0] = mtt__pack_pair(fmaf(c[n][0], scale, b.x), fmaf(c[n][1], scale, b.y), R());
+        held[n][1] = mtt__pack_pair(fmaf(c[n][2], scale, b.x), fmaf(c[n][3], scale, b.y), R());
     }
     __syncwarp(); /* the warp has read the bias */
     if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+}
+
+/* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row, then
+   the same two of the eighth row after it. A quad's words make 32 bytes of both rows. */
+MTT__DEVICE void mtt__tile_store_eight(const uint32_t words[4], const mtt__tile_arguments &o, int row0,
+                                       int column)
+{
+    const int lane = threadIdx.x & 31, quad = lane & 3;
+    uint32_t v[4] = {words[0], words[1], words[2], words[3]};
+    mtt__transpose_quad(v, quad);
+    if (column + quad * 8 >= o.n) return;
+    MTT__UNROLL for (int half = 0; half < 2; half++) {
+        const int row = row0 + lane / 4 + half * 8, pick = half ? 0x7632 : 0x5410;
+        if (row < o.rows)
+            *(uint2 *)((uint8_t *)o.eight.data + (int64_t)row * o.n + column + quad * 8) =
+                make_uint2(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick));
+    }
 }
 
 /* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
    rows. */
 template <typename E>
 MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
-                                int warp, int2 at, int part)
+                                int warp, int2 at, int part, mtt__records &records)
 {
+    constexpr bool EIGHT = mtt__tile_types<E, false>::EIGHT;
+    typedef typename mtt__tile_types<E, false>::R R;
+    const float scale = EIGHT && o.has_y ? mtt__scale_of(o.eight) : 1.0f;
+    uint32_t words[4];
     const int lane = threadIdx.x & 31;
     const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
     const uint32_t lane_at = mtt__lane_a<32>(lane);
@@ -5197,19 +5336,93 @@ MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_a
         mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
         if (!o.has_y) continue;
         uint32_t y[4];
+        float v[8];
         MTT__UNROLL for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
-            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
+            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], R());
+            v[2 * e] = x.x * mtt__gelu_gate<R>(x.x);
+            v[2 * e + 1] = x.y * mtt__gelu_gate<R>(x.y);
+            y[e] = mtt__pack_pair(v[2 * e], v[2 * e + 1], R());
         }
-        mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
+        if constexpr (EIGHT) {
+            const uint2 both = mtt__pack_eight<mtt__e4m3>(v, scale);
+            if (o.eight.recorded) mtt__record(records, v, scale);
+            words[n] = both.x;
+            words[n + 1] = both.y;
+        } else mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
     }
+    if (EIGHT && o.has_y) mtt__tile_store_eight(words, o, at.x + warp * 16, at.y + part * 32);
     mtt__wgmma_publish();
     __syncwarp(); /* all of the warp's rows are written before one lane stores them */
     if (lane == 0) {
         mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
-        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+        if (o.has_y && !EIGHT) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
         mtt__tensor_commit();
     }
+}
+
+/* Two matrices of 8 x 8 16-bit elements and two more, each transposed. */
+MTT__DEVICE void mtt__store_transposed(uint32_t to_smem, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+
+/* A part of dx in e5m2 and of GELU(pre) in e4m3, both transposed, dx also as it is. Transposes pass through
+   the slot of pre: 64 bytes for each of 32 columns, then as many for GELU. A warp's 16 rows are 16 bytes of a
+   column. They come in pairs of a row and the eighth after it, which the reader puts in order. */
+MTT__DEVICE void mtt__tile_gelu_backward_eight(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
+                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup,
+                                               int2 at, int part, int &step)
+{
+    typedef __nv_bfloat16 R;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
+    const int row0 = at.x + warpgroup * 64, slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32;
+    const uint32_t smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+    const float scale = mtt__scale_of(o.gelu_t);
+    uint32_t dx_words[4], gelu_words[4];
+    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
+    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
+        uint32_t pre[4];
+        float v[8], u[8];
+        mtt__load_matrices(pre, mtt__advance<32>(smem + warp * 16 * 64 + mtt__lane_a<32>(lane), n));
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e], R());
+            const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], R());
+            const float s = mtt__gelu_gate<R>(x.x), t = mtt__gelu_gate<R>(x.y);
+            v[2 * e] = dy.x * mtt__gelu_slope_of(x.x, s);
+            v[2 * e + 1] = dy.y * mtt__gelu_slope_of(x.y, t);
+            u[2 * e] = x.x * s;
+            u[2 * e + 1] = x.y * t;
+        }
+        const uint2 dx = mtt__pack_eight<mtt__e5m2>(v, 1.0f), gelu = mtt__pack_eight<mtt__e4m3>(u, scale);
+        dx_words[n] = dx.x, dx_words[n + 1] = dx.y;
+        gelu_words[n] = gelu.x, gelu_words[n + 1] = gelu.y;
+    }
+    mtt__tile_store_eight(dx_words, o, row0 + warp * 16, column);
+    MTT__UNROLL for (int n = 0; n < 4; n++) {
+        dx_words[n] = __byte_perm(dx_words[n], 0, 0x3120);
+        gelu_words[n] = __byte_perm(gelu_words[n], 0, 0x3120);
+    }
+    const uint32_t to = smem + lane * 64 + (warp ^ (lane >> 1 & 3)) * 16;
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
+    mtt__store_transposed(to, dx_words);
+    mtt__store_transposed(to + 32 * 64, gelu_words);
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* both transposes are there */
+    const int j = threadIdx.x % 128 / 4, chunk = threadIdx.x & 3, row = row0 + chunk * 16;
+    MTT__UNROLL for (int t = 0; t < 2; t++) {
+        const uint32_t from = smem + t * 32 * 64 + j * 64 + (chunk ^ (j >> 1 & 3)) * 16;
+        uint8_t *const out = (uint8_t *)(t ? o.gelu_t : o.dx_t).data + (int64_t)(column + j) * o.padded + row;
+        uint32_t w[4];
+        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+        if (column + j < o.n && row < o.padded)
+            *(uint4 *)out = make_uint4(__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420),
+                                       __byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531));
+    }
+    mtt__wgmma_publish(); /* before the copy engine writes the slot again */
+    __syncwarp(); /* the warp has read its part */
+    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
+    step++;
 }
 
 /* A part of dx = dy W^T, which is held, times GELU'(pre), in the place of pre in shared memory. Sums of its
@@ -5261,14 +5474,15 @@ MTT__DEVICE void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mt
 #endif
 
 /* Math:        forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i =
-                sum of dx over 64 rows from row 64 i
+                sum of dx over 64 rows from row 64 i. With operands in 8 bits: y in e4m3; dx in e5m2, and dx and
+                GELU(pre) in e4m3 transposed, no sums
    Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
-                [rows / 64 rounded up, n] float
+                [rows / 64 rounded up, n] float; in 8 bits W [n, k], transposes [n, padded]
    Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups
                 multiply 64 rows each, while they compute the epilogue of the tile before. Two threads of the
                 third feed them. MTT__TILE_SHARED bytes
    Requires:    code for sm_90a (otherwise the kernel is empty and has no static shared memory); n and k
-                multiples of 8, 16-byte aligned matrices; results do not overlap operands
+                multiples of 8, in 8 bits of 16, 16-byte aligned matrices; results do not overlap operands
    Traffic:     A and W once a tile from L2; pre and y written once, or pre read and dx written once
    Determinism: k in order, one writer of each result, sums in a fixed order
    Reference:   mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu */
@@ -5281,9 +5495,11 @@ static __global__ void __launch_bounds__(384, 1)
     __shared__ mtt__tile_barriers barriers;
     const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
     const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
+    typedef mtt__tile_types<E, BACKWARD> S;
     int step = 0, side_step = 0;
     int2 at = make_int2(0, 0);
     uint32_t held[32][2];
+    mtt__records records = {};
     if (threadIdx.x == 0) {
         for (int i = 0; i < MTT__TILE_STAGES; i++) {
             mtt__barrier_init(&barriers.full[i], 1);
@@ -5299,7 +5515,7 @@ static __global__ void __launch_bounds__(384, 1)
     if (warpgroup == 2) {
         /* 24 of 168 registers: the others need 128 for a tile, 64 for the one before */
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 256) mtt__tile_feed<BACKWARD>(o, &barriers, smem);
+        if (threadIdx.x == 256) mtt__tile_feed<E, BACKWARD>(o, &barriers, smem);
         if (threadIdx.x == 288) {
             if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
             else mtt__tile_feed_bias(o, &barriers, smem);
@@ -5308,7 +5524,7 @@ static __global__ void __launch_bounds__(384, 1)
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
-        const int stages = tile < mtt__tile_count(o) ? (o.k + MTT__TILE_K - 1) / MTT__TILE_K : 0;
+        const int stages = tile < mtt__tile_count(o) ? (o.k + S::K - 1) / S::K : 0;
         float c[32][4];
         int k = 0;
         MTT__UNROLL for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before */
@@ -5316,32 +5532,38 @@ static __global__ void __launch_bounds__(384, 1)
             for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
                 mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
             if (tiles == 0) continue;
-            if (BACKWARD)
+            if constexpr (BACKWARD && S::EIGHT)
+                mtt__tile_gelu_backward_eight(held, o, &barriers, side, warpgroup, at, part, side_step);
+            else if constexpr (BACKWARD)
                 mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
-            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
+            else mtt__tile_gelu<E>(held, o, side, warp, at, part, records);
         }
         mtt__wgmma_wait();
         mtt__wgmma_hold(c);
         if (stages == 0) break;
         if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
-        mtt__tile_hold<E, BACKWARD>(held, c, &barriers, smem, tiles);
+        mtt__tile_hold<E, BACKWARD>(held, c, o, &barriers, smem, tiles);
         at = mtt__tile_place(o, tile);
     }
     if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
+    if (S::EIGHT && !BACKWARD) mtt__record_warp(o.eight, records);
 #endif
 }
 
-/* The tensor map of a row-major matrix in boxes of 64 columns, for wgmma, or of 32. */
+/* The tensor map of a row-major matrix in boxes of 128 bytes, for wgmma, or of 64. */
 static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor *t, int64_t first_row,
                                 int64_t rows, int box_columns, int box_rows)
 {
-    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows}, stride[1] = {shape[0] * 2};
+    const int bytes = mtt__element_bytes(t->dtype);
+    const cuuint64_t shape[2] = {(cuuint64_t)mtt__width(t), (cuuint64_t)rows};
+    const cuuint64_t stride[1] = {shape[0] * (cuuint64_t)bytes};
     const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     char *const data = (char *)t->data + (size_t)first_row * stride[0];
-    const CUtensorMapDataType type =
-        t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUtensorMapDataType type = bytes == 1                 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                     : t->dtype == MTT_F16_BITS ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     const CUtensorMapSwizzle swizzle =
-        box_columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+        box_columns * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
     const CUresult error =
         c->encode(map, type, 2, data, shape, stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -5354,13 +5576,20 @@ static mtt_status mtt__tile_map(mtt__cuda *c, CUtensorMap *map, const mtt_tensor
 template <typename E, bool BACKWARD>
 static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt_tensor *w,
                                     const mtt_tensor *bias, const mtt_tensor *pre, const mtt_tensor *y,
-                                    int64_t first_row, int64_t rows, float *sums)
+                                    int64_t first_row, int64_t rows, float *sums,
+                                    const mtt_tensor *dx_t = NULL, const mtt_tensor *gelu_t = NULL)
 {
+    typedef mtt__tile_types<E, BACKWARD> S;
     const mtt_tensor *out = y ? y : pre;
     mtt__tile_arguments o;
     mtt_status status;
     int64_t tiles;
     memset(&o, 0, sizeof(o));
+    if (S::EIGHT) {
+        o.a_scale = mtt__inverse_of(a), o.w_scale = mtt__inverse_of(w);
+        o.eight = mtt__eight_of(y), o.dx_t = mtt__eight_of(dx_t), o.gelu_t = mtt__eight_of(gelu_t);
+        o.padded = dx_t ? mtt__width(dx_t) : 0;
+    }
     o.bias = bias ? bias->data : NULL;
     o.has_y = y != NULL;
     o.sums = sums;
@@ -5368,11 +5597,11 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     o.n = (int)mtt__width(out);
     o.k = (int)mtt__width(a);
     tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
-    status = mtt__tile_map(c, &o.a, a, first_row, rows, 64, MTT__TILE_M);
+    status = mtt__tile_map(c, &o.a, a, first_row, rows, S::K, MTT__TILE_M);
     if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), 64, BACKWARD ? MTT__TILE_N : MTT__TILE_K);
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, S::W_ROWS ? MTT__TILE_N : S::K);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status == MTT_OK) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status == MTT_OK && !S::EIGHT) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status != MTT_OK) return status;
     return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
                               mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors), 384,
@@ -5402,6 +5631,8 @@ static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     const int64_t rows = mtt__rows(o->pre);
+    if (o->x->dtype == MTT_F8_E4M3)
+        return mtt__launch_tiles<mtt__eights, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
     if (o->x->dtype == MTT_F16_BITS)
         return mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
     return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
@@ -5409,8 +5640,11 @@ static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
 {
-    if (MTT_OPERANDS_OF(linear_backward_gelu, op)->dy->dtype == MTT_F16_BITS)
-        return mtt__linear_backward_gelu<__half>(c, op);
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    if (o->dx_t)
+        return mtt__launch_tiles<mtt__eights, true>(c, o->dy, o->weight, NULL, o->pre, o->dx, 0,
+                                                    mtt__rows(o->dx), NULL, o->dx_t, o->y_t);
+    if (o->dy->dtype == MTT_F16_BITS) return mtt__linear_backward_gelu<__half>(c, op);
     return mtt__linear_backward_gelu<__nv_bfloat16>(c, op);
 }
 
@@ -5668,10 +5902,11 @@ static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
            !mtt__dropout_threshold(op->shape->dropout) && ((D > 32 && D <= 64) || (D > 96 && D <= 128));
 }
 
-/* 16 bits, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
+/* 16 bits, W [k, n], or 8 bits, with scales, rows that an int counts, and a driver that makes tensor maps. */
 static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
 {
-    return mtt__element_bytes(operand->dtype) == 2 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
+    const int bytes = mtt__element_bytes(operand->dtype);
+    return (bytes == 1 || (bytes == 2 && !op->transposed)) && op->shape->rows < (int64_t)1 << 31 && c->encode;
 }
 
 /* Rows that a cluster holds, or a single block on devices without clusters. */
