@@ -3198,8 +3198,8 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     int i;
     MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
-        if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
         h = MTT__NORM(b, i, x, LN_1);
+        if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
         h = MTT__LINEAR(b, i, h, QKV, MTT__A_QKV);
         h = mtt__attention(b, i, h);
         h = MTT__LINEAR(b, i, h, PROJ, MTT__A_PROJ);
@@ -5308,12 +5308,12 @@ static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
 
 static void mtt__cpu_quantize_weights(const mtt_op *op, const mtt_quantize_weights *o)
 {
-    mtt_tensor *const *weights = &o->qkv, *const *eights = &o->qkv_8;
     int i;
+    (void)o;
     for (i = 0; i < 4; i++) {
-        mtt_quantize q = {weights[i], NULL, NULL, NULL, NULL, NULL};
-        if (op->transposed) q.y_t = eights[i];
-        else q.y = eights[i];
+        mtt_quantize q = {op->operands[i], NULL, NULL, NULL, NULL, NULL};
+        if (op->transposed) q.y_t = op->operands[4 + i];
+        else q.y = op->operands[4 + i];
         mtt__cpu_quantize(op, &q);
     }
 }

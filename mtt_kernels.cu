@@ -1205,14 +1205,12 @@ static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
 
 static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
 {
-    const mtt_quantize_weights *o = MTT_OPERANDS_OF(quantize_weights, op);
-    mtt_tensor *const *weights = &o->qkv, *const *eights = &o->qkv_8;
     mtt__quantize_four four = {};
     for (int i = 0; i < 4; i++) {
         mtt__quantize *q = &four.matrix[i];
-        q->x = mtt__at<const __nv_bfloat16>(weights[i]);
-        (op->transposed ? q->y_t : q->y) = mtt__eight_of(eights[i]);
-        q->rows = mtt__rows(weights[i]), q->width = (int)mtt__width(weights[i]);
+        q->x = mtt__at<const __nv_bfloat16>(op->operands[i]);
+        (op->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
+        q->rows = mtt__rows(op->operands[i]), q->width = (int)mtt__width(op->operands[i]);
         q->padded = q->pitch = q->rows;
         four.first[i + 1] = four.first[i] + (int)(mtt__ceil_div(q->rows, 128) * mtt__ceil_div(q->width, 64));
     }
