@@ -3689,8 +3689,9 @@ static int mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op, const mtt_op *ne
     return 1;
 }
 
-/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue. Then the product's input, its
-   result and GELU's are in memory at once. Segments cannot afford that: they leave GELU apart, but make the
+/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue, in 8 it does not: on an H200 145 us
+   against 131 apart for GPT-2 124M's layer. Then the product's input, its result and GELU's are in memory at
+   once. Segments cannot afford that: they leave GELU apart, but make the
    product by the same kernel, since its bits must be the same. */
 static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next)
 {
@@ -3699,6 +3700,7 @@ static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next
     int apart = b->policy->recompute == MTT_RECOMPUTE_SEGMENTS;
     mtt_linear_gelu *f;
     if (op->kind != MTT_OP_linear || next->kind != MTT_OP_gelu || g->x != l->y) return 0;
+    if (l->x->dtype == MTT_F8_E4M3) return 0;
     f = (mtt_linear_gelu *)mtt__fused(b, op, MTT_OP_linear_gelu);
     f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->pre = l->y;
     f->y = apart ? NULL : g->y;

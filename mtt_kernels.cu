@@ -4696,19 +4696,14 @@ MTT__DEVICE uint64_t mtt__wgmma_at(uint32_t tile, uint32_t bytes)
 MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
 MTT__WGMMA_ALL(__half, "f16")
 
-/* The same in 8 bits, 32 of k; both operands have their rows in shared memory. A is e4m3, or a gradient in
-   e5m2. */
-#define MTT__WGMMA_EIGHT(GRADIENT, TYPE)                                                                     \
-    MTT__DEVICE void mtt__wgmma_eight(float (&c)[32][4], uint64_t a, uint64_t b, int more,                   \
-                                      std::integral_constant<bool, GRADIENT>)                                \
-    {                                                                                                        \
-        asm volatile("{ .reg .pred more; setp.ne.b32 more, %130, 0; "                                        \
-                     "wgmma.mma_async.sync.aligned.m64n256k32.f32." TYPE ".e4m3 {" MTT__NAMES_128            \
-                     "}, %128, %129, more, 1, 1; }"                                                          \
-                     : MTT__128(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");                               \
-    }
-MTT__WGMMA_EIGHT(false, "e4m3")
-MTT__WGMMA_EIGHT(true, "e5m2")
+/* The same in 8 bits, 32 of k, A in e5m2 and B in e4m3; both have their rows in shared memory. */
+MTT__DEVICE void mtt__wgmma_eight(float (&c)[32][4], uint64_t a, uint64_t b, int more)
+{
+    asm volatile("{ .reg .pred more; setp.ne.b32 more, %130, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e5m2.e4m3 {" MTT__NAMES_128
+                 "}, %128, %129, more, 1, 1; }"
+                 : MTT__128(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");
+}
 
 /* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
 template <int D, int A_ROWS, int B_ROWS, int N, typename E>
@@ -5083,27 +5078,16 @@ struct mtt__tile_arguments {
     int has_y;                  /* forward: 0 = makes only pre */
     float *sums;                /* backward: [rows / 64 rounded up, n], dx summed over 64 rows; or NULL */
     int rows, n, k;
-    /* with operands in 8 bits, where W is always [n, k]: their scales; y or dx, then transposes [n, padded] */
+    /* backward with operands in 8 bits: their scales; dx; transposes [n, padded] */
     const float *a_scale, *w_scale;
-    mtt__eight eight, dx_t, gelu_t;
+    mtt__eight dx, dx_t, gelu_t;
     int64_t padded;
-};
-
-/* In the place of a 16-bit type: operands in 8 bits, pre in BF16. */
-struct mtt__eights {};
-
-/* R: type of pre. K: columns of a stage, 128 bytes. W_ROWS: W is [n, k], so its rows are what A's are. */
-template <typename E, bool BACKWARD> struct mtt__tile_types {
-    static constexpr bool EIGHT = std::is_same<E, mtt__eights>::value, W_ROWS = EIGHT || BACKWARD;
-    static constexpr int K = EIGHT ? 128 : 64;
-    typedef typename std::conditional<EIGHT, __nv_bfloat16, E>::type R;
 };
 
 /* Tiles of 128 x 256 results, 128 bytes of k at a time in a ring of stages. What the epilogue reads or writes passes
    through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
 enum {
     MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
-    MTT__TILE_PARTS = MTT__TILE_N / 32, /* of the epilogue */
     MTT__TILE_A = MTT__TILE_M * 128,
     MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * 128,
     MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE,
@@ -5111,6 +5095,16 @@ enum {
     MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF,
     MTT__BIAS_BYTES = MTT__TILE_N * 2,
     MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to align the start to 1,024 bytes */
+};
+
+/* In the place of a 16-bit type, backward: operands in 8 bits, pre in BF16. */
+struct mtt__eights {};
+
+/* R: type of pre. K: columns of a stage, 128 bytes. PARTS: of a tile's epilogue. */
+template <typename E> struct mtt__tile_types {
+    static constexpr bool EIGHT = std::is_same<E, mtt__eights>::value;
+    static constexpr int K = EIGHT ? 128 : 64, PARTS = MTT__TILE_N / (EIGHT ? 64 : 32);
+    typedef typename std::conditional<EIGHT, __nv_bfloat16, E>::type R;
 };
 
 #if MTT__HOPPER
@@ -5193,7 +5187,7 @@ MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
 template <typename E, bool BACKWARD>
 MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem)
 {
-    typedef mtt__tile_types<E, BACKWARD> S;
+    typedef mtt__tile_types<E> S;
     int step = 0;
     for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
         const int2 at = mtt__tile_place(o, tile);
@@ -5203,7 +5197,7 @@ MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers
             mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
             mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
             mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
-            if (S::W_ROWS) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
+            if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
             else
                 for (int n = 0; n < MTT__TILE_N; n += 64)
                     mtt__tensor_load(w_smem + n * 128, &o.w, &barriers->full[stage], at.y + n, k);
@@ -5258,9 +5252,8 @@ MTT__DEVICE void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barri
     mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
     mtt__wgmma_begin();
     MTT__UNROLL for (int j = 0; j < 4; j++)
-        if constexpr (mtt__tile_types<E, BACKWARD>::EIGHT)
-            mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0,
-                             std::integral_constant<bool, BACKWARD>());
+        if constexpr (mtt__tile_types<E>::EIGHT)
+            mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0);
         else
             mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
                                          mtt__wgmma_at(w, BACKWARD ? j * 32 : j * 2048), k > 0 || j > 0, E());
@@ -5277,8 +5270,8 @@ MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4]
                                 const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem,
                                 int tiles)
 {
-    typedef typename mtt__tile_types<E, BACKWARD>::R R;
-    const float scale = mtt__tile_types<E, BACKWARD>::EIGHT ? (o.a_scale ? *o.a_scale : 1.0f) * *o.w_scale
+    typedef typename mtt__tile_types<E>::R R;
+    const float scale = mtt__tile_types<E>::EIGHT ? (o.a_scale ? *o.a_scale : 1.0f) * *o.w_scale
                                                           : 1.0f;
     const int lane = threadIdx.x & 31, slot = tiles % 2;
     const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
@@ -5297,33 +5290,12 @@ MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4]
     if (!BACKWARD && lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
 }
 
-/* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row, then
-   the same two of the eighth row after it. A quad's words make 32 bytes of both rows. */
-MTT__DEVICE void mtt__tile_store_eight(const uint32_t words[4], const mtt__tile_arguments &o, int row0,
-                                       int column)
-{
-    const int lane = threadIdx.x & 31, quad = lane & 3;
-    uint32_t v[4] = {words[0], words[1], words[2], words[3]};
-    mtt__transpose_quad(v, quad);
-    if (column + quad * 8 >= o.n) return;
-    MTT__UNROLL for (int half = 0; half < 2; half++) {
-        const int row = row0 + lane / 4 + half * 8, pick = half ? 0x7632 : 0x5410;
-        if (row < o.rows)
-            *(uint2 *)((uint8_t *)o.eight.data + (int64_t)row * o.n + column + quad * 8) =
-                make_uint2(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick));
-    }
-}
-
 /* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
    rows. */
 template <typename E>
 MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
-                                int warp, int2 at, int part, mtt__records &records)
+                                int warp, int2 at, int part)
 {
-    constexpr bool EIGHT = mtt__tile_types<E, false>::EIGHT;
-    typedef typename mtt__tile_types<E, false>::R R;
-    const float scale = EIGHT && o.has_y ? mtt__scale_of(o.eight) : 1.0f;
-    uint32_t words[4];
     const int lane = threadIdx.x & 31;
     const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
     const uint32_t lane_at = mtt__lane_a<32>(lane);
@@ -5334,93 +5306,19 @@ MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_a
         mtt__store_matrices(mtt__advance<32>(pre_smem + lane_at, n), pre[0], pre[1]);
         if (!o.has_y) continue;
         uint32_t y[4];
-        float v[8];
         MTT__UNROLL for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], R());
-            v[2 * e] = x.x * mtt__gelu_gate<R>(x.x);
-            v[2 * e + 1] = x.y * mtt__gelu_gate<R>(x.y);
-            y[e] = mtt__pack_pair(v[2 * e], v[2 * e + 1], R());
+            const float2 x = mtt__unpack_pair(pre[e / 2][e % 2], E());
+            y[e] = mtt__pack_pair(x.x * mtt__gelu_gate<E>(x.x), x.y * mtt__gelu_gate<E>(x.y), E());
         }
-        if constexpr (EIGHT) {
-            const uint2 both = mtt__pack_eight<mtt__e4m3>(v, scale);
-            if (o.eight.recorded) mtt__record(records, v, scale);
-            words[n] = both.x;
-            words[n + 1] = both.y;
-        } else mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
+        mtt__store_matrices(mtt__advance<32>(y_smem + lane_at, n), &y[0], &y[2]);
     }
-    if (EIGHT && o.has_y) mtt__tile_store_eight(words, o, at.x + warp * 16, at.y + part * 32);
     mtt__wgmma_publish();
     __syncwarp(); /* all of the warp's rows are written before one lane stores them */
     if (lane == 0) {
         mtt__tensor_store(&o.pre, pre_smem, at.y + part * 32, at.x + warp * 16);
-        if (o.has_y && !EIGHT) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
+        if (o.has_y) mtt__tensor_store(&o.out, y_smem, at.y + part * 32, at.x + warp * 16);
         mtt__tensor_commit();
     }
-}
-
-/* Two matrices of 8 x 8 16-bit elements and two more, each transposed. */
-MTT__DEVICE void mtt__store_transposed(uint32_t to_smem, const uint32_t r[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
-                 ::"r"(to_smem), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-}
-
-/* A part of dx in e5m2 and of GELU(pre) in e4m3, both transposed, dx also as it is. Transposes pass through
-   the slot of pre: 64 bytes for each of 32 columns, then as many for GELU. A warp's 16 rows are 16 bytes of a
-   column. They come in pairs of a row and the eighth after it, which the reader puts in order. */
-MTT__DEVICE void mtt__tile_gelu_backward_eight(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
-                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup,
-                                               int2 at, int part, int &step)
-{
-    typedef __nv_bfloat16 R;
-    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
-    const int row0 = at.x + warpgroup * 64, slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32;
-    const uint32_t smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
-    const float scale = mtt__scale_of(o.gelu_t);
-    uint32_t dx_words[4], gelu_words[4];
-    mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
-    MTT__UNROLL for (int n = 0; n < 4; n += 2) {
-        uint32_t pre[4];
-        float v[8], u[8];
-        mtt__load_matrices(pre, mtt__advance<32>(smem + warp * 16 * 64 + mtt__lane_a<32>(lane), n));
-        MTT__UNROLL for (int e = 0; e < 4; e++) {
-            const float2 x = mtt__unpack_pair(pre[e], R());
-            const float2 dy = mtt__unpack_pair(held[part * 4 + n + e / 2][e % 2], R());
-            const float s = mtt__gelu_gate<R>(x.x), t = mtt__gelu_gate<R>(x.y);
-            v[2 * e] = dy.x * mtt__gelu_slope_of(x.x, s);
-            v[2 * e + 1] = dy.y * mtt__gelu_slope_of(x.y, t);
-            u[2 * e] = x.x * s;
-            u[2 * e + 1] = x.y * t;
-        }
-        const uint2 dx = mtt__pack_eight<mtt__e5m2>(v, 1.0f), gelu = mtt__pack_eight<mtt__e4m3>(u, scale);
-        dx_words[n] = dx.x, dx_words[n + 1] = dx.y;
-        gelu_words[n] = gelu.x, gelu_words[n + 1] = gelu.y;
-    }
-    mtt__tile_store_eight(dx_words, o, row0 + warp * 16, column);
-    MTT__UNROLL for (int n = 0; n < 4; n++) {
-        dx_words[n] = __byte_perm(dx_words[n], 0, 0x3120);
-        gelu_words[n] = __byte_perm(gelu_words[n], 0, 0x3120);
-    }
-    const uint32_t to = smem + lane * 64 + (warp ^ (lane >> 1 & 3)) * 16;
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
-    mtt__store_transposed(to, dx_words);
-    mtt__store_transposed(to + 32 * 64, gelu_words);
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* both transposes are there */
-    const int j = threadIdx.x % 128 / 4, chunk = threadIdx.x & 3, row = row0 + chunk * 16;
-    MTT__UNROLL for (int t = 0; t < 2; t++) {
-        const uint32_t from = smem + t * 32 * 64 + j * 64 + (chunk ^ (j >> 1 & 3)) * 16;
-        uint8_t *const out = (uint8_t *)(t ? o.gelu_t : o.dx_t).data + (int64_t)(column + j) * o.padded + row;
-        uint32_t w[4];
-        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-        if (column + j < o.n && row < o.padded)
-            *(uint4 *)out = make_uint4(__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420),
-                                       __byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531));
-    }
-    mtt__wgmma_publish(); /* before the copy engine writes the slot again */
-    __syncwarp(); /* the warp has read its part */
-    if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
-    step++;
 }
 
 /* A part of dx = dy W^T, which is held, times GELU'(pre), in the place of pre in shared memory. Sums of its
@@ -5469,13 +5367,103 @@ MTT__DEVICE void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mt
     if (lane == 0) mtt__barrier_arrive(&barriers->side_empty[slot]);
     step++;
 }
+/* ---- the same with operands in 8 bits: parts of 64 columns ---- */
+
+/* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row, then
+   the same two of the eighth row after it. A quad's words make 32 bytes of both rows. */
+MTT__DEVICE void mtt__tile_store_eight(const uint32_t words[4], const mtt__tile_arguments &o, int row0,
+                                       int column)
+{
+    const int lane = threadIdx.x & 31, quad = lane & 3, row = row0 + lane / 4;
+    uint32_t v[4] = {words[0], words[1], words[2], words[3]};
+    uint8_t *const to = (uint8_t *)o.dx.data + (int64_t)row * o.n + column + quad * 8;
+    mtt__transpose_quad(v, quad);
+    if (column + quad * 8 >= o.n) return;
+    if (row < o.rows)
+        *(uint2 *)to = make_uint2(__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410));
+    if (row + 8 < o.rows)
+        *(uint2 *)(to + 8 * (int64_t)o.n) =
+            make_uint2(__byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x7632));
+}
+
+/* Four matrices of 8 x 8 16-bit elements, each transposed. */
+MTT__DEVICE void mtt__store_transposed(uint32_t to_smem, const uint32_t r[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+
+/* A part of dx in e5m2 and of GELU(pre) in e4m3, both transposed, dx also as it is. Transposes pass through
+   the two slots of pre: 64 bytes for each of 64 columns, in the first slot of dx, in the other one of GELU. A
+   warp's 16 rows are 16 bytes of a column. They come in pairs of a row and the eighth after it, which the
+   reader puts in order. */
+MTT__DEVICE void mtt__tile_gelu_backward_eight(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
+                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup,
+                                               int2 at, int part, int &step)
+{
+    typedef __nv_bfloat16 R;
+    const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
+    const int row0 = at.x + warpgroup * 64, column = at.y + part * 64, slot = step % MTT__SIDE_SLOTS;
+    const uint32_t smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+    const float scale = mtt__scale_of(o.gelu_t);
+    uint32_t words[2][8]; /* of dx, of GELU */
+    MTT__UNROLL for (int n = 0; n < 8; n += 2) {
+        const uint32_t from = smem + n / 4 * 2 * MTT__SIDE_HALF + warp * 16 * 64 + mtt__lane_a<32>(lane);
+        uint32_t pre[4];
+        float v[8], u[8];
+        if (n % 4 == 0)
+            mtt__barrier_wait(&barriers->side_full[slot + n / 4], step / MTT__SIDE_SLOTS & 1);
+        mtt__load_matrices(pre, mtt__advance<32>(from, n % 4));
+        MTT__UNROLL for (int e = 0; e < 4; e++) {
+            const float2 x = mtt__unpack_pair(pre[e], R());
+            const float2 dy = mtt__unpack_pair(held[part * 8 + n + e / 2][e % 2], R());
+            const float s = mtt__gelu_gate<R>(x.x), t = mtt__gelu_gate<R>(x.y);
+            v[2 * e] = dy.x * mtt__gelu_slope_of(x.x, s);
+            v[2 * e + 1] = dy.y * mtt__gelu_slope_of(x.y, t);
+            u[2 * e] = x.x * s;
+            u[2 * e + 1] = x.y * t;
+        }
+        const uint2 dx = mtt__pack_eight<mtt__e5m2>(v, 1.0f), gelu = mtt__pack_eight<mtt__e4m3>(u, scale);
+        words[0][n] = dx.x, words[0][n + 1] = dx.y;
+        words[1][n] = gelu.x, words[1][n + 1] = gelu.y;
+    }
+    mtt__tile_store_eight(words[0], o, row0 + warp * 16, column);
+    mtt__tile_store_eight(words[0] + 4, o, row0 + warp * 16, column + 32);
+    MTT__UNROLL for (int n = 0; n < 16; n++) words[n / 8][n % 8] = __byte_perm(words[n / 8][n % 8], 0, 0x3120);
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
+    MTT__UNROLL for (int i = 0; i < 4; i++)
+        mtt__store_transposed(smem + i / 2 * 2 * MTT__SIDE_HALF + (lane + i % 2 * 32) * 64 +
+                                  (warp ^ (lane >> 1 & 3)) * 16, words[i / 2] + i % 2 * 4);
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* both transposes are there */
+    const int chunk = threadIdx.x & 3, row = row0 + chunk * 16;
+    MTT__UNROLL for (int i = 0; i < 4; i++) {
+        const int j = threadIdx.x % 128 / 4 + i % 2 * 32;
+        const uint32_t from = smem + i / 2 * 2 * MTT__SIDE_HALF + j * 64 + (chunk ^ (j >> 1 & 3)) * 16;
+        uint8_t *const out = (uint8_t *)(i / 2 ? o.gelu_t : o.dx_t).data;
+        uint32_t w[4];
+        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+        if (column + j < o.n && row < o.padded)
+            *(uint4 *)(out + (int64_t)(column + j) * o.padded + row) =
+                make_uint4(__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420),
+                           __byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531));
+    }
+    mtt__wgmma_publish(); /* before the copy engine writes the slots again */
+    __syncwarp(); /* the warp has read its part */
+    if (lane == 0) {
+        mtt__barrier_arrive(&barriers->side_empty[slot]);
+        mtt__barrier_arrive(&barriers->side_empty[slot + 1]);
+    }
+    step += 2;
+}
+
 #endif
 
 /* Math:        forward: pre = x W + b, y = GELU(pre) if wanted. Backward: dx = (dy W^T) GELU'(pre), sums_i =
-                sum of dx over 64 rows from row 64 i. With operands in 8 bits: y in e4m3; dx in e5m2, and dx and
-                GELU(pre) in e4m3 transposed, no sums
+                sum of dx over 64 rows from row 64 i. Backward with operands in 8 bits: dx in e5m2, and dx and
+                GELU(pre), in e4m3, transposed; no sums
    Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
-                [rows / 64 rounded up, n] float; in 8 bits W [n, k], transposes [n, padded]
+                [rows / 64 rounded up, n] float; transposes [n, padded]
    Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups
                 multiply 64 rows each, while they compute the epilogue of the tile before. Two threads of the
                 third feed them. MTT__TILE_SHARED bytes
@@ -5493,11 +5481,10 @@ static __global__ void __launch_bounds__(384, 1)
     __shared__ mtt__tile_barriers barriers;
     const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
     const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
-    typedef mtt__tile_types<E, BACKWARD> S;
+    typedef mtt__tile_types<E> S;
     int step = 0, side_step = 0;
     int2 at = make_int2(0, 0);
     uint32_t held[32][2];
-    mtt__records records = {};
     if (threadIdx.x == 0) {
         for (int i = 0; i < MTT__TILE_STAGES; i++) {
             mtt__barrier_init(&barriers.full[i], 1);
@@ -5525,16 +5512,16 @@ static __global__ void __launch_bounds__(384, 1)
         const int stages = tile < mtt__tile_count(o) ? (o.k + S::K - 1) / S::K : 0;
         float c[32][4];
         int k = 0;
-        MTT__UNROLL for (int part = 0; part < MTT__TILE_PARTS; part++) { /* of the tile before */
+        MTT__UNROLL for (int part = 0; part < S::PARTS; part++) { /* of the tile before */
             #pragma unroll 1
-            for (; k * MTT__TILE_PARTS < stages * (part + 1); k++)
+            for (; k * S::PARTS < stages * (part + 1); k++)
                 mtt__tile_multiply<E, BACKWARD>(c, &barriers, smem, warpgroup, k, step);
             if (tiles == 0) continue;
             if constexpr (BACKWARD && S::EIGHT)
                 mtt__tile_gelu_backward_eight(held, o, &barriers, side, warpgroup, at, part, side_step);
             else if constexpr (BACKWARD)
                 mtt__tile_gelu_backward<E>(held, o, &barriers, side, warpgroup, at, part, side_step);
-            else mtt__tile_gelu<E>(held, o, side, warp, at, part, records);
+            else mtt__tile_gelu<E>(held, o, side, warp, at, part);
         }
         mtt__wgmma_wait();
         mtt__wgmma_hold(c);
@@ -5544,7 +5531,6 @@ static __global__ void __launch_bounds__(384, 1)
         at = mtt__tile_place(o, tile);
     }
     if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
-    if (S::EIGHT && !BACKWARD) mtt__record_warp(o.eight, records);
 #endif
 }
 
@@ -5577,7 +5563,7 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
                                     int64_t first_row, int64_t rows, float *sums,
                                     const mtt_tensor *dx_t = NULL, const mtt_tensor *gelu_t = NULL)
 {
-    typedef mtt__tile_types<E, BACKWARD> S;
+    typedef mtt__tile_types<E> S;
     const mtt_tensor *out = y ? y : pre;
     mtt__tile_arguments o;
     mtt_status status;
@@ -5585,7 +5571,7 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     memset(&o, 0, sizeof(o));
     if (S::EIGHT) {
         o.a_scale = mtt__inverse_of(a), o.w_scale = mtt__inverse_of(w);
-        o.eight = mtt__eight_of(y), o.dx_t = mtt__eight_of(dx_t), o.gelu_t = mtt__eight_of(gelu_t);
+        o.dx = mtt__eight_of(y), o.dx_t = mtt__eight_of(dx_t), o.gelu_t = mtt__eight_of(gelu_t);
         o.padded = dx_t ? mtt__width(dx_t) : 0;
     }
     o.bias = bias ? bias->data : NULL;
@@ -5597,7 +5583,7 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
     status = mtt__tile_map(c, &o.a, a, first_row, rows, S::K, MTT__TILE_M);
     if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, S::W_ROWS ? MTT__TILE_N : S::K);
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, BACKWARD ? MTT__TILE_N : S::K);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status == MTT_OK && !S::EIGHT) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status != MTT_OK) return status;
@@ -5629,8 +5615,6 @@ static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     const int64_t rows = mtt__rows(o->pre);
-    if (o->x->dtype == MTT_F8_E4M3)
-        return mtt__launch_tiles<mtt__eights, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
     if (o->x->dtype == MTT_F16_BITS)
         return mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
     return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
@@ -5900,11 +5884,10 @@ static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
            !mtt__dropout_threshold(op->shape->dropout) && ((D > 32 && D <= 64) || (D > 96 && D <= 128));
 }
 
-/* 16 bits, W [k, n], or 8 bits, with scales, rows that an int counts, and a driver that makes tensor maps. */
+/* Not FP32, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
 static bool mtt__hopper_takes_tiles(const mtt__cuda *c, const mtt_op *op, const mtt_tensor *operand)
 {
-    const int bytes = mtt__element_bytes(operand->dtype);
-    return (bytes == 1 || (bytes == 2 && !op->transposed)) && op->shape->rows < (int64_t)1 << 31 && c->encode;
+    return operand->dtype != MTT_F32 && !op->transposed && op->shape->rows < (int64_t)1 << 31 && c->encode;
 }
 
 /* Rows that a cluster holds, or a single block on devices without clusters. */
