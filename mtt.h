@@ -271,7 +271,8 @@ typedef struct mtt_policy {
     mtt_recompute recompute; /* default none */
     int segment;             /* layers per segment, 1..1024, default the square root of layers, rounded up */
     mtt_loss loss;           /* default full */
-    int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, default 1024, on CUDA 2048 */
+    int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, default 1024, on CUDA 2048; for FP8 a
+                                multiple of 16, on CUDA doubled until a quarter of the tokens fits */
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, gradients are kept */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
@@ -2507,6 +2508,9 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     if (!p.segment)
         while (p.segment * p.segment < model->layers) p.segment++;
     if (!p.loss_chunk_rows) p.loss_chunk_rows = p.device == MTT_DEVICE_CUDA ? 2048 : 1024;
+    if (!policy->loss_chunk_rows && p.precision == MTT_FP8 && p.device == MTT_DEVICE_CUDA)
+        while (p.loss_chunk_rows < 1 << 20 && 4 * (int64_t)p.loss_chunk_rows < (int64_t)batch * seq_len)
+            p.loss_chunk_rows *= 2;
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
     if (p.precision == MTT_FP8 && p.fp8_products == MTT_FP8_ALL) p.loss = MTT_LOSS_CHUNKED;
@@ -3774,8 +3778,14 @@ static void mtt__close_program(mtt__builder *b)
         p->workspace->bytes = p == train ? scratch : train->workspace->bytes;
         p->workspace->shape[0] = (int64_t)p->workspace->bytes;
     }
-    for (i = 0; i < p->tensor_count; i++)
-        if (p->tensors[i]->persistent) p->tensors[i]->first = 0, p->tensors[i]->last = p->op_count - 1;
+    for (i = k = 0; i < p->tensor_count; i++) { /* what a fusion has left without a use goes */
+        mtt_tensor *t = p->tensors[i];
+        if (t->persistent) t->first = 0, t->last = p->op_count - 1;
+        if (t->first < 0) continue;
+        t->index = k;
+        p->tensors[k++] = t;
+    }
+    p->tensor_count = k;
     if (b->policy->accumulate == 1) return;
     p->later_ops = (mtt_op *)mtt__take(b, (size_t)p->step_begin * sizeof(mtt_op));
     for (i = 0; i < p->step_begin && !b->status; i++) {
