@@ -2981,10 +2981,11 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     return t;
 }
 
-/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements. */
-static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, mtt_dtype dtype, int entry,
-                                  int transposed)
+/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements. Without
+   an entry it is a gradient in e5m2. */
+static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
 {
+    mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
     int64_t rows, width;
     mtt_tensor *eight;
     if (b->status) return &b->nothing;
@@ -3121,7 +3122,7 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
     for (i = 0; i < 4 && !b->status; i++) {
         mtt_tensor *w = operands[i] = mtt__weight(b, kinds[i], layer);
         operands[4 + i] = transposed ? mtt__make(b, roles[i], layer)
-                                     : mtt__add_eight(b, w, MTT_F8_E4M3, mtt__scale_entry(b, roles[i], layer), 0);
+                                     : mtt__add_eight(b, w, mtt__scale_entry(b, roles[i], layer), 0);
         operands[4 + i]->parameter = w->parameter;
     }
     if (b->status) return;
@@ -3227,8 +3228,8 @@ static mtt_tensor *mtt__head_weight(mtt__builder *b)
 static mtt_tensor *mtt__head_eight(mtt__builder *b, int both, mtt_tensor **transposed)
 {
     int entry = MTT__LAYER_SCALES * b->program->shape.layers + MTT__SCALE_HEAD;
-    mtt_tensor *w = mtt__head_weight(b), *eight = mtt__add_eight(b, w, MTT_F8_E4M3, entry, 0);
-    *transposed = both ? mtt__add_eight(b, w, MTT_F8_E4M3, entry, 1) : NULL;
+    mtt_tensor *w = mtt__head_weight(b), *eight = mtt__add_eight(b, w, entry, 0);
+    *transposed = both ? mtt__add_eight(b, w, entry, 1) : NULL;
     eight->recorded = both;
     MTT__EMIT(b, -1, 0, quantize, w, NULL, NULL, NULL, eight, *transposed);
     return eight;
@@ -3344,7 +3345,7 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, const mtt_op *op, const mtt
     from = mtt__need(b, maker.operands[0]);
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
     if (transposed) {
-        again = mtt__add_eight(b, x, MTT_F8_E4M3, x->entry, 1);
+        again = mtt__add_eight(b, x, x->entry, 1);
         MTT__EMIT(b, op->layer, 0, quantize, from, stats, gain, shift, NULL, again);
         return again;
     }
@@ -3365,8 +3366,8 @@ static mtt_tensor *mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const 
     mtt_tensor *dy = *mtt__gradient(b, t), *dy_8;
     *transposed = mtt__activation_of(b, t)->gradient_t;
     if (*transposed) return dy;
-    dy_8 = mtt__add_eight(b, dy, MTT_F8_E5M2, -1, 0);
-    *transposed = mtt__add_eight(b, dy, MTT_F8_E5M2, -1, 1);
+    dy_8 = mtt__add_eight(b, dy, -1, 0);
+    *transposed = mtt__add_eight(b, dy, -1, 1);
     MTT__EMIT(b, op->layer, 0, quantize, dy, NULL, NULL, NULL, dy_8, *transposed);
     return dy_8;
 }
@@ -3425,16 +3426,17 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
 static void mtt__adjoint_gelu(mtt__builder *b, const mtt_op *op)
 {
     const mtt_gelu *f = MTT_OPERANDS_OF(gelu, op);
-    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *dx, *dx_t, *y_t;
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *dx, *dx_t, *y_t, *unused;
     mtt_linear_backward_weight row = b->waiting;
     if (!row.dy) {
         MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dy, NULL, NULL);
         *mtt__gradient(b, f->x) = dy;
         return;
     }
-    dx = mtt__add_eight(b, x, MTT_F8_E5M2, -1, 0);
-    dx_t = mtt__add_eight(b, x, MTT_F8_E5M2, -1, 1);
-    y_t = row.x = mtt__add_eight(b, f->y, MTT_F8_E4M3, f->y->entry, 1);
+    unused = mtt__make_gradient(b, f->x); /* gives the others its name */
+    dx = mtt__add_eight(b, unused, -1, 0);
+    dx_t = mtt__add_eight(b, unused, -1, 1);
+    y_t = row.x = mtt__add_eight(b, f->y, f->y->entry, 1);
     MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dx, dx_t, y_t);
     *mtt__gradient(b, f->x) = dx;
     mtt__activation_of(b, f->x)->gradient_t = dx_t;
@@ -3541,12 +3543,13 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
     logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
     if (eight && gradients) {
-        int entry = MTT__LAYER_SCALES * p->shape.layers + MTT__SCALE_LOGITS;
         mtt_op place = {0};
         place.layer = -1;
         x_t = mtt__input_again(b, &place, x, 1);
-        d_logits = mtt__add_eight(b, logits, MTT_F8_E5M2, entry, 0);
-        d_logits_t = mtt__add_eight(b, logits, MTT_F8_E5M2, entry, 1);
+        d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
+        d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
+                                     mtt__round_up(rows, 16), 0);
+        d_logits->entry = d_logits_t->entry = MTT__LAYER_SCALES * p->shape.layers + MTT__SCALE_LOGITS;
     }
     MTT__EMIT(b, -1, 0, chunked_loss, x, x_t, weight, weight_t, bias, p->targets, p->control, p->counters,
               losses, logits, d_logits, d_logits_t, dx, d_weight, d_bias);
