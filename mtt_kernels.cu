@@ -29,7 +29,7 @@
       mtt_k_flash_forward          22   E; 5 widths of heads; dropout; windows
       mtt_k_flash_backward         20   E; 5 widths; dropout; less shared memory
       mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
-      mtt_k_flash_*_wgmma          10   E; widths 64 and 128; forward: short sequences
+      mtt_k_flash_*_wgmma          18   E; widths 64 and 128; dropout; forward: short sequences
       mtt_k_linear_gelu             4   E; forward, backward
       mtt_k_norm                   18   T; 6 widths of rows
       mtt_k_norm_backward          10   T; 3 or 4 widths
@@ -2849,7 +2849,7 @@ MTT__DEVICE int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride
 template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 {
 #if MTT__HOPPER
-    return stages == 1 || (!S::DROPOUT && (S::D == 64 || S::D == 128));
+    return stages == 1 || S::D == 64 || S::D == 128;
 #else
     return false;
 #endif
@@ -4182,6 +4182,84 @@ MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
 
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
 
+/* Dropout of tiles. Each element has 16 random bits. Those of 16 x 16 elements wait in 512 bytes of shared
+   memory: lane l stores its draw, for 8 neighbouring keys of one query, as row l % 8 of the 8 x 8 matrix
+   l / 8. ldmatrix takes from each lane the address of the row it wrote, and gives it the bits of its
+   accumulators. */
+
+/* What the draws of a micro-batch share. Uniform registers hold it, and all round keys of the generator. */
+struct mtt__random {
+    uint64_t seed, stream;
+};
+
+MTT__DEVICE mtt__random mtt__random_of(const mtt__dropout &d)
+{
+    const auto uniform = [](uint64_t x) {
+        return (uint64_t)(uint32_t)mtt__uniform((int)(x >> 32)) << 32 | (uint32_t)mtt__uniform((int)x);
+    };
+    return {uniform(d.control->seed), uniform(d.stream | mtt__stream_step(d.control->micro_batch))};
+}
+
+MTT__DEVICE void mtt__store_draw(uint32_t to_smem, const uint32_t *w)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+
+/* Draws for COUNT times 16 x 16 elements, TOGETHER at a time so that their rounds overlap: for 8 elements
+   from `element`, then for 8 elements every `step` draws. Elements that do not start at a multiple of 8 take
+   the end of one draw and the beginning of the next. */
+template <int COUNT, int TOGETHER>
+MTT__DEVICE void mtt__draw_tiles(const mtt__random &random, int64_t element, int64_t step, uint32_t row_smem)
+{
+    const uint32_t shift = (uint32_t)element & 7u;
+    const uint64_t first = (uint64_t)element >> 3;
+#pragma unroll TOGETHER
+    for (int k = 0; k < COUNT; k++) {
+        const uint64_t index = first + (uint64_t)(k * step);
+        mtt__store_draw(row_smem + k * 512, mtt__draw(random.seed, index, random.stream).word);
+    }
+    if (shift) {
+#pragma unroll 1
+        for (int k = 0; k < COUNT; k++) {
+            const uint64_t index = first + (uint64_t)(k * step) + 1;
+            const mtt_draw next = mtt__draw(random.seed, index, random.stream);
+            uint32_t w[8];
+            asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                         : "r"(row_smem + k * 512) : "memory");
+            MTT__UNROLL for (int i = 0; i < 4; i++) w[4 + i] = next.word[i];
+            MTT__UNROLL for (int i = 0; i < 6; i++) w[i] = shift & 4 ? w[i + 2] : w[i];
+            MTT__UNROLL for (int i = 0; i < 5; i++) w[i] = shift & 2 ? w[i + 1] : w[i];
+            MTT__UNROLL for (int i = 0; i < 4; i++) w[i] = __funnelshift_r(w[i], w[i + 1], (shift & 1) * 16);
+            mtt__store_draw(row_smem + k * 512, w);
+        }
+    }
+    __syncwarp(); /* all rows are written before ldmatrix reads them */
+}
+
+/* Whether the elements of the lower and the upper half of `bits` are kept. The threshold is in the upper
+   half. */
+MTT__DEVICE void mtt__keeps_pair(bool keeps[2], uint32_t bits, uint32_t threshold)
+{
+    keeps[0] = bits << 16 >= threshold, keeps[1] = bits >= threshold;
+}
+
+/* Zeros the dropped of P, accumulators of queries by keys. */
+template <int N> MTT__DEVICE void mtt__drop_tiles(float (&p)[N][4], uint32_t row_smem, uint32_t threshold)
+{
+    MTT__UNROLL for (int k = 0; k < N / 2; k++) {
+        uint32_t bits[4];
+        mtt__load_matrices(bits, row_smem + k * 512);
+        MTT__UNROLL for (int i = 0; i < 4; i++) {
+            float *pair = p[k * 2 + i / 2] + i % 2 * 2;
+            bool keeps[2];
+            mtt__keeps_pair(keeps, bits[i], threshold);
+            MTT__UNROLL for (int e = 0; e < 2; e++) pair[e] = keeps[e] ? pair[e] : 0.0f;
+        }
+    }
+}
+
 /* The view's row, computed: then ptxas keeps it, and the addresses made of it, in uniform registers. With
    loaded strides a step of 32,768 tokens took 1.5 % longer. */
 MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.heads_kv) * v.head_dim; }
@@ -4190,11 +4268,12 @@ MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.hea
 
 /* ---- flash attention, forward ---- */
 
-/* Math:        as mtt_k_flash_forward, without dropout
+/* Math:        as mtt_k_flash_forward
    Shapes:      as mtt_k_flash_forward; S::D 64 or 128
-   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to
-                begin at such a multiple. Two blocks a processor: one makes exponentials while the other
-                multiplies
+   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries. Shared memory: also the random bits
+                of a tile, which are drawn under the scores' product; it is used from a multiple of 1,024
+                bytes, at most 896 from its start. Two blocks a processor: one makes exponentials while the
+                other multiplies
    Requires:    code for sm_90a (the kernel is empty otherwise)
    Traffic:     as mtt_k_flash_forward
    Determinism: as mtt_k_flash_forward
@@ -4229,6 +4308,12 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     };
     const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
     float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
+    const auto bits_smem = [&] {
+        const uint32_t thread = mtt__opaque(threadIdx.x);
+        return q_smem + S::BLOCK_AT + thread / 32 * (BLOCK_KV * 32) + thread % 32 * 16;
+    };
+    mtt__random random = {};
+    if (S::DROPOUT) random = mtt__random_of(f.dropout);
 
     mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, head_dim);
     copy(last_key, kv_smem);
@@ -4245,12 +4330,18 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_begin();
         mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
         mtt__wgmma_commit();
+        if (S::DROPOUT) { /* while the tensor cores work */
+            const int64_t row = (int64_t)block.head.head * T + row0 + (lane & 15);
+            mtt__draw_tiles<BLOCK_KV / 16, D == 64 ? 4 : 2>(random, row * T + k0 + lane / 16 * 8, 2,
+                                                            bits_smem());
+        }
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
+        if (S::DROPOUT) mtt__drop_tiles(s_rmem[0], bits_smem(), f.dropout.threshold << 16);
         uint32_t p_rmem[BLOCK_KV / 16][4];
         MTT__UNROLL for (int n = 0; n < BLOCK_KV / 4; n++) {
             const float *p = s_rmem[0][n / 2] + n % 2 * 2;
@@ -4270,13 +4361,16 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
 
 /* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of
    which fill its registers, and DQ_COLUMNS of the columns of dQ. */
-template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
+template <typename ELEMENT, int WIDTH, bool WITH_DROPOUT> struct mtt__backward_wgmma_sizes {
     typedef ELEMENT E;
+    static constexpr bool DROPOUT = WITH_DROPOUT;
     static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
     static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
-    /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
+    /* shared memory: K, V; two stages of Q, dO, stats; dS^T; random bits of each 128 keys */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
-    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
+    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, BITS_AT = S_AT + BLOCK_KV * BLOCK_Q * 2;
+    static constexpr int BITS_BYTES = 128 * BLOCK_Q * 2;
+    static constexpr int SHARED = BITS_AT + (DROPOUT ? KEY_ROWS * BITS_BYTES : 0) + 1024;
 };
 
 #if MTT__HOPPER
@@ -4291,31 +4385,45 @@ template <int N> MTT__DEVICE void mtt__backward_p(float (&s)[N][4], uint32_t lse
     }
 }
 
-/* P and dS = P (dP - delta) as A of dV and dK. */
-template <int N, typename E>
+/* P and dS = P (dP - delta) as A of dV and dK. With dropout, dS = P (Z dP - delta), and the dropped of P are
+   zeros. */
+template <bool DROPOUT, int N, typename E>
 MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
-                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
+                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E,
+                                  uint32_t bits_smem, const mtt__dropout &d)
 {
     float delta[2];
+    uint32_t bits[4];
     MTT__UNROLL for (int n = 0; n < N; n++) {
+        if (DROPOUT && n % 2 == 0) mtt__load_transposed(bits, bits_smem + n / 2 * 512);
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                      : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
         MTT__UNROLL for (int h = 0; h < 2; h++) {
+            const int i = n % 2 * 2 + h;
             const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
-            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
-            ds_packed[n / 2][n % 2 * 2 + h] =
-                mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
+            float kept[2] = {x[0], x[1]}, ds[2] = {y[0] - delta[0], y[1] - delta[1]};
+            if (DROPOUT) {
+                bool keeps[2];
+                mtt__keeps_pair(keeps, bits[i], d.threshold << 16);
+                MTT__UNROLL for (int e = 0; e < 2; e++) {
+                    kept[e] = keeps[e] ? x[e] : 0.0f;
+                    ds[e] = fmaf(keeps[e] ? y[e] : 0.0f, d.scale, -delta[e]);
+                }
+            }
+            p_packed[n / 2][i] = mtt__pack_pair(kept[0], kept[1], E());
+            ds_packed[n / 2][i] = mtt__pack_pair(x[0] * ds[0], x[1] * ds[1], E());
         }
     }
 }
 #endif
 
-/* Math:        as mtt_k_flash_backward, without dropout. dS^T is, transposed and in shared memory, A of dQ
+/* Math:        as mtt_k_flash_backward. dS^T is, transposed and in shared memory, A of dQ
    Shapes:      as mtt_k_flash_backward; S::D 64 or 128
    Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as
                 its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks.
-                Exponentials run under dP's product, the next scores under the wait for dQ's sums. Shared
-                memory: K, V, two stages of Q, dO, lse and delta, and dS^T, from a multiple of 1,024 bytes
+                Draws and exponentials run under dP's product, the next scores under the wait for dQ's sums.
+                Shared memory, from a multiple of 1,024 bytes: K, V, two stages of Q, dO, lse and delta, dS^T,
+                random bits
    Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
    Traffic:     as mtt_k_flash_backward
    Determinism: as mtt_k_flash_backward: dQ passes through the same ring
@@ -4377,6 +4485,18 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
         mtt__wgmma_commit();
     };
+    mtt__random random = {};
+    if (S::DROPOUT) random = mtt__random_of(f.dropout);
+    const uint32_t bits_smem = smem + S::BITS_AT + warp * (BLOCK_Q * 32) + lane * 16;
+    const auto draw = [&](int tile, int rows) { /* for the warp's 16 of each 128 keys, transposed */
+        const int query = tile * BLOCK_Q + lane / 16 * 8 + lane % 8;
+        const int key = at.k0 + warp * 16 + lane / 8 % 2 * 8;
+        const int64_t row = (int64_t)block.head.head * T + query;
+#pragma unroll 1
+        for (int m = 0; m < rows; m++)
+            mtt__draw_tiles<BLOCK_Q / 16, 4>(random, row * T + key + m * 128, 2 * (int64_t)T,
+                                             bits_smem + m * S::BITS_BYTES);
+    };
     mtt__copy_wait();
     mtt__wgmma_publish();
     __syncthreads(); /* K, V and the first tile are in shared memory */
@@ -4395,6 +4515,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         score_gradient(tile, 0);
         __syncthreads(); /* the last tile's Q, dO and dS have been read */
         if (tile > first_tile) copy(tile - 1);
+        if (S::DROPOUT) draw(tile, ROWS);
         MTT__UNROLL for (int m = 0; m < ROWS; m++) {
             const int k0 = at.k0 + m * 128;
             if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
@@ -4403,7 +4524,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
             else mtt__wgmma_wait();
             mtt__wgmma_hold(dp_rmem);
-            mtt__backward_ds(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
+            mtt__backward_ds<S::DROPOUT>(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem,
+                                         lse_smem + BLOCK_Q * 4, E(), bits_smem + m * S::BITS_BYTES,
+                                         f.dropout);
             if (m + 1 < ROWS) {
                 score(tile, m + 1);
                 score_gradient(tile, m + 1);
@@ -4469,30 +4592,41 @@ template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__f
 {
     f.group = mtt__forward_group(f);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
-                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED + 1024,
-                              f);
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS,
+                              S::BLOCK_AT + (S::DROPOUT ? S::BLOCK_Q * S::BLOCK_KV * 2 : 0) + 896, f);
 }
 
 /* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
-   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often. */
+   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often. With
+   dropout the larger tiles do not fit: their random bits take 32 KiB. */
 template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
 {
 #define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    const bool small = f.window || f.seq_len <= 4096;
-    /*                                   D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
-    if (f.view.head_dim > 64)   MTT__RUN(128,    128,      64,        1, false,         2,   false);
-    if (small)                  MTT__RUN( 64,     64,      64,        1, false,         5,   false);
-                                MTT__RUN( 64,    128,     128,        1, false,         2,   false);
+    const bool small = f.window || f.seq_len <= 4096, keep = f.dropout.threshold == 0 /* all */;
+    const int D = f.view.head_dim;
+    /*                              D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D > 64 && keep)    MTT__RUN(128,    128,      64,        1, false,         2,   false);
+    if (D > 64)            MTT__RUN(128,    128,      64,        1, false,         2,    true);
+    if (!keep)             MTT__RUN( 64,     64,      64,        1, false,         4,    true);
+    if (small)             MTT__RUN( 64,     64,      64,        1, false,         5,   false);
+                           MTT__RUN( 64,    128,     128,        1, false,         2,   false);
 #undef MTT__RUN
+}
+
+template <typename E, bool DROPOUT>
+static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+{
+    typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT> D_64;
+    typedef mtt__backward_wgmma_sizes<E, 128, DROPOUT> D_128;
+    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
+    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
 }
 
 template <typename E>
 static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
 {
-    typedef mtt__backward_wgmma_sizes<E, 64> D_64;
-    typedef mtt__backward_wgmma_sizes<E, 128> D_128;
-    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
-    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
+    if (f.dropout.threshold) return mtt__hopper_backward_of<E, true>(c, op, f);
+    return mtt__hopper_backward_of<E, false>(c, op, f);
 }
 
 static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
@@ -5191,12 +5325,12 @@ static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
 
 /* ---- which operations run here ---- */
 
-/* 16 bits, no dropout, head widths that fill tiles of 64 or 128 columns. */
+/* 16 bits, head widths that fill tiles of 64 or 128 columns. */
 static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
 {
     const int D = op->shape->head_dim;
     return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 &&
-           !mtt__dropout_threshold(op->shape->dropout) && ((D > 32 && D <= 64) || (D > 96 && D <= 128));
+           ((D > 32 && D <= 64) || (D > 96 && D <= 128));
 }
 
 /* 16 bits, W [k, n], rows that an int counts, and a driver that makes tensor maps. */
