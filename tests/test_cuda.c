@@ -1765,19 +1765,20 @@ static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, 
 }
 
 /* Attention backward with too little room for all heads' dQ: heads take turns, in places of the ring and, in
-   the last case, in slices. */
+   the cases with a batch, in slices. */
 static void turns_of_heads(void)
 {
     static const struct {
         int seq_len, heads, width, batch, window;
-    } cases[] = {{1025, 12, 64, 1, 0},
-                 {1025, 8, 128, 1, 0},
-                 {1025, 12, 64, 1, 200},
-                 {600, 12, 96, 1, 0},
-                 {257, 4, 64, 30, 0}};
+        float dropout;
+    } cases[] = {{1025, 12, 64, 1, 0, 0},      {1025, 8, 128, 1, 0, 0},     {1025, 12, 64, 1, 200, 0},
+                 {600, 12, 96, 1, 0, 0},       {257, 4, 64, 30, 0, 0},      {1024, 8, 128, 1, 0, 0.1f},
+                 {1024, 12, 64, 1, 0, 0.5f},   {1025, 12, 64, 1, 0, 0.1f},  {1025, 8, 128, 1, 0, 0.2f},
+                 {1024, 12, 64, 1, 200, 0.1f}, {1024, 8, 128, 1, 20, 0.2f}, {264, 4, 64, 30, 0, 0.8f},
+                 {257, 4, 128, 30, 0, 0.3f}};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
-    for (number = 0; number < 5; number++) {
+    for (number = 0; number < (int)MTT__LENGTH(cases); number++) {
         setup s = random_setup(number);
         s.seq_len = s.model.max_seq = cases[number].seq_len;
         s.batch = cases[number].batch;
@@ -1785,7 +1786,7 @@ static void turns_of_heads(void)
         s.model.heads = cases[number].heads;
         s.model.d_model = s.model.heads * cases[number].width;
         s.model.d_ff = s.model.vocab = 8;
-        s.model.dropout = 0;
+        s.model.dropout = cases[number].dropout;
         s.policy = (mtt_policy){.precision = number % 2 ? MTT_FP16 : MTT_BF16,
                                 .attention = MTT_ATTENTION_FLASH,
                                 .window = cases[number].window,
@@ -1795,25 +1796,26 @@ static void turns_of_heads(void)
     random_state = others;
 }
 
-/* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take. */
+/* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take, without dropout and with
+   it. */
 static void edges_of_tiles(void)
 {
     static const int lengths[] = {1, 63, 65, 128, 129, 193, 256, 385, 640}, widths[] = {40, 64, 104, 128};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
-    for (number = 0; number < 2 * 4 * 9; number++) {
+    for (number = 0; number < 2 * 4 * 9 * 3; number++) {
         setup s = random_setup(number);
-        s.seq_len = s.model.max_seq = lengths[number / 8];
+        s.seq_len = s.model.max_seq = lengths[number / 8 % 9];
         s.batch = 1 + below(2);
         s.model.layers = 1;
         s.model.heads = 1 + below(3);
         s.model.d_model = s.model.heads * widths[number / 2 % 4];
         s.model.d_ff = s.model.vocab = 8;
-        s.model.dropout = 0;
+        s.model.dropout = number / 72 ? 0.1f + 0.1f * (float)below(8) : 0;
         s.policy.precision = number % 2 ? MTT_FP16 : MTT_BF16;
         s.policy.attention = MTT_ATTENTION_FLASH;
         s.policy.loss = MTT_LOSS_FULL;
-        s.policy.window = 0;
+        s.policy.window = number / 72 == 2 ? 1 + below(s.seq_len) : 0;
         s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
         step_schedule(&s, 1);
     }
@@ -1947,18 +1949,18 @@ static void flash_with_window(lock_step *l, mtt_op *ops[2], int window, char *re
    they hear of it. */
 static void full_windows(void)
 {
-    static const int lengths[] = {1, 31, 33, 97, 257, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
+    static const int lengths[] = {1, 31, 33, 97, 257, 1024, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
     int number;
-    for (number = 0; number < 4 * 6 * 6; number++) {
+    for (number = 0; number < 4 * 7 * 6; number++) {
         setup s = random_setup(number);
         lock_step l;
         mtt_op *ops[2] = {NULL, NULL};
         char *results[3] = {NULL, NULL, NULL};
-        int i, T = lengths[number / 4 % 6];
+        int i, T = lengths[number / 4 % 7];
         s.seq_len = s.model.max_seq = T;
         s.batch = s.model.layers = 1;
         s.model.heads = 2;
-        s.model.d_model = 2 * widths[number / 24];
+        s.model.d_model = 2 * widths[number / 28];
         s.model.d_ff = s.model.vocab = 8; /* the flash operations alone are run */
         s.model.dropout = number / 2 % 2 ? 0.2f : 0;
         s.policy.attention = MTT_ATTENTION_FLASH;
