@@ -8,7 +8,8 @@
    kind is tried over at least 500 shapes, counted and asserted.
 
    test_cuda [SCALE]                        all of it, with SCALE times the random schedules and models
-   test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones */
+   test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones
+   test_cuda attention                      only flash attention's tiles, slices and windows */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
@@ -816,7 +817,7 @@ static void textbook_flash(const textbook *t)
 }
 
 /* P and dS are rounded where they enter the products of dV, dQ and dK. Dropout's factor of what it keeps
-   comes after the product for dV, where the kernel has it too: of two equally good places to round a
+   comes after these products, where the kernels have it too: of two equally good places to round a
    probability, before and after that factor, one may well have twice the other's largest error (2 of 1,500
    draws with 61 tokens). Where each query attends one key, dS is 0 and so are dQ and dK. */
 static void textbook_flash_backward(const textbook *t)
@@ -824,8 +825,8 @@ static void textbook_flash_backward(const textbook *t)
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, t->op);
     const numbers_flash_backward *v = VALUES(flash_backward, t), *magnitude = MAGNITUDES(flash_backward, t);
     FOR_EACH_HEAD(h) {
-        double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T),
-               kept = 1;
+        double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T);
+        double kept = mtt__dropout_scale(mtt__dropout_threshold(t->op->shape->dropout, 8), 8);
         float *mask = malloc((size_t)T * sizeof(float));
         matrix d_out = output_of(t, v->d_out, h), out = output_of(t, v->out, h),
                dv = part_of(t, v->d_qkv, h, 2);
@@ -851,19 +852,18 @@ static void textbook_flash_backward(const textbook *t)
                 double ds = fp32(t, fp32(t, dp[at] * (double)mask[j]) - delta);
                 if (t->exact) {
                     double doubt = 1 + s_size[at] + fabs(lse); /* relative, of p */
-                    dp_size[at] = p * ((double)mask[j] * dp_size[at] + delta_size + fabs(ds) * doubt);
+                    dp_size[at] = p / kept * ((double)mask[j] * dp_size[at] + delta_size + fabs(ds) * doubt);
                     s_size[at] = p * doubt * (double)mask[j];
                 }
                 s[at] = stored(t, mask[j] > 0 ? p : 0);
-                kept = mask[j] > 0 ? (double)mask[j] : kept;
-                dp[at] = mtt__attends_one(t->op->shape) ? 0 : stored(t, p * ds);
+                dp[at] = mtt__attends_one(t->op->shape) ? 0 : stored(t, p * ds / kept);
             }
         }
         scaled_product(t, T, D, T, kept, transposed(rows_of(s, T)), d_out, dv);
         if (t->exact)
             product_magnitude(T, D, T, transposed(rows_of(s_size, T)), d_out,
                               part_of(t, magnitude->d_qkv, h, 2));
-        query_and_key_gradients(t, dp, dp_size, scale, v->qkv, h, v->d_qkv,
+        query_and_key_gradients(t, dp, dp_size, scale * kept, v->qkv, h, v->d_qkv,
                                 t->exact ? magnitude->d_qkv : NULL);
         free(s);
         free(dp);
@@ -1817,7 +1817,7 @@ static void edges_of_tiles(void)
         s.policy.loss = MTT_LOSS_FULL;
         s.policy.window = number / 72 == 2 ? 1 + below(s.seq_len) : 0;
         s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
-        step_schedule(&s, 1);
+        step_two(&s, MTT_OP_flash, MTT_OP_flash_backward, 0);
     }
     random_state = others;
 }
@@ -2605,6 +2605,15 @@ int main(int argc, char **argv)
     if (argc > 2 && !strcmp(argv[1], "operations")) {
         probe_tf32();
         operations(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0);
+        return finish();
+    }
+    if (argc > 1 && !strcmp(argv[1], "attention")) {
+        edges_of_tiles();
+        told("edges of tiles", start);
+        turns_of_heads();
+        told("turns of heads", start);
+        full_windows();
+        told("full windows", start);
         return finish();
     }
     mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */
