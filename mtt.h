@@ -209,7 +209,7 @@ typedef struct mtt_model_desc {
     mtt_positions positions; /* default sinusoidal, 0.02 times sin and cos: no parameters */
     int tied_head;           /* 1 = the head is the token embedding; default 0, a matrix of its own */
     int no_head_bias;        /* 1 = logits without a bias; default 0 */
-    float dropout;           /* probability 0..0.9, at embedding, attention and both branches; default 0 */
+    float dropout;           /* 0..0.9, at embedding, attention (in 256ths) and both branches; default 0 */
 } mtt_model_desc;
 
 /* FP32: everything in 32 bits. TF32: the same in memory; products round their operands to 10 bits of mantissa
@@ -981,9 +981,9 @@ typedef struct mtt_draw {
     uint32_t word[4];
 } mtt_draw;
 
-/* Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits as a
+/* Philox4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): 128 random bits as a
    function of a 128-bit counter and a 64-bit key, with no state to carry from one element to the next. */
-MTT__BOTH mtt_draw mtt__draw(uint64_t key, uint64_t low, uint64_t high)
+MTT__BOTH mtt_draw mtt__draw_rounds(uint64_t key, uint64_t low, uint64_t high, int rounds)
 {
     uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = (uint32_t)high, c3 = (uint32_t)(high >> 32);
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -999,6 +999,7 @@ MTT__BOTH mtt_draw mtt__draw(uint64_t key, uint64_t low, uint64_t high)
         c3 = p_low;
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
+        if (round + 1 == rounds) break; /* nvcc unrolls only a loop of constant length */
     }
     draw.word[0] = c0;
     draw.word[1] = c1;
@@ -1007,11 +1008,24 @@ MTT__BOTH mtt_draw mtt__draw(uint64_t key, uint64_t low, uint64_t high)
     return draw;
 }
 
+/* Ten rounds are the authors' recommendation. */
+MTT__BOTH mtt_draw mtt__draw(uint64_t key, uint64_t low, uint64_t high)
+{
+    return mtt__draw_rounds(key, low, high, 10);
+}
+
 MTT__BOTH void mtt__philox(uint64_t key, uint64_t low, uint64_t high, uint32_t out[4])
 {
     mtt_draw draw = mtt__draw(key, low, high);
     memcpy(out, draw.word, sizeof(draw.word));
 }
+
+/* The site of a stream: the use of its numbers. */
+enum {
+    MTT__SITE_INIT, MTT__SITE_SHUFFLE, MTT__SITE_SPLIT, MTT__SITE_SAMPLE,
+    MTT__SITE_EMBED, MTT__SITE_ATTENTION, MTT__SITE_PROJ, MTT__SITE_MLP, /* dropout */
+    MTT__SITE_ROUND                                                      /* of the compact state */
+};
 
 /* The upper half of a counter: which site, which layer or tensor, and which micro-batch, update or epoch (its
    lower 40 bits). Streams of different sites never meet. The part of the step may be added later: stream |
@@ -1034,9 +1048,34 @@ MTT__BOTH uint32_t mtt__draw_bits(const uint32_t draw[4], int k)
     return draw[k >> 1] >> (k & 1) * 16 & 0xffffu;
 }
 
-/* An element whose 16 bits are below the threshold is dropped; the others are multiplied by the scale. */
-MTT__BOTH uint32_t mtt__dropout_threshold(float p) { return (uint32_t)(p * 65536.0f + 0.5f); }
-MTT__BOTH float mtt__dropout_scale(uint32_t threshold) { return 65536.0f / (float)(65536u - threshold); }
+/* Random bits of an element of dropout, whose draw 128 / bits neighbours share. Attention has T elements for
+   each head of a token, so there 16 share a draw. It has 7 rounds, the fewest that pass BigCrush (Salmon et
+   al. 2011). Together that is a third of the work. */
+MTT__BOTH int mtt__dropout_bits(const mtt_op *op) { return op->site == MTT__SITE_ATTENTION ? 8 : 16; }
+
+MTT__BOTH mtt_draw mtt__dropout_draw(uint64_t seed, uint64_t index, uint64_t stream, int bits)
+{
+    return mtt__draw_rounds(seed, index, stream, bits == 8 ? 7 : 10);
+}
+
+MTT__BOTH uint32_t mtt__dropout_number(const uint32_t draw[4], int k, int bits)
+{
+    return draw[k * bits / 32] >> k * bits % 32 & ((1u << bits) - 1u);
+}
+
+/* An element whose number is below the threshold is dropped; the others are multiplied by the scale. Of 8
+   bits, a probability above 0 is at least 1/256. */
+MTT__BOTH uint32_t mtt__dropout_threshold(float p, int bits)
+{
+    uint32_t threshold = (uint32_t)(p * (float)(1 << bits) + 0.5f);
+    return threshold == 0 && p > 0 && bits == 8 ? 1u : threshold;
+}
+
+MTT__BOTH float mtt__dropout_scale(uint32_t threshold, int bits)
+{
+    uint32_t numbers = 1u << bits;
+    return (float)numbers / (float)(numbers - threshold);
+}
 
 /* The first key that a query attends; the last one is the query itself. */
 MTT__BOTH int64_t mtt__first_key(int window, int64_t query)
@@ -1728,13 +1767,6 @@ static void mtt__unpack_moments(const uint8_t *codes, const uint16_t *scales, in
 }
 
 /* ---- randomness ---- */
-
-/* The site of a stream: the use of its numbers. */
-enum {
-    MTT__SITE_INIT, MTT__SITE_SHUFFLE, MTT__SITE_SPLIT, MTT__SITE_SAMPLE,
-    MTT__SITE_EMBED, MTT__SITE_ATTENTION, MTT__SITE_PROJ, MTT__SITE_MLP, /* dropout */
-    MTT__SITE_ROUND                                                      /* of the compact state */
-};
 
 static uint64_t mtt__random_bits(uint64_t seed, uint64_t stream, uint64_t index)
 {
@@ -4817,14 +4849,17 @@ static void mtt__drop(const mtt_op *op, const mtt_tensor *control, int64_t first
                       float *values)
 {
     const mtt_control *c = mtt__control(control);
-    uint32_t threshold = mtt__dropout_threshold(op->shape->dropout), draw[4] = {0, 0, 0, 0};
+    int bits = mtt__dropout_bits(op), sharers = 128 / bits;
+    uint32_t threshold = mtt__dropout_threshold(op->shape->dropout, bits);
     uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
-    float scale = mtt__dropout_scale(threshold);
+    float scale = mtt__dropout_scale(threshold, bits);
+    mtt_draw draw = {{0, 0, 0, 0}};
     int64_t i;
     for (i = 0; i < count && op->shape->dropout > 0; i++) {
-        uint64_t element = (uint64_t)(first + i);
-        if (i == 0 || (element & 7) == 0) mtt__philox(c->seed, element >> 3, stream, draw);
-        values[i] *= mtt__draw_bits(draw, (int)(element & 7)) >= threshold ? scale : 0.0f;
+        int64_t element = first + i;
+        int k = (int)(element & (sharers - 1));
+        if (i == 0 || k == 0) draw = mtt__dropout_draw(c->seed, (uint64_t)(element / sharers), stream, bits);
+        values[i] *= mtt__dropout_number(draw.word, k, bits) >= threshold ? scale : 0.0f;
     }
 }
 

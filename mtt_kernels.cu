@@ -29,7 +29,7 @@
       mtt_k_flash_forward          22   E; 5 widths of heads; dropout; windows
       mtt_k_flash_backward         20   E; 5 widths; dropout; less shared memory
       mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
-      mtt_k_flash_*_wgmma          10   E; widths 64 and 128; forward: short sequences
+      mtt_k_flash_*_wgmma          18   E; widths 64 and 128; dropout; forward: short sequences
       mtt_k_linear_gelu             4   E; forward, backward
       mtt_k_norm                   18   T; 6 widths of rows
       mtt_k_norm_backward          10   T; 3 or 4 widths
@@ -282,8 +282,7 @@ template <class JOIN, int THREADS, class V> MTT__DEVICE V mtt__reduce(V x, V *sh
     return x;
 }
 
-/* An operation's dropout. Elements whose 16 random bits are below the threshold are dropped, the others
-   scaled. Threshold 0 = no dropout. */
+/* An operation's dropout: see mtt__dropout_threshold. Threshold 0 = no dropout. */
 struct mtt__dropout {
     const mtt_control *control;
     uint64_t stream; /* site and layer */
@@ -291,23 +290,37 @@ struct mtt__dropout {
     float scale;
 };
 
-/* Multiplies WIDTH values from element `first` by their mask; 8 of them begin at a multiple of 8. __fmul_rn
-   keeps the compiler from fusing the product with an addition, which would change bits: the CPU does not
-   fuse. */
-template <int WIDTH> MTT__DEVICE void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
+MTT__DEVICE uint64_t mtt__stream_of(const mtt__dropout &d)
+{
+    return d.stream | mtt__stream_step(d.control->micro_batch);
+}
+
+template <int BITS> MTT__DEVICE bool mtt__keeps(const mtt__dropout &d, uint64_t element)
+{
+    const mtt_draw draw = mtt__dropout_draw(d.control->seed, element / (128 / BITS), mtt__stream_of(d), BITS);
+    const uint32_t *w = draw.word, at = (uint32_t)element * BITS;
+    const uint32_t word = at & 64 ? (at & 32 ? w[3] : w[2]) : (at & 32 ? w[1] : w[0]);
+    return (word >> (at & 31) & ((1u << BITS) - 1u)) >= d.threshold;
+}
+
+/* Multiplies WIDTH values from element `first` by their mask; 8 of them begin at a multiple of 8. BITS: see
+   mtt__dropout_bits. __fmul_rn keeps the compiler from fusing the product with an addition, which would
+   change bits: the CPU does not fuse. */
+template <int WIDTH, int BITS = 16>
+MTT__DEVICE void mtt__apply_dropout(const mtt__dropout &d, int64_t first, float *values)
 {
     if (!d.threshold) return;
-    const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
-    const mtt_draw draw = mtt__draw(d.control->seed, (uint64_t)first >> 3, stream);
     if (WIDTH == 8) {
-        MTT__UNROLL for (int k = 0; k < WIDTH; k++)
-            values[k] = __fmul_rn(values[k], mtt__draw_bits(draw.word, k) >= d.threshold ? d.scale : 0.0f);
-    } else {
-        const uint32_t *w = draw.word;
-        const uint32_t word = first & 4 ? (first & 2 ? w[3] : w[2]) : (first & 2 ? w[1] : w[0]);
-        const bool keep = (word >> (first & 1) * 16 & 0xffffu) >= d.threshold;
-        values[0] = __fmul_rn(values[0], keep ? d.scale : 0.0f);
-    }
+        const uint64_t index = (uint64_t)first / (128 / BITS);
+        mtt_draw draw = mtt__dropout_draw(d.control->seed, index, mtt__stream_of(d), BITS);
+        uint32_t *w = draw.word;
+        if (BITS == 8 && first & 8) w[0] = w[2], w[1] = w[3];
+        MTT__UNROLL for (int k = 0; k < WIDTH; k++) {
+            const bool keeps = mtt__dropout_number(w, k, BITS) >= d.threshold;
+            values[k] = __fmul_rn(values[k], keeps ? d.scale : 0.0f);
+        }
+    } else
+        values[0] = __fmul_rn(values[0], mtt__keeps<BITS>(d, (uint64_t)first) ? d.scale : 0.0f);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -428,8 +441,8 @@ static mtt__dropout mtt__dropout_of(const mtt_op *op, const mtt_tensor *control)
     mtt__dropout d;
     d.control = mtt__at<const mtt_control>(control);
     d.stream = mtt__op_stream(op);
-    d.threshold = mtt__dropout_threshold(op->shape->dropout);
-    d.scale = mtt__dropout_scale(d.threshold);
+    d.threshold = mtt__dropout_threshold(op->shape->dropout, mtt__dropout_bits(op));
+    d.scale = mtt__dropout_scale(d.threshold, mtt__dropout_bits(op));
     return d;
 }
 
@@ -547,13 +560,13 @@ static __global__ void __launch_bounds__(256)
 }
 
 /* Math:        y = a + mask * b, or mask * b where a is NULL
-   Shapes:      a, b, y [count] T
+   Shapes:      a, b, y [count] T; BITS: see mtt__dropout_bits
    Launch:      256 threads, 8 elements each, the last thread fewer
    Requires:    y may be a or b
    Traffic:     a and b read, y written
    Determinism: elementwise
    Reference:   mtt__cpu_masked_sum */
-template <class T>
+template <class T, int BITS>
 static __global__ void __launch_bounds__(256)
     mtt_k_masked_sum(const T *a, const T *b, T *y, int64_t count, mtt__dropout dropout)
 {
@@ -562,14 +575,14 @@ static __global__ void __launch_bounds__(256)
     if (at + 8 <= count) {
         mtt__read_floats(b + at, v);
         if (a) mtt__read_floats(a + at, more);
-        mtt__apply_dropout<8>(dropout, at, v);
+        mtt__apply_dropout<8, BITS>(dropout, at, v);
         MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = a ? more[k] + v[k] : v[k];
         mtt__store_floats(y + at, v);
         return;
     }
     for (; at < count; at++) {
         v[0] = mtt__to_float(b[at]);
-        mtt__apply_dropout<1>(dropout, at, v);
+        mtt__apply_dropout<1, BITS>(dropout, at, v);
         y[at] = mtt__from_float<T>(a ? mtt__to_float(a[at]) + v[0] : v[0]);
     }
 }
@@ -580,7 +593,8 @@ static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const m
     const int64_t count = mtt__elements(y);
     return mtt__by_type(c, y, [&](auto zero) {
         typedef decltype(zero) T;
-        return mtt__launch(c, "masked_sum", mtt_k_masked_sum<T>, mtt__blocks(count, 2048), 256, mtt__at<T>(a),
+        const auto kernel = mtt__dropout_bits(op) == 8 ? mtt_k_masked_sum<T, 8> : mtt_k_masked_sum<T, 16>;
+        return mtt__launch(c, "masked_sum", kernel, mtt__blocks(count, 2048), 256, mtt__at<T>(a),
                            mtt__at<T>(b), mtt__at<T>(y), count, mtt__dropout_of(op, control));
     });
 }
@@ -2760,7 +2774,7 @@ static __global__ void __launch_bounds__(128, 10)
     for (int j = low + lane; j <= query; j += step) {
         mtt__read_floats<WIDTH>(d_probs + first + j, g);
         mtt__read_floats<WIDTH>(probs + first + j, p);
-        mtt__apply_dropout<WIDTH>(dropout, first + j, g);
+        mtt__apply_dropout<WIDTH, 8>(dropout, first + j, g);
         MTT__UNROLL for (int k = 0; k < WIDTH; k++) sum += p[k] != 0 ? g[k] * p[k] : 0.0f;
     }
     sum = mtt__reduce_row<mtt__plus>(sum, threads, shared);
@@ -2768,7 +2782,7 @@ static __global__ void __launch_bounds__(128, 10)
         if (j >= low && j <= query) {
             mtt__read_floats<WIDTH>(d_probs + first + j, g);
             mtt__read_floats<WIDTH>(probs + first + j, p);
-            mtt__apply_dropout<WIDTH>(dropout, first + j, g);
+            mtt__apply_dropout<WIDTH, 8>(dropout, first + j, g);
             MTT__UNROLL for (int k = 0; k < WIDTH; k++) g[k] = p[k] != 0 ? p[k] * (g[k] - sum) : 0.0f;
         } else
             MTT__UNROLL for (int k = 0; k < WIDTH; k++) g[k] = 0;
@@ -2848,7 +2862,7 @@ struct mtt__flash {
     int64_t seq_len, width, part[3]; /* T; C; columns from Q to Q, K and V of a head */
     int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
     float scale, scale_log2;
-    float gradient_scale; /* of dQ and dK: 0 where every query attends one key */
+    float gradient_scale; /* of dQ and dK, with dropout's scale: 0 where every query attends one key */
     mtt__dropout dropout;
     /* the backward pass; after stats by tensor cores alone */
     float2 *stats;      /* {lse log2(e), delta} of each query, head by head from first_head */
@@ -2868,29 +2882,6 @@ MTT__DEVICE int64_t mtt__flash_q(const mtt__flash &f, int head)
 {
     const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
     return row * f.view.row + mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
-}
-
-/* Bit k: element 8 index + k is kept. */
-MTT__DEVICE uint32_t mtt__keep_mask(const mtt__dropout &d, uint64_t index)
-{
-    const uint64_t stream = d.stream | mtt__stream_step(d.control->micro_batch);
-    const mtt_draw draw = mtt__draw(d.control->seed, index, stream);
-    uint32_t bits = 0;
-    MTT__UNROLL for (int k = 0; k < 8; k++)
-        bits |= mtt__draw_bits(draw.word, k) >= d.threshold ? 1u << k : 0u;
-    return bits;
-}
-
-/* The same for 8 elements from any `element` up, of two draws unless it is a multiple of 8. The loop is not
-   unrolled: one copy of the generator's code is enough. */
-MTT__DEVICE uint32_t mtt__keep_mask_at(const mtt__dropout &d, uint64_t element)
-{
-    const uint32_t shift = (uint32_t)element & 7u;
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (uint32_t draw = 0; draw <= (shift ? 1u : 0u); draw++)
-        bits |= mtt__keep_mask(d, (element >> 3) + draw) << 8 * draw;
-    return bits >> shift & 0xffu;
 }
 
 /* ---- the algorithm, in exact FP32 ---- */
@@ -2918,11 +2909,10 @@ static __device__ void mtt__load_exact(float *tile_smem, const float *from_gmem,
             index / D < rows_left ? from_gmem[index / D * stride + index % D] : 0.0f;
 }
 
-static __device__ bool mtt__keeps(const mtt__flash &f, int head, int query, int key)
+static __device__ bool mtt__flash_keeps(const mtt__flash &f, int head, int query, int key)
 {
     const uint64_t row = (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)query;
-    const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)key;
-    return mtt__keep_mask(f.dropout, element >> 3) >> (element & 7) & 1u;
+    return mtt__keeps<8>(f.dropout, row * (uint64_t)f.seq_len + (uint64_t)key);
 }
 
 static __device__ bool mtt__attends(const mtt__flash &f, int query, int key)
@@ -2980,7 +2970,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
                 const int key = k0 + x + 16 * c;
                 float p = exp2f(s[r][c] - base);
                 row_sum[r] += p;
-                if (f.dropout.threshold && !mtt__keeps(f, head, query, key)) p = 0;
+                if (f.dropout.threshold && !mtt__flash_keeps(f, head, query, key)) p = 0;
                 p_smem[(y + 16 * r) * (TILE + 1) + x + 16 * c] = p;
             }
         }
@@ -3012,9 +3002,10 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
        dS_ik = sum_j dP_ij P_ij ([j = k] - P_ik) = P_ik (dP_ik - sum_j P_ij dP_ij).
    That sum needs no pass over the keys: sum_j P_ij Z_ij (dO_i . V_j) = dO_i . O_i = delta_i. So
        dS = P o (dP - delta),  dQ = scale dS K,  dK = scale dS^T Q.
-   P is not kept: P_ij = e^(S_ij - lse_i), from Q, K and one number a row. */
+   P is not kept: P_ij = e^(S_ij - lse_i), from Q, K and one number a row. With dropout the factor 1 / (1 - p)
+   is applied to the sums at the end: in the loops Z is 0 or 1, and delta is multiplied by 1 - p. */
 
-/* Math:        stats_i = {lse_i log2(e), delta_i = sum_d dO_id O_id}
+/* Math:        stats_i = {lse_i log2(e), delta_i = (1 - p) sum_d dO_id O_id}
    Shapes:      d_out, out [B T, C] of E; lse FP32; stats [head_count, T]
    Launch:      2^log_lanes lanes a row and head, 8 columns each; neighbouring rows of a head side by side
    Requires:    8 2^log_lanes >= D, D % 8 == 0, 16-byte aligned tensors
@@ -3039,7 +3030,8 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash
     for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     if (index < count && column == 0)
         f.stats[index] =
-            make_float2(f.lse[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f, sum);
+            make_float2(f.lse[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f,
+                        sum / f.dropout.scale);
 }
 
 /* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of
@@ -3094,14 +3086,15 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
             for (int c = 0; c < R; c++) {
                 const int query = q0 + y + 16 * r, key = k0 + x + 16 * c;
                 const int at = (y + 16 * r) * (TILE + 1) + x + 16 * c;
-                float p = 0, z = 1, delta = 0;
+                float p = 0, delta = 0;
+                bool keeps = true;
                 if (mtt__attends(f, query, key)) {
                     const float2 stats = f.stats[(int64_t)local * T + query];
                     p = exp2f(s[r][c] * f.scale_log2 - stats.x), delta = stats.y;
-                    if (f.dropout.threshold) z = mtt__keeps(f, head, query, key) ? f.dropout.scale : 0.0f;
+                    if (f.dropout.threshold) keeps = mtt__flash_keeps(f, head, query, key);
                 }
-                p_smem[at] = p * z;
-                ds_smem[at] = p * (z * dp[r][c] - delta);
+                p_smem[at] = keeps ? p : 0.0f;
+                ds_smem[at] = p * ((keeps ? dp[r][c] : 0.0f) - delta);
             }
         __syncthreads(); /* P and dS are written */
         for (int k = 0; k < TILE; k++)
@@ -3121,7 +3114,7 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
             const int row = own + y + 16 * r, column = x + 16 * c;
             if (row >= T || column >= D) continue;
             first_gmem[row * stride + column] = first_rmem[r][c] * f.gradient_scale;
-            if (KEYS) second_gmem[row * stride + column] = second_rmem[r][c];
+            if (KEYS) second_gmem[row * stride + column] = second_rmem[r][c] * f.dropout.scale;
         }
 }
 
@@ -3154,6 +3147,59 @@ MTT__DEVICE uint32_t mtt__opaque(uint32_t x)
 /* A shuffle from lane 0 shows the compiler that a value is the same for the warp, so branches on it do not
    diverge. */
 MTT__DEVICE int mtt__uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+/* What the draws of a micro-batch share. Uniform registers hold it, and all round keys of the generator. */
+struct mtt__random {
+    uint64_t seed, stream;
+};
+
+MTT__DEVICE mtt__random mtt__random_of(const mtt__dropout &d)
+{
+    const auto uniform = [](uint64_t x) {
+        return (uint64_t)(uint32_t)mtt__uniform((int)(x >> 32)) << 32 | (uint32_t)mtt__uniform((int)x);
+    };
+    return {uniform(d.control->seed), uniform(mtt__stream_of(d))};
+}
+
+/* The random bytes of 16 elements from `element`, and from every `step` elements more. Elements that do not
+   start at a multiple of 16 take the end of one draw and the beginning of the next. The others almost always
+   have counters of 32 bits, which saves products. */
+template <int COUNT>
+MTT__DEVICE void mtt__draw_rows(mtt_draw (&draws)[COUNT], const mtt__random &random, uint64_t element,
+                                uint64_t step)
+{
+    const auto draw = [&](uint64_t index) {
+        return mtt__dropout_draw(random.seed, index, random.stream, 8);
+    };
+    if (((element | step) & 15) == 0 && (element + COUNT * step) >> 36 == 0) {
+        MTT__UNROLL for (int k = 0; k < COUNT; k++) draws[k] = draw((uint32_t)((element + k * step) / 16));
+        return;
+    }
+    MTT__UNROLL for (int k = 0; k < COUNT; k++) {
+        const uint64_t at = element + k * step;
+        const mtt_draw first = draw(at / 16), next = draw(at / 16 + 1);
+        uint32_t w[8];
+        MTT__UNROLL for (int i = 0; i < 4; i++) w[i] = first.word[i], w[4 + i] = next.word[i];
+        MTT__UNROLL for (int i = 0; i < 6; i++) w[i] = at & 8 ? w[i + 2] : w[i];
+        MTT__UNROLL for (int i = 0; i < 5; i++) w[i] = at & 4 ? w[i + 1] : w[i];
+        MTT__UNROLL for (int i = 0; i < 4; i++)
+            draws[k].word[i] = __funnelshift_r(w[i], w[i + 1], ((uint32_t)at & 3) * 8);
+    }
+}
+
+/* Which of 16 elements are kept: bit w + 8 j says so of element 4 w + j, whose random number is byte j of
+   word w. Bytes are compared four at a time. */
+MTT__DEVICE uint32_t mtt__keep_mask(const mtt_draw &draw, uint32_t threshold)
+{
+    const uint32_t low = (threshold & 127) * 0x01010101u, either = (threshold >> 7) - 1;
+    uint32_t mask = 0;
+    MTT__UNROLL for (int w = 0; w < 4; w++) {
+        /* the upper bit of each byte: the lower bits reach those of the threshold */
+        const uint32_t x = draw.word[w], reaches = (x | 0x80808080u) - low;
+        mask |= ((x & reaches) | ((x | reaches) & either)) >> (7 - w) & 0x01010101u << w;
+    }
+    return mask;
+}
 
 /* The reverse of mtt__load_matrices: left[h] and right[h] are rows l/4 + 8 h of the left and the right 8
    columns. Compute capability 8 has no such instruction: lanes learn the addresses of their rows by
@@ -3390,7 +3436,7 @@ MTT__DEVICE int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride
 template <class S> static __device__ constexpr bool mtt__replaced(int stages)
 {
 #if MTT__HOPPER
-    return stages == 1 || (!S::DROPOUT && (S::D == 64 || S::D == 128));
+    return stages == 1 || S::D == 64 || S::D == 128;
 #else
     return false;
 #endif
@@ -3421,6 +3467,7 @@ struct mtt__forward_sizes {
     static constexpr int MIN_BLOCKS = BLOCKS_AT_LEAST, ROWS = 16 * ROW_TILES, THREADS = BLOCK_Q / ROWS * 32;
     static constexpr int KEY_TILES = BLOCK_KV / 8;
     static constexpr bool Q_IN_REGISTERS = Q_HELD, DROPOUT = WITH_DROPOUT;
+    static constexpr int KEEPS = (ROWS * BLOCK_KV + 1023) / 1024; /* a lane's registers of keep masks */
     typedef float scores[ROW_TILES][KEY_TILES][4], outputs[ROW_TILES][D / 8][4], rows[ROW_TILES][2];
     /* shared memory: Q, two stages of K and V, mtt__forward_block */
     static constexpr int Q_BYTES = BLOCK_Q * D * 2, KV_BYTES = BLOCK_KV * D * 2;
@@ -3498,37 +3545,45 @@ MTT__DEVICE void mtt__forward_softmax(float (&s)[M][N][4], float (&row_sum)[M][2
         }
 }
 
-/* Keep masks of a tile, before its scores take registers: lane q of a quad draws for 8 keys of every 32, q, q
-   + 4, ..., a byte for each of its rows. */
+/* Keep masks of a tile, before its scores take registers. A quad of lanes has 2 ROW_TILES rows of BLOCKS
+   times 16 keys: lane q draws for keys q % BLOCKS and every SHARERS-th row, two rows in each of `keep`. */
 template <class S>
-MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEY_TILES / 4], const mtt__flash &f, int head,
-                                   int row0, int k0)
+MTT__DEVICE void mtt__forward_keep(uint32_t (&keep)[S::KEEPS], const mtt__flash &f,
+                                   const mtt__random &random, int head, int row0, int k0)
 {
-    const int lane = mtt__opaque(threadIdx.x) & 31;
-    MTT__UNROLL for (int n = 0; n < S::KEY_TILES / 4; n++) {
+    constexpr int BLOCKS = S::BLOCK_KV / 16, SHARERS = 4 / BLOCKS;
+    constexpr int DRAWS = 2 * S::ROW_TILES / SHARERS > 1 ? 2 : 1; /* in one of `keep` */
+    const int lane = mtt__opaque(threadIdx.x) & 31, q = lane & 3;
+    const int64_t row = (int64_t)head * f.seq_len + row0 + q / BLOCKS * 8 + lane / 4;
+    MTT__UNROLL for (int n = 0; n < S::KEEPS; n++) {
         keep[n] = 0xffffffffu;
         if (f.dropout.threshold) {
+            const int64_t at = (row + n * 2 * SHARERS * 8) * f.seq_len + k0 + q % BLOCKS * 16;
+            mtt_draw draws[DRAWS];
+            mtt__draw_rows(draws, random, (uint64_t)at, (uint64_t)(SHARERS * 8 * f.seq_len));
             keep[n] = 0;
-#pragma unroll 2 /* all at once take too many registers */
-            for (int r = 0; r < 2 * S::ROW_TILES; r++) {
-                const uint64_t row =
-                    (uint64_t)head * (uint64_t)f.seq_len + (uint64_t)(row0 + r * 8 + lane / 4);
-                const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(k0 + n * 32 + (lane & 3) * 8);
-                keep[n] |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
-            }
+            MTT__UNROLL for (int r = 0; r < DRAWS; r++)
+                keep[n] |= mtt__keep_mask(draws[r], f.dropout.threshold) << 4 * r;
         }
         keep[n] = mtt__opaque(keep[n]);
     }
 }
 
-template <int M, int N> MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[N / 4])
+template <int M, int N, int KEEPS>
+MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[KEEPS])
 {
-    const int lane = threadIdx.x & 31;
-    MTT__UNROLL for (int n = 0; n < N; n++) {
-        const uint32_t bits = __shfl_sync(0xffffffffu, keep[n / 4], (lane & 28) | (n & 3)) >> (lane & 3) * 2;
-        MTT__UNROLL for (int m = 0; m < M; m++)
-            MTT__UNROLL for (int e = 0; e < 4; e++)
-                if (!(bits >> (8 * (2 * m + (e >> 1)) + (e & 1)) & 1u)) p[m][n][e] = 0.0f;
+    constexpr int BLOCKS = N / 2, SHARERS = 4 / BLOCKS;
+    const int lane = threadIdx.x & 31, shift = (lane & 1) * 16 + (lane >> 1 & 1);
+    MTT__UNROLL for (int b = 0; b < BLOCKS; b++) {
+        uint32_t bits[SHARERS];
+        MTT__UNROLL for (int r = 0; r < 2 * M; r++) {
+            const int draw = r / SHARERS, sharer = r % SHARERS, from = (lane & 28) | (sharer * BLOCKS + b);
+            if (draw % 2 == 0) bits[sharer] = __shfl_sync(0xffffffffu, keep[draw / 2], from) >> shift;
+            MTT__UNROLL for (int k = 0; k < 4; k++) {
+                const bool kept = bits[sharer] >> (draw % 2 * 4 + k / 2 * 2 + k % 2 * 8) & 1u;
+                if (!kept) p[r / 2][b * 2 + k / 2][r % 2 * 2 + k % 2] = 0.0f;
+            }
+        }
     }
 }
 
@@ -3604,6 +3659,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     typename S::rows row_max, row_sum = {};
     uint32_t q_rmem[D / 16][S::ROW_TILES][4];
     MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++) row_max[m][0] = row_max[m][1] = -CUDART_INF_F;
+    mtt__random random = {};
+    if (S::DROPOUT && f.dropout.threshold) random = mtt__random_of(f.dropout);
 
     mtt__copy_tile<S::BLOCK_Q, D, S::THREADS>(q_smem, q_gmem, stride, T - q0, f.view.head_dim, threadIdx.x);
     mtt__forward_copy<S>(f, block.head, last_key, kv_smem);
@@ -3631,8 +3688,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         const uint32_t q_lane = q_smem + lane_a + thread / 32 * ROWS * D * 2;
         const uint32_t k_lane = kv_smem + mtt__lane_b<D>(thread & 31) + at;
         const uint32_t v_lane = kv_smem + lane_a + S::KV_BYTES + at;
-        uint32_t keep[S::KEY_TILES / 4];
-        if (S::DROPOUT) mtt__forward_keep<S>(keep, f, block.head.head, row0, k0);
+        uint32_t keep[S::KEEPS];
+        if (S::DROPOUT) mtt__forward_keep<S>(keep, f, random, block.head.head, row0, k0);
         typename S::scores s_rmem = {};
         const auto load_q = [&](uint32_t *a, int k, int m) {
             if (!S::Q_IN_REGISTERS)
@@ -3862,21 +3919,22 @@ MTT__DEVICE void mtt__backward_scores(typename S::scores &s, typename S::scores 
                                           mtt__b_columns<D>(q_b, do_at));
 }
 
-/* Keep masks of a chunk: lane l has a byte for each 8 of the warp's keys, of query l % CHUNK. If two lanes
-   have the same query, each draws every other byte. */
+/* Keep masks of a chunk: lane l has that of each 16 of the warp's keys, of query l % CHUNK. If two lanes have
+   the same query, each draws every other mask. */
 template <class S>
-MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__backward_at &at, int key, int query)
+MTT__DEVICE uint32_t mtt__backward_keep(const mtt__flash &f, const mtt__random &random,
+                                        const mtt__backward_at &at, int key, int query)
 {
     constexpr int SHARERS = 32 / S::CHUNK;
     const int lane = (int)(mtt__opaque(threadIdx.x) & 31);
-    const uint64_t row =
-        (uint64_t)at.block->head.head * (uint64_t)f.seq_len + (uint64_t)(query + lane % S::CHUNK);
+    const int64_t row = (int64_t)at.block->head.head * f.seq_len + query + lane % S::CHUNK;
     uint32_t keep = 0;
     if (!f.dropout.threshold) return 0xffffffffu;
-    MTT__UNROLL for (int k = 0; k < 2 * S::KEY_ROWS; k += SHARERS) {
-        const int r = k + lane / S::CHUNK;
-        const uint64_t element = row * (uint64_t)f.seq_len + (uint64_t)(key + r * 8);
-        keep |= mtt__keep_mask_at(f.dropout, element) << 8 * r;
+    MTT__UNROLL for (int k = 0; k < S::KEY_ROWS; k += SHARERS) {
+        const int m = k + lane / S::CHUNK;
+        mtt_draw draw[1];
+        mtt__draw_rows(draw, random, row * f.seq_len + key + m * 16, 0);
+        keep |= mtt__keep_mask(draw[0], f.dropout.threshold) << 4 * m;
     }
     return SHARERS == 1 ? keep : keep | __shfl_xor_sync(0xffffffffu, keep, 16);
 }
@@ -3888,7 +3946,7 @@ MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::pa
                                     const mtt__flash &f, uint32_t stats_smem, uint32_t keep)
 {
     typedef typename S::E E;
-    const int lane = (int)(mtt__backward_thread<S>() & 31);
+    const int lane = (int)(mtt__backward_thread<S>() & 31), shift = lane / 4 % 4 * 8 + lane / 16;
     MTT__UNROLL for (int n = 0; n < S::CHUNK / 8; n++) {
         float lse[2], delta[2];
         uint32_t bits[2];
@@ -3897,15 +3955,15 @@ MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::pa
                      : "r"(stats_smem + (n * 8 + (lane & 3) * 2) * 8) : "memory");
         if (S::DROPOUT) {
             MTT__UNROLL for (int e = 0; e < 2; e++)
-                bits[e] = __shfl_sync(0xffffffffu, keep, n * 8 + (lane & 3) * 2 + e) >> lane / 4;
+                bits[e] = __shfl_sync(0xffffffffu, keep, n * 8 + (lane & 3) * 2 + e) >> shift;
         }
         MTT__UNROLL for (int m = 0; m < S::KEY_ROWS; m++) {
             float p[4], ds[4];
             MTT__UNROLL for (int e = 0; e < 4; e++) {
                 p[e] = mtt__exp2(fmaf(s[m][n][e], f.scale_log2, -lse[e & 1]));
                 if (S::DROPOUT) {
-                    const bool kept = bits[e & 1] >> 8 * (2 * m + (e >> 1)) & 1u;
-                    ds[e] = p[e] * ((kept ? dp[m][n][e] * f.dropout.scale : 0.0f) - delta[e & 1]);
+                    const bool kept = bits[e & 1] >> (4 * m + 2 * (e >> 1)) & 1u;
+                    ds[e] = p[e] * ((kept ? dp[m][n][e] : 0.0f) - delta[e & 1]);
                     p[e] = kept ? p[e] : 0.0f;
                 } else ds[e] = p[e] * (dp[m][n][e] - delta[e & 1]);
             }
@@ -3920,8 +3978,8 @@ MTT__DEVICE void mtt__backward_p_ds(typename S::packed &p_packed, typename S::pa
 /* A chunk of queries: P^T and dS^T to shared memory and, if P stays in registers, dV and dK. */
 template <class S>
 MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_sums &dv, const mtt__flash &f,
-                                     const mtt__backward_at &at, uint32_t kv_a, uint32_t stage_at,
-                                     uint32_t smem, int q0, int chunk)
+                                     const mtt__random &random, const mtt__backward_at &at, uint32_t kv_a,
+                                     uint32_t stage_at, uint32_t smem, int q0, int chunk)
 {
     typedef typename S::E E;
     constexpr int CHUNK = S::CHUNK, D = S::D;
@@ -3931,7 +3989,7 @@ MTT__DEVICE void mtt__backward_chunk(typename S::key_sums &dk, typename S::key_s
     const bool attended = key <= query + CHUNK - 1 && (!f.window || key + S::KEYS - 1 > query - f.window);
     if (attended) {
         /* opaque: drawn here, while no scores take registers */
-        const uint32_t keep = S::DROPOUT ? mtt__opaque(mtt__backward_keep<S>(f, at, key, query)) : 0;
+        const uint32_t keep = S::DROPOUT ? mtt__opaque(mtt__backward_keep<S>(f, random, at, key, query)) : 0;
         typename S::scores s = {}, dp = {};
         mtt__backward_scores<S>(s, dp, kv_a, at.q_b + stage_at, chunk);
         if (at.k0 + S::BLOCK_KV - 1 > q0 || (f.window && at.k0 <= q0 + S::BLOCK_Q - 1 - f.window)) {
@@ -4089,6 +4147,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
 
     typename S::key_sums dk_rmem = {}, dv_rmem = {};
+    mtt__random random = {};
+    if (S::DROPOUT && f.dropout.threshold) random = mtt__random_of(f.dropout);
     for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
         const int q0 = tile * S::BLOCK_Q;
         const uint32_t stage_at = mtt__backward_stage<S>(tile);
@@ -4098,8 +4158,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
         if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
             mtt__backward_copy<S>(f, at, smem, tile - 1);
         MTT__UNROLL for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
-            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, at, at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2,
-                                   stage_at, smem, q0, chunk);
+            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, random, at,
+                                   at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at, smem, q0,
+                                   chunk);
         __syncthreads(); /* all of P and dS is written before any of it is read */
 
         const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
@@ -4141,8 +4202,8 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, 
     f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
     f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
-    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale;
     f.dropout = mtt__dropout_of(op, control);
+    f.gradient_scale = mtt__attends_one(d) ? 0.0f : f.scale * f.dropout.scale;
     return f;
 }
 
@@ -4196,7 +4257,7 @@ template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, cons
 #define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
     /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
     if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
-    if (D <= 32)                   MTT__RUN( 32,    128,      64,        2,  true,         2,    true);
+    if (D <= 32)                   MTT__RUN( 32,    128,      64,        2,  true,         3,    true);
     if (D <= 64 && window && keep) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
     if (D <= 64 && window)         MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
     if (D <= 64 && keep)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
@@ -4739,6 +4800,47 @@ MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
 
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
 
+/* Dropout of tiles. The random bytes of 512 elements wait in shared memory: lane l stores its draw, for 16
+   neighbouring keys of one query, as row l % 8 of the 8 x 8 matrix l / 8. A pair of bytes, of keys k and k +
+   8, is an element of that matrix. ldmatrix takes from each lane the address of the row it wrote, and gives
+   it the bytes of its accumulators. */
+MTT__DEVICE void mtt__store_draw(uint32_t to_smem, const mtt_draw &draw)
+{
+    const uint32_t *w = draw.word;
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                 ::"r"(to_smem), "r"(__byte_perm(w[0], w[2], 0x5140)), "r"(__byte_perm(w[0], w[2], 0x7362)),
+                 "r"(__byte_perm(w[1], w[3], 0x5140)), "r"(__byte_perm(w[1], w[3], 0x7362)) : "memory");
+}
+
+/* The lane's COUNT draws, TOGETHER at a time so that their rounds overlap. */
+template <int COUNT, int TOGETHER>
+MTT__DEVICE void mtt__draw_tiles(const mtt__random &random, uint64_t element, uint64_t step,
+                                 uint32_t row_smem)
+{
+#pragma unroll 1
+    for (int k = 0; k < COUNT; k += TOGETHER) {
+        mtt_draw draws[TOGETHER];
+        mtt__draw_rows(draws, random, element + k * step, step);
+        MTT__UNROLL for (int i = 0; i < TOGETHER; i++) mtt__store_draw(row_smem + (k + i) * 512, draws[i]);
+    }
+    __syncwarp(); /* all rows are written before ldmatrix reads them */
+}
+
+/* A mask of the kept of two elements: of bytes 0 and 2, or 1 and 3. `threshold` is in both halves. As FP16
+   numbers, bytes have the order of integers. */
+MTT__DEVICE uint32_t mtt__keep_pair(uint32_t bytes, int odd, uint32_t threshold)
+{
+    const uint32_t pair = odd ? __byte_perm(bytes, 0, 0x4341) : bytes & 0x00ff00ffu;
+    return __hge2_mask(*(const __half2 *)&pair, *(const __half2 *)&threshold);
+}
+
+/* 1 if the element of a byte is kept, else 0. 2^23 + byte is a float whose lowest byte is that byte. */
+MTT__DEVICE float mtt__keep_factor(uint32_t bytes, int byte, float threshold)
+{
+    const float number = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7440 | byte));
+    return __saturatef(number - (8388607.0f + threshold));
+}
+
 /* The view's row, computed: then ptxas keeps it, and the addresses made of it, in uniform registers. With
    loaded strides a step of 32,768 tokens took 1.5 % longer. */
 MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.heads_kv) * v.head_dim; }
@@ -4747,11 +4849,12 @@ MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.hea
 
 /* ---- flash attention, forward ---- */
 
-/* Math:        as mtt_k_flash_forward, without dropout
+/* Math:        as mtt_k_flash_forward
    Shapes:      as mtt_k_flash_forward; S::D 64 or 128
-   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries; 1,024 bytes of shared memory more, to
-                begin at such a multiple. Two blocks a processor: one makes exponentials while the other
-                multiplies
+   Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries. Shared memory: also the random bits
+                of a tile, which are drawn under the scores' product; it is used from a multiple of 1,024
+                bytes, at most 896 from its start. Two blocks a processor: one makes exponentials while the
+                other multiplies
    Requires:    code for sm_90a (the kernel is empty otherwise)
    Traffic:     as mtt_k_flash_forward
    Determinism: as mtt_k_flash_forward
@@ -4786,6 +4889,16 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     };
     const uint32_t q_tile = mtt__wgmma_tile(q_smem + warpgroup * 64 * 128, 0);
     float o_rmem[1][D / 8][4] = {}, row_max[1][2] = {{-CUDART_INF_F, -CUDART_INF_F}}, row_sum[1][2] = {};
+    const auto bits_smem = [&] {
+        const uint32_t thread = mtt__opaque(threadIdx.x);
+        return q_smem + S::BLOCK_AT + thread / 32 * (BLOCK_KV * 16) + thread % 32 * 16;
+    };
+    mtt__random random = {};
+    int64_t draws_at = 0; /* the lane's first element in the columns of key 0 */
+    if (S::DROPOUT) {
+        random = mtt__random_of(f.dropout);
+        draws_at = ((int64_t)block.head.head * T + row0 + (lane & 15)) * T + lane / 16 * 16;
+    }
 
     mtt__wgmma_copy<BLOCK_Q, D, S::THREADS>(q_smem, q_gmem + (int64_t)q0 * stride, stride, T - q0, head_dim);
     copy(last_key, kv_smem);
@@ -4802,16 +4915,22 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_begin();
         mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
         mtt__wgmma_commit();
+        if (S::DROPOUT) /* while the tensor cores work */
+            mtt__draw_tiles<BLOCK_KV / 32, D == 64 ? 2 : 1>(random, draws_at + k0, 32, bits_smem());
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
             mtt__flash_mask(s_rmem, row0 + lane / 4 - k0 - (lane & 3) * 2, 1, f.window);
         mtt__forward_rescale<S>(row_max, row_sum, o_rmem, s_rmem, f.scale_log2);
         mtt__forward_softmax(s_rmem, row_sum, row_max, f.scale_log2);
-        uint32_t p_rmem[BLOCK_KV / 16][4];
+        uint32_t p_rmem[BLOCK_KV / 16][4], bytes[4];
         MTT__UNROLL for (int n = 0; n < BLOCK_KV / 4; n++) {
             const float *p = s_rmem[0][n / 2] + n % 2 * 2;
             p_rmem[n / 4][n % 4] = mtt__pack_pair(p[0], p[1], E());
+            if (S::DROPOUT && n % 8 == 0) mtt__load_matrices(bytes, bits_smem() + n / 8 * 512);
+            if (S::DROPOUT)
+                p_rmem[n / 4][n % 4] &= mtt__keep_pair(bytes[n % 8 / 4 * 2 + n % 2], n % 4 / 2,
+                                                       f.dropout.threshold * 0x10001u);
         }
         mtt__wgmma_begin();
         mtt__wgmma_mn_major(o_rmem[0], p_rmem, v_tile, E());
@@ -4827,13 +4946,16 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
 
 /* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of
    which fill its registers, and DQ_COLUMNS of the columns of dQ. */
-template <typename ELEMENT, int WIDTH> struct mtt__backward_wgmma_sizes {
+template <typename ELEMENT, int WIDTH, bool WITH_DROPOUT> struct mtt__backward_wgmma_sizes {
     typedef ELEMENT E;
+    static constexpr bool DROPOUT = WITH_DROPOUT;
     static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
     static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
-    /* shared memory: K, V; then two stages of Q, dO, stats; then dS^T */
+    /* shared memory: K, V; two stages of Q, dO, stats; dS^T; random bits of each 128 keys */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
-    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, SHARED = S_AT + BLOCK_KV * BLOCK_Q * 2 + 1024;
+    static constexpr int S_AT = 2 * KV_BYTES + 2 * STAGE, BITS_AT = S_AT + BLOCK_KV * BLOCK_Q * 2;
+    static constexpr int BITS_BYTES = 128 * BLOCK_Q;
+    static constexpr int SHARED = BITS_AT + (DROPOUT ? KEY_ROWS * BITS_BYTES : 0) + 1024;
 };
 
 #if MTT__HOPPER
@@ -4848,31 +4970,40 @@ template <int N> MTT__DEVICE void mtt__backward_p(float (&s)[N][4], uint32_t lse
     }
 }
 
-/* P and dS = P (dP - delta) as A of dV and dK. */
-template <int N, typename E>
+/* P and dS = P (dP - delta) as A of dV and dK. The dropped of P and dP are zeros. */
+template <bool DROPOUT, int N, typename E>
 MTT__DEVICE void mtt__backward_ds(uint32_t (&p_packed)[N / 2][4], uint32_t (&ds_packed)[N / 2][4],
-                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E)
+                                  const float (&p)[N][4], const float (&dp)[N][4], uint32_t delta_smem, E,
+                                  uint32_t bits_smem, uint32_t threshold)
 {
     float delta[2];
+    uint32_t bytes[4];
     MTT__UNROLL for (int n = 0; n < N; n++) {
+        if (DROPOUT && n % 4 == 0) mtt__load_transposed(bytes, bits_smem + n / 4 * 512);
         asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                      : "=f"(delta[0]), "=f"(delta[1]) : "r"(delta_smem + n * 32) : "memory");
         MTT__UNROLL for (int h = 0; h < 2; h++) {
             const float *x = p[n] + 2 * h, *y = dp[n] + 2 * h;
-            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0], x[1], E());
-            ds_packed[n / 2][n % 2 * 2 + h] =
-                mtt__pack_pair(x[0] * (y[0] - delta[0]), x[1] * (y[1] - delta[1]), E());
+            float kept[2] = {x[0], x[1]}, ds[2] = {y[0] - delta[0], y[1] - delta[1]};
+            if (DROPOUT)
+                MTT__UNROLL for (int e = 0; e < 2; e++) {
+                    const float z = mtt__keep_factor(bytes[n % 4], 2 * e + h, (float)threshold);
+                    kept[e] *= z, ds[e] = fmaf(y[e], z, -delta[e]);
+                }
+            p_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(kept[0], kept[1], E());
+            ds_packed[n / 2][n % 2 * 2 + h] = mtt__pack_pair(x[0] * ds[0], x[1] * ds[1], E());
         }
     }
 }
 #endif
 
-/* Math:        as mtt_k_flash_backward, without dropout. dS^T is, transposed and in shared memory, A of dQ
+/* Math:        as mtt_k_flash_backward. dS^T is, transposed and in shared memory, A of dQ
    Shapes:      as mtt_k_flash_backward; S::D 64 or 128
    Launch:      as mtt_k_flash_backward, one block of two warpgroups a processor. A block has as many keys as
                 its registers hold dK and dV of, 256 at S::D 64, so that fewer sums of dQ pass between blocks.
-                Exponentials run under dP's product, the next scores under the wait for dQ's sums. Shared
-                memory: K, V, two stages of Q, dO, lse and delta, and dS^T, from a multiple of 1,024 bytes
+                Draws and exponentials run under dP's product, the next scores under the wait for dQ's sums.
+                Shared memory, from a multiple of 1,024 bytes: K, V, two stages of Q, dO, lse and delta, dS^T,
+                random bits
    Requires:    as mtt_k_flash_backward, and code for sm_90a (the kernel is empty otherwise)
    Traffic:     as mtt_k_flash_backward
    Determinism: as mtt_k_flash_backward: dQ passes through the same ring
@@ -4934,6 +5065,16 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_k_major<D, BLOCK_KV, BLOCK_Q>(dp_rmem, values, gradients, E());
         mtt__wgmma_commit();
     };
+    mtt__random random = {};
+    if (S::DROPOUT) random = mtt__random_of(f.dropout);
+    const uint32_t bits_smem = smem + S::BITS_AT + warp * (BLOCK_Q * 16) + lane * 16;
+    const auto draw = [&](int tile, int rows) { /* for the warp's 16 of each 128 keys, transposed */
+        const int64_t row = (int64_t)block.head.head * T + tile * BLOCK_Q + lane;
+#pragma unroll 1
+        for (int m = 0; m < rows; m++)
+            mtt__draw_tiles<BLOCK_Q / 32, 2>(random, row * T + at.k0 + m * 128 + warp * 16, 32 * (int64_t)T,
+                                             bits_smem + m * S::BITS_BYTES);
+    };
     mtt__copy_wait();
     mtt__wgmma_publish();
     __syncthreads(); /* K, V and the first tile are in shared memory */
@@ -4952,6 +5093,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         score_gradient(tile, 0);
         __syncthreads(); /* the last tile's Q, dO and dS have been read */
         if (tile > first_tile) copy(tile - 1);
+        if (S::DROPOUT) draw(tile, ROWS);
         MTT__UNROLL for (int m = 0; m < ROWS; m++) {
             const int k0 = at.k0 + m * 128;
             if (k0 + 127 > q0 || (f.window && k0 <= q0 + BLOCK_Q - 1 - f.window))
@@ -4960,7 +5102,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             if (m) mtt__wgmma_wait<1>(); /* dV and dK of the keys before may go on */
             else mtt__wgmma_wait();
             mtt__wgmma_hold(dp_rmem);
-            mtt__backward_ds(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem, lse_smem + BLOCK_Q * 4, E());
+            mtt__backward_ds<S::DROPOUT>(p_packed[m], ds_packed[m], s_rmem[0], dp_rmem,
+                                         lse_smem + BLOCK_Q * 4, E(), bits_smem + m * S::BITS_BYTES,
+                                         f.dropout.threshold);
             if (m + 1 < ROWS) {
                 score(tile, m + 1);
                 score_gradient(tile, m + 1);
@@ -5026,30 +5170,41 @@ template <class S> static mtt_status mtt__hopper_forward_of(mtt__cuda *c, mtt__f
 {
     f.group = mtt__forward_group(f);
     return mtt__launch_shared(c, "flash", mtt_k_flash_forward_wgmma<S>,
-                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS, S::SHARED + 1024,
-                              f);
+                              mtt__blocks(f.seq_len, S::BLOCK_Q) * f.head_count, S::THREADS,
+                              S::BLOCK_AT + (S::DROPOUT ? S::BLOCK_Q * S::BLOCK_KV : 0) + 896, f);
 }
 
 /* With a window, or a short sequence, blocks are short and mostly wait for their first tiles: more and
-   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often. */
+   smaller blocks are faster then. For long sequences they would read K and V from L2 twice as often, but with
+   dropout the larger tiles need more registers. */
 template <typename E> static mtt_status mtt__hopper_forward(mtt__cuda *c, const mtt__flash &f)
 {
 #define MTT__RUN(...) return mtt__hopper_forward_of<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
-    const bool small = f.window || f.seq_len <= 4096;
-    /*                                   D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
-    if (f.view.head_dim > 64)   MTT__RUN(128,    128,      64,        1, false,         2,   false);
-    if (small)                  MTT__RUN( 64,     64,      64,        1, false,         5,   false);
-                                MTT__RUN( 64,    128,     128,        1, false,         2,   false);
+    const bool small = f.window || f.seq_len <= 4096, keep = f.dropout.threshold == 0 /* all */;
+    const int D = f.view.head_dim;
+    /*                              D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
+    if (D > 64 && keep)    MTT__RUN(128,    128,      64,        1, false,         2,   false);
+    if (D > 64)            MTT__RUN(128,    128,      64,        1, false,         2,    true);
+    if (!keep)             MTT__RUN( 64,     64,      64,        1, false,         4,    true);
+    if (small)             MTT__RUN( 64,     64,      64,        1, false,         5,   false);
+                           MTT__RUN( 64,    128,     128,        1, false,         2,   false);
 #undef MTT__RUN
+}
+
+template <typename E, bool DROPOUT>
+static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
+{
+    typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT> D_64;
+    typedef mtt__backward_wgmma_sizes<E, 128, DROPOUT> D_128;
+    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
+    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
 }
 
 template <typename E>
 static mtt_status mtt__hopper_backward(mtt__cuda *c, const mtt_op *op, const mtt__flash &f)
 {
-    typedef mtt__backward_wgmma_sizes<E, 64> D_64;
-    typedef mtt__backward_wgmma_sizes<E, 128> D_128;
-    if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
-    return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
+    if (f.dropout.threshold) return mtt__hopper_backward_of<E, true>(c, op, f);
+    return mtt__hopper_backward_of<E, false>(c, op, f);
 }
 
 static mtt_status mtt__hopper_flash(mtt__cuda *c, const mtt_op *op)
@@ -5876,12 +6031,12 @@ static mtt_status mtt__hopper_chunked_loss(mtt__cuda *c, const mtt_op *op)
 
 /* ---- which operations run here ---- */
 
-/* 16 bits, no dropout, head widths that fill tiles of 64 or 128 columns. */
+/* 16 bits, head widths that fill tiles of 64 or 128 columns. */
 static bool mtt__hopper_takes_flash(const mtt_op *op, const mtt_tensor *qkv)
 {
     const int D = op->shape->head_dim;
     return mtt__flash_takes(op->shape) && qkv->dtype != MTT_F32 &&
-           !mtt__dropout_threshold(op->shape->dropout) && ((D > 32 && D <= 64) || (D > 96 && D <= 128));
+           ((D > 32 && D <= 64) || (D > 96 && D <= 128));
 }
 
 /* Not FP32, W [k, n], rows that an int counts, and a driver that makes tensor maps. */

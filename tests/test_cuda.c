@@ -8,7 +8,8 @@
    kind is tried over at least 500 shapes, counted and asserted.
 
    test_cuda [SCALE]                        all of it, with SCALE times the random schedules and models
-   test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones */
+   test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones
+   test_cuda attention                      only flash attention's tiles, slices and windows */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
@@ -816,7 +817,7 @@ static void textbook_flash(const textbook *t)
 }
 
 /* P and dS are rounded where they enter the products of dV, dQ and dK. Dropout's factor of what it keeps
-   comes after the product for dV, where the kernel has it too: of two equally good places to round a
+   comes after these products, where the kernels have it too: of two equally good places to round a
    probability, before and after that factor, one may well have twice the other's largest error (2 of 1,500
    draws with 61 tokens). Where each query attends one key, dS is 0 and so are dQ and dK. */
 static void textbook_flash_backward(const textbook *t)
@@ -824,8 +825,8 @@ static void textbook_flash_backward(const textbook *t)
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, t->op);
     const numbers_flash_backward *v = VALUES(flash_backward, t), *magnitude = MAGNITUDES(flash_backward, t);
     FOR_EACH_HEAD(h) {
-        double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T),
-               kept = 1;
+        double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T);
+        double kept = mtt__dropout_scale(mtt__dropout_threshold(t->op->shape->dropout, 8), 8);
         float *mask = malloc((size_t)T * sizeof(float));
         matrix d_out = output_of(t, v->d_out, h), out = output_of(t, v->out, h),
                dv = part_of(t, v->d_qkv, h, 2);
@@ -851,19 +852,18 @@ static void textbook_flash_backward(const textbook *t)
                 double ds = fp32(t, fp32(t, dp[at] * (double)mask[j]) - delta);
                 if (t->exact) {
                     double doubt = 1 + s_size[at] + fabs(lse); /* relative, of p */
-                    dp_size[at] = p * ((double)mask[j] * dp_size[at] + delta_size + fabs(ds) * doubt);
+                    dp_size[at] = p / kept * ((double)mask[j] * dp_size[at] + delta_size + fabs(ds) * doubt);
                     s_size[at] = p * doubt * (double)mask[j];
                 }
                 s[at] = stored(t, mask[j] > 0 ? p : 0);
-                kept = mask[j] > 0 ? (double)mask[j] : kept;
-                dp[at] = mtt__attends_one(t->op->shape) ? 0 : stored(t, p * ds);
+                dp[at] = mtt__attends_one(t->op->shape) ? 0 : stored(t, p * ds / kept);
             }
         }
         scaled_product(t, T, D, T, kept, transposed(rows_of(s, T)), d_out, dv);
         if (t->exact)
             product_magnitude(T, D, T, transposed(rows_of(s_size, T)), d_out,
                               part_of(t, magnitude->d_qkv, h, 2));
-        query_and_key_gradients(t, dp, dp_size, scale, v->qkv, h, v->d_qkv,
+        query_and_key_gradients(t, dp, dp_size, scale * kept, v->qkv, h, v->d_qkv,
                                 t->exact ? magnitude->d_qkv : NULL);
         free(s);
         free(dp);
@@ -1765,19 +1765,20 @@ static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, 
 }
 
 /* Attention backward with too little room for all heads' dQ: heads take turns, in places of the ring and, in
-   the last case, in slices. */
+   the cases with a batch, in slices. */
 static void turns_of_heads(void)
 {
     static const struct {
         int seq_len, heads, width, batch, window;
-    } cases[] = {{1025, 12, 64, 1, 0},
-                 {1025, 8, 128, 1, 0},
-                 {1025, 12, 64, 1, 200},
-                 {600, 12, 96, 1, 0},
-                 {257, 4, 64, 30, 0}};
+        float dropout;
+    } cases[] = {{1025, 12, 64, 1, 0, 0},      {1025, 8, 128, 1, 0, 0},     {1025, 12, 64, 1, 200, 0},
+                 {600, 12, 96, 1, 0, 0},       {257, 4, 64, 30, 0, 0},      {1024, 8, 128, 1, 0, 0.1f},
+                 {1024, 12, 64, 1, 0, 0.5f},   {1025, 12, 64, 1, 0, 0.1f},  {1025, 8, 128, 1, 0, 0.2f},
+                 {1024, 12, 64, 1, 200, 0.1f}, {1024, 8, 128, 1, 20, 0.2f}, {264, 4, 64, 30, 0, 0.8f},
+                 {257, 4, 128, 30, 0, 0.3f}};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
-    for (number = 0; number < 5; number++) {
+    for (number = 0; number < (int)MTT__LENGTH(cases); number++) {
         setup s = random_setup(number);
         s.seq_len = s.model.max_seq = cases[number].seq_len;
         s.batch = cases[number].batch;
@@ -1785,7 +1786,7 @@ static void turns_of_heads(void)
         s.model.heads = cases[number].heads;
         s.model.d_model = s.model.heads * cases[number].width;
         s.model.d_ff = s.model.vocab = 8;
-        s.model.dropout = 0;
+        s.model.dropout = cases[number].dropout;
         s.policy = (mtt_policy){.precision = number % 2 ? MTT_FP16 : MTT_BF16,
                                 .attention = MTT_ATTENTION_FLASH,
                                 .window = cases[number].window,
@@ -1795,27 +1796,28 @@ static void turns_of_heads(void)
     random_state = others;
 }
 
-/* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take. */
+/* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take, without dropout and with
+   it. */
 static void edges_of_tiles(void)
 {
     static const int lengths[] = {1, 63, 65, 128, 129, 193, 256, 385, 640}, widths[] = {40, 64, 104, 128};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
-    for (number = 0; number < 2 * 4 * 9; number++) {
+    for (number = 0; number < 2 * 4 * 9 * 3; number++) {
         setup s = random_setup(number);
-        s.seq_len = s.model.max_seq = lengths[number / 8];
+        s.seq_len = s.model.max_seq = lengths[number / 8 % 9];
         s.batch = 1 + below(2);
         s.model.layers = 1;
         s.model.heads = 1 + below(3);
         s.model.d_model = s.model.heads * widths[number / 2 % 4];
         s.model.d_ff = s.model.vocab = 8;
-        s.model.dropout = 0;
+        s.model.dropout = number / 72 ? 0.1f + 0.1f * (float)below(8) : 0;
         s.policy.precision = number % 2 ? MTT_FP16 : MTT_BF16;
         s.policy.attention = MTT_ATTENTION_FLASH;
         s.policy.loss = MTT_LOSS_FULL;
-        s.policy.window = 0;
+        s.policy.window = number / 72 == 2 ? 1 + below(s.seq_len) : 0;
         s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
-        step_schedule(&s, 1);
+        step_two(&s, MTT_OP_flash, MTT_OP_flash_backward, 0);
     }
     random_state = others;
 }
@@ -1947,18 +1949,18 @@ static void flash_with_window(lock_step *l, mtt_op *ops[2], int window, char *re
    they hear of it. */
 static void full_windows(void)
 {
-    static const int lengths[] = {1, 31, 33, 97, 257, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
+    static const int lengths[] = {1, 31, 33, 97, 257, 1024, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
     int number;
-    for (number = 0; number < 4 * 6 * 6; number++) {
+    for (number = 0; number < 4 * 7 * 6; number++) {
         setup s = random_setup(number);
         lock_step l;
         mtt_op *ops[2] = {NULL, NULL};
         char *results[3] = {NULL, NULL, NULL};
-        int i, T = lengths[number / 4 % 6];
+        int i, T = lengths[number / 4 % 7];
         s.seq_len = s.model.max_seq = T;
         s.batch = s.model.layers = 1;
         s.model.heads = 2;
-        s.model.d_model = 2 * widths[number / 24];
+        s.model.d_model = 2 * widths[number / 28];
         s.model.d_ff = s.model.vocab = 8; /* the flash operations alone are run */
         s.model.dropout = number / 2 % 2 ? 0.2f : 0;
         s.policy.attention = MTT_ATTENTION_FLASH;
@@ -2603,6 +2605,15 @@ int main(int argc, char **argv)
     if (argc > 2 && !strcmp(argv[1], "operations")) {
         probe_tf32();
         operations(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0);
+        return finish();
+    }
+    if (argc > 1 && !strcmp(argv[1], "attention")) {
+        edges_of_tiles();
+        told("edges of tiles", start);
+        turns_of_heads();
+        told("turns of heads", start);
+        full_windows();
+        told("full windows", start);
         return finish();
     }
     mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */

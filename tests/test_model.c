@@ -36,12 +36,12 @@ static double normal(void)
     return radius * cos(6.283185307179586 * uniform());
 }
 
-/* Philox4x32-10, from the paper and not from the library. */
-static void philox(uint64_t key, uint64_t low, uint64_t high, uint32_t x[4])
+/* Philox4x32, from the paper and not from the library. */
+static void philox(uint64_t key, uint64_t low, uint64_t high, int rounds, uint32_t x[4])
 {
     uint32_t k[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
     x[0] = (uint32_t)low, x[1] = (uint32_t)(low >> 32), x[2] = (uint32_t)high, x[3] = (uint32_t)(high >> 32);
-    for (int round = 0; round < 10; round++, k[0] += 0x9E3779B9, k[1] += 0xBB67AE85) {
+    for (int round = 0; round < rounds; round++, k[0] += 0x9E3779B9, k[1] += 0xBB67AE85) {
         uint64_t a = (uint64_t)0xD2511F53 * x[0], b = (uint64_t)0xCD9E8D57 * x[2];
         uint32_t y[4] = {(uint32_t)(b >> 32) ^ x[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ x[3] ^ k[1],
                          (uint32_t)a};
@@ -49,15 +49,22 @@ static void philox(uint64_t key, uint64_t low, uint64_t high, uint32_t x[4])
     }
 }
 
-/* Factors of dropout: 0, or what keeps the expectation. Eight elements share a Philox block, 16 bits each. */
+/* Factors of dropout: 0, or what keeps the expectation. Eight elements share a Philox block, 16 bits each; in
+   attention 16, 8 bits each, and the block has seven rounds. */
 static void dropout_mask(double *mask, size_t count, float p, uint64_t seed, int site, int layer,
                          uint64_t micro)
 {
-    uint32_t word[4] = {0, 0, 0, 0}, threshold = (uint32_t)floor((double)p * 65536 + 0.5);
+    int attention = site == MTT__SITE_ATTENTION;
+    uint32_t word[4] = {0, 0, 0, 0}, all = attention ? 256 : 65536;
+    uint32_t threshold = (uint32_t)floor((double)p * all + 0.5), number;
     uint64_t stream = (uint64_t)site << 56 | (uint64_t)layer << 40 | micro;
+    if (attention && p > 0 && threshold == 0) threshold = 1;
     for (size_t e = 0; e < count; e++) {
-        if (e % 8 == 0) philox(seed, e / 8, stream, word);
-        mask[e] = (word[e % 8 / 2] >> (e % 2 * 16) & 0xffff) >= threshold ? 65536.0 / (65536 - threshold) : 0;
+        if (!attention && e % 8 == 0) philox(seed, e / 8, stream, 10, word);
+        if (attention && e % 16 == 0) philox(seed, e / 16, stream, 7, word);
+        if (attention) number = word[e % 16 / 4] >> (e % 4 * 8) & 0xff;
+        else number = word[e % 8 / 2] >> (e % 2 * 16) & 0xffff;
+        mask[e] = number >= threshold ? (double)all / (all - threshold) : 0;
     }
 }
 
@@ -598,9 +605,26 @@ static uint64_t seed_at_the_edge(const reference *r, float p)
     uint32_t word[4], threshold = (uint32_t)floor((double)p * 65536 + 0.5);
     for (int e = 0;; e += 8) {
         if (e == r->batch * r->seq_len * r->model.d_model) e = 0, seed++;
-        philox(seed, (uint64_t)e / 8, (uint64_t)MTT__SITE_EMBED << 56, word);
+        philox(seed, (uint64_t)e / 8, (uint64_t)MTT__SITE_EMBED << 56, 10, word);
         for (int k = 0; k < 8; k++)
             if ((word[k / 2] >> (k % 2 * 16) & 0xffff) == threshold) return seed;
+    }
+}
+
+/* Probabilities are rounded to what the bits of an element can say; attention's do not vanish. */
+static void dropout_probabilities(void)
+{
+    static const struct { float p; int bits; uint32_t threshold; } CASES[] = {
+        {0, 8, 0}, {1e-6f, 8, 1}, {0.1f, 8, 26}, {0.9f, 8, 230},
+        {0, 16, 0}, {1e-6f, 16, 0}, {0.1f, 16, 6554}, {0.9f, 16, 58982}};
+    for (size_t i = 0; i < MTT__LENGTH(CASES); i++) {
+        int bits = CASES[i].bits;
+        uint32_t threshold = mtt__dropout_threshold(CASES[i].p, bits);
+        double kept = 1 - ldexp(threshold, -bits), scale = mtt__dropout_scale(threshold, bits);
+        check(threshold == CASES[i].threshold, "dropout %g of %d bits: threshold %u", (double)CASES[i].p,
+              bits, threshold);
+        check(fabs(scale * kept - 1) < 1e-7, "dropout %g of %d bits: scale %g", (double)CASES[i].p, bits,
+              scale);
     }
 }
 
@@ -2895,6 +2919,7 @@ int main(int argc, char **argv)
     timed("overfit", overfit);
     timed("allocations", failing_allocations);
     timed("attention", attention_kinds);
+    timed("dropout probabilities", dropout_probabilities);
     timed("gradients", gradients);
     timed("checkpoints", checkpoints);
     timed("repeatable", repeatable);
