@@ -7,9 +7,15 @@
    the terms' magnitudes (slack()). Operations that only move or drop elements must give the CPU's bits. Each
    kind is tried over at least 500 shapes, counted and asserted.
 
+   Under FP8, operands in 8 bits are exact. A result in 8 bits is the rounding of the textbook's value, or of
+   one as near to it as FP32 arithmetic or a 16-bit intermediate result allows.
+
    test_cuda [SCALE]                        all of it, with SCALE times the random schedules and models
    test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones
-   test_cuda attention                      only flash attention's tiles, slices and windows */
+   test_cuda attention                      only flash attention's tiles, slices and windows
+   test_cuda fp8 [SCHEDULES]                only FP8, with so many random schedules (default 520)
+   test_cuda textbook [SCHEDULES]           FP8's operations on the CPU in place of the device, without models:
+                                            tests the CPU's and the textbook, needs no GPU */
 #define MTT_CUDA
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
@@ -21,7 +27,8 @@
 
 static mtt_env env;
 static mtt_backend cuda;
-static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16"};
+static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16", "FP8"};
+enum { PRECISION_COUNT = 5 };
 
 /* ---------------------------------------------------------------------------------------- randomness ---- */
 
@@ -125,8 +132,12 @@ typedef struct textbook {
     double **magnitudes;           /* of the outputs; exact alone */
     double **gradients, **weights; /* grad_norm and adamw: of each parameter */
     double **weight_magnitudes;
-    mtt_precision precision;
+    double **given;                /* or NULL: of the outputs, as the device or the CPU has stored them. FP8's
+                                      textbooks take intermediate results from there, and so judge each step
+                                      of an operation by itself */
+    mtt_precision precision;       /* of products and of what is stored; BF16 under FP8 */
     int exact;
+    int eight, fast;               /* 1 = operands in 8 bits; and sums that never leave the tensor cores */
 } textbook;
 
 /* The operands' numbers by name: numbers_norm has double *x, *gain, *shift, *y, *stats. */
@@ -137,8 +148,10 @@ typedef struct textbook {
 MTT_OPS(NUMBERS)
 #define VALUES(name, t) ((const numbers_##name *)(const void *)(t)->values)
 #define MAGNITUDES(name, t) ((const numbers_##name *)(const void *)(t)->magnitudes)
+#define GIVEN(name, t) ((const numbers_##name *)(const void *)(t)->given)
 
 static int tf32_truncates; /* 1 = this device's products drop the last 13 bits of TF32 operands unrounded */
+static int eight_bits = 13; /* bits behind the first one that sums of 8-bit products keep: see probe_eight */
 
 static double fp32(const textbook *t, double x)
 {
@@ -159,6 +172,36 @@ static float to_tf32(double x)
 {
     uint32_t bits = mtt__float_bits((float)x);
     return mtt__bits_float((bits + (tf32_truncates ? 0 : 0xfffu + (bits >> 13 & 1u))) & ~0x1fffu);
+}
+
+/* The code of the 8-bit float nearest to x, ties to even, with the sign of x: a larger number has a larger
+   code. e4m3 ends at 448, e5m2 becomes infinite (0x7c) from halfway between its largest, 57344, and 65536. */
+static int to_eight(double x, mtt_dtype dtype)
+{
+    int e4m3 = dtype == MTT_F8_E4M3, mantissa = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15, most = e4m3 ? 0x7e : 0x7c;
+    int exponent = fabs(x) < 0x1p-40 ? 1 - bias : ilogb(x), code;
+    if (isnan(x)) return 0x7f;
+    if (exponent > 20) exponent = 20;
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    code = ((exponent + bias - 1) << mantissa) + (int)fmin(rint(ldexp(fabs(x), mantissa - exponent)), 1000);
+    if (code > most) code = most;
+    return x < 0 ? -code : code;
+}
+
+/* A code in memory as to_eight has it; -0 is 0. */
+static int signed_code(uint8_t code)
+{
+    return code & 0x80 ? -(code & 0x7f) : code;
+}
+
+/* The nearest number that a tensor in 8 bits can hold. */
+static double nearest_eight(double x, const mtt_tensor *t)
+{
+    double scale = t->scale ? (double)t->scale->scale : 1;
+    int code = to_eight(x * scale, t->dtype);
+    uint8_t magnitude = (uint8_t)abs(code);
+    float value = t->dtype == MTT_F8_E4M3 ? mtt__from_e4m3(magnitude) : mtt__from_e5m2(magnitude);
+    return copysign((double)value, code) / scale;
 }
 
 /* Dropout's factors. The operations that only drop are held to the CPU's bits, so the masks are right. */
@@ -215,14 +258,21 @@ TEXTBOOK_PRODUCT(product_exact, double, )
 TEXTBOOK_PRODUCT(product_fp32, float, )
 TEXTBOOK_PRODUCT(product_magnitude, float, fabs)
 
+/* How tensor cores add: so many terms at a time, aligned to the largest, with `bits` behind its first one; the
+   sum keeps `kept`. After `promoted` terms it is added to a sum in FP32; 0 = never. */
+typedef struct sums {
+    int terms, bits, kept;
+    int64_t promoted;
+} sums;
+
 /* Tensor cores' sums of `terms` products and what was summed before, for 16 columns: all are aligned to the
-   largest, cut off (not rounded) 2 bits below FP32's last place of it, added, and the sum is cut off to FP32
-   (Fasi et al. 2021: 8 terms of 16 bits or 4 of TF32 at a time on an A100; an H100 takes more at once, and so
-   cuts off less often). FP32 holds the product of two operands of up to 11 bits. 2^-100 and below count as
-   nothing. */
-static void add_as_tensor_cores(float *sum, int64_t terms, const float *left, const float *right, int64_t ld)
+   largest, cut off (not rounded), added, and the sum is cut off. FP32 holds the product of two operands of up
+   to 11 bits. 2^-100 and below count as nothing. */
+static void add_as_tensor_cores(sums how, float *sum, int64_t terms, const float *left, const float *right,
+                                int64_t ld)
 {
     float largest[16], per_unit[16]; /* a unit: the last bit that is kept */
+    const uint64_t cut = ~(((uint64_t)1 << (52 - how.kept)) - 1);
     int32_t total[16];
     int64_t q;
     int j;
@@ -233,8 +283,9 @@ static void add_as_tensor_cores(float *sum, int64_t terms, const float *left, co
             largest[j] = x > largest[j] ? x : largest[j];
         }
     for (j = 0; j < 16; j++) {
-        /* 2^25 / 2^exponent */
-        per_unit[j] = mtt__bits_float((2 * 127 + 25 - (mtt__float_bits(largest[j]) >> 23)) << 23);
+        /* 2^bits / 2^exponent */
+        per_unit[j] = mtt__bits_float((2 * 127 + (uint32_t)how.bits - (mtt__float_bits(largest[j]) >> 23))
+                                      << 23);
         total[j] = (int32_t)(sum[j] * per_unit[j]);
     }
     for (q = 0; q < terms; q++)
@@ -243,15 +294,16 @@ static void add_as_tensor_cores(float *sum, int64_t terms, const float *left, co
         double x = (double)total[j] / (double)per_unit[j];
         uint64_t bits;
         memcpy(&bits, &x, sizeof(bits));
-        bits &= ~(uint64_t)0x1fffffff; /* FP32's bits alone */
+        bits &= cut;
         memcpy(&x, &bits, sizeof(bits));
         sum[j] = (float)x;
     }
 }
 
-static void product_tensor(int64_t m, int64_t n, int64_t k, matrix a, matrix b, matrix c, int tf32)
+static void product_tensor(sums how, int64_t m, int64_t n, int64_t k, matrix a, matrix b, matrix c, int tf32)
 {
-    int64_t ld = (n + 15) / 16 * 16, terms = tf32 ? 4 : 8, i, p;
+    enum { MOST = 32 };
+    int64_t ld = (n + 15) / 16 * 16, i, p;
     float *right = calloc((size_t)(k * ld), sizeof(float));
     MTT__OMP(omp parallel for if (n * k > 10000))
     for (p = 0; p < k; p++) {
@@ -263,28 +315,38 @@ static void product_tensor(int64_t m, int64_t n, int64_t k, matrix a, matrix b, 
     }
     MTT__OMP(omp parallel for if (m * n * k > 20000))
     for (i = 0; i < m; i++) {
-        float *sum = calloc((size_t)ld, sizeof(float)), left[8];
+        float *sum = calloc((size_t)ld, sizeof(float)), *whole = calloc((size_t)ld, sizeof(float)), left[MOST];
         int64_t q, r, j;
-        for (q = 0; q < k; q += terms) {
-            int64_t count = k - q < terms ? k - q : terms;
+        for (q = 0; q < k; q += how.terms) {
+            int64_t count = k - q < how.terms ? k - q : how.terms;
             for (r = 0; r < count; r++) {
                 double x = a.at[i * a.row + (q + r) * a.column];
                 left[r] = tf32 ? to_tf32(x) : (float)x;
             }
-            for (j = 0; j < n; j += 16) add_as_tensor_cores(sum + j, count, left, right + q * ld + j, ld);
+            for (j = 0; j < n; j += 16) add_as_tensor_cores(how, sum + j, count, left, right + q * ld + j, ld);
+            if (!how.promoted || (q + how.terms) % how.promoted) continue;
+            for (j = 0; j < n; j++) whole[j] += sum[j], sum[j] = 0;
         }
-        for (j = 0; j < n; j++) c.at[i * c.row + j] = (double)sum[j];
+        for (j = 0; j < n; j++) c.at[i * c.row + j] = (double)(whole[j] + sum[j]);
         free(sum);
+        free(whole);
     }
     free(right);
 }
 
+/* 16 bits and TF32: 2 bits below FP32's last place (Fasi et al. 2021: 8 terms of 16 bits or 4 of TF32 at a time
+   on an A100; an H100 takes more at once, and so cuts off less often). 8 bits: what probe_eight measures, 32
+   terms at a time. Forward products leave it at that; in others 128 terms are added to a sum in FP32. */
 static void product(const textbook *t, int64_t m, int64_t n, int64_t k, matrix a, matrix b, matrix c)
 {
+    const sums half = {8, 25, 23, 0}, tf32 = {4, 25, 23, 0},
+               eight = {32, eight_bits, eight_bits, t->fast ? 0 : 128};
     int flash = t->op->kind == MTT_OP_flash || t->op->kind == MTT_OP_flash_backward; /* FP32 under TF32 too */
     if (t->exact) product_exact(m, n, k, a, b, c);
     else if (t->precision == MTT_FP32 || (t->precision == MTT_TF32 && flash)) product_fp32(m, n, k, a, b, c);
-    else product_tensor(m, n, k, a, b, c, t->precision == MTT_TF32);
+    else if (t->eight) product_tensor(eight, m, n, k, a, b, c, 0);
+    else if (t->precision == MTT_TF32) product_tensor(tf32, m, n, k, a, b, c, 1);
+    else product_tensor(half, m, n, k, a, b, c, 0);
 }
 
 /* C = alpha A B */
@@ -340,6 +402,24 @@ static void textbook_linear_backward_input(const textbook *t)
                    !t->op->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
 }
 
+/* The transpose of `rows` rows, in rows of `padded` elements, zeros at the end. */
+static double *turned(const double *x, int64_t rows, int64_t width, int64_t padded)
+{
+    double *to = calloc((size_t)(width * padded), sizeof(double));
+    int64_t i, j;
+    for (i = 0; i < rows; i++)
+        for (j = 0; j < width; j++) to[j * padded + i] = x[i * width + j];
+    return to;
+}
+
+/* The same to a given place. */
+static void turn(const double *x, int64_t rows, int64_t width, int64_t padded, double *to)
+{
+    double *turned_x = turned(x, rows, width, padded);
+    memcpy(to, turned_x, (size_t)(width * padded) * sizeof(double));
+    free(turned_x);
+}
+
 /* sums (+)= sums of columns; `from`: magnitudes of x, or NULL for |x|. */
 static void column_sums(const textbook *t, const double *x, const double *from, int64_t rows, int64_t width,
                         double *sums, double *magnitude)
@@ -384,9 +464,15 @@ static void textbook_linear_backward_weight(const textbook *t)
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, t->op);
     const numbers_linear_backward_weight *v = VALUES(linear_backward_weight, t);
     const numbers_linear_backward_weight *magnitude = MAGNITUDES(linear_backward_weight, t);
-    int64_t n = mtt__width(o->dy), rows = mtt__rows(o->dy);
-    weight_gradient(t, v->x, mtt__width(o->x), v->dy, NULL, n, rows, v->d_weight, magnitude->d_weight);
-    if (v->d_bias) column_sums(t, v->dy, NULL, rows, n, v->d_bias, magnitude->d_bias);
+    int64_t k = mtt__width(o->x), n = mtt__width(o->dy), rows = mtt__rows(o->dy);
+    double *x = v->x, *dy = v->dy;
+    if (t->eight) { /* both are transposed */
+        k = mtt__rows(o->x), n = mtt__rows(o->dy), rows = mtt__width(o->dy);
+        x = turned(v->x, k, rows, k), dy = turned(v->dy, n, rows, n);
+    }
+    weight_gradient(t, x, k, dy, NULL, n, rows, v->d_weight, magnitude->d_weight);
+    if (v->d_bias) column_sums(t, dy, NULL, rows, n, v->d_bias, magnitude->d_bias);
+    if (t->eight) free(x), free(dy);
 }
 
 /* y = (x - mean) rstd gain + shift. What is off in x - mean, whose terms are x and the mean, is off in the
@@ -481,6 +567,44 @@ static void textbook_norm_backward(const textbook *t)
 #undef XHAT_SIZE
 }
 
+/* x, or x normalized by given statistics. What is as it was has no error, and so no magnitude. */
+static void textbook_quantize(const textbook *t)
+{
+    const mtt_quantize *o = MTT_OPERANDS_OF(quantize, t->op);
+    const numbers_quantize *v = VALUES(quantize, t), *magnitude = MAGNITUDES(quantize, t);
+    int64_t width = mtt__width(o->x), rows = mtt__rows(o->x), r;
+    double *y = malloc((size_t)(rows * width) * sizeof(double)), *size = calloc((size_t)(rows * width), sizeof(double));
+    MTT__OMP(omp parallel for if (rows * width > 10000))
+    for (r = 0; r < rows; r++) {
+        int64_t at, i;
+        for (i = 0, at = r * width; i < width; i++, at++) {
+            double mean = o->stats ? v->stats[2 * r] : 0, rstd = o->stats ? v->stats[2 * r + 1] : 1;
+            y[at] = v->x[at];
+            if (!o->stats) continue;
+            y[at] = fp32(t, fp32(t, fp32(t, fp32(t, y[at] - mean) * rstd) * v->gain[i]) + v->shift[i]);
+            size[at] = (fabs(v->x[at]) + fabs(mean)) * rstd * fabs(v->gain[i]) + fabs(v->shift[i]);
+        }
+    }
+    if (o->y) memcpy(v->y, y, (size_t)(rows * width) * sizeof(double));
+    if (o->y && t->exact) memcpy(magnitude->y, size, (size_t)(rows * width) * sizeof(double));
+    if (o->y_t) turn(y, rows, width, mtt__width(o->y_t), v->y_t);
+    if (o->y_t && t->exact) turn(size, rows, width, mtt__width(o->y_t), magnitude->y_t);
+    free(y);
+    free(size);
+}
+
+static void textbook_quantize_weights(const textbook *t)
+{
+    int i;
+    for (i = 0; i < 4; i++) {
+        const mtt_tensor *x = t->op->operands[i];
+        size_t bytes = (size_t)mtt__elements(x) * sizeof(double);
+        if (t->op->transposed) turn(t->values[i], mtt__rows(x), mtt__width(x), mtt__rows(x), t->values[4 + i]);
+        else memcpy(t->values[4 + i], t->values[i], bytes);
+        if (t->exact) memset(t->magnitudes[4 + i], 0, bytes);
+    }
+}
+
 /* s of GELU(x) = x s. */
 static double gelu_sigmoid(const textbook *t, double x)
 {
@@ -522,11 +646,27 @@ static void gelu_gradients(const textbook *t, const double *dy, const double *dy
     }
 }
 
+/* GELU(x), transposed. */
+static void gelu_turned(const textbook *t, const mtt_tensor *x_in, const double *x, const mtt_tensor *y_out,
+                        double *y_t, double *sizes)
+{
+    int64_t rows = mtt__rows(x_in), width = mtt__width(x_in), padded = mtt__width(y_out);
+    double *y = malloc((size_t)(rows * width) * sizeof(double)),
+           *size = malloc((size_t)(rows * width) * sizeof(double));
+    gelu_elements(t, x, NULL, rows * width, y, size);
+    turn(y, rows, width, padded, y_t);
+    if (t->exact) turn(size, rows, width, padded, sizes);
+    free(y);
+    free(size);
+}
+
 static void textbook_gelu_backward(const textbook *t)
 {
     const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, t->op);
     const numbers_gelu_backward *v = VALUES(gelu_backward, t);
-    gelu_gradients(t, v->dy, NULL, v->x, mtt__elements(o->dx), v->dx, MAGNITUDES(gelu_backward, t)->dx);
+    const numbers_gelu_backward *magnitude = MAGNITUDES(gelu_backward, t);
+    gelu_gradients(t, v->dy, NULL, v->x, mtt__elements(o->dx), v->dx, magnitude->dx);
+    if (o->y_t) gelu_turned(t, o->x, v->x, o->y_t, v->y_t, magnitude->y_t);
 }
 
 /* Results of the first of two operations are stored before the second one reads them. */
@@ -544,6 +684,10 @@ static void textbook_linear_gelu(const textbook *t)
     biased_product(t, mtt__rows(o->pre), mtt__width(o->pre), mtt__width(o->x), v->x, v->weight,
                    t->op->transposed, v->bias, v->pre, magnitude->pre);
     if (!o->y) return;
+    if (t->given) {
+        gelu_elements(t, GIVEN(linear_gelu, t)->pre, NULL, mtt__elements(o->pre), v->y, magnitude->y);
+        return;
+    }
     store_all(t, o->pre, v->pre);
     gelu_elements(t, v->pre, magnitude->pre, mtt__elements(o->pre), v->y, magnitude->y);
 }
@@ -560,6 +704,7 @@ static void textbook_linear_backward_gelu(const textbook *t)
     store_all(t, o->dx, v->dx);
     gelu_gradients(t, v->dx, magnitude->dx, v->pre, rows * n, v->dx, magnitude->dx);
     if (v->d_bias) column_sums(t, v->dx, magnitude->dx, rows, n, v->d_bias, magnitude->d_bias);
+    if (o->y_t) gelu_turned(t, o->pre, v->pre, o->y_t, v->y_t, magnitude->y_t);
 }
 
 static void masked_sum(const textbook *t, const mtt_tensor *control, const double *x, const double *branch,
@@ -943,6 +1088,64 @@ static void textbook_cross_entropy_backward(const textbook *t)
     }
 }
 
+/* In 8 bits, gradients of logits lie beside them. Where one chunk has all rows, each step takes what the one
+   before has stored. Otherwise only the last chunk is there to be seen, and gradients of logits are rounded
+   here: one that lies near the middle of two numbers may then become the other one. */
+static void textbook_chunked_loss_eight(const textbook *t)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, t->op);
+    const numbers_chunked_loss *v = VALUES(chunked_loss, t), *magnitude = MAGNITUDES(chunked_loss, t);
+    const int32_t *targets = (const int32_t *)o->targets->data;
+    int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model, i, j;
+    int64_t chunk = o->logits->shape[0];
+    const numbers_chunked_loss *given = chunk < rows ? NULL : GIVEN(chunked_loss, t);
+    size_t bytes = (size_t)(rows * width) * sizeof(double);
+    double *logits = malloc(bytes), *sizes = malloc(bytes), *gradients = malloc(bytes), *x;
+    double factor = loss_factor(t, o->control, o->counters);
+    textbook back = *t;
+    back.fast = 0;
+    biased_product(t, rows, width, C, v->x, v->weight, 1, v->bias, logits, sizes);
+    for (i = 0; i < rows; i++) {
+        size_t row_bytes = (size_t)width * sizeof(double);
+        memcpy(v->logits + i % chunk * width, logits + i * width, row_bytes);
+        if (t->exact) memcpy(magnitude->logits + i % chunk * width, sizes + i * width, row_bytes);
+    }
+    for (i = 0; i < rows * width; i++) logits[i] = given ? given->logits[i] : stored(t, logits[i]);
+    MTT__OMP(omp parallel for if (rows * width > 10000))
+    for (i = 0; i < rows; i++) {
+        double *size = sizes + i * width, row_size[3];
+        loss_row(t, logits + i * width, given ? NULL : size, targets[i], v->losses + 3 * i, row_size);
+        if (t->exact) memcpy(magnitude->losses + 3 * i, row_size, sizeof(row_size));
+        if (o->dx)
+            gradient_row(t, factor, logits + i * width, given ? NULL : size, targets[i],
+                         v->losses[3 * i + 2], row_size[2], gradients + i * width, size);
+    }
+    for (i = 0; i < rows && o->dx; i++)
+        for (j = 0; j < width; j++) {
+            double *at = &gradients[i * width + j];
+            int64_t place = i % chunk * width + j;
+            v->d_logits[place] = *at;
+            if (t->exact) magnitude->d_logits[place] = sizes[i * width + j];
+            *at = given ? given->d_logits[place] : nearest_eight(*at, o->d_logits);
+        }
+    if (o->dx) {
+        product(&back, rows, C, width, rows_of(gradients, width), transposed(rows_of(v->weight_t, width)),
+                rows_of(v->dx, C));
+        if (t->exact)
+            product_magnitude(rows, C, width, rows_of(gradients, width),
+                              transposed(rows_of(v->weight_t, width)), rows_of(magnitude->dx, C));
+        x = turned(v->x_t, C, mtt__width(o->x_t), C);
+        weight_gradient(&back, x, C, gradients, NULL, width, rows, v->d_weight,
+                        t->exact ? magnitude->d_weight : NULL);
+        if (v->d_bias)
+            column_sums(t, gradients, NULL, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
+        free(x);
+    }
+    free(logits);
+    free(sizes);
+    free(gradients);
+}
+
 /* The full loss's four operations, logits and their gradients stored in between. */
 static void textbook_chunked_loss(const textbook *t)
 {
@@ -951,10 +1154,15 @@ static void textbook_chunked_loss(const textbook *t)
     const int32_t *targets = (const int32_t *)o->targets->data;
     int64_t rows = t->op->shape->rows, width = t->op->shape->vocab_padded, C = t->op->shape->d_model, i;
     int64_t chunk = o->logits->shape[0];
-    double *logits = malloc((size_t)(rows * width) * sizeof(double)),
-           *sizes = malloc((size_t)(rows * width) * sizeof(double));
-    double factor = loss_factor(t, o->control, o->counters);
-    matrix weight = rows_of(v->weight, C), all = rows_of(logits, width), all_sizes = rows_of(sizes, width);
+    double *logits, *sizes, factor = loss_factor(t, o->control, o->counters);
+    matrix weight, all, all_sizes;
+    if (t->eight) {
+        textbook_chunked_loss_eight(t);
+        return;
+    }
+    logits = malloc((size_t)(rows * width) * sizeof(double));
+    sizes = malloc((size_t)(rows * width) * sizeof(double));
+    weight = rows_of(v->weight, C), all = rows_of(logits, width), all_sizes = rows_of(sizes, width);
     biased_product(t, rows, width, C, v->x, v->weight, 1, v->bias, logits, sizes);
     MTT__OMP(omp parallel for if (rows * width > 10000))
     for (i = 0; i < rows; i++) {
@@ -1024,6 +1232,8 @@ static void textbook_adamw(const textbook *t)
 
 /* NULL: compared bit for bit with the CPU's, or counters. */
 static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
+    [MTT_OP_quantize] = textbook_quantize,
+    [MTT_OP_quantize_weights] = textbook_quantize_weights,
     [MTT_OP_norm] = textbook_norm,
     [MTT_OP_linear] = textbook_linear,
     [MTT_OP_gelu] = textbook_gelu,
@@ -1062,8 +1272,9 @@ typedef struct lock_step {
 
 enum { TRIES = 500 };                      /* of every kind, each over another shape */
 static int tried[MTT_OP_KIND_COUNT], distinct[MTT_OP_KIND_COUNT];
-static double worst[MTT_OP_KIND_COUNT][4]; /* error over the allowed error */
-static void *contexts[4];                  /* one for each precision, open until all operations are done */
+static double worst[MTT_OP_KIND_COUNT][PRECISION_COUNT]; /* error over the allowed error */
+static int64_t eights[MTT_OP_KIND_COUNT], neighbours[MTT_OP_KIND_COUNT]; /* results in 8 bits, see compare_eight */
+static void *contexts[PRECISION_COUNT]; /* one for each precision, open until all operations are done */
 
 static void *context_of(const mtt_policy *policy)
 {
@@ -1075,7 +1286,7 @@ static void *context_of(const mtt_policy *policy)
 static void close_contexts(void)
 {
     int i;
-    for (i = 0; i < 4; i++)
+    for (i = 0; i < PRECISION_COUNT; i++)
         if (contexts[i]) cuda.close(contexts[i]);
 }
 
@@ -1085,6 +1296,11 @@ static void bind_arena(mtt_schedule *s, char *arena)
     for (which = 0; which < MTT__PROGRAMS; which++)
         for (i = 0; i < s->programs[which].tensor_count; i++)
             s->programs[which].tensors[i]->data = arena + s->programs[which].tensors[i]->offset;
+    for (which = 0; which < MTT__PROGRAMS; which++)
+        for (i = 0; i < s->programs[which].tensor_count; i++) {
+            mtt_tensor *t = s->programs[which].tensors[i];
+            if (t->entry >= 0) t->scale = (mtt_scale *)s->programs[which].scales->data + t->entry;
+        }
 }
 
 /* The same schedule twice, on the host and on the device. */
@@ -1172,6 +1388,18 @@ static void fill_ranges(const mtt__program *host, const mtt__program *device)
     }
 }
 
+/* Scales with which a part of the values are clipped, or many become subnormal. */
+static void fill_scales(const mtt_tensor *scales)
+{
+    int64_t i;
+    for (i = 0; i < scales->shape[0]; i++) {
+        mtt_scale *scale = (mtt_scale *)scales->data + i;
+        int weight = i % MTT__LAYER_SCALES >= MTT__LAYER_SCALES / 2 || i + MTT__MODEL_SCALES > scales->shape[0];
+        scale->scale = ldexpf(weight ? 256 : 16, below(2) ? 1 + below(2) : below(6) - 2);
+        scale->inverse = 1 / scale->scale;
+    }
+}
+
 static void fill_state(const lock_step *l, int which)
 {
     const setup *s = &l->s;
@@ -1199,7 +1427,8 @@ static void fill_state(const lock_step *l, int which)
     control->weight_decay = 0.1f;
     control->clip = below(2) ? 1.0f : 0;
     control->targets = p->shape.rows;
-    control->scaling = s->policy.precision == MTT_FP16;
+    control->scaling = mtt__precisions[s->policy.precision].scaled;
+    if (p->scales) fill_scales(p->scales);
     control->row = (int32_t)(p->shape.rows - 1);
     counters->loss_scale = control->scaling ? 1024.0f : 1.0f;
     counters->loss = 3.5;
@@ -1240,10 +1469,25 @@ static void free_all(double **wide, int count)
     free(wide);
 }
 
+static int is_8_bit(const mtt_tensor *t)
+{
+    return t && (t->dtype == MTT_F8_E4M3 || t->dtype == MTT_F8_E5M2);
+}
+
+/* Whether an operation reads or makes 8 bits. */
+static int has_eight(const mtt_op *op)
+{
+    int i, found = op->kind == MTT_OP_rescale;
+    for (i = 0; i < op->inputs + op->outputs; i++) found |= is_8_bit(op->operands[i]);
+    return found;
+}
+
 static textbook open_textbook(const lock_step *l, const mtt_op *op, int exact)
 {
     int operands = op->inputs + op->outputs;
-    textbook t = {op, NULL, NULL, NULL, NULL, NULL, l->s.policy.precision, exact};
+    textbook t = {.op = op, .precision = l->s.policy.precision, .exact = exact, .eight = has_eight(op)};
+    if (t.precision == MTT_FP8) t.precision = MTT_BF16;
+    t.fast = op->kind != MTT_OP_linear_backward_input && op->kind != MTT_OP_linear_backward_weight;
     t.values = widen_all(op->operands, 0, operands);
     t.magnitudes = widen_all(op->operands, exact ? op->inputs : operands, operands);
     t.gradients = widen_all(op->gradients, 0, op->parameters);
@@ -1328,12 +1572,16 @@ enum { SLACK = 4, FEW = 4096 };
 static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements,
                                 mtt_precision precision)
 {
-    static const double UNIT[] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12};
+    static const double UNIT[PRECISION_COUNT] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12, 0x1p-9};
     int between =
         op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu; /* what is summed */
     int rounded =
         is_16_bit(out) || (between && precision != MTT_FP32) || (precision == MTT_TF32 && is_product(op));
-    return elements < FEW ? UNIT[rounded ? precision : MTT_FP32] : 0;
+    if (elements >= FEW) return 0;
+    if (op->kind == MTT_OP_chunked_loss && has_eight(op) && out->role != MTT__A_ROW_LOSS)
+        return MTT_OPERANDS_OF(chunked_loss, op)->logits->shape[0] < op->shape->rows ? 0x1p-3 : UNIT[MTT_BF16];
+    if (is_product(op) && has_eight(op) && !is_16_bit(out)) return ldexp(1, -eight_bits);
+    return UNIT[rounded ? precision : MTT_FP32];
 }
 
 /* Groups of columns that are numbers of different kinds and sizes. */
@@ -1367,6 +1615,8 @@ static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const
 typedef struct compared {
     const mtt_tensor *host, *device; /* the device's are on the host by now */
     const double *exact, *plain, *magnitude;
+    const double *exact_cpu; /* NULL: as the device's. Where they differ, each is of what the operation itself
+                                has stored before */
 } compared;
 
 /* Whether a part must be 0: the gradients of q and k where every query attends one key. */
@@ -1389,7 +1639,7 @@ static void compare_numbers(const setup *s, const mtt_op *op, compared c)
     for (part = 0; part < parts; part++) {
         size_of_error magnitude = difference(c.magnitude, NULL, count, width, parts, part);
         size_of_error plain = difference(fair, c.exact, count, width, parts, part);
-        size_of_error of_cpu = difference(cpu, c.exact, count, width, parts, part);
+        size_of_error of_cpu = difference(cpu, c.exact_cpu ? c.exact_cpu : c.exact, count, width, parts, part);
         size_of_error of_gpu = difference(gpu, c.exact, count, width, parts, part);
         double least = least_plain_error(op, c.host, count / parts, s->policy.precision);
         /* whether a target is the largest may turn on the last bit of two logits that this operation has
@@ -1422,7 +1672,7 @@ static void compare_counters(const setup *s, const mtt_op *op, const mtt_counter
     check(fabs(a->loss - b->loss) <= 1e-13 * fabs(b->loss) && a->targets == b->targets &&
               a->hits == b->hits && a->updates == b->updates && a->steps == b->steps &&
               a->loss_scale == b->loss_scale && a->step_scale == b->step_scale && a->skipped == b->skipped &&
-              a->good_steps == b->good_steps,
+              a->good_steps == b->good_steps && a->clipped == b->clipped,
           "counters, loss %.17g, on the CPU %.17g (%s)", a->loss, b->loss, describe(s));
     if (op->kind != MTT_OP_grad_norm) return;
     for (i = 0; i < op->parameters; i++)
@@ -1473,7 +1723,7 @@ static void compare_update(lock_step *l, const mtt_op *op, const mtt_op *device,
     for (i = 0; i < op->parameters; first += mtt__part_elements(op->weights[i]), i++) {
         mtt_tensor weight = downloaded(l, device->weights[i]);
         compare_numbers(&l->s, op, (compared){op->weights[i], &weight, exact->weights[i], plain->weights[i],
-                                              exact->weight_magnitudes[i]});
+                                              exact->weight_magnitudes[i], NULL});
         free(weight.data);
         for (k = 0; k < 3; k++) {
             int operand = op->inputs + k;
@@ -1483,7 +1733,7 @@ static void compare_update(lock_step *l, const mtt_op *op, const mtt_op *device,
             part = part_of_kept(&kept[k], op->weights[i], first);
             compare_numbers(&l->s, op,
                             (compared){&host_part, &part, exact->values[operand] + first,
-                                       plain->values[operand] + first, exact->magnitudes[operand] + first});
+                                       plain->values[operand] + first, exact->magnitudes[operand] + first, NULL});
         }
     }
     for (k = 0; k < 3; k++)
@@ -1582,7 +1832,7 @@ static void compare_output(lock_step *l, const mtt_op *op, int operand, const mt
                          exact->gradients);
     else if (TEXTBOOK[op->kind])
         compare_numbers(&l->s, op, (compared){host, &copy, exact->values[operand], plain->values[operand],
-                                              exact->magnitudes[operand]});
+                                              exact->magnitudes[operand], NULL});
     else
         check(!memcmp(copy.data, host->data, host->bytes), "%s of %s: other bits than the CPU's (%s)",
               host->name, mtt_op_name(op->kind), describe(&l->s));
@@ -1639,6 +1889,266 @@ static mtt_op *op_at(const mtt_schedule *s, int which, int i, int later)
     return later && i < p->step_begin ? &p->later_ops[i] : &p->ops[i];
 }
 
+/* The host's result. A CPU does not fuse linear_backward_gelu in 8 bits, so here a tensor in BF16 lies between
+   its parts. */
+static void run_on_host(mtt_op *op)
+{
+    const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    mtt_op part = *op;
+    mtt_tensor between;
+    mtt_linear_backward_input product = {o->dy, o->weight, &between};
+    mtt_gelu_backward gelu = {&between, o->pre, o->dx, o->dx_t, o->y_t};
+    if (op->kind != MTT_OP_linear_backward_gelu || !o->dx_t) {
+        mtt__cpu_run(NULL, op, 1);
+        return;
+    }
+    between = *o->pre;
+    between.data = malloc(between.bytes);
+    part.kind = MTT_OP_linear_backward_input, part.inputs = 2, part.outputs = 1;
+    part.operands = (mtt_tensor **)(void *)&product;
+    mtt__cpu_run(NULL, &part, 1);
+    part.kind = MTT_OP_gelu_backward, part.inputs = 2, part.outputs = 3;
+    part.operands = (mtt_tensor **)(void *)&gelu;
+    mtt__cpu_run(NULL, &part, 1);
+    free(between.data);
+}
+
+/* The largest value and the number of clipped ones that a tensor may record, given the error of each value. */
+typedef struct range_of_records {
+    double least, most;
+    int64_t least_clipped, most_clipped;
+} range_of_records;
+
+/* Results in 8 bits, with the textbook's values before they are rounded. A value may be off by what FP32 is off
+   (twice the plain implementation's error and SLACK units, by the value's own magnitude); gradients of logits
+   also by BF16's unit roundoff, since their exponential is an approximation that only 16 bits have. The result
+   must be the rounding of such a value. Returns what it may have recorded. */
+static range_of_records compare_eight(const setup *s, const mtt_op *op, const char *whose, const mtt_tensor *out,
+                                      const double *exact, const double *plain, const double *magnitude)
+{
+    const uint8_t *codes = (const uint8_t *)out->data;
+    double scale = out->scale ? (double)out->scale->scale : 1, ratio = 0;
+    double unit = op->kind == MTT_OP_chunked_loss ? 0x1p-9 : 0;
+    int64_t count = mtt__elements(out), wrong = 0, other = 0, example = 0, i;
+    range_of_records r = {0, 0, 0, 0};
+    for (i = 0; i < count; i++)
+        if (magnitude[i] > 0) ratio = fmax(ratio, fabs(plain[i] - exact[i]) / magnitude[i]);
+    for (i = 0; i < count; i++) {
+        double error = (2 * ratio + SLACK * 0x1p-23) * magnitude[i] + unit * fabs(exact[i]), size = fabs(exact[i]);
+        int code = signed_code(codes[i]);
+        if (isnan(exact[i])) { /* no operation has written it: the device neither */
+            wrong += codes[i] != 0xff;
+            continue;
+        }
+        if (code < to_eight((exact[i] - error) * scale, out->dtype) ||
+            code > to_eight((exact[i] + error) * scale, out->dtype))
+            example = i, wrong++;
+        other += code != to_eight(exact[i] * scale, out->dtype);
+        r.least = fmax(r.least, size - error);
+        r.most = fmax(r.most, size + error);
+        r.least_clipped += (size - error) * scale > 448;
+        r.most_clipped += (size + error) * scale > 448;
+    }
+    check(!wrong, "%s of %s, %s: %lld of %lld results are not the rounding of the textbook's; number %lld is "
+          "0x%02x for %g times %g, magnitude %g, error of the plain one %.3g (%s)", out->name,
+          mtt_op_name(op->kind), whose, (long long)wrong, (long long)count, (long long)example, codes[example],
+          exact[example], scale, magnitude[example], ratio, describe(s));
+    if (!strcmp(whose, "CUDA")) eights[op->kind] += count, neighbours[op->kind] += other;
+    return r;
+}
+
+/* y_t is y's transpose, byte for byte, and its padding is 0. y may be absent. */
+static void check_transpose(const setup *s, const mtt_op *op, const char *whose, const mtt_tensor *y,
+                            const mtt_tensor *y_t, int64_t rows)
+{
+    const uint8_t *row_major = y ? (const uint8_t *)y->data : NULL, *turned_codes = (const uint8_t *)y_t->data;
+    int64_t width = mtt__rows(y_t), padded = mtt__width(y_t), wrong = 0, i, j;
+    for (j = 0; j < width; j++)
+        for (i = row_major ? 0 : rows; i < mtt__round_up(rows, 16); i++)
+            wrong += turned_codes[j * padded + i] != (i < rows ? row_major[i * width + j] : 0);
+    check(!wrong, "%s of %s, %s: %lld codes are not those of the transpose, or of its padding (%s)", y_t->name,
+          mtt_op_name(op->kind), whose, (long long)wrong, describe(s));
+}
+
+/* The transposes of an operation, among its outputs `out` on the host. */
+static void check_transposes(const setup *s, const mtt_op *op, const char *whose, mtt_tensor **out)
+{
+    const mtt_op stored_op = {.operands = out};
+    int64_t rows = op->shape->rows, chunk;
+    if (op->kind == MTT_OP_quantize) {
+        const mtt_quantize *o = MTT_OPERANDS_OF(quantize, &stored_op);
+        if (o->y_t) check_transpose(s, op, whose, o->y, o->y_t, mtt__rows(o->x));
+    } else if (op->kind == MTT_OP_gelu_backward) {
+        const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
+        check_transpose(s, op, whose, o->dx, o->dx_t, rows);
+        check_transpose(s, op, whose, NULL, o->y_t, rows);
+    } else if (op->kind == MTT_OP_linear_backward_gelu) {
+        const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, &stored_op);
+        check_transpose(s, op, whose, o->dx, o->dx_t, rows);
+        check_transpose(s, op, whose, NULL, o->y_t, rows);
+    } else if (op->kind == MTT_OP_chunked_loss) {
+        const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, &stored_op);
+        if (!o->d_logits) return;
+        chunk = mtt__rows(o->logits);
+        check_transpose(s, op, whose, o->d_logits, o->d_logits_t, rows % chunk ? rows % chunk : chunk);
+    }
+}
+
+static int is_transpose(const mtt_op *op, int operand)
+{
+    const mtt_tensor *t = op->operands[operand];
+    if (op->kind == MTT_OP_gelu_backward) return t == MTT_OPERANDS_OF(gelu_backward, op)->dx_t;
+    if (op->kind == MTT_OP_linear_backward_gelu) return t == MTT_OPERANDS_OF(linear_backward_gelu, op)->dx_t;
+    return op->kind == MTT_OP_chunked_loss && t == MTT_OPERANDS_OF(chunked_loss, op)->d_logits_t;
+}
+
+/* The table of scales after an operation. What it records joins what was there; other entries stay. */
+static void compare_records(const setup *s, const mtt_op *op, const char *whose, const mtt_scale *before,
+                            const mtt_scale *after, int64_t count, const range_of_records *ranges)
+{
+    int *recorded = calloc((size_t)count, sizeof(int)), i;
+    const mtt_chunked_loss *loss = MTT_OPERANDS_OF(chunked_loss, op);
+    int64_t entry;
+    for (i = op->inputs; i < op->inputs + op->outputs; i++) {
+        const mtt_tensor *t = op->operands[i];
+        const range_of_records *r = &ranges[i];
+        double largest, old;
+        if (!is_8_bit(t) || !t->recorded) continue;
+        recorded[t->entry] = 1;
+        largest = (double)mtt__bits_float(after[t->entry].largest);
+        old = (double)mtt__bits_float(before[t->entry].largest);
+        check(largest >= fmax(old, (double)(float)r->least) && largest <= fmax(old, r->most) &&
+                  after[t->entry].clipped >= before[t->entry].clipped + (uint64_t)r->least_clipped &&
+                  after[t->entry].clipped <= before[t->entry].clipped + (uint64_t)r->most_clipped &&
+                  after[t->entry].scale == before[t->entry].scale &&
+                  after[t->entry].inverse == before[t->entry].inverse,
+              "%s of %s, %s: records %.9g and %u clipped, after %.9g and %u; wanted %.9g to %.9g and %lld to "
+              "%lld more (%s)", t->name, mtt_op_name(op->kind), whose, largest, after[t->entry].clipped, old,
+              before[t->entry].clipped, r->least, r->most, (long long)r->least_clipped,
+              (long long)r->most_clipped, describe(s));
+    }
+    for (entry = 0; entry < count; entry++) {
+        mtt_scale wanted = before[entry];
+        if (recorded[entry]) continue;
+        if (op->kind == MTT_OP_chunked_loss && loss->d_logits && entry == loss->d_logits->entry) {
+            double factor = (double)mtt__counters(loss->counters)->loss_scale /
+                            (double)mtt__control(loss->control)->targets;
+            wanted.scale = (float)ldexp(1, ilogb(32768 / factor));
+            wanted.inverse = 1 / wanted.scale;
+        }
+        check(!memcmp(&after[entry], &wanted, sizeof(wanted)),
+              "scale %lld after %s, %s: %g, largest %g, %u clipped; wanted %g, %g, %u (%s)", (long long)entry,
+              mtt_op_name(op->kind), whose, (double)after[entry].scale,
+              (double)mtt__bits_float(after[entry].largest), after[entry].clipped, (double)wanted.scale,
+              (double)mtt__bits_float(wanted.largest), wanted.clipped, describe(s));
+    }
+    free(recorded);
+}
+
+/* The next scale is the largest power of two with which the largest value is at most 224, within 2^-60 and
+   2^60; it stays where that is 0 or not finite. */
+static void compare_rescale(const setup *s, const char *whose, const mtt_scale *before, const mtt_scale *after,
+                            int64_t count, const mtt_counters *counters)
+{
+    int64_t clipped = 0, i;
+    for (i = 0; i < count; i++) {
+        double largest = (double)mtt__bits_float(before[i].largest), scale = (double)before[i].scale;
+        if (largest > 0 && largest < 3e38)
+            scale = ldexp(1, (int)fmax(-60, fmin(60, ilogb((double)(224 / (float)largest)))));
+        clipped += before[i].clipped;
+        check((double)after[i].scale == scale && (double)after[i].inverse == 1 / scale && !after[i].largest &&
+                  !after[i].clipped,
+              "rescale, %s: %g for the largest %g, wanted %g (%s)", whose, (double)after[i].scale, largest, scale,
+              describe(s));
+    }
+    check(counters->clipped == clipped, "rescale, %s: %lld clipped, wanted %lld (%s)", whose,
+          (long long)counters->clipped, (long long)clipped, describe(s));
+}
+
+/* What was recorded before the operation: nothing, something, or what no step should leave. */
+static void scatter_records(mtt_scale *scales, int64_t count, int anything)
+{
+    static const float odd[] = {0, INFINITY, NAN, 1e-38f, 1e-42f, 3.4e38f, 224, 223.99998f, 448};
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        float largest = below(2) ? 0 : fabsf(noise());
+        if (anything && below(2)) largest = odd[below((int)MTT__LENGTH(odd))];
+        scales[i].largest = mtt__float_bits(largest);
+        scales[i].clipped = below(2) ? 0 : (uint32_t)below(1000);
+    }
+}
+
+/* One operation with 8 bits, on operands that are on the device already. */
+static void step_eight(lock_step *l, mtt_op *host, const mtt_op *device, const mtt__program *host_program,
+                       const mtt__program *device_program)
+{
+    enum { MOST = 16, CPU = 0, CUDA = 1 };
+    static const char *const WHOSE[] = {"CPU", "CUDA"};
+    mtt_scale *table = (mtt_scale *)host_program->scales->data;
+    size_t bytes = host_program->scales->bytes;
+    int64_t scales = host_program->scales->shape[0];
+    int operands = host->inputs + host->outputs, o, who;
+    mtt_tensor copies[MOST], *theirs[MOST];
+    mtt_scale *before = malloc(bytes), *after[2] = {table, malloc(bytes)};
+    range_of_records ranges[2][MOST];
+    textbook exact[2], plain[2];
+    mtt_status status;
+    new_case();
+    tried[host->kind]++;
+    scatter_records(table, scales, host->kind == MTT_OP_rescale);
+    memcpy(before, table, bytes);
+    cuda.upload(l->context, device_program->scales->data, table, bytes);
+    for (who = CPU; who <= CUDA; who++) {
+        exact[who] = open_textbook(l, host, 1);
+        plain[who] = open_textbook(l, host, 0);
+    }
+    status = cuda.run(l->context, device, 1);
+    check(status == MTT_OK && cuda.download(l->context, after[CUDA], device_program->scales->data, bytes) == MTT_OK,
+          "%s: %s (%s)", mtt_op_name(host->kind), env.error, describe(&l->s));
+    run_on_host(host);
+    for (o = 0; o < operands; o++) {
+        theirs[o] = host->operands[o];
+        if (!theirs[o] || o < host->inputs) continue;
+        copies[o] = downloaded(l, device->operands[o]);
+        copies[o].scale = host->operands[o]->scale;
+        theirs[o] = &copies[o];
+    }
+    if (host->kind == MTT_OP_rescale) {
+        for (who = CPU; who <= CUDA; who++)
+            compare_rescale(&l->s, WHOSE[who], before, after[who], scales,
+                            mtt__counters(who ? theirs[1] : host->operands[1]));
+    } else if (status == MTT_OK) {
+        for (who = CPU; who <= CUDA; who++) {
+            exact[who].given = plain[who].given = widen_all(who ? theirs : host->operands, host->inputs, operands);
+            TEXTBOOK[host->kind](&exact[who]);
+            TEXTBOOK[host->kind](&plain[who]);
+        }
+        for (o = host->inputs; o < operands; o++)
+            if (is_8_bit(host->operands[o]))
+                for (who = CPU; who <= CUDA && !is_transpose(host, o); who++)
+                    ranges[who][o] = compare_eight(&l->s, host, WHOSE[who], who ? theirs[o] : host->operands[o],
+                                                   exact[who].values[o], plain[who].values[o],
+                                                   exact[who].magnitudes[o]);
+            else if (host->operands[o])
+                compare_numbers(&l->s, host, (compared){host->operands[o], theirs[o], exact[CUDA].values[o],
+                                                        plain[CUDA].values[o], exact[CUDA].magnitudes[o],
+                                                        exact[CPU].values[o]});
+        for (who = CPU; who <= CUDA; who++) {
+            check_transposes(&l->s, host, WHOSE[who], who ? theirs : host->operands);
+            compare_records(&l->s, host, WHOSE[who], before, after[who], scales, ranges[who]);
+            free_all(exact[who].given, operands);
+        }
+    }
+    for (o = host->inputs; o < operands; o++)
+        if (host->operands[o]) free(copies[o].data);
+    for (who = CPU; who <= CUDA; who++) {
+        close_textbook(&exact[who]);
+        close_textbook(&plain[who]);
+    }
+    free(before);
+    free(after[CUDA]);
+}
+
 static void step_op(lock_step *l, int which, int i, int later)
 {
     mtt_op *host = op_at(l->host, which, i, later), *device = op_at(l->device, which, i, later);
@@ -1646,10 +2156,14 @@ static void step_op(lock_step *l, int which, int i, int later)
     textbook exact, plain;
     mtt_status status;
     if (!is_new(host) && l->once) {
-        mtt__cpu_run(NULL, host, 1); /* for those that need its results */
+        run_on_host(host); /* for those that need its results */
         return;
     }
     upload_operands(l, host, device, i);
+    if (has_eight(host)) {
+        step_eight(l, host, device, &l->host->programs[which], &l->device->programs[which]);
+        return;
+    }
     new_case();
     exact = open_textbook(l, host, 1);
     plain = open_textbook(l, host, 0);
@@ -1760,7 +2274,7 @@ static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, 
     fill_state(&l, MTT__TRAIN);
     for (i = 0; i < p->step_begin; i++)
         if (p->ops[i].kind == forward || p->ops[i].kind == backward) step_op(&l, MTT__TRAIN, i, later);
-        else mtt__cpu_run(NULL, &p->ops[i], 1);
+        else run_on_host(&p->ops[i]);
     close_lock_step(&l);
 }
 
@@ -1854,9 +2368,280 @@ static void products_with_gelu(void)
     random_state = others;
 }
 
+/* Models of FP8: widths from 16 up in steps of 16, one in 64 of 1,600; rows that fill no tile; every third
+   loss in several chunks, the last one smaller; all of fp8_products and ways to recompute. */
+static setup eight_setup(int number)
+{
+    setup s = small_setup(number);
+    s.model.heads = number % 64 == 17 ? 25 : 1 + number % 2;
+    s.model.d_model = number % 64 == 17 ? 1600 : 16 * (1 + below(12));
+    s.model.d_ff = number % 16 == 3 ? 512 : 16 * (1 + below(24));
+    s.seq_len = number % 64 == 17 ? 33 : number % 16 == 5 ? 129 + below(300) : 1 + below(130);
+    s.model.max_seq = s.seq_len + below(9);
+    if (s.seq_len > 130) s.batch = 1;
+    s.policy.precision = MTT_FP8;
+    s.policy.fp8_products = number % 5 == 3 ? MTT_FP8_LAYERS : number % 5 == 4 ? MTT_FP8_FORWARD : MTT_FP8_ALL;
+    s.policy.loss = below(2) ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
+    s.policy.loss_chunk_rows = number % 3 ? 0 : 16 * (1 + below(s.batch * s.seq_len / 16 + 1));
+    s.policy.recompute = number % 8 == 5   ? MTT_RECOMPUTE_SEGMENTS
+                         : number % 8 == 6 ? MTT_RECOMPUTE_LAYER
+                                           : MTT_RECOMPUTE_NONE;
+    s.policy.window = 0;
+    s.policy.accumulate = 1 + below(2);
+    return s;
+}
+
+/* An operation on tensors of the caller's, on the device. */
+static void run_alone(void *context, mtt_op_kind kind, int inputs, int outputs, const void *operands,
+                      mtt_shape *shape)
+{
+    mtt_op op;
+    memset(&op, 0, sizeof(op));
+    op.kind = kind;
+    op.layer = -1;
+    op.inputs = inputs, op.outputs = outputs;
+    op.operands = (mtt_tensor **)(void *)(uintptr_t)operands;
+    op.shape = shape;
+    check(cuda.run(context, &op, 1) == MTT_OK, "%s: %s", mtt_op_name(kind), env.error);
+}
+
+/* A matrix on the device, uninitialized. */
+static mtt_tensor matrix_on_device(void *context, mtt_dtype dtype, int64_t rows, int64_t width)
+{
+    mtt_tensor t;
+    memset(&t, 0, sizeof(t));
+    strcpy(t.name, "alone");
+    t.dtype = dtype;
+    t.shape[0] = rows, t.shape[1] = width;
+    t.rank = 2;
+    t.entry = -1;
+    t.bytes = (size_t)(rows * width) * mtt__dtype_bytes[dtype];
+    check(cuda.alloc(context, t.bytes, &t.data) == MTT_OK, "alloc: %s", env.error);
+    return t;
+}
+
+/* Fused operations give the bits of GELU alone: forward y, and backward, transposed, what a forward pass
+   before it has made of the same pre. */
+static void same_gelu(lock_step *l, mtt_op *op)
+{
+    int backward = op->kind == MTT_OP_linear_backward_gelu;
+    const mtt_linear_gelu *f = MTT_OPERANDS_OF(linear_gelu, op);
+    const mtt_linear_backward_gelu *b = MTT_OPERANDS_OF(linear_backward_gelu, op);
+    mtt_tensor *pre = backward ? b->pre : f->pre, *y = backward ? b->y_t : f->y, *from, alone, ours, fused;
+    mtt_gelu gelu = {pre, &alone};
+    if (!is_8_bit(y)) return;
+    from = y;
+    alone = matrix_on_device(l->context, MTT_F8_E4M3, mtt__rows(pre), mtt__width(pre));
+    alone.scale = from->scale;
+    run_alone(l->context, MTT_OP_gelu, 1, 1, &gelu, (mtt_shape *)(uintptr_t)op->shape);
+    ours = downloaded(l, &alone);
+    fused = downloaded(l, y);
+    if (backward) check_transpose(&l->s, op, "CUDA beside GELU alone", &ours, &fused, mtt__rows(pre));
+    else
+        check(!memcmp(ours.data, fused.data, ours.bytes), "linear_gelu: other bits than GELU alone (%s)",
+              describe(&l->s));
+    free(ours.data);
+    free(fused.data);
+    cuda.release(l->context, alone.data);
+}
+
+/* FP8's products with GELU behind them, of up to 6 x 3 tiles of 128 x 256, with up to 1,600 terms; in every
+   fourth, gradients are so large that some become infinite. The last has 18 x 16 tiles, two and more for each
+   block. */
+static void eight_products_with_gelu(void)
+{
+    enum { LAST = 24 };
+    const uint64_t others = random_state; /* the setups that follow stay what they are */
+    int number, i;
+    for (number = 0; number <= LAST; number++) {
+        setup s = eight_setup(0);
+        lock_step l;
+        mtt__program *p;
+        s.model.layers = s.batch = s.model.heads = 1;
+        s.model.d_model = number % 8 == 6 ? 1600 : 16 * (1 + below(15));
+        s.model.heads = number % 8 == 6 ? 25 : 1;
+        s.model.d_ff = number % 3 ? 16 * (1 + below(45)) : 256 * (1 + below(3));
+        s.seq_len = number % 5 ? 1 + below(number % 8 == 6 ? 200 : 710) : 128 * (1 + below(6));
+        if (number == LAST) s.model.d_model = 16, s.model.d_ff = 4096, s.batch = 4, s.seq_len = 550;
+        s.model.vocab = 8;
+        s.model.max_seq = s.seq_len;
+        s.policy.attention = MTT_ATTENTION_FLASH;
+        s.policy.recompute = number / 2 % 4 == 3 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_NONE;
+        s.policy.workspace_bytes = number == LAST || below(2) ? (size_t)2 << 20 : 0;
+        l = open_lock_step(&s);
+        p = &l.host->programs[MTT__TRAIN];
+        fill_state(&l, MTT__TRAIN);
+        for (i = 0; i < p->step_begin; i++) {
+            mtt_op_kind kind = p->ops[i].kind;
+            if (number % 4 == 2 && kind == MTT_OP_linear_backward_gelu)
+                fill_tensor(MTT_OPERANDS_OF(linear_backward_gelu, &p->ops[i])->dy, 20000, 0);
+            if (kind == MTT_OP_linear_gelu || kind == MTT_OP_linear_backward_gelu) {
+                step_op(&l, MTT__TRAIN, i, 0);
+                same_gelu(&l, op_at(l.device, MTT__TRAIN, i, 0));
+            } else run_on_host(&p->ops[i]);
+        }
+        close_lock_step(&l);
+    }
+    random_state = others;
+}
+
+/* All 65,536 numbers of BF16, in 8 bits and transposed, infinities and NaN among them. The records join what
+   is there; without `recorded` there are none. */
+static void every_number(void *context)
+{
+    enum { ROWS = 517, WIDTH = 128, PADDED = 528, COUNT = ROWS * WIDTH };
+    static uint16_t x_bits[COUNT];
+    static uint8_t codes[COUNT], turned_codes[WIDTH * PADDED];
+    static const int exponents[] = {-9, 0, 6, 30};
+    setup s = eight_setup(0);
+    mtt_op op = {.kind = MTT_OP_quantize};
+    mtt_shape shape = {.rows = ROWS};
+    mtt_tensor x = matrix_on_device(context, MTT_BF16_BITS, ROWS, WIDTH), copy, copy_t;
+    mtt_tensor y = matrix_on_device(context, MTT_F8_E4M3, ROWS, WIDTH), table = y;
+    mtt_tensor y_t = matrix_on_device(context, MTT_F8_E4M3, WIDTH, PADDED);
+    int number, i;
+    table = matrix_on_device(context, MTT_F32, 4, 1);
+    for (i = 0; i < COUNT; i++) x_bits[i] = (uint16_t)i;
+    cuda.upload(context, x.data, x_bits, x.bytes);
+    for (number = 0; number < 16; number++) {
+        int e4m3 = number < 12, alone = number % 3 == 2, wrong = 0, clipped = 0;
+        double scale = e4m3 ? ldexp(1, exponents[number / 3]) : 1;
+        mtt_scale scales = {(float)(1 / scale), (float)scale, mtt__float_bits(0.5f), 7}, after;
+        mtt_quantize row = {&x, NULL, NULL, NULL, alone ? NULL : &y, number % 3 ? &y_t : NULL};
+        new_case();
+        y.dtype = y_t.dtype = e4m3 ? MTT_F8_E4M3 : MTT_F8_E5M2;
+        y.scale = y_t.scale = e4m3 ? (mtt_scale *)table.data : NULL;
+        y.recorded = e4m3 && !alone;
+        y_t.recorded = e4m3 && alone && number % 2;
+        memset(codes, 0xa5, sizeof(codes));
+        memset(turned_codes, 0xa5, sizeof(turned_codes));
+        cuda.upload(context, table.data, &scales, sizeof(scales));
+        cuda.upload(context, y.data, codes, y.bytes);
+        cuda.upload(context, y_t.data, turned_codes, y_t.bytes);
+        run_alone(context, MTT_OP_quantize, 4, 2, &row, &shape);
+        cuda.download(context, codes, y.data, y.bytes);
+        cuda.download(context, turned_codes, y_t.data, y_t.bytes);
+        cuda.download(context, &after, table.data, sizeof(after));
+        copy = y, copy_t = y_t;
+        copy.data = codes, copy_t.data = turned_codes;
+        if (row.y_t) check_transpose(&s, &op, "every number", row.y ? &copy : NULL, &copy_t, ROWS);
+        for (i = 0; i < COUNT; i++) {
+            double value = (double)mtt__from_bf16(x_bits[i]) * scale;
+            uint8_t code = row.y ? codes[i] : turned_codes[i % WIDTH * PADDED + i / WIDTH];
+            int is_nan = e4m3 ? (code & 0x7f) == 0x7f : (code & 0x7f) > 0x7c;
+            clipped += fabs(value) > 448;
+            if (isnan(value)) wrong += !is_nan;
+            else wrong += signed_code(code) != to_eight(value, y.dtype) || code >> 7 != x_bits[i] >> 15;
+        }
+        check(!wrong, "%d of %d numbers times %g are rounded to others in %s", wrong, COUNT, scale,
+              e4m3 ? "e4m3" : "e5m2");
+        if (y.recorded || y_t.recorded) scales.largest = mtt__float_bits(INFINITY), scales.clipped += (uint32_t)clipped;
+        check(!memcmp(&after, &scales, sizeof(after)), "every number times %g: records %g, %u, wanted %g, %u",
+              scale, (double)mtt__bits_float(after.largest), after.clipped,
+              (double)mtt__bits_float(scales.largest), scales.clipped);
+    }
+    cuda.release(context, x.data);
+    cuda.release(context, y.data);
+    cuda.release(context, y_t.data);
+    cuda.release(context, table.data);
+}
+
+/* Bits that sums of forward products keep. The product of row r and column c adds 1, 2^-(r + c) and -1: the
+   result is 2^-(r + c), or 0 where that is cut off. The last term is among the first 32, or among the next, to
+   which only the sum of the first ones comes. */
+static void probe_eight(void *context)
+{
+    enum { ROWS = 16, TERMS = 64 };
+    mtt_shape shape = {.rows = ROWS};
+    mtt_tensor x = matrix_on_device(context, MTT_F8_E4M3, ROWS, TERMS);
+    mtt_tensor weight = matrix_on_device(context, MTT_F8_E4M3, ROWS, TERMS), scales, workspace;
+    mtt_tensor y = matrix_on_device(context, MTT_BF16_BITS, ROWS, ROWS);
+    mtt_linear linear = {&x, &weight, NULL, &y};
+    const mtt_scale one = {1, 1, 0, 0};
+    int kept[2] = {0, 0}, later, r, c;
+    scales = matrix_on_device(context, MTT_F32, 4, 1);
+    workspace = matrix_on_device(context, MTT_F32, 1 << 20, 1);
+    cuda.upload(context, scales.data, &one, sizeof(one));
+    x.scale = weight.scale = (mtt_scale *)scales.data;
+    for (later = 0; later < 2; later++) {
+        uint8_t left[ROWS][TERMS], right[ROWS][TERMS];
+        uint16_t result[ROWS][ROWS];
+        mtt_op op = {.kind = MTT_OP_linear, .inputs = 3, .outputs = 1, .transposed = 1, .shape = &shape,
+                     .operands = (mtt_tensor **)(void *)&linear, .workspace = &workspace};
+        memset(left, 0, sizeof(left));
+        memset(right, 0, sizeof(right));
+        for (r = 0; r < ROWS; r++) {
+            int last = later ? 40 : 2;
+            left[r][0] = right[r][0] = right[r][last] = mtt__to_e4m3(1);
+            left[r][last] = mtt__to_e4m3(-1);
+            left[r][1] = right[r][1] = mtt__to_e4m3(ldexpf(1, -r)); /* 0 from 2^-10 down */
+        }
+        cuda.upload(context, x.data, left, sizeof(left));
+        cuda.upload(context, weight.data, right, sizeof(right));
+        check(cuda.run(context, &op, 1) == MTT_OK, "%s", env.error);
+        cuda.download(context, result, y.data, y.bytes);
+        for (r = 0; r < 10; r++)
+            for (c = 0; c < 10; c++)
+                if (mtt__from_bf16(result[r][c]) > 0 && r + c > kept[later]) kept[later] = r + c;
+    }
+    check(kept[0] >= 8 && kept[1] >= 8, "sums of 8-bit products keep %d and %d bits behind the first", kept[0],
+          kept[1]);
+    eight_bits = kept[0] < kept[1] ? kept[0] : kept[1];
+    printf("forward products in 8 bits keep %s%d bits behind the first one of the largest term, %s%d of a sum\n",
+           kept[0] == 18 ? "at least " : "", kept[0], kept[1] == 18 ? "at least " : "", kept[1]);
+    cuda.release(context, x.data);
+    cuda.release(context, weight.data);
+    cuda.release(context, y.data);
+    cuda.release(context, scales.data);
+    cuda.release(context, workspace.data);
+}
+
+enum { EIGHT_SETUPS = 520 };
+
+/* FP8, operation by operation. */
+static void eight_operations(int setups)
+{
+    const uint64_t others = random_state; /* the setups that follow stay what they are */
+    setup s = eight_setup(0);
+    mtt_policy policy;
+    int number, i;
+    s.policy.device = MTT_DEVICE_CUDA;
+    check(mtt_policy_resolve(&env, &s.policy, &s.model, s.batch, s.seq_len, &policy) == MTT_OK, "%s", env.error);
+    probe_eight(context_of(&policy));
+    every_number(context_of(&policy));
+    eight_products_with_gelu();
+    for (number = 0; number < setups; number++) {
+        s = eight_setup(number);
+        step_schedule(&s, 1);
+    }
+    for (i = 0; i < MTT_OP_KIND_COUNT; i++)
+        if (eights[i])
+            printf("%-26s %9lld results in 8 bits, %lld are the textbook's neighbours\n",
+                   mtt_op_name((mtt_op_kind)i), (long long)eights[i], (long long)neighbours[i]);
+    random_state = others;
+}
+
+static void print_worst(int all)
+{
+    int i, k;
+    printf("largest error, 1 = twice the plain implementation's and the slack\n");
+    printf("%-26s %6s %7s %8s %8s %8s %8s %8s\n", "operation", "tries", "shapes", "FP32", "TF32", "BF16", "FP16",
+           "FP8");
+    for (i = 0; i < MTT_OP_KIND_COUNT; i++) {
+        printf("%-26s %6d %7d", mtt_op_name((mtt_op_kind)i), tried[i], distinct[i]);
+        for (k = 0; k < PRECISION_COUNT && TEXTBOOK[i]; k++) printf(" %8.2f", worst[i][k]);
+        printf("%s\n", TEXTBOOK[i]                                          ? ""
+                       : i == MTT_OP_sum_loss || i == MTT_OP_grad_norm ? " counters"
+                       : i == MTT_OP_rescale                           ? " scales"
+                                                                       : " the CPU's bits");
+        check(distinct[i] >= TRIES || !all, "%s was tried over %d shapes, %d are wanted",
+              mtt_op_name((mtt_op_kind)i), distinct[i], TRIES);
+    }
+}
+
 static void operations(int large, int small)
 {
-    int number, i;
+    int number;
     long_rows();
     edges_of_tiles();
     turns_of_heads();
@@ -1871,16 +2656,8 @@ static void operations(int large, int small)
         s.policy.accumulate = 1 + below(2);
         step_schedule(&s, 1);
     }
-    printf("largest error, 1 = twice the plain implementation's and the slack\n");
-    printf("%-26s %6s %7s %8s %8s %8s %8s\n", "operation", "tries", "shapes", "FP32", "TF32", "BF16", "FP16");
-    for (i = 0; i < MTT_OP_KIND_COUNT; i++) {
-        printf("%-26s %6d %7d", mtt_op_name((mtt_op_kind)i), tried[i], distinct[i]);
-        if (TEXTBOOK[i])
-            printf(" %8.2f %8.2f %8.2f %8.2f\n", worst[i][0], worst[i][1], worst[i][2], worst[i][3]);
-        else printf(" %s\n", i == MTT_OP_sum_loss || i == MTT_OP_grad_norm ? "counters" : "the CPU's bits");
-        check(distinct[i] >= TRIES || small < SMALL_SETUPS, "%s was tried over %d shapes, %d are wanted",
-              mtt_op_name((mtt_op_kind)i), distinct[i], TRIES);
-    }
+    eight_operations(small < SMALL_SETUPS ? small / 2 : EIGHT_SETUPS);
+    print_worst(small >= SMALL_SETUPS);
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",
            (long long)compact_others, (long long)compact_numbers);
     check(compact_others <= compact_numbers / 50, "too many numbers of the compact state are not the CPU's");
@@ -2587,6 +3364,18 @@ static void largest_batch(void)
     }
 }
 
+/* The CPU in place of the device. */
+static mtt_status run_list_on_host(void *context, const mtt_op *ops, int count)
+{
+    int i;
+    (void)context;
+    for (i = 0; i < count; i++) {
+        mtt_op op = ops[i];
+        run_on_host(&op);
+    }
+    return MTT_OK;
+}
+
 static void told(const char *what, double start)
 {
     printf("%s: at %.1f s\n", what, (mtt__now_ms() - start) * 1e-3);
@@ -2597,6 +3386,16 @@ int main(int argc, char **argv)
 {
     double start = mtt__now_ms();
     int scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
+    mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
+    if (argc > 1 && !strcmp(argv[1], "textbook")) {
+        cuda = *mtt_cpu_backend();
+        cuda.run = run_list_on_host;
+        eight_operations(argc > 2 ? atoi(argv[2]) : EIGHT_SETUPS);
+        print_worst(0);
+        close_contexts();
+        return finish();
+    }
     if (mtt_cuda_backend(&env, 0, &cuda) != MTT_OK) {
         skip(env.error);
         check(env.error[0], "a reason is given");
@@ -2616,8 +3415,6 @@ int main(int argc, char **argv)
         told("full windows", start);
         return finish();
     }
-    mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */
-    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     planned_bytes(); /* before anything else has used the device */
     told("planned bytes", start);
     probe_tf32();
