@@ -3533,13 +3533,13 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     mtt_tensor *x_t = NULL, *weight_t = NULL, *d_logits = NULL, *d_logits_t = NULL;
     int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
     int adds = 0, eight = x->dtype == MTT_F8_E4M3;
+    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
     if (gradients) {
         dx = mtt__make_gradient(b, x);
         d_weight = mtt__parameter_gradient(b, weight, &adds);
         d_bias = mtt__parameter_gradient(b, bias, NULL);
     }
     if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
-    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
     if (eight && gradients) {
         int entry = MTT__LAYER_SCALES * p->shape.layers + MTT__SCALE_LOGITS;
         mtt_op place = {0};
