@@ -9125,7 +9125,7 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
         const float least = i == c->kept || i % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
         for (k = 0; k < e->bytes / sizeof(float); k++)
             if (!(x[k] >= least && fabsf(x[k]) < INFINITY) ||
-                (i == c->kept && (x[0] > 0) != (x[k] == mtt__power_of_two(x[k]))))
+                (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
                 return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
                                  "or the file is forged; use another checkpoint", c->st->path, k, e->name,
                                  (double)x[k]);
@@ -9157,8 +9157,10 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
         if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
     }
     if (!status) {
+        const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
+        int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
         if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
-        else if (c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
+        else if (!scaled && c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
         t->step = c.counters.steps;
         t->micro_batch = c.micro_batch;
         t->optim.seed = c.seed;
