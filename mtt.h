@@ -447,7 +447,8 @@ typedef struct mtt_step_info {
     float lr;
     float loss_scale; /* 1 except under FP16 and FP8 */
     int skipped;      /* 1 = overflow under FP16 or FP8: nothing was updated, the loss scale was halved */
-    int64_t clipped;  /* activations and weights that were too large for their FP8 scale, and were clipped */
+    int64_t clipped;  /* activations and weights that were too large for their FP8 scale, and were clipped;
+                         weights are rounded, and counted, once a micro-batch */
     double ms;        /* wall clock */
     size_t arena_bytes;
 } mtt_step_info;
@@ -1135,13 +1136,13 @@ MTT__BOTH float mtt__power_of_two(float x)
     return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
 }
 
-/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. Without a finite largest
-   value the scale stays. Returns the number of clipped values. */
-MTT__BOTH uint32_t mtt__rescale(mtt_scale *s)
+/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
+   finite largest value, and after a skipped step. Returns the number of clipped values. */
+MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
 {
     uint32_t clipped = s->clipped;
     float largest = mtt__bits_float(s->largest);
-    if (largest > 0 && largest < 3e38f) {
+    if (!skipped && largest > 0 && largest < 3e38f) {
         s->scale = mtt__power_of_two(224.0f / largest);
         s->inverse = 1.0f / s->scale;
     }
@@ -5926,7 +5927,7 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
     int64_t i;
     (void)op;
     for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
-        counters->clipped += mtt__rescale(&scales[i]);
+        counters->clipped += mtt__rescale(&scales[i], counters->skipped);
 }
 
 /* ---- backend ---- */
