@@ -2976,7 +2976,7 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     t->layer = layer;
     if (t->dtype == MTT_F8_E4M3) {
         t->entry = mtt__scale_entry(b, role_of, layer);
-        t->recorded = !b->recomputing && b->program == &b->schedule->programs[MTT__TRAIN];
+        t->recorded = b->phase == MTT_FORWARD && b->program == &b->schedule->programs[MTT__TRAIN];
     }
     if (!b->status) mtt__activation_of(b, t)->current = t;
     return t;
