@@ -447,7 +447,8 @@ typedef struct mtt_step_info {
     float lr;
     float loss_scale; /* 1 except under FP16 and FP8 */
     int skipped;      /* 1 = overflow under FP16 or FP8: nothing was updated, the loss scale was halved */
-    int64_t clipped;  /* activations and weights that were too large for their FP8 scale, and were clipped */
+    int64_t clipped;  /* activations and weights that were too large for their FP8 scale, and were clipped;
+                         weights are rounded, and counted, once a micro-batch */
     double ms;        /* wall clock */
     size_t arena_bytes;
 } mtt_step_info;
@@ -1174,13 +1175,13 @@ MTT__BOTH float mtt__power_of_two(float x)
     return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
 }
 
-/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. Without a finite largest
-   value the scale stays. Returns the number of clipped values. */
-MTT__BOTH uint32_t mtt__rescale(mtt_scale *s)
+/* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
+   finite largest value, and after a skipped step. Returns the number of clipped values. */
+MTT__BOTH uint32_t mtt__rescale(mtt_scale *s, int skipped)
 {
     uint32_t clipped = s->clipped;
     float largest = mtt__bits_float(s->largest);
-    if (largest > 0 && largest < 3e38f) {
+    if (!skipped && largest > 0 && largest < 3e38f) {
         s->scale = mtt__power_of_two(224.0f / largest);
         s->inverse = 1.0f / s->scale;
     }
@@ -3007,7 +3008,7 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     t->layer = layer;
     if (t->dtype == MTT_F8_E4M3) {
         t->entry = mtt__scale_entry(b, role_of, layer);
-        t->recorded = !b->recomputing && b->program == &b->schedule->programs[MTT__TRAIN];
+        t->recorded = b->phase == MTT_FORWARD && b->program == &b->schedule->programs[MTT__TRAIN];
     }
     if (!b->status) mtt__activation_of(b, t)->current = t;
     return t;
@@ -3567,13 +3568,13 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     mtt_tensor *x_t = NULL, *weight_t = NULL, *d_logits = NULL, *d_logits_t = NULL;
     int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
     int adds = 0, eight = x->dtype == MTT_F8_E4M3;
+    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
     if (gradients) {
         dx = mtt__make_gradient(b, x);
         d_weight = mtt__parameter_gradient(b, weight, &adds);
         d_bias = mtt__parameter_gradient(b, bias, NULL);
     }
     if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
-    logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
     if (eight && gradients) {
         mtt_op place = {0};
         place.layer = -1;
@@ -5964,7 +5965,7 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
     int64_t i;
     (void)op;
     for (i = counters->clipped = 0; i < o->scales->shape[0]; i++)
-        counters->clipped += mtt__rescale(&scales[i]);
+        counters->clipped += mtt__rescale(&scales[i], counters->skipped);
 }
 
 /* ---- backend ---- */
@@ -9163,7 +9164,7 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
         const float least = i == c->kept || i % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
         for (k = 0; k < e->bytes / sizeof(float); k++)
             if (!(x[k] >= least && fabsf(x[k]) < INFINITY) ||
-                (i == c->kept && (x[0] > 0) != (x[k] == mtt__power_of_two(x[k]))))
+                (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
                 return mtt__fail(c->t->env, MTT_E_FORMAT, "%s: element %zu of %s is %g: the run had diverged "
                                  "or the file is forged; use another checkpoint", c->st->path, k, e->name,
                                  (double)x[k]);
@@ -9195,8 +9196,10 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
         if (t->measured) status = mtt__move_scales(t, MTT__PUT, 0, p->scales->shape[0], (float *)scales);
     }
     if (!status) {
+        const mtt__st_entry *from = mtt__st_find(&st.metadata, "precision");
+        int scaled = from && (!strcmp(from->value, "fp16") || !strcmp(from->value, "fp8"));
         if (!mtt__precisions[t->schedule->policy.precision].scaled) c.counters.loss_scale = 1;
-        else if (c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
+        else if (!scaled && c.counters.loss_scale == 1) c.counters.loss_scale = mtt__first_loss_scale(t);
         t->step = c.counters.steps;
         t->micro_batch = c.micro_batch;
         t->optim.seed = c.seed;

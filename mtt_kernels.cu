@@ -1293,7 +1293,8 @@ static __global__ void __launch_bounds__(256)
 {
     __shared__ unsigned long long shared[32];
     unsigned long long clipped = 0;
-    for (int64_t i = threadIdx.x; i < count; i += 256) clipped += mtt__rescale(&scales[i]);
+    for (int64_t i = threadIdx.x; i < count; i += 256)
+        clipped += mtt__rescale(&scales[i], counters->skipped);
     clipped = mtt__reduce<mtt__plus, 256>(clipped, shared);
     if (threadIdx.x == 0) counters->clipped = (int64_t)clipped;
 }

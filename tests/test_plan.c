@@ -50,10 +50,11 @@ static void describe(configuration *c)
     snprintf(
         c->text, sizeof(c->text),
         "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
-        "precision %d attention %d window %d recompute %s loss %d chunk %d state %d accumulate %d split %d",
+        "precision %d products %d attention %d window %d recompute %s loss %d chunk %d state %d "
+        "accumulate %d split %d",
         m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch,
-        c->seq_len, (int)p->precision, (int)p->attention, p->window, RECOMPUTES[p->recompute], (int)p->loss,
-        p->loss_chunk_rows, (int)p->state, p->accumulate, p->split);
+        c->seq_len, (int)p->precision, (int)p->fp8_products, (int)p->attention, p->window,
+        RECOMPUTES[p->recompute], (int)p->loss, p->loss_chunk_rows, (int)p->state, p->accumulate, p->split);
 }
 
 static configuration random_configuration(void)
@@ -72,7 +73,8 @@ static configuration random_configuration(void)
     c.model.tied_head = below(2);
     c.model.no_head_bias = below(2);
     c.model.dropout = below(2) ? 0.1f : 0;
-    c.policy.precision = (mtt_precision)below(4);
+    c.policy.precision = (mtt_precision)below(5);
+    c.policy.fp8_products = (mtt_fp8_products)below(3);
     c.policy.attention = (mtt_attention)below(2);
     c.policy.window = below(2) ? 0 : 1 + below(40);
     c.policy.recompute = (mtt_recompute)below(5);
@@ -82,6 +84,10 @@ static configuration random_configuration(void)
     c.policy.state = (mtt_state)(c.model.d_ff / 8 % 2);
     c.policy.accumulate = 1 + below(3);
     c.policy.split = below(2);
+    if (c.policy.precision == MTT_FP8) { /* both widths are multiples of 16 */
+        if (c.model.d_model % 16) c.model.d_model += 8 * c.model.heads;
+        c.model.d_ff = (c.model.d_ff + 15) / 16 * 16;
+    }
     describe(&c);
     if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
     return c;
@@ -124,14 +130,16 @@ static void known_models(void)
     /* Weights, moments and gradients are what arithmetic says, but for the padding of the vocabulary and of
        slots. */
     gpt2.policy.accumulate = 2;
-    for (int kind = 0; kind < 8; kind++) {
-        gpt2.policy.precision = (mtt_precision)(kind % 4);
-        gpt2.policy.state = (mtt_state)(kind / 4);
+    for (int kind = 0; kind < 10; kind++) {
+        gpt2.policy.precision = (mtt_precision)(kind % 5);
+        gpt2.policy.state = (mtt_state)(kind / 5);
         if (!plan(&gpt2, &report)) continue;
-        double n = 124439808, weight = kind % 4 >= MTT_BF16 ? 2 : 4, state = kind % 4 >= MTT_BF16 ? 12 : 8;
-        if (kind / 4) state = kind % 4 >= MTT_BF16 ? 3.125 : 2.125;
-        check(fabs((double)report.bytes[MTT_WEIGHTS] / (weight * n) - 1) < 1e-3, "weights take %zu bytes",
-              report.bytes[MTT_WEIGHTS]);
+        double n = 124439808, weight = kind % 5 >= MTT_BF16 ? 2 : 4, state = kind % 5 >= MTT_BF16 ? 12 : 8;
+        if (kind / 5) state = kind % 5 >= MTT_BF16 ? 3.125 : 2.125;
+        /* at FP8's peak, the loss, the head is in 8 bits, too: as it is and transposed */
+        double eight = kind % 5 == MTT_FP8 ? 2 * 50304 * 768 : 0;
+        check(fabs((double)report.bytes[MTT_WEIGHTS] / (weight * n + eight) - 1) < 1e-3,
+              "weights take %zu bytes", report.bytes[MTT_WEIGHTS]);
         check(fabs((double)report.bytes[MTT_OPTIMIZER] / (state * n) - 1) < 1e-3,
               "the optimizer takes %zu bytes", report.bytes[MTT_OPTIMIZER]);
         check(fabs((double)report.bytes[MTT_GRADIENTS] / (4 * n) - 1) < 1e-3, "gradients take %zu bytes",
@@ -247,7 +255,7 @@ static void packing(void)
     double worst = 0;
     char worst_text[sizeof(((configuration *)0)->text)] = "";
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
-        for (int kind = 0; kind < 4 * 2 * 2 * 5; kind += each()) {
+        for (int kind = 0; kind < 5 * 2 * 2 * 5; kind += each()) {
             configuration c = known(CASES[i].name, CASES[i].batch);
             mtt_plan_report report;
             c.policy.recompute = (mtt_recompute)(kind % 5);
@@ -380,7 +388,8 @@ static void check_program(const mtt__program *p, const char *text)
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
         int gone = !op->recomputed, read = !op->recomputed;
-        check(op->inputs > 0 && op->outputs > 0, "%s: operation %d reads or writes nothing", text, i);
+        check((op->inputs > 0 || op->kind == MTT_OP_rescale) && op->outputs > 0,
+              "%s: operation %d reads or writes nothing", text, i); /* rescale reads what it writes */
         for (int k = op->inputs; k < op->inputs + op->outputs && op->recomputed; k++)
             if (op->operands[k]) gone |= op->operands[k]->first == i, read |= op->operands[k]->last > i;
         check(gone && read, "%s: operation %d makes again what %s", text, i,
@@ -492,7 +501,7 @@ typedef struct sizes {
     double E;                        /* bytes of an activation or a weight */
     double G;                        /* of a gradient in FP32; those that stay are read, too */
     double parameters, matrices;     /* padded; of the layers' matrices */
-    double chunks;                   /* of logits */
+    double chunks, chunk, chunk_padded; /* of logits; rows of one, and of its transpose under FP8 */
 } sizes;
 
 static sizes sizes_of(const configuration *c)
@@ -510,8 +519,17 @@ static sizes sizes_of(const configuration *c)
     z.matrices = m->layers * (4 * z.C * z.C + 2 * z.C * z.F);
     z.parameters = z.matrices + m->layers * (9 * z.C + z.F) + 2 * z.C + z.V * z.C * (m->tied_head ? 1 : 2) +
                    (m->no_head_bias ? 0 : z.V) + (m->positions ? m->max_seq * z.C : 0);
+    if (c->policy.precision == MTT_FP8) rows = ceil(rows / 16) * 16;
     z.chunks = ceil(z.R / rows);
+    z.chunk = fmin(z.R, rows);
+    z.chunk_padded = ceil(z.chunk / 16) * 16;
     return z;
+}
+
+/* Of an element; 0 = there is no tensor. */
+static double bytes_of(const mtt_tensor *t)
+{
+    return t ? (double)mtt__dtype_bytes[t->dtype] : 0;
 }
 
 /* FLOPs and bytes of an operation against a table of what its kernel must compute and move. A product of n
@@ -524,22 +542,37 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
     const double G = z->G, P = z->parameters, stats = 8 * R, lse = 4 * R * c->model.heads, chunks = z->chunks;
     const double control = sizeof(mtt_control), counters = sizeof(mtt_counters);
     const int weight = op->kind == MTT_OP_linear_backward_weight, compact = p->state == MTT_STATE_COMPACT;
-    const mtt_tensor *to = op->operands[weight ? 1 : op->inputs];
-    const double in = (double)mtt__width(op->operands[0]), out = to ? (double)mtt__width(to) : 0;
+    const mtt_tensor *from = op->operands[0], *to = op->operands[weight ? 1 : op->inputs];
+    /* Under FP8 a weight's gradient is of transposes, whose rows are padded to 16 elements. */
+    const double X = bytes_of(from), W = bytes_of(op->operands[1]), Y = bytes_of(to);
+    const double padded = ceil(R / 16) * 16;
+    const double fused = op->kind == MTT_OP_linear_gelu      ? bytes_of(MTT_OPERANDS_OF(linear_gelu, op)->y)
+                         : op->kind == MTT_OP_residual_norm ? bytes_of(MTT_OPERANDS_OF(residual_norm, op)->y)
+                                                            : 0;
+    const int eight = weight && X == 1;
+    const double in = (double)(eight ? mtt__rows(from) : mtt__width(from)), T = eight ? padded : R;
+    const double out = !to ? 0 : (double)(eight ? mtt__rows(to) : mtt__width(to));
     const double last = op->operands[op->inputs + op->outputs - 1] != NULL;
     const double bias = op->kind == MTT_OP_linear ? op->operands[2] != NULL : last, joined = op->layer >= 0;
-    const double head = V * C + V * !c->model.no_head_bias, targets = 4 * R, losses = 12 * R;
+    const double bias_of_head = V * !c->model.no_head_bias, head = V * C + bias_of_head;
+    const double targets = 4 * R, losses = 12 * R, scales = 16 * (8 * c->model.layers + 3);
+    const double N = (double)(mtt__rows(from) * mtt__width(from)), M = z->matrices / c->model.layers;
+    const double N_t = ceil((double)mtt__rows(from) / 16) * 16 * in;
     const int narrow = E == 2 && compact && G == 4, train = which == MTT__TRAIN;
     const double wide = narrow && op->layer >= 0 ? 2 : G;
     const double state = compact ? 4 * 1.0625 + (E == 2 ? 4 + 2 : 8) : 16 + (E == 2 ? 8 + 2 : 8);
     const struct { const char *name; double flops, bytes; } WANTED[] = {
         {"embed", RC, 3 * E * RC},
-        {"norm", 8 * RC, E * (2 * RC + 2 * C) + stats},
-        {"linear", 2 * R * in * out, E * (R * in + in * out + bias * out + R * out)},
-        {"gelu", 12 * RF, E * 2 * RF},
-        {"linear_gelu", (2 * C + 12 * last) * RF, E * (RC + C * F + F + RF + last * RF)},
+        {"norm", 8 * RC, E * (RC + 2 * C) + Y * RC + stats},
+        {"linear", 2 * R * in * out, X * R * in + W * in * out + E * (bias * out + R * out)},
+        {"quantize", (W ? 5 : 1) * N, E * N + (W ? stats + E * 2 * C : 0) + Y * N + last * N_t},
+        {"quantize_weights", M, (E + 1) * M},
+        {"rescale", scales, scales + counters},
+        {"gelu", 12 * RF, (E + Y) * RF},
+        {"linear_gelu", (2 * C + 12 * last) * RF,
+         X * RC + W * C * F + E * (F + RF) + fused * RF},
         {"residual", RC, E * 3 * RC + control},
-        {"residual_norm", 9 * RC, E * (4 * RC + 2 * C) + stats + control},
+        {"residual_norm", 9 * RC, E * (3 * RC + 2 * C) + fused * RC + stats + control},
         {"attention_scores", 2 * S * D, E * (3 * RC + S)},
         {"softmax", 5 * S, E * 2 * S},
         {"dropout_scores", S, E * 2 * S + control},
@@ -548,15 +581,19 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"pick_row", C, E * 2 * C},
         {"cross_entropy", 4 * R * V, E * R * V + targets + losses},
         {"chunked_loss", (train ? 6 : 2) * RC * V,
-         (train ? E * (2 * RC + 2 * chunks * head + 5 * R * V) + (G + 8 * (chunks - 1)) * head
-                : E * (RC + chunks * head + 2 * R * V)) + targets + losses + control + counters},
+         (train && X == 1 ? RC + C * padded + E * RC + chunks * (2 * V * C + E * bias_of_head) +
+                            (3 * E + 4) * R * V + V * (z->chunk_padded - z->chunk) +
+                            (G + 8 * (chunks - 1)) * head
+          : train ? E * (2 * RC + 2 * chunks * head + 5 * R * V) + (G + 8 * (chunks - 1)) * head
+                  : X * (RC + chunks * V * C) + E * (chunks * bias_of_head + 2 * R * V)) +
+             targets + losses + control + counters},
         {"sum_loss", 3 * R, losses + control + counters},
         {"cross_entropy_backward", 4 * R * V, E * 2 * R * V + targets + losses + control + counters},
-        {"linear_backward_weight", 2 * R * in * out, E * R * (in + out) + wide * in * out + bias * G * out},
-        {"linear_backward_input", 2 * R * in * out, E * (R * in + in * out + R * out)},
+        {"linear_backward_weight", 2 * R * in * out, X * T * (in + out) + wide * in * out + bias * G * out},
+        {"linear_backward_input", 2 * R * in * out, X * R * in + W * in * out + E * R * out},
         {"norm_backward", 14 * RC, E * (3 * RC + joined * RC + C) + stats + 2 * G * C},
         {"dropout_backward", RC, E * 2 * RC + control},
-        {"gelu_backward", 21 * RF, E * 3 * RF},
+        {"gelu_backward", 21 * RF, (2 * E + Y) * RF + last * 2 * F * padded},
         {"linear_backward_gelu", (2 * C + 21) * RF, E * (RC + C * F + 2 * RF) + last * G * F},
         {"attention_values_backward", 4 * S * D, E * (RC + S + 3 * RC + S + 3 * RC)},
         {"softmax_backward", 5 * S, E * 3 * S + control},
@@ -707,7 +744,7 @@ static void traffic_in_place(void)
    traffic. */
 static double roofline(const mtt_schedule *s)
 {
-    static const double CUDA[] = {50e12, 250e12, 500e12, 500e12};
+    static const double CUDA[] = {50e12, 250e12, 500e12, 500e12, 900e12};
     int cuda = s->policy.device == MTT_DEVICE_CUDA;
     double seconds = 0, flops = cuda ? CUDA[s->policy.precision] : 250e9, bytes = cuda ? 4.2e12 : 10e9;
     mtt_plan_report report;
@@ -955,6 +992,9 @@ static void techniques(void)
         {"tf32", "tf32", {.precision = MTT_TF32}, 7},
         {"bf16", "bf16", {.precision = MTT_BF16}, 7},
         {"fp16_bs12", "fp16", {.precision = MTT_FP16}, 12},
+        {"fp8", "fp8", {.precision = MTT_FP8}, 7},
+        {"fp8_flash_chunked", "fp8_flash_chunked",
+         {.precision = MTT_FP8, .attention = MTT_ATTENTION_FLASH, .loss = MTT_LOSS_CHUNKED}, 7},
         {"flash", "fp32_flash", {.attention = MTT_ATTENTION_FLASH}, 7},
         {"window30", "fp32_flash_window30", {.attention = MTT_ATTENTION_FLASH, .window = 30}, 7},
         {"selective", "fp32_selective", {.recompute = MTT_RECOMPUTE_SELECTIVE}, 7},
@@ -976,7 +1016,7 @@ static void techniques(void)
     static const char *const BAD[] = {"",        "bf17",   "flashy", "flas",  "flash_",       "_flash",
                                       "window0", "window", "windo8", "bs0",   "flash__bf16",  "bs",
                                       "FLASH",   "bs8x",   "chunk",  "fp3 2", "window99999999999",
-                                      "widows8", "bt8",    "sb8"};
+                                      "widows8", "bt8",    "sb8",    "fp8e4m3"};
     char name[200];
     for (size_t i = 0; i < MTT__LENGTH(GOOD); i++) {
         mtt_policy p = {.precision = MTT_FP32};
@@ -1147,7 +1187,11 @@ static void validation(void)
     REFUSED(c.model.dropout = 0.95f, "dropout");
     REFUSED(c.model.dropout = INFINITY, "dropout");
     REFUSED(c.policy.window = -1, "window", "-1");
-    REFUSED(c.policy.precision = (mtt_precision)4, "precision");
+    REFUSED(c.policy.precision = (mtt_precision)5, "precision");
+    REFUSED(c.policy.fp8_products = (mtt_fp8_products)3, "fp8_products");
+    REFUSED((c.policy.precision = MTT_FP8, c.model.d_ff = 1032), "fp8", "d_ff 1032", "multiples of 16");
+    REFUSED((c.policy.precision = MTT_FP8, c.model.heads = 3, c.model.d_model = 264), "fp8", "d_model 264",
+            "multiples of 16");
     REFUSED(c.policy.attention = (mtt_attention)2, "attention");
     REFUSED(c.policy.recompute = (mtt_recompute)5, "recompute");
     REFUSED(c.policy.recompute = MTT_RECOMPUTE_BUDGET, "budget_bytes");
@@ -1176,6 +1220,16 @@ static void validation(void)
     check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.segment == 2 &&
               p.loss_chunk_rows == 1024 && p.accumulate == 1,
           "the policy's defaults are not the manual's");
+    for (int products = MTT_FP8_ALL; products <= MTT_FP8_FORWARD; products++) {
+        mtt_policy eight = {.precision = MTT_FP8, .fp8_products = (mtt_fp8_products)products,
+                            .loss_chunk_rows = 17};
+        check(!mtt_policy_resolve(NULL, &eight, &resolved, 1, 8, &p) && p.loss_chunk_rows == 32 &&
+                  p.loss == (products == MTT_FP8_ALL ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL),
+              "FP8 of products %d has chunks of %d rows, loss %d", products, p.loss_chunk_rows, (int)p.loss);
+    }
+    policy.fp8_products = MTT_FP8_LAYERS; /* is ignored, as other fields that serve another choice */
+    check(!mtt_policy_resolve(NULL, &policy, &resolved, 1, 8, &p) && p.loss == MTT_LOSS_FULL,
+          "fp8_products matter without FP8");
     nothing.d_model = 128;
     check(!mtt_model_resolve(NULL, &nothing, &resolved) && resolved.d_ff == 512, "d_ff is %d by default",
           resolved.d_ff);
