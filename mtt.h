@@ -312,9 +312,10 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
 MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 
 /* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16 fp8,
-   flash, windowN (with flash), selective checkpointing segments budget, chunked, compact, split. mtt_policy_parse
-   sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused where `batch` is
-   NULL. mtt_policy_name writes the words of a policy, cut at the capacity, and returns their length. */
+   flash, windowN (with flash), selective checkpointing segments budget, chunked, compact, split.
+   mtt_policy_parse sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused
+   where `batch` is NULL. mtt_policy_name writes the words of a policy, cut at the capacity, and returns their
+   length. */
 MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *policy, int *batch);
 MTTDEF size_t mtt_policy_name(const mtt_policy *policy, char *text, size_t capacity);
 
@@ -736,7 +737,7 @@ typedef enum mtt_dtype { MTT_DTYPES(MTT__DTYPE_ENUM) MTT_DTYPE_COUNT } mtt_dtype
    power of two. During a step, operations record the largest absolute value that they round; the operation
    rescale makes the next step's scale of it. e4m3 ends at 448: larger values are clipped and counted. */
 typedef struct mtt_scale {
-    float inverse, scale; /* inverse = 1 / scale; it comes first, since cuBLASLt wants it aligned to 16 bytes */
+    float inverse, scale; /* inverse = 1 / scale, first: cuBLASLt refuses it if not aligned to 16 bytes */
     uint32_t largest;     /* the bits of a float, so that integers compare as these floats do */
     uint32_t clipped;     /* values, in this step */
 } mtt_scale;
@@ -754,9 +755,9 @@ struct mtt_tensor {
     int persistent;  /* 1 = state: the same place in every program */
     int role, layer; /* its row in the table of activations, and its layer; -1 = not an activation */
     int parameter;   /* the number of the parameter that it holds; -1 = none */
-    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: it holds its values themselves */
+    int entry;       /* of an 8-bit tensor in the table of scales; -1 = none: its scale is 1 */
     mtt_scale *scale; /* the address of that entry, set with `data` */
-    int recorded;     /* 1 = its largest value and what is clipped go into the entry */
+    int recorded;    /* 1 = its largest value and what is clipped go into the entry */
     int index;       /* in mtt_schedule_tensors */
 };
 
@@ -2648,7 +2649,8 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
         else
             return mtt__fail(env, MTT_E_ARGUMENT,
                              "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 flash "
-                             "windowN selective checkpointing segments budget chunked compact split%s, joined by _",
+                             "windowN selective checkpointing segments budget chunked compact split%s, "
+                             "joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
         at += size;
         if (!*at) break;
@@ -3014,8 +3016,8 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     return t;
 }
 
-/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements. Without
-   an entry it is a gradient in e5m2. */
+/* An 8-bit tensor for the values of another, or their transpose, whose rows are padded to 16 elements.
+   Without an entry it is a gradient in e5m2. */
 static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entry, int transposed)
 {
     mtt_dtype dtype = entry < 0 ? MTT_F8_E5M2 : MTT_F8_E4M3;
@@ -3383,7 +3385,8 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, const mtt_op *op, const mtt
         return again;
     }
     if (maker.kind == MTT_OP_quantize) return from;
-    again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x), mtt__width(x), 0);
+    again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x),
+                            mtt__width(x), 0);
     b->recomputing = 1;
     if (stats) MTT__EMIT(b, op->layer, 0, norm, from, gain, shift, again, stats);
     else MTT__EMIT(b, op->layer, 0, gelu, from, again);
@@ -3729,10 +3732,10 @@ static int mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op, const mtt_op *ne
     return 1;
 }
 
-/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue, in 8 it does not: on an H200 145 us
-   against 131 apart for GPT-2 124M's layer. Then the product's input, its result and GELU's are in memory at
-   once. Segments cannot afford that: they leave GELU apart, but make the
-   product by the same kernel, since its bits must be the same. */
+/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue. In 8 bits it does not: on an H200
+   145 us against 131 apart in GPT-2 124M. Fused, the product's input, its result and GELU's are in memory
+   at once. Segments cannot afford that: they leave GELU apart, but make the product by the same kernel, since
+   its bits must be the same. */
 static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next)
 {
     const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
@@ -4215,8 +4218,8 @@ static double mtt__op_bytes(const mtt_op *op)
 
 /* A chunked loss reads the head's weights once a chunk, with gradients for two products, and its gradients
    are added to by each chunk but the first. It passes the logits of all chunks five times, without gradients
-   twice: made, turned into gradients in place, read by two products. Under FP8 it passes them three times, and
-   gradients of half their size, in both orders, twice. */
+   twice: made, turned into gradients in place, read by two products. Under FP8 it passes them three times,
+   and gradients of half their size, in both orders, twice. */
 static double mtt__chunked_bytes(const mtt_op *op)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
@@ -8947,8 +8950,8 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 /* ---- a trainer's checkpoint ---- */
 
 /* The tensors are FP32: everything that the optimizer keeps of each parameter (see MTT__KEPT), and the scales
-   of FP8, 0 before a step has measured them. A compact state encodes to the same bits again. The metadata has the model, the counters and the position in the
-   data. */
+   of FP8, 0 before a step has measured them. A compact state encodes to the same bits again. The metadata has
+   the model, the counters and the position in the data. */
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
     const mtt__st *st; /* the file to read; NULL when saving */
@@ -9077,7 +9080,8 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
 /* Moves scales of 8-bit tensors, from entry `at` up, between host and device. */
 static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t count, float *values)
 {
-    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at, scale = {0, 0, 0, 0};
+    mtt_scale *device = (mtt_scale *)t->schedule->programs[MTT__TRAIN].scales->data + at;
+    mtt_scale scale = {0, 0, 0, 0};
     mtt_status status = MTT_OK;
     int64_t i;
     for (i = 0; i < count && !status; i++) {

@@ -177,7 +177,7 @@ struct mtt__records {
     uint32_t clipped;
 };
 
-MTT__DEVICE void mtt__record(mtt__records &r, const float *v, float scale)
+MTT__DEVICE void mtt__note(mtt__records &r, const float *v, float scale)
 {
     float largest = 0;
     MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
@@ -533,7 +533,7 @@ static __global__ void __launch_bounds__(256)
             v[k] = mtt__to_float(xs[i].v[k]);
             v[k] *= mtt__gelu_gate<__nv_bfloat16>(v[k]);
         }
-        if (y.recorded) mtt__record(records, v, scale);
+        if (y.recorded) mtt__note(records, v, scale);
         *(uint2 *)((uint8_t *)y.data + first + i * 2048) = mtt__pack_eight<mtt__e4m3>(v, scale);
     }
     mtt__record_warp(y, records);
@@ -792,8 +792,9 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
         MTT__UNROLL for (int k = 0; k < 8; k++)
             out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
         if (EIGHT) {
-            if (o.eight.recorded) mtt__record(records, out, scale);
-            *(uint2 *)((uint8_t *)o.eight.data + row * width + column) = mtt__pack_eight<mtt__e4m3>(out, scale);
+            if (o.eight.recorded) mtt__note(records, out, scale);
+            *(uint2 *)((uint8_t *)o.eight.data + row * width + column) =
+                mtt__pack_eight<mtt__e4m3>(out, scale);
         } else mtt__store_floats(o.y + row * width + column, out);
     }
     if (EIGHT) mtt__record_warp(o.eight, records);
@@ -1137,7 +1138,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
         float v[8], u[8];
         if (!inside(i)) continue;
         mtt__quantized_values<KIND>(o, row, column, factor, xs[i], dys[i], v, u);
-        if (o.y.recorded || o.y_t.recorded) mtt__record(records, v, scale);
+        if (o.y.recorded || o.y_t.recorded) mtt__note(records, v, scale);
         codes[i] = mtt__pack_eight<Q>(v, scale);
         if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
         if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * o.width + column) = codes[i];
@@ -1213,7 +1214,8 @@ static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
     q.rows = mtt__rows(o->x), q.width = (int)mtt__width(o->x);
     q.padded = q.pitch = o->y_t ? mtt__width(o->y_t) : 0;
     if (o->stats) return mtt__launch_quantize<MTT__NORMED, mtt__e4m3>(c, q);
-    if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3) return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
+    if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3)
+        return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
     return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
 }
 
@@ -1255,7 +1257,8 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
    Determinism: fixed tree
    Reference:   mtt__sum_columns */
 static __global__ void __launch_bounds__(256)
-    mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width, int add)
+    mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
+                   int add)
 {
     __shared__ float shared[32];
     const uint4 *row = (const uint4 *)(x + blockIdx.x * width);
@@ -1271,7 +1274,8 @@ static __global__ void __launch_bounds__(256)
         }
     }
     sum = mtt__reduce<mtt__plus, 256>(sum, shared);
-    if (threadIdx.x == 0) out[blockIdx.x] = sum * (scale ? scale->inverse : 1.0f) + (add ? out[blockIdx.x] : 0);
+    if (threadIdx.x) return;
+    out[blockIdx.x] = sum * (scale ? scale->inverse : 1.0f) + (add ? out[blockIdx.x] : 0.0f);
 }
 
 static mtt_status mtt__row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count, const mtt_tensor *sums,
@@ -1302,7 +1306,8 @@ static __global__ void __launch_bounds__(256)
 static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_rescale *o = MTT_OPERANDS_OF(rescale, op);
-    return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales), o->scales->shape[0],
+    return mtt__launch(c, "rescale", mtt_k_rescale, 1, 256, mtt__at<mtt_scale>(o->scales),
+                       o->scales->shape[0],
                        mtt__at<mtt_counters>(o->counters));
 }
 
@@ -1985,7 +1990,8 @@ static mtt_status mtt__weight_gradient_eight(mtt__cuda *c, const mtt_op *op, con
     return mtt__multiply(c, op, g);
 }
 
-static mtt_status mtt__weight_eight(mtt__cuda *c, const mtt_op *op, const mtt_linear_backward_weight *o)
+static mtt_status mtt__gradient_of_transposes(mtt__cuda *c, const mtt_op *op,
+                                              const mtt_linear_backward_weight *o)
 {
     const int64_t rows = mtt__width(o->dy);
     mtt_status status = o->d_bias ? mtt__row_sums(c, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
@@ -1998,7 +2004,7 @@ static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *o
 {
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
     const int64_t rows = mtt__rows(o->dy);
-    if (o->dy->dtype == MTT_F8_E5M2) return mtt__weight_eight(c, op, o);
+    if (o->dy->dtype == MTT_F8_E5M2) return mtt__gradient_of_transposes(c, op, o);
     mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
     if (status != MTT_OK) return status;
     return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
@@ -2202,7 +2208,8 @@ static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
     mtt_status status = MTT_OK;
     if (o->dx)
         status = mtt__launch(c, "scale_logits", mtt_k_scale_logits, 1, 1, o->d_logits->scale,
-                             mtt__at<const mtt_control>(o->control), mtt__at<const mtt_counters>(o->counters));
+                             mtt__at<const mtt_control>(o->control),
+                             mtt__at<const mtt_counters>(o->counters));
     for (first = 0; first < rows && status == MTT_OK; first += count) {
         count = mtt__min(o->logits->shape[0], rows - first);
         mtt__blas_product head = {count, Vp, C, mtt__blas_matrix_at(o->x, first * C, C, 0, 0),
@@ -4454,8 +4461,8 @@ static mtt_status mtt__open_device(mtt__cuda *c)
     if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, c->device);
     if (!error && c->precision == MTT_FP8 && 10 * major + minor < 89)
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                              "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA device "
-                              "%d has %d.%d: take bf16", c->device, major, minor);
+                              "precision fp8 needs compute capability 8.9 (Ada, Hopper) or later, CUDA "
+                              "device %d has %d.%d: take bf16", c->device, major, minor);
     if (!error && !c->stream) error = cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking);
     if (!error) error = cudaMallocHost((void **)&c->staging, MTT__STAGING_BYTES);
     return mtt__checked(c, error, "opening it");
@@ -5240,8 +5247,8 @@ struct mtt__tile_arguments {
     int64_t padded;
 };
 
-/* Tiles of 128 x 256 results, 128 bytes of k at a time in a ring of stages. What the epilogue reads or writes passes
-   through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
+/* Tiles of 128 x 256 results, 128 bytes of k at a time in a ring of stages. What the epilogue reads or writes
+   passes through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
 enum {
     MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
     MTT__TILE_A = MTT__TILE_M * 128,
@@ -5419,8 +5426,8 @@ MTT__DEVICE void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barri
     step++;
 }
 
-/* Rounds a tile's results to 16 bits, with the scales of 8-bit operands, forward with the bias. This frees the accumulators for the next tile.
-   `tiles`: number of tiles before it. */
+/* Rounds a tile's results to 16 bits, with the scales of 8-bit operands, forward with the bias. This frees
+   the accumulators for the next tile. `tiles`: number of tiles before it. */
 template <typename E, bool BACKWARD>
 MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
                                 const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem,
@@ -5525,8 +5532,8 @@ MTT__DEVICE void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mt
 }
 /* ---- the same with operands in 8 bits: parts of 64 columns ---- */
 
-/* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row, then
-   the same two of the eighth row after it. A quad's words make 32 bytes of both rows. */
+/* Stores a warp's 16 rows of 32 columns in 8 bits. Of each 8 columns the lane has a word: two of one row,
+   then the same two of the eighth row after it. A quad's words make 32 bytes of both rows. */
 MTT__DEVICE void mtt__tile_store_eight(const uint32_t words[4], const mtt__tile_arguments &o, int row0,
                                        int column)
 {
@@ -5585,7 +5592,8 @@ MTT__DEVICE void mtt__tile_gelu_backward_eight(const uint32_t (&held)[32][2], co
     }
     mtt__tile_store_eight(words[0], o, row0 + warp * 16, column);
     mtt__tile_store_eight(words[0] + 4, o, row0 + warp * 16, column + 32);
-    MTT__UNROLL for (int n = 0; n < 16; n++) words[n / 8][n % 8] = __byte_perm(words[n / 8][n % 8], 0, 0x3120);
+    MTT__UNROLL for (int n = 0; n < 16; n++)
+        words[n / 8][n % 8] = __byte_perm(words[n / 8][n % 8], 0, 0x3120);
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
     MTT__UNROLL for (int i = 0; i < 4; i++)
         mtt__store_transposed(smem + i / 2 * 2 * MTT__SIDE_HALF + (lane + i % 2 * 32) * 64 +
@@ -5741,7 +5749,8 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     if (status == MTT_OK)
         status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, BACKWARD ? MTT__TILE_N : S::K);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
-    if (status == MTT_OK && !S::EIGHT) status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
+    if (status == MTT_OK && !S::EIGHT)
+        status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status != MTT_OK) return status;
     return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
                               mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors), 384,
