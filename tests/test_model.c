@@ -171,6 +171,15 @@ static double *make_masks(const reference *r, float p, uint64_t seed, uint64_t m
     return masks;
 }
 
+/* Where it is set, the forward pass notes there the largest magnitude of each layer's inputs of products, in
+   their order, and of the head's. */
+static double *peaks;
+
+static void note_peak(int at, const double *x, size_t count)
+{
+    for (size_t i = 0; peaks && i < count; i++) peaks[at] = fmax(peaks[at], fabs(x[i]));
+}
+
 static void norm(double *y, const double *x, const double *gain, const double *bias, int rows, int width)
 {
     for (int r = 0; r < rows; r++, x += width, y += width) {
@@ -225,14 +234,18 @@ static void layer_forward(const reference *r, const double *w, const double *mas
            *o = qkv + 3 * width;
     double *f = o + width;
     norm(n, x, w + p[LN1_W].first, w + p[LN1_B].first, rows, C);
+    note_peak(4 * layer, n, width);
     linear(qkv, n, w + p[ATTN_W].first, w + p[ATTN_B].first, rows, C, 3 * C);
     attend(n, qkv, attention_mask, r);
+    note_peak(4 * layer + 1, n, width);
     linear(o, n, w + p[PROJ_W].first, w + p[PROJ_B].first, rows, C, C);
     for (size_t i = 0; i < width; i++) y[i] = x[i] + o[i] * attention_mask[scores + i];
     norm(n, y, w + p[LN2_W].first, w + p[LN2_B].first, rows, C);
+    note_peak(4 * layer + 2, n, width);
     linear(f, n, w + p[FC_W].first, w + p[FC_B].first, rows, C, F);
     for (int i = 0; i < rows * F; i++)
         f[i] = 0.5 * f[i] * (1 + tanh(0.7978845608028654 * (f[i] + 0.044715 * f[i] * f[i] * f[i])));
+    note_peak(4 * layer + 3, f, (size_t)(rows * F));
     linear(o, f, w + p[OUT_W].first, w + p[OUT_B].first, rows, F, C);
     for (size_t i = 0; i < width; i++) y[i] += o[i] * attention_mask[scores + width + i];
     free(n);
@@ -261,6 +274,7 @@ static void head(const reference *r, const double *w, const double *x, double *l
     const double *bias = r->model.no_head_bias ? NULL : w + p[r->model.tied_head ? 2 : 3].first;
     double *n = malloc((size_t)(rows * C) * sizeof(double));
     norm(n, x, w + p[0].first, w + p[1].first, rows, C);
+    note_peak(4 * r->model.layers, n, (size_t)(rows * C));
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < V; v++) {
             double sum = bias ? bias[v] : 0;
@@ -428,6 +442,16 @@ static reference reference_of(const setup *s)
     return r;
 }
 
+static mtt_counters *counters_of(const mtt_trainer *trainer)
+{
+    return trainer->schedule->programs[MTT__TRAIN].counters->data;
+}
+
+static mtt_scale *scales_of(const mtt_trainer *trainer)
+{
+    return trainer->schedule->programs[MTT__TRAIN].scales->data;
+}
+
 static int find_parameter(const mtt_trainer *trainer, const char *name)
 {
     int64_t shape[2];
@@ -525,7 +549,7 @@ static mtt_step_info one_step(const setup *s, const float *w, const int32_t *tok
     return info;
 }
 
-static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16"};
+static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16", "FP8"};
 static const char *const RECOMPUTES[] = {"none",          "selective",     "layer",
                                          "segments of 1", "segments of 2", "budget"};
 enum { WAYS = 6 };
@@ -628,7 +652,7 @@ static void dropout_probabilities(void)
     }
 }
 
-static double worst_gradient, worst_loss, worst_half[4];
+static double worst_gradient, worst_loss, worst_half[5], worst_half_loss[5];
 
 static void check_execution(const setup *s, const reference *r, const float *w, const int32_t *tokens,
                             const int32_t *targets, double loss, const double *gradient, const char *what)
@@ -648,13 +672,21 @@ static void check_execution(const setup *s, const reference *r, const float *w, 
     } else {
         /* Every activation and its gradient is rounded to 8 bits of mantissa (BF16) or 11 (FP16). A plain
            model in JAX with such activations and weights like these is off by 1.0e-2 to 1.9e-2 and 1.1e-3 to
-           2.4e-3 of the whole gradient; less than twice that passes. */
-        int bf16 = s->policy.precision == MTT_BF16;
-        check(difference < (bf16 ? 3e-2 : 4e-3), "%s: the gradient is off by %g", what, difference);
-        check(error < (bf16 ? 5e-3 : 6e-4), "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
+           2.4e-3 of the whole gradient; less than twice that passes. FP8 rounds operands to 4 bits (e4m3) and
+           3 (e5m2) where BF16 has 8: to units that are 16 and 32 times as large. In a loss, errors cancel by
+           chance, so it may be off by twice as much as its 16. */
+        static const double GRADIENT[] = {0, 0, 3e-2, 4e-3}, LOSS[] = {0, 0, 5e-3, 6e-4};
+        int precision = (int)s->policy.precision, fp8 = precision == MTT_FP8;
+        double most = fp8 ? 32 * worst_half[MTT_BF16] : GRADIENT[precision];
+        double most_loss = fp8 ? 2 * 16 * worst_half_loss[MTT_BF16] : LOSS[precision];
+        check(difference < most, "%s: the gradient is off by %g, not %g", what, difference, most);
+        check(error < most_loss, "%s: loss %.9g, the reference says %.9g", what, info.loss, loss);
         check(difference > 1e-5, "%s: the gradient is as exact as FP32's (%g): nothing was rounded", what,
               difference);
-        worst_half[s->policy.precision] = fmax(worst_half[s->policy.precision], difference);
+        check(!fp8 || difference > worst_half[MTT_BF16], "%s: the gradient is as exact as BF16's (%g)", what,
+              difference);
+        worst_half[precision] = fmax(worst_half[precision], difference);
+        worst_half_loss[precision] = fmax(worst_half_loss[precision], error);
     }
     free(g);
 }
@@ -691,10 +723,11 @@ static void gradients(void)
         double loss = reference_loss(&r, wide, mb, 2);
         central_differences(&r, wide, mb, 2, gradient);
 
-        for (int i = 0; i < 4 * 2 * 2 * WAYS; i += quick ? 5 : 1) {
-            int way = i % WAYS;
+        for (int i = 0; i < 7 * 2 * 2 * WAYS; i += quick ? 5 : 1) { /* the last three: products of FP8 */
+            int way = i % WAYS, kind = i / WAYS / 4;
             char what[120];
-            s.policy.precision = (mtt_precision)(i / WAYS / 4);
+            s.policy.precision = (mtt_precision)(kind < MTT_FP8 ? kind : MTT_FP8);
+            s.policy.fp8_products = (mtt_fp8_products)(kind < MTT_FP8 ? 0 : kind - MTT_FP8);
             s.policy.attention = (mtt_attention)(i / WAYS % 2);
             s.policy.loss = (mtt_loss)(i / WAYS / 2 % 2);
             if (way && s.policy.precision != MTT_FP32) continue;
@@ -710,9 +743,9 @@ static void gradients(void)
         free(mb[0].masks);
         free(mb[1].masks);
     }
-    printf("gradients: largest error %.3f of the tolerance in FP32, %.1e and %.1e of the whole in BF16 and "
-           "FP16; loss %.1e\n",
-           worst_gradient, worst_half[MTT_BF16], worst_half[MTT_FP16], worst_loss);
+    printf("gradients: largest error %.3f of the tolerance in FP32, %.1e, %.1e and %.1e of the whole in "
+           "BF16, FP16 and FP8; loss %.1e\n",
+           worst_gradient, worst_half[MTT_BF16], worst_half[MTT_FP16], worst_half[MTT_FP8], worst_loss);
 }
 
 /* ------------------------------------------------------------------------ formulas, one at a time ---- */
@@ -730,7 +763,7 @@ static void gelu_curve(void)
     of_slope.data = slope;
     for (int i = 0; i < POINTS; i++) x[i] = (float)(i - 2000) / 200, slope[i] = 1;
     mtt_gelu forward_ = {&of_x, &of_y};
-    mtt_gelu_backward backward = {&of_slope, &of_x, &of_slope};
+    mtt_gelu_backward backward = {&of_slope, &of_x, &of_slope, NULL, NULL};
     mtt__cpu_gelu(&op, &forward_);
     mtt__cpu_gelu_backward(&op, &backward);
     double worst[2] = {0, 0};
@@ -1298,7 +1331,10 @@ static void products(void)
                                           {MTT_BF16_BITS, MTT_BF16_BITS, MTT_BF16_BITS},
                                           {MTT_BF16_BITS, MTT_BF16_BITS, MTT_F32},
                                           {MTT_F16_BITS, MTT_F16_BITS, MTT_F16_BITS},
-                                          {MTT_F32, MTT_BF16_BITS, MTT_BF16_BITS}};
+                                          {MTT_F32, MTT_BF16_BITS, MTT_BF16_BITS},
+                                          {MTT_F8_E4M3, MTT_F8_E4M3, MTT_BF16_BITS},
+                                          {MTT_F8_E5M2, MTT_F8_E4M3, MTT_BF16_BITS},
+                                          {MTT_F8_E4M3, MTT_F8_E5M2, MTT_F32}};
     int words = 0;
     for (int i = 0; i < (int)(MTT__LENGTH(SIZES) * MTT__LENGTH(DTYPES)) * 48; i += each()) {
         const int64_t *size = SIZES[i / 48 % (int)MTT__LENGTH(SIZES)];
@@ -1471,6 +1507,417 @@ static void compact_codes(void)
           "the ends of the scales");
 }
 
+/* ----------------------------------------------------------------------------- 8 bits, one at a time ---- */
+
+/* A code of the OCP 8-bit floating point specification. e5m2 is a small IEEE format; e4m3 has no infinities,
+   and its only NaN has all bits set. */
+static double value_of_eight(int code, int e4m3)
+{
+    int bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15, e = code >> bits & (e4m3 ? 15 : 31),
+        m = code & ((1 << bits) - 1);
+    double value = ldexp(m + (e ? 1 << bits : 0), (e ? e : 1) - bias - bits);
+    if (e4m3 && (code & 127) == 127) value = NAN;
+    if (!e4m3 && e == 31) value = m ? NAN : INFINITY;
+    return code & 128 ? -value : value;
+}
+
+/* The nearest code, of two the even one, found by comparing. e4m3 ends at 448, e5m2 at infinity. */
+static int nearest_eight(double x, int e4m3)
+{
+    int code = 0, top = e4m3 ? 126 : 123, sign = signbit(x) ? 128 : 0;
+    double size = fabs(x), end = value_of_eight(top, e4m3), unit = end - value_of_eight(top - 1, e4m3);
+    if (x != x) return sign | 127;
+    if (size >= end) return sign | (e4m3 || size < end + unit / 2 ? top : top + 1);
+    while (value_of_eight(code + 1, e4m3) <= size) code++;
+    double below_by = size - value_of_eight(code, e4m3), above_by = value_of_eight(code + 1, e4m3) - size;
+    return sign | (code + (above_by < below_by || (above_by == below_by && code % 2)));
+}
+
+static int wrong_eight(float x, int e4m3)
+{
+    int got = e4m3 ? mtt__to_e4m3(x) : mtt__to_e5m2(x), want = nearest_eight(x, e4m3);
+    return x != x ? value_of_eight(got, e4m3) == value_of_eight(got, e4m3) : got != want;
+}
+
+static void eight_conversions(void)
+{
+    static const float ENDS[] = {448,        464,   463.99997f, 480,        57344,  61440,
+                                 61439.996f, 65536, INFINITY,   3.4028e38f, 1e-45f, 1e-38f,
+                                 0,          NAN,   0x1p-10f,   0x1p-17f};
+    for (int e4m3 = 0; e4m3 < 2; e4m3++) {
+        int wrong = 0, wrong_rounding = 0;
+        for (int code = 0; code < 256; code++) {
+            float got = e4m3 ? mtt__from_e4m3((uint8_t)code) : mtt__from_e5m2((uint8_t)code);
+            double want = value_of_eight(code, e4m3), next = value_of_eight(code + 1, e4m3);
+            float middle = (float)((want + next) / 2); /* exact */
+            wrong += !same_number(want, got) || wrong_eight(got, e4m3);
+            for (int side = -1; side <= 1; side++) {
+                float away = side < 0 ? -INFINITY : INFINITY;
+                wrong_rounding += wrong_eight(side ? nextafterf(got, away) : got, e4m3);
+                wrong_rounding += wrong_eight(side ? nextafterf(middle, away) : middle, e4m3);
+            }
+        }
+        for (size_t i = 0; i < MTT__LENGTH(ENDS); i++)
+            wrong_rounding += wrong_eight(ENDS[i], e4m3) + wrong_eight(-ENDS[i], e4m3);
+        for (int i = 0; i < 500000; i++) { /* any bits, and bits of a size that the formats hold */
+            uint32_t bits = (uint32_t)random_bits();
+            if (i % 2) bits = (bits & 0x807fffffu) | (uint32_t)(105 + below(40)) << 23;
+            wrong_rounding += wrong_eight(mtt__bits_float(bits), e4m3);
+        }
+        check(!wrong, "%d codes of %s are other numbers", wrong, e4m3 ? "e4m3" : "e5m2");
+        check(!wrong_rounding, "%d floats round wrongly to %s", wrong_rounding, e4m3 ? "e4m3" : "e5m2");
+    }
+}
+
+static mtt_tensor new_tensor(mtt_dtype dtype, int rows, int width, mtt_scale *scale)
+{
+    mtt_tensor t = {.dtype = dtype, .rank = 2, .shape = {rows, width}, .entry = -1, .scale = scale};
+    t.bytes = (size_t)rows * (size_t)width * mtt__dtype_bytes[dtype];
+    t.data = calloc(t.bytes, 1);
+    return t;
+}
+
+/* Element `at` of a tensor: of 8 bits by the decoder above. */
+static double element(const mtt_tensor *t, int row, int column)
+{
+    int64_t at = (int64_t)row * mtt__width(t) + column;
+    float value;
+    if (t->dtype == MTT_F8_E4M3 || t->dtype == MTT_F8_E5M2)
+        return value_of_eight(((const uint8_t *)t->data)[at], t->dtype == MTT_F8_E4M3) /
+               (t->scale ? t->scale->scale : 1);
+    mtt__load(t, at, 1, &value);
+    return value;
+}
+
+/* Numbers of very different sizes, or codes that are finite. */
+static void fill(const mtt_tensor *t, double size)
+{
+    uint8_t *codes = t->data;
+    for (int64_t i = 0; i < mtt__elements(t); i++) {
+        float x = (float)(size * ldexp(normal(), -below(7)));
+        if (t->dtype == MTT_F8_E4M3 || t->dtype == MTT_F8_E5M2)
+            codes[i] = (uint8_t)nearest_eight(x * (t->scale ? t->scale->scale : 1), t->dtype == MTT_F8_E4M3);
+        else
+            mtt__store(t, i, 1, &x);
+    }
+}
+
+/* The transpose of a tensor in 8 bits: 1 = `t` is that, with zeros where rows are padded. */
+static int is_transpose(const mtt_tensor *t, const mtt_tensor *of)
+{
+    int rows = (int)mtt__rows(of), width = (int)mtt__width(of), padded = (int)mtt__width(t), wrong = 0;
+    for (int c = 0; c < width; c++)
+        for (int row = 0; row < padded; row++)
+            wrong += ((const uint8_t *)t->data)[c * padded + row] !=
+                     (row < rows ? ((const uint8_t *)of->data)[row * width + c] : 0);
+    return !wrong && mtt__rows(t) == width && padded == (rows + 15) / 16 * 16;
+}
+
+static mtt_tensor new_transpose(const mtt_tensor *of, int filled)
+{
+    int rows = (int)mtt__rows(of), width = (int)mtt__width(of), padded = (rows + 15) / 16 * 16;
+    mtt_tensor t = new_tensor(of->dtype, width, padded, of->scale);
+    memset(t.data, filled ? 0 : 0x55, t.bytes);
+    for (int i = 0; filled && i < rows * width; i++)
+        ((uint8_t *)t.data)[i % width * padded + i / width] = ((const uint8_t *)of->data)[i];
+    return t;
+}
+
+/* How far a value may be from its rounding: half the spacing at its magnitude. */
+static double half_spacing(double x, int e4m3)
+{
+    int exponent;
+    frexp(x, &exponent);
+    exponent = exponent - 1 < (e4m3 ? -6 : -14) ? (e4m3 ? -6 : -14) : exponent - 1;
+    return ldexp(1, exponent - (e4m3 ? 4 : 3));
+}
+
+/* quantize with and without a norm: every code, both orders, the padding, and what is recorded. */
+static void quantized(void)
+{
+    static const int ROWS[] = {1, 5, 16, 37}, WIDTHS[] = {16, 1040};
+    for (int kind = 0; kind < 4 * 2 * 2 * 3; kind++) {
+        int rows = ROWS[kind % 4], width = WIDTHS[kind / 4 % 2], normed = kind / 8 % 2, order = kind / 16;
+        mtt_scale scale = {.scale = (float)ldexp(1, below(12)), .largest = 0}, twin;
+        mtt_tensor x = new_tensor(MTT_BF16_BITS, rows, width, NULL),
+                   gain = new_tensor(MTT_F32, 1, width, NULL), shift = new_tensor(MTT_F32, 1, width, NULL),
+                   stats = new_tensor(MTT_F32, rows, 2, NULL),
+                   y = new_tensor(MTT_F8_E4M3, rows, width, &scale), y_t = new_transpose(&y, 0);
+        mtt_quantize o = {&x,
+                          normed ? &stats : NULL,
+                          normed ? &gain : NULL,
+                          normed ? &shift : NULL,
+                          order != 1 ? &y : NULL,
+                          order ? &y_t : NULL};
+        mtt_op op = {.kind = MTT_OP_quantize};
+        int64_t clipped = 0;
+        int wrong = 0;
+        double largest = 0;
+        new_case();
+        scale.inverse = 1 / scale.scale;
+        y.recorded = order != 1;
+        y_t.recorded = order == 1;
+        fill(&x, 3);
+        fill(&gain, 2), fill(&shift, 1);
+        for (int i = 0; i < rows; i++)
+            ((float *)stats.data)[2 * i] = 0.5f, ((float *)stats.data)[2 * i + 1] = 3;
+        mtt__cpu_quantize(&op, &o);
+        twin = scale;
+        if (order == 1) { /* the other order, to compare with */
+            y.recorded = 0;
+            o.y = &y, o.y_t = NULL;
+            mtt__cpu_quantize(&op, &o);
+        }
+        for (int row = 0; row < rows; row++)
+            for (int c = 0; c < width; c++) {
+                double v = element(&x, row, c), slack = 0;
+                if (normed) {
+                    slack = 4 * 0x1p-24 *
+                            (fabs((v - 0.5) * 3 * element(&gain, 0, c)) + fabs(element(&shift, 0, c)));
+                    v = (v - 0.5) * 3 * element(&gain, 0, c) + element(&shift, 0, c);
+                }
+                double most = 448 / scale.scale, kept = fmax(-most, fmin(most, v));
+                double far = fabs(element(&y, row, c) - kept);
+                wrong +=
+                    far > half_spacing(kept * scale.scale, 1) / scale.scale * (1 + 1e-6) + slack ||
+                    (!normed && ((uint8_t *)y.data)[row * width + c] != nearest_eight(v * scale.scale, 1));
+                clipped += fabs(v) > most;
+                largest = fmax(largest, fabs(v));
+            }
+        check(!wrong, "quantize, case %d: %d elements are wrong", kind, wrong);
+        check(!order || is_transpose(&y_t, &y), "quantize, case %d: the transpose is another", kind);
+        check(memcmp(&twin, &scale, sizeof(twin)) == 0, "quantize records without leave");
+        check(scale.clipped == clipped &&
+                  fabs(mtt__bits_float(scale.largest) / largest - 1) < (normed ? 1e-6 : 0x1p-24),
+              "quantize, case %d: %u clipped and a largest value of %g are recorded, not %d and %g", kind,
+              scale.clipped, (double)mtt__bits_float(scale.largest), (int)clipped, largest);
+        free(x.data), free(gain.data), free(shift.data), free(stats.data), free(y.data), free(y_t.data);
+    }
+}
+
+static void quantized_weights(void)
+{
+    static const int SHAPES[4][2] = {{32, 96}, {32, 32}, {32, 48}, {48, 32}};
+    for (int transposed = 0; transposed < 2; transposed++) {
+        mtt_scale scale[4];
+        mtt_tensor w[4], eight[4], *operands[8];
+        mtt_op op = {.kind = MTT_OP_quantize_weights, .transposed = transposed, .operands = operands};
+        for (int i = 0; i < 4; i++) {
+            scale[i] = (mtt_scale){.scale = (float)(16 << i), .inverse = 1.0f / (float)(16 << i)};
+            w[i] = new_tensor(MTT_BF16_BITS, SHAPES[i][0], SHAPES[i][1], NULL);
+            eight[i] = new_tensor(MTT_F8_E4M3, SHAPES[i][transposed], SHAPES[i][!transposed], &scale[i]);
+            operands[i] = &w[i], operands[4 + i] = &eight[i];
+            fill(&w[i], 1);
+        }
+        mtt__cpu_quantize_weights(&op, NULL);
+        for (int i = 0; i < 4; i++) {
+            int wrong = 0;
+            for (int k = 0; k < SHAPES[i][0] * SHAPES[i][1]; k++) {
+                int row = k / SHAPES[i][1], c = k % SHAPES[i][1];
+                wrong += ((uint8_t *)eight[i].data)[transposed ? c * SHAPES[i][0] + row : k] !=
+                         nearest_eight(element(&w[i], row, c) * scale[i].scale, 1);
+            }
+            check(!wrong && !scale[i].largest, "%d elements of weight %d are wrong", wrong, i);
+            free(w[i].data), free(eight[i].data);
+        }
+    }
+}
+
+/* The three results of GELU's backward pass, as far off as 8 bits and the plain operation may be. */
+static void gelu_eight(void)
+{
+    for (int rows = 1; rows < 40; rows += 18) {
+        enum { WIDTH = 1040 };
+        mtt_scale scale = {.scale = 64, .inverse = 1.0f / 64};
+        mtt_tensor dy = new_tensor(MTT_BF16_BITS, rows, WIDTH, NULL),
+                   x = new_tensor(MTT_BF16_BITS, rows, WIDTH, NULL),
+                   dx = new_tensor(MTT_F8_E5M2, rows, WIDTH, NULL),
+                   y = new_tensor(MTT_F8_E4M3, rows, WIDTH, &scale), dx_t = new_transpose(&dx, 0),
+                   y_t = new_transpose(&y, 0);
+        mtt_gelu_backward o = {&dy, &x, &dx, &dx_t, &y_t};
+        mtt_op op = {.kind = MTT_OP_gelu_backward};
+        int wrong[2] = {0, 0}, padding = 0;
+        fill(&dy, 100), fill(&x, 3);
+        mtt__cpu_gelu_backward(&op, &o);
+        for (int row = 0; row < mtt__width(&y_t); row++)
+            for (int c = 0; c < WIDTH; c++) {
+                if (row >= rows) {
+                    padding += element(&y_t, c, row) != 0;
+                    continue;
+                }
+                double v = element(&x, row, c), t = tanh(0.7978845608028654 * (v + 0.044715 * v * v * v));
+                double slope =
+                    0.5 * (1 + t) + 0.5 * v * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * v * v);
+                double d = element(&dy, row, c) * slope, g = fmin(0.5 * v * (1 + t), 7);
+                wrong[0] += fabs(element(&dx, row, c) - d) >
+                            half_spacing(d, 0) * (1 + 1e-5) + 4e-6 * fabs(element(&dy, row, c));
+                wrong[1] +=
+                    fabs(element(&y_t, c, row) - g) > half_spacing(g * 64, 1) / 64 * (1 + 1e-5) + 1e-6;
+            }
+        check(!wrong[0] && !wrong[1] && !padding,
+              "%d gradients, %d values of GELU and %d zeros are wrong in 8 bits", wrong[0], wrong[1],
+              padding);
+        check(is_transpose(&dx_t, &dx), "the gradient of GELU is transposed to another");
+        free(dy.data), free(x.data), free(dx.data), free(y.data), free(dx_t.data), free(y_t.data);
+    }
+}
+
+/* c[i][j] = the sum of a[i][k] b[k][j]; A and B are read where a tensor is transposed, too. A sum of n terms
+   has n roundings in FP32, and c one more if it is in 16 bits. */
+static void check_sums(const mtt_tensor *c, const mtt_tensor *a, int a_t, const mtt_tensor *b, int b_t, int n,
+                       const mtt_tensor *bias, const double *before, const char *what)
+{
+    double worst = 0;
+    for (int i = 0; i < mtt__rows(c); i++)
+        for (int j = 0; j < mtt__width(c); j++) {
+            double sum = bias     ? element(bias, 0, j)
+                         : before ? before[i * mtt__width(c) + j]
+                                  : 0,
+                   size = fabs(sum);
+            for (int k = 0; k < n; k++) {
+                double term =
+                    (a_t ? element(a, k, i) : element(a, i, k)) * (b_t ? element(b, j, k) : element(b, k, j));
+                sum += term, size += fabs(term);
+            }
+            double limit = size * (n + 1) * 0x1p-24 + (c->dtype == MTT_F32 ? 0 : fabs(sum) * 0x1p-8);
+            worst = fmax(worst, fabs(element(c, i, j) - sum) / (limit + 1e-30));
+        }
+    check(worst <= 1, "%s in 8 bits: %g times the bound", what, worst);
+}
+
+/* The four products of a linear layer on 8-bit operands, which count as exact. */
+static void linear_eight(void)
+{
+    enum { IN = 48, OUT = 32 };
+    for (int kind = 0; kind < 8; kind++) {
+        static const int ROWS[] = {1, 15, 16, 33};
+        int rows = ROWS[kind % 4], adds = kind / 4;
+        mtt_scale of_x = {.scale = 8, .inverse = 0.125f}, of_w = {.scale = 64, .inverse = 1.0f / 64};
+        mtt_tensor x = new_tensor(MTT_F8_E4M3, rows, IN, &of_x), w = new_tensor(MTT_F8_E4M3, IN, OUT, &of_w),
+                   dy = new_tensor(MTT_F8_E5M2, rows, OUT, NULL),
+                   bias = new_tensor(MTT_BF16_BITS, 1, OUT, NULL),
+                   y = new_tensor(MTT_BF16_BITS, rows, OUT, NULL),
+                   dx = new_tensor(MTT_BF16_BITS, rows, IN, NULL),
+                   d_weight = new_tensor(MTT_F32, IN, OUT, NULL), d_bias = new_tensor(MTT_F32, 1, OUT, NULL);
+        double before[IN * OUT], bias_before[OUT];
+        fill(&x, 3), fill(&w, 0.5), fill(&dy, 20), fill(&bias, 1), fill(&d_weight, 10), fill(&d_bias, 10);
+        mtt_tensor x_t = new_transpose(&x, 1), dy_t = new_transpose(&dy, 1), w_t = new_transpose(&w, 1);
+        mtt_tensor ones = new_tensor(MTT_F32, 1, rows, NULL);
+        mtt_linear forward_ = {&x, &w_t, &bias, &y};
+        mtt_linear_backward_input input = {&dy, &w, &dx};
+        mtt_linear_backward_weight weight = {&x_t, &dy_t, &d_weight, &d_bias};
+        mtt_op op = {.transposed = 1}, plain = {.adds = adds};
+        new_case();
+        for (int i = 0; i < rows; i++) ((float *)ones.data)[i] = 1;
+        for (int i = 0; i < IN * OUT; i++) before[i] = adds ? ((float *)d_weight.data)[i] : 0;
+        for (int i = 0; i < OUT; i++) bias_before[i] = adds ? ((float *)d_bias.data)[i] : 0;
+        mtt__cpu_linear(&op, &forward_);
+        mtt__cpu_linear_backward_input(&plain, &input);
+        mtt__cpu_linear_backward_weight(&plain, &weight);
+        check_sums(&y, &x, 0, &w, 0, IN, &bias, NULL, "linear");
+        check_sums(&dx, &dy, 0, &w, 1, OUT, NULL, NULL, "linear_backward_input");
+        check_sums(&d_weight, &x, 1, &dy, 0, rows, NULL, before, "linear_backward_weight");
+        check_sums(&d_bias, &ones, 0, &dy, 0, rows, NULL, bias_before, "the gradient of a bias");
+        free(x.data), free(w.data), free(dy.data), free(bias.data), free(y.data), free(dx.data),
+            free(ones.data);
+        free(d_weight.data), free(d_bias.data), free(x_t.data), free(dy_t.data), free(w_t.data);
+    }
+}
+
+/* The chunked loss on 8-bit operands, 21 rows in chunks of 16. Logits are rounded to BF16, which moves a
+   probability by a factor of at most exp(2 e), e the largest error of the row's logits; a gradient of them to
+   e5m2. The results' errors are sums of these. */
+static void loss_eight(void)
+{
+    enum { R = 21, C = 16, V = 37, WIDE = 128, CHUNK = 16 };
+    for (int kind = 0; kind < 4; kind++) {
+        int ignored = kind % 2, adds = kind / 2;
+        mtt_scale of_x = {.scale = 16, .inverse = 1.0f / 16}, of_w = {.scale = 128, .inverse = 1.0f / 128},
+                  of_d = {.scale = 0};
+        mtt_control control = {.targets = 60};
+        mtt_counters counters = {.loss_scale = 512};
+        mtt_tensor x = new_tensor(MTT_F8_E4M3, R, C, &of_x), w = new_tensor(MTT_F8_E4M3, WIDE, C, &of_w),
+                   bias = new_tensor(MTT_BF16_BITS, 1, WIDE, NULL), targets = new_tensor(MTT_I32, R, 1, NULL),
+                   losses = new_tensor(MTT_F32, R, 3, NULL),
+                   logits = new_tensor(MTT_BF16_BITS, CHUNK, WIDE, NULL),
+                   d = new_tensor(MTT_F8_E5M2, CHUNK, WIDE, &of_d), d_t = new_transpose(&d, 0),
+                   dx = new_tensor(MTT_BF16_BITS, R, C, NULL), d_weight = new_tensor(MTT_F32, WIDE, C, NULL),
+                   d_bias = new_tensor(MTT_F32, 1, WIDE, NULL), of_control = {.data = &control},
+                   of_counters = {.data = &counters};
+        mtt_shape shape = {.rows = R, .vocab = V, .vocab_padded = WIDE, .d_model = C};
+        mtt_op op = {.shape = &shape, .transposed = 1, .adds = adds};
+        fill(&x, 2), fill(&w, 0.5), fill(&bias, 0.5), fill(&d_weight, 5), fill(&d_bias, 5);
+        for (int i = V; i < WIDE; i++) memset((uint8_t *)w.data + i * C, 0, C);
+        mtt_tensor x_t = new_transpose(&x, 1), w_t = new_transpose(&w, 1);
+        for (int i = 0; i < R; i++) ((int32_t *)targets.data)[i] = ignored && i % 4 == 1 ? -1 : below(V);
+        static double want[WIDE * (C + 1)], bound[WIDE * (C + 1)];
+        for (int v = 0; v < WIDE; v++)
+            for (int c = 0; c <= C; c++) {
+                double old = !adds ? 0 : c < C ? element(&d_weight, v, c) : element(&d_bias, 0, v);
+                want[v * (C + 1) + c] = old, bound[v * (C + 1) + c] = fabs(old) * 1e-5;
+            }
+        mtt_chunked_loss o = {&x,      &x_t,    &w, &w_t, &bias, &targets,  &of_control, &of_counters,
+                              &losses, &logits, &d, &d_t, &dx,   &d_weight, &d_bias};
+        new_case();
+        mtt__cpu_chunked_loss(&op, &o);
+        double factor = 512.0 / 60, scale = ldexp(1, (int)floor(log2(32768 / factor))), worst[3] = {0, 0, 0};
+        check(of_d.scale == scale && of_d.inverse == 1 / scale,
+              "gradients of logits up to %g have a scale of %g", factor, (double)of_d.scale);
+        for (int i = 0; i < R; i++) {
+            double z[V], top = -1e30, sum = 0, off = 0, to_x[C] = {0}, limit[C] = {0};
+            int target = ((int32_t *)targets.data)[i];
+            for (int v = 0; v < V; v++) {
+                double size = fabs(element(&bias, 0, v));
+                z[v] = element(&bias, 0, v);
+                for (int c = 0; c < C; c++)
+                    z[v] += element(&x, i, c) * element(&w, v, c),
+                        size += fabs(element(&x, i, c) * element(&w, v, c));
+                off = fmax(off, fabs(z[v]) * 0x1.01p-9 + size * (C + 2) * 0x1p-24);
+                top = fmax(top, z[v]);
+            }
+            for (int v = 0; v < V; v++) sum += exp(z[v] - top);
+            double loss = target < 0 ? 0 : top + log(sum) - z[target];
+            worst[0] = fmax(worst[0], fabs(element(&losses, i, 0) - loss) / (2 * off + 1e-5));
+            for (int v = 0; v < V && target >= 0; v++) {
+                double p = exp(z[v] - top) / sum, slope = factor * (p - (v == target));
+                double far = factor * p * (expm1(2 * off) + 1e-5);
+                far += half_spacing((fabs(slope) + far) * scale, 0) / scale;
+                for (int c = 0; c <= C; c++) {
+                    double at = c < C ? element(&x, i, c) : 1;
+                    want[v * (C + 1) + c] += slope * at;
+                    bound[v * (C + 1) + c] += (far + fabs(slope) * 1e-5) * fabs(at);
+                    if (c == C) break;
+                    to_x[c] += slope * element(&w, v, c);
+                    limit[c] += (far + fabs(slope) * 1e-5) * fabs(element(&w, v, c));
+                }
+            }
+            for (int c = 0; c < C; c++)
+                worst[1] = fmax(worst[1], fabs(element(&dx, i, c) - to_x[c]) /
+                                              (limit[c] + (fabs(to_x[c]) + limit[c]) * 0x1p-8 + 1e-30));
+        }
+        for (int i = 0; i < WIDE * (C + 1); i++) {
+            double got = i % (C + 1) < C ? element(&d_weight, i / (C + 1), i % (C + 1))
+                                         : element(&d_bias, 0, i / (C + 1));
+            worst[2] = fmax(worst[2], fabs(got - want[i]) / (bound[i] + 1e-30));
+        }
+        check(worst[0] <= 1 && worst[1] <= 1 && worst[2] <= 1,
+              "the loss in 8 bits: losses and gradients of x and weights are %g, %g, %g times the bound off",
+              worst[0], worst[1], worst[2]);
+        free(x.data), free(w.data), free(bias.data), free(targets.data), free(losses.data), free(logits.data);
+        free(d.data), free(d_t.data), free(dx.data), free(d_weight.data), free(d_bias.data), free(x_t.data),
+            free(w_t.data);
+    }
+}
+
+static void eight_operations(void)
+{
+    quantized();
+    quantized_weights();
+    gelu_eight();
+    linear_eight();
+    loss_eight();
+}
+
 /* ------------------------------------------------------------------------------------------ training ---- */
 
 static void overfit(void)
@@ -1484,8 +1931,8 @@ static void overfit(void)
     s.optim.lr = 3e-3f;
     random_tokens(&s, 1, 0, tokens, targets);
     printf("overfit: steps to a loss of 0.01:");
-    for (int kind = 0; kind < 6; kind += each()) {
-        static const mtt_precision PRECISION[] = {MTT_FP32, MTT_BF16, MTT_FP16};
+    for (int kind = 0; kind < 8; kind += each()) {
+        static const mtt_precision PRECISION[] = {MTT_FP32, MTT_BF16, MTT_FP16, MTT_FP8};
         mtt_step_info info = {.loss = 100};
         int step = 0;
         s.policy.precision = PRECISION[kind / 2];
@@ -1506,11 +1953,12 @@ static void overfit(void)
     printf("\n");
 }
 
-static void overflow_in(mtt_state state)
+static void overflow_in(mtt_precision precision, mtt_state state)
 {
     int32_t tokens[32], targets[32];
+    float huge = precision == MTT_FP8 ? 0x1p60f : 1e30f; /* FP8's are powers of two up to 2^60 */
     setup s = small_setup();
-    s.policy.precision = MTT_FP16;
+    s.policy.precision = precision;
     s.policy.state = state;
     s.policy.accumulate = 1;
     s.optim.loss_scale = 1e30f;
@@ -1528,7 +1976,7 @@ static void overflow_in(mtt_state state)
         if (info.skipped) {
             check(!done, "a step was skipped again after %d good ones", done);
             skipped++;
-            double halved = ldexp(1e30f, -skipped), told = info.loss_scale;
+            double halved = ldexp(huge, -skipped), told = info.loss_scale;
             check(told == (float)halved || told == (float)(2 * halved), "the loss scale is %g after %d skips",
                   told, skipped);
         } else if (!done++) {
@@ -1546,8 +1994,8 @@ static void overflow_in(mtt_state state)
         }
         last = info.loss;
     }
-    check(skipped > 40 && done > 20, "%d steps were skipped and %d done under a loss scale of 1e30", skipped,
-          done);
+    check(skipped > 30 && done > 20, "%s: %d steps were skipped and %d done under a huge loss scale",
+          PRECISIONS[precision], skipped, done);
     check(last < first, "training does not go on after overflows: loss %g, then %g", first, last);
     mtt_trainer_destroy(trainer);
     free(before);
@@ -1590,8 +2038,9 @@ static void loss_scale(void)
 static void overflow(void)
 {
     loss_scale();
-    overflow_in(MTT_STATE_FULL);
-    overflow_in(MTT_STATE_COMPACT);
+    overflow_in(MTT_FP16, MTT_STATE_FULL);
+    overflow_in(MTT_FP16, MTT_STATE_COMPACT);
+    overflow_in(MTT_FP8, MTT_STATE_FULL);
 }
 
 /* A number that is not finite stops the step, changes nothing, and once it is mended all is as if it never
@@ -1600,12 +2049,14 @@ static void not_finite(void)
 {
     static const char *const NAMES[] = {"wte.weight", "h.1.mlp.c_fc.weight", "ln_f.bias", "lm_head.weight"};
     int32_t tokens[64], targets[64];
-    for (int kind = 0; kind < 4 * 4 * 2; kind++) {
+    for (int kind = 0; kind < 5 * 4 * 2; kind++) {
         setup s = small_setup();
-        s.policy.precision = (mtt_precision)(kind % 4);
-        s.policy.accumulate = kind & 16 ? 2 : 1;
-        s.policy.attention = (mtt_attention)(kind / 4 % 2);
-        s.policy.loss = (mtt_loss)(kind / 8 % 2);
+        int scaled = kind % 5 >= MTT_FP16, infinite = kind >= 20;
+        s.policy.precision = (mtt_precision)(kind % 5);
+        s.policy.accumulate = infinite ? 2 : 1;
+        s.policy.attention = (mtt_attention)(kind / 5 % 2);
+        s.policy.loss = (mtt_loss)(kind / 10 % 2);
+        if (kind % 5 == MTT_FP8) infinite = 0; /* which it clips and counts */
         reference r = reference_of(&s);
         mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
         mtt_step_info info, twin_info;
@@ -1614,18 +2065,18 @@ static void not_finite(void)
         mtt_train_step(twin, tokens, targets, NULL);
         float *good = parameters_of(trainer, &r), *bad = parameters_of(trainer, &r), *after;
         const parameter *p = r.parameter;
-        while (strcmp(p->name, NAMES[kind / 4 % 4]) != 0) p++;
-        bad[p->first + (size_t)(p->cols ? tokens[0] * p->cols : 0) % p->count] = kind & 16 ? INFINITY : NAN;
+        while (strcmp(p->name, NAMES[kind / 5 % 4]) != 0) p++;
+        bad[p->first + (size_t)(p->cols ? tokens[0] * p->cols : 0) % p->count] = infinite ? INFINITY : NAN;
         write_all(trainer, &r, bad);
         env.error[0] = 0;
         mtt_status status = mtt_train_step(trainer, tokens, targets, NULL);
         check(status == MTT_OK, "a step that is not waited for returns %s", mtt_status_string(status));
         status = mtt_train_step(trainer, tokens, targets, &info);
-        check(mtt_trainer_step(trainer) == (s.policy.precision == MTT_FP16 ? 2 : 1),
+        check(mtt_trainer_step(trainer) == (scaled ? 2 : 1),
               "%s: %d steps are counted after a failed one", PRECISIONS[s.policy.precision],
               (int)mtt_trainer_step(trainer));
         check(status == MTT_E_NUMBERS && env.error[0], "%s, %s in %s: a step returns %s, \"%s\"",
-              PRECISIONS[s.policy.precision], kind & 16 ? "infinity" : "NaN", p->name,
+              PRECISIONS[s.policy.precision], infinite ? "infinity" : "NaN", p->name,
               mtt_status_string(status), env.error);
         after = parameters_of(trainer, &r);
         check(memcmp(bad, after, r.weights * sizeof(float)) == 0,
@@ -1633,13 +2084,13 @@ static void not_finite(void)
         free(after);
         write_all(trainer, &r, good);
         check(!mtt_train_step(trainer, tokens, targets, &info), "mended, a step still fails: %s", env.error);
+        /* two steps that FP16 and FP8 took for overflows have halved the loss scale */
+        if (scaled) counters_of(twin)->loss_scale /= 4;
         check(!mtt_train_step(twin, tokens, targets, &twin_info), "a step fails: %s", env.error);
         after = parameters_of(trainer, &r);
         read_all(twin, &r, mtt_parameter_get, bad);
-        /* FP16 takes it for an overflow first and halves its loss scale, which rounds the smallest gradients
-           again */
         double traces = relative_difference(after, bad, r.weights);
-        check(info.loss == twin_info.loss && (s.policy.precision == MTT_FP16 ? traces < 1e-5 : traces == 0),
+        check(info.loss == twin_info.loss && traces == 0,
               "%s: a failed step left traces: loss %.9g instead of %.9g, weights off by %g",
               PRECISIONS[s.policy.precision], info.loss, twin_info.loss, traces);
         mtt_trainer_destroy(trainer);
@@ -2007,15 +2458,15 @@ static void repeatable(void)
     s.model.vocab = 300;
     s.seq_len = 33;
     s.policy.accumulate = 1;
-    /* the last two in the compact state, with tensors that threads share out */
-    for (int kind = 0; kind < 6; kind++) {
+    /* two in the compact state, with tensors that threads share out, as those of FP8 */
+    for (int kind = 0; kind < 8; kind++) {
         double losses[4][3];
         if (kind >= 4) s.model.vocab = 3000;
-        s.policy.state = (mtt_state)(kind / 4);
+        s.policy.state = kind / 2 == 2 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
         reference r = reference_of(&s);
         float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
         s.policy.attention = (mtt_attention)(kind % 2);
-        s.policy.precision = kind / 2 ? MTT_FP16 : MTT_FP32;
+        s.policy.precision = kind / 2 == 3 ? MTT_FP8 : kind / 2 ? MTT_FP16 : MTT_FP32;
         s.policy.loss = kind % 3 ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
         for (int run = 0; run < 4; run++) {
 #ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
@@ -2041,11 +2492,11 @@ static void repeatable(void)
 static void evaluation(void)
 {
     int32_t tokens[64], targets[64];
-    for (int kind = 0; kind < 16; kind++) {
+    for (int kind = 0; kind < 20; kind++) {
         setup s = small_setup();
-        s.policy.precision = (mtt_precision)(kind % 4);
-        s.policy.attention = (mtt_attention)(kind / 4 % 2);
-        s.policy.loss = (mtt_loss)(kind / 8);
+        s.policy.precision = (mtt_precision)(kind % 5);
+        s.policy.attention = (mtt_attention)(kind / 5 % 2);
+        s.policy.loss = (mtt_loss)(kind / 10);
         s.policy.accumulate = 1;
         random_tokens(&s, 1, 4, tokens, targets);
         mtt_trainer *plain = open_trainer(&s);
@@ -2053,7 +2504,7 @@ static void evaluation(void)
         check(!mtt_evaluate(plain, tokens, targets, &evaluated), "an evaluation failed: %s", env.error);
         check(!mtt_train_step(plain, tokens, targets, &trained), "a step failed: %s", env.error);
         check(evaluated.loss == trained.loss && evaluated.targets == 12 && evaluated.hits == trained.hits,
-              "%s: an evaluation says %.9g and %d hits, the step %.9g and %d", PRECISIONS[kind % 4],
+              "%s: an evaluation says %.9g and %d hits, the step %.9g and %d", PRECISIONS[kind % 5],
               evaluated.loss, (int)evaluated.hits, trained.loss, (int)trained.hits);
         mtt_trainer_destroy(plain);
 
@@ -2551,10 +3002,10 @@ static void run_on(mtt_trainer *trainer, mtt_batches *batches, int end, double *
 static void resume_bits(const mtt_tokens *tokens)
 {
     static const int STOPS[] = {0, 1, 5};
-    for (int kind = 0; kind < 8; kind += each()) {
-        int precision = kind % 4;
+    for (int kind = 0; kind < 10; kind += each()) {
+        int precision = kind % 5;
         setup s = checkpoint_setup(precision);
-        s.policy.state = (mtt_state)(kind / 4);
+        s.policy.state = (mtt_state)(kind / 5);
         reference r = reference_of(&s);
         double whole[10], parts[10];
         mtt_batches batches, loader;
@@ -2603,10 +3054,10 @@ static void resume_bits(const mtt_tokens *tokens)
    where fewer bits are kept, and the run goes on. */
 static void resume_elsewhere(const mtt_tokens *tokens)
 {
-    for (int kind = 0; kind < 48; kind += each()) {
-        setup s = checkpoint_setup(kind / 4 % 4), other = checkpoint_setup(kind % 4);
-        s.policy.state = kind / 16 == 1 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
-        other.policy.state = kind / 16 == 2 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
+    for (int kind = 0; kind < 75; kind += each()) {
+        setup s = checkpoint_setup(kind / 5 % 5), other = checkpoint_setup(kind % 5);
+        s.policy.state = kind / 25 == 1 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
+        other.policy.state = kind / 25 == 2 ? MTT_STATE_COMPACT : MTT_STATE_FULL;
         reference r = reference_of(&s);
         double losses[10];
         mtt_batches batches;
@@ -2621,22 +3072,22 @@ static void resume_elsewhere(const mtt_tokens *tokens)
         mtt_trainer *to = open_trainer(&other);
         mtt_batches_init(&env, &batches, tokens, 4, 8, 3, 0);
         check(!mtt_resume(to, in("elsewhere"), &batches), "%s does not resume as %s: %s",
-              PRECISIONS[kind / 4 % 4], PRECISIONS[kind % 4], env.error);
+              PRECISIONS[kind / 5 % 5], PRECISIONS[kind % 5], env.error);
         float *a = parameters_of(from, &r), *b = parameters_of(to, &r);
-        for (size_t i = 0; kind / 16 == 2 && kind % 4 >= MTT_BF16 && i < r.weights; i++) {
+        for (size_t i = 0; kind / 25 == 2 && kind % 5 >= MTT_BF16 && i < r.weights; i++) {
             uint16_t weight;
             uint8_t rest;
-            mtt__split_weight(a[i], kind % 4 == MTT_FP16, MTT__NEAREST, &weight, &rest);
-            a[i] = mtt__join_weight(weight, rest, kind % 4 == MTT_FP16);
+            mtt__split_weight(a[i], kind % 5 == MTT_FP16, MTT__NEAREST, &weight, &rest);
+            a[i] = mtt__join_weight(weight, rest, kind % 5 == MTT_FP16);
         }
         check(memcmp(a, b, r.weights * sizeof(float)) == 0 && batches.cursor == 20,
-              "%s resumed as %s has other weights", PRECISIONS[kind / 4 % 4], PRECISIONS[kind % 4]);
+              "%s resumed as %s has other weights", PRECISIONS[kind / 5 % 5], PRECISIONS[kind % 5]);
         int32_t ids[32], targets[32];
         mtt_step_info info = {.loss = 0};
         check(!mtt_batches_next(&batches, ids, targets) && !mtt_train_step(to, ids, targets, &info) &&
                   info.step == 6 && fabs(info.loss / losses[4] - 1) < 0.2,
-              "%s resumed as %s goes on at a loss of %g after %g: %s", PRECISIONS[kind / 4 % 4],
-              PRECISIONS[kind % 4], info.loss, losses[4], env.error);
+              "%s resumed as %s goes on at a loss of %g after %g: %s", PRECISIONS[kind / 5 % 5],
+              PRECISIONS[kind % 5], info.loss, losses[4], env.error);
         free(a);
         free(b);
         mtt_trainer_destroy(from);
@@ -2718,6 +3169,364 @@ static void mismatches(void)
     free(data);
 }
 
+/* ----------------------------------------------------------------------------------- training in FP8 ---- */
+
+/* Steps on random tokens. Before step 2 some weights grow, so that their scales are too small once. Writes
+   losses, the values that were clipped, and the final parameters. */
+static void train_eight(const setup *s, int steps, double *losses, int64_t *clipped, float *final)
+{
+    reference r = reference_of(s);
+    mtt_trainer *trainer = open_trainer(s);
+    int32_t tokens[64], targets[64];
+    mtt_step_info info;
+    random_state = 78;
+    for (int i = 0; i < steps; i++) {
+        random_tokens(s, s->policy.accumulate, 0, tokens, targets);
+        if (i == 2) {
+            const parameter *p = r.parameter + r.layer_first + LAYER_PARAMETERS; /* of the second layer */
+            read_all(trainer, &r, mtt_parameter_get, final);
+            for (size_t k = 0; k < p[FC_W].count; k += 3) final[p[FC_W].first + k] *= 16;
+            for (size_t k = 0; k < p[LN1_W].count; k += 2) final[p[LN1_W].first + k] *= 16;
+            write_all(trainer, &r, final);
+        }
+        check(!mtt_train_step(trainer, tokens, targets, &info), "step %d in FP8 failed: %s", i, env.error);
+        losses[i] = info.loss;
+        clipped[i] = info.clipped;
+    }
+    read_all(trainer, &r, mtt_parameter_get, final);
+    mtt_trainer_destroy(trainer);
+}
+
+/* FP8 with every other choice: no way to recompute, no number of threads and no second run changes a bit, nor
+   the count of clipped values. */
+static void eight_bits_agree(void)
+{
+    enum { STEPS = 4, RUNS = WAYS + 2 };
+    int recomputed = 0;
+    for (int kind = 0; kind < 36; kind += each()) {
+        static const int BATCH[][2] = {{3, 5}, {1, 1}, {2, 8}, {1, 11}};
+        setup s = small_setup();
+        double losses[RUNS][STEPS];
+        int64_t clipped[RUNS][STEPS];
+        s.batch = BATCH[kind % 4][0], s.seq_len = BATCH[kind % 4][1];
+        s.model.layers = 3;
+        s.model.d_ff = 48;
+        s.model.vocab = kind % 5 ? 37 : 131;
+        s.model.tied_head = kind / 2 % 2;
+        s.model.no_head_bias = kind / 3 % 2;
+        s.model.dropout = kind % 3 == 1 ? 0.1f : 0;
+        s.policy = (mtt_policy){.precision = MTT_FP8,
+                                .fp8_products = (mtt_fp8_products)(kind / 4 % 3),
+                                .attention = (mtt_attention)(kind / 12 % 2),
+                                .window = kind % 7 == 3 ? 3 : 0,
+                                .loss = (mtt_loss)(kind / 6 % 2),
+                                .loss_chunk_rows = kind % 3 ? 1 : 20,
+                                .state = kind % 5 == 2 ? MTT_STATE_COMPACT : MTT_STATE_FULL,
+                                .accumulate = kind / 5 % 2 ? 3 : 1};
+        reference r = reference_of(&s);
+        float *first = malloc(r.weights * sizeof(float)), *other = malloc(r.weights * sizeof(float));
+        for (int run = 0; run < RUNS; run++) {
+            mtt_plan_report report = {.ops = 0};
+            set_recompute(&s, run % WAYS);
+#ifndef MTT_CBLAS /* whose sums may depend on the number of threads */
+            use_threads(run == WAYS ? 3 : 1);
+#endif
+            check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report), "a plan failed: %s",
+                  env.error);
+            recomputed += report.recompute_flops > 0;
+            train_eight(&s, STEPS, losses[run], clipped[run], run ? other : first);
+            check(memcmp(losses[0], losses[run], sizeof(losses[0])) == 0 &&
+                      memcmp(clipped[0], clipped[run], sizeof(clipped[0])) == 0 &&
+                      (!run || memcmp(first, other, r.weights * sizeof(float)) == 0),
+                  "FP8, case %d, recompute %s%s: other bits than without", kind, RECOMPUTES[run % WAYS],
+                  run == WAYS ? ", 3 threads" : "");
+        }
+        use_threads(1);
+        check(clipped[0][2] > 0 && clipped[0][3] < clipped[0][2],
+              "FP8, case %d: %d values are clipped after weights grew, then %d", kind, (int)clipped[0][2],
+              (int)clipped[0][3]);
+        free(first);
+        free(other);
+    }
+    check(recomputed > 0, "nothing was recomputed");
+}
+
+/* Losses of a task that can be learned, against FP32: FP8's are off by at most 16 times BF16's error, since
+   units of e4m3 are 16 times as large as BF16's. */
+static void eight_bits_learn(void)
+{
+    enum { STEPS = 200, LAST = 50, KINDS = 5 };
+    double losses[KINDS][STEPS], gap[KINDS] = {0}, mean[KINDS] = {0};
+    for (int kind = 0; kind < KINDS; kind++) {
+        setup s = small_setup();
+        s.model.d_model = 32;
+        s.seq_len = 11;
+        s.policy.accumulate = 1;
+        s.policy.precision = kind ? kind > 1 ? MTT_FP8 : MTT_BF16 : MTT_FP32;
+        s.policy.fp8_products = (mtt_fp8_products)(kind > 1 ? kind - 2 : 0);
+        s.optim.lr = 3e-3f;
+        mtt_trainer *trainer = open_trainer(&s);
+        random_state = 5;
+        for (int step = 0; step < STEPS; step++) {
+            int32_t tokens[22], targets[22];
+            mtt_step_info info = {.loss = NAN};
+            for (int i = 0; i < 22; i++)
+                tokens[i] = below(32), targets[i] = below(4) ? (3 * tokens[i] + 1) % 32 : below(32);
+            check(!mtt_train_step(trainer, tokens, targets, &info), "step %d failed: %s", step, env.error);
+            check(!info.skipped && info.loss_scale == (kind < 2 ? 1 : 64), "step %d has a loss scale of %g%s",
+                  step, (double)info.loss_scale, info.skipped ? " and is skipped" : "");
+            losses[kind][step] = info.loss;
+            if (step < STEPS - LAST) continue;
+            mean[kind] += info.loss / LAST;
+            gap[kind] += fabs(info.loss - losses[0][step]) / LAST;
+        }
+        mtt_trainer_destroy(trainer);
+    }
+    printf("FP8: mean losses %.4f, %.4f, %.4f, FP32's %.4f; mean gaps %.1e, %.1e, %.1e, BF16's %.1e\n",
+           mean[2], mean[3], mean[4], mean[0], gap[2], gap[3], gap[4], gap[1]);
+    for (int kind = 2; kind < KINDS; kind++)
+        check(gap[kind] <= 16 * gap[1] && mean[kind] < 0.6 * log(32),
+              "FP8 of products %d: mean loss %g, FP32's %g, mean gap %g, BF16's %g", kind - 2, mean[kind],
+              mean[0], gap[kind], gap[1]);
+}
+
+/* A backend that notes the scales as the forward passes left them, before the step makes the next ones. */
+static mtt_scale noted[64];
+static int note_count;
+
+static mtt_status noting_run(void *context, const mtt_op *ops, int count)
+{
+    const mtt_op *last = &ops[count - 1];
+    mtt_status status;
+    if (last->kind != MTT_OP_rescale) return mtt_cpu_backend()->run(context, ops, count);
+    status = count > 1 ? mtt_cpu_backend()->run(context, ops, count - 1) : MTT_OK;
+    memcpy(noted, MTT_OPERANDS_OF(rescale, last)->scales->data, (size_t)note_count * sizeof(noted[0]));
+    return status ? status : mtt_cpu_backend()->run(context, last, 1);
+}
+
+/* The largest power of two that leaves half of 448. */
+static double scale_for(double largest)
+{
+    int exponent;
+    frexp(224 / largest, &exponent);
+    return ldexp(1, exponent - 1);
+}
+
+/* Of a tensor of 16-bit weights, largest or more than `limit`. */
+static double largest_weight(const float *w, const parameter *p, double limit, int64_t *above)
+{
+    double largest = 0;
+    for (size_t i = p->first; i < p->first + p->count; i++) {
+        double x = fabs(value_of_bits(mtt__to_bf16(w[i]), 8, 7));
+        largest = fmax(largest, x);
+        if (above) *above += x > limit;
+    }
+    return largest;
+}
+
+/* The scales before the first step are those of its inputs, which a naive model in double measures; each step
+   then makes them of the largest values that it rounded, weights' to the bit, and counts what it clipped. */
+static void eight_bit_scales(void)
+{
+    static const int MATRICES[] = {ATTN_W, PROJ_W, FC_W, OUT_W};
+    for (int kind = 0; kind < 12; kind++) {
+        setup s = small_setup();
+        int32_t tokens[48], targets[48];
+        double found[9] = {0};
+        s.batch = 3, s.seq_len = 5;
+        s.policy.precision = MTT_FP8;
+        s.policy.fp8_products = (mtt_fp8_products)(kind % 3);
+        s.policy.accumulate = kind / 3 % 2 ? 3 : 1;
+        s.policy.recompute = kind / 6 ? MTT_RECOMPUTE_LAYER : MTT_RECOMPUTE_NONE;
+        s.model.tied_head = kind % 2;
+        reference r = reference_of(&s);
+        const parameter *in_head = s.model.tied_head ? r.parameter : r.parameter + r.head_first + 2;
+        mtt_trainer *trainer = NULL;
+        mtt_backend backend = *mtt_cpu_backend();
+        mtt_step_info info;
+        float *w = random_weights(&r);
+        double *wide = malloc(r.weights * sizeof(double)),
+               *stream = malloc(stream_count(&r) * sizeof(double)), *logits = new_logits(&r);
+        int heads = kind % 3 == 0, scales = 8 * s.model.layers + 3;
+        new_case();
+        note_count = scales;
+        backend.run = noting_run;
+        mtt_status made = mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, &backend, s.batch,
+                                             s.seq_len, &trainer);
+        check(!made, "a trainer could not be made: %s", env.error);
+        write_all(trainer, &r, w);
+        random_tokens(&s, s.policy.accumulate, 0, tokens, targets);
+        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
+        micro_batch mb = {tokens, targets, make_masks(&r, 0, 0, 0)};
+        peaks = found;
+        forward(&r, wide, &mb, -1, stream, logits);
+        peaks = NULL;
+        check(!mtt_evaluate(trainer, tokens, targets, &info), "an evaluation failed: %s", env.error);
+        const mtt_scale *scale = scales_of(trainer);
+        for (int i = 0; i < 8 * s.model.layers + 2 * heads; i++) {
+            int layer = i / 8, is_head = layer == s.model.layers, weight = is_head ? i % 8 : i % 8 >= 4;
+            const parameter *p =
+                is_head ? in_head : r.parameter + r.layer_first + layer * LAYER_PARAMETERS + MATRICES[i % 4];
+            double largest =
+                weight ? largest_weight(w, p, 0, NULL) : found[is_head ? 4 * layer : 4 * layer + i % 4];
+            double fills = scale[i].scale * largest;
+            /* 16 and 8 bits before it move the largest activation, by up to a tenth */
+            check(weight ? scale[i].scale == scale_for(largest) : fills > 112 / 1.1 && fills < 224 * 1.1,
+                  "products %d: the first scale %d is %g, the largest value %g", kind % 3, i,
+                  (double)scale[i].scale, largest);
+        }
+        for (int step = 0; step < 4; step++) {
+            int64_t clipped = 0, too_large = 0;
+            const parameter *p = r.parameter + r.layer_first + FC_W;
+            mtt_scale before[64];
+            read_all(trainer, &r, mtt_parameter_get, w);
+            for (size_t i = 0; step == 2 && i < p->count; i += 5) w[p->first + i] *= 64;
+            write_all(trainer, &r, w);
+            memcpy(before, scale, (size_t)scales * sizeof(*scale));
+            check(!mtt_train_step(trainer, tokens, targets, &info), "a step failed: %s", env.error);
+            for (int i = 0; i < scales; i++) {
+                double next =
+                    noted[i].largest ? scale_for(mtt__bits_float(noted[i].largest)) : noted[i].scale;
+                check(scale[i].scale == next && scale[i].inverse == 1 / next && !scale[i].largest &&
+                          !scale[i].clipped,
+                      "step %d: scale %d is %g after a largest value of %g", step, i, (double)scale[i].scale,
+                      (double)mtt__bits_float(noted[i].largest));
+                check(noted[i].largest || i >= scales - (heads ? 1 : 3),
+                      "step %d records nothing of tensor %d", step, i);
+                clipped += noted[i].clipped;
+            }
+            for (int i = 0; i < 4 * s.model.layers; i++) {
+                const parameter *q = r.parameter + r.layer_first + i / 4 * LAYER_PARAMETERS + MATRICES[i % 4];
+                check(mtt__bits_float(noted[i / 4 * 8 + 4 + i % 4].largest) == largest_weight(w, q, 0, NULL),
+                      "step %d: the largest of %s is recorded as %g", step, q->name,
+                      (double)mtt__bits_float(noted[i / 4 * 8 + 4 + i % 4].largest));
+            }
+            largest_weight(w, p, 448 / before[6].scale, &too_large);
+            check(info.clipped == clipped && noted[6].clipped == too_large * s.policy.accumulate &&
+                      (too_large > 0) == (step == 2),
+                  "step %d: %d values are clipped, %d of %d weights, %d are reported", step, (int)clipped,
+                  (int)noted[6].clipped, (int)too_large, (int)info.clipped);
+            double steepest = (double)info.loss_scale / (double)info.targets;
+            check(!heads || scale[scales - 1].scale == ldexp(1, (int)floor(log2(32768 / steepest))),
+                  "gradients of logits have a scale of %g", (double)scale[scales - 1].scale);
+        }
+        mtt_trainer_destroy(trainer);
+        free(w), free(wide), free(stream), free(logits), free(mb.masks);
+    }
+}
+
+/* Evaluations and logits, before the first step and between steps, change neither weights nor scales. */
+static void eight_bits_undisturbed(void)
+{
+    for (int kind = 0; kind < 6; kind++) {
+        setup s = small_setup();
+        int32_t tokens[32], targets[32];
+        float logits[32];
+        s.model.dropout = 0.1f;
+        s.policy.precision = MTT_FP8;
+        s.policy.fp8_products = (mtt_fp8_products)(kind % 3);
+        s.policy.recompute = kind / 3 ? MTT_RECOMPUTE_SEGMENTS : MTT_RECOMPUTE_NONE;
+        reference r = reference_of(&s);
+        mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
+        size_t bytes = (size_t)(8 * s.model.layers + 3) * sizeof(mtt_scale);
+        for (int step = 0; step < 3; step++) {
+            mtt_step_info info[2];
+            random_tokens(&s, 2, 2, tokens, targets);
+            check(!mtt_next_logits(trainer, tokens, 1 + 4 * step, logits) &&
+                      !mtt_evaluate(trainer, tokens + 16, tokens, &info[0]) &&
+                      !mtt_next_logits(trainer, tokens + 3, 11, logits),
+                  "no logits or evaluation: %s", env.error);
+            check(!mtt_train_step(trainer, tokens, targets, &info[0]) &&
+                      !mtt_train_step(twin, tokens, targets, &info[1]),
+                  "a step failed: %s", env.error);
+            check(info[0].loss == info[1].loss && info[0].grad_norm == info[1].grad_norm &&
+                      info[0].clipped == info[1].clipped,
+                  "logits before step %d disturb it: loss %.9g, not %.9g", step, info[0].loss, info[1].loss);
+            check(memcmp(scales_of(trainer), scales_of(twin), bytes) == 0,
+                  "logits before step %d disturb scales", step);
+        }
+        float *a = parameters_of(trainer, &r), *b = parameters_of(twin, &r);
+        check(memcmp(a, b, r.weights * sizeof(float)) == 0, "logits disturb the weights");
+        free(a), free(b);
+        mtt_trainer_destroy(trainer);
+        mtt_trainer_destroy(twin);
+    }
+}
+
+/* Forged scales are refused. A checkpoint of another precision has none: FP8 then measures them, and takes
+   the loss scale of a new run if that precision had none. A loss scale of 1 is kept, too. */
+static void eight_bit_checkpoints(void)
+{
+    static const struct {
+        int at;
+        float value;
+    } FORGED[] = {{0, 0},   {3, 0},        {1, -4},       {5, 3},        {2, NAN},
+                  {0, NAN}, {7, INFINITY}, {4, 0x1p100f}, {6, 0x1p-100f}};
+    setup s = small_setup(), other = s;
+    int32_t tokens[32], targets[32];
+    mtt_step_info info;
+    mtt__checkpoint c;
+    s.policy.precision = MTT_FP8;
+    mtt_trainer *trainer = open_trainer(&s), *to;
+    random_tokens(&s, 2, 0, tokens, targets);
+    check(!mtt_train_step(trainer, tokens, targets, NULL), "a step failed: %s", env.error);
+    for (size_t i = 0; i < MTT__LENGTH(FORGED); i++) {
+        mtt_scale *scale = scales_of(trainer) + FORGED[i].at, good = *scale;
+        char what[60];
+        scale->scale = FORGED[i].value;
+        check(!mtt_save(trainer, in("forged"), NULL), "a checkpoint could not be saved: %s", env.error);
+        *scale = good;
+        snprintf(what, sizeof(what), "scale %d is %g", FORGED[i].at, (double)FORGED[i].value);
+        expect_refusal(&s, in("forged"), MTT_E_FORMAT, "fp8.scales", what);
+    }
+    char metadata[MTT__CHECKPOINT_PAIRS];
+    check(!mtt__checkpoint_init(&c, trainer, NULL), "no checkpoint");
+    c.tensors[c.kept].shape[0]--;
+    check(!mtt__st_save(&env, in("forged"), c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
+                        mtt__checkpoint_read, trainer),
+          "a checkpoint could not be saved: %s", env.error);
+    mtt__free(&env, c.tensors);
+    expect_refusal(&s, in("forged"), MTT_OK, "", "a scale is missing");
+
+    for (int precision = MTT_FP32; precision <= MTT_FP8; precision++) { /* through another one and back */
+        float scale = counters_of(trainer)->loss_scale;
+        int scaled = precision >= MTT_FP16;
+        other.policy.precision = (mtt_precision)precision;
+        check(!mtt_save(trainer, in("eight"), NULL), "a checkpoint could not be saved: %s", env.error);
+        to = open_trainer(&other);
+        check(!mtt_resume(to, in("eight"), NULL) && counters_of(to)->loss_scale == (scaled ? scale : 1),
+              "FP8 as %s: a loss scale of %g, %s", PRECISIONS[precision], (double)counters_of(to)->loss_scale,
+              env.error);
+        if (precision == MTT_FP16) counters_of(to)->loss_scale = 1; /* after many overflows */
+        check(!mtt_save(to, in("other"), NULL), "a checkpoint could not be saved: %s", env.error);
+        check(!mtt_resume(to, in("other"), NULL) &&
+                  counters_of(to)->loss_scale == (precision == MTT_FP8 ? scale : 1),
+              "%s goes on with a loss scale of %g: %s", PRECISIONS[precision],
+              (double)counters_of(to)->loss_scale, env.error);
+        mtt_trainer_destroy(to);
+        to = open_trainer(&s);
+        check(!mtt_train_step(to, targets, tokens, NULL) && !mtt_resume(to, in("other"), NULL) &&
+                  counters_of(to)->loss_scale == (precision == MTT_FP16 ? 1 : 128), /* 65536 * 32 / 16384 */
+              "%s as FP8: a loss scale of %g, %s", PRECISIONS[precision], (double)counters_of(to)->loss_scale,
+              env.error);
+        check(to->measured == (precision == MTT_FP8), "%s as FP8: scales are measured: %d",
+              PRECISIONS[precision], to->measured);
+        check(!mtt_train_step(to, tokens, targets, &info) && !info.skipped && !info.clipped,
+              "%s as FP8: %d values are clipped: %s", PRECISIONS[precision], (int)info.clipped, env.error);
+        mtt_trainer_destroy(to);
+    }
+    mtt_trainer_destroy(trainer);
+}
+
+static void eight_bits(void)
+{
+    eight_bit_scales();
+    eight_bits_undisturbed();
+    eight_bit_checkpoints();
+    eight_bits_learn();
+    eight_bits_agree();
+}
+
 /* -------------------------------------------------------------------------------- failing allocation ---- */
 
 typedef struct ledger {
@@ -2756,6 +3565,7 @@ static mtt_status life_of_a_trainer(mtt_env *e, const setup *s, const int32_t *t
     *stage = "create";
     mtt_status status = mtt_trainer_create(e, &s->model, &s->policy, &s->optim, mtt_cpu_backend(), s->batch,
                                            s->seq_len, &trainer);
+    if (!status) *stage = "first logits", status = mtt_next_logits(trainer, tokens, 3, logits);
     if (!status) *stage = "step", status = mtt_train_step(trainer, tokens, targets, NULL);
     if (!status) *stage = "evaluate", status = mtt_evaluate(trainer, tokens, targets, &info);
     if (!status) *stage = "logits", status = mtt_next_logits(trainer, tokens, 3, logits);
@@ -2775,6 +3585,7 @@ static void failing_allocations(void)
     size_t bytes = 0, now;
     random_tokens(&s, 2, 0, tokens, targets);
     s.policy.recompute = MTT_RECOMPUTE_SELECTIVE;
+    s.policy.precision = MTT_FP8; /* before the first step, logits measure scales */
     mtt_status status = life_of_a_trainer(&counted, &s, tokens, targets, &stage);
     check(!status && book.live == 0, "%s: %s, %ld blocks left", stage, counted.error, book.live);
     long total = book.calls;
@@ -2891,6 +3702,8 @@ int main(int argc, char **argv)
     if (!open_folder()) return finish();
     /* the cheapest first, since a run may end at the first failure */
     timed("conversions", conversions);
+    timed("8 bits", eight_conversions);
+    timed("8-bit operations", eight_operations);
     timed("compact codes", compact_codes);
     timed("formulas", formulas);
     timed("products", products);
@@ -2922,6 +3735,7 @@ int main(int argc, char **argv)
     timed("dropout probabilities", dropout_probabilities);
     timed("gradients", gradients);
     timed("checkpoints", checkpoints);
+    timed("FP8", eight_bits);
     timed("repeatable", repeatable);
     timed("recompute", recompute_bits);
     timed("peaks", recompute_peaks);

@@ -43,7 +43,9 @@ expect 2 '--lr fast: expected' --lr fast
 expect 2 '--top-p 1.5: expected a number from 0 to 1' --top-p 1.5
 expect 2 '--log disk: expected none\|csv\|tensorboard' --log disk
 expect 2 '--memory-budget 3Q: expected' --memory-budget 3Q
-expect 2 'fp32\|tf32\|bf16\|fp16' --precision fp64
+expect 2 'fp32\|tf32\|bf16\|fp16\|fp8' --precision fp64
+expect 2 'all\|layers\|forward' --fp8-products none
+expect 2 "precision is fp8: d_model 24 .* multiples of 16" --fp8 --dry-run $model --d-model 24 --heads 1
 expect 2 'technique' --technique nonsense
 expect 2 '"nonsense" in "bf16_nonsense" is no technique' --technique bf16_nonsense
 expect 2 'needs a budget, for example --memory-budget 8G' --recompute budget --dry-run
@@ -79,7 +81,7 @@ for name in $(fields); do # each field of the library is an option, under its na
   check "--help lists --${name//_/-}" says out "^  --${name//_/-}( |\$)"
 done
 check "there are fields" [ "$(fields | wc -l)" -gt 30 ]
-for word in fp32 tf32 bf16 fp16 flash window16 selective checkpointing segments chunked compact; do
+for word in fp32 tf32 bf16 fp16 fp8 flash window16 selective checkpointing segments chunked compact; do
   expect 0 arena --$word --dry-run --vocab-size 300
 done
 
@@ -353,8 +355,8 @@ expect 0 '"batch_size": 8' \
   --data results/text.txt --dataset many ${model/--batch-size 4/} --steps 2 --technique bf16_window16_bs8
 expect 0 '"batch_size": 4' \
   --data results/text.txt --dataset many $model --steps 2 --technique bf16_window16_bs8
-for technique in tf32 bf16 fp16 bf16_flash bf16_window16 bf16_window32 fp32_checkpointing \
-  bf16_flash_segments fp16_flash_selective_chunked bf16_flash_compact; do
+for technique in tf32 bf16 fp16 fp8 bf16_flash bf16_window16 bf16_window32 fp32_checkpointing \
+  bf16_flash_segments fp16_flash_selective_chunked bf16_flash_compact fp8_flash_checkpointing; do
   expect 0 "\"technique\": \"$technique\"" \
     --data results/text.txt --dataset many $model --steps 20 --technique $technique
   case $technique in *window*) continue;; esac
@@ -442,6 +444,14 @@ check "an overflow in FP16 has no number in the CSV" \
   eval 'says $half ",0.3[0-9]*,,[0-9.]+$" && not says $half "nan|inf|null"'
 check "an overflow in FP16 is null in the log" says results/half_fp16.jsonl '"grad_norm": null'
 check "the log of a run that overflows is JSON" is_json --lines results/half_fp16.jsonl
+# in FP8, weights that grow fast are clipped
+run --data results/text.txt --dataset eight $model --steps 4 --lr 0.3 --fp8
+check "clipped values are in the log" eval 'says results/eight_fp8.jsonl "\"clipped\": [1-9][0-9]*, " &&
+  is_json --lines results/eight_fp8.jsonl'
+check "and in the progress" says err '[0-9] values clipped'
+check "a step that clips nothing is silent" not says results/eight_fp8.jsonl '^{"step": 1,.*clipped'
+run --data results/text.txt --dataset eight $model --steps 8 --lr 0.3 --fp8 --resume
+check "a run in FP8 resumes: exit $code" [ $code = 0 ]
 if ldd "$train" | grep -q cublas; then skip "--device cuda in a build without it, since this build has it"
 else
   run --device cuda --data results/text.txt --dataset gpu $model --steps 2

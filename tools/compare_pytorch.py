@@ -210,6 +210,9 @@ class Gpt(nn.Module):
 
 def precision_of(technique):
     words = technique.split("_")
+    if "fp8" in words:
+        raise RuntimeError(f"{technique}: PyTorch has no counterpart of mtt's FP8 without another library: "
+                           "take fp32, tf32 or bf16")
     if "fp16" in words:
         raise RuntimeError(f"{technique}: FP16 skips steps until it has found its loss scale, so no two curves agree: "
                            "take fp32, tf32 or bf16")

@@ -879,6 +879,7 @@ static const struct {
 } explained[] = {
     {"fp32", "keeps all: the baseline"},     {"tf32", "keeps all: the baseline"},
     {"bf16", "16-bit, not 32-bit numbers"},  {"fp16", "16-bit, not 32-bit numbers"},
+    {"fp8", "8-bit operands of products"},
     {"flash", "attention tile by tile"},     {"window", "attention to near tokens"},
     {"chunked", "loss piece by piece"},      {"selective", "recomputes cheap steps"},
     {"checkpointing", "recomputes layers"},  {"segments", "recomputes half layers"},

@@ -320,11 +320,12 @@ static void run_log_now(run *r, const char *line)
 /* A step of so many tokens. */
 static void run_log_step(run *r, const mtt_step_info *info, double tokens)
 {
-    char line[1024], loss[RESULT_NUMBER], norm[RESULT_NUMBER];
+    char line[1024], loss[RESULT_NUMBER], norm[RESULT_NUMBER], clipped[RESULT_NUMBER] = "";
+    if (info->clipped) snprintf(clipped, sizeof(clipped), "\"clipped\": %lld, ", (long long)info->clipped);
     snprintf(line, sizeof(line), "{\"step\": %lld, \"loss\": %s, \"lr\": %.8g, \"grad_norm\": %s, "
-             "\"ms\": %.3f, \"tokens_per_s\": %.1f, \"time\": %.3f}\n", (long long)info->step,
+             "%s\"ms\": %.3f, \"tokens_per_s\": %.1f, \"time\": %.3f}\n", (long long)info->step,
              result_number(loss, "%.6f", info->loss), (double)info->lr,
-             result_number(norm, "%.6g", (double)info->grad_norm), info->ms,
+             result_number(norm, "%.6g", (double)info->grad_norm), clipped, info->ms,
              tokens / fmax(info->ms, 1e-6) * 1e3, run_time()); /* 1 ns: a clock may stand still */
     run_log_now(r, line);
 }

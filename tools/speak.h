@@ -139,6 +139,7 @@ static void speak_step(speaker *s, const mtt_step_info *info)
     fprintf(stderr, "%sstep %lld/%lld %lld%% | loss %.4f | %s tokens/s", terminal ? "\r" : "",
             (long long)info->step, (long long)s->steps, (long long)(100 * info->step / s->steps), info->loss,
             speak_count((uint64_t)(s->tokens / fmax(info->ms, 1e-6) * 1e3)));
+    if (info->clipped) fprintf(stderr, " | %s values clipped", speak_count((uint64_t)info->clipped));
     if (!last) fprintf(stderr, " | %s left", speak_time(left));
     fputs(terminal && !last ? "\033[K" : "\n", stderr);
     if (done == 2 && !last)
