@@ -1896,12 +1896,14 @@ static void run_on_host(mtt_op *op)
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_op part = *op;
     mtt_tensor between;
-    mtt_linear_backward_input product = {o->dy, o->weight, &between};
-    mtt_gelu_backward gelu = {&between, o->pre, o->dx, o->dx_t, o->y_t};
+    mtt_linear_backward_input product = {NULL, NULL, &between};
+    mtt_gelu_backward gelu = {&between, NULL, NULL, NULL, NULL};
     if (op->kind != MTT_OP_linear_backward_gelu || !o->dx_t) {
         mtt__cpu_run(NULL, op, 1);
         return;
     }
+    product.dy = o->dy, product.weight = o->weight;
+    gelu.x = o->pre, gelu.dx = o->dx, gelu.dx_t = o->dx_t, gelu.y_t = o->y_t;
     between = *o->pre;
     between.data = malloc(between.bytes);
     part.kind = MTT_OP_linear_backward_input, part.inputs = 2, part.outputs = 1;
@@ -2427,12 +2429,11 @@ static void same_gelu(lock_step *l, mtt_op *op)
     int backward = op->kind == MTT_OP_linear_backward_gelu;
     const mtt_linear_gelu *f = MTT_OPERANDS_OF(linear_gelu, op);
     const mtt_linear_backward_gelu *b = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    mtt_tensor *pre = backward ? b->pre : f->pre, *y = backward ? b->y_t : f->y, *from, alone, ours, fused;
+    mtt_tensor *pre = backward ? b->pre : f->pre, *y = backward ? b->y_t : f->y, alone, ours, fused;
     mtt_gelu gelu = {pre, &alone};
     if (!is_8_bit(y)) return;
-    from = y;
     alone = matrix_on_device(l->context, MTT_F8_E4M3, mtt__rows(pre), mtt__width(pre));
-    alone.scale = from->scale;
+    alone.scale = y->scale;
     run_alone(l->context, MTT_OP_gelu, 1, 1, &gelu, (mtt_shape *)(uintptr_t)op->shape);
     ours = downloaded(l, &alone);
     fused = downloaded(l, y);
