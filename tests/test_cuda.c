@@ -2048,14 +2048,14 @@ static void compare_records(const setup *s, const mtt_op *op, const char *whose,
 }
 
 /* The next scale is the largest power of two with which the largest value is at most 224, within 2^-60 and
-   2^60; it stays where that is 0 or not finite. */
+   2^60; it stays where that is 0 or not finite, and after a skipped step. */
 static void compare_rescale(const setup *s, const char *whose, const mtt_scale *before, const mtt_scale *after,
                             int64_t count, const mtt_counters *counters)
 {
     int64_t clipped = 0, i;
     for (i = 0; i < count; i++) {
         double largest = (double)mtt__bits_float(before[i].largest), scale = (double)before[i].scale;
-        if (largest > 0 && largest < 3e38)
+        if (largest > 0 && largest < 3e38 && !counters->skipped)
             scale = ldexp(1, (int)fmax(-60, fmin(60, ilogb((double)(224 / (float)largest)))));
         clipped += before[i].clipped;
         check((double)after[i].scale == scale && (double)after[i].inverse == 1 / scale && !after[i].largest &&
@@ -2098,6 +2098,10 @@ static void step_eight(lock_step *l, mtt_op *host, const mtt_op *device, const m
     new_case();
     tried[host->kind]++;
     scatter_records(table, scales, host->kind == MTT_OP_rescale);
+    if (host->kind == MTT_OP_rescale) {
+        mtt__counters(host->operands[1])->skipped = below(3) == 0;
+        cuda.upload(l->context, device->operands[1]->data, host->operands[1]->data, host->operands[1]->bytes);
+    }
     memcpy(before, table, bytes);
     cuda.upload(l->context, device_program->scales->data, table, bytes);
     for (who = CPU; who <= CUDA; who++) {
