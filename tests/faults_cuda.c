@@ -48,8 +48,6 @@ static int fault(const char *name)
 
 /* A table's rows begin their lines, where tests/faults_gpu.sh finds the names. */
 CALL(cudaGetDeviceCount, (int *count), (count))
-CALL(cudaDeviceGetAttribute, (int *value, enum cudaDeviceAttr attribute, int device),
-     (value, attribute, device))
 CALL(cudaSetDevice, (int device), (device))
 CALL(cudaGetDevice, (int *device), (device))
 CALL(cudaMemGetInfo, (size_t *free_bytes, size_t *all_bytes), (free_bytes, all_bytes))
@@ -143,6 +141,17 @@ cudaError_t __wrap_cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return last_error = cudaErrorStreamCaptureInvalidated;
 }
 
+/* While `ampere` is set, the device says that it has compute capability 8.0. */
+static int ampere;
+cudaError_t __real_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
+cudaError_t __wrap_cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+    if (fault("cudaDeviceGetAttribute")) return last_error = cudaErrorUnknown;
+    if (ampere && attribute == cudaDevAttrComputeCapabilityMajor) return *value = 8, cudaSuccess;
+    if (ampere && attribute == cudaDevAttrComputeCapabilityMinor) return *value = 0, cudaSuccess;
+    return __real_cudaDeviceGetAttribute(value, attribute, device);
+}
+
 cudaError_t __real_cudaGetLastError(void);
 cudaError_t __wrap_cudaGetLastError(void)
 {
@@ -163,14 +172,18 @@ static const size_t SLACK = 2 << 20; /* bytes: the driver takes pages of its own
 
 static mtt_env env;
 static int32_t tokens[2 * BATCH * LONGEST], targets[2 * BATCH * LONGEST];
-static const char *stage; /* of a life */
+static const char *stage;              /* of a life */
+static char reason[sizeof(env.error)]; /* of its first failure */
 
 /* 1 = the call succeeded. A failure must say why; the first one stays in *first. */
 static int succeeds(mtt_status status, mtt_status *first)
 {
     if (!status) return 1;
     check(env.error[0], "%s fails while %s: no reason is given", failed_call, stage);
-    if (!*first) *first = status;
+    if (!*first) {
+        *first = status;
+        memcpy(reason, env.error, sizeof(reason));
+    }
     env.error[0] = 0;
     return 0;
 }
@@ -246,10 +259,27 @@ static long fail_each(const technique *k)
     return n - 1;
 }
 
+/* A device without products in 8 bits refuses FP8, and says why; it runs BF16. */
+static void old_device(void)
+{
+    const technique fp8 = {"fp8", {.precision = MTT_FP8}, .dropout = 0};
+    const technique bf16 = {"bf16", {.precision = MTT_BF16}, .dropout = 0};
+    double loss;
+    size_t before;
+    check(life(&bf16, &loss) == MTT_OK, "bf16: %s", env.error); /* loads kernels */
+    before = free_bytes();
+    ampere = 1;
+    check(life(&fp8, &loss) == MTT_E_ARGUMENT, "fp8 on a device of compute capability 8.0 is not refused");
+    check(strstr(reason, "8.9") && strstr(reason, "8.0") && strstr(reason, "bf16"), "the refusal says: %s", reason);
+    check(free_bytes() + SLACK >= before, "the refusal loses memory");
+    check(life(&bf16, &loss) == MTT_OK, "bf16 on a device of compute capability 8.0: %s", env.error);
+    ampere = 0;
+}
+
 int main(int argc, char **argv)
 {
     static const char *const usual[] = {"fp32_checkpointing", "bf16_flash_wide_head",
-                                        "bf16_flash_compact_dropout"};
+                                        "bf16_flash_compact_dropout", "fp8"};
     long failures = 0, n;
     int i, k, devices = 0;
     if (cudaGetDeviceCount(&devices) || !devices) {
@@ -261,7 +291,8 @@ int main(int argc, char **argv)
         targets[i] = i % 9 ? (i + 1) * 7 % VOCAB : -1;
     }
     if (!open_folder()) return 1;
-    for (i = 0; i < (argc > 1 ? argc - 1 : 3); i++)
+    old_device();
+    for (i = 0; i < (argc > 1 ? argc - 1 : (int)MTT__LENGTH(usual)); i++)
         for (k = 0; k < TECHNIQUE_COUNT; k++) {
             if (strcmp(TECHNIQUES[k].name, argc > 1 ? argv[i + 1] : usual[i])) continue;
             n = fail_each(&TECHNIQUES[k]);

@@ -28,6 +28,7 @@ typedef struct matrix {
     int64_t ld, stride;
     int32_t count;
     size_t size;     /* of an element */
+    float scale;     /* of 8 bits */
     mtt_tensor host;
 } matrix;
 
@@ -46,8 +47,15 @@ static int describe(matrix *m, cublasLtMatrixLayout_t layout)
     READ(BATCH_COUNT, count);
     READ(STRIDED_BATCH_OFFSET, stride);
 #undef READ
-    m->size = m->type == CUDA_R_32F ? 4 : 2;
-    m->host.dtype = m->type == CUDA_R_16BF ? MTT_BF16_BITS : m->type == CUDA_R_16F ? MTT_F16_BITS : MTT_F32;
+    m->scale = 1;
+    switch (m->type) {
+    case CUDA_R_16BF: m->host.dtype = MTT_BF16_BITS; break;
+    case CUDA_R_16F: m->host.dtype = MTT_F16_BITS; break;
+    case CUDA_R_8F_E4M3: m->host.dtype = MTT_F8_E4M3; break;
+    case CUDA_R_8F_E5M2: m->host.dtype = MTT_F8_E5M2; break;
+    default: m->host.dtype = MTT_F32;
+    }
+    m->size = mtt__dtype_bytes[m->host.dtype];
     m->host.data = malloc((size_t)m->count * m->rows * m->columns * m->size);
     return failed || !m->host.data;
 }
@@ -69,11 +77,20 @@ static int copy(matrix *m, const void *device, enum cudaMemcpyKind kind)
     return failed;
 }
 
+/* The scale of an operand in 8 bits, if it has one; 0 if all went well. */
+static int read_scale(matrix *m, cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute)
+{
+    const void *device = NULL;
+    if (m->size != 1) return 0;
+    if (cublasLtMatmulDescGetAttribute(desc, attribute, &device, sizeof(device), NULL)) return 1;
+    return device && cudaMemcpy(&m->scale, device, sizeof(m->scale), cudaMemcpyDeviceToHost);
+}
+
 static float element(const matrix *m, int index, int64_t row, int64_t column)
 {
     float x;
     mtt__load(&m->host, (index * (int64_t)m->columns + column) * (int64_t)m->rows + row, 1, &x);
-    return x;
+    return x * m->scale;
 }
 
 /* D = alpha op(A) op(B) + beta C + bias: cuBLASLt's own, which the kernels' file calls, or the host in its
@@ -117,6 +134,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t blas, cublasLtMatmulDesc_t desc, 
     biases.count = 1, biases.columns = 1; /* one for each row of the result, of its type */
     failed |= cudaStreamSynchronize(stream);
     if (!failed) failed |= copy(&a, A, cudaMemcpyDeviceToHost) | copy(&b, B, cudaMemcpyDeviceToHost);
+    if (!failed)
+        failed |= read_scale(&a, desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER) |
+                  read_scale(&b, desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
     if (!failed && kept != 0) failed |= copy(&c, C, cudaMemcpyDeviceToHost);
     if (!failed && bias) failed |= copy(&biases, bias, cudaMemcpyDeviceToHost);
     depth = (int64_t)(transpose_a ? a.rows : a.columns);

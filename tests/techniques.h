@@ -37,5 +37,18 @@ static const technique TECHNIQUES[] = {
     {"fp16_compact_checkpointing",
      {.precision = MTT_FP16, .recompute = MTT_RECOMPUTE_LAYER, .state = MTT_STATE_COMPACT, .accumulate = 2},
      .dropout = 0},
+    {"fp8", {.precision = MTT_FP8, .loss_chunk_rows = 48}, .dropout = 0},
+    {"fp8_layers_checkpointing",
+     {.precision = MTT_FP8, .fp8_products = MTT_FP8_LAYERS, .recompute = MTT_RECOMPUTE_LAYER, .accumulate = 2},
+     .dropout = 0.1f},
+    {"fp8_forward_flash",
+     {.precision = MTT_FP8, .fp8_products = MTT_FP8_FORWARD, .attention = MTT_ATTENTION_FLASH},
+     .dropout = 0},
+    {"fp8_flash_segments_compact",
+     {.precision = MTT_FP8,
+      .attention = MTT_ATTENTION_FLASH,
+      .recompute = MTT_RECOMPUTE_SEGMENTS,
+      .state = MTT_STATE_COMPACT},
+     .dropout = 0},
 };
 enum { TECHNIQUE_COUNT = sizeof(TECHNIQUES) / sizeof(TECHNIQUES[0]) };

@@ -1896,12 +1896,14 @@ static void run_on_host(mtt_op *op)
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     mtt_op part = *op;
     mtt_tensor between;
-    mtt_linear_backward_input product = {o->dy, o->weight, &between};
-    mtt_gelu_backward gelu = {&between, o->pre, o->dx, o->dx_t, o->y_t};
+    mtt_linear_backward_input product = {NULL, NULL, &between};
+    mtt_gelu_backward gelu = {&between, NULL, NULL, NULL, NULL};
     if (op->kind != MTT_OP_linear_backward_gelu || !o->dx_t) {
         mtt__cpu_run(NULL, op, 1);
         return;
     }
+    product.dy = o->dy, product.weight = o->weight;
+    gelu.x = o->pre, gelu.dx = o->dx, gelu.dx_t = o->dx_t, gelu.y_t = o->y_t;
     between = *o->pre;
     between.data = malloc(between.bytes);
     part.kind = MTT_OP_linear_backward_input, part.inputs = 2, part.outputs = 1;
@@ -2046,14 +2048,14 @@ static void compare_records(const setup *s, const mtt_op *op, const char *whose,
 }
 
 /* The next scale is the largest power of two with which the largest value is at most 224, within 2^-60 and
-   2^60; it stays where that is 0 or not finite. */
+   2^60; it stays where that is 0 or not finite, and after a skipped step. */
 static void compare_rescale(const setup *s, const char *whose, const mtt_scale *before, const mtt_scale *after,
                             int64_t count, const mtt_counters *counters)
 {
     int64_t clipped = 0, i;
     for (i = 0; i < count; i++) {
         double largest = (double)mtt__bits_float(before[i].largest), scale = (double)before[i].scale;
-        if (largest > 0 && largest < 3e38)
+        if (largest > 0 && largest < 3e38 && !counters->skipped)
             scale = ldexp(1, (int)fmax(-60, fmin(60, ilogb((double)(224 / (float)largest)))));
         clipped += before[i].clipped;
         check((double)after[i].scale == scale && (double)after[i].inverse == 1 / scale && !after[i].largest &&
@@ -2096,6 +2098,10 @@ static void step_eight(lock_step *l, mtt_op *host, const mtt_op *device, const m
     new_case();
     tried[host->kind]++;
     scatter_records(table, scales, host->kind == MTT_OP_rescale);
+    if (host->kind == MTT_OP_rescale) {
+        mtt__counters(host->operands[1])->skipped = below(3) == 0;
+        cuda.upload(l->context, device->operands[1]->data, host->operands[1]->data, host->operands[1]->bytes);
+    }
     memcpy(before, table, bytes);
     cuda.upload(l->context, device_program->scales->data, table, bytes);
     for (who = CPU; who <= CUDA; who++) {
@@ -2427,12 +2433,11 @@ static void same_gelu(lock_step *l, mtt_op *op)
     int backward = op->kind == MTT_OP_linear_backward_gelu;
     const mtt_linear_gelu *f = MTT_OPERANDS_OF(linear_gelu, op);
     const mtt_linear_backward_gelu *b = MTT_OPERANDS_OF(linear_backward_gelu, op);
-    mtt_tensor *pre = backward ? b->pre : f->pre, *y = backward ? b->y_t : f->y, *from, alone, ours, fused;
+    mtt_tensor *pre = backward ? b->pre : f->pre, *y = backward ? b->y_t : f->y, alone, ours, fused;
     mtt_gelu gelu = {pre, &alone};
     if (!is_8_bit(y)) return;
-    from = y;
     alone = matrix_on_device(l->context, MTT_F8_E4M3, mtt__rows(pre), mtt__width(pre));
-    alone.scale = from->scale;
+    alone.scale = y->scale;
     run_alone(l->context, MTT_OP_gelu, 1, 1, &gelu, (mtt_shape *)(uintptr_t)op->shape);
     ours = downloaded(l, &alone);
     fused = downloaded(l, y);
@@ -2443,6 +2448,29 @@ static void same_gelu(lock_step *l, mtt_op *op)
     free(ours.data);
     free(fused.data);
     cuda.release(l->context, alone.data);
+}
+
+/* gelu_backward in 8 bits, which CUDA's schedules always fuse, on the operands of a fused operation; gradients
+   of the given size. */
+static void gelu_backward_alone(lock_step *l, int i, float size)
+{
+    mtt_op host = *op_at(l->host, MTT__TRAIN, i, 0), device = *op_at(l->device, MTT__TRAIN, i, 0);
+    const mtt_linear_backward_gelu *h = MTT_OPERANDS_OF(linear_backward_gelu, &host);
+    const mtt_linear_backward_gelu *d = MTT_OPERANDS_OF(linear_backward_gelu, &device);
+    mtt_tensor dy = *h->pre, device_dy = *d->pre;
+    mtt_gelu_backward row = {&dy, h->pre, h->dx, h->dx_t, h->y_t};
+    mtt_gelu_backward device_row = {&device_dy, d->pre, d->dx, d->dx_t, d->y_t};
+    dy.data = malloc(dy.bytes);
+    fill_tensor(&dy, size, 0);
+    check(cuda.alloc(l->context, dy.bytes, &device_dy.data) == MTT_OK, "alloc: %s", env.error);
+    host.kind = device.kind = MTT_OP_gelu_backward;
+    host.inputs = device.inputs = 2, host.outputs = device.outputs = 3;
+    host.operands = (mtt_tensor **)(void *)&row, device.operands = (mtt_tensor **)(void *)&device_row;
+    is_new(&host);
+    upload_operands(l, &host, &device, -1);
+    step_eight(l, &host, &device, &l->host->programs[MTT__TRAIN], &l->device->programs[MTT__TRAIN]);
+    cuda.release(l->context, device_dy.data);
+    free(dy.data);
 }
 
 /* FP8's products with GELU behind them, of up to 6 x 3 tiles of 128 x 256, with up to 1,600 terms; in every
@@ -2478,6 +2506,7 @@ static void eight_products_with_gelu(void)
             if (kind == MTT_OP_linear_gelu || kind == MTT_OP_linear_backward_gelu) {
                 step_op(&l, MTT__TRAIN, i, 0);
                 same_gelu(&l, op_at(l.device, MTT__TRAIN, i, 0));
+                if (kind == MTT_OP_linear_backward_gelu) gelu_backward_alone(&l, i, number % 4 == 2 ? 40000 : 1);
             } else run_on_host(&p->ops[i]);
         }
         close_lock_step(&l);
@@ -2817,12 +2846,11 @@ static void disturb(mtt_trainer *t, uint64_t seed)
     }
 }
 
-static double worst_gradient[4], worst_loss[4], worst_logits[4];
+static double worst_gradient[PRECISION_COUNT], worst_loss[PRECISION_COUNT], worst_logits[PRECISION_COUNT];
 
 /* FP32 on the CPU is the truth; the same precision on the CPU says what error is fair. */
-static void whole_model(int number)
+static void whole_model(setup s, int number)
 {
-    setup s = random_setup(number);
     mtt_precision precision = s.policy.precision;
     int all = 2 * s.batch * s.seq_len, step, i;
     int32_t *tokens = malloc((size_t)all * sizeof(int32_t)), *targets = malloc((size_t)all * sizeof(int32_t));
@@ -2830,6 +2858,7 @@ static void whole_model(int number)
     double floor = 1e-5, fair, error,
            slack = precision == MTT_TF32   ? 5e-3
                    : precision == MTT_BF16 ? 4e-3
+                   : precision == MTT_FP8  ? 4e-3
                    : precision == MTT_FP16 ? 1e-3
                                            : 1e-5;
     mtt_trainer *t[3];
@@ -2887,11 +2916,19 @@ static void whole_model(int number)
     free(targets);
 }
 
-static void whole_models(int setups)
+static void whole_models(int setups, mtt_precision from)
 {
     int number, p;
-    for (number = 0; number < setups; number++) whole_model(number + 100 + number / 20);
-    for (p = 0; p < 4; p++)
+    for (number = 0; number < setups && from == MTT_FP32; number++)
+        whole_model(random_setup(number + 100 + number / 20), number + 100 + number / 20);
+    for (number = 0; number < setups / 2; number++) {
+        setup s = eight_setup(number);
+        s.policy.accumulate = 2;
+        s.optim.lr = 1e-4f; /* Adam's first steps follow signs, which 8 bits flip where gradients are small */
+        s.optim.loss_scale = 0;
+        whole_model(s, number);
+    }
+    for (p = (int)from; p < PRECISION_COUNT; p++)
         printf(
             "%s: gradient error at most %.2f of what is allowed, loss within %.2g, next logits within %.2g\n",
             PRECISIONS[p], worst_gradient[p], worst_loss[p], worst_logits[p]);
@@ -2924,9 +2961,20 @@ typedef struct history {
     size_t count;
 } history;
 
+/* Leaves no trace in the trainer. */
+static void look_at(mtt_trainer *t, const setup *s, const int32_t *tokens, const int32_t *targets)
+{
+    float *logits = malloc((size_t)s->model.vocab * sizeof(float));
+    mtt_step_info info;
+    check(mtt_next_logits(t, tokens, 1 + s->seq_len / 2, logits) == MTT_OK &&
+              mtt_evaluate(t, tokens, targets, &info) == MTT_OK,
+          "evaluation: %s (%s)", env.error, describe(s));
+    free(logits);
+}
+
 /* Trains from the seed. At step `stop` (0 = nowhere) it saves, and goes on in another trainer that knows only
-   the file. */
-static history trained(const setup *s, int steps, int stop)
+   the file. With `looks` it evaluates before each step. */
+static history trained_with(const setup *s, int steps, int stop, int looks)
 {
     mtt_trainer *t = open_trainer(s, &cuda, s->policy.precision);
     int all = s->policy.accumulate * s->batch * s->seq_len, step;
@@ -2947,6 +2995,7 @@ static history trained(const setup *s, int steps, int stop)
             unlink(path);
         }
         random_tokens(s, tokens, targets, all);
+        if (looks) look_at(t, s, tokens, targets);
         check(mtt_train_step(t, tokens, targets, &info) == MTT_OK, "step: %s (%s)", env.error, describe(s));
         h.loss[step] = info.loss;
     }
@@ -2960,6 +3009,11 @@ static history trained(const setup *s, int steps, int stop)
     return h;
 }
 
+static history trained(const setup *s, int steps, int stop)
+{
+    return trained_with(s, steps, stop, 0);
+}
+
 /* Compares a history bit for bit with the first one and lets go of it. */
 static void same_history(const history *first, history again, const char *what, const setup *s)
 {
@@ -2970,22 +3024,24 @@ static void same_history(const history *first, history again, const char *what, 
     free(again.weights);
 }
 
-/* Twenty runs from one seed, and one that is interrupted. */
-static void repetition(void)
+/* Twenty runs from one seed, one that is interrupted, and one that looks at itself. Precisions `from` up. */
+static void repetition(mtt_precision from)
 {
     enum { RUNS = 20, STEPS = 6, STOP = 3 };
     int i, run;
     for (i = 0; i < TECHNIQUE_COUNT; i++) {
         setup s = technique_setup(&TECHNIQUES[i], 2);
         history first;
+        if (s.policy.precision < from) continue;
         first = trained(&s, STEPS, 0);
         for (run = 1; run < RUNS; run++)
             same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
         same_history(&first, trained(&s, STEPS, STOP), "after a resume", &s);
+        same_history(&first, trained_with(&s, STEPS, 0, 1), "with evaluations in between", &s);
         free(first.weights);
     }
     /* products so large that the backend times its algorithms: no matter which of them wins */
-    for (i = 0; i < 4; i++) {
+    for (i = (int)from; i < PRECISION_COUNT; i++) {
         setup s = random_setup(2);
         history first;
         s.model.d_model = 768;
@@ -3052,16 +3108,17 @@ static float *hurried(const setup *s, int steps, int wait, size_t *count)
 
 /* The same bits from single operations, on a caller's stream and memory, and where nobody waits for a step:
    600 of them send more than the staging buffer holds. */
-static void ways_to_run(void)
+static void ways_to_run(mtt_precision from)
 {
     int precision, blocks = 0;
-    for (precision = 0; precision < 4; precision++) {
+    for (precision = (int)from; precision < PRECISION_COUNT; precision++) {
         setup s = random_setup(2);
         history first;
         float *weights[2];
         size_t count;
         cudaStream_t stream = NULL;
         s.model.layers = 3;
+        s.model.d_ff = 0;
         s.model.dropout = 0.1f;
         s.batch = 8;
         s.seq_len = 128;
@@ -3095,11 +3152,12 @@ static void ways_to_run(void)
     }
 }
 
-/* Recomputation changes no bit, in any precision, with either attention, with dropout. */
-static void recomputation(void)
+/* Recomputation changes no bit, in any precision, with either attention, with dropout. Under FP8 the loss is
+   the full one where the head's product is not in 8 bits. */
+static void recomputation(mtt_precision from)
 {
     int precision, attention, loss, way;
-    for (precision = 0; precision < 4; precision++)
+    for (precision = (int)from; precision < PRECISION_COUNT; precision++)
         for (attention = 0; attention < 2; attention++)
             for (loss = 0; loss < 2; loss++) {
                 setup s = random_setup(2);
@@ -3116,6 +3174,7 @@ static void recomputation(void)
                 s.policy.loss = (mtt_loss)loss;
                 s.policy.loss_chunk_rows = 300;
                 s.policy.window = attention ? 50 : 0;
+                s.policy.fp8_products = loss ? MTT_FP8_ALL : attention ? MTT_FP8_LAYERS : MTT_FP8_FORWARD;
                 first = trained(&s, 3, 0);
                 for (way = MTT_RECOMPUTE_NONE; way <= MTT_RECOMPUTE_SEGMENTS; way++) {
                     static const char *const WAYS[] = {"a second time", "with recompute selective",
@@ -3271,34 +3330,38 @@ static void out_of_memory(void)
     mtt_trainer_destroy(t);
 }
 
-/* FP16 skips what overflows and halves the scale, on the device alone. */
-static void overflow(void)
+/* FP16 and FP8 skip what overflows and halve the scale, on the device alone. */
+static void overflow(mtt_precision precision)
 {
     setup s = random_setup(2);
     mtt_trainer *t;
     int32_t tokens[64], targets[64];
     mtt_step_info info;
     float *before, *after;
+    float loss_scale = 0;
     int step, skipped = 0;
+    s.model.d_ff = 0;
     s.model.vocab = 129;
     s.batch = 1;
     s.seq_len = 32;
     s.model.max_seq = 32;
-    s.policy.precision = MTT_FP16;
-    s.optim.loss_scale = 0x1p30f;
+    s.policy.precision = precision;
+    s.optim.loss_scale = precision == MTT_FP8 ? 0x1p38f : 0x1p30f; /* of 64 tokens it is 2^30 as well */
     random_tokens(&s, tokens, targets, 64);
-    t = open_trainer(&s, &cuda, MTT_FP16);
+    t = open_trainer(&s, &cuda, precision);
     before = read_all(t, mtt_parameter_get);
     for (step = 0; step < 30; step++) {
         check(mtt_train_step(t, tokens, targets, &info) == MTT_OK, "step: %s", env.error);
         if (step == 0) {
+            loss_scale = info.loss_scale;
+            check(loss_scale == 0x1p30f, "the first loss scale is %g", (double)loss_scale);
             after = read_all(t, mtt_parameter_get);
             check(info.skipped && !memcmp(before, after, parameter_count(t) * sizeof(float)),
                   "a step that overflows changes nothing");
             free(after);
         }
         if (info.skipped)
-            check(info.loss_scale == 0x1p30f / (float)(1u << skipped++), "the loss scale halves: %g",
+            check(info.loss_scale == loss_scale / (float)(1u << skipped++), "the loss scale halves: %g",
                   (double)info.loss_scale);
     }
     check(skipped > 0 && skipped < 30, "%d of 30 steps skipped", skipped);
@@ -3382,6 +3445,21 @@ static void told(const char *what, double start)
     fflush(stdout);
 }
 
+/* Whole programs in the precisions from `from` up. */
+static void programs(int models, mtt_precision from, double start)
+{
+    repetition(from);
+    told("repetition and resume", start);
+    recomputation(from);
+    told("recomputation", start);
+    ways_to_run(from);
+    told("ways to run", start);
+    if (from <= MTT_FP16) overflow(MTT_FP16);
+    overflow(MTT_FP8);
+    whole_models(models, from);
+    told("whole models", start);
+}
+
 int main(int argc, char **argv)
 {
     double start = mtt__now_ms();
@@ -3399,6 +3477,14 @@ int main(int argc, char **argv)
     if (mtt_cuda_backend(&env, 0, &cuda) != MTT_OK) {
         skip(env.error);
         check(env.error[0], "a reason is given");
+        return finish();
+    }
+    if (argc > 1 && !strcmp(argv[1], "fp8")) {
+        eight_operations(argc > 2 ? atoi(argv[2]) : EIGHT_SETUPS);
+        print_worst(0);
+        told("operations", start);
+        close_contexts();
+        programs(40, MTT_FP8, start);
         return finish();
     }
     if (argc > 2 && !strcmp(argv[1], "operations")) {
@@ -3423,17 +3509,10 @@ int main(int argc, char **argv)
     full_windows();
     told("full windows", start);
     close_contexts();
-    repetition();
-    told("repetition and resume", start);
-    recomputation();
-    told("recomputation", start);
-    ways_to_run();
-    told("ways to run", start);
-    overflow();
+    programs(40 * scale, MTT_FP32, start);
     out_of_memory();
     too_large();
     largest_batch();
-    whole_models(40 * scale);
     told("all", start);
     return finish();
 }
