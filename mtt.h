@@ -3370,14 +3370,14 @@ static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
 }
 
 /* The input of a product, made again from what the forward pass kept: in 8 bits and transposed, or in 16 bits
-   as it is. NULL if gelu_backward will make it. */
+   as it is. NULL if gelu_backward will make it, from what is there then: so it can follow its product. */
 static mtt_tensor *mtt__input_again(mtt__builder *b, const mtt_op *op, const mtt_tensor *x, int transposed)
 {
     mtt_op maker = mtt__maker(b, x);
     const mtt_norm *n = MTT_OPERANDS_OF(norm, &maker);
     mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
-    if (maker.kind == MTT_OP_gelu && transposed) return NULL;
     from = mtt__need(b, maker.operands[0]);
+    if (maker.kind == MTT_OP_gelu && transposed) return NULL;
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
     if (transposed) {
         again = mtt__add_eight(b, x, x->entry, 1);
