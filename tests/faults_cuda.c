@@ -270,7 +270,8 @@ static void old_device(void)
     before = free_bytes();
     ampere = 1;
     check(life(&fp8, &loss) == MTT_E_ARGUMENT, "fp8 on a device of compute capability 8.0 is not refused");
-    check(strstr(reason, "8.9") && strstr(reason, "8.0") && strstr(reason, "bf16"), "the refusal says: %s", reason);
+    check(strstr(reason, "8.9") && strstr(reason, "8.0") && strstr(reason, "bf16"), "the refusal says: %s",
+          reason);
     check(free_bytes() + SLACK >= before, "the refusal loses memory");
     check(life(&bf16, &loss) == MTT_OK, "bf16 on a device of compute capability 8.0: %s", env.error);
     ampere = 0;
