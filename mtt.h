@@ -41,7 +41,7 @@
    >>cpu        every operation in plain C
 
    WHAT IT DOES
-   mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16 and FP16,
+   mtt trains GPT-like decoders on your text. The field's memory techniques are settings: BF16, FP16 and FP8,
    FlashAttention, windowed attention, gradient checkpointing, chunked loss, compact optimizer state, gradient
    accumulation. A model, a policy and a batch are compiled into a schedule: one flat list of operations over
    named tensors. It holds the forward pass, the backward pass, recomputation, loss and optimizer. Memory is
@@ -79,11 +79,11 @@
 
    MEMORY
    Let P be the number of parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H
-   heads, a vocabulary of V, and s bytes an element (4, or 2 under BF16 and FP16). When the backward pass
+   heads, a vocabulary of V, and s bytes an element (4, or 2 under BF16, FP16 and FP8). When the backward pass
    begins, memory holds
       state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments;
                    P (2 + 3.125) compact
-      activations  R L s (8C + 2F) with nothing recomputed; selective keeps 6C + F, layer C alone
+      activations  R L s (8C + 2F) with nothing recomputed; selective and FP8 keep 6C + F, layer C alone
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
    Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step. These formulas are for
@@ -3371,7 +3371,7 @@ static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
 
 /* The input of a product, made again from what the forward pass kept: in 8 bits and transposed, or in 16 bits
    as it is. NULL if gelu_backward will make it, from what is there then: so it can follow its product. */
-static mtt_tensor *mtt__input_again(mtt__builder *b, const mtt_op *op, const mtt_tensor *x, int transposed)
+static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x, int transposed)
 {
     mtt_op maker = mtt__maker(b, x);
     const mtt_norm *n = MTT_OPERANDS_OF(norm, &maker);
@@ -3381,15 +3381,15 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, const mtt_op *op, const mtt
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
     if (transposed) {
         again = mtt__add_eight(b, x, x->entry, 1);
-        MTT__EMIT(b, op->layer, 0, quantize, from, stats, gain, shift, NULL, again);
+        MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
         return again;
     }
     if (maker.kind == MTT_OP_quantize) return from;
     again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x),
                             mtt__width(x), 0);
     b->recomputing = 1;
-    if (stats) MTT__EMIT(b, op->layer, 0, norm, from, gain, shift, again, stats);
-    else MTT__EMIT(b, op->layer, 0, gelu, from, again);
+    if (stats) MTT__EMIT(b, layer, 0, norm, from, gain, shift, again, stats);
+    else MTT__EMIT(b, layer, 0, gelu, from, again);
     b->op->recomputed = 1;
     b->recomputing = 0;
     return again;
@@ -3420,7 +3420,7 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight;
     mtt_tensor *dy_t, *dy = mtt__gradient_eight(b, op, f->y, &dy_t), *w, *dx;
-    mtt_linear_backward_weight row = {mtt__input_again(b, op, f->x, 1), dy_t, NULL, NULL};
+    mtt_linear_backward_weight row = {mtt__input_again(b, op->layer, f->x, 1), dy_t, NULL, NULL};
     int adds = 0;
     row.d_weight = mtt__parameter_gradient(b, weight, &adds);
     row.d_bias = mtt__parameter_gradient(b, f->bias, NULL);
@@ -3444,7 +3444,7 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
             mtt__adjoint_linear_eight(b, op);
             return;
         }
-        x = mtt__input_again(b, op, f->x, 0);
+        x = mtt__input_again(b, op->layer, f->x, 0);
         weight = b->program->parameters[weight->parameter].weight;
         transposed = 0;
     } else x = mtt__need(b, f->x);
@@ -3579,9 +3579,7 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     }
     if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
     if (eight && gradients) {
-        mtt_op place = {0};
-        place.layer = -1;
-        x_t = mtt__input_again(b, &place, x, 1);
+        x_t = mtt__input_again(b, -1, x, 1);
         d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
         d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
                                      mtt__round_up(rows, 16), 0);

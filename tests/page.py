@@ -49,7 +49,7 @@ def check_tensors(plan):
         assert ends <= used, f"operation {i}: a tensor ends that it does not use"
     ids = next(t["bytes"] for t in plan["tensors"] if t["name"] == "tokens") // 4
     same("tokens of a step", ids * plan["plan"]["micro_batches"], plan["batch"] * plan["seq_len"])
-    sizes = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "U8": 1}
+    sizes = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I32": 4, "U8": 1}
     for t in plan["tensors"]:
         elements = 1
         for n in t["shape"]: elements *= n

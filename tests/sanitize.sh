@@ -57,7 +57,7 @@ programs() { # a dataset with each tokenizer, a run, its continuation, another t
   try "train" "$build/train" "${small[@]}" --steps 3 --save-every 2 --eval-every 2 --sample 5
   try "train --resume" "$build/train" "${small[@]}" --steps 5 --resume
   for technique in bf16_flash_window4_chunked fp16_selective_compact fp32_checkpointing fp32_flash \
-    bf16_segments_compact; do
+    bf16_segments_compact fp8_flash_segments; do
     try "train $technique" "$build/train" "${small[@]}" --layers 3 --steps 2 --dropout 0.1 --accumulate 2 \
       --technique $technique
   done

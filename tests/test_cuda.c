@@ -2,7 +2,7 @@
    operands; whole models; bits; bytes. Links mtt_kernels.o. Without a GPU it says so and passes.
 
    Every operation of random schedules runs on the device, on the CPU, and twice from the textbook: once all
-   in double, which is the truth, and once as a plain implementation in the policy's precision. Device and CPU
+   in double, which is the truth, and once as a simple reference in the policy's precision. Device and CPU
    may each have twice the error of the plain one, in the mean and at worst, and a few roundings of the sum of
    the terms' magnitudes (slack()). Operations that only move or drop elements must give the CPU's bits. Each
    kind is tried over at least 500 shapes, counted and asserted.
@@ -122,7 +122,7 @@ static double relative_error(const float *a, const float *b, size_t count)
 /* Each operation once more, straight from its formula, on copies of its operands in double. `exact`: all of
    it in double, which is the truth. It also computes a magnitude for each result: the sum of the absolute
    values of the terms that were added, where a term that is itself a sum counts with its own magnitude.
-   Otherwise: as a plain implementation in the policy's precision computes it. Every sum is one FP32
+   Otherwise: as a simple reference in the policy's precision computes it. Every sum is one FP32
    accumulator from the first term to the last; products under TF32, BF16 and FP16 are added as tensor cores
    add them; every result is FP32; what is stored in memory or enters a second product is rounded to the
    precision. */
@@ -1561,7 +1561,7 @@ static int is_product(const mtt_op *op)
     }
 }
 
-/* The tolerance. A device's error and the CPU's may each be twice that of the plain implementation, in the
+/* The tolerance. A device's error and the CPU's may each be twice that of the simple reference, in the
    mean and at worst. Where the plain one happens to round well, or adds in an order in which errors cancel,
    that would be too little: besides, SLACK units of the last place of FP32 (2^-23) of the result's magnitude
    are allowed, the sum of the absolute values of the terms that were added. A sum's error is proportional to
@@ -1926,7 +1926,7 @@ typedef struct range_of_records {
 } range_of_records;
 
 /* Results in 8 bits, with the textbook's values before they are rounded. A value may be off by what FP32 is
-   off (twice the plain implementation's error and SLACK units, by the value's own magnitude); gradients of
+   off (twice the simple reference's error and SLACK units, by the value's own magnitude); gradients of
    logits also by BF16's unit roundoff, since their exponential is an approximation that only 16 bits have.
    The result must be the rounding of such a value. Returns what it may have recorded. */
 static range_of_records compare_eight(const setup *s, const mtt_op *op, const char *whose,
@@ -2637,7 +2637,7 @@ static void probe_eight(void *context)
     cuda.release(context, workspace.data);
 }
 
-enum { EIGHT_SETUPS = 600 };
+enum { EIGHT_SETUPS = 540 };
 
 /* FP8, operation by operation. */
 static void eight_operations(int setups)
@@ -2666,7 +2666,7 @@ static void eight_operations(int setups)
 static void print_worst(int all)
 {
     int i, k;
-    printf("largest error, 1 = twice the plain implementation's and the slack\n");
+    printf("largest error, 1 = twice the simple reference's and the slack\n");
     printf("%-26s %6s %7s %8s %8s %8s %8s %8s\n", "operation", "tries", "shapes", "FP32", "TF32", "BF16",
            "FP16", "FP8");
     for (i = 0; i < MTT_OP_KIND_COUNT; i++) {
@@ -2705,7 +2705,7 @@ static void operations(int large, int small)
     check(compact_others <= compact_numbers / 50, "too many numbers of the compact state are not the CPU's");
 }
 
-/* Which of two plain implementations of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded,
+/* Which of two simple references of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded,
    1 if cut off. */
 static void probe_tf32(void)
 {

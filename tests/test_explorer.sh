@@ -32,6 +32,7 @@ if command -v python3 > /dev/null; then
   page bf16_flash_selective --dropout 0.1
   page bf16_flash_segments_chunked_compact --layers 6 --device cuda
   page fp16_window16 --accumulate 3 --head tied --positions learned
+  page fp8_flash_segments --layers 5
   page budget_split --batch-size 64 --memory-budget 8M
   expect 0 'wrote page.html' --technique fp32 --html page.html --compare bf16_flash_bs2 --layers 3
   for which in "0 fp32 4" "1 bf16_flash 2"; do
