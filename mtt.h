@@ -3102,7 +3102,7 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
     return mtt__activation_of(b, t)->current;
 }
 
-/* 8-bit inputs of products are read forward alone: the backward pass makes their transposes anew. */
+/* Only the forward pass reads a product's 8-bit input: the backward pass makes its transpose anew. */
 static int mtt__is_eight(const mtt__builder *b, int role, int layer)
 {
     const mtt_tensor *t = b->activations[mtt__slot(b, role, layer)].current;

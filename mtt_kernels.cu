@@ -738,15 +738,15 @@ template <class T> struct mtt__norm_forward {
                 With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
                 place of x
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T, y with EIGHT e4m3; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block. 7 blocks a processor where a warp has a wide FP32
-                row: for 8 the compiler would spill
+   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 8 blocks a
+                processor, 7 in FP32: with more the compiler would spill
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS, bool EIGHT>
 static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
-                                         sizeof(T) == 4 && THREADS * PACKS == 128 ? 7 : 0)
+                                         THREADS * PACKS != 128 ? 0 : sizeof(T) == 4 ? 7 : 8)
     mtt_k_norm(const mtt__norm_forward<T> o)
 {
     const int width = o.width;
@@ -1189,7 +1189,7 @@ struct mtt__quantize_four {
    Traffic:     as mtt_k_quantize
    Determinism: as mtt_k_quantize
    Reference:   mtt__cpu_quantize_weights */
-static __global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(256, 4)
     mtt_k_quantize_four(const __grid_constant__ mtt__quantize_four o)
 {
     int i = 0;
@@ -4265,7 +4265,7 @@ template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, cons
 #define MTT__RUN(...) return mtt__launch_forward<mtt__forward_sizes<E, __VA_ARGS__>>(c, f)
     /*                                      D BLOCK_Q BLOCK_KV ROW_TILES Q_HELD MIN_BLOCKS DROPOUT */
     if (D <= 32 && keep)           MTT__RUN( 32,    128,      64,        2,  true,         3,   false);
-    if (D <= 32)                   MTT__RUN( 32,    128,      64,        2,  true,         3,    true);
+    if (D <= 32)                   MTT__RUN( 32,    128,      32,        2,  true,         3,    true);
     if (D <= 64 && window && keep) MTT__RUN( 64,     64,      64,        1,  true,         4,   false);
     if (D <= 64 && window)         MTT__RUN( 64,     64,      64,        1,  true,         2,    true);
     if (D <= 64 && keep)           MTT__RUN( 64,    128,      64,        2,  true,         2,   false);
@@ -4860,9 +4860,9 @@ MTT__DEVICE int mtt__uniform_row(const mtt_qkv &v) { return (v.heads + 2 * v.hea
 /* Math:        as mtt_k_flash_forward
    Shapes:      as mtt_k_flash_forward; S::D 64 or 128
    Launch:      as mtt_k_flash_forward, a warpgroup for each 64 queries. Shared memory: also the random bits
-                of a tile, which are drawn under the scores' product; it is used from a multiple of 1,024
-                bytes, at most 896 from its start. Two blocks a processor: one makes exponentials while the
-                other multiplies
+                of a tile, which are drawn under the scores' product if D is 64; it is used from a multiple
+                of 1,024 bytes, at most 896 from its start. Two blocks a processor: one makes exponentials
+                while the other multiplies
    Requires:    code for sm_90a (the kernel is empty otherwise)
    Traffic:     as mtt_k_flash_forward
    Determinism: as mtt_k_flash_forward
@@ -4920,11 +4920,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1))
             continue; /* the warpgroup's queries attend no key of this tile */
         float s_rmem[1][S::KEY_TILES][4];
+        if (S::DROPOUT && D > 64) /* sums of 128 columns leave no registers to draw under the product */
+            mtt__draw_tiles<BLOCK_KV / 32, 2>(random, draws_at + k0, 32, bits_smem());
         mtt__wgmma_begin();
         mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
         mtt__wgmma_commit();
-        if (S::DROPOUT) /* while the tensor cores work */
-            mtt__draw_tiles<BLOCK_KV / 32, D == 64 ? 2 : 1>(random, draws_at + k0, 32, bits_smem());
+        if (S::DROPOUT && D == 64) /* while the tensor cores work */
+            mtt__draw_tiles<BLOCK_KV / 32, 2>(random, draws_at + k0, 32, bits_smem());
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
         if (k0 + BLOCK_KV - 1 > row0 || (f.window && k0 <= row0 + 15 - f.window))
