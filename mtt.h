@@ -83,7 +83,8 @@
    begins, memory holds
       state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments;
                    P (2 + 3.125) compact
-      activations  R L s (8C + 2F) with nothing recomputed; selective and FP8 keep 6C + F, layer C alone
+      activations  R L s (8C + 2F) with nothing recomputed; selective and FP8 keep 6C + F, layer C alone.
+                   kept_inputs = MTT_KEPT_FP8 takes 1 byte, not s, for 2C + F of these, or for layer's C
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
    Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step. These formulas are for
@@ -238,7 +239,7 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
       budget      layer for the first layers, selective for the next, none for the rest: the cheapest such
                   choice that fits `budget_bytes`
    Layer and segments keep more in the last layers, which the backward pass needs first, as far as that takes
-   at most 0.1 % more memory. Recomputation never changes a bit of the result. */
+   at most 0.1 % more memory. Recomputation never changes a bit of the result, but under MTT_KEPT_FP8. */
 typedef enum mtt_recompute {
     MTT_RECOMPUTE_NONE,
     MTT_RECOMPUTE_SELECTIVE,
@@ -246,6 +247,12 @@ typedef enum mtt_recompute {
     MTT_RECOMPUTE_SEGMENTS,
     MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
+
+/* The inputs of norms and of GELU that are kept for the backward pass: as they are, or in 8 bits, e4m3 with a
+   power of two as the scale of each 128 elements (Xi et al. 2024, arXiv 2410.19313). That is 1.01 bytes an
+   element in place of 2 or 4. The loss is the same; gradients, and what is recomputed, are made from rounded
+   inputs. So gradients also depend on what is recomputed. */
+typedef enum mtt_kept_inputs { MTT_KEPT_FULL, MTT_KEPT_FP8 } mtt_kept_inputs;
 
 /* Full: the logits of all tokens are in memory. Chunked: those of a few rows at a time; their gradients are
    made at once. */
@@ -270,6 +277,7 @@ typedef struct mtt_policy {
                                 memory and time with flash attention alone: plain attention keeps T x T */
     mtt_recompute recompute; /* default none */
     int segment;             /* layers per segment, 1..1024, default the square root of layers, rounded up */
+    mtt_kept_inputs kept_inputs; /* of norms and GELU, default full */
     mtt_loss loss;           /* default full */
     int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, default 1024, on CUDA 2048; for FP8 a
                                 multiple of 16, on CUDA doubled until a quarter of the tokens fits */
@@ -782,13 +790,19 @@ typedef struct mtt_shape {
    where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and transposes
    them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
    where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward makes d_x, its transpose and
-   GELU(x), transposed. */
+   GELU(x), transposed.
+
+   quantize_groups rounds x to e4m3 in groups of MTT_KEPT_GROUP elements: all codes, and then for each group
+   the exponent bits of the float that its codes are multiplied by. dequantize_groups makes x of them. */
+enum { MTT_KEPT_GROUP = 128 };
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
 #define MTT_OPS(X)                                                                                           \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
       N(o->x), 3 * B(o->x), 0)                                                                               \
     X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
       8 * N(o->x), MOVED, 0)                                                                                 \
+    X(quantize_groups, 1, MTT_OPERANDS(*x, *codes),                                                          \
+      3 * N(o->x), MOVED, 0)                                                                                 \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * N(o->y) * W(o->x), MOVED, 0)                                                                       \
     X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
@@ -828,6 +842,8 @@ typedef struct mtt_shape {
       2 * N(o->d_weight) * (double)d->rows, MOVED, 0)                                                        \
     X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
       2 * N(o->dx) * W(o->dy), MOVED, 0)                                                                     \
+    X(dequantize_groups, 1, MTT_OPERANDS(*codes, *x),                                                        \
+      N(o->x), MOVED, 0)                                                                                     \
     X(norm_backward, 5, MTT_OPERANDS(*dy, *x, *stats, *gain, *joined, *dx, *d_gain, *d_shift),               \
       14 * N(o->dx), MOVED, 8 * mtt__width(o->dx))                                                           \
     X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
@@ -1169,11 +1185,36 @@ MTT__BOTH uint8_t mtt__round_moment(float y, int second, uint32_t random)
 
 /* ---- 8-bit floats ---- */
 
+/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
+   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
+MTT__BOTH uint8_t mtt__to_e4m3(float x)
+{
+    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
+    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
+    uint32_t code = magnitude < 0x3c800000u ? small : normal;
+    if (magnitude > 0x43e00000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7eu;
+    return (uint8_t)(code | (bits >> 24 & 0x80u));
+}
+
+MTT__BOTH float mtt__from_e4m3(uint8_t code)
+{
+    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
+    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
+    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
+}
+
 /* The largest power of two up to x, from 2^-60 to 2^60. */
 MTT__BOTH float mtt__power_of_two(float x)
 {
     float low = 8.6736174e-19f, high = 1.1529215e18f;
     return mtt__bits_float(mtt__float_bits(x < low ? low : x > high ? high : x) & 0x7f800000u);
+}
+
+/* The scale of a group of kept inputs: it uses all of e4m3's range, 448, without clipping. */
+MTT__BOTH float mtt__group_scale(float largest)
+{
+    return largest > 0 ? mtt__power_of_two(448.0f / largest) : 1.0f;
 }
 
 /* Takes the scale for the next step: half of e4m3's range, 448, is left for growth. The scale stays without a
@@ -1681,25 +1722,6 @@ MTT__INLINE uint16_t mtt__to_fp16(float x)
     return (uint16_t)(half | (bits >> 16 & 0x8000u));
 }
 
-/* Rounds to nearest, ties to even. Values beyond 448 become 448; a NaN stays one. Below 2^-6, adding 2^14
-   rounds to a multiple of 2^-9, the spacing of e4m3's subnormals. */
-MTT__INLINE uint8_t mtt__to_e4m3(float x)
-{
-    uint32_t bits = mtt__float_bits(x), magnitude = bits & 0x7fffffffu;
-    uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-    uint32_t small = mtt__float_bits(mtt__bits_float(magnitude) + 16384.0f) - 0x46800000u;
-    uint32_t code = magnitude < 0x3c800000u ? small : normal;
-    if (magnitude > 0x43e00000u) code = magnitude > 0x7f800000u ? 0x7fu : 0x7eu;
-    return (uint8_t)(code | (bits >> 24 & 0x80u));
-}
-
-MTT__INLINE float mtt__from_e4m3(uint8_t code)
-{
-    uint32_t magnitude = (uint32_t)(code & 0x7fu) << 20;
-    uint32_t bits = mtt__float_bits(mtt__bits_float(magnitude) * 1.329227995784916e36f); /* 2^120 */
-    return mtt__bits_float(((code & 0x7fu) == 0x7fu ? 0x7fc00000u : bits) | (uint32_t)(code & 0x80u) << 24);
-}
-
 /* e5m2 is the upper half of a half: it becomes infinite from 61440 up. */
 MTT__INLINE uint8_t mtt__to_e5m2(float x)
 {
@@ -1714,6 +1736,14 @@ MTT__INLINE uint8_t mtt__to_e5m2(float x)
 MTT__INLINE float mtt__from_e5m2(uint8_t code) { return mtt__from_fp16((uint16_t)(code << 8)); }
 
 /* ---- arrays of the compact state ---- */
+
+static float mtt__largest_magnitude(const float *values, int64_t count)
+{
+    float largest = 0;
+    int64_t i;
+    for (i = 0; i < count; i++) largest = fabsf(values[i]) > largest ? fabsf(values[i]) : largest;
+    return largest;
+}
 
 /* Arrays are rounded by 16 random bits an element, or to nearest if `random` is NULL. */
 MTT__INLINE uint32_t mtt__random_at(const uint16_t *random, int64_t i)
@@ -1742,11 +1772,10 @@ static void mtt__pack_moments(const float *x, int64_t count, int second, const u
 {
     int64_t i, k, n;
     for (i = 0; i < count; i += n, scales++) {
-        float y[MTT__GROUP], largest = 0, scale;
+        float y[MTT__GROUP], scale;
         n = mtt__min(MTT__GROUP, count - i);
         for (k = 0; k < n; k++) y[k] = second ? sqrtf(x[i + k]) : x[i + k];
-        for (k = 0; k < n; k++) largest = fabsf(y[k]) > largest ? fabsf(y[k]) : largest;
-        *scales = mtt__to_scale(largest, mtt__random_at(random, i));
+        *scales = mtt__to_scale(mtt__largest_magnitude(y, n), mtt__random_at(random, i));
         scale = *scales ? 1.0f / mtt__from_scale(*scales) : 0.0f;
         for (k = 0; k < n; k++) {
             float r = y[k] * scale, code = second ? 255.0f * r : 254.0f * r / (1.0f + fabsf(r));
@@ -2391,6 +2420,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(recompute, CHOICE, 0, 0, MTT_RECOMPUTE_BUDGET, "none|selective|layer|segments|budget",
                "what the backward pass recomputes")
     MTT__FIELD(segment, INT, 0, 1, 1024, NULL, "layers in a segment (default the square root of layers)")
+    MTT__FIELD(kept_inputs, CHOICE, 0, 0, MTT_KEPT_FP8, "full|fp8", "inputs of norms and GELU that are kept")
     MTT__FIELD(loss, CHOICE, 0, 0, MTT_LOSS_CHUNKED, "full|chunked", "logits of all tokens or of a chunk")
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
@@ -2613,6 +2643,7 @@ static const struct {
     {"checkpointing", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_LAYER},
     {"segments", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_SEGMENTS},
     {"budget", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_BUDGET},
+    {"kept8", offsetof(mtt_policy, kept_inputs), MTT_KEPT_FP8},
     {"chunked", offsetof(mtt_policy, loss), MTT_LOSS_CHUNKED},
     {"compact", offsetof(mtt_policy, state), MTT_STATE_COMPACT},
     {"split", offsetof(mtt_policy, split), 1},
@@ -2649,7 +2680,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
         else
             return mtt__fail(env, MTT_E_ARGUMENT,
                              "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 flash "
-                             "windowN selective checkpointing segments budget chunked compact split%s, "
+                             "windowN selective checkpointing segments budget kept8 chunked compact split%s, "
                              "joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
         at += size;
@@ -2879,6 +2910,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind)
 /* An activation of a layer while a program is built. */
 typedef struct mtt__activation {
     mtt_tensor *current;  /* the tensor that holds it; NULL = dropped or not made yet */
+    mtt_tensor *codes;    /* the tensor that keeps it in 8 bits for the backward pass; NULL = none */
     mtt_tensor *gradient; /* the tensor that holds its gradient */
     mtt_tensor *gradient_t; /* if that is in 8 bits, its transpose */
     int maker;            /* the operation that made it in the forward pass */
@@ -3076,15 +3108,20 @@ static int mtt__recompute_level(const mtt_schedule *s, int layer)
     return MTT__BY_LAYER;
 }
 
-/* The tensor that holds an activation. If it was dropped, the operation that made it is emitted again, after
-   what that operation needs in its turn. This is all there is to recomputation. */
+/* The tensor that holds an activation. If it was dropped, it is made again: of its codes, or by the operation
+   that made it, after what that operation needs in its turn. This is all there is to recomputation. */
 static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
 {
-    mtt_tensor *operands[MTT__MOST_OPERANDS];
+    mtt_tensor *operands[MTT__MOST_OPERANDS], *codes;
     mtt_op source, *again;
     int k, count;
     if (!t || t->role < 0 || b->status) return t;
     if (mtt__activation_of(b, t)->current) return mtt__activation_of(b, t)->current;
+    codes = mtt__activation_of(b, t)->codes;
+    if (codes) {
+        MTT__EMIT(b, t->layer, 0, dequantize_groups, codes, mtt__make(b, t->role, t->layer));
+        return mtt__activation_of(b, t)->current;
+    }
     source = b->program->ops[mtt__activation_of(b, t)->maker];
     count = source.inputs + source.outputs;
     for (k = 0; k < source.inputs; k++) mtt__need(b, source.operands[k]);
@@ -3109,18 +3146,39 @@ static int mtt__is_eight(const mtt__builder *b, int role, int layer)
     return t && t->dtype == MTT_F8_E4M3;
 }
 
-/* What the recompute levels drop after the forward pass. Under segments the first layer's input goes, too:
+/* 1 = the recompute levels drop it after the forward pass. Under segments the first layer's input goes, too:
    embedding again costs next to nothing. */
-static void mtt__drop_activations(mtt__builder *b)
+static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
+{
+    int level = mtt__recompute_level(s, layer);
+    if (role == MTT__A_RESIDUAL && layer == 0 && s->policy.recompute == MTT_RECOMPUTE_SEGMENTS)
+        return level >= MTT__BY_LAYER;
+    return mtt__role[role].dropped_by <= level;
+}
+
+/* Keeps an input of a norm or of GELU in 8 bits, if the policy says so and it is not recomputed. */
+static void mtt__keep(mtt__builder *b, mtt_tensor *t)
 {
     const mtt_schedule *s = b->schedule;
+    mtt_tensor *codes;
+    if (b->policy->kept_inputs != MTT_KEPT_FP8 || b->program != &s->programs[MTT__TRAIN] || b->status) return;
+    if (mtt__is_dropped(s, t->role, t->layer)) return;
+    codes = mtt__add_tensor(b, MTT_U8, t->category, t->layer, mtt__role[t->role].name, ".kept",
+                            mtt__ceil_div(mtt__elements(t), MTT_KEPT_GROUP), MTT_KEPT_GROUP + 1, 0);
+    mtt__activation_of(b, t)->codes = codes;
+    MTT__EMIT(b, t->layer, 0, quantize_groups, t, codes);
+}
+
+/* What the backward pass makes again, of codes or by recomputation, is not kept as it is. */
+static void mtt__drop_activations(mtt__builder *b)
+{
     int layer, role;
     for (layer = 0; layer <= b->program->shape.layers; layer++)
-        for (role = 0; role < MTT__ROLES; role++)
-            if (mtt__role[role].dropped_by <= mtt__recompute_level(s, layer) || mtt__is_eight(b, role, layer))
-                b->activations[mtt__slot(b, role, layer)].current = NULL;
-    if (s->policy.recompute == MTT_RECOMPUTE_SEGMENTS && mtt__recompute_level(s, 0) >= MTT__BY_LAYER)
-        b->activations[mtt__slot(b, MTT__A_RESIDUAL, 0)].current = NULL;
+        for (role = 0; role < MTT__ROLES; role++) {
+            mtt__activation *a = &b->activations[mtt__slot(b, role, layer)];
+            if (mtt__is_dropped(b->schedule, role, layer) || mtt__is_eight(b, role, layer) || a->codes)
+                a->current = NULL;
+        }
 }
 
 /* Segments drop recomputed activations as soon as half a layer is done; the other half recomputes them if it
@@ -3239,15 +3297,18 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = MTT__NORM(b, i, x, LN_1);
+        mtt__keep(b, x);
         if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
         h = MTT__LINEAR(b, i, h, QKV, MTT__A_QKV);
         h = mtt__attention(b, i, h);
         h = MTT__LINEAR(b, i, h, PROJ, MTT__A_PROJ);
         x = mtt__residual(b, i, x, h, MTT__SITE_PROJ, mtt__make(b, MTT__A_MIDDLE, i));
         h = MTT__NORM(b, i, x, LN_2);
+        mtt__keep(b, x);
         h = MTT__LINEAR(b, i, h, FC, MTT__A_FC);
         gelu = mtt__make(b, MTT__A_GELU, i);
         MTT__EMIT(b, i, 0, gelu, h, gelu);
+        mtt__keep(b, h);
         h = MTT__LINEAR(b, i, gelu, MLP, MTT__A_MLP);
         x = mtt__residual(b, i, x, h, MTT__SITE_MLP, mtt__make(b, MTT__A_RESIDUAL, i + 1));
     }
@@ -3447,7 +3508,11 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
         x = mtt__input_again(b, op->layer, f->x, 0);
         weight = b->program->parameters[weight->parameter].weight;
         transposed = 0;
-    } else x = mtt__need(b, f->x);
+    } else {
+        mtt_op maker = mtt__maker(b, f->x);
+        x = mtt__need(b, f->x);
+        if (maker.kind == MTT_OP_gelu) mtt__need(b, maker.operands[0]); /* now: its adjoint can be fused */
+    }
     dy = *mtt__gradient(b, f->y);
     mtt__linear_gradients(b, op, x, weight, dy, transposed);
 }
@@ -4692,10 +4757,9 @@ static void mtt__load(const mtt_tensor *t, int64_t first, int64_t count, float *
    same. */
 static void mtt__record(mtt_scale *scale, const float *values, int64_t count)
 {
-    float largest = 0, limit = 448.0f * scale->inverse;
+    float largest = mtt__largest_magnitude(values, count), limit = 448.0f * scale->inverse;
     uint32_t clipped = 0, bits;
     int64_t i;
-    for (i = 0; i < count; i++) largest = fabsf(values[i]) > largest ? fabsf(values[i]) : largest;
     for (i = 0; i < count && largest > limit; i++) clipped += fabsf(values[i]) > limit;
     bits = mtt__float_bits(largest);
 #ifdef __GNUC__
@@ -5355,6 +5419,38 @@ static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
                 mtt__store_column(&y_t, row, count, x);
             }
         }
+    }
+}
+
+static void mtt__cpu_quantize_groups(const mtt_op *op, const mtt_quantize_groups *o)
+{
+    enum { GROUP = MTT_KEPT_GROUP };
+    int64_t count = mtt__elements(o->x), groups = o->codes->shape[0], i;
+    uint8_t *codes = (uint8_t *)o->codes->data;
+    (void)op;
+    MTT__THREADS(count)
+    for (i = 0; i < groups; i++) {
+        int64_t n = mtt__min(GROUP, count - i * GROUP), k;
+        float buffer[GROUP], scale;
+        const float *x = mtt__read(o->x, i * GROUP, n, buffer);
+        scale = mtt__group_scale(mtt__largest_magnitude(x, n));
+        for (k = 0; k < GROUP; k++) codes[i * GROUP + k] = k < n ? mtt__to_e4m3(x[k] * scale) : 0;
+        codes[groups * GROUP + i] = (uint8_t)(mtt__float_bits(1.0f / scale) >> 23);
+    }
+}
+
+static void mtt__cpu_dequantize_groups(const mtt_op *op, const mtt_dequantize_groups *o)
+{
+    enum { GROUP = MTT_KEPT_GROUP };
+    int64_t count = mtt__elements(o->x), groups = o->codes->shape[0], i;
+    const uint8_t *codes = (const uint8_t *)o->codes->data;
+    (void)op;
+    MTT__THREADS(count)
+    for (i = 0; i < groups; i++) {
+        int64_t n = mtt__min(GROUP, count - i * GROUP), k;
+        float x[GROUP], inverse = mtt__bits_float((uint32_t)codes[groups * GROUP + i] << 23);
+        for (k = 0; k < n; k++) x[k] = mtt__from_e4m3(codes[i * GROUP + k]) * inverse;
+        mtt__store(o->x, i * GROUP, n, x);
     }
 }
 

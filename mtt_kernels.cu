@@ -131,7 +131,9 @@ struct mtt__e5m2 { uint8_t bits; };
 MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
 {
     uint32_t out = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    MTT__UNROLL for (int k = 0; k < 4; k++) out |= (uint32_t)mtt__to_e4m3(v[k]) << 8 * k;
+#else
     asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
         " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
         : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
@@ -1195,6 +1197,74 @@ static __global__ void __launch_bounds__(256, 4)
     int i = 0;
     while ((int)blockIdx.x >= o.first[i + 1]) i++;
     mtt__quantize_tile<MTT__PLAIN, mtt__e4m3>(o.matrix[i], (int)blockIdx.x - o.first[i]);
+}
+
+/* Math:        codes = x scale, exponents those of 1 / scale, which is a power of two for each 128 elements
+   Shapes:      x [count] T, codes [groups, 128] e4m3, after count zeros, and exponents [groups] bytes
+   Launch:      256 threads, 8 elements each; 16 lanes have a group
+   Requires:    count a multiple of 8
+   Traffic:     x read, codes and exponents written: 1.01 bytes an element
+   Determinism: a maximum, then elementwise
+   Reference:   mtt__cpu_quantize_groups */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_quantize_groups(const T *x, uint8_t *codes, int64_t count, int64_t groups)
+{
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    float v[8] = {}, largest = 0;
+    if (at < count) mtt__read_floats(x + at, v);
+    MTT__UNROLL for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
+    MTT__UNROLL for (int lanes = 1; lanes < MTT_KEPT_GROUP / 8; lanes *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    if (at >= groups * MTT_KEPT_GROUP) return;
+    const float scale = mtt__group_scale(largest);
+    *(uint2 *)(codes + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
+    if (at % MTT_KEPT_GROUP == 0)
+        codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] = (uint8_t)(__float_as_uint(1.0f / scale) >> 23);
+}
+
+/* Math:        x = codes times the powers of two of their groups
+   Shapes:      as mtt_k_quantize_groups
+   Launch:      256 threads, 8 elements each
+   Requires:    count a multiple of 8
+   Traffic:     codes and exponents read, x written
+   Determinism: elementwise
+   Reference:   mtt__cpu_dequantize_groups */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_dequantize_groups(const uint8_t *codes, T *x, int64_t count, int64_t groups)
+{
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
+    if (at >= count) return;
+    const uint2 words = *(const uint2 *)(codes + at);
+    const float inverse =
+        __uint_as_float((uint32_t)codes[groups * MTT_KEPT_GROUP + at / MTT_KEPT_GROUP] << 23);
+    float v[8];
+    MTT__UNROLL for (int k = 0; k < 8; k++)
+        v[k] = mtt__from_e4m3((uint8_t)((k < 4 ? words.x : words.y) >> k % 4 * 8)) * inverse;
+    mtt__store_floats(x + at, v);
+}
+
+static mtt_status mtt__cuda_quantize_groups(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_quantize_groups *o = MTT_OPERANDS_OF(quantize_groups, op);
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "quantize_groups", mtt_k_quantize_groups<T>,
+                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const T>(o->x),
+                           mtt__at<uint8_t>(o->codes), mtt__elements(o->x), o->codes->shape[0]);
+    });
+}
+
+static mtt_status mtt__cuda_dequantize_groups(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_dequantize_groups *o = MTT_OPERANDS_OF(dequantize_groups, op);
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "dequantize_groups", mtt_k_dequantize_groups<T>,
+                           mtt__blocks(mtt__elements(o->x), 2048), 256, mtt__at<const uint8_t>(o->codes),
+                           mtt__at<T>(o->x), mtt__elements(o->x), o->codes->shape[0]);
+    });
 }
 
 template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)

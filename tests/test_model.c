@@ -1695,6 +1695,50 @@ static void quantized(void)
     }
 }
 
+/* Groups of kept inputs: the scale uses e4m3's range without clipping, codes are the nearest ones, a group of
+   zeros stays one, and what follows the last element is 0. */
+static void quantized_groups(void)
+{
+    static const int COUNTS[] = {8, 128, 136, 1000};
+    static const mtt_dtype DTYPES[] = {MTT_F32, MTT_BF16_BITS, MTT_F16_BITS};
+    for (int kind = 0; kind < 4 * 3 * 3; kind++) {
+        int count = COUNTS[kind % 4], groups = (count + 127) / 128, wrong = 0, wrong_scales = 0, tail = 0;
+        mtt_tensor x = new_tensor(DTYPES[kind / 4 % 3], 1, count, NULL), again = x,
+                   codes = new_tensor(MTT_U8, groups, 129, NULL);
+        mtt_quantize_groups o = {&x, &codes};
+        mtt_dequantize_groups back = {&codes, &again};
+        mtt_op op = {.kind = MTT_OP_quantize_groups};
+        const uint8_t *code = codes.data;
+        new_case();
+        again.data = malloc(x.bytes);
+        fill(&x, kind / 12 == 2 ? 1e4f : 3);
+        for (int i = 0; i < count; i++) { /* a group of small numbers; the second case begins with zeros */
+            float value = (float)element(&x, 0, i) * (i / 128 == 1 ? 1e-3f : 1);
+            if (kind / 12 == 1 && i < 128) value = 0;
+            mtt__store(&x, i, 1, &value);
+        }
+        mtt__cpu_quantize_groups(&op, &o);
+        mtt__cpu_dequantize_groups(&op, &back);
+        for (int g = 0; g < groups; g++) {
+            double largest = 0, unit = ldexp(1, code[groups * 128 + g] - 127);
+            for (int i = g * 128; i < g * 128 + 128; i++) {
+                double v = i < count ? element(&x, 0, i) : 0;
+                tail += i >= count && code[i];
+                largest = fmax(largest, fabs(v));
+                wrong += code[i] != nearest_eight(v / unit, 1);
+                if (i < count)
+                    wrong +=
+                        fabs(element(&again, 0, i) - v) > half_spacing(v / unit, 1) * unit * (1 + 1e-6);
+            }
+            wrong_scales += largest > 448 * unit || (largest > 0 ? largest <= 224 * unit : unit != 1);
+        }
+        check(!wrong && !wrong_scales && !tail,
+              "groups, case %d: %d elements and %d scales are wrong, %d codes follow the last", kind, wrong,
+              wrong_scales, tail);
+        free(x.data), free(again.data), free(codes.data);
+    }
+}
+
 static void quantized_weights(void)
 {
     static const int SHAPES[4][2] = {{32, 96}, {32, 32}, {32, 48}, {48, 32}};
@@ -1912,6 +1956,7 @@ static void loss_eight(void)
 static void eight_operations(void)
 {
     quantized();
+    quantized_groups();
     quantized_weights();
     gelu_eight();
     linear_eight();
@@ -3251,6 +3296,83 @@ static void eight_bits_agree(void)
     check(recomputed > 0, "nothing was recomputed");
 }
 
+/* A backend that rounds what lives on into the backward pass of inputs of norms and GELU, and goes on. */
+static mtt_status run_and_round(void *context, const mtt_op *ops, int count)
+{
+    mtt_status status;
+    int begin = 0;
+    while (begin < count && ops[begin].phase == MTT_FORWARD) begin++;
+    status = mtt_cpu_backend()->run(context, ops, begin);
+    for (int i = 0; i < begin && begin < count && !status; i++)
+        for (int k = ops[i].inputs; k < ops[i].inputs + ops[i].outputs; k++) {
+            mtt_tensor *t = ops[i].operands[k], codes = {.shape = {0}};
+            mtt_quantize_groups row = {t, &codes};
+            mtt_dequantize_groups back = {&codes, t};
+            mtt_op op = {.kind = MTT_OP_quantize_groups};
+            if (!t || t->last < begin || t->layer < 0 || t->layer == ops[i].shape->layers) continue;
+            if (t->role != MTT__A_RESIDUAL && t->role != MTT__A_MIDDLE && t->role != MTT__A_FC) continue;
+            codes.shape[0] = (mtt__elements(t) + 127) / 128;
+            codes.data = malloc((size_t)codes.shape[0] * 129);
+            mtt__cpu_quantize_groups(&op, &row);
+            mtt__cpu_dequantize_groups(&op, &back);
+            free(codes.data);
+        }
+    return status ? status : mtt_cpu_backend()->run(context, ops + begin, count - begin);
+}
+
+/* Inputs kept in 8 bits change nothing but these inputs: a run that keeps them as they are, but rounds them
+   when the backward pass begins, has the same bits, if as many layers are recomputed. The first loss is that
+   of a run without rounding. */
+static void kept_inputs(void)
+{
+    enum { STEPS = 3 };
+    int rounded = 0, compared[WAYS] = {0};
+    for (int kind = 0; kind < 5 * WAYS * 2 * 2; kind += each()) {
+        setup s = small_setup();
+        double losses[3][STEPS];
+        int recomputed[3];
+        int32_t tokens[64], targets[64];
+        s.policy.precision = (mtt_precision)(kind % 5);
+        s.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 3);
+        s.policy.attention = (mtt_attention)(kind / 5 / WAYS % 2);
+        s.policy.loss = (mtt_loss)(kind / 2 % 2);
+        s.policy.accumulate = 1 + kind / 3 % 2;
+        s.model.dropout = kind / 10 / WAYS ? 0.1f : 0;
+        s.model.d_ff = 48;
+        set_recompute(&s, kind / 5 % WAYS);
+        reference r = reference_of(&s);
+        float *weights[3];
+        for (int run = 0; run < 3; run++) { /* in 8 bits; as they are but rounded; as they are */
+            s.policy.kept_inputs = run ? MTT_KEPT_FULL : MTT_KEPT_FP8;
+            mtt_trainer *trainer = open_trainer(&s);
+            if (run == 1) trainer->backend.run = run_and_round;
+            recomputed[run] =
+                trainer->schedule->recompute_layers * 100 + trainer->schedule->recompute_selective;
+            random_state = 79;
+            for (int i = 0; i < STEPS; i++) {
+                mtt_step_info info = {.loss = 0};
+                random_tokens(&s, s.policy.accumulate, 0, tokens, targets);
+                check(!mtt_train_step(trainer, tokens, targets, &info), "a step failed: %s", env.error);
+                losses[run][i] = info.loss;
+            }
+            weights[run] = parameters_of(trainer, &r);
+            mtt_trainer_destroy(trainer);
+        }
+        compared[kind / 5 % WAYS] += recomputed[0] == recomputed[1];
+        check(recomputed[0] != recomputed[1] || (!memcmp(losses[0], losses[1], sizeof(losses[0])) &&
+                                                 !memcmp(weights[0], weights[1], r.weights * sizeof(float))),
+              "kept inputs, case %d, %s, recompute %s: other bits than with inputs rounded in place", kind,
+              PRECISIONS[s.policy.precision], RECOMPUTES[kind / 5 % WAYS]);
+        check(losses[0][0] == losses[2][0], "kept inputs, case %d: the first loss is another", kind);
+        rounded += memcmp(weights[0], weights[2], r.weights * sizeof(float)) != 0;
+        for (int run = 0; run < 3; run++) free(weights[run]);
+    }
+    check(rounded > 0, "no input was rounded");
+    for (int way = 0; way < 5; way++) /* all but the budget, which pays for other layers */
+        check(quick || compared[way] > 3, "%d runs with recompute %s are compared", compared[way],
+              RECOMPUTES[way]);
+}
+
 /* Losses of a task that can be learned, against FP32: FP8's are off by at most 16 times BF16's error, since
    units of e4m3 are 16 times as large as BF16's. */
 static void eight_bits_learn(void)
@@ -3525,6 +3647,7 @@ static void eight_bits(void)
     eight_bit_checkpoints();
     eight_bits_learn();
     eight_bits_agree();
+    kept_inputs();
 }
 
 /* -------------------------------------------------------------------------------- failing allocation ---- */

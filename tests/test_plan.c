@@ -50,11 +50,12 @@ static void describe(configuration *c)
     snprintf(
         c->text, sizeof(c->text),
         "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
-        "precision %d products %d attention %d window %d recompute %s loss %d chunk %d state %d "
+        "precision %d products %d attention %d window %d recompute %s kept %d loss %d chunk %d state %d "
         "accumulate %d split %d",
         m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch,
         c->seq_len, (int)p->precision, (int)p->fp8_products, (int)p->attention, p->window,
-        RECOMPUTES[p->recompute], (int)p->loss, p->loss_chunk_rows, (int)p->state, p->accumulate, p->split);
+        RECOMPUTES[p->recompute], (int)p->kept_inputs, (int)p->loss, p->loss_chunk_rows, (int)p->state,
+        p->accumulate, p->split);
 }
 
 static configuration random_configuration(void)
@@ -82,6 +83,7 @@ static configuration random_configuration(void)
     c.policy.loss = (mtt_loss)below(2);
     c.policy.loss_chunk_rows = below(2) ? 0 : 1 + below(50);
     c.policy.state = (mtt_state)(c.model.d_ff / 8 % 2);
+    c.policy.kept_inputs = (mtt_kept_inputs)(c.model.vocab % 3 == 1);
     c.policy.accumulate = 1 + below(3);
     c.policy.split = below(2);
     if (c.policy.precision == MTT_FP8) { /* both widths are multiples of 16 */
@@ -183,6 +185,48 @@ static void compact_bytes(void)
               "%s: the state of %zu elements takes %zu bytes", c.text, parts, kept);
         check(!p->kept[MTT__MASTER] == !halves, "%s: 8 bits beside each weight", c.text);
         mtt_schedule_destroy(schedule);
+    }
+}
+
+/* What lives when the backward pass begins. */
+static size_t bytes_into_backward(const configuration *c)
+{
+    mtt_schedule *s = NULL;
+    size_t bytes = 0;
+    check(!mtt_schedule_create(&env, &c->model, &c->policy, c->batch, c->seq_len, &s), "%s: %s", c->text,
+          env.error);
+    if (!s) return 0;
+    const mtt__program *p = &s->programs[MTT__TRAIN];
+    int begin = 0;
+    while (p->ops[begin].phase != MTT_BACKWARD) begin++;
+    for (int k = 0; k < p->tensor_count; k++)
+        if (p->tensors[k]->first < begin && p->tensors[k]->last >= begin) bytes += p->tensors[k]->bytes;
+    mtt_schedule_destroy(s);
+    return bytes;
+}
+
+/* In 8 bits, x, x_mid and GELU's input of each layer take a byte an element, and one more for 128. */
+static void kept_inputs(void)
+{
+    for (int kind = 0; kind < 5 * 2 * 2 * 2; kind++) {
+        configuration c = random_configuration();
+        c.policy.precision = (mtt_precision)(kind % 5);
+        c.policy.recompute = (mtt_recompute)(kind / 5 % 2);
+        c.policy.loss = (mtt_loss)(kind / 10 % 2);
+        c.policy.state = MTT_STATE_FULL;
+        c.policy.segment = 1;
+        c.model.heads = 2, c.model.d_model = 32, c.model.d_ff = 16 * (1 + below(9));
+        describe(&c);
+        size_t R = (size_t)(c.batch * c.seq_len), C = 32, F = (size_t)c.model.d_ff, saved = 0, full;
+        const size_t elements[] = {R * C, R * C, R * F}; /* x, x_mid, mlp.fc */
+        for (int k = 0; k < 3; k++) saved += elements[k] * (c.policy.precision < MTT_BF16 ? 4 : 2);
+        for (int k = 0; k < 3; k++) saved -= (elements[k] + 127) / 128 * 129;
+        c.policy.kept_inputs = MTT_KEPT_FULL;
+        full = bytes_into_backward(&c);
+        c.policy.kept_inputs = MTT_KEPT_FP8;
+        check(full - bytes_into_backward(&c) == (size_t)c.model.layers * saved,
+              "%s: %zu bytes are saved, not %zu", c.text, full - bytes_into_backward(&c),
+              (size_t)c.model.layers * saved);
     }
 }
 
@@ -557,6 +601,7 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
     const double bias_of_head = V * !c->model.no_head_bias, head = V * C + bias_of_head;
     const double targets = 4 * R, losses = 12 * R, scales = 16 * (8 * c->model.layers + 3);
     const double N = (double)(mtt__rows(from) * mtt__width(from)), M = z->matrices / c->model.layers;
+    const double N_made = op->kind == MTT_OP_dequantize_groups ? (double)(mtt__rows(to) * mtt__width(to)) : 0;
     const double N_t = ceil((double)mtt__rows(from) / 16) * 16 * in;
     const int narrow = E == 2 && compact && G == 4, train = which == MTT__TRAIN;
     const double wide = narrow && op->layer >= 0 ? 2 : G;
@@ -567,6 +612,8 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"linear", 2 * R * in * out, X * R * in + W * in * out + E * (bias * out + R * out)},
         {"quantize", (W ? 5 : 1) * N, E * N + (W ? stats + E * 2 * C : 0) + Y * N + last * N_t},
         {"quantize_weights", M, (E + 1) * M},
+        {"quantize_groups", 3 * N, E * N + ceil(N / 128) * 129},
+        {"dequantize_groups", N_made, E * N_made + ceil(N_made / 128) * 129},
         {"rescale", scales, scales + counters},
         {"gelu", 12 * RF, (E + Y) * RF},
         {"linear_gelu", (2 * C + 12 * last) * RF,
@@ -993,6 +1040,7 @@ static void techniques(void)
         {"bf16", "bf16", {.precision = MTT_BF16}, 7},
         {"fp16_bs12", "fp16", {.precision = MTT_FP16}, 12},
         {"fp8", "fp8", {.precision = MTT_FP8}, 7},
+        {"kept8_bf16", "bf16_kept8", {.precision = MTT_BF16, .kept_inputs = MTT_KEPT_FP8}, 7},
         {"fp8_flash_chunked", "fp8_flash_chunked",
          {.precision = MTT_FP8, .attention = MTT_ATTENTION_FLASH, .loss = MTT_LOSS_CHUNKED}, 7},
         {"flash", "fp32_flash", {.attention = MTT_ATTENTION_FLASH}, 7},
@@ -1195,6 +1243,7 @@ static void validation(void)
     REFUSED(c.policy.attention = (mtt_attention)2, "attention");
     REFUSED(c.policy.recompute = (mtt_recompute)5, "recompute");
     REFUSED(c.policy.recompute = MTT_RECOMPUTE_BUDGET, "budget_bytes");
+    REFUSED(c.policy.kept_inputs = (mtt_kept_inputs)2, "kept_inputs");
     REFUSED(c.policy.loss = (mtt_loss)-1, "loss");
     REFUSED(c.policy.state = (mtt_state)2, "state");
     REFUSED(c.policy.device = (mtt_device)2, "device");
@@ -1672,6 +1721,7 @@ int main(int argc, char **argv)
 #endif
     known_models();
     compact_bytes();
+    kept_inputs();
     planned_is_allocated();
     packing();
     packing_without_gaps();
