@@ -1,4 +1,4 @@
-# make demo    - trains a small model with nine techniques: what each saves and costs   (TEXT=my_text.txt)
+# make demo    - trains a small model with ten techniques: what each saves and costs   (TEXT=my_text.txt)
 # make test    - everything that can be proven on this machine
 # make fuzz    - every reader of foreign bytes, with clang's libFuzzer, a minute each   (MINUTES=10)
 # make train   - the trainer, build/train
