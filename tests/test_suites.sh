@@ -101,11 +101,11 @@ trainer=$train
 suite $some --results-dir broken_runs --only fp32_bs2,bf16_bs2,bf16_flash_bs2 -- $tiny
 check "the next time it runs" [ $code = 0 ]
 sed -i 's/bf16_bs2.*;; esac/fp8_flash_bs2*) echo "train: $OLD" >\&2; exit 2;; esac/' broken
-export OLD=$(grep -o 'precision fp8 needs compute capability [0-9.]*' "$root/mtt_kernels.cu"); trainer=./broken
+export OLD=$(grep -o 'fp8 needs compute capability [0-9.]*' "$root/mtt_kernels.cu"); trainer=./broken
 suite $some --results-dir old_gpu --only fp32_bs2,fp8_flash_bs2 -- $tiny
 check "FP8 on an older GPU is refused, and the suite ends with $code, not 0" [ $code = 0 ]
 check "the report has the library's message" \
-  says old_gpu/a/comparison_report.txt 'text_fp8_flash_bs2 refused: precision fp8 needs compute capability 8\.9'
+  says old_gpu/a/comparison_report.txt 'text_fp8_flash_bs2 refused: fp8 needs compute capability 8\.9'
 trainer=$train
 (
   ulimit -v 16000000

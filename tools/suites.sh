@@ -108,7 +108,7 @@ suite_demo() {
   length=$(pick 100 40)
   [ "${steps:-$length}" -gt 20 ] || recipe+=(--warmup-steps 0)
   for b in $batches; do all batch $b $techniques; done
-  length=$(pick 300 500)
+  length=$(pick 300 400)
   row learning $least $b learning --eval-every $((length / 5)) --sample 200
   length=5 short=1 recipe+=(--warmup-steps 0)
   for round in 1 2 3; do
