@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_tools_data.sh BUILD_DIR - tests prepare, profile and schedule of BUILD_DIR, tools/get_data.sh and
-# tools/bench.sh: files, reports, messages, exit codes. Prints what fails, what is skipped, and the closing
-# line. Needs no network. Runs in the repository root.
+# test_tools_data.sh BUILD_DIR - tests prepare, profile and schedule of BUILD_DIR, and the scripts get_data.sh,
+# bench.sh and quality.sh of tools: files, reports, messages, exit codes. Prints what fails and what is
+# skipped, and the closing line. Needs no network. Runs in the repository root.
 set -u
 . tests/lib.sh
 root=$(pwd) build=$(realpath "$1") tools=$(realpath tools) data=$(realpath -m ../shared/data)
@@ -183,6 +183,31 @@ check "performance.md has the markers" \
 echo bare > page.md
 bench 2 'no pair of lines' --table
 check "a page without markers stays" [ "$(cat page.md)" = bare ]
+
+# quality: two techniques and two seeds, side by side
+quality() { # CODE PATTERN VARIABLE=VALUE... ARGUMENT...
+  local want=$1 pattern=$2; shift 2
+  DEVICE=cpu RESULTS=$work/quality SEEDS="0 1" GPUS="0 1" expect "$want" "$pattern" env -u STEPS "$@"
+}
+number() { sed -n "s/.*\"$2\": \([0-9.]*\).*/\1/p" "quality/tiny_s1_$1_metrics.json"; } # TECHNIQUE KEY
+quality 2 'there is no absent.train.tokens' "$tools/quality.sh" absent tiny
+quality 2 'there is no model gpt3' "$tools/quality.sh" bpe gpt3
+if command -v gnuplot > /dev/null; then
+  quality 0 'on GPU 1' "$tools/quality.sh" bpe tiny
+  loss=$(awk "BEGIN { printf \"%.4f\", $(number fp8_flash val_loss) }")
+  quality 0 "^\| tiny \| fp8_flash \| 1 \| $loss \| .* \| 0 \| 0 \| " "$tools/quality.sh" bpe tiny
+  check "complete runs are left as they are" not says err 'on GPU'
+  more=$(awk "BEGIN { printf \"%.2f\", \
+    100 * ($(number fp8_flash perplexity) / $(number bf16_flash_chunked perplexity) - 1) }")
+  check "FP8's perplexity differs by $more %" says quality/quality.md " fp8_flash \| 1 .* \| [+]?$more \|"
+  check "means" [ "$(grep -c ' | mean | .* to .*)' quality/quality.md)" = 2 ]
+  check "the curves" grep -q 'perplexity above the first' quality/tiny.svg
+  echo '{"step": 200, "loss": 1, "grad_norm": null, "clipped": 7, "ms": 1}' >> \
+    quality/tiny_s1_fp8_flash.jsonl
+  quality 0 '^\| tiny \| fp8_flash \| 1 .* \| 1 \| 7 \| ' "$tools/quality.sh" bpe tiny
+  rm quality/tiny_s1_fp8_flash_metrics.json
+  quality 1 'there is no result of tiny fp8_flash 1' TRAIN=false "$tools/quality.sh" bpe tiny
+else skip "quality, gnuplot is missing: apt-get install gnuplot-nox"; fi
 
 # schedule: what checkpointing recomputes
 expect 0 'GFLOP a step, 0.0 % of them recomputed' "$build/schedule"
