@@ -312,7 +312,7 @@ trainer=$train
 unset MAKEFLAGS MAKELEVEL # of the make that runs this test
 mkdir -p made/tools made/build; cp "$root/Makefile" made
 printf '#!/bin/sh\nprintf "<%%s>" "$@"\n' > made/echo; chmod +x made/echo
-for name in tools/{demo,bench,deps}.sh build/{hello,profile}; do cp made/echo made/$name; done
+for name in tools/{demo,bench,deps,profile}.sh build/{hello,profile}; do cp made/echo made/$name; done
 for text in '`touch canary`x' '$(touch canary)x' '$(shell touch canary)x' "it's a" '"; touch canary; "' '#x' \
   '$$x' $'new\nline'; do
   for target in demo hello; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_tools_data.sh BUILD_DIR - tests prepare, profile and schedule of BUILD_DIR, and the scripts get_data.sh,
-# bench.sh and quality.sh of tools: files, reports, messages, exit codes. Prints what fails and what is
+# test_tools_data.sh BUILD_DIR - tests prepare, profile and schedule of BUILD_DIR, and in tools get_data.sh,
+# bench.sh, profile.sh and quality.sh: files, reports, messages, exit codes. Prints what fails, what is
 # skipped, and the closing line. Needs no network. Runs in the repository root.
 set -u
 . tests/lib.sh
@@ -183,6 +183,23 @@ check "performance.md has the markers" \
 echo bare > page.md
 bench 2 'no pair of lines' --table
 check "a page without markers stays" [ "$(cat page.md)" = bare ]
+
+# profile.sh: two techniques side by side; the card's samples before the steps do not count
+mkdir smi
+printf '#!/bin/sh\necho "345, 80.5"; while :; do printf "1620, 690\\n1640, 700.0\\n"; sleep 0.02; done\n' > \
+  smi/nvidia-smi
+chmod +x smi/nvidia-smi
+beside() { PATH=$work/smi:$PATH DEVICE=cpu expect "$1" "$2" "$tools/profile.sh" "${@:3}"; }
+beside 0 '^profile.sh CASE'
+beside 2 'there is no case a129: a128 ' a129
+beside 0 '^\| clock, MHz \| \| \| 1630 \| \| \| 1630 \| \|$' tiny
+check "watts" says out '^\| power, W \| \| \| 695 \| \| \| 695 \| \|$'
+check "an operation of both" \
+  says out '^\| linear_backward_weight \| 64 > 192 \| 2 \| [0-9.]+ \| [0-9.]+ % \| 2 \| [0-9.]+ \| [0-9.]+ %'
+check "an operation of FP8 alone" says out '^\| quantize \| 64 > 64 \| \| \| \| 9 \| [0-9.]+ \| [0-9.]+ % \|$'
+check "the sum is that of its rows" awk -F ' *[|] *' '/%/ { ms[5] += $5; ms[8] += $8 }
+  /operations alone/ { exit ($5 - ms[5]) ^ 2 + ($8 - ms[8]) ^ 2 > 0.001 } END { if (!ms[5]) exit 1 }' out
+beside 0 '^\| adamw .* % \|$' $tiny --steps 2
 
 # quality: two techniques and two seeds, side by side
 quality() { # CODE PATTERN VARIABLE=VALUE... ARGUMENT...
