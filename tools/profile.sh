@@ -4,19 +4,20 @@ usage() {
   cat << 'TEXT'
 profile.sh CASE...       cases of bench.sh, as in gpt2_16 gpt2_64: each operation's ms in BF16 and in FP8, and
                          time, memory, clock and power of a step
-profile.sh --OPTION...   one model and technique, with rates: the options of build/profile (--help lists them)
+profile.sh --OPTION...   one model and technique, with rates: the options of build/profile, listed by --help
 Variables: TECHNIQUES (bf16_flash fp8_flash); STEPS (100) for time, clock and power; DEVICE (cuda); PROFILE, a
 program built elsewhere (build/profile).
 TEXT
 }
 set -u -o pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-profile=${PROFILE:-$root/build/profile} device=${DEVICE:-cuda}
+profile=${PROFILE:-$root/build/profile} device=${DEVICE:-cuda} gpu=${CUDA_VISIBLE_DEVICES:-0}
 read -ra compared <<< "${TECHNIQUES:-bf16_flash fp8_flash}"
 fail() { echo "profile: $2" >&2; exit "$1"; }
 . "$root/tools/cases.sh"
 case ${1:-} in
-  '' | --help) usage; exit;;
+  '') usage; exit;;
+  --help) usage; echo; exec "$profile" --help;;
   -*) exec "$profile" "$@";;
 esac
 for name; do [ -n "${model[$name]:-}" ] || fail 2 "there is no case $name: $all"; done
@@ -25,8 +26,8 @@ trap '[ -z "$watch" ] || kill $watch 2> /dev/null; rm -rf "$work"' EXIT
 
 measure() { # CASE TECHNIQUE: into files of $work
   local step=(--device "$device" ${model[$1]} --technique "$2")
-  nvidia-smi -i "${CUDA_VISIBLE_DEVICES:-0}" --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits \
-    -lms 100 > "$work/$2.watch" 2> "$work/err" & watch=$!
+  nvidia-smi -i "${gpu%%,*}" --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -lms 100 \
+    > "$work/$2.watch" 2> "$work/err" & watch=$!
   "$profile" "${step[@]}" --only-step --steps "${STEPS:-100}" > "$work/$2.step" || fail 1 "$1 $2: no step"
   kill $watch 2> "$work/err"; watch=
   "$profile" "${step[@]}" --steps 10 > "$work/$2.table" || fail 1 "$1 $2: no table"
