@@ -96,8 +96,8 @@ suite_e() {
 }
 
 # Each technique learns for some seconds, and the smallest one then for longer, to write a sample. Last, all
-# take turns in three rounds of a few steps, which show how much times differ by chance. A technique's last
-# word is the one that is new: the report explains it.
+# take turns in three rounds of a few steps, which show how much times differ by chance. The report explains a
+# technique's last word, which is the new one, but fp8 wherever it is.
 suite_demo() {
   local b round least=bf16_flash_chunked_segments_compact
   local techniques="$base ${base}_checkpointing bf16 bf16_flash bf16_window32 bf16_flash_chunked fp8_flash"
