@@ -1,10 +1,10 @@
-# make demo    - trains a small model with nine techniques: what each saves and costs   (TEXT=my_text.txt)
+# make demo    - trains a small model with ten techniques: what each saves and costs   (TEXT=my_text.txt)
 # make test    - everything that can be proven on this machine
 # make fuzz    - every reader of foreign bytes, with clang's libFuzzer, a minute each   (MINUTES=10)
 # make train   - the trainer, build/train
 # make hello   - the shortest program, build/hello, trained on a text   (TEXT=my_text.txt)
 # make bench   - a step's time and memory on a GPU, beside PyTorch's (BENCH='a128 gpt2_16')
-# make profile - the time of each operation of a step   (ARGS="--flash --chunked")
+# make profile - the time of each operation of a step   (ARGS="gpt2_16 gpt2_64"; without it says how)
 CC     ?= cc
 CFLAGS ?= -O3 -march=native
 CFLAGS += -std=gnu99 -Wall -Wextra -fopenmp
@@ -53,7 +53,7 @@ demo:; @set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
 bench: deps; @set -f; tools/bench.sh $$BENCH
 
 profile: $(B)/profile
-	@set -f; $(B)/profile $$ARGS
+	@set -f; tools/profile.sh $$ARGS
 
 fuzz: deps; @tests/fuzz.sh $(B) $$((60 * $(or $(MINUTES),1)))
 

@@ -320,7 +320,8 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
 MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 
 /* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16 fp8,
-   flash, windowN (with flash), selective checkpointing segments budget, chunked, compact, split.
+   layers8 forward8 (FP8 products of the layers alone, or of their forward pass alone), flash, windowN (with
+   flash), selective checkpointing segments budget, kept8, chunked, compact, split.
    mtt_policy_parse sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused
    where `batch` is NULL. mtt_policy_name writes the words of a policy, cut at the capacity, and returns their
    length. */
@@ -2638,6 +2639,8 @@ static const struct {
     {"bf16", offsetof(mtt_policy, precision), MTT_BF16},
     {"fp16", offsetof(mtt_policy, precision), MTT_FP16},
     {"fp8", offsetof(mtt_policy, precision), MTT_FP8},
+    {"layers8", offsetof(mtt_policy, fp8_products), MTT_FP8_LAYERS},
+    {"forward8", offsetof(mtt_policy, fp8_products), MTT_FP8_FORWARD},
     {"flash", offsetof(mtt_policy, attention), MTT_ATTENTION_FLASH},
     {"selective", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_SELECTIVE},
     {"checkpointing", offsetof(mtt_policy, recompute), MTT_RECOMPUTE_LAYER},
@@ -2679,9 +2682,9 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
         } else if (batch && (number = mtt__word_number(at, size, "bs")) != 0) new_batch = number;
         else
             return mtt__fail(env, MTT_E_ARGUMENT,
-                             "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 flash "
-                             "windowN selective checkpointing segments budget kept8 chunked compact split%s, "
-                             "joined by _",
+                             "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 layers8 "
+                             "forward8 flash windowN selective checkpointing segments budget kept8 chunked "
+                             "compact split%s, joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
         at += size;
         if (!*at) break;

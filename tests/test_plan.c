@@ -1043,6 +1043,9 @@ static void techniques(void)
         {"kept8_bf16", "bf16_kept8", {.precision = MTT_BF16, .kept_inputs = MTT_KEPT_FP8}, 7},
         {"fp8_flash_chunked", "fp8_flash_chunked",
          {.precision = MTT_FP8, .attention = MTT_ATTENTION_FLASH, .loss = MTT_LOSS_CHUNKED}, 7},
+        {"layers8_fp8", "fp8_layers8", {.precision = MTT_FP8, .fp8_products = MTT_FP8_LAYERS}, 7},
+        {"fp8_flash_forward8", "fp8_forward8_flash",
+         {.precision = MTT_FP8, .fp8_products = MTT_FP8_FORWARD, .attention = MTT_ATTENTION_FLASH}, 7},
         {"flash", "fp32_flash", {.attention = MTT_ATTENTION_FLASH}, 7},
         {"window30", "fp32_flash_window30", {.attention = MTT_ATTENTION_FLASH, .window = 30}, 7},
         {"selective", "fp32_selective", {.recompute = MTT_RECOMPUTE_SELECTIVE}, 7},
@@ -1074,7 +1077,7 @@ static void techniques(void)
         check(!status && batch == GOOD[i].batch && p.precision == want->precision &&
                   p.attention == want->attention && p.window == want->window &&
                   p.recompute == want->recompute && p.loss == want->loss && p.state == want->state &&
-                  p.split == want->split,
+                  p.split == want->split && p.fp8_products == want->fp8_products,
               "\"%s\" is read as something else: %s", GOOD[i].words, status ? env.error : "");
         check(mtt_policy_name(&p, name, sizeof(name)) == strlen(GOOD[i].name) && !strcmp(name, GOOD[i].name),
               "\"%s\" is named %s", GOOD[i].words, name);

@@ -24,18 +24,18 @@ timeless() { # FILE: a table without the columns of time and speed
 trainer=$train
 
 # which experiments there are
-counts 33 a
+counts 38 a
 original='fp32|bf16|bf16_flash|bf16_window16|bf16_window32|fp32_checkpointing'
 check "the 18 of the original" [ "$(grep -cE "^text_($original)_bs(32|64|128): " out)" = 18 ]
 $(sed -n "1s/^[^:]*: [^:]*: //p" out) --dry-run --json --vocab-size 50257 > plan
 check "a plans 28,941,393 parameters" [ "$(field plan parameters)" = 28941393 ]
-counts 33 b; check "b's windows" [ "$(grep -cE '_window(64|128)_bs' out)" = 6 ]
-counts 24 c --device cuda; check "TF32 is c's baseline on cuda" says out '^text_tf32_bs64: '
-counts 36 d; counts 62 e; counts 24 c --small; counts 36 d --small; counts 62 e --memory-budget 2G
-counts 25 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 30 a --skip bf16
-counts 15 a --batch-size 16; counts 5 a --only fp32 --baseline fp32 --device cuda
+counts 38 b; check "b's windows" [ "$(grep -cE '_window(64|128)_bs' out)" = 6 ]
+counts 27 c --device cuda; check "TF32 is c's baseline on cuda" says out '^text_tf32_bs64: '
+counts 39 d; counts 81 e; counts 27 c --small; counts 39 d --small; counts 81 e --memory-budget 2G
+counts 25 a --only 'bf16*'; counts 2 a --only bf16_bs32,bf16_flash_bs64; counts 35 a --skip bf16
+counts 18 a --batch-size 16; counts 5 a --only fp32 --baseline fp32 --device cuda
 printf '#!/bin/sh\necho 1000\n' > "$work/stubs/nvidia-smi"; chmod +x "$work/stubs/nvidia-smi"
-counts 34 a --device cuda
+counts 39 a --device cuda
 check "a batch that a device of 1000 MiB cannot hold" says out '^text_forced_tf32_bs[0-9]+: 10[0-9][0-9] MiB'
 rm "$work/stubs/nvidia-smi"
 check "a dry run leaves nothing" [ ! -e results ]
@@ -50,8 +50,8 @@ tiny="--layers 1 --d-model 32 --heads 2 --d-ff 64 --seq-len 32 --save-every 20"
 some="a --small --data text.txt --batch-size 2,4 --steps 60 --skip bf16_window32"
 suite $some --results-dir whole -- $tiny
 check "the suite ends with $code, not 0: $(tail -n 1 err)" [ $code = 0 ]
-check "16 runs, each with metrics, memory and log" \
-  [ "$(ls whole/a/*_metrics.json whole/a/*_memory.json whole/a/*.jsonl | wc -l)" = 48 ]
+check "18 runs, each with metrics, memory and log" \
+  [ "$(ls whole/a/*_metrics.json whole/a/*_memory.json whole/a/*.jsonl | wc -l)" = 54 ]
 check "no checkpoint is left" [ -z "$(find whole -name '*.safetensors*')" ]
 check "the summary is JSON" is_json whole/a/experiment_summary.json
 for key in $(sed -n 's/^    X([A-Z]*, \([a-z_]*\), .*/\1/p' "$root/tools/results.h"); do # one table of keys
@@ -59,7 +59,7 @@ for key in $(sed -n 's/^    X([A-Z]*, \([a-z_]*\), .*/\1/p' "$root/tools/results
   check "the report reads $key" eval "head -n 1 whole/a/results.csv | grep -qw $key || [ $key = dataset ]"
 done
 check "progress, and the time left" \
-  says err '^\[ 3/16\] bf16_flash_bs2: perplexity [0-9.]+, [0-9]+ MiB; [0-9]+ s, about [0-9 min]+ s left$'
+  says err '^\[ 3/18\] bf16_flash_bs2: perplexity [0-9.]+, [0-9]+ MiB; [0-9]+ s, about [0-9 min]+ s left$'
 PATH=$work/stubs:$PATH setsid "$root/tools/experiments.sh" --train "$train" $some --results-dir cut -- $tiny \
   > out 2> err < /dev/null & id=$!
 log=cut/a/text_bf16_window16_bs2.jsonl
@@ -68,12 +68,12 @@ for _ in $(seq 500); do
   sleep 0.01
 done
 { kill -9 -$id; wait $id; } 2> /dev/null
-check "the kill came in the middle" [ "$(ls cut/a/*_metrics.json | wc -l)" -lt 16 ]
+check "the kill came in the middle" [ "$(ls cut/a/*_metrics.json | wc -l)" -lt 18 ]
 touch -d '1 hour ago' cut/a/text_fp32_bs2_metrics.json; old=$(stat -c %Y cut/a/text_fp32_bs2_metrics.json)
 suite $some --results-dir cut -- $tiny; check "the continued suite ends with $code, not 0" [ $code = 0 ]
 check "what was complete is not run again" [ "$(stat -c %Y cut/a/text_fp32_bs2_metrics.json)" = "$old" ]
 check "the tables of both are the same" cmp <(timeless whole/a/results.csv) <(timeless cut/a/results.csv)
-suite $some --results-dir cut -- $tiny; check "nothing is left to run" says err '16 experiments|, 0 to run'
+suite $some --results-dir cut -- $tiny; check "nothing is left to run" says err '18 experiments|, 0 to run'
 mkdir other && tac text.txt > other/text.txt
 suite ${some/text.txt/other\/text.txt} --results-dir cut --only fp32_bs2 -- $tiny
 check "another text of the same name is another experiment" says err ', 1 to run'
@@ -100,6 +100,13 @@ check "and in the report" says broken_runs/a/comparison_report.txt 'text_bf16_bs
 trainer=$train
 suite $some --results-dir broken_runs --only fp32_bs2,bf16_bs2,bf16_flash_bs2 -- $tiny
 check "the next time it runs" [ $code = 0 ]
+sed -i 's/bf16_bs2.*;; esac/fp8_flash_bs2*) echo "train: $OLD" >\&2; exit 2;; esac/' broken
+export OLD=$(grep -o 'fp8 needs compute capability [0-9.]*' "$root/mtt_kernels.cu"); trainer=./broken
+suite $some --results-dir old_gpu --only fp32_bs2,fp8_flash_bs2 -- $tiny
+check "FP8 on an older GPU is refused, and the suite ends with $code, not 0" [ $code = 0 ]
+check "the report has the library's message" \
+  says old_gpu/a/comparison_report.txt 'text_fp8_flash_bs2 refused: fp8 needs compute capability 8\.9'
+trainer=$train
 (
   ulimit -v 16000000
   suite a --small --data text.txt --batch-size 1000000 --only fp32 --steps 4 --results-dir forced -- $tiny
@@ -112,7 +119,7 @@ check "and the suite ends with 1" says forced/err '^exit 1$'
 suite c --small --data text.txt --only refused,largest_fp32 --steps 2 --results-dir largest
 check "refusals are answers: $code" [ $code = 0 ]
 refusal='"status": "refused", "exit": 4, "message": "a batch of [0-9]* does not fit'
-check "8 of them" [ "$(grep -c "$refusal" largest/c/experiment_summary.json)" = 8 ]
+check "9 of them" [ "$(grep -c "$refusal" largest/c/experiment_summary.json)" = 9 ]
 
 # checkpoints, and what becomes of them: a trainer of no steps writes the files and ends as $FAKE says
 cat > fake << 'FAKE'
@@ -204,10 +211,10 @@ cp text.txt demo/my.text.txt; cp other/text.txt demo/other.txt
 demo my.text.txt --steps 6 --batch-size 2
 check "the demo ends with $code, not 0: $(tail -n 1 out)" [ $code = 0 ]
 check "a line for each step of its plan" \
-  [ "$(grep -cE '^\[ ?[0-9]+/13\] .* [0-9]+ s, about [0-9 min]+ s left$' out)" = 13 ]
-check "a table of nine techniques" [ "$(grep -cE '^(fp32|bf16)[a-z0-9_]* .*%' out)" = 9 ]
+  [ "$(grep -cE '^\[ ?[0-9]+/14\] .* [0-9]+ s, about [0-9 min]+ s left$' out)" = 14 ]
+check "a table of ten techniques" [ "$(grep -cE '^(fp32|bf16|fp8)[a-z0-9_]* .*%' out)" = 10 ]
 wide=$(awk 'length > 100' out); check "nothing wider than 100 columns: $wide" [ -z "$wide" ]
-check "each technique has its words" not says out '^(fp32|bf16)[a-z0-9_]* +\+? +[0-9.]+ '
+check "each technique has its words" not says out '^(fp32|bf16|fp8)[a-z0-9_]* +\+? +[0-9.]+ '
 check "the learning curve" says out 'Its perplexity was [0-9]+ at the'
 check "a sample" says out '^  \| .*[a-z]'
 for file in comparison.md results.csv experiment_summary.json; do
@@ -220,7 +227,7 @@ check "nothing runs twice" eval 'says out ", 0 to run" && says out "^fp32_checkp
 check "the sample is there again" says out '^  \| .*[a-z]'
 demo other.txt --steps 6 --batch-size 2 --only fp32
 check "another text has another folder" [ $code = 0 -a "$(grep -c , $here/other/cpu/results.csv)" = 5 ]
-check "the first one's is as it was" [ "$(grep -c , $here/my_text/cpu/results.csv)" = 38 ]
+check "the first one's is as it was" [ "$(grep -c , $here/my_text/cpu/results.csv)" = 42 ]
 rm demo/build/train # or the link's target would be written
 cat > demo/build/train << TRAIN
 #!/bin/sh
@@ -305,7 +312,7 @@ trainer=$train
 unset MAKEFLAGS MAKELEVEL # of the make that runs this test
 mkdir -p made/tools made/build; cp "$root/Makefile" made
 printf '#!/bin/sh\nprintf "<%%s>" "$@"\n' > made/echo; chmod +x made/echo
-for name in tools/{demo,bench,deps}.sh build/{hello,profile}; do cp made/echo made/$name; done
+for name in tools/{demo,bench,deps,profile}.sh build/{hello,profile}; do cp made/echo made/$name; done
 for text in '`touch canary`x' '$(touch canary)x' '$(shell touch canary)x' "it's a" '"; touch canary; "' '#x' \
   '$$x' $'new\nline'; do
   for target in demo hello; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_tools_data.sh BUILD_DIR - tests prepare, profile and schedule of BUILD_DIR, tools/get_data.sh and
-# tools/bench.sh: files, reports, messages, exit codes. Prints what fails, what is skipped, and the closing
-# line. Needs no network. Runs in the repository root.
+# test_tools_data.sh BUILD_DIR - tests prepare, profile and schedule of BUILD_DIR, and in tools get_data.sh,
+# bench.sh, profile.sh and quality.sh: files, reports, messages, exit codes. Prints what fails, what is
+# skipped, and the closing line. Needs no network. Runs in the repository root.
 set -u
 . tests/lib.sh
 root=$(pwd) build=$(realpath "$1") tools=$(realpath tools) data=$(realpath -m ../shared/data)
@@ -128,6 +128,7 @@ check "it says that PyTorch is absent" grep -q 'no PyTorch' err
 cat > python << 'PYTHON'
 #!/usr/bin/env bash
 [ "$1" != -c ] || exit 0
+echo "$@" >> calls
 cat > "${!#}" << 'JSON'
 {
  "device": "it",
@@ -155,8 +156,11 @@ JSON
 PYTHON
 DEVICE=cpu bench 0 \
   '^\| tiny, 4 x 64 \| 2000.50 \(graphs\) \| 1,049 \| flash \| [0-9.]+ \| 5 \| [0-9.]+x \| 0 % \|$' tiny
+check "FP8 beside it" says out '^\|  \| \| \| FP8, flash \| [0-9.]+ \| [0-9]+ \| [0-9.]+x \| [01] % \|$'
 check "it names the versions" \
   grep -q 'PyTorch 9.8+cu7 for CUDA 7.6. Each time is the mean of the second half of 4 steps, without' out
+DEVICE=cpu bench 0 '^\| tiny, 4 x 64, dropout 0.1 \| 2000.50 \(graphs\) .* flash \| ' tiny_dropout
+check "PyTorch has the same dropout" says calls '--speed tiny --pytorch bf16 --dropout 0.1 --modes compile'
 check "chosen cases leave the page alone" cmp page.md page.old
 bench 0 "^Planned largest batch .*model C [0-9,]+ sequences in 25.26 GB, model D" largest
 printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
@@ -179,6 +183,48 @@ check "performance.md has the markers" \
 echo bare > page.md
 bench 2 'no pair of lines' --table
 check "a page without markers stays" [ "$(cat page.md)" = bare ]
+
+# profile.sh: two techniques side by side; the card's samples before the steps do not count
+mkdir smi
+printf '#!/bin/sh\necho "345, 80.5"; while :; do printf "1620, 690\\n1640, 700.0\\n"; sleep 0.02; done\n' > \
+  smi/nvidia-smi
+chmod +x smi/nvidia-smi
+beside() { PATH=$work/smi:$PATH DEVICE=cpu expect "$1" "$2" "$tools/profile.sh" "${@:3}"; }
+beside 0 '^profile.sh CASE'
+beside 2 'there is no case a129: a128 ' a129
+beside 0 '^\| clock, MHz \| \| \| 1630 \| \| \| 1630 \| \|$' tiny
+check "watts" says out '^\| power, W \| \| \| 695 \| \| \| 695 \| \|$'
+check "an operation of both" \
+  says out '^\| linear_backward_weight \| 64 > 192 \| 2 \| [0-9.]+ \| [0-9.]+ % \| 2 \| [0-9.]+ \| [0-9.]+ %'
+check "an operation of FP8 alone" says out '^\| quantize \| 64 > 64 \| \| \| \| 9 \| [0-9.]+ \| [0-9.]+ % \|$'
+check "the sum is that of its rows" awk -F ' *[|] *' '/%/ { ms[5] += $5; ms[8] += $8 }
+  /operations alone/ { exit ($5 - ms[5]) ^ 2 + ($8 - ms[8]) ^ 2 > 0.001 } END { if (!ms[5]) exit 1 }' out
+beside 0 '^\| adamw .* % \|$' $tiny --steps 2
+
+# quality: two techniques and two seeds, side by side
+quality() { # CODE PATTERN VARIABLE=VALUE... ARGUMENT...
+  local want=$1 pattern=$2; shift 2
+  DEVICE=cpu RESULTS=$work/quality SEEDS="0 1" GPUS="0 1" expect "$want" "$pattern" env -u STEPS "$@"
+}
+number() { sed -n "s/.*\"$2\": \([0-9.]*\).*/\1/p" "quality/tiny_s1_$1_metrics.json"; } # TECHNIQUE KEY
+quality 2 'there is no absent.train.tokens' "$tools/quality.sh" absent tiny
+quality 2 'there is no model gpt3' "$tools/quality.sh" bpe gpt3
+if command -v gnuplot > /dev/null; then
+  quality 0 'on GPU 1' "$tools/quality.sh" bpe tiny
+  loss=$(awk "BEGIN { printf \"%.4f\", $(number fp8_flash val_loss) }")
+  quality 0 "^\| tiny \| fp8_flash \| 1 \| $loss \| .* \| 0 \| 0 \| " "$tools/quality.sh" bpe tiny
+  check "complete runs are left as they are" not says err 'on GPU'
+  more=$(awk "BEGIN { printf \"%.2f\", \
+    100 * ($(number fp8_flash perplexity) / $(number bf16_flash_chunked perplexity) - 1) }")
+  check "FP8's perplexity differs by $more %" says quality/quality.md " fp8_flash \| 1 .* \| [+]?$more \|"
+  check "means" [ "$(grep -c ' | mean | .* to .*)' quality/quality.md)" = 2 ]
+  check "the curves" grep -q 'perplexity above the first' quality/tiny.svg
+  echo '{"step": 200, "loss": 1, "grad_norm": null, "clipped": 7, "ms": 1}' >> \
+    quality/tiny_s1_fp8_flash.jsonl
+  quality 0 '^\| tiny \| fp8_flash \| 1 .* \| 1 \| 7 \| ' "$tools/quality.sh" bpe tiny
+  rm quality/tiny_s1_fp8_flash_metrics.json
+  quality 1 'there is no result of tiny fp8_flash 1' TRAIN=false "$tools/quality.sh" bpe tiny
+else skip "quality, gnuplot is missing: apt-get install gnuplot-nox"; fi
 
 # schedule: what checkpointing recomputes
 expect 0 'GFLOP a step, 0.0 % of them recomputed' "$build/schedule"

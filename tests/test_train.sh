@@ -81,7 +81,8 @@ for name in $(fields); do # each field of the library is an option, under its na
   check "--help lists --${name//_/-}" says out "^  --${name//_/-}( |\$)"
 done
 check "there are fields" [ "$(fields | wc -l)" -gt 30 ]
-for word in fp32 tf32 bf16 fp16 fp8 flash window16 selective checkpointing segments chunked compact; do
+for word in fp32 tf32 bf16 fp16 fp8 layers8 forward8 flash window16 selective checkpointing segments chunked \
+  compact; do
   expect 0 arena --$word --dry-run --vocab-size 300
 done
 
@@ -452,6 +453,7 @@ check "and in the progress" says err '[0-9] values clipped'
 check "a step that clips nothing is silent" not says results/eight_fp8.jsonl '^{"step": 1,.*clipped'
 run --data results/text.txt --dataset eight $model --steps 8 --lr 0.3 --fp8 --resume
 check "a run in FP8 resumes: exit $code" [ $code = 0 ]
+expect 0 '"technique": "fp8_layers8"' --data results/text.txt $model --steps 1 --fp8 --fp8-products layers
 if ldd "$train" | grep -q cublas; then skip "--device cuda in a build without it, since this build has it"
 else
   run --device cuda --data results/text.txt --dataset gpu $model --steps 2

@@ -4,7 +4,8 @@ usage() {
   cat << 'TEXT'
 bench.sh [CASE...]     without a case all of them, into tools/performance.md; with cases to stdout
 bench.sh --table       measures nothing: the table of all figures so far, into tools/performance.md
-  cases: a128 a128_tf32 a32 b64 d32 gpt2_16 gpt2_64 gpt2m_16 long largest, and for a CPU tiny
+  cases: a128 a128_dropout a128_tf32 a32 b64 d32 d32_dropout gpt2_16 gpt2_16_dropout gpt2_64 gpt2m_16
+  gpt2xl_8 long largest; with torchao gpt2_16_fp8; and for a CPU tiny tiny_dropout
 Variables: PROFILE and TRAIN, programs built elsewhere (make builds them); PYTHON (python3), which is left out
 if it has no PyTorch; DEVICE (cuda) or cpu; STEPS (40); PAGE (tools/performance.md); FIGURES
 (results/bench/figures.tsv), where figures are kept for --table.
@@ -19,37 +20,7 @@ python=${PYTHON:-python3} device=${DEVICE:-cuda} steps=${STEPS:-40} page=${PAGE:
 figures=${FIGURES:-$root/results/bench/figures.tsv}
 fail() { echo "bench: $2" >&2; exit "$1"; }
 
-# benchmark NAME MODES_OF_PYTORCH TITLE TECHNIQUE,.. OPTION...: TECHNIQUE:N has chunks of N rows
-declare -A modes title techniques model
-order=()
-benchmark() {
-  order+=("$1")
-  modes[$1]=$2 title[$1]=$3 techniques[$1]=$4
-  model[$1]=${*:5}
-}
-a="--layers 4 --heads 8 --d-model 256 --vocab-size 50257 --seq-len 256"
-d="--layers 12 --heads 12 --d-model 768 --vocab-size 30000 --seq-len 1024"
-head="--vocab-size 50304 --positions learned --head tied --no-head-bias"
-gpt2="--layers 12 --heads 12 --d-model 768 $head"
-best=flash_selective_chunked_compact
-benchmark a128 "compile graphs" "model A, 128 x 256" flash,$best:3072,flash_segments_chunked_compact:1536 \
-  $a --batch-size 128
-benchmark a128_tf32 compile "model A, 128 x 256, TF32" tf32,tf32_chunked:32768 $a --batch-size 128
-benchmark a32 "compile graphs" "model A, 32 x 256" flash,flash_chunked:8192,$best $a --batch-size 32
-benchmark b64 compile "model B, 64 x 512" flash,flash_selective_chunked \
-  --layers 6 --heads 8 --d-model 512 --vocab-size 10000 --seq-len 512 --batch-size 64
-benchmark d32 compile "model D, 32 x 1024" flash,flash_selective_chunked,flash_checkpointing_chunked \
-  $d --batch-size 32
-benchmark gpt2_16 "compile graphs" "GPT-2 124M, 16 x 1024" flash,$best $gpt2 --seq-len 1024 --batch-size 16
-benchmark gpt2_64 compile "GPT-2 124M, 64 x 1024" flash,$best $gpt2 --seq-len 1024 --batch-size 64
-benchmark gpt2m_16 compile "GPT-2 355M, 16 x 1024" flash,flash_selective_chunked \
-  --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16
-benchmark long compile "GPT-2 124M, 1 x 32768" flash,flash_checkpointing_chunked_compact \
-  $gpt2 --seq-len 32768 --batch-size 1
-benchmark largest "" "" ""
-all="${order[*]}"
-benchmark tiny compile "tiny, 4 x 64" flash,$best \
-  --layers 2 --heads 4 --d-model 64 --vocab-size 1000 --seq-len 64 --batch-size 4
+. "$root/tools/cases.sh"
 
 record() { local IFS=$'\t'; echo "$*" >> "$figures"; } # CASE PROGRAM MS BYTES, or CASE PROGRAM - REASON
 ours() { # CASE: each technique, in a process of its own
@@ -83,16 +54,22 @@ from_json='{ gsub(/^ *"|"$/, "", $1); gsub(/^"|"$/, "", $2); v[$1] = $2 }
     print v["case"] tail, v["program"], v["ms"], v["ms"] == "-" ? v["note"] : bytes
   }'
 theirs() { # CASE...: PyTorch; cases of the same modes share a process, since its import takes seconds
-  local precision group name json=$figures.json
+  local group name tail how json=$figures.json
   declare -A groups=()
   for name; do
-    [ -z "${modes[$name]}" ] || groups[${modes[$name]},${name#${name%_tf32}}]+=" ${name%_tf32}"
+    tail=
+    [[ ! $name =~ _(tf32|dropout|fp8)$ ]] || tail=${BASH_REMATCH[0]}
+    [ -z "${modes[$name]}" ] || groups[${modes[$name]},$tail]+=" ${name%$tail}"
   done
   for group in "${!groups[@]}"; do
-    case $group in *,_tf32) precision=tf32;; *) precision=bf16;; esac
+    case ${group#*,} in
+      _tf32 | _fp8) how=${group#*,_};;
+      _dropout) how="bf16 --dropout 0.1";;
+      *) how=bf16;;
+    esac
     rm -f "$json"
     "$python" "$root/tools/compare_pytorch.py" --device "$device" --speed ${groups[$group]} \
-      --pytorch $precision --modes ${group%,*} --speed-steps "$steps" --json "$json" >&2
+      --pytorch $how --modes ${group%,*} --speed-steps "$steps" --json "$json" >&2
     [ -s "$json" ] && awk -F '": |,$' -v OFS='\t' -v tail="${group#*,}" "$from_json" "$json" >> "$figures"
   done
 }
@@ -106,7 +83,7 @@ function comma(n,  s) {
 function mb(bytes) { return bytes ~ /^[0-9]/ ? comma(bytes / 1e6) : "–" }
 function short(s) { gsub(/\|/, "/", s); return substr(s, 1, 60) }
 function label(s) {
-  sub(/^mtt /, "", s); gsub(/[_+]/, ", ", s); sub(/tf32/, "TF32", s)
+  sub(/^mtt /, "", s); gsub(/[_+]/, ", ", s); sub(/tf32/, "TF32", s); sub(/fp8/, "FP8", s)
   if (match(s, /:[0-9]+/)) s = substr(s, 1, RSTART - 1) ", " substr(s, RSTART + 1) " rows a chunk"
   return s
 }
@@ -149,7 +126,8 @@ END {
     versions = theirs ? sprintf(", PyTorch %s for CUDA %s", about["pytorch"], about["cuda"]) : ""
     printf "\n%s, %s%s. Each time is the mean of the second half of %d steps, ", \
       about["device"], about["date"], versions, about["steps"]
-    print "without synchronizing after each step. MB is 10^6 bytes. Rows are BF16 unless they name TF32."
+    print "without synchronizing after each step. MB is 10^6 bytes. Rows are BF16 unless they name"
+    print "TF32 or FP8. FP8 implies the chunked loss."
   }
   if (batches) printf "%sPlanned largest batch with %s: %s.\n", any ? "\n" : "", \
     "flash, segments, chunked, compact and dropout", batches
@@ -176,7 +154,10 @@ case ${1:-} in
 esac
 for name; do [[ -n ${modes[$name]+set} ]] || fail 2 "there is no case $name (--help lists all)"; done
 cases=("$@") failed=
-[ $# -gt 0 ] || read -ra cases <<< "$all"
+if [ $# = 0 ]; then
+  "$python" -c 'import torchao' 2> /dev/null || all=${all/ gpt2_16_fp8/}
+  read -ra cases <<< "$all"
+fi
 if [ "${cases[*]}" != largest ] && [ "$device" = cuda ]; then
   missing=
   nvidia-smi -L > /dev/null 2>&1 || missing="a GPU (nvidia-smi finds none)"

@@ -59,7 +59,8 @@ def train(args, folder, name, model, technique, *options):
                "--lr", str(args.lr), "--seed", str(args.seed), "--eval-batches", "1", "--no-memory-profiling"]
     for key in ("layers", "d_model", "heads", "d_ff", "seq_len", "positions", "head"):
         command += ["--" + key.replace("_", "-"), str(model[key])]
-    command += ["--batch-size", str(model["batch"]), *map(str, options)] + ["--no-head-bias"] * (not model.get("bias", True))
+    command += ["--batch-size", str(model["batch"]), "--dropout", str(model.get("dropout", 0)), *map(str, options)]
+    command += ["--no-head-bias"] * (not model.get("bias", True))
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -107,11 +108,13 @@ def phrases(seed, vocab):
 def synthetic_data(args, folder, model):
     """Token files of phrases; returns their prefix."""
     V, T, ids = model["vocab"], model["seq_len"], phrases(args.seed, model["vocab"])
-    prefix, any_model = f"{folder}/synthetic", dict(CASES["tiny"], seq_len=8)
-    if not os.path.exists(prefix + ".tokenizer.json"):  # the trainer needs one; any will do, so the smallest
-        with open(prefix, "w") as file:
+    prefix, any_model = f"{folder}/synthetic{V}", dict(CASES["tiny"], seq_len=8)
+    if not os.path.exists(prefix + ".tokenizer.json"):  # the trainer needs one of V ids; any words will do
+        with open(prefix, "w") as file, open(prefix + ".vocab.txt", "w") as words:
             file.writelines(f"{i}\n\n" for i in range(1 << 16))
-        train(args, folder, "synthetic", any_model, "fp32", "--data", prefix, "--vocab-size", 257, "--steps", 1)
+            words.writelines(["[UNK]\n", "[SEP]\n"] + [f"{i}\n" for i in range(V - 2)])
+        train(args, folder, f"synthetic{V}", any_model, "fp32", "--data", prefix, "--tokenizer", words.name, "--steps", 1)
+        os.remove(prefix + ".test.tokens")  # of the text, not of phrases
     for split, count in ("train", max(1 << 20, 2 * T * model["batch"])), ("valid", T + 1):
         write_tokens(f"{prefix}.{split}.tokens", ids(count), V)
     return prefix
@@ -161,7 +164,7 @@ def batches(ids, model, seed, device):
 class Block(nn.Module):
     def __init__(self, m):
         super().__init__()
-        d, self.heads = m["d_model"], m["heads"]
+        d, self.heads, self.dropout = m["d_model"], m["heads"], m.get("dropout", 0)
         self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(d, 3 * d), "c_proj": nn.Linear(d, d)})
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(d, m["d_ff"]), "c_proj": nn.Linear(m["d_ff"], d)})
@@ -169,18 +172,18 @@ class Block(nn.Module):
     def forward(self, x, mask):
         q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.attn["c_attn"](self.ln_1(x)).chunk(3, 2))
         if ATTENTION:
-            y = ATTENTION(q, k, v, attn_mask=mask, is_causal=mask is None)
+            y = ATTENTION(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout)
         else:
             seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if mask is None else mask
-            y = (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(~seen, -math.inf).softmax(3) @ v
-        x = x + self.attn["c_proj"](y.transpose(1, 2).flatten(2))
-        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
+            y = F.dropout((q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(~seen, -math.inf).softmax(3), self.dropout) @ v
+        x = x + F.dropout(self.attn["c_proj"](y.transpose(1, 2).flatten(2)), self.dropout)
+        return x + F.dropout(self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")), self.dropout)
 
 
 class Gpt(nn.Module):
     def __init__(self, m, window=0):
         super().__init__()
-        d, V, T = m["d_model"], m["vocab"], m["seq_len"]
+        d, V, T, self.dropout = m["d_model"], m["vocab"], m["seq_len"], m.get("dropout", 0)
         self.wte, self.ln_f, self.lm_head = nn.Embedding(V, d), nn.LayerNorm(d), nn.Linear(d, V, bias=m["bias"])
         self.h = nn.ModuleList(Block(m) for _ in range(m["layers"]))
         if m["head"] == "tied":
@@ -203,9 +206,17 @@ class Gpt(nn.Module):
 
     def forward(self, tokens, targets):
         x = self.wte(tokens) + (self.sines if self.wpe is None else self.wpe.weight)[:tokens.shape[1]]
+        x = F.dropout(x, self.dropout)
         for block in self.h:
             x = block(x, self.mask)
         return F.cross_entropy(self.lm_head(self.ln_f(x)).float().flatten(0, 1), targets.flatten())
+
+
+def in_eight_bits(model):
+    """The model with torchao's FP8 products, in all linear layers whose sizes those can take."""
+    from torchao.float8 import convert_to_float8_training
+    return convert_to_float8_training(model, module_filter_fn=lambda layer, name:
+                                      layer.in_features % 16 == 0 and layer.out_features % 16 == 0)
 
 
 def precision_of(technique):
@@ -228,7 +239,7 @@ def make_step(model, forward, precision, args):
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.999), eps=1e-8, **fused)
 
     def step(tokens, targets):
-        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(args.device, dtype=torch.bfloat16, enabled=precision in ("bf16", "fp8")):
             loss = forward(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -288,7 +299,8 @@ def on_alarm(*_):
 def run_pytorch(args, m, feed, precision, mode):
     """Milliseconds of a step and MiB at the peak."""
     cuda, half, marks = args.device == "cuda", args.speed_steps // 2, []
-    model = forward = Gpt(m).to(args.device)
+    model = Gpt(m).to(args.device)
+    forward = model = in_eight_bits(model) if precision == "fp8" else model
     if mode != "eager":
         forward = torch.compile(model, mode="reduce-overhead" if mode == "graphs" else "default")
     step = make_step(model, forward, precision, args)
@@ -308,7 +320,7 @@ def run_pytorch(args, m, feed, precision, mode):
 def time_pytorch(args, m, feed, precision, mode):
     """The same, or the reason that there is none; leaves the device's memory to the next."""
     attention = contextlib.nullcontext()
-    if args.device == "cuda" and precision == "bf16":
+    if args.device == "cuda" and precision in ("bf16", "fp8"):
         from torch.nn.attention import SDPBackend, sdpa_kernel
         attention = sdpa_kernel(getattr(SDPBackend, args.sdpa.upper() + "_ATTENTION"))
     signal.alarm(args.limit)
@@ -331,7 +343,8 @@ def time_mtt(args, m, folder, prefix, technique):
         log = train(args, folder, "speed", m, technique, "--data", prefix, "--steps", args.speed_steps, "--no-checkpoint")
         with open(f"{folder}/speed_{technique}_metrics.json") as file:
             metrics = json.load(file)
-        return dict(ms=statistics.median(row["ms"] for row in log[len(log) // 2:]), mib=metrics["arena_bytes"] / 2**20)
+        ms = [row["ms"] for row in log if "ms" in row]
+        return dict(ms=statistics.median(ms[len(ms) // 2:]), mib=metrics["arena_bytes"] / 2**20)
     except RuntimeError as error:
         return dict(note=str(error)[-100:], failed=True)
 
@@ -342,7 +355,7 @@ def compare_speed(args, folder, result):
     modes = ["eager"] + ["compile"] * hasattr(torch, "compile") + ["graphs"] * (args.device == "cuda")
     modes = [mode for mode in modes if mode in args.modes]
     for case in args.speed or (["a32", "a128", "gpt2_16"] if args.device == "cuda" else ["tiny"]):
-        m, rows = CASES[case], []
+        m, rows = dict(CASES[case], dropout=args.dropout), []
         prefix = None if args.pytorch else synthetic_data(args, folder, m)
         ids = open_tokens(prefix + ".train.tokens")[1] if prefix else phrases(args.seed, m["vocab"])(m["seq_len"] * m["batch"] + 1)
         feed = next(batches(ids, m, args.seed, args.device))
@@ -384,7 +397,9 @@ def parse():
     p.add_argument("--curves", action="store_true", help="only the losses (both parts if neither is named)")
     p.add_argument("--speed", nargs="*", choices=CASES, metavar="CASE", help="only time and memory: " + " ".join(CASES))
     p.add_argument("--techniques", nargs="+", metavar="NAME", help="of mtt, for both parts")
-    p.add_argument("--pytorch", nargs="+", choices=ALLOWED, metavar="PRECISION", help="speed: PyTorch alone, in " + ", ".join(ALLOWED))
+    p.add_argument("--pytorch", nargs="+", choices=[*ALLOWED, "fp8"], metavar="PRECISION",
+                   help="speed: PyTorch alone, in " + ", ".join(ALLOWED) + ", or with torchao in fp8")
+    p.add_argument("--dropout", type=float, default=0, help="speed: probability (0)")
     p.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="speed: how PyTorch runs (all of them)")
     p.add_argument("--json", metavar="FILE", help="the figures as JSON too")
     p.add_argument("--data", help="curves: text, or the prefix of prepared token files (phrases made up)")

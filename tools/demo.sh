@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# demo.sh [TEXT [OPTION...]] - trains one small model with nine techniques: what does each save, and cost?
+# demo.sh [TEXT [OPTION...]] - trains one small model with ten techniques: what does each save, and cost?
 # `make demo` calls it in the repository root. The default text is the project's own source, which needs no
 # download. Results go to results/demo/NAME, a folder for each text. Options are those of experiments.sh.
 set -u -o pipefail
@@ -14,7 +14,7 @@ if [ -n "$text" ]; then
   name=${name//[^A-Za-z0-9_-]/_}
 fi
 gpu=$(nvidia-smi -L 2> /dev/null | head -n 1)
-echo "Nine techniques train the same small GPT on ${text:-the source of mtt}. On two cores: about 2 minutes."
+echo "Ten techniques train the same small GPT on ${text:-the source of mtt}. On two cores: about 2 minutes."
 if [ -n "$gpu" ] && command -v nvcc > /dev/null; then
   echo "Then they train a larger one on ${gpu%% (*}; building that takes a minute."
 elif [ -n "$gpu" ]; then

@@ -240,7 +240,8 @@ finish() { # INDEX: records how the experiment ended; sets ending or trouble, fo
   elif [ "$status" = diverged ]; then
     entry $1 diverged $code "$message"
     failures=$((failures + 1)) trouble="DIVERGED: $message; "
-  elif [ $code = 4 ] && [ -n "$enforce" ] && [ $batch -gt $most ]; then
+  elif [[ $message == *' needs compute capability '* ]] ||
+    { [ $code = 4 ] && [ -n "$enforce" ] && [ $batch -gt $most ]; }; then
     entry $1 refused $code "$message"
     ending="refused: $message; "
   else
@@ -314,7 +315,7 @@ stopped= child= failures=0
 trap 'stopped=1; [ -z "$child" ] || kill -TERM $child 2> /dev/null' INT TERM
 for suite in "${suites[@]}"; do
   dir=$results/${suite/demo/$device} enforce=$budget short=
-  ours="bf16_flash_chunked bf16_flash_selective_chunked"
+  ours="bf16_flash_chunked bf16_flash_selective_chunked fp8_flash"
   rows=() args=() work=() lines=() old=() limits=() queue=()
   case $suite in c | d) enforce=1;; esac
   limit

@@ -24,6 +24,7 @@ set grid lt 1 dt 1 lc rgb "#c8c8c8" lw 1; set datafile separator "\t" missing "-
 array area[8] = ["#202020", "#56b4e9", "#d55e00", "#a4dccb", "#7a4a9c", "#e0ac00", "#909090", "#ffffff"]'
 # The colour of a technique, in every plot, is that of the strongest of its words.
 ink='function ink(t) {
+    if (t ~ /^fp8/) return "0x7b4fa3"
     if (t ~ /_budget$/) return "0x8a6d00"
     if (t ~ /selective/) return "0xcc79a7"
     if (t ~ /checkpointing_chunked/) return "0x6e6e6e"

@@ -1,5 +1,6 @@
 /* profile.c - measures each operation of a training step: ms, TFLOP/s, GB/s, its share of the device's peak.
 
+   make profile ARGS="gpt2_16 gpt2_64"      (tools/profile.sh: BF16 and FP8 side by side)
    make profile ARGS="--layers 12 --heads 12 --d-model 768 --batch-size 16 --seq-len 1024 --flash --chunked"
    nvcc -O3 -arch=native -DMTT_CUDA tools/profile.c mtt_kernels.cu -lcublasLt -o profile   (the same program)
 
@@ -125,6 +126,14 @@ static int64_t width(const mtt_tensor *tensor)
     return tensor ? tensor->shape[tensor->rank - 1] : 0;
 }
 
+/* The width of what an operation reads. FP8 makes a weight's gradient of transposed tensors, so there the
+   gradient's own width counts. */
+static int64_t width_read(const mtt_op *op)
+{
+    if (op->kind == MTT_OP_linear_backward_weight) return op->operands[op->inputs]->shape[0];
+    return width(op->operands[0]);
+}
+
 static void print_lines(void)
 {
     double total = 0, floor_total = 0;
@@ -138,8 +147,7 @@ static void print_lines(void)
         total += l->ms;
         floor_total += floor_ms;
         printf("| %s | %lld > %lld | %d | %.3f |", mtt_op_name(op->kind),
-               (long long)width(op->operands[0]), (long long)width(op->operands[op->inputs]), l->count,
-               l->ms);
+               (long long)width_read(op), (long long)width(op->operands[op->inputs]), l->count, l->ms);
         printf(" %.1f | %.0f | %.0f %% |\n", flops / l->ms * 1e-9, bytes / l->ms * 1e-6,
                100 * floor_ms / l->ms);
     }

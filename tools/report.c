@@ -864,7 +864,8 @@ static void print_report(void)
     fprintf(out, "ms/step: the\nmedian. Memory and speed are relative to the baseline of the same work, "
             "plain attention in FP32 or TF32.\n");
     if (strcmp(head.device, "cuda"))
-        fprintf(out, "Ignore the speed columns on a CPU: it has no fast 16-bit arithmetic. A GPU does.\n");
+        fprintf(out, "Ignore the speed columns on a CPU: it has no fast 16-bit or 8-bit arithmetic. A GPU "
+                "does.\n");
 }
 
 /* ---- the brief report: a table and sentences of at most SCREEN columns ---- */
@@ -879,19 +880,19 @@ static const struct {
 } explained[] = {
     {"fp32", "keeps all: the baseline"},     {"tf32", "keeps all: the baseline"},
     {"bf16", "16-bit, not 32-bit numbers"},  {"fp16", "16-bit, not 32-bit numbers"},
-    {"fp8", "8-bit operands of products"},
+    {"fp8", "products in 8 bits"},           {"kept8", "keeps inputs in 8 bits"},
     {"flash", "attention tile by tile"},     {"window", "attention to near tokens"},
     {"chunked", "loss piece by piece"},      {"selective", "recomputes cheap steps"},
     {"checkpointing", "recomputes layers"},  {"segments", "recomputes half layers"},
     {"budget", "recomputes what it must"},   {"compact", "optimizer state in 8 bits"},
 };
 
-/* What the last word of a technique does, the digits of a window left out. */
+/* What the last word of a technique does, the digits of a window left out; of fp8_flash, what FP8 does. */
 static const char *explain(const char *technique)
 {
     const char *last = strrchr(technique, '_');
     int i;
-    last = last ? last + 1 : technique;
+    last = last && strncmp(technique, "fp8", 3) ? last + 1 : technique;
     for (i = 0; i < LENGTH(explained); i++)
         if (!strncmp(last, explained[i].word, strlen(explained[i].word))) return explained[i].does;
     return "";
@@ -979,7 +980,7 @@ static void say_quality(const run *b)
 static void say_speed(const run *b)
 {
     double ms[MOST_ROUNDS], spread, middle;
-    int count = 0, k, others = 0, faster = 0, slower = 0, slow_16 = 0;
+    int count = 0, k, others = 0, faster = 0, slower = 0, slow_16 = 0, slow_8 = 0;
     for (k = 1; k <= MOST_ROUNDS; k++)
         if (in_round(b, k)) ms[count++] = in_round(b, k)->ms_median;
     EACH(r) {
@@ -988,6 +989,7 @@ static void say_speed(const run *b)
         faster += compare_speed(r, b) > 0;
         slower += compare_speed(r, b) < 0;
         slow_16 += compare_speed(r, b) < 0 && strstr(r->technique, "16") == r->technique + 2;
+        slow_8 += compare_speed(r, b) < 0 && !strncmp(r->technique, "fp8", 3);
     }
     if (count < 2 || !others) return;
     middle = median(ms, count, &spread);
@@ -997,6 +999,8 @@ static void say_speed(const run *b)
     if (slow_16 && strcmp(head.device, "cuda"))
         say(2, "- Some 16-bit techniques are slower here: recomputation takes time, and a CPU without "
             "AVX512-BF16 computes 16-bit numbers in 32 bits.");
+    if (slow_8 && strcmp(head.device, "cuda"))
+        say(2, "- FP8 is slower here: a CPU decodes 8-bit numbers before it multiplies them.");
 }
 
 /* A point of the learning curve, as words. */

@@ -48,7 +48,7 @@ suite_a() {
   done
   [ -z "$small" ] || return 0
   short=1 enforce=1
-  largest $base bf16_flash bf16_flash_checkpointing_chunked
+  largest $base bf16_flash fp8_flash bf16_flash_checkpointing_chunked
   forced $base
 }
 suite_b() { suite_a; }
@@ -80,9 +80,9 @@ suite_e() {
   local t n few=$(pick 8 2)
   shape --layers 12 --heads 12 --d-model 768 --d-ff 3072 --seq-len 512
   recipe=(--lr 5e-4 --warmup-steps 100) length=$(pick 8000 40) ours="${ours//bf16/fp16}"
-  for t in $base fp16; do row quality $t $few '' --save-every 1000; done
+  for t in $base fp16 fp8; do row quality $t $few '' --save-every 1000; done
   short=1
-  for t in $base fp16 ${ours%% *}; do
+  for t in $base fp16 fp8 ${ours%% *}; do
     for n in $(pick "128 256 512 1024" "32 64 128 256"); do row length $t $few len$n --seq-len $n; done
     for n in ${batches:-$(pick "1 2 4 8 16 32" "1 2 4 8")}; do row batch $t $n sweep; done
     for n in $(pick "2 4 8 12 16" "1 2 3 4"); do row depth $t $few depth$n --layers $n; done
@@ -91,24 +91,24 @@ suite_e() {
     row optimizations $t $(pick 16 4) long --seq-len $(pick 1024 256)
   done
   enforce=1
-  largest $base fp16_flash fp16_flash_checkpointing_chunked
+  largest $base fp16_flash fp8_flash fp16_flash_checkpointing_chunked
   forced $base
 }
 
 # Each technique learns for some seconds, and the smallest one then for longer, to write a sample. Last, all
-# take turns in three rounds of a few steps, which show how much times differ by chance. A technique's last
-# word is the one that is new: the report explains it.
+# take turns in three rounds of a few steps, which show how much times differ by chance. The report explains a
+# technique's last word, which is the new one, but fp8 wherever it is.
 suite_demo() {
   local b round least=bf16_flash_chunked_segments_compact
-  local techniques="$base ${base}_checkpointing bf16 bf16_flash bf16_window32 bf16_flash_chunked budget"
-  techniques+=" ${least%_*} $least" batches=${batches:-$(pick 64 16)}
+  local techniques="$base ${base}_checkpointing bf16 bf16_flash bf16_window32 bf16_flash_chunked fp8_flash"
+  techniques+=" budget ${least%_*} $least" batches=${batches:-$(pick 64 16)}
   shape --layers 4 --heads 8 --d-model 256 --d-ff 1024 --seq-len 256
   # After a warmup of 5 steps, two roundings of one run end up to 6 % apart in perplexity, after 20 about 1 %.
   recipe=(--lr $(pick 1e-3 3e-3) --lr-schedule cosine --warmup-steps 20 --no-checkpoint)
   length=$(pick 100 40)
   [ "${steps:-$length}" -gt 20 ] || recipe+=(--warmup-steps 0)
   for b in $batches; do all batch $b $techniques; done
-  length=$(pick 300 500)
+  length=$(pick 300 400)
   row learning $least $b learning --eval-every $((length / 5)) --sample 200
   length=5 short=1 recipe+=(--warmup-steps 0)
   for round in 1 2 3; do
