@@ -1,8 +1,10 @@
 /* mtt_kernels.cu - the CUDA backend of mtt.h: every operation of MTT_OPS, on GPUs of compute capability 8.0
    and later, with CUDA 12.5 and later
 
-      nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o      (H100, H200: -arch=sm_90a)
+      nvcc -O3 -arch=native -c mtt_kernels.cu -o mtt_kernels.o
       cc -O3 train.c mtt_kernels.o -lcublasLt -lcudart -lstdc++ -lm
+
+   On an H100 or H200, -gencode=arch=compute_90a,code=sm_90a in place of -arch=native adds faster kernels.
 
    Where to begin: the operations' table is MTT_OPS in mtt.h. Each row has a function mtt__cuda_<name> here,
    which launches kernels, mtt_k_<name>. >>elementwise has the simplest ones. mtt__cuda_run in >>backend calls
