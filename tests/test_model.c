@@ -2401,6 +2401,35 @@ static void compact_update(void)
     }
 }
 
+/* A task that can be learned: three times of four a token decides the next one. With `scale`, that is the
+   loss scale of each step, and none is skipped. */
+static setup task(mtt_precision precision)
+{
+    setup s = small_setup();
+    s.model.d_model = 32;
+    s.seq_len = 11;
+    s.policy.accumulate = 1;
+    s.policy.precision = precision;
+    return s;
+}
+
+static void learn_task(const setup *s, int steps, double scale, double *losses)
+{
+    mtt_trainer *trainer = open_trainer(s);
+    random_state = 5;
+    for (int step = 0; step < steps; step++) {
+        int32_t tokens[22], targets[22];
+        mtt_step_info info = {.loss = NAN};
+        for (int i = 0; i < 22; i++)
+            tokens[i] = below(32), targets[i] = below(4) ? (3 * tokens[i] + 1) % 32 : below(32);
+        check(!mtt_train_step(trainer, tokens, targets, &info), "step %d failed: %s", step, env.error);
+        check(!scale || (!info.skipped && info.loss_scale == scale), "step %d has a loss scale of %g%s", step,
+              (double)info.loss_scale, info.skipped ? " and is skipped" : "");
+        losses[step] = info.loss;
+    }
+    mtt_trainer_destroy(trainer);
+}
+
 /* The compact state learns which token follows which as fast as the full state. The loss of a step differs by
    at most four times the difference between BF16 and FP32. The mean of a hundred steps differs by at most
    that difference. */
@@ -2410,26 +2439,13 @@ static void compact_loss(void)
     static const mtt_precision PRECISION[KINDS] = {MTT_FP32, MTT_BF16, MTT_FP32, MTT_BF16, MTT_FP16};
     double losses[KINDS][STEPS], gap[KINDS] = {0}, mean[KINDS] = {0};
     for (int kind = 0; kind < KINDS; kind++) {
-        setup s = small_setup();
-        s.model.d_model = 32;
-        s.seq_len = 11;
-        s.policy.accumulate = 1;
-        s.policy.precision = PRECISION[kind];
+        setup s = task(PRECISION[kind]);
         s.policy.state = kind < 2 ? MTT_STATE_FULL : MTT_STATE_COMPACT;
-        mtt_trainer *trainer = open_trainer(&s);
-        random_state = 5;
-        for (int step = 0; step < STEPS; step++) {
-            int32_t tokens[22], targets[22];
-            mtt_step_info info = {.loss = NAN};
-            for (int i = 0; i < 22; i++)
-                tokens[i] = below(32), targets[i] = below(4) ? (3 * tokens[i] + 1) % 32 : below(32);
-            check(!mtt_train_step(trainer, tokens, targets, &info), "step %d failed: %s", step, env.error);
-            losses[kind][step] = info.loss;
-            if (step >= STEPS - LAST) mean[kind] += info.loss / LAST;
-            if (step >= STEPS - LAST)
-                gap[kind] += fabs(info.loss - losses[kind < 2 ? 0 : kind == 2 ? 0 : 1][step]) / LAST;
+        learn_task(&s, STEPS, 0, losses[kind]);
+        for (int step = STEPS - LAST; step < STEPS; step++) {
+            mean[kind] += losses[kind][step] / LAST;
+            gap[kind] += fabs(losses[kind][step] - losses[kind < 2 ? 0 : kind == 2 ? 0 : 1][step]) / LAST;
         }
-        mtt_trainer_destroy(trainer);
     }
     printf("compact state: mean losses %.5f, %.5f, %.5f, full %.5f, %.5f; mean gaps %.1e, %.1e, %.1e, BF16's "
            "to FP32 %.1e\n",
@@ -3380,29 +3396,14 @@ static void eight_bits_learn(void)
     enum { STEPS = 200, LAST = 50, KINDS = 5 };
     double losses[KINDS][STEPS], gap[KINDS] = {0}, mean[KINDS] = {0};
     for (int kind = 0; kind < KINDS; kind++) {
-        setup s = small_setup();
-        s.model.d_model = 32;
-        s.seq_len = 11;
-        s.policy.accumulate = 1;
-        s.policy.precision = kind ? kind > 1 ? MTT_FP8 : MTT_BF16 : MTT_FP32;
+        setup s = task(kind ? kind > 1 ? MTT_FP8 : MTT_BF16 : MTT_FP32);
         s.policy.fp8_products = (mtt_fp8_products)(kind > 1 ? kind - 2 : 0);
         s.optim.lr = 3e-3f;
-        mtt_trainer *trainer = open_trainer(&s);
-        random_state = 5;
-        for (int step = 0; step < STEPS; step++) {
-            int32_t tokens[22], targets[22];
-            mtt_step_info info = {.loss = NAN};
-            for (int i = 0; i < 22; i++)
-                tokens[i] = below(32), targets[i] = below(4) ? (3 * tokens[i] + 1) % 32 : below(32);
-            check(!mtt_train_step(trainer, tokens, targets, &info), "step %d failed: %s", step, env.error);
-            check(!info.skipped && info.loss_scale == (kind < 2 ? 1 : 64), "step %d has a loss scale of %g%s",
-                  step, (double)info.loss_scale, info.skipped ? " and is skipped" : "");
-            losses[kind][step] = info.loss;
-            if (step < STEPS - LAST) continue;
-            mean[kind] += info.loss / LAST;
-            gap[kind] += fabs(info.loss - losses[0][step]) / LAST;
+        learn_task(&s, STEPS, kind < 2 ? 1 : 64, losses[kind]);
+        for (int step = STEPS - LAST; step < STEPS; step++) {
+            mean[kind] += losses[kind][step] / LAST;
+            gap[kind] += fabs(losses[kind][step] - losses[0][step]) / LAST;
         }
-        mtt_trainer_destroy(trainer);
     }
     printf("FP8: mean losses %.4f, %.4f, %.4f, FP32's %.4f; mean gaps %.1e, %.1e, %.1e, BF16's %.1e\n",
            mean[2], mean[3], mean[4], mean[0], gap[2], gap[3], gap[4], gap[1]);
