@@ -23,8 +23,9 @@
    >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
    >>elementwise    GELU, residuals, sums of columns      >>attention    scores, softmax, values
    >>norm           LayerNorm and its gradient            >>flash        attention without the scores
-   >>embedding      and its gradient                      >>backend      memory, graphs, run
-   >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200
+   >>eight bits     operands of FP8's products            >>backend      memory, graphs, run
+   >>embedding      and its gradient                      >>hopper       the same, faster, on H100 and H200
+   >>products       linear layers, by cuBLASLt
 
    Most kernels are templates. These take most of the compiler's time; T: FP32, BF16, FP16, E: BF16, FP16.
 
@@ -32,13 +33,13 @@
       mtt_k_flash_backward         20   E; 5 widths; dropout; less shared memory
       mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
       mtt_k_flash_*_wgmma          18   E; widths 64 and 128; dropout; forward: short sequences
-      mtt_k_linear_gelu             4   E; forward, backward
-      mtt_k_norm                   18   T; 6 widths of rows
+      mtt_k_linear_gelu             5   E; forward, backward; 8 bits
+      mtt_k_norm                   24   T; 6 widths of rows; BF16 to 8 bits
       mtt_k_norm_backward          10   T; 3 or 4 widths
       mtt_k_softmax, _backward     12   T; packs of 8 or single elements
       mtt_k_cross_entropy           6   T; loss, gradient
       mtt_k_loss_rows               3   T
-      all others                   44   once, or for each T; 5 of them CUB's */
+      all others                   63   once, or for each T; 5 of them CUB's */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
