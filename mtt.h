@@ -218,8 +218,9 @@ typedef struct mtt_model_desc {
    weights in use are 16 bits; master weights, moments, weight gradients, statistics and sums are FP32. FP16
    scales the loss dynamically. FP8: as BF16, but operands of linear layers are rounded to 8 bits just before
    they are multiplied: activations and weights to e4m3, each tensor with a power of two as its scale;
-   gradients to e5m2, with the loss scaled as under FP16 (Micikevicius et al. 2022, arXiv 2209.05433). For
-   d_model and d_ff that are multiples of 16, on CUDA for compute capability 8.9 and later. */
+   gradients to e5m2, with the loss scaled as under FP16 (Micikevicius et al. 2022, arXiv 2209.05433).
+   Evaluations and generation are those of BF16. For d_model and d_ff that are multiples of 16, on CUDA for
+   compute capability 8.9 and later. */
 typedef enum mtt_precision { MTT_FP32, MTT_TF32, MTT_BF16, MTT_FP16, MTT_FP8 } mtt_precision;
 
 /* The products of FP8 that are in 8 bits: all, which implies the chunked loss; all but the head; the forward
@@ -781,17 +782,20 @@ typedef struct mtt_shape {
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
    CUDA. A row makes `struct mtt_<name>` with its operands as members. An operand that is both input and
    output changes in place. Some operands may be absent (NULL): biases, positions' gradients, `joined`, the
-   `y` of linear_gelu, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
-   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
-   width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
-   scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+   `y` of linear_gelu, `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU.
+   grad_norm and adamw work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's
+   struct. N: elements, W: width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and
+   written. cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
    Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
    transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x normalized
    where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and transposes
    them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
    where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward makes d_x, its transpose and
-   GELU(x), transposed.
+   GELU(x), transposed. norm_backward may also make dx in 8 bits, in both orders, and the norm's result,
+   transposed, for which alone it has `shift`. out_8 is flash's output in 8 bits, beside that in 16. With
+   d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of 16, since kernels write rows of d_qkv_t 16
+   tokens at a time. Both flash operations round to 16 bits first.
 
    quantize_groups rounds x to e4m3 in groups of MTT_KEPT_GROUP elements: all codes, and then for each group
    the exponent bits of the float that its codes are multiplied by. dequantize_groups makes x of them. */
@@ -826,7 +830,7 @@ enum { MTT_KEPT_GROUP = 128 };
       N(o->dropped), MOVED, 0)                                                                               \
     X(attention_values, 2, MTT_OPERANDS(*probs, *qkv, *out),                                                 \
       2 * N(o->probs) * d->head_dim, MOVED, 0)                                                               \
-    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse),                                                    \
+    X(flash, 2, MTT_OPERANDS(*qkv, *control, *out, *lse, *out_8),                                            \
       4 * mtt__attention_pairs(d) * d->head_dim, MOVED, 0)                                                   \
     X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
       N(o->row), 2 * B(o->row), 0)                                                                           \
@@ -845,8 +849,9 @@ enum { MTT_KEPT_GROUP = 128 };
       2 * N(o->dx) * W(o->dy), MOVED, 0)                                                                     \
     X(dequantize_groups, 1, MTT_OPERANDS(*codes, *x),                                                        \
       N(o->x), MOVED, 0)                                                                                     \
-    X(norm_backward, 5, MTT_OPERANDS(*dy, *x, *stats, *gain, *joined, *dx, *d_gain, *d_shift),               \
-      14 * N(o->dx), MOVED, 8 * mtt__width(o->dx))                                                           \
+    X(norm_backward, 6, MTT_OPERANDS(*dy, *x, *stats, *gain, *shift, *joined, *dx, *dx_8, *dx_t, *y_t,       \
+      *d_gain, *d_shift),                                                                                    \
+      14 * N(o->dx) + (o->dx_t ? N(o->dx) : 0) + (o->y_t ? 5 * N(o->x) : 0), MOVED, 8 * mtt__width(o->dx))   \
     X(dropout_backward, 2, MTT_OPERANDS(*dy, *control, *dx),                                                 \
       N(o->dx), MOVED, 0)                                                                                    \
     X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
@@ -860,7 +865,7 @@ enum { MTT_KEPT_GROUP = 128 };
       5 * N(o->d_scores), MOVED, 0)                                                                          \
     X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
       4 * N(o->d_scores) * d->head_dim, MOVED, 0)                                                            \
-    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv),                           \
+    X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
       10 * mtt__attention_pairs(d) * d->head_dim, MOVED, mtt__flash_scratch(d, o->qkv->dtype, 2))            \
     X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
       N(o->dx), 3 * B(o->dx), mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))             \
@@ -2915,7 +2920,7 @@ typedef struct mtt__activation {
     mtt_tensor *current;  /* the tensor that holds it; NULL = dropped or not made yet */
     mtt_tensor *codes;    /* the tensor that keeps it in 8 bits for the backward pass; NULL = none */
     mtt_tensor *gradient; /* the tensor that holds its gradient */
-    mtt_tensor *gradient_t; /* if that is in 8 bits, its transpose */
+    mtt_tensor *gradient_8, *gradient_t; /* the gradient in 8 bits and its transpose, if they are made */
     int maker;            /* the operation that made it in the forward pass */
 } mtt__activation;
 
@@ -2934,7 +2939,7 @@ typedef struct mtt__builder {
     int recomputing;
     mtt_status status;
     mtt_op *op;                      /* the last one */
-    mtt_linear_backward_weight waiting; /* for its x, which gelu_backward makes; without dy: nothing waits */
+    mtt_linear_backward_weight waiting; /* for x, which the adjoint of its maker makes; dy NULL: none */
     mtt_quantize_weights eights;     /* of layer eights_layer, for its backward products */
     int eights_layer;
     mtt_tensor nothing;
@@ -2947,10 +2952,12 @@ static mtt_dtype mtt__dtype(const mtt__builder *b)
     return mtt__precisions[b->policy->precision].dtype;
 }
 
-/* 1 = products are in 8 bits: of the layers forward, of the layers backward, of the head. */
+/* 1 = products are in 8 bits: of the layers forward, of the layers backward, of the head. Evaluations and
+   generation have theirs in 16, for the weights as they are saved. */
 static int mtt__in_eight(const mtt__builder *b, mtt_fp8_products least)
 {
-    return b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least;
+    return b->policy->precision == MTT_FP8 && b->policy->fp8_products <= least &&
+           b->program == &b->schedule->programs[MTT__TRAIN];
 }
 
 static mtt_dtype mtt__role_dtype(const mtt__builder *b, int role)
@@ -3132,6 +3139,7 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
         mtt_tensor *now = operands[k] = source.operands[k];
         if (!now || now->role < 0) continue;
         operands[k] = mtt__activation_of(b, now)->current;
+        if (now->role == MTT__A_ATTENDED_EIGHT && now != t) continue; /* for a product alone */
         if (!operands[k]) operands[k] = mtt__make(b, now->role, now->layer);
     }
     if (b->status) return t;
@@ -3233,13 +3241,8 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
 static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int eight,
                                int y_role)
 {
-    mtt_tensor *w = mtt__weight(b, weight, layer), *y, *x_8;
+    mtt_tensor *w = mtt__weight(b, weight, layer), *y;
     int in_eight = mtt__in_eight(b, MTT_FP8_FORWARD);
-    if (in_eight && x->dtype != MTT_F8_E4M3) {
-        x_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, layer);
-        MTT__EMIT(b, layer, 0, quantize, x, NULL, NULL, NULL, x_8, NULL);
-        x = x_8;
-    }
     if (in_eight) w = b->activations[mtt__slot(b, eight, layer)].current;
     y = mtt__make(b, y_role, layer);
     MTT__EMIT(b, layer, 0, linear, x, w, mtt__weight(b, bias, layer), y);
@@ -3260,14 +3263,17 @@ static mtt_tensor *mtt__norm(mtt__builder *b, int layer, mtt_tensor *x, int gain
     return y;
 }
 
+/* The result is in 8 bits if the product that reads it is. */
 static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
-    mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *lse;
+    mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *out_8 = NULL, *lse;
+    int in_eight = mtt__in_eight(b, MTT_FP8_FORWARD);
     if (b->policy->attention == MTT_ATTENTION_FLASH) {
         lse = mtt__make(b, MTT__A_LSE, layer);
         out = mtt__make(b, MTT__A_ATTENDED, layer);
-        MTT__EMIT(b, layer, MTT__SITE_ATTENTION, flash, qkv, control, out, lse);
-        return out;
+        if (in_eight) out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, layer);
+        MTT__EMIT(b, layer, MTT__SITE_ATTENTION, flash, qkv, control, out, lse, out_8);
+        return in_eight ? out_8 : out;
     }
     scores = mtt__make(b, MTT__A_SCORES, layer);
     MTT__EMIT(b, layer, 0, attention_scores, qkv, scores);
@@ -3280,7 +3286,10 @@ static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
     }
     out = mtt__make(b, MTT__A_ATTENDED, layer);
     MTT__EMIT(b, layer, 0, attention_values, probs, qkv, out);
-    return out;
+    if (!in_eight) return out;
+    out_8 = mtt__make(b, MTT__A_ATTENDED_EIGHT, layer);
+    MTT__EMIT(b, layer, 0, quantize, out, NULL, NULL, NULL, out_8, NULL);
+    return out_8;
 }
 
 /* sum = x + dropout(branch) */
@@ -3382,6 +3391,29 @@ static mtt_tensor *mtt__make_gradient(mtt__builder *b, const mtt_tensor *t)
     return *mtt__gradient(b, t) = d;
 }
 
+/* Tensors for an activation's gradient in 8 bits, as it is and transposed. */
+static mtt__activation *mtt__add_gradient_eight(mtt__builder *b, const mtt_tensor *t)
+{
+    mtt__activation *a = mtt__activation_of(b, t);
+    a->gradient_8 = mtt__add_eight(b, a->gradient, -1, 0);
+    a->gradient_t = mtt__add_eight(b, a->gradient, -1, 1);
+    return a;
+}
+
+/* The operation that made an activation in the forward pass. */
+static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
+{
+    return b->program->ops[mtt__activation_of(b, t)->maker];
+}
+
+/* The gradient of a weight whose input, in 8 bits and transposed, has been made. */
+static void mtt__emit_waiting(mtt__builder *b, int layer, mtt_tensor *x_t)
+{
+    b->waiting.x = x_t;
+    mtt__emit(b, MTT_OP_linear_backward_weight, layer, 0, &b->waiting);
+    b->waiting.dy = NULL;
+}
+
 /* An adjoint emits the backward operations of a forward operation: it takes the gradient of what the
    operation made, and leaves the gradients of its inputs. Activations may have been dropped: mtt__need brings
    them back. */
@@ -3396,17 +3428,27 @@ static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
     b->op->adds = adds;
 }
 
-/* The branch's gradient passes the norm and joins the residual stream's, in place. */
+/* The branch's gradient passes the norm and joins the residual stream's, in place. Under FP8 the same pass
+   writes what products need in 8 bits: that gradient, unless dropout changes it first, and the norm's result
+   again. */
 static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
 {
     const mtt_norm *f = MTT_OPERANDS_OF(norm, op);
     mtt_tensor *x = mtt__need(b, f->x), *stats = mtt__need(b, f->stats), *dy = *mtt__gradient(b, f->y);
     mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
+    mtt_tensor *shift = b->waiting.dy ? f->shift : NULL, *y_t = NULL;
+    mtt__activation *a = mtt__activation_of(b, f->x);
     int adds = 0;
     mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain, &adds);
     mtt_tensor *d_shift = mtt__parameter_gradient(b, f->shift, NULL);
-    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, joined, dx, d_gain, d_shift);
+    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.dropout == 0 &&
+        mtt__maker(b, f->x).kind == MTT_OP_residual)
+        mtt__add_gradient_eight(b, f->x);
+    if (shift) y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
+    MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, shift, joined, dx, a->gradient_8,
+              a->gradient_t, y_t, d_gain, d_shift);
     b->op->adds = adds;
+    if (y_t) mtt__emit_waiting(b, op->layer, y_t);
 }
 
 /* dW first: after it x may die. */
@@ -3427,28 +3469,22 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
 
 /* ---- 8 bits ---- */
 
-/* The operation that made an activation in the forward pass. */
-static mtt_op mtt__maker(mtt__builder *b, const mtt_tensor *t)
-{
-    return b->program->ops[mtt__activation_of(b, t)->maker];
-}
-
 /* The input of a product, made again from what the forward pass kept: in 8 bits and transposed, or in 16 bits
-   as it is. NULL if gelu_backward will make it, from what is there then: so it can follow its product. */
+   as it is. */
 static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor *x, int transposed)
 {
     mtt_op maker = mtt__maker(b, x);
     const mtt_norm *n = MTT_OPERANDS_OF(norm, &maker);
+    int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
     mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
-    from = mtt__need(b, maker.operands[0]);
-    if (maker.kind == MTT_OP_gelu && transposed) return NULL;
+    from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
     if (transposed) {
         again = mtt__add_eight(b, x, x->entry, 1);
         MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
         return again;
     }
-    if (maker.kind == MTT_OP_quantize) return from;
+    if (attention || maker.kind == MTT_OP_quantize) return from;
     again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x),
                             mtt__width(x), 0);
     b->recomputing = 1;
@@ -3459,17 +3495,14 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
     return again;
 }
 
-/* The gradient of an activation in 8 bits, as it is and transposed. */
-static mtt_tensor *mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t,
-                                       mtt_tensor **transposed)
+/* An activation with its gradient in 8 bits, which quantize makes if no other operation has. */
+static const mtt__activation *mtt__gradient_eight(mtt__builder *b, const mtt_op *op, const mtt_tensor *t)
 {
-    mtt_tensor *dy = *mtt__gradient(b, t), *dy_8;
-    *transposed = mtt__activation_of(b, t)->gradient_t;
-    if (*transposed) return dy;
-    dy_8 = mtt__add_eight(b, dy, -1, 0);
-    *transposed = mtt__add_eight(b, dy, -1, 1);
-    MTT__EMIT(b, op->layer, 0, quantize, dy, NULL, NULL, NULL, dy_8, *transposed);
-    return dy_8;
+    mtt__activation *a = mtt__activation_of(b, t);
+    if (a->gradient_t) return a;
+    mtt__add_gradient_eight(b, t);
+    MTT__EMIT(b, op->layer, 0, quantize, a->gradient, NULL, NULL, NULL, a->gradient_8, a->gradient_t);
+    return a;
 }
 
 /* The 8-bit copy of a weight for the backward products of its layer. */
@@ -3479,22 +3512,24 @@ static mtt_tensor *mtt__weight_eight(mtt__builder *b, const mtt_tensor *weight)
     return weight == w->qkv ? w->qkv_8 : weight == w->proj ? w->proj_8 : weight == w->fc ? w->fc_8 : w->mlp_8;
 }
 
+/* The weight's gradient comes first, unless its x is the result of a norm or of GELU: then it waits for their
+   backward pass, which makes x. GELU's input is recomputed now, so that its backward pass can follow the
+   product. */
 static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
-    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight;
-    mtt_tensor *dy_t, *dy = mtt__gradient_eight(b, op, f->y, &dy_t), *w, *dx;
-    mtt_linear_backward_weight row = {mtt__input_again(b, op->layer, f->x, 1), dy_t, NULL, NULL};
-    int adds = 0;
-    row.d_weight = mtt__parameter_gradient(b, weight, &adds);
-    row.d_bias = mtt__parameter_gradient(b, f->bias, NULL);
-    if (row.x) b->op = mtt__emit(b, MTT_OP_linear_backward_weight, op->layer, 0, &row);
-    else b->waiting = row;
-    if (row.x) b->op->adds = adds;
+    mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t = NULL, *dx;
+    const mtt__activation *y = mtt__gradient_eight(b, op, f->y);
+    mtt_op maker = mtt__maker(b, f->x);
+    if (maker.kind != MTT_OP_norm && maker.kind != MTT_OP_gelu) x_t = mtt__input_again(b, op->layer, f->x, 1);
+    if (maker.kind == MTT_OP_gelu) mtt__need(b, maker.operands[0]);
+    b->waiting.dy = y->gradient_t;
+    b->waiting.d_weight = mtt__parameter_gradient(b, weight, NULL);
+    b->waiting.d_bias = mtt__parameter_gradient(b, f->bias, NULL);
+    if (x_t) mtt__emit_waiting(b, op->layer, x_t);
     if (b->eights_layer != op->layer) mtt__emit_weights(b, op->layer, 0);
-    w = mtt__weight_eight(b, weight);
     dx = mtt__make_gradient(b, f->x);
-    MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, w, dx);
+    MTT__EMIT(b, op->layer, 0, linear_backward_input, y->gradient_8, mtt__weight_eight(b, weight), dx);
 }
 
 static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
@@ -3530,30 +3565,28 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
 static void mtt__adjoint_gelu(mtt__builder *b, const mtt_op *op)
 {
     const mtt_gelu *f = MTT_OPERANDS_OF(gelu, op);
-    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *dx, *dx_t, *y_t, *unused;
-    mtt_linear_backward_weight row = b->waiting;
-    if (!row.dy) {
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *y_t;
+    mtt__activation *a;
+    if (!b->waiting.dy) {
         MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dy, NULL, NULL);
         *mtt__gradient(b, f->x) = dy;
         return;
     }
-    unused = mtt__make_gradient(b, f->x); /* gives the others its name */
-    dx = mtt__add_eight(b, unused, -1, 0);
-    dx_t = mtt__add_eight(b, unused, -1, 1);
-    y_t = row.x = mtt__add_eight(b, f->y, f->y->entry, 1);
-    MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dx, dx_t, y_t);
-    *mtt__gradient(b, f->x) = dx;
-    mtt__activation_of(b, f->x)->gradient_t = dx_t;
-    mtt__emit(b, MTT_OP_linear_backward_weight, op->layer, 0, &row);
-    b->waiting.dy = NULL;
+    mtt__make_gradient(b, f->x); /* never used, but gives the others its name */
+    a = mtt__add_gradient_eight(b, f->x);
+    y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
+    MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, a->gradient_8, a->gradient_t, y_t);
+    mtt__emit_waiting(b, op->layer, y_t);
 }
 
 /* The gradient of the sum is that of both: of the branch without what dropout dropped. */
 static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
 {
     const mtt_residual *f = MTT_OPERANDS_OF(residual, op);
-    mtt_tensor *dy = *mtt__gradient(b, f->sum);
-    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->branch) = dy;
+    mtt__activation *sum = mtt__activation_of(b, f->sum), *branch = mtt__activation_of(b, f->branch);
+    mtt_tensor *dy = sum->gradient;
+    *mtt__gradient(b, f->x) = branch->gradient = dy;
+    branch->gradient_8 = sum->gradient_8, branch->gradient_t = sum->gradient_t;
     if (b->program->shape.dropout > 0)
         MTT__EMIT(b, op->layer, op->site, dropout_backward, dy, f->control, mtt__make_gradient(b, f->branch));
 }
@@ -3593,8 +3626,11 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
 {
     const mtt_flash *f = MTT_OPERANDS_OF(flash, op);
     mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
-    mtt_tensor *dy = *mtt__gradient(b, f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
-    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv);
+    mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
+    mtt__activation *a = mtt__activation_of(b, f->qkv);
+    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.seq_len % 16 == 0)
+        d_qkv = mtt__add_gradient_eight(b, f->qkv)->gradient_8;
+    MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, a->gradient_t);
 }
 
 /* The gradients take the logits' place. */
@@ -3798,10 +3834,9 @@ static int mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op, const mtt_op *ne
     return 1;
 }
 
-/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue. In 8 bits it does not: on an H200
-   145 us against 131 apart in GPT-2 124M. Fused, the product's input, its result and GELU's are in memory
-   at once. Segments cannot afford that: they leave GELU apart, but make the product by the same kernel, since
-   its bits must be the same. */
+/* linear, gelu: in 16 bits a product leaves time for GELU in its epilogue. In 8 bits a step is no faster for
+   it. Fused, the product's input, its result and GELU's are in memory at once. Segments cannot afford that:
+   they leave GELU apart, but make the product by the same kernel, since its bits must be the same. */
 static int mtt__fuse_linear_gelu(mtt__builder *b, mtt_op *op, const mtt_op *next)
 {
     const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
@@ -3880,7 +3915,7 @@ static void mtt__close_program(mtt__builder *b)
         if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
     }
     if (p->workspace) {
-        p->workspace->bytes = p == train ? scratch : train->workspace->bytes;
+        p->workspace->bytes = scratch > train->workspace->bytes ? scratch : train->workspace->bytes;
         p->workspace->shape[0] = (int64_t)p->workspace->bytes;
     }
     for (i = k = 0; i < p->tensor_count; i++) { /* what a fusion has left without a use goes */
@@ -5479,9 +5514,12 @@ static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_residual_norm *o)
 }
 
 /* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over
-   rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]. */
+   rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]; under FP8 also
+   in 8 bits, in both orders, and the norm's result, transposed. */
 static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 {
+    mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
+    mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     int64_t C = op->shape->d_model, rows = mtt__rows(o->dy), row;
     mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, op->adds);
     mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, op->adds);
@@ -5502,6 +5540,8 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
         if (o->joined) mtt__add_block(mtt__read(o->joined, row * C, C, xhat), g, C);
         mtt__store(o->dx, row * C, C, g);
     }
+    if (o->dx_t) mtt__cpu_quantize(op, &dx);
+    if (o->y_t) mtt__cpu_quantize(op, &y);
 }
 
 /* ---- linear layers ---- */
@@ -5739,6 +5779,10 @@ static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
     for (i = 0; i < jobs; i++) mtt__flash_tile(op, f, i / tiles, i % tiles * MTT__TILE);
+    if (f->out_8) {
+        mtt_quantize quantize = {f->out, NULL, NULL, NULL, f->out_8, NULL};
+        mtt__cpu_quantize(op, &quantize);
+    }
 }
 
 /* For the backward pass of a head: tiles of m queries from i0 up and n keys from j0 up, their P and dS. */
@@ -5799,6 +5843,21 @@ static void mtt__flash_gradients(const mtt_op *op, const mtt_flash_backward *f, 
     }
 }
 
+/* m tokens of a part of d_qkv, from a tile. Before 8 bits, they are rounded to 16. */
+static void mtt__store_gradients(const mtt_op *op, const mtt_flash_backward *f, int part, int64_t head,
+                                 int64_t i0, int64_t m, float *tile)
+{
+    enum { W = MTT__MAX_HEAD };
+    int64_t D = op->shape->head_dim, i, k;
+    mtt__view to = mtt__head(op, f->d_qkv, part, head);
+    for (i = 0; i < m && f->d_qkv_t; i++) {
+        mtt_tensor columns = mtt__row_range(f->d_qkv_t, to.first % to.row, D);
+        for (k = 0; k < D; k++) tile[i * W + k] = mtt__from_bf16(mtt__to_bf16(tile[i * W + k]));
+        mtt__store_column(&columns, to.first / to.row + i0 + i, D, tile + i * W);
+    }
+    mtt__store_block(to, i0, m, 0, D, tile, W);
+}
+
 /* One tile of keys: dV = P^T dO and dK = dS^T Q, summed over the tiles of queries that attend it. */
 static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t j0)
 {
@@ -5817,8 +5876,8 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
         mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
         mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
     }
-    mtt__store_block(mtt__head(op, f->d_qkv, MTT__K, head), j0, t.n, 0, d->head_dim, dk, W);
-    mtt__store_block(mtt__head(op, f->d_qkv, MTT__V, head), j0, t.n, 0, d->head_dim, dv, W);
+    mtt__store_gradients(op, f, MTT__K, head, j0, t.n, dk);
+    mtt__store_gradients(op, f, MTT__V, head, j0, t.n, dv);
 }
 
 /* One tile of queries: dQ = dS K, summed over the tiles of keys. It computes S and dP again: two more
@@ -5838,7 +5897,7 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
         mtt__flash_gradients(op, f, &t);
         mtt__multiply_block(t.m, op->shape->head_dim, t.n, t.ds, S, 1, t.k, W, dq, W);
     }
-    mtt__store_block(mtt__head(op, f->d_qkv, MTT__Q, head), i0, t.m, 0, op->shape->head_dim, dq, W);
+    mtt__store_gradients(op, f, MTT__Q, head, i0, t.m, dq);
 }
 
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
@@ -6522,10 +6581,9 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     return status;
 }
 
-/* Measures the scales of 8-bit tensors by a forward pass of the training step. A step that has measured its
-   own keeps them. An evaluation before the first step does without: it leaves no trace. */
+/* Measures the scales of 8-bit tensors by the first step's forward pass. */
 static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, const int32_t *targets,
-                                      int64_t counted, int training)
+                                      int64_t counted)
 {
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     int forward = 0;
@@ -6536,7 +6594,7 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
     if (!status) status = t->backend.run(t->context, p->ops, forward);
     if (!status) status = t->backend.run(t->context, p->ops + p->op_count - 1, 1);
-    t->measured = training && !status;
+    t->measured = !status;
     return status;
 }
 
@@ -6550,7 +6608,7 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     if (status) return status;
     for (k = 0; k < rows * micro_batches; k++) counted += targets[k] >= 0;
-    status = mtt__measure_scales(t, tokens, targets, counted, training);
+    if (training) status = mtt__measure_scales(t, tokens, targets, counted);
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
         if (!status) status = t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin);
@@ -6630,22 +6688,6 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *t, const int32_t *tokens, const int3
     return MTT_OK;
 }
 
-/* Measures scales by a text that is repeated to fill the batch. */
-static mtt_status mtt__measure_by(mtt_trainer *t, const int32_t *tokens, int count)
-{
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    int32_t *all;
-    int64_t i;
-    mtt_status status;
-    if (!p->scales || t->measured) return MTT_OK;
-    all = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.rows, sizeof(*all));
-    if (!all) return MTT_E_MEMORY;
-    for (i = 0; i < p->shape.rows; i++) all[i] = tokens[i % count];
-    status = mtt__measure_scales(t, all, all, p->shape.rows, 0);
-    mtt__free(t->env, all);
-    return status;
-}
-
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int count, float *logits)
 {
     const mtt__program *p = &t->schedule->programs[MTT__NEXT];
@@ -6659,9 +6701,8 @@ MTTDEF mtt_status mtt_next_logits(mtt_trainer *t, const int32_t *tokens, int cou
     if (status) return status;
     padded = (int32_t *)mtt__alloc(t->env, (size_t)p->shape.seq_len, sizeof(*padded));
     if (!padded) return MTT_E_MEMORY;
-    status = mtt__measure_by(t, tokens, count);
     memcpy(padded, tokens + count - seen, (size_t)seen * sizeof(*padded));
-    if (!status) status = mtt__send(t, p, padded, NULL, 0, seen - 1);
+    status = mtt__send(t, p, padded, NULL, 0, seen - 1);
     mtt__free(t->env, padded);
     if (!status) status = t->backend.run(t->context, p->ops, p->op_count);
     if (!status) status = mtt__move(t, MTT__GET, p->output, 0, t->schedule->model.vocab, logits);

@@ -35,7 +35,7 @@
       mtt_k_flash_*_wgmma          18   E; widths 64 and 128; dropout; forward: short sequences
       mtt_k_linear_gelu             5   E; forward, backward; 8 bits
       mtt_k_norm                   24   T; 6 widths of rows; BF16 to 8 bits
-      mtt_k_norm_backward          10   T; 3 or 4 widths
+      mtt_k_norm_backward          12   T; 3 or 4 widths; 8-bit results
       mtt_k_softmax, _backward     12   T; packs of 8 or single elements
       mtt_k_cross_entropy           6   T; loss, gradient
       mtt_k_loss_rows               3   T
@@ -174,6 +174,17 @@ template <class Q> MTT__DEVICE uint2 mtt__pack_eight(const float *v, float scale
     float scaled[8];
     MTT__UNROLL for (int k = 0; k < 8; k++) scaled[k] = v[k] * scale;
     return make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
+}
+
+/* Four words of four bytes, transposed. */
+MTT__DEVICE void mtt__turn(uint32_t to[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
+    const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
+    to[0] = __byte_perm(low_ab, low_cd, 0x5410);
+    to[1] = __byte_perm(low_ab, low_cd, 0x7632);
+    to[2] = __byte_perm(high_ab, high_cd, 0x5410);
+    to[3] = __byte_perm(high_ab, high_cd, 0x7632);
 }
 
 /* A thread's part of what mtt_scale records. Integers' maxima and sums do not depend on order. */
@@ -857,12 +868,14 @@ static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
 }
 
 template <class T> struct mtt__norm_operands {
-    const T *dy, *x, *w, *joined;
+    const T *dy, *x, *w, *b, *joined;
     const float2 *stats;
     T *dx;
+    mtt__eight dx_8, dx_t, y_t; /* without data: not wanted */
     float *partial;
     int64_t rows;
     int width, threads; /* of a row */
+    int tile;           /* neighbours that a block does before it goes on, a power of two */
 };
 
 /* Two sums over the threads of a row. Even and odd rows use different slots, so one barrier a row is enough:
@@ -885,22 +898,29 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
     return v;
 }
 
-/* A block of norm_backward: SIZE threads, BLOCKS of which share a processor. A row has ROW_THREADS threads,
-   or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32 elements of it, in
-   packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES times these rows:
-   as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192 columns), rows are
-   read twice from global memory. */
-template <class TYPE, int ROW_THREADS, int BLOCK_SIZE> struct mtt__norm_block {
+/* A block of norm_backward: SIZE threads; the grid has up to BLOCKS of them for each processor. A row has
+   ROW_THREADS threads, or as many as the argument says if ROW_THREADS is 0, a power of two; each has up to 32
+   elements of it, in packs of 16 bytes. So a block works on several rows at once. Shared memory holds STAGES
+   times these rows: as many as fit 96 KB, which every device has. Where none fits (FP32, more than 8,192
+   columns), rows are read twice from global memory. With 8-bit results there is one stage, since their codes
+   take 64 bytes a column; where warps share a row, such a block has a processor to itself, which lets its
+   threads have more than 128 registers. */
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool WITH_EIGHT = false> struct mtt__norm_block {
     typedef TYPE T;
     enum {
         THREADS = ROW_THREADS,
         SIZE = BLOCK_SIZE,
+        EIGHT = WITH_EIGHT,
         PACK = 16 / sizeof(T),
         PACKS = 32 / PACK,
         BLOCKS = SIZE < 512 ? 2 : 1,
-        STAGES = (96 << 10) / (3 * SIZE * 32 * sizeof(T))
+        AT_ONCE = EIGHT && !THREADS ? 1 : BLOCKS,
+        STAGES = EIGHT ? 1 : (96 << 10) / (3 * SIZE * 32 * sizeof(T))
     };
 };
+
+/* Rows of a tile with 8-bit results. In a transpose they are 32 bytes, which memory moves at once. */
+enum { MTT__NORM_TILE = 32 };
 
 /* Starts a thread's copies of its packs of a row: dy, x and joined, `step` elements apart. Beyond the last
    row the group is empty. */
@@ -919,46 +939,79 @@ MTT__DEVICE void mtt__copy_row(const mtt__norm_operands<T> &o, int64_t row, int 
     mtt__copy_commit();
 }
 
+/* Transposes the codes of a tile, those of dx and then those of y. A thread has 16 rows of 4 columns at a
+   time, its neighbour the other 16, so that together they write 32 bytes of a row. Padding becomes zeros. */
+template <class S>
+MTT__DEVICE void mtt__turn_tile(const mtt__norm_operands<typename S::T> &o, const uint8_t *codes,
+                                int64_t row0)
+{
+    const int64_t pitch = (o.rows + 15) & ~15;
+    for (int i = threadIdx.x; i < o.width; i += S::SIZE) {
+        const int of_y = i >= o.width / 2, part = of_y ? i - o.width / 2 : i, column = part / 2 * 4;
+        const int64_t row = row0 + part % 2 * 16;
+        const uint8_t *from = codes + (of_y * MTT__NORM_TILE + part % 2 * 16) * o.width + column;
+        uint8_t *to = (uint8_t *)(of_y ? o.y_t : o.dx_t).data;
+        uint32_t turned[4][4];
+        if (!to || row >= o.rows) continue;
+        MTT__UNROLL for (int quad = 0; quad < 4; quad++) {
+            uint32_t words[4];
+            MTT__UNROLL for (int k = 0; k < 4; k++, from += o.width)
+                words[k] = row + quad * 4 + k < o.rows ? *(const uint32_t *)from : 0;
+            mtt__turn(turned[quad], words[0], words[1], words[2], words[3]);
+        }
+        MTT__UNROLL for (int k = 0; k < 4; k++)
+            *(uint4 *)(to + (column + k) * pitch + row) =
+                make_uint4(turned[0][k], turned[1][k], turned[2][k], turned[3][k]);
+    }
+}
+
 /* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
-                partial[block] = (sum of dy xhat, sum of dy) over the block's rows
-   Shapes:      dy, x, joined, dx [rows, C], w [C] T; stats [rows] (mean, rstd) float; partial [blocks, 2 C]
-                float
-   Launch:      S = mtt__norm_block. Blocks stride over the rows, several at a time, and copy STAGES - 1 steps
-                ahead. A thread reads only its own copies, which takes no barrier; sums of a row shared by
-                warps take one
+                partial[block] = (sum of dy xhat, sum of dy) over the block's rows. With EIGHT dx_8 = dx, as
+                stored, in 8 bits, dx_t its transpose, y_t that of xhat w + b
+   Shapes:      dy, x, joined, dx [rows, C], w, b [C] T; stats [rows] (mean, rstd) float; partial [blocks,
+                2 C] float; dx_8 [rows, C], dx_t [C, rows in whole 16] e5m2; y_t as dx_t, e4m3
+   Launch:      S = mtt__norm_block. Blocks stride over tiles of rows, several rows at a time, and copy STAGES
+                - 1 steps ahead. A thread reads only its own copies, which takes no barrier; sums of a row
+                shared by warps take one, and the transposes of a tile two
    Requires:    C a multiple of 8, at most 32 times the threads of a row; shared memory for the stages of dy,
-                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx
-   Traffic:     dy, x, joined read once, dx written once; w stays in cache. Without stages, dy and x are read
-                again from L2
+                x and joined, which holds the rows' sums in the end; joined, dy or x may be dx. EIGHT: C a
+                multiple of 16, tiles of MTT__NORM_TILE rows and shared memory for their codes; x is not dx
+   Traffic:     dy, x, joined read once, results written once; w and b stay in cache. Without stages, dy and
+                x are read again from L2
    Determinism: rows of a thread in order, then those of a block; mtt_k_column_sums adds up the blocks
    Reference:   mtt__cpu_norm_backward */
 template <class S>
-static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
+static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
     mtt_k_norm_backward(const mtt__norm_operands<typename S::T> o)
 {
     typedef typename S::T T;
     enum { STAGES = S::STAGES, PACK = S::PACK, PACKS = S::PACKS };
-    static_assert(S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
-                  "sums of dw and db fit where rows were");
+    static_assert(S::EIGHT || S::THREADS == S::SIZE || STAGES * 3 * sizeof(T) >= 2 * sizeof(float),
+                  "sums of dw and db fit where rows were, or rows and codes");
     extern __shared__ uint4 ring[];
     __shared__ float2 slots[2][S::SIZE / 32];
     const int threads = S::THREADS ? S::THREADS : o.threads, log2_threads = 31 - __clz(threads);
     const int block_rows = S::SIZE >> log2_threads, width = o.width, step = block_rows * width;
     const int group = threadIdx.x >> log2_threads, lane = threadIdx.x & (threads - 1);
-    const int64_t stride = (int64_t)gridDim.x * block_rows;
-    int64_t row = (int64_t)blockIdx.x * block_rows + group;
+    const auto after = [&](int64_t row) { /* the group's next row */
+        row += block_rows;
+        return row - group & (o.tile - 1) ? row : row + (int64_t)(gridDim.x - 1) * o.tile;
+    };
+    const int64_t end = S::EIGHT ? (o.rows + o.tile - 1) & -o.tile : o.rows; /* the last tile ends, too */
+    int64_t row = (int64_t)blockIdx.x * o.tile + group, ahead = row;
     T *const staged = reinterpret_cast<T *>(ring) + group * width;
-    const float share = 1.0f / (float)width;
+    uint8_t *const codes = reinterpret_cast<uint8_t *>(ring) + STAGES * 3 * step * sizeof(T);
+    const float share = 1.0f / (float)width, y_scale = S::EIGHT ? mtt__scale_of(o.y_t) : 1.0f;
     float dw[PACKS][PACK] = {}, db[PACKS][PACK] = {};
     float2 next = row < o.rows ? o.stats[row] : make_float2(0, 0);
-    MTT__UNROLL for (int s = 0; s < STAGES; s++)
-        mtt__copy_row<S>(o, row + s * stride, threads, lane, staged + s * 3 * step, step);
-    for (int stage = 0, odd = 0; row - group < o.rows; row += stride, odd ^= 1) {
+    MTT__UNROLL for (int s = 0; s < STAGES; s++, ahead = after(ahead))
+        mtt__copy_row<S>(o, ahead, threads, lane, staged + s * 3 * step, step);
+    for (int stage = 0, odd = 0; row - group < end; row = after(row), odd ^= 1) {
         T *const copy = staged + stage * 3 * step;
         const T *dy = STAGES ? copy : o.dy + row * width, *x = STAGES ? copy + step : o.x + row * width;
         const T *joined = STAGES ? copy + 2 * step : o.joined + row * width;
         float2 stat = next, sum = make_float2(0, 0);
-        if (row + stride < o.rows) next = o.stats[row + stride];
+        if (after(row) < o.rows) next = o.stats[after(row)];
         if (STAGES) mtt__copy_wait<STAGES ? STAGES - 1 : 0>();
         MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * threads + lane) * PACK;
@@ -989,9 +1042,30 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
             MTT__UNROLL for (int k = 0; k < PACK; k++)
                 out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
             mtt__store_floats<PACK>(o.dx + row * width + column, out);
+            if constexpr (S::EIGHT) {
+                uint8_t *const to = codes + (row & (MTT__NORM_TILE - 1)) * width + column;
+                if (o.dx_t.data) {
+                    MTT__UNROLL for (int k = 0; k < PACK; k++)
+                        out[k] = mtt__to_float(mtt__from_float<T>(out[k]));
+                    const uint2 rounded = mtt__pack_eight<mtt__e5m2>(out, 1.0f);
+                    *(uint2 *)((uint8_t *)o.dx_8.data + row * width + column) = *(uint2 *)to = rounded;
+                }
+                if (o.y_t.data) {
+                    float shift[PACK];
+                    mtt__read_floats<PACK>(o.b + column, shift);
+                    MTT__UNROLL for (int k = 0; k < PACK; k++)
+                        out[k] = (xs[k] - stat.x) * stat.y * gain[k] + shift[k];
+                    *(uint2 *)(to + MTT__NORM_TILE * width) = mtt__pack_eight<mtt__e4m3>(out, y_scale);
+                }
+            }
         }
-        if (STAGES) mtt__copy_row<S>(o, row + STAGES * stride, threads, lane, copy, step);
+        if (STAGES) mtt__copy_row<S>(o, ahead, threads, lane, copy, step), ahead = after(ahead);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
+        if (S::EIGHT && (row - group + block_rows & (MTT__NORM_TILE - 1)) == 0) {
+            __syncthreads(); /* the tile's codes are there before they are transposed */
+            mtt__turn_tile<S>(o, codes, row - group + block_rows - MTT__NORM_TILE);
+            __syncthreads(); /* all have read them before the next tile's */
+        }
     }
     float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
     if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
@@ -1011,24 +1085,51 @@ static __global__ void __launch_bounds__(S::SIZE, S::BLOCKS)
     }
 }
 
+/* Threads of a row: 32 elements for each, and at least a warp. */
+static int mtt__norm_threads(int64_t width)
+{
+    int threads = 32;
+    while (threads * 32 < width) threads *= 2;
+    return threads;
+}
+
+template <class S> static size_t mtt__norm_shared(int64_t width)
+{
+    const size_t row = S::STAGES * 3 * sizeof(typename S::T), codes = S::EIGHT * 2 * MTT__NORM_TILE;
+    return (size_t)width * (S::SIZE / mtt__norm_threads(width) * row + codes);
+}
+
+typedef mtt__norm_block<__nv_bfloat16, 0, 256, true> mtt__norm_block_eight;
+
+/* Whether the kernel makes the 8-bit results: their codes must fit the shared memory. An H200's takes widths
+   of up to 3,040, one of 99 KB up to 896. quantize makes those of other norms. */
+static bool mtt__norm_rounds(const mtt__cuda *c, const mtt_norm_backward *n)
+{
+    const int64_t width = mtt__width(n->dy);
+    return (n->dx_t || n->y_t) && mtt__norm_threads(width) <= mtt__norm_block_eight::SIZE &&
+           mtt__norm_shared<mtt__norm_block_eight>(width) + 1024 <= (size_t)c->shared_bytes;
+}
+
 template <class S>
-static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op,
-                                        const mtt__norm_operands<typename S::T> &o)
+static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, mtt__norm_operands<typename S::T> o)
 {
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
-    const int64_t width = o.width, block_rows = S::SIZE / o.threads;
-    int64_t blocks = mtt__min(mtt__blocks(o.rows, block_rows), S::BLOCKS * c->processors);
+    const int64_t width = o.width;
+    int64_t blocks;
     mtt_status status;
+    if (o.tile < S::SIZE / o.threads) o.tile = S::SIZE / o.threads;
+    blocks = mtt__min(mtt__blocks(o.rows, o.tile), S::BLOCKS * c->processors);
     blocks = mtt__min(blocks, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
     status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,
-                                (size_t)(width * S::STAGES * block_rows * 3) * sizeof(typename S::T), o);
+                                mtt__norm_shared<S>(width), o);
     if (status != MTT_OK) return status;
     return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32),
                        (const float *)o.partial, mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width,
                        blocks, 2 * width, blocks, op->adds);
 }
 
-/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. */
+/* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. The order of sums
+   does not depend on which kernel makes the 8-bit results. */
 template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
 {
     enum { SIZE = 512 / sizeof(T) };
@@ -1037,22 +1138,22 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
     void *scratch;
     mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
     mtt__norm_operands<T> o = {mtt__at<T>(n->dy), mtt__at<T>(n->x), mtt__at<T>(n->gain),
-                               mtt__at<T>(n->joined), mtt__at<float2>(n->stats), mtt__at<T>(n->dx),
-                               (float *)scratch, mtt__rows(n->dy), (int)width, 32};
+                               mtt__at<T>(n->shift), mtt__at<T>(n->joined), mtt__at<float2>(n->stats),
+                               mtt__at<T>(n->dx), mtt__eight_of(n->dx_8), mtt__eight_of(n->dx_t),
+                               mtt__eight_of(n->y_t), (float *)scratch, mtt__rows(n->dy), (int)width,
+                               mtt__norm_threads(width), n->dx_t || n->y_t ? MTT__NORM_TILE : 1};
     if (status != MTT_OK) return status;
-    while (o.threads * 32 < width) o.threads *= 2;
+    if constexpr (std::is_same<T, __nv_bfloat16>::value)
+        if (mtt__norm_rounds(c, n)) {
+            if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, true>>(c, op, o);
+            return mtt__norm_backward_by<mtt__norm_block_eight>(c, op, o);
+        }
     if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE>>(c, op, o);
     if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE>>(c, op, o);
     if constexpr (SIZE < 256)
         if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256>>(c, op, o);
     if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512>>(c, op, o);
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
-}
-
-static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt_tensor *dy = MTT_OPERANDS_OF(norm_backward, op)->dy;
-    return mtt__by_type(c, dy, [&](auto zero) { return mtt__norm_backward<decltype(zero)>(c, op); });
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -1075,17 +1176,6 @@ struct mtt__quantize {
     int64_t pitch;             /* and from row to row */
     int width, classes;
 };
-
-/* Four words of four bytes, transposed. */
-MTT__DEVICE void mtt__turn(uint32_t to[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d)
-{
-    const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
-    const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
-    to[0] = __byte_perm(low_ab, low_cd, 0x5410);
-    to[1] = __byte_perm(low_ab, low_cd, 0x7632);
-    to[2] = __byte_perm(high_ab, high_cd, 0x5410);
-    to[3] = __byte_perm(high_ab, high_cd, 0x7632);
-}
 
 /* Eight values of a row: v[k] becomes what is rounded, u[k] GELU. */
 template <int KIND>
@@ -1276,9 +1366,8 @@ template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c
     return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)tiles, 256, o);
 }
 
-static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
+static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_quantize *o)
 {
-    const mtt_quantize *o = MTT_OPERANDS_OF(quantize, op);
     mtt__quantize q = {};
     q.x = mtt__at<const __nv_bfloat16>(o->x);
     q.stats = mtt__at<const float2>(o->stats);
@@ -1290,6 +1379,24 @@ static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
     if ((o->y ? o->y : o->y_t)->dtype == MTT_F8_E4M3)
         return mtt__launch_quantize<MTT__PLAIN, mtt__e4m3>(c, q);
     return mtt__launch_quantize<MTT__PLAIN, mtt__e5m2>(c, q);
+}
+
+static mtt_status mtt__cuda_quantize(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__quantize_by(c, MTT_OPERANDS_OF(quantize, op));
+}
+
+static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
+    const mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
+    const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
+    mtt_status status = mtt__by_type(
+        c, o->dy, [&](auto zero) { return mtt__norm_backward<decltype(zero)>(c, op); });
+    if (mtt__norm_rounds(c, o)) return status;
+    if (status == MTT_OK && o->dx_t) status = mtt__quantize_by(c, &dx);
+    if (status == MTT_OK && o->y_t) status = mtt__quantize_by(c, &y);
+    return status;
 }
 
 static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
@@ -2938,9 +3045,11 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
 struct mtt__flash {
     const void *qkv, *d_out; /* [B T, row of the view], [B T, C] */
     void *out, *d_qkv;       /* `out` is read in the backward pass */
+    mtt__eight out_8;        /* `out` in e4m3; without data: not wanted */
+    uint8_t *d_qkv_t;        /* the transpose of d_qkv, [row of the view, B T], both in e5m2; or NULL */
     float *lse;              /* [B H, T] */
     mtt_qkv view;
-    int64_t seq_len, width, part[3]; /* T; C; columns from Q to Q, K and V of a head */
+    int64_t seq_len, width, tokens, part[3]; /* T; C; B T; columns from Q to Q, K and V of a head */
     int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK, with dropout's scale: 0 where every query attends one key */
@@ -3299,6 +3408,13 @@ MTT__DEVICE void mtt__store_matrices(uint32_t to_smem, const uint32_t left[2], c
 #endif
 }
 
+/* Transposes an 8 x 8 matrix: lane l has elements l % 4 * 2 and the next of row l/4, then of column l/4. */
+MTT__DEVICE uint32_t mtt__transpose_matrix(uint32_t pair)
+{
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
+    return pair;
+}
+
 /* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next,
    as c[0..1] and c[2..3]. */
 #define MTT__MMA(E, TYPE)                                                                                \
@@ -3323,6 +3439,14 @@ MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __half)
     __half2 pair = __floats2half2_rn(x, y);
     return *(const uint32_t *)&pair;
 }
+
+/* Two 16-bit numbers. */
+MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
+}
+
+MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
 
 /* ---- tensor cores: tiles in shared memory ---- */
 
@@ -3467,12 +3591,17 @@ MTT__DEVICE void mtt__transpose_quad(uint32_t v[4], int q)
     }
 }
 
+/* For rows that are only stored. */
+struct mtt__no_more {
+    __device__ void operator()(const uint32_t *, int) {}
+};
+
 /* One row of accumulators, COLUMNS / 8 products side by side, times `factor`, to 16-bit memory. `half`: 0 =
    row l/4, 1 = row l/4 + 8; `quad`: the lane within its quad. A lane stores 16 bytes where 32 columns fill a
-   quad. All lanes of the warp call it. */
-template <typename E, int COLUMNS>
+   quad, and passes them to `more` with the first one's column. All lanes of the warp call it. */
+template <typename E, int COLUMNS, class More = mtt__no_more>
 MTT__DEVICE void mtt__store_row(E *row_gmem, const float (*c)[4], int half, float factor, bool valid,
-                                int columns_left, int quad)
+                                int columns_left, int quad, More more = More())
 {
     MTT__UNROLL for (int n = 0; n < COLUMNS / 8; n += 4) {
         if (n + 4 <= COLUMNS / 8) {
@@ -3480,13 +3609,48 @@ MTT__DEVICE void mtt__store_row(E *row_gmem, const float (*c)[4], int half, floa
             MTT__UNROLL for (int k = 0; k < 4; k++)
                 v[k] = mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
             mtt__transpose_quad(v, quad);
-            if (valid && (n + quad) * 8 < columns_left)
+            if (valid && (n + quad) * 8 < columns_left) {
                 *(uint4 *)(row_gmem + (n + quad) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+                more(v, (n + quad) * 8);
+            }
         } else {
             MTT__UNROLL for (int k = 0; n + k < COLUMNS / 8; k++)
                 if (valid && (n + k) * 8 < columns_left)
                     *(uint32_t *)(row_gmem + (n + k) * 8 + quad * 2) =
                         mtt__pack_pair(c[n + k][half * 2] * factor, c[n + k][half * 2 + 1] * factor, E());
+        }
+    }
+}
+
+/* 16 rows of accumulators, times `factor`, rounded to BF16 and then to e5m2: as they are, and transposed.
+   Where 32 columns fill a quad, a lane stores 8 bytes of each of its two rows and 16 of a column. All lanes
+   of the warp call it. */
+template <int COLUMNS>
+MTT__DEVICE void mtt__store_eight(uint8_t *rows_gmem, int64_t stride, uint8_t *columns_gmem, int64_t pitch,
+                                  const float (*c)[4], float factor, int columns_left, int lane)
+{
+    typedef __nv_bfloat16 E;
+    MTT__UNROLL for (int n = 0; n < COLUMNS / 8; n += 4) {
+        const int column = (n + (lane & 3)) * 8;
+        uint32_t a[4] = {}, b[4] = {};
+        MTT__UNROLL for (int k = 0; k < 4 && n + k < COLUMNS / 8; k++) {
+            float2 v[2];
+            MTT__UNROLL for (int h = 0; h < 2; h++)
+                v[h] = mtt__unpack_pair(mtt__pack_pair(c[n + k][2 * h] * factor, c[n + k][2 * h + 1] * factor,
+                                                       E()), E());
+            a[k] = mtt__pack_four(&v[0].x, mtt__e5m2());
+            b[k] = mtt__transpose_matrix(__byte_perm(a[k], 0, 0x3120)); /* pairs of rows 8 apart */
+        }
+        mtt__transpose_quad(a, lane & 3);
+        mtt__transpose_quad(b, lane & 3);
+        if (column < COLUMNS && column < columns_left) {
+            uint8_t *const to = rows_gmem + lane / 4 * stride + column;
+            *(uint2 *)to = make_uint2(__byte_perm(a[0], a[1], 0x5410), __byte_perm(a[2], a[3], 0x5410));
+            *(uint2 *)(to + 8 * stride) =
+                make_uint2(__byte_perm(a[0], a[1], 0x7632), __byte_perm(a[2], a[3], 0x7632));
+            *(uint4 *)(columns_gmem + (column + lane / 4) * pitch) =
+                make_uint4(__byte_perm(b[0], b[1], 0x6420), __byte_perm(b[2], b[3], 0x6420),
+                           __byte_perm(b[0], b[1], 0x7531), __byte_perm(b[2], b[3], 0x7531));
         }
     }
 }
@@ -3668,14 +3832,18 @@ MTT__DEVICE void mtt__forward_drop(float (&p)[M][N][4], const uint32_t (&keep)[K
     }
 }
 
-/* O of the warp's rows from row0, and lse. */
+/* O of the warp's rows from row0, and lse. O in 8 bits is rounded from O in BF16. */
 template <class S>
 MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &head, int row0,
                                     const typename S::outputs &o, const typename S::rows &row_max,
                                     const typename S::rows &row_sum)
 {
+    typedef typename S::E E;
     const int row = row0 + threadIdx.x % 32 / 4, width = (int)f.width;
-    typename S::E *o_gmem = (typename S::E *)f.out + mtt__flash_row(head, row, width);
+    const int64_t at = mtt__flash_row(head, row, width);
+    const bool in_eight = std::is_same<E, __nv_bfloat16>::value && f.out_8.data;
+    const float scale = in_eight ? mtt__scale_of(f.out_8) : 1.0f;
+    mtt__records records = {};
     float *lse_gmem = f.lse + (int64_t)head.head * f.seq_len + row;
     MTT__UNROLL for (int m = 0; m < S::ROW_TILES; m++)
         MTT__UNROLL for (int h = 0; h < 2; h++) {
@@ -3684,11 +3852,20 @@ MTT__DEVICE void mtt__forward_store(const mtt__flash &f, const mtt__flash_head &
             float sum = row_sum[m][h];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            mtt__store_row<typename S::E, S::D>(o_gmem + (int64_t)further * width, o[m], h,
-                                                f.dropout.scale / sum, valid, f.view.head_dim,
-                                                threadIdx.x & 3);
+            const int64_t row_at = at + (int64_t)further * width;
+            const auto round_more = [&](const uint32_t *pairs, int column) {
+                float2 v[4];
+                MTT__UNROLL for (int k = 0; k < 4; k++) v[k] = mtt__unpack_pair(pairs[k], E());
+                if (in_eight && f.out_8.recorded) mtt__note(records, &v[0].x, scale);
+                if (in_eight)
+                    *(uint2 *)((uint8_t *)f.out_8.data + row_at + column) =
+                        mtt__pack_eight<mtt__e4m3>(&v[0].x, scale);
+            };
+            mtt__store_row<E, S::D>((E *)f.out + row_at, o[m], h, f.dropout.scale / sum, valid,
+                                    f.view.head_dim, threadIdx.x & 3, round_more);
             if (threadIdx.x % 4 == 0 && valid) lse_gmem[further] = row_max[m][h] * f.scale + logf(sum);
         }
+    if (in_eight) mtt__record_warp(f.out_8, records);
 }
 
 /* The block's place: blocks of a group of heads, whose K and V stay in L2, run side by side; the last
@@ -3709,13 +3886,14 @@ template <class S> MTT__DEVICE mtt__forward_place mtt__forward_place_of(const mt
 }
 
 /* Math:        as mtt_k_flash_forward_exact
-   Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32; S::D >= D
+   Shapes:      qkv [B T, row of the view] and out [B T, C] of 16-bit E, lse [B H, T] FP32, out_8 as out;
+                S::D >= D
    Launch:      a block of BLOCK_Q / ROWS warps a tile of queries and head. Shared memory: Q, two stages of K
                 and V
-   Requires:    D % 8 == 0, 16-byte aligned tensors; no dropout unless S::DROPOUT
+   Requires:    D % 8 == 0, 16-byte aligned tensors; no dropout unless S::DROPOUT; out_8 only beside BF16
    Traffic:     reads Q, K, V and writes O, lse once from device memory while a group's K and V fit L2; 4 D
                 FLOP a pair of query and key
-   Determinism: one block makes a row, in one order
+   Determinism: one block makes a row, in one order; records a largest value and a count
    Reference:   mtt_k_flash_forward_exact. A row's maximum is raised as FlashAttention-4 does */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_forward(const mtt__flash f)
@@ -4175,12 +4353,23 @@ MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__ba
 }
 
 /* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
-   d_qkv. */
+   d_qkv and, in 8 bits, of d_qkv_t. */
 template <class S, int PART, int M, int COLUMNS>
 MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at &at,
                                      const float (&c)[M][COLUMNS / 8][4], int row, int column, float factor)
 {
     const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
+    if constexpr (std::is_same<typename S::E, __nv_bfloat16>::value)
+        if (f.d_qkv_t) {
+            const int64_t first = at.block->head.column + f.part[PART] + column;
+            const int64_t token = at.block->head.first_row + row;
+            MTT__UNROLL for (int m = 0; m < M; m++)
+                if (row + m * 16 < (int)f.seq_len)
+                    mtt__store_eight<COLUMNS>((uint8_t *)f.d_qkv + (token + m * 16) * stride + first, stride,
+                                              f.d_qkv_t + first * f.tokens + token + m * 16, f.tokens, c[m],
+                                              factor, f.view.head_dim - column, lane);
+            return;
+        }
     row += lane / 4;
     typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride);
     to_gmem += f.part[PART] + column;
@@ -4196,13 +4385,13 @@ MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at
 /* Math:        P and dS again from Q, K, lse; dV += (P o Z)^T dO, dK += dS^T Q in registers; dQ += dS K,
                 block after block. Scores are transposed, keys by queries: P^T and dS^T are then A operands of
                 dV and dK
-   Shapes:      as mtt_k_flash_forward; d_qkv as qkv; stats of mtt_k_flash_stats; dq_partial [slots, tiles of
-                BLOCK_Q, BLOCK_Q S::D]
+   Shapes:      as mtt_k_flash_forward; d_qkv as qkv, in e5m2 beside d_qkv_t [row of the view, B T]; stats of
+                mtt_k_flash_stats; dq_partial [slots, tiles of BLOCK_Q, BLOCK_Q S::D]
    Launch:      a block of WARPS warps a tile of keys and head, which it takes by a ticket. Shared memory: K,
                 V, STAGES of Q, dO and stats, dS^T, and P^T unless a warp holds all queries of its keys
                 (QUERY_WARPS 1)
    Requires:    dq_partial and ticket zero at the start; at least one slot; fewer than 2^14 contributions to a
-                tile of the ring
+                tile of the ring; with d_qkv_t, BF16 and T % 16 == 0
    Traffic:     reads K, V once, Q and dO once a tile of keys (from L2), and moves 8 BLOCK_Q S::D bytes of dQ
                 a pair of tiles through L2; 10 D FLOP a pair of query and key
    Determinism: a tile of dQ is summed in the order of rising keys. No deadlock: a block waits only for the
@@ -4277,7 +4466,7 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, 
     mtt__flash f = {};
     f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
     f.view = mtt_qkv_of(d);
-    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim;
+    f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim, f.tokens = d->rows;
     for (int part = 0; part < 3; part++)
         f.part[part] = mtt_qkv_column(&f.view, part, 0) - mtt_qkv_column(&f.view, MTT__PART_Q, 0);
     f.window = d->window < d->seq_len ? d->window : 0;
@@ -4291,14 +4480,16 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, 
 static mtt__flash mtt__flash_forward_arguments(const mtt_op *op)
 {
     const mtt_flash *o = MTT_OPERANDS_OF(flash, op);
-    return mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
+    mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
+    f.out_8 = mtt__eight_of(o->out_8);
+    return f;
 }
 
 static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
 {
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, op);
     mtt__flash f = mtt__flash_arguments(op, o->qkv, o->out, o->lse, o->control);
-    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data;
+    f.d_out = o->d_out->data, f.d_qkv = o->d_qkv->data, f.d_qkv_t = mtt__at<uint8_t>(o->d_qkv_t);
     return f;
 }
 
@@ -4839,12 +5030,12 @@ MTT__WGMMA_ALL(__nv_bfloat16, "bf16")
 MTT__WGMMA_ALL(__half, "f16")
 
 /* The same in 8 bits, 32 of k, A in e5m2 and B in e4m3; both have their rows in shared memory. */
-MTT__DEVICE void mtt__wgmma_eight(float (&c)[32][4], uint64_t a, uint64_t b, int more)
+MTT__DEVICE void mtt__wgmma_eight(float (&c)[16][4], uint64_t a, uint64_t b, int more)
 {
-    asm volatile("{ .reg .pred more; setp.ne.b32 more, %130, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n256k32.f32.e5m2.e4m3 {" MTT__NAMES_128
-                 "}, %128, %129, more, 1, 1; }"
-                 : MTT__128(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");
+    asm volatile("{ .reg .pred more; setp.ne.b32 more, %66, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e5m2.e4m3 {" MTT__NAMES_64
+                 "}, %64, %65, more, 1, 1; }"
+                 : MTT__64(c, 0) : "l"(a), "l"(b), "r"(more) : "memory");
 }
 
 /* C = A B over D of k, A and B of rows of D elements: tiles of A_ROWS and B_ROWS rows for each 64 of k. */
@@ -4872,14 +5063,6 @@ MTT__DEVICE void mtt__wgmma_copy(uint32_t tiles_smem, const E *from_gmem, int st
         mtt__copy_tile<ROWS, 64, THREADS>(tiles_smem + column * ROWS * 2, from_gmem + column, stride,
                                           rows_left, head_dim - column, threadIdx.x);
 }
-
-/* Two 16-bit numbers. */
-MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
-{
-    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
-}
-
-MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
 
 /* Dropout of tiles. The random bytes of 512 elements wait in shared memory: lane l stores its draw, for 16
    neighbouring keys of one query, as row l % 8 of the 8 x 8 matrix l / 8. A pair of bytes, of keys k and k +
@@ -4976,6 +5159,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     };
     mtt__random random = {};
     int64_t draws_at = 0; /* the lane's first element in the columns of key 0 */
+    bool drawn = false;   /* the tile's random bits are there */
     if (S::DROPOUT) {
         random = mtt__random_of(f.dropout);
         draws_at = ((int64_t)block.head.head * T + row0 + (lane & 15)) * T + lane / 16 * 16;
@@ -4993,8 +5177,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         if (k0 > group0 + 63 || (f.window && k0 + BLOCK_KV <= group0 - f.window + 1))
             continue; /* the warpgroup's queries attend no key of this tile */
         float s_rmem[1][S::KEY_TILES][4];
-        if (S::DROPOUT && D > 64) /* sums of 128 columns leave no registers to draw under the product */
-            mtt__draw_tiles<BLOCK_KV / 32, 2>(random, draws_at + k0, 32, bits_smem());
+        if (S::DROPOUT && D > 64 && !drawn)
+            mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0, 32, bits_smem());
         mtt__wgmma_begin();
         mtt__wgmma_k_major<D, BLOCK_Q, BLOCK_KV>(s_rmem[0], q_tile, k_tile, E());
         mtt__wgmma_commit();
@@ -5018,6 +5202,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_begin();
         mtt__wgmma_mn_major(o_rmem[0], p_rmem, v_tile, E());
         mtt__wgmma_commit();
+        if (S::DROPOUT && D > 64) /* the next tile's: under the scores' product there are no registers */
+            mtt__draw_tiles<BLOCK_KV / 32, 1>(random, draws_at + k0 - BLOCK_KV, 32, bits_smem());
+        drawn = true;
         mtt__wgmma_wait();
         mtt__wgmma_hold(o_rmem[0]);
     }
@@ -5322,27 +5509,28 @@ struct mtt__tile_arguments {
     int64_t padded;
 };
 
-/* Tiles of 128 x 256 results, 128 bytes of k at a time in a ring of stages. What the epilogue reads or writes
-   passes through the side buffer: four slots of 128 x 32 elements, and two for a tile's part of the bias. */
-enum {
-    MTT__TILE_M = 128, MTT__TILE_N = 256, MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4,
-    MTT__TILE_A = MTT__TILE_M * 128,
-    MTT__TILE_STAGE = MTT__TILE_A + MTT__TILE_N * 128,
-    MTT__SIDE_AT = MTT__TILE_STAGES * MTT__TILE_STAGE,
-    MTT__SIDE_HALF = 64 * 32 * 2,
-    MTT__BIAS_AT = MTT__SIDE_AT + MTT__SIDE_SLOTS * 2 * MTT__SIDE_HALF,
-    MTT__BIAS_BYTES = MTT__TILE_N * 2,
-    MTT__TILE_SHARED = MTT__BIAS_AT + 2 * MTT__BIAS_BYTES + 1024 /* to align the start to 1,024 bytes */
-};
+/* Stages of 128 bytes of k in a ring. What the epilogue reads or writes passes through a ring of slots of 32
+   columns, 64 rows for each warpgroup. */
+enum { MTT__TILE_STAGES = 4, MTT__SIDE_SLOTS = 4, MTT__SIDE_PART = 64 * 32 * 2 };
 
 /* In the place of a 16-bit type, backward: operands in 8 bits, pre in BF16. */
 struct mtt__eights {};
 
-/* R: type of pre. K: columns of a stage, 128 bytes. PARTS: of a tile's epilogue. */
+/* GROUPS: warpgroups that multiply, 64 rows each. M, N: size of a tile. K: columns of a stage, 128 bytes.
+   PARTS: of a tile's epilogue. R: type of pre. With 8 bits the epilogue takes longer than the product: a
+   third warpgroup hides its latencies, and half as many columns leave registers to each. */
 template <typename E> struct mtt__tile_types {
     static constexpr bool EIGHT = std::is_same<E, mtt__eights>::value;
-    static constexpr int K = EIGHT ? 128 : 64, PARTS = MTT__TILE_N / (EIGHT ? 64 : 32);
+    static constexpr int GROUPS = EIGHT ? 3 : 2, THREADS = 128 * (GROUPS + 1), REGISTERS = EIGHT ? 160 : 240;
+    static constexpr int M = 64 * GROUPS, N = EIGHT ? 128 : 256, K = EIGHT ? 128 : 64;
+    static constexpr int PARTS = N / (EIGHT ? 64 : 32);
+    /* shared memory: stages of A and W; slots; two parts of the bias; room to align it to 1,024 bytes */
+    static constexpr int A_BYTES = M * 128, STAGE = A_BYTES + N * 128, SLOT = GROUPS * MTT__SIDE_PART;
+    static constexpr int SIDE_AT = MTT__TILE_STAGES * STAGE, BIAS_AT = SIDE_AT + MTT__SIDE_SLOTS * SLOT;
+    static constexpr int BIAS_BYTES = N * 2, SHARED = BIAS_AT + 2 * BIAS_BYTES + 1024;
     typedef typename std::conditional<EIGHT, __nv_bfloat16, E>::type R;
+    typedef float sums[N / 8][4];    /* a lane's part of a tile */
+    typedef uint32_t held[N / 8][2]; /* the same in 16 bits */
 };
 
 #if MTT__HOPPER
@@ -5407,18 +5595,18 @@ template <int PENDING> MTT__DEVICE void mtt__tensor_wait(void)
 
 /* Where a tile begins. Tiles are ordered in groups of 16 rows of tiles: those worked on at the same time
    share rows of A and columns of W in L2. */
-MTT__DEVICE int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
+template <typename S> MTT__DEVICE int2 mtt__tile_place(const mtt__tile_arguments &o, int tile)
 {
-    const int rows = (o.rows + MTT__TILE_M - 1) / MTT__TILE_M;
-    const int columns = (o.n + MTT__TILE_N - 1) / MTT__TILE_N;
+    const int rows = (o.rows + S::M - 1) / S::M;
+    const int columns = (o.n + S::N - 1) / S::N;
     const int group = tile / (16 * columns), in_group = tile % (16 * columns);
     const int high = min(16, rows - 16 * group);
-    return make_int2((16 * group + in_group % high) * MTT__TILE_M, in_group / high * MTT__TILE_N);
+    return make_int2((16 * group + in_group % high) * S::M, in_group / high * S::N);
 }
 
-MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
+template <typename S> MTT__DEVICE int mtt__tile_count(const mtt__tile_arguments &o)
 {
-    return (o.rows + MTT__TILE_M - 1) / MTT__TILE_M * ((o.n + MTT__TILE_N - 1) / MTT__TILE_N);
+    return (o.rows + S::M - 1) / S::M * ((o.n + S::N - 1) / S::N);
 }
 
 /* Producer thread 1: loads A and W of all of the block's tiles, as far ahead as there are stages. */
@@ -5427,52 +5615,54 @@ MTT__DEVICE void mtt__tile_feed(const mtt__tile_arguments &o, mtt__tile_barriers
 {
     typedef mtt__tile_types<E> S;
     int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place(o, tile);
+    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place<S>(o, tile);
         for (int k = 0; k < o.k; k += S::K, step++) {
             const int stage = step % MTT__TILE_STAGES;
-            const uint32_t a_smem = smem + stage * MTT__TILE_STAGE, w_smem = a_smem + MTT__TILE_A;
+            const uint32_t a_smem = smem + stage * S::STAGE, w_smem = a_smem + S::A_BYTES;
             mtt__barrier_wait(&barriers->empty[stage], (step / MTT__TILE_STAGES & 1) ^ 1);
-            mtt__barrier_expect(&barriers->full[stage], MTT__TILE_STAGE);
+            mtt__barrier_expect(&barriers->full[stage], S::STAGE);
             mtt__tensor_load(a_smem, &o.a, &barriers->full[stage], k, at.x);
             if (BACKWARD) mtt__tensor_load(w_smem, &o.w, &barriers->full[stage], k, at.y);
             else
-                for (int n = 0; n < MTT__TILE_N; n += 64)
+                for (int n = 0; n < S::N; n += 64)
                     mtt__tensor_load(w_smem + n * 128, &o.w, &barriers->full[stage], at.y + n, k);
         }
     }
 }
 
 /* Producer thread 2, forward: loads the tile's part of the bias. */
+template <typename S>
 MTT__DEVICE void mtt__tile_feed_bias(const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
                                      uint32_t smem)
 {
     int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x, step++) {
-        const int slot = step % 2, column = mtt__tile_place(o, tile).y;
-        const int bytes = min(MTT__TILE_N, o.n - column) * 2;
+    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x, step++) {
+        const int slot = step % 2, column = mtt__tile_place<S>(o, tile).y;
+        const int bytes = min(S::N, o.n - column) * 2;
         mtt__barrier_wait(&barriers->side_empty[slot], (step / 2 & 1) ^ 1);
         mtt__barrier_expect(&barriers->side_full[slot], bytes);
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES),
+                     ::"r"(smem + S::BIAS_AT + slot * S::BIAS_BYTES),
                      "l"((const char *)o.bias + column * 2), "r"(bytes),
                      "r"(mtt__smem(&barriers->side_full[slot])) : "memory");
     }
 }
 
 /* Producer thread 2, backward: loads the tile's part of pre. */
+template <typename S>
 MTT__DEVICE void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t side)
 {
     int step = 0;
-    for (int tile = blockIdx.x; tile < mtt__tile_count(o); tile += gridDim.x) {
-        const int2 at = mtt__tile_place(o, tile);
-        for (int n = 0; n < MTT__TILE_N; n += 32, step++) {
+    for (int tile = blockIdx.x; tile < mtt__tile_count<S>(o); tile += gridDim.x) {
+        const int2 at = mtt__tile_place<S>(o, tile);
+        for (int n = 0; n < S::N; n += 32, step++) {
             const int slot = step % MTT__SIDE_SLOTS;
             mtt__barrier_wait(&barriers->side_empty[slot], (step / MTT__SIDE_SLOTS & 1) ^ 1);
-            mtt__barrier_expect(&barriers->side_full[slot], 2 * MTT__SIDE_HALF);
-            for (int half = 0; half < 2; half++)
-                mtt__tensor_load(side + (2 * slot + half) * MTT__SIDE_HALF, &o.pre,
-                                 &barriers->side_full[slot], at.y + n, at.x + 64 * half);
+            mtt__barrier_expect(&barriers->side_full[slot], S::SLOT);
+            for (int group = 0; group < S::GROUPS; group++)
+                mtt__tensor_load(side + slot * S::SLOT + group * MTT__SIDE_PART, &o.pre,
+                                 &barriers->side_full[slot], at.y + n, at.x + 64 * group);
         }
     }
 }
@@ -5480,17 +5670,18 @@ MTT__DEVICE void mtt__tile_feed_pre(const mtt__tile_arguments &o, mtt__tile_barr
 /* C += A W over the tile's k-th stage, for the warpgroup's 64 rows. Returns while the product runs. `step`
    counts stages over all tiles. */
 template <typename E, bool BACKWARD>
-MTT__DEVICE void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barriers, uint32_t smem,
-                                    int warpgroup, int k, int &step)
+MTT__DEVICE void mtt__tile_multiply(typename mtt__tile_types<E>::sums &c, mtt__tile_barriers *barriers,
+                                    uint32_t smem, int warpgroup, int k, int &step)
 {
+    typedef mtt__tile_types<E> S;
     const int stage = step % MTT__TILE_STAGES;
-    const uint32_t a_smem = smem + stage * MTT__TILE_STAGE;
+    const uint32_t a_smem = smem + stage * S::STAGE;
     const uint32_t a = mtt__wgmma_tile(a_smem + warpgroup * 64 * 128, 0);
-    const uint32_t w = mtt__wgmma_tile(a_smem + MTT__TILE_A, 64 * 128);
+    const uint32_t w = mtt__wgmma_tile(a_smem + S::A_BYTES, 64 * 128);
     mtt__barrier_wait(&barriers->full[stage], step / MTT__TILE_STAGES & 1);
     mtt__wgmma_begin();
     MTT__UNROLL for (int j = 0; j < 4; j++)
-        if constexpr (mtt__tile_types<E>::EIGHT)
+        if constexpr (S::EIGHT)
             mtt__wgmma_eight(c, mtt__wgmma_at(a, j * 32), mtt__wgmma_at(w, j * 32), k > 0 || j > 0);
         else
             mtt__wgmma<false, !BACKWARD>(c, mtt__wgmma_at(a, j * 32),
@@ -5504,17 +5695,18 @@ MTT__DEVICE void mtt__tile_multiply(float (&c)[32][4], mtt__tile_barriers *barri
 /* Rounds a tile's results to 16 bits, with the scales of 8-bit operands, forward with the bias. This frees
    the accumulators for the next tile. `tiles`: number of tiles before it. */
 template <typename E, bool BACKWARD>
-MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4],
+MTT__DEVICE void mtt__tile_hold(typename mtt__tile_types<E>::held &held,
+                                const typename mtt__tile_types<E>::sums &c,
                                 const mtt__tile_arguments &o, mtt__tile_barriers *barriers, uint32_t smem,
                                 int tiles)
 {
-    typedef typename mtt__tile_types<E>::R R;
-    const float scale = mtt__tile_types<E>::EIGHT ? (o.a_scale ? *o.a_scale : 1.0f) * *o.w_scale
-                                                          : 1.0f;
+    typedef mtt__tile_types<E> S;
+    typedef typename S::R R;
+    const float scale = S::EIGHT ? (o.a_scale ? *o.a_scale : 1.0f) * *o.w_scale : 1.0f;
     const int lane = threadIdx.x & 31, slot = tiles % 2;
-    const uint32_t bias_smem = smem + MTT__BIAS_AT + slot * MTT__BIAS_BYTES + (lane & 3) * 4;
+    const uint32_t bias_smem = smem + S::BIAS_AT + slot * S::BIAS_BYTES + (lane & 3) * 4;
     if (!BACKWARD) mtt__barrier_wait(&barriers->side_full[slot], tiles / 2 & 1);
-    MTT__UNROLL for (int n = 0; n < 32; n++) {
+    MTT__UNROLL for (int n = 0; n < S::N / 8; n++) {
         float2 b = make_float2(0.0f, 0.0f);
         if (!BACKWARD) {
             uint32_t bias;
@@ -5531,8 +5723,8 @@ MTT__DEVICE void mtt__tile_hold(uint32_t (&held)[32][2], const float (&c)[32][4]
 /* Stores a part, 32 columns, of pre, which is held, and of y = GELU(pre). Each warp stores its own 16
    rows. */
 template <typename E>
-MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_arguments &o, uint32_t side,
-                                int warp, int2 at, int part)
+MTT__DEVICE void mtt__tile_gelu(const typename mtt__tile_types<E>::held &held, const mtt__tile_arguments &o,
+                                uint32_t side, int warp, int2 at, int part)
 {
     const int lane = threadIdx.x & 31;
     const uint32_t pre_smem = side + warp * 4096 + part % 2 * 2048, y_smem = pre_smem + 1024;
@@ -5563,15 +5755,16 @@ MTT__DEVICE void mtt__tile_gelu(const uint32_t (&held)[32][2], const mtt__tile_a
    columns over the warpgroup's 64 rows are the product of ones and dx on tensor cores, 8 columns a warp.
    `step` counts parts over all tiles. */
 template <typename E>
-MTT__DEVICE void mtt__tile_gelu_backward(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
-                                         mtt__tile_barriers *barriers, uint32_t side, int warpgroup, int2 at,
-                                         int part, int &step)
+MTT__DEVICE void mtt__tile_gelu_backward(const typename mtt__tile_types<E>::held &held,
+                                         const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
+                                         uint32_t side, int warpgroup, int2 at, int part, int &step)
 {
+    typedef mtt__tile_types<E> S;
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
     const int row0 = at.x + warpgroup * 64;
     const int slot = step % MTT__SIDE_SLOTS, column = at.y + part * 32 + warp * 8 + lane * 2;
     const uint32_t one = mtt__pack_pair(1.0f, 1.0f, E()), ones[4] = {one, one, one, one};
-    const uint32_t dx_smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+    const uint32_t dx_smem = side + slot * S::SLOT + warpgroup * MTT__SIDE_PART;
     const uint32_t lane_smem = dx_smem + warp * 16 * 64 + mtt__lane_a<32>(lane);
     float sum[4] = {};
     mtt__barrier_wait(&barriers->side_full[slot], step / MTT__SIDE_SLOTS & 1);
@@ -5635,18 +5828,19 @@ MTT__DEVICE void mtt__store_transposed(uint32_t to_smem, const uint32_t r[4])
    the two slots of pre: 64 bytes for each of 64 columns, in the first slot of dx, in the other one of GELU. A
    warp's 16 rows are 16 bytes of a column. They come in pairs of a row and the eighth after it, which the
    reader puts in order. */
-MTT__DEVICE void mtt__tile_gelu_backward_eight(const uint32_t (&held)[32][2], const mtt__tile_arguments &o,
-                                               mtt__tile_barriers *barriers, uint32_t side, int warpgroup,
-                                               int2 at, int part, int &step)
+MTT__DEVICE void mtt__tile_gelu_backward_eight(const mtt__tile_types<mtt__eights>::held &held,
+                                               const mtt__tile_arguments &o, mtt__tile_barriers *barriers,
+                                               uint32_t side, int warpgroup, int2 at, int part, int &step)
 {
-    typedef __nv_bfloat16 R;
+    typedef mtt__tile_types<mtt__eights> S;
+    typedef S::R R;
     const int lane = threadIdx.x & 31, warp = mtt__uniform((int)threadIdx.x / 32) % 4;
     const int row0 = at.x + warpgroup * 64, column = at.y + part * 64, slot = step % MTT__SIDE_SLOTS;
-    const uint32_t smem = side + (2 * slot + warpgroup) * MTT__SIDE_HALF;
+    const uint32_t smem = side + slot * S::SLOT + warpgroup * MTT__SIDE_PART;
     const float scale = mtt__scale_of(o.gelu_t);
     uint32_t words[2][8]; /* of dx, of GELU */
     MTT__UNROLL for (int n = 0; n < 8; n += 2) {
-        const uint32_t from = smem + n / 4 * 2 * MTT__SIDE_HALF + warp * 16 * 64 + mtt__lane_a<32>(lane);
+        const uint32_t from = smem + n / 4 * S::SLOT + warp * 16 * 64 + mtt__lane_a<32>(lane);
         uint32_t pre[4];
         float v[8], u[8];
         if (n % 4 == 0)
@@ -5671,13 +5865,13 @@ MTT__DEVICE void mtt__tile_gelu_backward_eight(const uint32_t (&held)[32][2], co
         words[n / 8][n % 8] = __byte_perm(words[n / 8][n % 8], 0, 0x3120);
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* all warps have read pre */
     MTT__UNROLL for (int i = 0; i < 4; i++)
-        mtt__store_transposed(smem + i / 2 * 2 * MTT__SIDE_HALF + (lane + i % 2 * 32) * 64 +
+        mtt__store_transposed(smem + i / 2 * S::SLOT + (lane + i % 2 * 32) * 64 +
                                   (warp ^ (lane >> 1 & 3)) * 16, words[i / 2] + i % 2 * 4);
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); /* both transposes are there */
     const int chunk = threadIdx.x & 3, row = row0 + chunk * 16;
     MTT__UNROLL for (int i = 0; i < 4; i++) {
         const int j = threadIdx.x % 128 / 4 + i % 2 * 32;
-        const uint32_t from = smem + i / 2 * 2 * MTT__SIDE_HALF + j * 64 + (chunk ^ (j >> 1 & 3)) * 16;
+        const uint32_t from = smem + i / 2 * S::SLOT + j * 64 + (chunk ^ (j >> 1 & 3)) * 16;
         uint8_t *const out = (uint8_t *)(i / 2 ? o.gelu_t : o.dx_t).data;
         uint32_t w[4];
         asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
@@ -5703,53 +5897,54 @@ MTT__DEVICE void mtt__tile_gelu_backward_eight(const uint32_t (&held)[32][2], co
                 GELU(pre), in e4m3, transposed; no sums
    Shapes:      x [rows, k], W [k, n], b [n], pre, y [rows, n]; dy [rows, k], W [n, k], dx [rows, n], sums
                 [rows / 64 rounded up, n] float; transposes [n, padded]
-   Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups
-                multiply 64 rows each, while they compute the epilogue of the tile before. Two threads of the
-                third feed them. MTT__TILE_SHARED bytes
+   Launch:      a block of three warpgroups a processor, which works on tile after tile. Two warpgroups,
+                in 8 bits three, multiply 64 rows each, while they compute the epilogue of the tile before.
+                Two threads of another one feed them. mtt__tile_types::SHARED bytes
    Requires:    code for sm_90a (otherwise the kernel is empty and has no static shared memory); n and k
                 multiples of 8, in 8 bits of 16, 16-byte aligned matrices; results do not overlap operands
    Traffic:     A and W once a tile from L2; pre and y written once, or pre read and dx written once
    Determinism: k in order, one writer of each result, sums in a fixed order
    Reference:   mtt__cpu_linear_gelu, mtt__cpu_linear_backward_gelu */
 template <typename E, bool BACKWARD>
-static __global__ void __launch_bounds__(384, 1)
+static __global__ void __launch_bounds__(mtt__tile_types<E>::THREADS, 1)
     mtt_k_linear_gelu(const __grid_constant__ mtt__tile_arguments o)
 {
 #if MTT__HOPPER
+    typedef mtt__tile_types<E> S;
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ mtt__tile_barriers barriers;
-    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + MTT__SIDE_AT;
+    const uint32_t smem = (mtt__smem(shared) + 1023) & ~1023u, side = smem + S::SIDE_AT;
     const int warpgroup = mtt__uniform((int)threadIdx.x / 128), warp = mtt__uniform((int)threadIdx.x / 32);
-    typedef mtt__tile_types<E> S;
     int step = 0, side_step = 0;
     int2 at = make_int2(0, 0);
-    uint32_t held[32][2];
+    typename S::held held;
     if (threadIdx.x == 0) {
         for (int i = 0; i < MTT__TILE_STAGES; i++) {
             mtt__barrier_init(&barriers.full[i], 1);
-            mtt__barrier_init(&barriers.empty[i], 2); /* a thread of each warpgroup */
+            mtt__barrier_init(&barriers.empty[i], S::GROUPS); /* a thread of each warpgroup */
         }
         for (int i = 0; i < MTT__SIDE_SLOTS; i++) {
             mtt__barrier_init(&barriers.side_full[i], 1);
-            mtt__barrier_init(&barriers.side_empty[i], 8); /* a thread of each warp */
+            mtt__barrier_init(&barriers.side_empty[i], 4 * S::GROUPS); /* a thread of each warp */
         }
         asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
     }
     __syncthreads(); /* barriers are ready */
-    if (warpgroup == 2) {
-        /* 24 of 168 registers: the others need 128 for a tile, 64 for the one before */
+    if (warpgroup == S::GROUPS) {
+        /* 24 registers leave most to the others, which need 128 for a tile and 64 for the one before, or 64
+           and 32 */
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 256) mtt__tile_feed<E, BACKWARD>(o, &barriers, smem);
-        if (threadIdx.x == 288) {
-            if (BACKWARD) mtt__tile_feed_pre(o, &barriers, side);
-            else mtt__tile_feed_bias(o, &barriers, smem);
+        if (threadIdx.x == S::GROUPS * 128) mtt__tile_feed<E, BACKWARD>(o, &barriers, smem);
+        if (threadIdx.x == S::GROUPS * 128 + 32) {
+            if (BACKWARD) mtt__tile_feed_pre<S>(o, &barriers, side);
+            else mtt__tile_feed_bias<S>(o, &barriers, smem);
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::REGISTERS));
     for (int tile = blockIdx.x, tiles = 0;; tile += gridDim.x, tiles++) {
-        const int stages = tile < mtt__tile_count(o) ? (o.k + S::K - 1) / S::K : 0;
-        float c[32][4];
+        const int stages = tile < mtt__tile_count<S>(o) ? (o.k + S::K - 1) / S::K : 0;
+        typename S::sums c;
         int k = 0;
         MTT__UNROLL for (int part = 0; part < S::PARTS; part++) { /* of the tile before */
             #pragma unroll 1
@@ -5767,7 +5962,7 @@ static __global__ void __launch_bounds__(384, 1)
         if (stages == 0) break;
         if (threadIdx.x % 128 == 0) mtt__barrier_arrive(&barriers.empty[(step - 1) % MTT__TILE_STAGES]);
         mtt__tile_hold<E, BACKWARD>(held, c, o, &barriers, smem, tiles);
-        at = mtt__tile_place(o, tile);
+        at = mtt__tile_place<S>(o, tile);
     }
     if ((threadIdx.x & 31) == 0) mtt__tensor_wait<0>(); /* shared memory stays until it is read */
 #endif
@@ -5819,17 +6014,17 @@ static mtt_status mtt__launch_tiles(mtt__cuda *c, const mtt_tensor *a, const mtt
     o.rows = (int)rows;
     o.n = (int)mtt__width(out);
     o.k = (int)mtt__width(a);
-    tiles = (int64_t)mtt__blocks(rows, MTT__TILE_M) * mtt__blocks(o.n, MTT__TILE_N);
-    status = mtt__tile_map(c, &o.a, a, first_row, rows, S::K, MTT__TILE_M);
+    tiles = (int64_t)mtt__blocks(rows, S::M) * mtt__blocks(o.n, S::N);
+    status = mtt__tile_map(c, &o.a, a, first_row, rows, S::K, S::M);
     if (status == MTT_OK)
-        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, BACKWARD ? MTT__TILE_N : S::K);
+        status = mtt__tile_map(c, &o.w, w, 0, mtt__rows(w), S::K, BACKWARD ? S::N : S::K);
     if (status == MTT_OK) status = mtt__tile_map(c, &o.pre, pre, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status == MTT_OK && !S::EIGHT)
         status = mtt__tile_map(c, &o.out, out, first_row, rows, 32, BACKWARD ? 64 : 16);
     if (status != MTT_OK) return status;
     return mtt__launch_shared(c, BACKWARD ? "linear_backward_gelu" : "linear_gelu",
-                              mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors), 384,
-                              MTT__TILE_SHARED, o);
+                              mtt_k_linear_gelu<E, BACKWARD>, (unsigned)mtt__min(tiles, c->processors),
+                              S::THREADS, S::SHARED, o);
 }
 
 /* In slabs of rows whose sums the workspace holds. */
@@ -5837,7 +6032,8 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
 {
     const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, op);
     const int64_t n = mtt__width(o->dx), rows = mtt__rows(o->dx), pair = (int64_t)mtt__op_scratch(op);
-    const int64_t slab = pair ? mtt__min(rows, (int64_t)op->workspace->bytes / pair * MTT__TILE_M) : rows;
+    const int64_t fit = pair ? (int64_t)op->workspace->bytes / pair * mtt__tile_types<E>::M : rows;
+    const int64_t slab = mtt__min(rows, fit);
     void *scratch = NULL;
     mtt_status status = pair ? mtt__scratch(c, op, (size_t)pair, &scratch) : MTT_OK;
     for (int64_t first = 0; first < rows && status == MTT_OK; first += slab) {

@@ -517,6 +517,40 @@ static void textbook_norm(const textbook *t)
               magnitude->stats);
 }
 
+/* x normalized by given statistics, and the magnitudes. */
+static void normalize(const textbook *t, const double *x, const double *stats, const double *gain,
+                      const double *shift, int64_t rows, int64_t width, double *y, double *size)
+{
+    int64_t r;
+    MTT__OMP(omp parallel for if (rows * width > 10000))
+    for (r = 0; r < rows; r++) {
+        double mean = stats[2 * r], rstd = stats[2 * r + 1];
+        int64_t at = r * width, i;
+        for (i = 0; i < width; i++, at++) {
+            y[at] = fp32(t, fp32(t, fp32(t, fp32(t, x[at] - mean) * rstd) * gain[i]) + shift[i]);
+            size[at] = (fabs(x[at]) + fabs(mean)) * rstd * fabs(gain[i]) + fabs(shift[i]);
+        }
+    }
+}
+
+/* In 8 bits: dx as it is stored, and the norm, transposed. */
+static void norm_backward_eight(const textbook *t, const mtt_norm_backward *o)
+{
+    const numbers_norm_backward *v = VALUES(norm_backward, t), *magnitude = MAGNITUDES(norm_backward, t);
+    int64_t rows = mtt__rows(o->x), width = mtt__width(o->x);
+    size_t bytes = (size_t)(rows * width) * sizeof(double);
+    double *y = malloc(bytes), *size = malloc(bytes);
+    if (o->dx_8) memcpy(v->dx_8, GIVEN(norm_backward, t)->dx, bytes);
+    if (o->dx_8 && t->exact) memset(magnitude->dx_8, 0, bytes);
+    if (o->y_t) {
+        normalize(t, v->x, v->stats, v->gain, v->shift, rows, width, y, size);
+        turn(y, rows, width, mtt__width(o->y_t), v->y_t);
+        if (t->exact) turn(size, rows, width, mtt__width(o->y_t), magnitude->y_t);
+    }
+    free(y);
+    free(size);
+}
+
 static void textbook_norm_backward(const textbook *t)
 {
     const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, t->op);
@@ -566,6 +600,7 @@ static void textbook_norm_backward(const textbook *t)
         magnitude->d_gain[c] = dw_size;
         magnitude->d_shift[c] = db_size;
     }
+    if (o->dx_t || o->y_t) norm_backward_eight(t, o);
 #undef XHAT
 #undef XHAT_SIZE
 }
@@ -575,20 +610,11 @@ static void textbook_quantize(const textbook *t)
 {
     const mtt_quantize *o = MTT_OPERANDS_OF(quantize, t->op);
     const numbers_quantize *v = VALUES(quantize, t), *magnitude = MAGNITUDES(quantize, t);
-    int64_t width = mtt__width(o->x), rows = mtt__rows(o->x), r;
+    int64_t width = mtt__width(o->x), rows = mtt__rows(o->x);
     double *y = malloc((size_t)(rows * width) * sizeof(double));
     double *size = calloc((size_t)(rows * width), sizeof(double));
-    MTT__OMP(omp parallel for if (rows * width > 10000))
-    for (r = 0; r < rows; r++) {
-        int64_t at, i;
-        for (i = 0, at = r * width; i < width; i++, at++) {
-            double mean = o->stats ? v->stats[2 * r] : 0, rstd = o->stats ? v->stats[2 * r + 1] : 1;
-            y[at] = v->x[at];
-            if (!o->stats) continue;
-            y[at] = fp32(t, fp32(t, fp32(t, fp32(t, y[at] - mean) * rstd) * v->gain[i]) + v->shift[i]);
-            size[at] = (fabs(v->x[at]) + fabs(mean)) * rstd * fabs(v->gain[i]) + fabs(v->shift[i]);
-        }
-    }
+    if (o->stats) normalize(t, v->x, v->stats, v->gain, v->shift, rows, width, y, size);
+    else memcpy(y, v->x, (size_t)(rows * width) * sizeof(double));
     if (o->y) memcpy(v->y, y, (size_t)(rows * width) * sizeof(double));
     if (o->y && t->exact) memcpy(magnitude->y, size, (size_t)(rows * width) * sizeof(double));
     if (o->y_t) turn(y, rows, width, mtt__width(o->y_t), v->y_t);
@@ -930,11 +956,17 @@ static double *new_square(int64_t T)
 }
 
 /* Plain attention whose scores stay FP32: only the probabilities are rounded, on their way into the second
-   product. What is off in a score is off in its probability, relative to it, and in the sum of all. */
+   product. What is off in a score is off in its probability, relative to it, and in the sum of all. Values in
+   8 bits are those that the operation has stored in 16. */
 static void textbook_flash(const textbook *t)
 {
     const mtt_flash *o = MTT_OPERANDS_OF(flash, t->op);
     const numbers_flash *v = VALUES(flash, t), *magnitude = MAGNITUDES(flash, t);
+    if (o->out_8) {
+        size_t bytes = (size_t)mtt__elements(o->out_8) * sizeof(double);
+        memcpy(v->out_8, GIVEN(flash, t)->out, bytes);
+        if (t->exact) memset(magnitude->out_8, 0, bytes);
+    }
     FOR_EACH_HEAD(h) {
         double *s = new_square(T), *p = new_square(T), *sizes = new_square(T);
         float *mask = malloc((size_t)T * sizeof(float));
@@ -1487,7 +1519,8 @@ static int has_eight(const mtt_op *op)
 static textbook open_textbook(const lock_step *l, const mtt_op *op, int exact)
 {
     int operands = op->inputs + op->outputs;
-    textbook t = {.op = op, .precision = l->s.policy.precision, .exact = exact, .eight = has_eight(op)};
+    textbook t = {.op = op, .precision = l->s.policy.precision, .exact = exact};
+    t.eight = is_8_bit(op->operands[0]);
     if (t.precision == MTT_FP8) t.precision = MTT_BF16;
     t.fast = op->kind != MTT_OP_linear_backward_input && op->kind != MTT_OP_linear_backward_weight;
     t.values = widen_all(op->operands, 0, operands);
@@ -1582,7 +1615,7 @@ static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t
     if (elements >= FEW) return 0;
     if (op->kind == MTT_OP_chunked_loss && has_eight(op) && out->role != MTT__A_ROW_LOSS)
         return mtt__rows(MTT_OPERANDS_OF(chunked_loss, op)->logits) < op->shape->rows ? 0x1p-3 : 0x1p-9;
-    if (is_product(op) && has_eight(op) && !is_16_bit(out)) return ldexp(1, -eight_bits);
+    if (is_product(op) && is_8_bit(op->operands[0]) && !is_16_bit(out)) return ldexp(1, -eight_bits);
     return UNIT[rounded ? precision : MTT_FP32];
 }
 
@@ -1927,19 +1960,22 @@ typedef struct range_of_records {
 
 /* Results in 8 bits, with the textbook's values before they are rounded. A value may be off by what FP32 is
    off (twice the simple reference's error and SLACK units, by the value's own magnitude); gradients of
-   logits also by BF16's unit roundoff, since their exponential is an approximation that only 16 bits have.
-   The result must be the rounding of such a value. Returns what it may have recorded. */
+   logits also by BF16's unit roundoff, since their exponential is an approximation that only 16 bits have;
+   attention's, too, which are rounded to 16 bits first, and their terms as in least_plain_error. The result
+   must be the rounding of such a value. Returns what it may have recorded. */
 static range_of_records compare_eight(const setup *s, const mtt_op *op, const char *whose,
                                       const mtt_tensor *out,
                                       const double *exact, const double *plain, const double *magnitude)
 {
     const uint8_t *codes = (const uint8_t *)out->data;
     double scale = out->scale ? (double)out->scale->scale : 1, ratio = 0;
-    double unit = op->kind == MTT_OP_chunked_loss ? 0x1p-9 : 0;
+    int attention = op->kind == MTT_OP_flash_backward;
+    double unit = op->kind == MTT_OP_chunked_loss || attention ? 0x1p-9 : 0;
     int64_t count = mtt__elements(out), wrong = 0, other = 0, example = 0, i;
     range_of_records r = {0, 0, 0, 0};
     for (i = 0; i < count; i++)
         if (magnitude[i] > 0) ratio = fmax(ratio, fabs(plain[i] - exact[i]) / magnitude[i]);
+    if (attention && count < 3 * FEW) ratio = fmax(ratio, 0x1p-9);
     for (i = 0; i < count; i++) {
         double size = fabs(exact[i]);
         double error = (2 * ratio + SLACK * 0x1p-23) * magnitude[i] + unit * size;
@@ -1987,6 +2023,13 @@ static void check_transposes(const setup *s, const mtt_op *op, const char *whose
     if (op->kind == MTT_OP_quantize) {
         const mtt_quantize *o = MTT_OPERANDS_OF(quantize, &stored_op);
         if (o->y_t) check_transpose(s, op, whose, o->y, o->y_t, mtt__rows(o->x));
+    } else if (op->kind == MTT_OP_norm_backward) {
+        const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, &stored_op);
+        if (o->dx_t) check_transpose(s, op, whose, o->dx_8, o->dx_t, rows);
+        if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
+    } else if (op->kind == MTT_OP_flash_backward) {
+        const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, &stored_op);
+        check_transpose(s, op, whose, o->d_qkv, o->d_qkv_t, rows);
     } else if (op->kind == MTT_OP_gelu_backward) {
         const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
@@ -2006,6 +2049,8 @@ static void check_transposes(const setup *s, const mtt_op *op, const char *whose
 static int is_transpose(const mtt_op *op, int operand)
 {
     const mtt_tensor *t = op->operands[operand];
+    if (op->kind == MTT_OP_norm_backward) return t == MTT_OPERANDS_OF(norm_backward, op)->dx_t;
+    if (op->kind == MTT_OP_flash_backward) return t == MTT_OPERANDS_OF(flash_backward, op)->d_qkv_t;
     if (op->kind == MTT_OP_gelu_backward) return t == MTT_OPERANDS_OF(gelu_backward, op)->dx_t;
     if (op->kind == MTT_OP_linear_backward_gelu) return t == MTT_OPERANDS_OF(linear_backward_gelu, op)->dx_t;
     return op->kind == MTT_OP_chunked_loss && t == MTT_OPERANDS_OF(chunked_loss, op)->d_logits_t;
@@ -2098,7 +2143,9 @@ static void step_eight(lock_step *l, mtt_op *host, const mtt_op *device, const m
     size_t bytes = host_program->scales->bytes;
     int64_t scales = host_program->scales->shape[0];
     int operands = host->inputs + host->outputs, o, who;
-    int first = host->kind == MTT_OP_chunked_loss ? CPU : CUDA;
+    int many = host->kind == MTT_OP_chunked_loss || host->kind == MTT_OP_norm_backward ||
+               host->kind == MTT_OP_flash;
+    int first = many ? CPU : CUDA;
     mtt_tensor copies[MOST], *theirs[MOST];
     mtt_scale *before = malloc(bytes), *after[2] = {table, malloc(bytes)};
     range_of_records ranges[2][MOST];
@@ -2398,6 +2445,7 @@ static setup eight_setup(int number)
     s.model.d_model = 16 * (1 + below(number % 4 ? 5 : 12));
     s.model.d_ff = number % 16 == 3 ? 512 : 16 * (1 + below(number % 4 ? 8 : 24));
     s.seq_len = number % 16 == 5 ? 129 + below(300) : 1 + below(130);
+    if (number % 3 == 1) s.seq_len = (s.seq_len + 15) / 16 * 16; /* attention's gradients in 8 bits */
     if (number % 256 == 17) s.model.heads = 25, s.model.d_model = 1600, s.seq_len = 33;
     s.model.max_seq = s.seq_len + below(9);
     if (s.seq_len > 130) s.batch = 1;
@@ -2525,6 +2573,90 @@ static void eight_products_with_gelu(void)
     random_state = others;
 }
 
+/* Attention's results in 8 bits have the bits of quantize after attention in 16 bits. */
+static void same_attention(lock_step *l, const mtt_op *device)
+{
+    const mtt_flash *f = MTT_OPERANDS_OF(flash, device);
+    const mtt_flash_backward *g = MTT_OPERANDS_OF(flash_backward, device);
+    int backward = device->kind == MTT_OP_flash_backward, i;
+    const mtt_tensor *wanted[2] = {backward ? g->d_qkv : f->out_8, backward ? g->d_qkv_t : NULL};
+    const mtt_tensor *usual = backward ? g->d_qkv : f->out;
+    mtt_tensor alone = matrix_on_device(l->context, MTT_BF16_BITS, mtt__rows(usual), mtt__width(usual));
+    mtt_tensor eight[2] = {*wanted[0], *(backward ? wanted[1] : wanted[0])};
+    mtt_quantize then = {&alone, NULL, NULL, NULL, &eight[0], backward ? &eight[1] : NULL};
+    mtt_flash forward_row = {f->qkv, f->control, &alone, f->lse, NULL};
+    mtt_flash_backward backward_row = {g->d_out, g->qkv, g->out, g->lse, g->control, &alone, NULL};
+    mtt_shape shape = *device->shape;
+    mtt_op op = *device;
+    op.operands = backward ? (mtt_tensor **)(void *)&backward_row : (mtt_tensor **)(void *)&forward_row;
+    check(cuda.run(l->context, &op, 1) == MTT_OK, "attention alone: %s", env.error);
+    for (i = 0; i < 1 + backward; i++) {
+        check(cuda.alloc(l->context, eight[i].bytes, &eight[i].data) == MTT_OK, "alloc: %s", env.error);
+        eight[i].recorded = 0;
+    }
+    run_alone(l->context, MTT_OP_quantize, 4, 2, &then, &shape);
+    for (i = 0; i < 1 + backward; i++) {
+        mtt_tensor ours = downloaded(l, wanted[i]), theirs = downloaded(l, &eight[i]);
+        check(!memcmp(ours.data, theirs.data, ours.bytes), "%s of %s has other bits than quantize makes (%s)",
+              ours.name, mtt_op_name(device->kind), describe(&l->s));
+        free(ours.data);
+        free(theirs.data);
+        cuda.release(l->context, eight[i].data);
+    }
+    if (!backward) {
+        mtt_tensor ours = downloaded(l, f->out), theirs = downloaded(l, &alone);
+        check(!memcmp(ours.data, theirs.data, ours.bytes), "%s has other bits beside 8 bits (%s)", ours.name,
+              describe(&l->s));
+        free(ours.data);
+        free(theirs.data);
+    }
+    cuda.release(l->context, alone.data);
+}
+
+/* Attention of FP8: heads that fill their tiles and others, of every kernel's width; sequences of a few tiles
+   and parts of tiles, and some that begin anywhere in a row of 16; windows and dropout. In every fourth, some
+   gradients become infinite. */
+static void attention_in_eight(void)
+{
+    static const int lengths[] = {16, 48, 80, 112, 272, 33, 640};
+    static const int widths[] = {8, 32, 40, 64, 80, 96, 128, 256};
+    const uint64_t others = random_state; /* the setups that follow stay what they are */
+    int number, i;
+    for (number = 0; number < 7 * 8 * 4; number++) {
+        setup s = eight_setup(0);
+        lock_step l;
+        mtt__program *p;
+        s.seq_len = s.model.max_seq = lengths[number % 7];
+        s.batch = s.seq_len > 200 ? 1 : 1 + below(3);
+        s.model.layers = 1;
+        s.model.heads = 2;
+        s.model.d_model = 2 * widths[number / 7 % 8];
+        s.model.d_ff = 16, s.model.vocab = 8;
+        s.model.dropout = number / 112 ? 0.1f + 0.1f * (float)below(8) : 0;
+        s.policy.attention = MTT_ATTENTION_FLASH;
+        s.policy.fp8_products = MTT_FP8_LAYERS;
+        s.policy.loss = MTT_LOSS_FULL;
+        s.policy.window = number / 56 % 2 ? 1 + below(s.seq_len) : 0;
+        s.policy.accumulate = 1;
+        l = open_lock_step(&s);
+        p = &l.host->programs[MTT__TRAIN];
+        fill_state(&l, MTT__TRAIN);
+        for (i = 0; i < p->step_begin; i++) {
+            mtt_op_kind kind = p->ops[i].kind;
+            if (kind != MTT_OP_flash && kind != MTT_OP_flash_backward) {
+                run_on_host(&p->ops[i]);
+                continue;
+            }
+            if (number % 4 == 2 && kind == MTT_OP_flash_backward)
+                fill_tensor(MTT_OPERANDS_OF(flash_backward, &p->ops[i])->d_out, 20000, 0);
+            step_op(&l, MTT__TRAIN, i, 0);
+            if (has_eight(&p->ops[i])) same_attention(&l, op_at(l.device, MTT__TRAIN, i, 0));
+        }
+        close_lock_step(&l);
+    }
+    random_state = others;
+}
+
 /* All 65,536 numbers of BF16, in 8 bits and transposed, infinities and NaN among them. The records join what
    is there; without `recorded` there are none. */
 static void every_number(void *context)
@@ -2587,6 +2719,89 @@ static void every_number(void *context)
     cuda.release(context, y.data);
     cuda.release(context, y_t.data);
     cuda.release(context, table.data);
+}
+
+/* Whether two tensors on the device have the same bytes. */
+static int same_on_device(void *context, const mtt_tensor *a, const mtt_tensor *b)
+{
+    char *left = malloc(a->bytes), *right = malloc(a->bytes);
+    int same;
+    cuda.download(context, left, a->data, a->bytes);
+    cuda.download(context, right, b->data, a->bytes);
+    same = !memcmp(left, right, a->bytes);
+    free(left);
+    free(right);
+    return same;
+}
+
+/* What a norm's backward pass makes in 8 bits has the bits of quantize after the pass without these results.
+   Sums of columns are added in another order, which does not depend on what is made. On an H200 one kernel
+   makes all for widths up to 3,040. Rows fill no tile, one, and more than all blocks have. */
+static void norms_eight(void *context)
+{
+    enum { DY, X, STATS, GAIN, SHIFT, DX, DX_8, DX_T, Y_T, D_GAIN, D_SHIFT, KINDS };
+    enum { BOTH, GRADIENT, NORM, APART, WAYS }; /* what is made */
+    static const int WIDTHS[] = {16, 48, 768, 896, 912, 1024, 1040, 1600, 2048, 2064, 3040, 3056, 8208};
+    static const int ROWS[] = {1, 7, 15, 16, 17, 31, 32, 33, 48, 49, 260, 20011};
+    static const int COUNT = (int)(MTT__LENGTH(WIDTHS) * MTT__LENGTH(ROWS));
+    const mtt_scale scale = {1.0f / 32, 32, 0, 0};
+    mtt_tensor table = matrix_on_device(context, MTT_F32, 4, 1), workspace;
+    int number;
+    workspace = matrix_on_device(context, MTT_F32, 1 << 21, 1);
+    cuda.upload(context, table.data, &scale, sizeof(scale));
+    for (number = 0; number < COUNT; number++) {
+        const int width = WIDTHS[number % (int)MTT__LENGTH(WIDTHS)];
+        const int rows = ROWS[number / (int)MTT__LENGTH(WIDTHS)], padded = (rows + 15) / 16 * 16;
+        const struct { mtt_dtype dtype; int rows, width; } KIND[KINDS] = {
+            {MTT_BF16_BITS, rows, width}, {MTT_BF16_BITS, rows, width}, {MTT_F32, rows, 2},
+            {MTT_BF16_BITS, 1, width},    {MTT_BF16_BITS, 1, width},    {MTT_BF16_BITS, rows, width},
+            {MTT_F8_E5M2, rows, width},   {MTT_F8_E5M2, width, padded}, {MTT_F8_E4M3, width, padded},
+            {MTT_F32, 1, width},          {MTT_F32, 1, width}};
+        mtt_tensor t[WAYS][KINDS];
+        mtt_shape shape = {.rows = rows, .d_model = width};
+        int way, k;
+        if (rows > 1000 && width > 1040) continue;
+        new_case();
+        for (k = 0; k < KINDS; k++) {
+            mtt_tensor host;
+            for (way = 0; way < WAYS; way++)
+                t[way][k] = matrix_on_device(context, KIND[k].dtype, KIND[k].rows, KIND[k].width);
+            host = t[0][k];
+            host.data = malloc(host.bytes);
+            memset(host.data, 0xa5, host.bytes);
+            if (k <= DX) fill_tensor(&host, k == DY && number % 5 == 4 ? 40000 : 1, k == STATS ? 1.5f : 0);
+            for (way = 0; way < WAYS; way++) cuda.upload(context, t[way][k].data, host.data, host.bytes);
+            free(host.data);
+        }
+        for (way = 0; way < WAYS; way++) {
+            mtt_tensor *u = t[way];
+            mtt_norm_backward row = {&u[DY], &u[X], &u[STATS], &u[GAIN], NULL, NULL, &u[DX],
+                                     NULL,   NULL,  NULL,      &u[D_GAIN], &u[D_SHIFT]};
+            mtt_quantize gradient = {&u[DX], NULL, NULL, NULL, &u[DX_8], &u[DX_T]};
+            mtt_quantize norm = {&u[X], &u[STATS], &u[GAIN], &u[SHIFT], NULL, &u[Y_T]};
+            mtt_op op = {.kind = MTT_OP_norm_backward, .layer = -1, .inputs = 6, .outputs = 6,
+                         .shape = &shape, .operands = (mtt_tensor **)(void *)&row, .workspace = &workspace};
+            if (number % 3) row.joined = &u[DX];
+            u[Y_T].scale = (mtt_scale *)table.data;
+            if (way == BOTH || way == GRADIENT) row.dx_8 = &u[DX_8], row.dx_t = &u[DX_T];
+            if (way == BOTH || way == NORM) row.shift = &u[SHIFT], row.y_t = &u[Y_T];
+            check(cuda.run(context, &op, 1) == MTT_OK, "norm_backward: %s", env.error);
+            if (way != APART) continue;
+            run_alone(context, MTT_OP_quantize, 4, 2, &gradient, &shape);
+            run_alone(context, MTT_OP_quantize, 4, 2, &norm, &shape);
+        }
+        for (k = DX; k < KINDS; k++)
+            for (way = GRADIENT; way < WAYS; way++) {
+                if (way == (k == Y_T ? GRADIENT : k == DX_8 || k == DX_T ? NORM : k >= D_GAIN ? APART : WAYS))
+                    continue; /* not made, or added in the other order */
+                check(same_on_device(context, &t[BOTH][k], &t[way][k]),
+                      "norm_backward of %d x %d: other bits in result %d of way %d", rows, width, k, way);
+            }
+        for (way = 0; way < WAYS; way++)
+            for (k = 0; k < KINDS; k++) cuda.release(context, t[way][k].data);
+    }
+    cuda.release(context, table.data);
+    cuda.release(context, workspace.data);
 }
 
 /* Bits that sums of forward products keep. The product of row r and column c adds 1, 2^-(r + c) and -1: the
@@ -2653,7 +2868,9 @@ static void eight_operations(int setups)
           env.error);
     probe_eight(context_of(&policy));
     every_number(context_of(&policy));
+    norms_eight(context_of(&policy));
     eight_products_with_gelu();
+    attention_in_eight();
     for (number = 0; number < setups; number++) {
         s = eight_setup(number);
         step_schedule(&s, 1);

@@ -1806,6 +1806,113 @@ static void gelu_eight(void)
     }
 }
 
+/* The 8-bit results of a norm's backward pass, each alone and both: the gradient as stored, rounded; the norm
+   again, with the bits of quantize. The other results keep their bits. */
+static void norm_eight(void)
+{
+    static const int ROWS[] = {1, 15, 16, 37}, WIDTHS[] = {16, 1040};
+    for (int kind = 0; kind < 4 * 2 * 2 * 3; kind++) {
+        int rows = ROWS[kind % 4], width = WIDTHS[kind / 4 % 2], joins = kind / 8 % 2, of = kind / 16 + 1;
+        mtt_scale scale = {.scale = 64, .inverse = 1.0f / 64}, twin = scale;
+        mtt_shape shape = {.rows = rows, .d_model = width};
+        mtt_tensor dy = new_tensor(MTT_BF16_BITS, rows, width, NULL),
+                   x = new_tensor(MTT_BF16_BITS, rows, width, NULL),
+                   gain = new_tensor(MTT_BF16_BITS, 1, width, NULL),
+                   shift = new_tensor(MTT_BF16_BITS, 1, width, NULL),
+                   stats = new_tensor(MTT_F32, rows, 2, NULL), dx[2], sums[2][2],
+                   dx_8 = new_tensor(MTT_F8_E5M2, rows, width, NULL), dx_t = new_transpose(&dx_8, 0),
+                   y = new_tensor(MTT_F8_E4M3, rows, width, &scale), y_t = new_transpose(&y, 0);
+        mtt_quantize again = {&x, &stats, &gain, &shift, &y, NULL};
+        mtt_op op = {.kind = MTT_OP_norm_backward, .shape = &shape};
+        int wrong = 0;
+        new_case();
+        fill(&dy, 1000), fill(&x, 3), fill(&gain, 2), fill(&shift, 1);
+        for (int i = 0; i < rows; i++)
+            ((float *)stats.data)[2 * i] = 0.5f, ((float *)stats.data)[2 * i + 1] = 3;
+        for (int i = 0; i < 2; i++) {
+            dx[i] = new_tensor(MTT_BF16_BITS, rows, width, NULL);
+            if (i) memcpy(dx[1].data, dx[0].data, dx[0].bytes);
+            else fill(&dx[0], 1000);
+            for (int k = 0; k < 2; k++) sums[i][k] = new_tensor(MTT_F32, 1, width, NULL);
+        }
+        for (int i = 0; i < 2; i++) {
+            mtt_norm_backward o = {&dy, &x, &stats, &gain, NULL, joins ? &dx[i] : NULL, &dx[i],
+                                   NULL, NULL, NULL, &sums[i][0], &sums[i][1]};
+            if (i && of & 1) o.dx_8 = &dx_8, o.dx_t = &dx_t;
+            if (i && of & 2) o.shift = &shift, o.y_t = &y_t;
+            mtt__cpu_norm_backward(&op, &o);
+        }
+        mtt__cpu_quantize(&op, &again);
+        for (int row = 0; row < rows && of & 1; row++)
+            for (int c = 0; c < width; c++)
+                wrong +=
+                    ((uint8_t *)dx_8.data)[row * width + c] != nearest_eight(element(&dx[0], row, c), 0);
+        check(!wrong, "norm_backward, case %d: %d of its gradients are wrong in 8 bits", kind, wrong);
+        check(!(of & 1) || is_transpose(&dx_t, &dx_8), "norm_backward, case %d: another dx_t", kind);
+        check(!(of & 2) || is_transpose(&y_t, &y), "norm_backward, case %d: another y_t", kind);
+        check(!memcmp(dx[0].data, dx[1].data, dx[0].bytes) &&
+                  !memcmp(sums[0][0].data, sums[1][0].data, sums[0][0].bytes) &&
+                  !memcmp(sums[0][1].data, sums[1][1].data, sums[0][1].bytes),
+              "norm_backward, case %d: other bits beside 8-bit results", kind);
+        check(!memcmp(&scale, &twin, sizeof(twin)), "norm_backward, case %d: records a range", kind);
+        for (int i = 0; i < 2; i++) free(dx[i].data), free(sums[i][0].data), free(sums[i][1].data);
+        free(dy.data), free(x.data), free(gain.data), free(shift.data), free(stats.data);
+        free(dx_8.data), free(dx_t.data), free(y.data), free(y_t.data);
+    }
+}
+
+/* Attention's results in 8 bits are those of quantize after it, bit for bit: its output with what that
+   records, and the gradients of q, k and v, some too large for e5m2, with their transpose. */
+static void attention_eight(void)
+{
+    enum { B = 2, H = 2 };
+    static const int LENGTHS[] = {1, 37, 16, 80, 128}, WIDTHS[] = {8, 40, 64, 80};
+    for (int kind = 0; kind < 5 * 4 * 2; kind++) {
+        int T = LENGTHS[kind % 5], D = WIDTHS[kind / 5 % 4], R = B * T, C = H * D, infinite = 0;
+        mtt_scale scales[2] = {{.scale = 512, .inverse = 1.0f / 512}};
+        mtt_shape shape = {.batch = B, .seq_len = T, .heads = H, .heads_kv = H, .head_dim = D, .rows = R,
+                           .d_model = C, .window = kind / 20 ? 1 + below(T) : 0,
+                           .dropout = kind % 3 ? 0 : 0.2f};
+        mtt_control control = {.seed = 7};
+        mtt_op op = {.shape = &shape};
+        mtt_tensor of_control = {.data = &control}, lse = new_tensor(MTT_F32, B * H, T, NULL),
+                   qkv = new_tensor(MTT_BF16_BITS, R, 3 * C, NULL),
+                   out = new_tensor(MTT_BF16_BITS, R, C, NULL), out_2 = new_tensor(MTT_BF16_BITS, R, C, NULL),
+                   out_8 = new_tensor(MTT_F8_E4M3, R, C, &scales[0]),
+                   wanted = new_tensor(MTT_F8_E4M3, R, C, &scales[1]),
+                   d_out = new_tensor(MTT_BF16_BITS, R, C, NULL),
+                   d_16 = new_tensor(MTT_BF16_BITS, R, 3 * C, NULL),
+                   d_8 = new_tensor(MTT_F8_E5M2, R, 3 * C, NULL),
+                   d_wanted = new_tensor(MTT_F8_E5M2, R, 3 * C, NULL), d_t = new_transpose(&d_8, 0);
+        mtt_flash both = {&qkv, &of_control, &out, &lse, &out_8},
+                  alone = {&qkv, &of_control, &out_2, &lse, NULL};
+        mtt_quantize then = {&out_2, NULL, NULL, NULL, &wanted, NULL},
+                     d_then = {&d_16, NULL, NULL, NULL, &d_wanted, NULL};
+        mtt_flash_backward d_alone = {&d_out, &qkv, &out, &lse, &of_control, &d_16, NULL},
+                           d_both = {&d_out, &qkv, &out, &lse, &of_control, &d_8, &d_t};
+        new_case();
+        scales[1] = scales[0];
+        out_8.recorded = wanted.recorded = 1;
+        fill(&qkv, 3), fill(&d_out, 4e4);
+        mtt__cpu_flash(&op, &both);
+        mtt__cpu_flash(&op, &alone);
+        mtt__cpu_quantize(&op, &then);
+        check(!memcmp(out.data, out_2.data, out.bytes) && !memcmp(out_8.data, wanted.data, wanted.bytes) &&
+                  !memcmp(&scales[0], &scales[1], sizeof(mtt_scale)) && scales[0].clipped > 0,
+              "attention of %d tokens, heads of %d: 8 bits are not those of quantize", T, D);
+        if (T % 16 == 0) {
+            mtt__cpu_flash_backward(&op, &d_alone);
+            mtt__cpu_quantize(&op, &d_then);
+            mtt__cpu_flash_backward(&op, &d_both);
+            for (int i = 0; i < R * 3 * C; i++) infinite += (((uint8_t *)d_8.data)[i] & 0x7f) == 0x7c;
+            check(!memcmp(d_8.data, d_wanted.data, d_8.bytes) && is_transpose(&d_t, &d_8) && infinite,
+                  "attention backward of %d tokens, heads of %d: 8 bits are not those of quantize", T, D);
+        }
+        free(lse.data), free(qkv.data), free(out.data), free(out_2.data), free(out_8.data), free(wanted.data);
+        free(d_out.data), free(d_16.data), free(d_8.data), free(d_wanted.data), free(d_t.data);
+    }
+}
+
 /* c[i][j] = the sum of a[i][k] b[k][j]; A and B are read where a tensor is transposed, too. A sum of n terms
    has n roundings in FP32, and c one more if it is in 16 bits. */
 static void check_sums(const mtt_tensor *c, const mtt_tensor *a, int a_t, const mtt_tensor *b, int b_t, int n,
@@ -1959,6 +2066,8 @@ static void eight_operations(void)
     quantized_groups();
     quantized_weights();
     gelu_eight();
+    norm_eight();
+    attention_eight();
     linear_eight();
     loss_eight();
 }
@@ -2549,7 +2658,8 @@ static void repeatable(void)
     }
 }
 
-/* An evaluation is without dropout, changes nothing, and does not disturb the training around it. */
+/* An evaluation is without dropout, changes nothing, and does not disturb the training around it. Its
+   products are never in 8 bits: FP8's is BF16's. */
 static void evaluation(void)
 {
     int32_t tokens[64], targets[64];
@@ -2560,14 +2670,18 @@ static void evaluation(void)
         s.policy.loss = (mtt_loss)(kind / 10);
         s.policy.accumulate = 1;
         random_tokens(&s, 1, 4, tokens, targets);
-        mtt_trainer *plain = open_trainer(&s);
+        setup wide = s;
+        if (s.policy.precision == MTT_FP8)
+            wide.policy.precision = MTT_BF16, wide.policy.loss = MTT_LOSS_CHUNKED;
+        mtt_trainer *plain = open_trainer(&s), *stepper = open_trainer(&wide);
         mtt_step_info evaluated, trained;
         check(!mtt_evaluate(plain, tokens, targets, &evaluated), "an evaluation failed: %s", env.error);
-        check(!mtt_train_step(plain, tokens, targets, &trained), "a step failed: %s", env.error);
+        check(!mtt_train_step(stepper, tokens, targets, &trained), "a step failed: %s", env.error);
         check(evaluated.loss == trained.loss && evaluated.targets == 12 && evaluated.hits == trained.hits,
               "%s: an evaluation says %.9g and %d hits, the step %.9g and %d", PRECISIONS[kind % 5],
               evaluated.loss, (int)evaluated.hits, trained.loss, (int)trained.hits);
         mtt_trainer_destroy(plain);
+        mtt_trainer_destroy(stepper);
 
         s.model.dropout = 0.3f;
         mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
@@ -3484,7 +3598,7 @@ static void eight_bit_scales(void)
         peaks = found;
         forward(&r, wide, &mb, -1, stream, logits);
         peaks = NULL;
-        check(!mtt_evaluate(trainer, tokens, targets, &info), "an evaluation failed: %s", env.error);
+        check(!mtt__measure_scales(trainer, tokens, targets, 15), "no scales: %s", env.error);
         const mtt_scale *scale = scales_of(trainer);
         for (int i = 0; i < 8 * s.model.layers + 2 * heads; i++) {
             int layer = i / 8, is_head = layer == s.model.layers, weight = is_head ? i % 8 : i % 8 >= 4;

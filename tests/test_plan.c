@@ -603,6 +603,11 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
     const double N = (double)(mtt__rows(from) * mtt__width(from)), M = z->matrices / c->model.layers;
     const double N_made = op->kind == MTT_OP_dequantize_groups ? (double)(mtt__rows(to) * mtt__width(to)) : 0;
     const double N_t = ceil((double)mtt__rows(from) / 16) * 16 * in;
+    /* A norm's backward pass rounds the gradient, unless dropout or the embedding takes it, and the norm. */
+    const int rounds = p->precision == MTT_FP8 && p->fp8_products != MTT_FP8_FORWARD;
+    const int lowest = op->kind == MTT_OP_norm_backward &&
+                       strstr(MTT_OPERANDS_OF(norm_backward, op)->gain->name, "h.0.ln_1");
+    const double again = rounds && op->layer >= 0, next = rounds && c->model.dropout == 0 && !lowest;
     const int narrow = E == 2 && compact && G == 4, train = which == MTT__TRAIN;
     const double wide = narrow && op->layer >= 0 ? 2 : G;
     const double state = compact ? 4 * 1.0625 + (E == 2 ? 4 + 2 : 8) : 16 + (E == 2 ? 8 + 2 : 8);
@@ -624,7 +629,7 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"softmax", 5 * S, E * 2 * S},
         {"dropout_scores", S, E * 2 * S + control},
         {"attention_values", 2 * S * D, E * (S + 3 * RC + RC)},
-        {"flash", 4 * z->pairs * D, E * (3 * RC + RC) + lse + control},
+        {"flash", 4 * z->pairs * D, E * (3 * RC + RC) + last * RC + lse + control},
         {"pick_row", C, E * 2 * C},
         {"cross_entropy", 4 * R * V, E * R * V + targets + losses},
         {"chunked_loss", (train ? 6 : 2) * RC * V,
@@ -638,14 +643,17 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"cross_entropy_backward", 4 * R * V, E * 2 * R * V + targets + losses + control + counters},
         {"linear_backward_weight", 2 * R * in * out, X * T * (in + out) + wide * in * out + bias * G * out},
         {"linear_backward_input", 2 * R * in * out, X * R * in + W * in * out + E * R * out},
-        {"norm_backward", 14 * RC, E * (3 * RC + joined * RC + C) + stats + 2 * G * C},
+        {"norm_backward", (14 + next + 5 * again) * RC,
+         E * (3 * RC + joined * RC + (1 + again) * C) + stats + 2 * G * C + next * RC +
+             (next + again) * C * padded},
         {"dropout_backward", RC, E * 2 * RC + control},
         {"gelu_backward", 21 * RF, (2 * E + Y) * RF + last * 2 * F * padded},
         {"linear_backward_gelu", (2 * C + 21) * RF, E * (RC + C * F + 2 * RF) + last * G * F},
         {"attention_values_backward", 4 * S * D, E * (RC + S + 3 * RC + S + 3 * RC)},
         {"softmax_backward", 5 * S, E * 3 * S + control},
         {"attention_scores_backward", 4 * S * D, E * (S + 3 * RC + 3 * RC)},
-        {"flash_backward", 10 * z->pairs * D, E * (RC + 3 * RC + RC + 3 * RC) + lse + control},
+        {"flash_backward", 10 * z->pairs * D,
+         E * (RC + 3 * RC + RC) + (last ? 6 : 3 * E) * RC + lse + control},
         {"embed_backward", RC, 3 * E * RC},
         {"grad_norm", 2 * P, 4 * P - (narrow ? 2 * z->matrices : 0) + control + counters},
         {"adamw", 16 * P, (4 + state) * P - (narrow ? 2 * z->matrices : 0) + control + counters}};
@@ -1519,6 +1527,41 @@ static void listing(void)
     }
 }
 
+/* Under FP8 flash attention makes the 8 bits that products read, and no others. Transposes of its gradients
+   need sequences of whole 16 tokens: with others, gradients in 16 bits are quantized. */
+static void attention_in_eight(void)
+{
+    for (int kind = 0; kind < 3 * 4 * 2; kind++) {
+        configuration c = known('A', 32);
+        int count, fused = kind % 3 != MTT_FP8_FORWARD && kind / 12;
+        mtt_schedule *s = NULL;
+        c.model.vocab = 256; /* or the head alone would fix the peak, and layers recompute nothing */
+        c.seq_len = kind / 12 ? 48 : 40;
+        c.policy.precision = MTT_FP8;
+        c.policy.fp8_products = (mtt_fp8_products)(kind % 3);
+        c.policy.attention = MTT_ATTENTION_FLASH;
+        c.policy.recompute = (mtt_recompute)(kind / 3 % 4);
+        describe(&c);
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
+        const mtt_op *ops = mtt_schedule_ops(s, &count);
+        for (int i = 0; i < count; i++) {
+            const mtt_flash *f = MTT_OPERANDS_OF(flash, &ops[i]);
+            const mtt_flash_backward *g = MTT_OPERANDS_OF(flash_backward, &ops[i]);
+            const mtt_quantize *q = MTT_OPERANDS_OF(quantize, &ops[i]);
+            if (ops[i].kind == MTT_OP_flash)
+                check(f->out_8 ? f->out_8->last > i : ops[i].recomputed, "%s: flash %d %s 8 bits", c.text, i,
+                      f->out_8 ? "makes unused" : "makes no");
+            if (ops[i].kind == MTT_OP_flash_backward)
+                check(g->d_qkv->dtype == (fused ? MTT_F8_E5M2 : MTT_BF16_BITS) && !g->d_qkv_t == !fused &&
+                          (!fused || (mtt__width(g->d_qkv_t) == c.batch * c.seq_len && g->d_qkv_t->last > i)),
+                      "%s: gradients of attention are %s in 8 bits", c.text, fused ? "not" : "already");
+            if (ops[i].kind == MTT_OP_quantize && q->y)
+                check(q->x->role != MTT__A_ATTENDED, "%s: attention's output is quantized apart", c.text);
+        }
+        mtt_schedule_destroy(s);
+    }
+}
+
 /* Whether a fused operation has the operands of both. `apart`: GELU is left out. */
 static int merged_well(const mtt_op *op, int apart)
 {
@@ -1564,6 +1607,39 @@ static void residual_norms(void)
         }
         check(together == 2 * c.model.layers, "%s: %d residuals with norms in the forward pass", c.text,
               together);
+        mtt_schedule_destroy(s);
+    }
+}
+
+/* Under FP8 the norms' backward passes make operands of the layers' products. quantize makes the others, two
+   a layer, from attention's gradient and its result. With dropout it rounds two more gradients. */
+static void norms_round(void)
+{
+    for (int way = 0; way < 2 * 2 * 4; way++) {
+        configuration c = known('A', 8);
+        mtt_schedule *s = NULL;
+        int apart = 0;
+        c.policy.precision = MTT_FP8;
+        c.policy.fp8_products = (mtt_fp8_products)(way % 2);
+        c.policy.recompute = (mtt_recompute)(way / 4);
+        c.model.dropout = way / 2 % 2 ? 0.1f : 0;
+        describe(&c);
+        if (mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s)) continue;
+        const mtt__program *p = &s->programs[MTT__TRAIN];
+        for (int i = 0; i < p->op_count; i++) {
+            const mtt_op *op = &p->ops[i], *next = op + 1;
+            const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
+            const mtt_linear_backward_weight *w = MTT_OPERANDS_OF(linear_backward_weight, next);
+            apart += op->kind == MTT_OP_quantize && op->phase == MTT_BACKWARD && !op->recomputed;
+            if (op->kind != MTT_OP_norm_backward) continue;
+            check(!n->dx_8 == !n->dx_t && (!n->dx_8 || (n->dx_8->last > i && n->dx_t->last > n->dx_8->first)),
+                  "%s: operation %d makes a gradient that nobody reads", c.text, i);
+            check(!n->y_t == (op->layer < 0) && (!n->y_t || (next->kind == MTT_OP_linear_backward_weight &&
+                                                            w->x == n->y_t && w->dy->first < i)),
+                  "%s: the norm of operation %d is not the input of the next one", c.text, i);
+        }
+        check(apart == (c.model.dropout > 0 ? 4 : 2) * c.model.layers, "%s: %d tensors are rounded apart",
+              c.text, apart);
         mtt_schedule_destroy(s);
     }
 }
@@ -1748,8 +1824,10 @@ int main(int argc, char **argv)
     extremes();
     lists();
     listing();
+    attention_in_eight();
     merged();
     residual_norms();
+    norms_round();
     json();
     failing_allocations();
     return finish();
