@@ -2854,7 +2854,7 @@ static void probe_eight(void *context)
     cuda.release(context, workspace.data);
 }
 
-enum { EIGHT_SETUPS = 540 };
+enum { EIGHT_SETUPS = 600 };
 
 /* FP8, operation by operation. */
 static void eight_operations(int setups)
