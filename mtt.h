@@ -3915,7 +3915,7 @@ static void mtt__close_program(mtt__builder *b)
         if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
     }
     if (p->workspace) {
-        p->workspace->bytes = scratch > train->workspace->bytes ? scratch : train->workspace->bytes;
+        p->workspace->bytes = p == train ? scratch : train->workspace->bytes;
         p->workspace->shape[0] = (int64_t)p->workspace->bytes;
     }
     for (i = k = 0; i < p->tensor_count; i++) { /* what a fusion has left without a use goes */

@@ -2735,12 +2735,12 @@ static int same_on_device(void *context, const mtt_tensor *a, const mtt_tensor *
 }
 
 /* What a norm's backward pass makes in 8 bits has the bits of quantize after the pass without these results.
-   Sums of columns are added in another order, which does not depend on what is made. On an H200 one kernel
-   makes all for widths up to 3,040. Rows fill no tile, one, and more than all blocks have. */
+   It then adds columns up in another order, the same for each choice of results. On an H200 one kernel makes
+   all results for widths up to 3,040. Rows fill no tile, one, and more than all blocks have. */
 static void norms_eight(void *context)
 {
     enum { DY, X, STATS, GAIN, SHIFT, DX, DX_8, DX_T, Y_T, D_GAIN, D_SHIFT, KINDS };
-    enum { BOTH, GRADIENT, NORM, APART, WAYS }; /* what is made */
+    enum { BOTH, GRADIENT, NORM, APART, WAYS }; /* which results the pass makes in 8 bits */
     static const int WIDTHS[] = {16, 48, 768, 896, 912, 1024, 1040, 1600, 2048, 2064, 3040, 3056, 8208};
     static const int ROWS[] = {1, 7, 15, 16, 17, 31, 32, 33, 48, 49, 260, 20011};
     static const int COUNT = (int)(MTT__LENGTH(WIDTHS) * MTT__LENGTH(ROWS));
