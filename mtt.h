@@ -838,7 +838,8 @@ enum { MTT_KEPT_GROUP = 128 };
       4 * N(o->logits), MOVED, 0)                                                                            \
     X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
       *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
-      (o->dx ? 6 : 2) * N(o->x) * d->vocab_padded, mtt__chunked_bytes(op), 0)                                \
+      (o->dx ? 6 : 2) * N(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                                   \
+      o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
     X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters),                                               \
       N(o->losses), MOVED, 0)                                                                                \
     X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \

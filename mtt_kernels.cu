@@ -144,7 +144,7 @@ MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
     return out;
 }
 
-/* The instruction knows no infinity, which tells of an overflow. */
+/* The instruction knows no infinity: it clips to 57344. */
 MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
 {
     uint32_t out = 0;
@@ -153,10 +153,19 @@ MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
         " cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
         : "=r"(out) : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
 #endif
-    if (fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))) >= 61440.0f)
-        MTT__UNROLL for (int k = 0; k < 4; k++)
-            if (fabsf(v[k]) >= 61440.0f) out = (out & ~(0x7fu << 8 * k)) | 0x7cu << 8 * k;
     return out;
+}
+
+/* Makes infinities, which tell of an overflow, of those of eight e5m2 values that were clipped. Codes from
+   that of 57344 up are looked at first: one test for all eight. */
+MTT__DEVICE void mtt__mark_overflow(uint2 &codes, const float *v)
+{
+    const uint32_t low = (codes.x & 0x7f7f7f7fu) + 0x05050505u, high = (codes.y & 0x7f7f7f7fu) + 0x05050505u;
+    if (!((low | high) & 0x80808080u)) return;
+    MTT__UNROLL for (int k = 0; k < 8; k++) {
+        uint32_t &word = k < 4 ? codes.x : codes.y;
+        if (fabsf(v[k]) >= 61440.0f) word = (word & ~(0x7fu << k % 4 * 8)) | 0x7cu << k % 4 * 8;
+    }
 }
 
 /* Where a kernel writes 8-bit values, and what it records of them. */
@@ -173,7 +182,9 @@ template <class Q> MTT__DEVICE uint2 mtt__pack_eight(const float *v, float scale
 {
     float scaled[8];
     MTT__UNROLL for (int k = 0; k < 8; k++) scaled[k] = v[k] * scale;
-    return make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
+    uint2 codes = make_uint2(mtt__pack_four(scaled, Q()), mtt__pack_four(scaled + 4, Q()));
+    if (std::is_same<Q, mtt__e5m2>::value) mtt__mark_overflow(codes, scaled);
+    return codes;
 }
 
 /* Four words of four bytes, transposed. */
@@ -297,6 +308,19 @@ template <class JOIN, int THREADS, class V> MTT__DEVICE V mtt__reduce(V x, V *sh
     __syncthreads(); /* all have read before the next reduction writes */
     return x;
 }
+
+/* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next,
+   as c[0..1] and c[2..3]. */
+#define MTT__MMA(E, TYPE)                                                                                \
+    MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E)              \
+    {                                                                                                    \
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, " \
+            "{%8,%9}, {%0,%1,%2,%3};"                                                                    \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                             \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                             \
+    }
+MTT__MMA(__nv_bfloat16, "bf16")
+MTT__MMA(__half, "f16")
 
 /* An operation's dropout: see mtt__dropout_threshold. Threshold 0 = no dropout. */
 struct mtt__dropout {
@@ -1160,26 +1184,45 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
    >>eight bits   operands of FP8's products
    -------------------------------------------------------------------------------------------------------- */
 
-/* What mtt_k_quantize rounds: a tensor; a norm again, by its statistics; GELU's gradient and GELU; the loss'
-   gradient. */
-enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD, MTT__LOSS };
+/* What mtt_k_quantize rounds: a tensor; a norm again, by its statistics; GELU's gradient and GELU. */
+enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
 
 struct mtt__quantize {
     const __nv_bfloat16 *x, *dy, *gain, *shift;
     const float2 *stats;
-    const int32_t *targets; /* these four of a loss */
-    const float *losses;
-    const mtt_control *control;
-    const mtt_counters *counters;
     mtt__eight y, y_t, gelu_t; /* without data: not wanted */
     int64_t rows, padded;      /* elements in a row of a transpose that are written, */
     int64_t pitch;             /* and from row to row */
-    int width, classes;
+    int width;
 };
+
+/* A tile of 128 rows and 64 columns of codes, transposed: a column is 32 words of four codes. One word more
+   between columns spreads a warp over the banks of shared memory. */
+enum { MTT__TILE_ROWS = 128, MTT__TILE_COLUMNS = 64 };
+typedef uint32_t mtt__turned[MTT__TILE_COLUMNS][MTT__TILE_ROWS / 4 + 1];
+
+/* A thread's four rows of eight columns. Eight neighbours have all columns of the same rows. */
+MTT__DEVICE void mtt__turn_codes(mtt__turned &to, const uint2 codes[4])
+{
+    uint32_t words[8];
+    mtt__turn(words, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
+    mtt__turn(words + 4, codes[0].y, codes[1].y, codes[2].y, codes[3].y);
+    MTT__UNROLL for (int k = 0; k < 8; k++) to[threadIdx.x % 8 * 8 + k][threadIdx.x / 8] = words[k];
+}
+
+/* c += a word of e5m2 of each lane, by `ones`, two halves of 1 or 0, on tensor cores. Lane l adds to row l/4,
+   and to column l/4 where its `ones` are 1; c[0..1] are columns 2 (l%4) and the next of row l/4. A byte of
+   e5m2 is the upper one of a half, and products with 1 are exact. */
+enum { MTT__ONES = 0x3c003c00 };
+MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
+{
+    const uint32_t halves[4] = {__byte_perm(word, 0, 0x1404), 0, __byte_perm(word, 0, 0x3424), 0};
+    mtt__mma(c, halves, ones, ones, __half());
+}
 
 /* Eight values of a row: v[k] becomes what is rounded, u[k] GELU. */
 template <int KIND>
-MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column, float factor,
+MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column,
                                        const mtt__vector<__nv_bfloat16> &x,
                                        const mtt__vector<__nv_bfloat16> &dy, float *v, float *u)
 {
@@ -1197,28 +1240,19 @@ MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int 
             u[k] = v[k] * s;
             v[k] = mtt__to_float(dy.v[k]) * mtt__gelu_slope_of(v[k], s);
         }
-    } else if (KIND == MTT__LOSS) {
-        const int target = o.targets[row];
-        const float lse = o.losses[3 * row + 2];
-        MTT__UNROLL for (int k = 0; k < 8; k++) {
-            const float at = v[k];
-            v[k] = target < 0 || column + k >= o.classes ? 0.0f : mtt__exp_from<T>(at, lse, factor);
-            if (column + k == target) v[k] = (expf(at - lse) - 1.0f) * factor;
-        }
     }
 }
 
 /* A tile of mtt_k_quantize. */
 template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
 {
-    enum { ROWS = 128, COLUMNS = 64, PITCH = ROWS / 4 + 1, WITH_DY = KIND == MTT__GELU_BACKWARD };
-    __shared__ uint32_t turned[1 + WITH_DY][COLUMNS][PITCH];
+    enum { COLUMNS = MTT__TILE_COLUMNS, WITH_DY = KIND == MTT__GELU_BACKWARD };
+    __shared__ mtt__turned turned[1 + WITH_DY];
     const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
-    const int64_t row0 = (int64_t)(tile / tiles) * ROWS;
+    const int64_t row0 = (int64_t)(tile / tiles) * MTT__TILE_ROWS;
     const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
     const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
     const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
-    const float factor = KIND == MTT__LOSS ? mtt__loss_factor(o.control, o.counters) : 1.0f;
     mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {};
     mtt__records records = {};
     uint2 codes[4] = {}, more[4] = {};
@@ -1232,7 +1266,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
         const int64_t row = row0 + quad * 4 + i;
         float v[8], u[8];
         if (!inside(i)) continue;
-        mtt__quantized_values<KIND>(o, row, column, factor, xs[i], dys[i], v, u);
+        mtt__quantized_values<KIND>(o, row, column, xs[i], dys[i], v, u);
         if (o.y.recorded || o.y_t.recorded) mtt__note(records, v, scale);
         codes[i] = mtt__pack_eight<Q>(v, scale);
         if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
@@ -1240,13 +1274,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
     }
     mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
     if (!o.y_t.data) return;
-    MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) {
-        const uint2 *c = t ? more : codes;
-        uint32_t words[8];
-        mtt__turn(words, c[0].x, c[1].x, c[2].x, c[3].x);
-        mtt__turn(words + 4, c[0].y, c[1].y, c[2].y, c[3].y);
-        MTT__UNROLL for (int k = 0; k < 8; k++) turned[t][threadIdx.x % 8 * 8 + k][quad] = words[k];
-    }
+    MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) mtt__turn_codes(turned[t], t ? more : codes);
     __syncthreads(); /* the tile is there before its columns are stored */
     const int64_t at = row0 + threadIdx.x % 32 * 4;
     for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
@@ -1257,14 +1285,13 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
 }
 
 /* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
-                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; LOSS the
-                gradient of mtt_k_cross_entropy
+                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3
    Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q
    Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
    Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
    Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
    Determinism: elementwise; records a largest value and a count
-   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward, mtt__cpu_cross_entropy_backward */
+   Reference:   mtt__cpu_quantize, mtt__cpu_gelu_backward */
 template <int KIND, class Q>
 static __global__ void __launch_bounds__(256) mtt_k_quantize(const mtt__quantize o)
 {
@@ -1431,38 +1458,53 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
 
 /* Math:        out[j] (+)= sum of row j, over its first `count` elements
    Shapes:      x [rows, width] e5m2, out [rows] float
-   Launch:      a block of 256 threads a row, 16 elements at a time
-   Requires:    width and count multiples of 16
+   Launch:      a block of 512 threads for 8 rows. A warp has 64 bytes of each at a time, four lanes a row,
+                and loads the next 8 times that before it adds. Adding on tensor cores takes a quarter of the
+                instructions
+   Requires:    rows a multiple of 8, width and count of 16; a sum of 16 warps
    Traffic:     x read once
-   Determinism: fixed tree
+   Determinism: 256 elements of a row at a time, in order; then the warps in order
    Reference:   mtt__sum_columns */
-static __global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(512)
     mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
                    int add)
 {
-    __shared__ float shared[32];
-    const uint4 *row = (const uint4 *)(x + blockIdx.x * width);
+    enum { AHEAD = 8, WARPS = 16 };
+    __shared__ float partial[WARPS][8];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t row0 = (int64_t)blockIdx.x * 8;
+    const uint8_t *const row = x + (row0 + lane / 4) * width + lane % 4 * 16;
     float sum = 0;
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < count / 16; i += 256) {
-        const uint4 v = row[i];
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        MTT__UNROLL for (int k = 0; k < 8; k++) { /* a byte of e5m2 is the upper one of a half */
-            const uint32_t pair = __byte_perm(words[k / 2], 0, k % 2 ? 0x3424 : 0x1404);
-            const float2 f = __half22float2(*(const __half2 *)&pair);
-            sum += f.x + f.y;
+    for (int64_t first = warp * 64; first < count; first += AHEAD * WARPS * 64) {
+        uint4 v[AHEAD];
+        MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
+            const int64_t at = first + i * WARPS * 64;
+            v[i] = at + lane % 4 * 16 < count ? *(const uint4 *)(row + at) : make_uint4(0, 0, 0, 0);
+        }
+        MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
+            float c[4] = {};
+            mtt__sum_codes(c, v[i].x, MTT__ONES);
+            mtt__sum_codes(c, v[i].y, MTT__ONES);
+            mtt__sum_codes(c, v[i].z, MTT__ONES);
+            mtt__sum_codes(c, v[i].w, MTT__ONES);
+            sum += c[0];
         }
     }
-    sum = mtt__reduce<mtt__plus, 256>(sum, shared);
-    if (threadIdx.x) return;
-    out[blockIdx.x] = sum * (scale ? scale->inverse : 1.0f) + (add ? out[blockIdx.x] : 0.0f);
+    if (lane % 4 == 0) partial[warp][lane / 4] = sum;
+    __syncthreads(); /* the warps' sums are there before they are added up */
+    if (threadIdx.x >= 8) return;
+    sum = 0;
+    MTT__UNROLL for (int i = 0; i < WARPS; i++) sum += partial[i][threadIdx.x];
+    out += row0 + threadIdx.x;
+    *out = sum * (scale ? scale->inverse : 1.0f) + (add ? *out : 0.0f);
 }
 
 static mtt_status mtt__row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count, const mtt_tensor *sums,
                                 int add)
 {
-    return mtt__launch(c, "row_sums", mtt_k_row_sums, (unsigned)mtt__rows(x), 256, mtt__at<const uint8_t>(x),
-                       (const mtt_scale *)x->scale, mtt__at<float>(sums), count, mtt__width(x), add);
+    return mtt__launch(c, "row_sums", mtt_k_row_sums, mtt__blocks(mtt__rows(x), 8), 512,
+                       mtt__at<const uint8_t>(x), (const mtt_scale *)x->scale, mtt__at<float>(sums), count,
+                       mtt__width(x), add);
 }
 
 /* Math:        mtt__rescale of every scale; counters.clipped = what all of them clipped
@@ -2379,6 +2421,121 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
     return status;
 }
 
+/* What mtt_k_logit_gradients reads and makes. */
+struct mtt__logit_gradients {
+    const __nv_bfloat16 *logits;
+    const int32_t *targets;
+    const float *losses;
+    const mtt_control *control;
+    const mtt_counters *counters;
+    uint8_t *y, *y_t;
+    const mtt_scale *scale;
+    float *sums; /* NULL = not wanted */
+    int rows, tiles, width, classes, pitch;
+};
+
+/* The gradients of eight logits of a row. `target` is counted from the first of them; `counted` has ones in
+   the bytes of logits that count; loss: {lse - x[target], -, lse}. None overflows, thanks to
+   mtt__scale_logits. */
+MTT__DEVICE uint2 mtt__logit_codes(uint4 logits, int target, const float *loss, float factor, uint2 counted)
+{
+    const uint32_t pairs[4] = {logits.x, logits.y, logits.z, logits.w};
+    const float lse = loss[2];
+    float v[8];
+    MTT__UNROLL for (int k = 0; k < 8; k++) { /* BF16 is the upper half of a float */
+        const float x = __uint_as_float(k % 2 ? pairs[k / 2] & 0xffff0000u : pairs[k / 2] << 16);
+        v[k] = mtt__exp_from<__nv_bfloat16>(x, lse, factor);
+    }
+    if ((unsigned)target < 8) {
+        const float gradient = (expf(-loss[0]) - 1.0f) * factor;
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target ? gradient : v[k];
+    }
+    return make_uint2(mtt__pack_four(v, mtt__e5m2()) & counted.x,
+                      mtt__pack_four(v + 4, mtt__e5m2()) & counted.y);
+}
+
+/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, in e5m2; y_t its transpose; sums = sums
+                of its columns over a slice of rows
+   Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
+                [width, pitch]; sums [slices, width] float
+   Launch:      grid (width / 64, slices), 256 threads. A block has a slice of `tiles` tiles of 128 x 64, one
+                after the other; a thread has 8 columns of 4 rows. Beyond the last row it computes that one
+                again, and stores zeros in y_t
+   Requires:    width a multiple of 64; pitch of 16, at least rows
+   Traffic:     logits read, y and y_t written, the latter in pieces of 128 bytes, by shared memory
+   Determinism: elementwise; 128 codes of a column on tensor cores, then the slice's tiles in order
+   Reference:   mtt__cpu_cross_entropy_backward, mtt__sum_columns */
+static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt__logit_gradients o)
+{
+    __shared__ mtt__turned turned;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8;
+    const int column0 = blockIdx.x * MTT__TILE_COLUMNS, column = column0 + threadIdx.x % 8 * 8;
+    const int classes = min(max(o.classes - column, 0), 8);
+    const uint64_t bytes = classes ? ~0ull >> (64 - 8 * classes) : 0;
+    const float factor = mtt__loss_factor(o.control, o.counters) * o.scale->scale;
+    float2 sum = make_float2(0, 0); /* of two of the warp's columns, from `first` */
+    const int slice = o.tiles * MTT__TILE_ROWS, begin = blockIdx.y * slice, end = min(begin + slice, o.rows);
+    uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
+    for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
+        uint4 logits[4];
+        uint2 codes[4];
+        float c[4] = {};
+        MTT__UNROLL for (int i = 0; i < 4; i++) {
+            const int row = min(row0 + (int)threadIdx.x / 8 * 4 + i, o.rows - 1);
+            logits[i] = *(const uint4 *)(o.logits + (int64_t)row * o.width + column);
+        }
+        MTT__UNROLL for (int i = 0; i < 4; i++) {
+            const int row = row0 + (int)threadIdx.x / 8 * 4 + i, from = min(row, o.rows - 1);
+            const int target = row < o.rows ? o.targets[from] : -1;
+            const uint2 counted = target < 0 ? make_uint2(0, 0) : make_uint2((uint32_t)bytes, bytes >> 32);
+            codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted);
+            if (row < o.rows) *(uint2 *)(o.y + (int64_t)row * o.width + column) = codes[i];
+        }
+        mtt__turn_codes(turned, codes);
+        __syncthreads(); /* the tile is there before its columns are stored */
+        MTT__UNROLL for (int i = 0; i < 8; i++) {
+            const uint32_t word = turned[first + i][lane];
+            if (row0 + lane * 4 < o.pitch) *(uint32_t *)(to + i * o.pitch) = word;
+            if (o.sums) mtt__sum_codes(c, word, lane / 4 == i ? MTT__ONES : 0);
+        }
+        sum.x += c[0];
+        sum.y += c[1];
+        __syncthreads(); /* all have read the tile before the next one */
+    }
+    MTT__UNROLL for (int step = 4; step < 32; step *= 2) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, step);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, step);
+    }
+    if (!o.sums || lane >= 4) return;
+    const float inverse = o.scale->inverse;
+    *(float2 *)(o.sums + (int64_t)blockIdx.y * o.width + column0 + first + lane * 2) =
+        make_float2(sum.x * inverse, sum.y * inverse);
+}
+
+/* Gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of rows,
+   whose sums the workspace holds, make enough blocks to occupy the device several times. */
+static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r, int add)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
+    int64_t slices = mtt__min(tiles, mtt__ceil_div(64 * c->processors, width / MTT__TILE_COLUMNS));
+    void *scratch = NULL;
+    mtt_status status = o->d_bias ? mtt__scratch(c, op, mtt__op_scratch(op), &scratch) : MTT_OK;
+    if (status != MTT_OK) return status;
+    if (o->d_bias) slices = mtt__min(slices, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
+    mtt__logit_gradients g = {mtt__at<const __nv_bfloat16>(o->logits), r.targets, r.losses,
+                              mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
+                              mtt__at<uint8_t>(o->d_logits), mtt__at<uint8_t>(o->d_logits_t),
+                              o->d_logits->scale, (float *)scratch, (int)r.rows,
+                              (int)mtt__ceil_div(tiles, slices), (int)width, op->shape->vocab,
+                              (int)mtt__width(o->d_logits_t)};
+    slices = mtt__ceil_div(tiles, g.tiles);
+    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients,
+                         dim3((unsigned)(width / MTT__TILE_COLUMNS), (unsigned)slices), 256, g);
+    if (status != MTT_OK || !o->d_bias) return status;
+    return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
+}
+
 /* The same with products in 8 bits. Logits are in 16, their gradients beside them in 8, in both orders. */
 static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
 {
@@ -2401,17 +2558,7 @@ static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
         status = mtt__multiply(c, op, head);
         if (status == MTT_OK) status = mtt__rows_loss<false>(c, op, r);
         if (status != MTT_OK || !o->dx) continue;
-        mtt__quantize q = {};
-        q.x = mtt__at<const __nv_bfloat16>(o->logits);
-        q.targets = r.targets, q.losses = r.losses;
-        q.control = mtt__at<const mtt_control>(o->control);
-        q.counters = mtt__at<const mtt_counters>(o->counters);
-        q.y = mtt__eight_of(o->d_logits), q.y_t = mtt__eight_of(o->d_logits_t);
-        q.rows = count, q.padded = q.pitch = mtt__width(o->d_logits_t);
-        q.width = (int)Vp, q.classes = op->shape->vocab;
-        status = mtt__launch_quantize<MTT__LOSS, mtt__e5m2>(c, q);
-        if (status == MTT_OK && o->d_bias)
-            status = mtt__row_sums(c, o->d_logits_t, mtt__round_up(count, 16), o->d_bias, add);
+        status = mtt__rows_gradient_eight(c, op, r, add);
         if (status != MTT_OK) return status;
         mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->d_logits, 0),
                                   mtt__blas_whole(o->weight_t, 1),
@@ -3415,19 +3562,6 @@ MTT__DEVICE uint32_t mtt__transpose_matrix(uint32_t pair)
     return pair;
 }
 
-/* C (16 x 8) += A (16 x 16) B (16 x 8). Lane l holds C's rows l/4 and l/4 + 8, columns 2 (l%4) and the next,
-   as c[0..1] and c[2..3]. */
-#define MTT__MMA(E, TYPE)                                                                                \
-    MTT__DEVICE void mtt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, E)              \
-    {                                                                                                    \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, " \
-            "{%8,%9}, {%0,%1,%2,%3};"                                                                    \
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                             \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                             \
-    }
-MTT__MMA(__nv_bfloat16, "bf16")
-MTT__MMA(__half, "f16")
-
 MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __nv_bfloat16)
 {
     __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
@@ -3630,16 +3764,20 @@ MTT__DEVICE void mtt__store_eight(uint8_t *rows_gmem, int64_t stride, uint8_t *c
                                   const float (*c)[4], float factor, int columns_left, int lane)
 {
     typedef __nv_bfloat16 E;
+    static_assert(COLUMNS % 16 == 0, "eight values are rounded at once");
     MTT__UNROLL for (int n = 0; n < COLUMNS / 8; n += 4) {
         const int column = (n + (lane & 3)) * 8;
         uint32_t a[4] = {}, b[4] = {};
-        MTT__UNROLL for (int k = 0; k < 4 && n + k < COLUMNS / 8; k++) {
-            float2 v[2];
-            MTT__UNROLL for (int h = 0; h < 2; h++)
-                v[h] = mtt__unpack_pair(mtt__pack_pair(c[n + k][2 * h] * factor, c[n + k][2 * h + 1] * factor,
-                                                       E()), E());
-            a[k] = mtt__pack_four(&v[0].x, mtt__e5m2());
-            b[k] = mtt__transpose_matrix(__byte_perm(a[k], 0, 0x3120)); /* pairs of rows 8 apart */
+        MTT__UNROLL for (int k = 0; k < 4 && n + k < COLUMNS / 8; k += 2) {
+            float2 v[4];
+            MTT__UNROLL for (int h = 0; h < 4; h++) {
+                const float *const two = c[n + k + h / 2] + h % 2 * 2;
+                v[h] = mtt__unpack_pair(mtt__pack_pair(two[0] * factor, two[1] * factor, E()), E());
+            }
+            const uint2 codes = mtt__pack_eight<mtt__e5m2>(&v[0].x, 1.0f);
+            a[k] = codes.x, a[k + 1] = codes.y;
+            MTT__UNROLL for (int h = k; h < k + 2; h++) /* pairs of rows 8 apart */
+                b[h] = mtt__transpose_matrix(__byte_perm(a[h], 0, 0x3120));
         }
         mtt__transpose_quad(a, lane & 3);
         mtt__transpose_quad(b, lane & 3);
