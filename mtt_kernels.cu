@@ -738,7 +738,7 @@ static mtt_status mtt__launch_column_sums(mtt__cuda *c, const mtt_op *op, const 
                                           int64_t width, float *out, int add)
 {
     const int64_t columns = mtt__blocks(width, 64);
-    int64_t slices = mtt__min(mtt__ceil_div(4 * c->processors, columns), mtt__ceil_div(rows, 128));
+    int64_t slices = mtt__min(mtt__ceil_div(8 * c->processors, columns), mtt__ceil_div(rows, 128));
     float *scratch = mtt__at<float>(op->workspace);
     mtt_status status;
     slices = mtt__min(slices, (int64_t)(op->workspace->bytes / ((size_t)width * sizeof(float))));
@@ -778,15 +778,15 @@ template <class T> struct mtt__norm_forward {
                 With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
                 place of x
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T, y with EIGHT e4m3; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 8 blocks a
-                processor, 7 in FP32: with more the compiler would spill
+   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 6 blocks a
+                processor, 5 in FP32: with more the compiler would spill
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS, bool EIGHT>
 static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
-                                         THREADS * PACKS != 128 ? 0 : sizeof(T) == 4 ? 7 : 8)
+                                         THREADS * PACKS != 128 ? 0 : sizeof(T) == 4 ? 5 : 6)
     mtt_k_norm(const mtt__norm_forward<T> o)
 {
     const int width = o.width;
@@ -801,15 +801,22 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
         int column = (p * THREADS + lane) * 8;
         if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
     }
-    MTT__UNROLL for (int p = 0; p < (o.branch ? PACKS : 0); p++) {
-        int64_t at = row * width + (p * THREADS + lane) * 8;
-        float branch[8];
-        if ((p * THREADS + lane) * 8 >= width) break;
-        mtt__read_floats(o.branch + at, branch);
-        mtt__apply_dropout<8>(o.dropout, at, branch);
-        MTT__UNROLL for (int k = 0; k < 8; k++)
-            xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + branch[k]);
-        *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
+    if (o.branch) {
+        mtt__vector<T> branch[PACKS]; /* all of it, before stores, which loads would wait for */
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+            int column = (p * THREADS + lane) * 8;
+            if (column < width) branch[p] = mtt__load_vector(o.branch + row * width + column);
+        }
+        MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+            int64_t at = row * width + (p * THREADS + lane) * 8;
+            float added[8];
+            if ((p * THREADS + lane) * 8 >= width) break;
+            MTT__UNROLL for (int k = 0; k < 8; k++) added[k] = mtt__to_float(branch[p].v[k]);
+            mtt__apply_dropout<8>(o.dropout, at, added);
+            MTT__UNROLL for (int k = 0; k < 8; k++)
+                xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + added[k]);
+            *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
+        }
     }
     MTT__UNROLL for (int p = 0; p < PACKS; p++)
         if ((p * THREADS + lane) * 8 < width)
@@ -1656,7 +1663,7 @@ static __global__ void __launch_bounds__(128, 4)
 /* Math:        d_wte[token] += heads of the chunks in which the run continues, for each run that begins in a
                 chunk
    Shapes:      as mtt_k_embed_runs
-   Launch:      as mtt_k_embed_runs
+   Launch:      as mtt_k_embed_runs; a warp looks at 32 chunks at a time, and loads four heads
    Requires:    mtt_k_embed_runs before it
    Traffic:     heads read once
    Determinism: chunks in order; each element of d_wte has one writer
@@ -1664,19 +1671,28 @@ static __global__ void __launch_bounds__(128, 4)
 static __global__ void __launch_bounds__(128)
     mtt_k_embed_joins(const int32_t *tokens, int n, int chunk, const float *heads, float *d_wte, int width)
 {
+    enum { AHEAD = 4 };
     int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32;
     int column = job % slices * 256 + threadIdx.x % 32 * 8;
-    int begin = job / slices * chunk, next = begin + chunk;
-    if (next >= n || column >= width) return;
+    int piece = job / slices + 1, next = piece * chunk, run = 32, lane = threadIdx.x % 32;
+    if (next >= n) return;
     int32_t token = tokens[next - 1];
-    if (tokens[next] != token || (begin > 0 && tokens[begin - 1] == token)) return;
+    if (tokens[next] != token || (piece > 1 && tokens[next - chunk - 1] == token)) return;
     float sum[8] = {0};
-#pragma unroll 4
-    for (; next < n && tokens[next] == token; next += chunk) {
-        float v[8];
-        mtt__read_floats(heads + (int64_t)(next / chunk) * width + column, v);
-        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
+    for (; run == 32; piece += 32) {
+        const int64_t at = (int64_t)(piece + lane) * chunk;
+        const uint32_t others = ~__ballot_sync(0xffffffffu, at < n && tokens[at] == token);
+        run = others ? __ffs((int)others) - 1 : 32;
+        for (int i = 0; i < run && column < width; i += AHEAD) {
+            mtt__vector<float> v[AHEAD];
+            MTT__UNROLL for (int a = 0; a < AHEAD; a++) /* beyond the run its last one again, times 0 */
+                v[a] = mtt__load_vector(heads + (int64_t)(piece + min(i + a, run - 1)) * width + column);
+            MTT__UNROLL for (int a = 0; a < AHEAD; a++)
+                MTT__UNROLL for (int k = 0; k < 8; k++)
+                    sum[k] = fmaf(v[a].v[k], i + a < run ? 1.0f : 0.0f, sum[k]);
+        }
     }
+    if (column >= width) return;
     float *out = d_wte + (int64_t)token * width + column;
     MTT__UNROLL for (int k = 0; k < 8; k++) out[k] += sum[k];
 }
@@ -3344,7 +3360,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
 
 /* Math:        stats_i = {lse_i log2(e), delta_i = (1 - p) sum_d dO_id O_id}
    Shapes:      d_out, out [B T, C] of E; lse FP32; stats [head_count, T]
-   Launch:      2^log_lanes lanes a row and head, 8 columns each; neighbouring rows of a head side by side
+   Launch:      2^log_lanes lanes a row and head, 8 columns each; a block has neighbouring rows of one head
    Requires:    8 2^log_lanes >= D, D % 8 == 0, 16-byte aligned tensors
    Traffic:     reads dO, O and lse once, writes 8 bytes a row and head
    Determinism: a fixed tree of sums
@@ -3352,23 +3368,22 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
 template <typename E>
 static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash f, int log_lanes)
 {
-    const int64_t index = ((int64_t)blockIdx.x * 256 + threadIdx.x) >> log_lanes;
-    const int64_t count = (int64_t)f.head_count * f.seq_len;
-    const int lanes = 1 << log_lanes, column = (threadIdx.x & (lanes - 1)) * 8;
+    const int lanes = 1 << log_lanes, rows = 256 >> log_lanes, column = (threadIdx.x & (lanes - 1)) * 8;
+    const int tiles = ((int)f.seq_len + rows - 1) / rows, head = f.first_head + (int)blockIdx.x / tiles;
+    const int row = (int)blockIdx.x % tiles * rows + (threadIdx.x >> log_lanes);
+    const int64_t index = (int64_t)head * f.seq_len + row;
     float sum = 0;
-    if (index < count && column < f.view.head_dim) {
-        const int64_t row = index % f.seq_len;
-        const int64_t at = mtt__flash_out(f, f.first_head + (int)(index / f.seq_len)) + row * f.width;
+    if (row < (int)f.seq_len && column < f.view.head_dim) {
+        const int64_t at = mtt__flash_out(f, head) + (int64_t)row * f.width + column;
         float x[8], y[8];
-        mtt__read_floats((const E *)f.d_out + at + column, x);
-        mtt__read_floats((const E *)f.out + at + column, y);
+        mtt__read_floats((const E *)f.d_out + at, x);
+        mtt__read_floats((const E *)f.out + at, y);
         MTT__UNROLL for (int k = 0; k < 8; k++) sum += x[k] * y[k];
     }
     for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (index < count && column == 0)
-        f.stats[index] =
-            make_float2(f.lse[(int64_t)f.first_head * f.seq_len + index] * 1.4426950408889634f,
-                        sum / f.dropout.scale);
+    if (row < (int)f.seq_len && column == 0)
+        f.stats[index - (int64_t)f.first_head * f.seq_len] =
+            make_float2(f.lse[index] * 1.4426950408889634f, sum / f.dropout.scale);
 }
 
 /* Math:        P and dS again from Q, K, lse; with KEYS dK and dV of a tile of keys, else dQ of a tile of
@@ -4683,8 +4698,8 @@ template <typename E> static mtt_status mtt__flash_forward_of(mtt__cuda *c, cons
 template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mtt__flash &f)
 {
     const int D = f.view.head_dim, log_lanes = D <= 32 ? 2 : D <= 64 ? 3 : D <= 128 ? 4 : 5;
-    const int64_t rows = f.seq_len * f.head_count;
-    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, mtt__blocks(rows, 256 >> log_lanes), 256, f,
+    const int64_t tiles = mtt__ceil_div(f.seq_len, 256 >> log_lanes);
+    return mtt__launch(c, "flash_backward", mtt_k_flash_stats<E>, (unsigned)(tiles * f.head_count), 256, f,
                        log_lanes);
 }
 
