@@ -111,17 +111,33 @@ template <int N = 8, class T> MTT__DEVICE mtt__vector<T, N> mtt__load_vector(con
     return *reinterpret_cast<const mtt__vector<T, N> *>(at);
 }
 
+/* A vector as floats. BF16 is the upper half of a float: taken from words, an element costs one instruction,
+   where the compiler's own code needs two for every other one. */
+template <int N, class T> MTT__DEVICE void mtt__to_floats(const mtt__vector<T, N> &vector, float *values)
+{
+    if constexpr (std::is_same<T, __nv_bfloat16>::value && N % 2 == 0) {
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(&vector);
+        MTT__UNROLL for (int k = 0; k < N; k++)
+            values[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
+    } else
+        MTT__UNROLL for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
+}
+
+template <class T, int N = 8> MTT__DEVICE mtt__vector<T, N> mtt__from_floats(const float *values)
+{
+    mtt__vector<T, N> vector;
+    MTT__UNROLL for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
+    return vector;
+}
+
 template <int N = 8, class T> MTT__DEVICE void mtt__read_floats(const T *at, float *values)
 {
-    mtt__vector<T, N> vector = mtt__load_vector<N>(at);
-    MTT__UNROLL for (int k = 0; k < N; k++) values[k] = mtt__to_float(vector.v[k]);
+    mtt__to_floats(mtt__load_vector<N>(at), values);
 }
 
 template <int N = 8, class T> MTT__DEVICE void mtt__store_floats(T *at, const float *values)
 {
-    mtt__vector<T, N> vector;
-    MTT__UNROLL for (int k = 0; k < N; k++) vector.v[k] = mtt__from_float<T>(values[k]);
-    *reinterpret_cast<mtt__vector<T, N> *>(at) = vector;
+    *reinterpret_cast<mtt__vector<T, N> *>(at) = mtt__from_floats<T, N>(values);
 }
 
 /* ---- 8-bit floats ---- */
@@ -569,10 +585,8 @@ static __global__ void __launch_bounds__(256)
     MTT__UNROLL for (int i = 0; i < 4; i++) {
         float v[8];
         if (first + i * 2048 >= count) break;
-        MTT__UNROLL for (int k = 0; k < 8; k++) {
-            v[k] = mtt__to_float(xs[i].v[k]);
-            v[k] *= mtt__gelu_gate<__nv_bfloat16>(v[k]);
-        }
+        mtt__to_floats(xs[i], v);
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] *= mtt__gelu_gate<__nv_bfloat16>(v[k]);
         if (y.recorded) mtt__note(records, v, scale);
         *(uint2 *)((uint8_t *)y.data + first + i * 2048) = mtt__pack_eight<mtt__e4m3>(v, scale);
     }
@@ -764,6 +778,13 @@ static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_t
 /* Threads of a row, and packs of 8 elements of a thread: a row of up to their product stays in registers. */
 #define MTT__NORM_SHAPES(X) X(32, 1) X(32, 3) X(32, 4) X(256, 1) X(256, 4) X(512, 4)
 
+/* (x - mean) rstd. For 16-bit data one multiply-add: what it rounds is no larger than the error of a mean in
+   FP32. Every kernel that makes a norm's result calls this, so that recomputation has the same bits. */
+template <class T> MTT__DEVICE float mtt__normalized(float x, float2 stats)
+{
+    return sizeof(T) == 4 ? (x - stats.x) * stats.y : fmaf(x, stats.y, -stats.x * stats.y);
+}
+
 template <class T> struct mtt__norm_forward {
     const T *x, *branch, *w, *b;
     T *joined, *y;
@@ -778,7 +799,7 @@ template <class T> struct mtt__norm_forward {
                 With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
                 place of x
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T, y with EIGHT e4m3; stats [rows] (mean, rstd) float
-   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 6 blocks a
+   Launch:      THREADS threads a row, at least 128 a block. Where a warp has a wide row, 7 blocks a
                 processor, 5 in FP32: with more the compiler would spill
    Requires:    C a multiple of 8, at most 8 THREADS PACKS; joined and y may be x or branch
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
@@ -786,7 +807,7 @@ template <class T> struct mtt__norm_forward {
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
 template <class T, int THREADS, int PACKS, bool EIGHT>
 static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
-                                         THREADS * PACKS != 128 ? 0 : sizeof(T) == 4 ? 5 : 6)
+                                         THREADS > 32 || PACKS == 1 ? 0 : sizeof(T) == 4 ? 5 : 7)
     mtt_k_norm(const mtt__norm_forward<T> o)
 {
     const int width = o.width;
@@ -809,25 +830,29 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
         }
         MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int64_t at = row * width + (p * THREADS + lane) * 8;
-            float added[8];
+            float v[8], added[8];
             if ((p * THREADS + lane) * 8 >= width) break;
-            MTT__UNROLL for (int k = 0; k < 8; k++) added[k] = mtt__to_float(branch[p].v[k]);
+            mtt__to_floats(xs[p], v);
+            mtt__to_floats(branch[p], added);
             mtt__apply_dropout<8>(o.dropout, at, added);
-            MTT__UNROLL for (int k = 0; k < 8; k++)
-                xs[p].v[k] = mtt__from_float<T>(mtt__to_float(xs[p].v[k]) + added[k]);
+            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] += added[k];
+            xs[p] = mtt__from_floats<T>(v);
             *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
         }
     }
-    MTT__UNROLL for (int p = 0; p < PACKS; p++)
-        if ((p * THREADS + lane) * 8 < width)
-            MTT__UNROLL for (int k = 0; k < 8; k++) sum += mtt__to_float(xs[p].v[k]);
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+        float v[8];
+        if ((p * THREADS + lane) * 8 >= width) break;
+        mtt__to_floats(xs[p], v);
+        MTT__UNROLL for (int k = 0; k < 8; k++) sum += v[k];
+    }
     float mean = mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
-    MTT__UNROLL for (int p = 0; p < PACKS; p++)
-        if ((p * THREADS + lane) * 8 < width)
-            MTT__UNROLL for (int k = 0; k < 8; k++) {
-                float d = mtt__to_float(xs[p].v[k]) - mean;
-                squares += d * d;
-            }
+    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+        float v[8];
+        if ((p * THREADS + lane) * 8 >= width) break;
+        mtt__to_floats(xs[p], v);
+        MTT__UNROLL for (int k = 0; k < 8; k++) squares += (v[k] - mean) * (v[k] - mean);
+    }
     float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + 1e-5f);
     if (lane == 0) o.stats[row] = make_float2(mean, rstd);
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
@@ -836,8 +861,9 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
         if (column >= width) break;
         mtt__read_floats(o.w + column, gain);
         mtt__read_floats(o.b + column, shift);
+        mtt__to_floats(xs[p], out);
         MTT__UNROLL for (int k = 0; k < 8; k++)
-            out[k] = (mtt__to_float(xs[p].v[k]) - mean) * rstd * gain[k] + shift[k];
+            out[k] = mtt__normalized<T>(out[k], make_float2(mean, rstd)) * gain[k] + shift[k];
         if (EIGHT) {
             if (o.eight.recorded) mtt__note(records, out, scale);
             *(uint2 *)((uint8_t *)o.eight.data + row * width + column) =
@@ -1052,7 +1078,7 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             mtt__read_floats<PACK>(x + column, xs);
             mtt__read_floats<PACK>(o.w + column, gain);
             MTT__UNROLL for (int k = 0; k < PACK; k++) {
-                float xhat = (xs[k] - stat.x) * stat.y;
+                float xhat = mtt__normalized<T>(xs[k], stat);
                 dw[p][k] += dys[k] * xhat;
                 db[p][k] += dys[k];
                 sum.x += dys[k] * gain[k];
@@ -1070,22 +1096,23 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             mtt__read_floats<PACK>(x + column, xs);
             mtt__read_floats<PACK>(o.w + column, gain);
             if (o.joined) mtt__read_floats<PACK>(joined + column, others);
-            MTT__UNROLL for (int k = 0; k < PACK; k++)
-                out[k] = stat.y * (dys[k] * gain[k] - sum.x - (xs[k] - stat.x) * stat.y * sum.y) + others[k];
-            mtt__store_floats<PACK>(o.dx + row * width + column, out);
+            MTT__UNROLL for (int k = 0; k < PACK; k++) {
+                xs[k] = mtt__normalized<T>(xs[k], stat);
+                out[k] = stat.y * (dys[k] * gain[k] - sum.x - xs[k] * sum.y) + others[k];
+            }
+            const mtt__vector<T, PACK> stored = mtt__from_floats<T, PACK>(out);
+            *reinterpret_cast<mtt__vector<T, PACK> *>(o.dx + row * width + column) = stored;
             if constexpr (S::EIGHT) {
                 uint8_t *const to = codes + (row & (MTT__NORM_TILE - 1)) * width + column;
                 if (o.dx_t.data) {
-                    MTT__UNROLL for (int k = 0; k < PACK; k++)
-                        out[k] = mtt__to_float(mtt__from_float<T>(out[k]));
+                    mtt__to_floats(stored, out);
                     const uint2 rounded = mtt__pack_eight<mtt__e5m2>(out, 1.0f);
                     *(uint2 *)((uint8_t *)o.dx_8.data + row * width + column) = *(uint2 *)to = rounded;
                 }
                 if (o.y_t.data) {
                     float shift[PACK];
                     mtt__read_floats<PACK>(o.b + column, shift);
-                    MTT__UNROLL for (int k = 0; k < PACK; k++)
-                        out[k] = (xs[k] - stat.x) * stat.y * gain[k] + shift[k];
+                    MTT__UNROLL for (int k = 0; k < PACK; k++) out[k] = xs[k] * gain[k] + shift[k];
                     *(uint2 *)(to + MTT__NORM_TILE * width) = mtt__pack_eight<mtt__e4m3>(out, y_scale);
                 }
             }
@@ -1234,18 +1261,21 @@ MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int 
                                        const mtt__vector<__nv_bfloat16> &dy, float *v, float *u)
 {
     typedef __nv_bfloat16 T;
-    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__to_float(x.v[k]);
+    mtt__to_floats(x, v);
     if (KIND == MTT__NORMED) {
         const float2 stats = o.stats[row];
         float gain[8], shift[8];
         mtt__read_floats(o.gain + column, gain);
         mtt__read_floats(o.shift + column, shift);
-        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = (v[k] - stats.x) * stats.y * gain[k] + shift[k];
+        MTT__UNROLL for (int k = 0; k < 8; k++)
+            v[k] = mtt__normalized<T>(v[k], stats) * gain[k] + shift[k];
     } else if (KIND == MTT__GELU_BACKWARD) {
+        float d[8];
+        mtt__to_floats(dy, d);
         MTT__UNROLL for (int k = 0; k < 8; k++) {
             const float s = mtt__gelu_gate<T>(v[k]);
             u[k] = v[k] * s;
-            v[k] = mtt__to_float(dy.v[k]) * mtt__gelu_slope_of(v[k], s);
+            v[k] = d[k] * mtt__gelu_slope_of(v[k], s);
         }
     }
 }
@@ -1651,7 +1681,7 @@ static __global__ void __launch_bounds__(128, 4)
                 MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] = 0;
             }
             float v[8];
-            MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__to_float(rows[a].v[k]);
+            mtt__to_floats(rows[a], v);
             mtt__apply_dropout<8>(dropout, (first_row + at[i + a]) * width + column, v);
             MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
         }
@@ -2453,15 +2483,13 @@ struct mtt__logit_gradients {
 /* The gradients of eight logits of a row. `target` is counted from the first of them; `counted` has ones in
    the bytes of logits that count; loss: {lse - x[target], -, lse}. None overflows, thanks to
    mtt__scale_logits. */
-MTT__DEVICE uint2 mtt__logit_codes(uint4 logits, int target, const float *loss, float factor, uint2 counted)
+MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int target, const float *loss,
+                                   float factor, uint2 counted)
 {
-    const uint32_t pairs[4] = {logits.x, logits.y, logits.z, logits.w};
     const float lse = loss[2];
     float v[8];
-    MTT__UNROLL for (int k = 0; k < 8; k++) { /* BF16 is the upper half of a float */
-        const float x = __uint_as_float(k % 2 ? pairs[k / 2] & 0xffff0000u : pairs[k / 2] << 16);
-        v[k] = mtt__exp_from<__nv_bfloat16>(x, lse, factor);
-    }
+    mtt__to_floats(logits, v);
+    MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__exp_from<__nv_bfloat16>(v[k], lse, factor);
     if ((unsigned)target < 8) {
         const float gradient = (expf(-loss[0]) - 1.0f) * factor;
         MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target ? gradient : v[k];
@@ -2493,12 +2521,12 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
     const int slice = o.tiles * MTT__TILE_ROWS, begin = blockIdx.y * slice, end = min(begin + slice, o.rows);
     uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
     for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
-        uint4 logits[4];
+        mtt__vector<__nv_bfloat16> logits[4];
         uint2 codes[4];
         float c[4] = {};
         MTT__UNROLL for (int i = 0; i < 4; i++) {
             const int row = min(row0 + (int)threadIdx.x / 8 * 4 + i, o.rows - 1);
-            logits[i] = *(const uint4 *)(o.logits + (int64_t)row * o.width + column);
+            logits[i] = mtt__load_vector(o.logits + (int64_t)row * o.width + column);
         }
         MTT__UNROLL for (int i = 0; i < 4; i++) {
             const int row = row0 + (int)threadIdx.x / 8 * 4 + i, from = min(row, o.rows - 1);
@@ -3592,7 +3620,7 @@ MTT__DEVICE uint32_t mtt__pack_pair(float x, float y, __half)
 /* Two 16-bit numbers. */
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __nv_bfloat16)
 {
-    return __bfloat1622float2(*(const __nv_bfloat162 *)&bits);
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
 }
 
 MTT__DEVICE float2 mtt__unpack_pair(uint32_t bits, __half) { return __half22float2(*(const __half2 *)&bits); }
