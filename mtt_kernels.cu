@@ -1247,7 +1247,7 @@ MTT__DEVICE void mtt__turn_codes(mtt__turned &to, const uint2 codes[4])
 /* c += a word of e5m2 of each lane, by `ones`, two halves of 1 or 0, on tensor cores. Lane l adds to row l/4,
    and to column l/4 where its `ones` are 1; c[0..1] are columns 2 (l%4) and the next of row l/4. A byte of
    e5m2 is the upper one of a half, and products with 1 are exact. */
-enum { MTT__ONES = 0x3c003c00 };
+enum { MTT__HALVES_OF_1 = 0x3c003c00 };
 MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
 {
     const uint32_t halves[4] = {__byte_perm(word, 0, 0x1404), 0, __byte_perm(word, 0, 0x3424), 0};
@@ -1520,10 +1520,10 @@ static __global__ void __launch_bounds__(512)
         }
         MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
             float c[4] = {};
-            mtt__sum_codes(c, v[i].x, MTT__ONES);
-            mtt__sum_codes(c, v[i].y, MTT__ONES);
-            mtt__sum_codes(c, v[i].z, MTT__ONES);
-            mtt__sum_codes(c, v[i].w, MTT__ONES);
+            mtt__sum_codes(c, v[i].x, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].y, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].z, MTT__HALVES_OF_1);
+            mtt__sum_codes(c, v[i].w, MTT__HALVES_OF_1);
             sum += c[0];
         }
     }
@@ -2498,8 +2498,8 @@ MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int
                       mtt__pack_four(v + 4, mtt__e5m2()) & counted.y);
 }
 
-/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, in e5m2; y_t its transpose; sums = sums
-                of its columns over a slice of rows
+/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, in e5m2; y_t its transpose; sums: of
+                its columns, over a slice of rows
    Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
                 [width, pitch]; sums [slices, width] float
    Launch:      grid (width / 64, slices), 256 threads. A block has a slice of `tiles` tiles of 128 x 64, one
@@ -2540,7 +2540,7 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
         MTT__UNROLL for (int i = 0; i < 8; i++) {
             const uint32_t word = turned[first + i][lane];
             if (row0 + lane * 4 < o.pitch) *(uint32_t *)(to + i * o.pitch) = word;
-            if (o.sums) mtt__sum_codes(c, word, lane / 4 == i ? MTT__ONES : 0);
+            if (o.sums) mtt__sum_codes(c, word, lane / 4 == i ? MTT__HALVES_OF_1 : 0);
         }
         sum.x += c[0];
         sum.y += c[1];
@@ -2580,7 +2580,8 @@ static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const
     return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
 }
 
-/* The same with products in 8 bits. Logits are in 16, their gradients beside them in 8, in both orders. */
+/* mtt__chunked_loss_by with products in 8 bits. Logits are in 16, their gradients beside them in 8, in both
+   orders. */
 static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
