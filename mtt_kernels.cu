@@ -2556,13 +2556,14 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
         make_float2(sum.x * inverse, sum.y * inverse);
 }
 
-/* Gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of rows,
-   whose sums the workspace holds, make enough blocks to occupy the device several times. */
+/* Gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of at least
+   two tiles, whose sums the workspace holds, make enough blocks to occupy the device several times. */
 static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r, int add)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
-    int64_t slices = mtt__min(tiles, mtt__ceil_div(64 * c->processors, width / MTT__TILE_COLUMNS));
+    const int64_t columns = width / MTT__TILE_COLUMNS;
+    int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns));
     void *scratch = NULL;
     mtt_status status = o->d_bias ? mtt__scratch(c, op, mtt__op_scratch(op), &scratch) : MTT_OK;
     if (status != MTT_OK) return status;
@@ -2574,8 +2575,8 @@ static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const
                               (int)mtt__ceil_div(tiles, slices), (int)width, op->shape->vocab,
                               (int)mtt__width(o->d_logits_t)};
     slices = mtt__ceil_div(tiles, g.tiles);
-    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients,
-                         dim3((unsigned)(width / MTT__TILE_COLUMNS), (unsigned)slices), 256, g);
+    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, dim3((unsigned)columns, (unsigned)slices),
+                         256, g);
     if (status != MTT_OK || !o->d_bias) return status;
     return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
 }
