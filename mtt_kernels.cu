@@ -2575,8 +2575,8 @@ static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const
                               (int)mtt__ceil_div(tiles, slices), (int)width, op->shape->vocab,
                               (int)mtt__width(o->d_logits_t)};
     slices = mtt__ceil_div(tiles, g.tiles);
-    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, dim3((unsigned)columns, (unsigned)slices),
-                         256, g);
+    const dim3 grid((unsigned)columns, (unsigned)slices);
+    status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, grid, 256, g);
     if (status != MTT_OK || !o->d_bias) return status;
     return mtt__sum_slices<float>(c, scratch, slices, width, 1, slices, mtt__at<float>(o->d_bias), add);
 }
