@@ -78,7 +78,8 @@ alignas(1024) static char dynamic_shared[228 << 10];
 
 static std::vector<thread> &threads = *new std::vector<thread>; /* never destroyed: fibers stay as they are */
 static thread *self;
-static boost::context::fiber scheduler;
+static boost::context::fiber scheduler, *left; /* left: where the fiber goes that another one follows */
+static bool reversed; /* the order of the block's threads */
 static const std::function<void()> *body;
 static const char *kernel_name = "none";
 static std::vector<void *> poisoned; /* static shared arrays that the block has begun to use */
@@ -103,11 +104,30 @@ static void fail(const char *format, ...)
     _Exit(1);
 }
 
+/* Goes on with another thread, or with the scheduler, until one comes back to this one. */
+static void leave_for(boost::context::fiber *next, boost::context::fiber *own)
+{
+    left = own;
+    boost::context::fiber from = std::move(*next).resume();
+    *left = std::move(from); /* `left` is now that of the one who came back */
+}
+
+/* Lanes of a warp follow each other. Where none may run, the scheduler goes on to the next warp. */
 static void wait(enum state state, int line)
 {
-    self->state = state;
-    self->line = line;
-    scheduler = std::move(scheduler).resume();
+    thread *const own = self;
+    warp *w = &warps[own->number / 32];
+    own->state = state;
+    own->line = line;
+    if (!w->ready) {
+        leave_for(&scheduler, &own->fiber);
+        return;
+    }
+    const int lane = reversed ? 31 - __builtin_clz(w->ready) : __builtin_ctz(w->ready);
+    w->ready &= ~(1u << lane);
+    self = &threads[own->number / 32 * 32 + lane];
+    self->state = READY;
+    leave_for(&self->fiber, &own->fiber);
 }
 
 /* Stacks whose tops share no lines of the cache: at equal places of pages they would evict each other. A page
@@ -133,7 +153,7 @@ static void grow(size_t count)
         threads.emplace_back();
         threads.back().fiber = boost::context::fiber(
             std::allocator_arg, stacks(), [](boost::context::fiber &&from) {
-                scheduler = std::move(from);
+                *left = std::move(from);
                 for (;;) {
                     (*body)();
                     wait(RETURNED, 0);
@@ -143,16 +163,8 @@ static void grow(size_t count)
     }
 }
 
-static void resume(thread *t)
-{
-    self = t;
-    t->state = READY;
-    t->fiber = std::move(t->fiber).resume();
-    self = NULL;
-}
-
 /* Runs every thread until it waits for the block, or has returned. */
-static void run_warps(int count, bool reversed)
+static void run_warps(int count)
 {
     for (int i = 0; i < count; i++) {
         const int number = reversed ? count - 1 - i : i;
@@ -160,7 +172,10 @@ static void run_warps(int count, bool reversed)
         while (w->ready) {
             const int lane = reversed ? 31 - __builtin_clz(w->ready) : __builtin_ctz(w->ready);
             w->ready &= ~(1u << lane);
-            resume(&threads[number * 32 + lane]);
+            self = &threads[number * 32 + lane];
+            self->state = READY;
+            leave_for(&self->fiber, &scheduler);
+            self = NULL;
         }
     }
 }
@@ -179,7 +194,7 @@ static void run_warps(int count, bool reversed)
     fail("some threads wait for others in vain: %s", text.c_str());
 }
 
-static void run_block(bool reversed)
+static void run_block(void)
 {
     const int count = (int)(block_size.x * block_size.y * block_size.z), warp_count = (count + 31) / 32;
     memset(dynamic_shared, 0xff, sizeof(dynamic_shared) < shared_bytes + 1024 ? sizeof(dynamic_shared)
@@ -195,7 +210,7 @@ static void run_block(bool reversed)
     for (int w = 0; w < warp_count; w++)
         warps[w] = {count - w * 32 >= 32 ? ~0u : (1u << (count - w * 32)) - 1, 0};
     for (;;) {
-        run_warps(warp_count, reversed);
+        run_warps(warp_count);
         const thread *first = &threads[0];
         for (int i = 0; i < count; i++)
             if (threads[i].state == AT_COLLECTIVE || threads[i].state != first->state ||
@@ -220,7 +235,7 @@ static void run_grid(const char *name, dim3 grid, dim3 threads_of_block, size_t 
     for (block.z = 0; block.z < grid.z; block.z++)
         for (block.y = 0; block.y < grid.y; block.y++)
             for (block.x = 0; block.x < grid.x; block.x++)
-                run_block((block.x + block.y + block.z + (unsigned)launches) % 2);
+                reversed = (block.x + block.y + block.z + (unsigned)launches) % 2, run_block();
     kernel_name = "none";
 }
 
