@@ -1,17 +1,17 @@
-/* emulate.h - runs the portable kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that file;
-   tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types.
+/* emulate.h - runs the portable kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that
+   file; tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types.
 
    A thread of a block is a fiber, a block's fibers share one thread of the CPU, and blocks run one after
-   another. A fiber runs until it waits: at __syncthreads for the block, at a warp's collective for the lanes of
-   its mask. What CUDA leaves undefined ends the program with a message:
+   another. A fiber runs until it waits: at __syncthreads for the block, at a warp's collective for the lanes
+   of its mask. What CUDA leaves undefined ends the program with a message:
 
    - a collective or barrier that some threads never reach, or reach in another line,
    - a shared address outside the block's memory, or one that is not aligned,
    - a wait for another block that never ends.
 
    What CUDA leaves unset is NaN (all bits 1) here: device memory, the shared memory of each block, and the
-   target of an asynchronous copy until the thread has waited for its group. Every other block runs its threads
-   in reverse order. So a result that depends on a missing barrier or wait becomes NaN. */
+   target of an asynchronous copy until the thread has waited for its group. Every other block runs its
+   threads in reverse order. So a result that depends on a missing barrier or wait becomes NaN. */
 #pragma once
 #include <boost/context/fiber.hpp>
 #include <cublasLt.h>
@@ -46,7 +46,8 @@ static inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(floa
 static inline float fmaxf(float x, float y) { return x != x ? y : y > x ? y : x; }
 static inline float fminf(float x, float y) { return x != x ? y : y < x ? y : x; }
 
-namespace emulate {
+namespace emulate
+{
 
 /* ---- threads, warps and the block that runs ---- */
 
@@ -79,7 +80,7 @@ alignas(1024) static char dynamic_shared[228 << 10];
 static std::vector<thread> &threads = *new std::vector<thread>; /* never destroyed: fibers stay as they are */
 static thread *self;
 static boost::context::fiber scheduler, *left; /* left: where the fiber goes that another one follows */
-static bool reversed; /* the order of the block's threads */
+static bool reversed;                          /* the order of the block's threads */
 static const std::function<void()> *body;
 static const char *kernel_name = "none";
 static std::vector<void *> poisoned; /* static shared arrays that the block has begun to use */
@@ -93,7 +94,8 @@ static uint3 block;
 static void fail(const char *format, ...)
 {
     va_list args;
-    fprintf(stderr, "FAILED: emulator, kernel %s, block (%u, %u, %u)", kernel_name, block.x, block.y, block.z);
+    fprintf(stderr, "FAILED: emulator, kernel %s, block (%u, %u, %u)", kernel_name, block.x, block.y,
+            block.z);
     if (self) fprintf(stderr, ", thread %d", self->number);
     fputs(": ", stderr);
     va_start(args, format);
@@ -138,7 +140,8 @@ struct stacks {
     {
         static int count;
         boost::context::stack_context stack;
-        char *const at = (char *)mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        char *const at =
+            (char *)mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         mprotect(at, PAGE, PROT_NONE);
         stack.size = BYTES - (size_t)(count++ % 32 * LINES);
         stack.sp = at + stack.size;
@@ -151,8 +154,8 @@ static void grow(size_t count)
 {
     while (threads.size() < count) {
         threads.emplace_back();
-        threads.back().fiber = boost::context::fiber(
-            std::allocator_arg, stacks(), [](boost::context::fiber &&from) {
+        threads.back().fiber =
+            boost::context::fiber(std::allocator_arg, stacks(), [](boost::context::fiber &&from) {
                 *left = std::move(from);
                 for (;;) {
                     (*body)();
@@ -187,7 +190,8 @@ static void run_warps(int count)
     for (int i = 0; i < count; i++) places[{threads[i].state, threads[i].line}]++;
     std::string text;
     for (const auto &place : places) {
-        static const char *const WHERE[] = {"run", "wait at a barrier", "wait at a collective", "have returned"};
+        static const char *const WHERE[] = {"run", "wait at a barrier", "wait at a collective",
+                                            "have returned"};
         text += (text.empty() ? "" : ", ") + std::to_string(place.second) + " " + WHERE[place.first.first];
         if (place.first.second) text += " in line " + std::to_string(place.first.second);
     }
@@ -197,12 +201,13 @@ static void run_warps(int count)
 static void run_block(void)
 {
     const int count = (int)(block_size.x * block_size.y * block_size.z), warp_count = (count + 31) / 32;
-    memset(dynamic_shared, 0xff, sizeof(dynamic_shared) < shared_bytes + 1024 ? sizeof(dynamic_shared)
-                                                                              : shared_bytes + 1024);
+    memset(dynamic_shared, 0xff,
+           sizeof(dynamic_shared) < shared_bytes + 1024 ? sizeof(dynamic_shared) : shared_bytes + 1024);
     poisoned.clear();
     for (int i = 0; i < count; i++) {
         thread *t = &threads[i];
-        t->index = make_uint3(i % block_size.x, i / block_size.x % block_size.y, i / (block_size.x * block_size.y));
+        t->index =
+            make_uint3(i % block_size.x, i / block_size.x % block_size.y, i / (block_size.x * block_size.y));
         t->number = i;
         t->copies.clear();
         t->groups = t->polls = 0;
@@ -261,7 +266,8 @@ void collective(unsigned mask, int line, OPERANDS &operands, COMPUTE compute)
     for (unsigned left = mask; left; left &= left - 1) {
         thread *const t = first + __builtin_ctz(left);
         if (t->line != line || t->mask != mask)
-            fail("lanes of one mask are in lines %d and %d, with masks %08x and %08x", line, t->line, mask, t->mask);
+            fail("lanes of one mask are in lines %d and %d, with masks %08x and %08x", line, t->line, mask,
+                 t->mask);
         all[__builtin_ctz(left)] = (OPERANDS *)t->operands;
     }
     compute(all);
@@ -341,8 +347,14 @@ static b16 eights(float high, float low, __nv_fp8_interpretation_t kind)
     return (b16)(__nv_cvt_float_to_fp8(high, __NV_SATFINITE, kind) << 8 |
                  __nv_cvt_float_to_fp8(low, __NV_SATFINITE, kind));
 }
-static inline void cvt_rn_satfinite_e4m3x2_f32(b16 &y, float high, float low) { y = eights(high, low, __NV_E4M3); }
-static inline void cvt_rn_satfinite_e5m2x2_f32(b16 &y, float high, float low) { y = eights(high, low, __NV_E5M2); }
+static inline void cvt_rn_satfinite_e4m3x2_f32(b16 &y, float high, float low)
+{
+    y = eights(high, low, __NV_E4M3);
+}
+static inline void cvt_rn_satfinite_e5m2x2_f32(b16 &y, float high, float low)
+{
+    y = eights(high, low, __NV_E5M2);
+}
 
 static inline void mov_b32(uint32_t &y, b16 low, b16 high) { y = low | (uint32_t)high << 16; }
 static inline void mov_b64(b64 &y, uint32_t low, uint32_t high) { y = low | (b64)high << 32; }
@@ -373,7 +385,8 @@ static inline void st_relaxed_gpu_global_b128(void *to, b128 x) { *(b128 *)to = 
 static void start_copy(uint32_t to, const void *from, int bytes, int from_bytes)
 {
     char *const at = shared_at(to, (uint32_t)bytes);
-    if (from_bytes && (uintptr_t)from % (unsigned)bytes) fail("an asynchronous copy from %p of %d bytes", from, bytes);
+    if (from_bytes && (uintptr_t)from % (unsigned)bytes)
+        fail("an asynchronous copy from %p of %d bytes", from, bytes);
     memset(at, 0xff, (size_t)bytes);
     self->copies.push_back({at, from, bytes, from_bytes, self->groups});
 }
@@ -419,8 +432,9 @@ static void load_matrices(uint32_t r[4], uint32_t from, bool transposed, int lin
     });
     memcpy(r, own.r, sizeof(own.r));
 }
-static inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d,
-                                                            uint32_t from, int line = __builtin_LINE())
+static inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t &a, uint32_t &b, uint32_t &c,
+                                                            uint32_t &d, uint32_t from,
+                                                            int line = __builtin_LINE())
 {
     uint32_t r[4];
     load_matrices(r, from, false, line);
@@ -499,10 +513,12 @@ static void multiply_fragments(fragments **all, bool bf16)
         }
 }
 
-static inline void mma_sync_aligned_m16n8k16_row_col_f32_x_x_f32(
-    const char *type, const char *, float &d0, float &d1, float &d2, float &d3, uint32_t a0, uint32_t a1,
-    uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, float c0, float c1, float c2, float c3,
-    int line = __builtin_LINE())
+static inline void mma_sync_aligned_m16n8k16_row_col_f32_x_x_f32(const char *type, const char *, float &d0,
+                                                                 float &d1, float &d2, float &d3, uint32_t a0,
+                                                                 uint32_t a1, uint32_t a2, uint32_t a3,
+                                                                 uint32_t b0, uint32_t b1, float c0, float c1,
+                                                                 float c2, float c3,
+                                                                 int line = __builtin_LINE())
 {
     fragments own = {{c0, c1, c2, c3}, {a0, a1, a2, a3}, {b0, b1}};
     collective(~0u, line, own, [&](fragments **all) { multiply_fragments(all, type[0] == 'b'); });

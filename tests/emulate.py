@@ -72,8 +72,8 @@ def main():
     source = re.sub(r"#include <cub/.*", "", source)  # emulate.h has it
     source = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];",
                     r"\1 *const \2 = (\1 *)emulate::dynamic_shared;", source)
-    source = re.sub(r"__shared__ ([^;]*?(\w+)(?:\[[^;]*\])?);", r"static \1; emulate::poison_once(&\2, sizeof(\2));",
-                    source)
+    source = re.sub(r"__shared__ ([^;]*?(\w+)(?:\[[^;]*\])?);",
+                    r"static \1; emulate::poison_once(&\2, sizeof(\2));", source)
     source = re.sub(r"(\w+)<<<(.*?), ([^,]*)>>>(\(.*\));",
                     r"emulate::launch(what, (const void *)\1, \2, [=] { \1\4; });", source)
     for left in ("__shared__", "<<<"):

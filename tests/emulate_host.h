@@ -4,8 +4,8 @@
 #pragma once
 #include "emulate.h"
 
-
-namespace emulate {
+namespace emulate
+{
 
 /* ---- launches, and graphs of them ---- */
 
@@ -138,7 +138,8 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
     return cudaSuccess;
 }
 
-template <class KERNEL> cudaError_t cudaFuncSetAttribute(KERNEL *kernel, cudaFuncAttribute attribute, int value)
+template <class KERNEL>
+cudaError_t cudaFuncSetAttribute(KERNEL *kernel, cudaFuncAttribute attribute, int value)
 {
     return cudaFuncSetAttribute((const void *)kernel, attribute, value);
 }
@@ -216,7 +217,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
 
 /* ---- cuBLASLt: D = alpha op(A) op(B) + beta C + bias, all by columns, sums in FP32 ---- */
 
-namespace emulate {
+namespace emulate
+{
 
 struct layout {
     cudaDataType type;
@@ -260,7 +262,8 @@ static float to_tf32(float x)
 }
 
 /* op(A) or the transpose of op(B), one k after another. */
-static std::vector<float> operand(const void *data, const layout &l, bool k_is_column, bool tf32, int64_t matrix)
+static std::vector<float> operand(const void *data, const layout &l, bool k_is_column, bool tf32,
+                                  int64_t matrix)
 {
     const int64_t k = k_is_column ? l.columns : l.rows, n = k_is_column ? l.rows : l.columns;
     std::vector<float> all((size_t)(k * n));
@@ -315,8 +318,8 @@ static bool supported(const product &p, const layout &a, const layout &b, const 
 {
     const bool eight = a.type == CUDA_R_8F_E4M3 || a.type == CUDA_R_8F_E5M2;
     if (p.epilogue == CUBLASLT_EPILOGUE_BIAS && d.rows % 16) return false;
-    return !eight || (EMULATE_ARCH >= 890 && p.transposed[0] == CUBLAS_OP_T && p.transposed[1] == CUBLAS_OP_N &&
-                      a.ld % 16 == 0 && b.ld % 16 == 0 && a.rows % 16 == 0);
+    return !eight || (EMULATE_ARCH >= 890 && p.transposed[0] == CUBLAS_OP_T &&
+                      p.transposed[1] == CUBLAS_OP_N && a.ld % 16 == 0 && b.ld % 16 == 0 && a.rows % 16 == 0);
 }
 
 } /* namespace emulate */
@@ -333,10 +336,11 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 }
 const char *cublasLtGetStatusString(cublasStatus_t status) { return status ? "not supported" : "success"; }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType_t)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t)
 {
-    *desc = (cublasLtMatmulDesc_t) new emulate::product{compute, {CUBLAS_OP_N, CUBLAS_OP_N},
-                                                        CUBLASLT_EPILOGUE_DEFAULT, NULL, {NULL, NULL}};
+    *desc = (cublasLtMatmulDesc_t) new emulate::product{
+        compute, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, NULL, {NULL, NULL}};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
@@ -344,8 +348,9 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
     delete (emulate::product *)desc;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
-                                              const void *value, size_t bytes)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                              size_t bytes)
 {
     emulate::product *p = (emulate::product *)desc;
     int8_t fast;
@@ -395,15 +400,17 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t wish)
     free(wish);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-                                                    const void *, size_t)
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
+                                                    cublasLtMatmulPreferenceAttributes_t, const void *,
+                                                    size_t)
 {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t, int,
                                               cublasLtMatmulHeuristicResult_t results[], int *count)
 {
     *count = emulate::supported(*(emulate::product *)desc, *(emulate::layout *)a, *(emulate::layout *)b,
@@ -431,7 +438,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
 
 /* ---- CUB: a stable sort ---- */
 
-namespace cub {
+namespace cub
+{
 
 template <class T> struct DoubleBuffer {
     T *d_buffers[2] = {NULL, NULL};
@@ -444,8 +452,8 @@ template <class T> struct DoubleBuffer {
 
 struct DeviceRadixSort {
     template <class K, class V>
-    static cudaError_t SortPairs(void *scratch, size_t &bytes, DoubleBuffer<K> &keys, DoubleBuffer<V> &values, int n,
-                                 int begin, int end, cudaStream_t)
+    static cudaError_t SortPairs(void *scratch, size_t &bytes, DoubleBuffer<K> &keys, DoubleBuffer<V> &values,
+                                 int n, int begin, int end, cudaStream_t)
     {
         if (!scratch) {
             bytes = 1024 * emulate::whole((size_t)n, 4096) / 4096 + 4096;
@@ -456,7 +464,9 @@ struct DeviceRadixSort {
         const size_t all = bytes;
         keys.selector ^= 1, values.selector ^= 1;
         return emulate::enqueue([=] {
-            const auto digits = [=](int i) { return ((uint64_t)k[i] >> begin) & (((uint64_t)1 << (end - begin)) - 1); };
+            const auto digits = [=](int i) {
+                return ((uint64_t)k[i] >> begin) & (((uint64_t)1 << (end - begin)) - 1);
+            };
             std::vector<int> order((size_t)n);
             for (int i = 0; i < n; i++) order[(size_t)i] = i;
             std::stable_sort(order.begin(), order.end(), [&](int i, int j) { return digits(i) < digits(j); });
