@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # emulate.sh BUILD_DIR [SOURCE_DIR] [TEST...] - runs tests/test_cuda.c on a machine without a GPU: emulate.h
-# runs the portable kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST is
-# an argument list of test_cuda, such as 'fp8 40'. Several run side by side. Without one, a small share runs.
+# runs the portable kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST
+# is an argument list of test_cuda, such as 'fp8 40'. Several run side by side. Default: a small share.
 #
 #   tests/emulate.sh build
 #   tests/emulate.sh build ../next 'quick fp8 12' 'operations 0 60'
