@@ -14,6 +14,8 @@
    test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones
    test_cuda attention                      only flash attention's tiles, slices and windows
    test_cuda fp8 [SCHEDULES]                only FP8, with so many random schedules (default 600)
+   test_cuda quick TEST...                  one of the tests above with a seventh of their fixed cases, for
+                                            tests/emulate.sh
    test_cuda textbook [SCHEDULES]           FP8's operations with the CPU in place of the device, no models:
                                             tests the CPU's and the textbook, needs no GPU */
 #define MTT_CUDA
@@ -2308,7 +2310,7 @@ static void long_rows(void)
     static const mtt_precision precisions[] = {MTT_FP32, MTT_BF16, MTT_FP16};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, which, i;
-    for (number = 0; number < 15; number++) {
+    for (number = 0; number < 15; number += each()) {
         setup s = random_setup(number);
         lock_step l;
         s.model.vocab = vocabs[number / 3];
@@ -2360,7 +2362,7 @@ static void turns_of_heads(void)
                  {257, 4, 128, 30, 0, 0.3f}};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
-    for (number = 0; number < (int)MTT__LENGTH(cases); number++) {
+    for (number = 0; number < (int)MTT__LENGTH(cases); number += each()) {
         setup s = random_setup(number);
         s.seq_len = s.model.max_seq = cases[number].seq_len;
         s.batch = cases[number].batch;
@@ -2385,7 +2387,7 @@ static void edges_of_tiles(void)
     static const int lengths[] = {1, 63, 65, 128, 129, 193, 256, 385, 640}, widths[] = {40, 64, 104, 128};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
-    for (number = 0; number < 2 * 4 * 9 * 3; number++) {
+    for (number = 0; number < 2 * 4 * 9 * 3; number += each()) {
         setup s = random_setup(number);
         s.seq_len = s.model.max_seq = lengths[number / 8 % 9];
         s.batch = 1 + below(2);
@@ -2411,7 +2413,7 @@ static void products_with_gelu(void)
 {
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
-    for (number = 0; number <= 64; number++) {
+    for (number = 0; number <= 64; number += each()) {
         setup s = random_setup(number);
         s.model.layers = s.batch = 1;
         s.model.heads = 1 + below(2);
@@ -2540,7 +2542,7 @@ static void eight_products_with_gelu(void)
     enum { LAST = 24 };
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, i;
-    for (number = 0; number <= LAST; number++) {
+    for (number = 0; number <= LAST; number += each()) {
         setup s = eight_setup(0);
         lock_step l;
         mtt__program *p;
@@ -2622,7 +2624,7 @@ static void attention_in_eight(void)
     static const int widths[] = {8, 32, 40, 64, 80, 96, 128, 256};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, i;
-    for (number = 0; number < 7 * 8 * 4; number++) {
+    for (number = 0; number < 7 * 8 * 4; number += each()) {
         setup s = eight_setup(0);
         lock_step l;
         mtt__program *p;
@@ -2675,7 +2677,7 @@ static void every_number(void *context)
     table = matrix_on_device(context, MTT_F32, 4, 1);
     for (i = 0; i < COUNT; i++) x_bits[i] = (uint16_t)i;
     cuda.upload(context, x.data, x_bits, x.bytes);
-    for (number = 0; number < 16; number++) {
+    for (number = 0; number < 16; number += each()) {
         int e4m3 = number < 12, alone = number % 3 == 2, wrong = 0, clipped = 0;
         double scale = e4m3 ? ldexp(1, exponents[number / 3]) : 1;
         mtt_scale scales = {(float)(1 / scale), (float)scale, mtt__float_bits(0.5f), 7}, after;
@@ -2749,7 +2751,7 @@ static void norms_eight(void *context)
     int number;
     workspace = matrix_on_device(context, MTT_F32, 1 << 21, 1);
     cuda.upload(context, table.data, &scale, sizeof(scale));
-    for (number = 0; number < COUNT; number++) {
+    for (number = 0; number < COUNT; number += each()) {
         const int width = WIDTHS[number % (int)MTT__LENGTH(WIDTHS)];
         const int rows = ROWS[number / (int)MTT__LENGTH(WIDTHS)], padded = (rows + 15) / 16 * 16;
         const struct { mtt_dtype dtype; int rows, width; } KIND[KINDS] = {
@@ -2989,7 +2991,7 @@ static void full_windows(void)
 {
     static const int lengths[] = {1, 31, 33, 97, 257, 1024, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
     int number;
-    for (number = 0; number < 4 * 7 * 6; number++) {
+    for (number = 0; number < 4 * 7 * 6; number += each()) {
         setup s = random_setup(number);
         lock_step l;
         mtt_op *ops[2] = {NULL, NULL};
@@ -3261,17 +3263,18 @@ static void repetition(mtt_precision from)
 {
     enum { RUNS = 20, STEPS = 6, STOP = 3 };
     int i, run;
-    for (i = 0; i < TECHNIQUE_COUNT; i++) {
+    for (i = 0; i < TECHNIQUE_COUNT; i += each()) {
         setup s = technique_setup(&TECHNIQUES[i], 2);
         history first;
         if (s.policy.precision < from) continue;
         first = trained(&s, STEPS, 0);
-        for (run = 1; run < RUNS; run++)
+        for (run = 1; run < RUNS / each(); run++)
             same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
         same_history(&first, trained(&s, STEPS, STOP), "after a resume", &s);
         same_history(&first, trained_with(&s, STEPS, 0, 1), "with evaluations in between", &s);
         free(first.weights);
     }
+    if (quick) return;
     /* products so large that the backend times its algorithms: no matter which of them wins */
     for (i = (int)from; i < PRECISION_COUNT; i++) {
         setup s = random_setup(2);
@@ -3682,19 +3685,20 @@ static void programs(int models, mtt_precision from, double start)
 {
     repetition(from);
     told("repetition and resume", start);
-    recomputation(from);
-    told("recomputation", start);
-    ways_to_run(from);
-    told("ways to run", start);
+    if (quick) skip("recomputation, ways to run, large products: too long for quick");
+    else recomputation(from), ways_to_run(from);
+    told("recomputation and ways to run", start);
     if (from <= MTT_FP16) overflow(MTT_FP16);
     overflow(MTT_FP8);
-    whole_models(models, from);
+    whole_models(models / each(), from);
     told("whole models", start);
 }
 
 int main(int argc, char **argv)
 {
     double start = mtt__now_ms();
+    quick = argc > 1 && !strcmp(argv[1], "quick");
+    argc -= quick, argv += quick;
     int scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
     mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */
     mallopt(M_TRIM_THRESHOLD, INT_MAX);

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# emulate.sh BUILD_DIR [SOURCE_DIR] [TEST...] - runs tests/test_cuda.c on a machine without a GPU: emulate.h
+# runs the portable kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST
+# is an argument list of test_cuda, such as 'fp8 40'. Several run side by side. Default: a small share.
+#
+#   tests/emulate.sh build
+#   tests/emulate.sh build ../next 'quick fp8 12' 'operations 0 60'
+#
+# ARCH=800, 890 (default) or 900: the compute capability. Needs g++, Boost.Context (libboost-context-dev) and
+# CUDA's headers (CUDA_HOME, default /usr/local/cuda), no CUDA library. Not covered: the Hopper room, speed,
+# blocks that run at the same time, and races that neither order of a block's threads shows.
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+build=$(mkdir -p "$1/emulate" && cd "$1/emulate" && pwd) || exit 1
+shift
+source=$here/..
+if [ -d "$1" ]; then source=$1; shift; fi
+source=$(cd "$source" && pwd)
+[ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12'
+export OMP_NUM_THREADS=1 # tests run side by side
+program=$source/tests/test_cuda.c
+if ! grep -q '"quick"' "$program"; then
+  echo "emulate.sh: $program does not know quick; the one beside this script is taken"
+  program=$build/tests/test_cuda.c
+  mkdir -p "$build/tests"
+  cp "$here"/test_cuda.c "$here"/test.h "$here"/techniques.h "$build/tests"
+  cp "$source/mtt.h" "$build"
+fi
+flags=(-O2 -g1 -march=native -fopenmp "-I${CUDA_HOME:-/usr/local/cuda}/include")
+
+python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.cpp" || exit 1
+gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$program" -o "$build/test.o" & test=$!
+# -ffp-contract=off: __fmul_rn must not be fused. -fno-strict-aliasing: kernels read bytes as other types. -w:
+# nvcc's warnings are the ones that count.
+g++ -std=c++17 "${flags[@]}" -ffp-contract=off -fno-strict-aliasing -w -DMTT_NO_HOPPER \
+  "-DEMULATE_ARCH=${ARCH:-890}" "-I$source" -include "$here/emulate_host.h" \
+  -c "$build/kernels.cpp" -o "$build/kernels.o" || exit 1
+wait $test || exit 1
+g++ -fopenmp "$build/test.o" "$build/kernels.o" -o "$build/test_cuda" -l:libboost_context.a -lm || exit 1
+
+one() { # NUMBER ARGUMENTS: the log says so where the program ends early
+  local start=$SECONDS
+  # shellcheck disable=SC2086
+  "$build/test_cuda" $2 > "$build/log$1" 2>&1
+  local status=$?
+  grep -q '^[0-9]* passed,' "$build/log$1" || echo "FAILED: test_cuda $2, status $status" >> "$build/log$1"
+  echo "test_cuda $2: $((SECONDS - start)) s" >> "$build/log$1"
+}
+number=0
+for arguments; do
+  while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+  number=$((number + 1))
+  one $number "$arguments" &
+done
+wait
+for ((i = 1; i <= number; i++)); do cat "$build/log$i"; done > "$build/log"
+grep -E '^(FAILED|skipped|test_cuda |[0-9]+ passed)' "$build/log"
+awk '/^[0-9]+ passed,/ {p += $1; f += $3; s += $5} /^FAILED: test_cuda/ {f++}
+  END {printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f || !p}' "$build/log"
