@@ -160,7 +160,7 @@ MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e4m3)
     return out;
 }
 
-/* The instruction knows no infinity: it clips to 57344. */
+/* The instruction clips to 57344. mtt__mark_overflow restores infinities. */
 MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
 {
     uint32_t out = 0;
@@ -172,8 +172,8 @@ MTT__DEVICE uint32_t mtt__pack_four(const float *v, mtt__e5m2)
     return out;
 }
 
-/* Makes infinities, which tell of an overflow, of those of eight e5m2 values that were clipped. Codes from
-   that of 57344 up are looked at first: one test for all eight. */
+/* Replaces the clipped ones of eight e5m2 values with infinities, which report an overflow. One test covers
+   all eight: only codes of 57344 (0x7b) and above can have been clipped, and adding 5 sets their top bit. */
 MTT__DEVICE void mtt__mark_overflow(uint2 &codes, const float *v)
 {
     const uint32_t low = (codes.x & 0x7f7f7f7fu) + 0x05050505u, high = (codes.y & 0x7f7f7f7fu) + 0x05050505u;
@@ -778,8 +778,9 @@ static mtt_status mtt__bias_gradient(mtt__cuda *c, const mtt_op *op, const mtt_t
 /* Threads of a row, and packs of 8 elements of a thread: a row of up to their product stays in registers. */
 #define MTT__NORM_SHAPES(X) X(32, 1) X(32, 3) X(32, 4) X(256, 1) X(256, 4) X(512, 4)
 
-/* (x - mean) rstd. For 16-bit data one multiply-add: what it rounds is no larger than the error of a mean in
-   FP32. Every kernel that makes a norm's result calls this, so that recomputation has the same bits. */
+/* (x - mean) rstd. For 16-bit data one multiply-add. Rounding mean rstd is like an error of 2^-24 in the
+   mean, and a mean in FP32 is no more exact. Every kernel that makes a norm's result calls this, so that
+   recomputation gives the same bits. */
 template <class T> MTT__DEVICE float mtt__normalized(float x, float2 stats)
 {
     return sizeof(T) == 4 ? (x - stats.x) * stats.y : fmaf(x, stats.y, -stats.x * stats.y);
@@ -823,7 +824,7 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
         if (column < width) xs[p] = mtt__load_vector(o.x + row * width + column);
     }
     if (o.branch) {
-        mtt__vector<T> branch[PACKS]; /* all of it, before stores, which loads would wait for */
+        mtt__vector<T> branch[PACKS]; /* loaded before the first store, which it might alias */
         MTT__UNROLL for (int p = 0; p < PACKS; p++) {
             int column = (p * THREADS + lane) * 8;
             if (column < width) branch[p] = mtt__load_vector(o.branch + row * width + column);
@@ -1233,10 +1234,10 @@ struct mtt__quantize {
 /* A tile of 128 rows and 64 columns of codes, transposed: a column is 32 words of four codes. One word more
    between columns spreads a warp over the banks of shared memory. */
 enum { MTT__TILE_ROWS = 128, MTT__TILE_COLUMNS = 64 };
-typedef uint32_t mtt__turned[MTT__TILE_COLUMNS][MTT__TILE_ROWS / 4 + 1];
+typedef uint32_t mtt__transposed_tile[MTT__TILE_COLUMNS][MTT__TILE_ROWS / 4 + 1];
 
 /* A thread's four rows of eight columns. Eight neighbours have all columns of the same rows. */
-MTT__DEVICE void mtt__turn_codes(mtt__turned &to, const uint2 codes[4])
+MTT__DEVICE void mtt__transpose_codes(mtt__transposed_tile &to, const uint2 codes[4])
 {
     uint32_t words[8];
     mtt__turn(words, codes[0].x, codes[1].x, codes[2].x, codes[3].x);
@@ -1244,10 +1245,12 @@ MTT__DEVICE void mtt__turn_codes(mtt__turned &to, const uint2 codes[4])
     MTT__UNROLL for (int k = 0; k < 8; k++) to[threadIdx.x % 8 * 8 + k][threadIdx.x / 8] = words[k];
 }
 
-/* c += a word of e5m2 of each lane, by `ones`, two halves of 1 or 0, on tensor cores. Lane l adds to row l/4,
-   and to column l/4 where its `ones` are 1; c[0..1] are columns 2 (l%4) and the next of row l/4. A byte of
-   e5m2 is the upper one of a half, and products with 1 are exact. */
-enum { MTT__HALVES_OF_1 = 0x3c003c00 };
+enum { MTT__HALVES_OF_1 = 0x3c003c00 }; /* two halves, each 1 */
+
+/* Adds e5m2 codes on tensor cores. The 16 codes of lanes 4r to 4r + 3 are added to row r of c, in each column
+   j whose lanes 4j to 4j + 3 pass MTT__HALVES_OF_1 as `ones`, and not 0. c[0..1] are row l/4, columns 2 (l%4)
+   and the next. A byte of e5m2 is the upper byte of a half, and products with 1 are exact. Where some lanes
+   pass 0, codes must be finite: infinity times 0 is NaN. */
 MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
 {
     const uint32_t halves[4] = {__byte_perm(word, 0, 0x1404), 0, __byte_perm(word, 0, 0x3424), 0};
@@ -1284,7 +1287,7 @@ MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int 
 template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
 {
     enum { COLUMNS = MTT__TILE_COLUMNS, WITH_DY = KIND == MTT__GELU_BACKWARD };
-    __shared__ mtt__turned turned[1 + WITH_DY];
+    __shared__ mtt__transposed_tile turned[1 + WITH_DY];
     const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
     const int64_t row0 = (int64_t)(tile / tiles) * MTT__TILE_ROWS;
     const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
@@ -1311,7 +1314,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
     }
     mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
     if (!o.y_t.data) return;
-    MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) mtt__turn_codes(turned[t], t ? more : codes);
+    MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) mtt__transpose_codes(turned[t], t ? more : codes);
     __syncthreads(); /* the tile is there before its columns are stored */
     const int64_t at = row0 + threadIdx.x % 32 * 4;
     for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
@@ -1424,10 +1427,14 @@ static mtt_status mtt__cuda_dequantize_groups(mtt__cuda *c, const mtt_op *op)
     });
 }
 
+static int64_t mtt__quantize_tiles(const mtt__quantize &o)
+{
+    return mtt__ceil_div(o.rows, MTT__TILE_ROWS) * mtt__ceil_div(o.width, MTT__TILE_COLUMNS);
+}
+
 template <int KIND, class Q> static mtt_status mtt__launch_quantize(mtt__cuda *c, const mtt__quantize &o)
 {
-    const int64_t tiles = mtt__ceil_div(o.rows, 128) * mtt__ceil_div(o.width, 64);
-    return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)tiles, 256, o);
+    return mtt__launch(c, "quantize", mtt_k_quantize<KIND, Q>, (unsigned)mtt__quantize_tiles(o), 256, o);
 }
 
 static mtt_status mtt__quantize_by(mtt__cuda *c, const mtt_quantize *o)
@@ -1472,7 +1479,7 @@ static mtt_status mtt__cuda_quantize_weights(mtt__cuda *c, const mtt_op *op)
         (op->transposed ? q->y_t : q->y) = mtt__eight_of(op->operands[4 + i]);
         q->rows = mtt__rows(op->operands[i]), q->width = (int)mtt__width(op->operands[i]);
         q->padded = q->pitch = q->rows;
-        four.first[i + 1] = four.first[i] + (int)(mtt__ceil_div(q->rows, 128) * mtt__ceil_div(q->width, 64));
+        four.first[i + 1] = four.first[i] + (int)mtt__quantize_tiles(*q);
     }
     return mtt__launch(c, "quantize", mtt_k_quantize_four, (unsigned)four.first[4], 256, four);
 }
@@ -1493,14 +1500,13 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
     return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
 }
 
-/* Math:        out[j] (+)= sum of row j, over its first `count` elements
+/* Math:        out[j] (+)= sum of row j over its first `count` elements, divided by x's scale
    Shapes:      x [rows, width] e5m2, out [rows] float
-   Launch:      a block of 512 threads for 8 rows. A warp has 64 bytes of each at a time, four lanes a row,
-                and loads the next 8 times that before it adds. Adding on tensor cores takes a quarter of the
-                instructions
-   Requires:    rows a multiple of 8, width and count of 16; a sum of 16 warps
+   Launch:      a block of 512 threads sums 8 rows. A warp reads 64 bytes of each row, four lanes a row. It
+                loads eight such pieces, 1,024 bytes apart, before it adds them
+   Requires:    rows a multiple of 8; width and count multiples of 16
    Traffic:     x read once
-   Determinism: 256 elements of a row at a time, in order; then the warps in order
+   Determinism: tensor cores add 64 elements; a warp adds these sums in order; then the warps in order
    Reference:   mtt__sum_columns */
 static __global__ void __launch_bounds__(512)
     mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
@@ -1536,8 +1542,8 @@ static __global__ void __launch_bounds__(512)
     *out = sum * (scale ? scale->inverse : 1.0f) + (add ? *out : 0.0f);
 }
 
-static mtt_status mtt__row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count, const mtt_tensor *sums,
-                                int add)
+static mtt_status mtt__launch_row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count,
+                                       const mtt_tensor *sums, int add)
 {
     return mtt__launch(c, "row_sums", mtt_k_row_sums, mtt__blocks(mtt__rows(x), 8), 512,
                        mtt__at<const uint8_t>(x), (const mtt_scale *)x->scale, mtt__at<float>(sums), count,
@@ -1648,7 +1654,7 @@ static __global__ void __launch_bounds__(256)
 /* Math:        for each run of equal tokens in a chunk: sum of mask * dx over its rows, added to
                 d_wte[token], or stored in heads[chunk] if the run began in an earlier chunk
    Shapes:      tokens, at [n] int32 sorted by token; dx [R, C] T; d_wte [Vp, C], heads [chunks, C] float
-   Launch:      a warp a chunk and 256 columns, 4 warps a block; 7 blocks a processor, or sm_80 would spill
+   Launch:      a warp a chunk and 256 columns, 4 warps a block; 4 blocks a processor
    Requires:    C a multiple of 8
    Traffic:     n C elements of dx, 8 bytes of d_wte a run and column
    Determinism: rows in the order of the sorted positions; each element of d_wte has one writer
@@ -1693,7 +1699,8 @@ static __global__ void __launch_bounds__(128, 4)
 /* Math:        d_wte[token] += heads of the chunks in which the run continues, for each run that begins in a
                 chunk
    Shapes:      as mtt_k_embed_runs
-   Launch:      as mtt_k_embed_runs; a warp looks at 32 chunks at a time, and loads four heads
+   Launch:      a warp a chunk and 256 columns, 4 warps a block. It looks at 32 chunks at a time, and loads
+                four heads before it adds them
    Requires:    mtt_k_embed_runs before it
    Traffic:     heads read once
    Determinism: chunks in order; each element of d_wte has one writer
@@ -1704,24 +1711,25 @@ static __global__ void __launch_bounds__(128)
     enum { AHEAD = 4 };
     int slices = (width + 255) / 256, job = blockIdx.x * 4 + threadIdx.x / 32;
     int column = job % slices * 256 + threadIdx.x % 32 * 8;
-    int piece = job / slices + 1, next = piece * chunk, run = 32, lane = threadIdx.x % 32;
+    int piece = job / slices + 1, next = piece * chunk, run, lane = threadIdx.x % 32;
     if (next >= n) return;
     int32_t token = tokens[next - 1];
     if (tokens[next] != token || (piece > 1 && tokens[next - chunk - 1] == token)) return;
     float sum[8] = {0};
-    for (; run == 32; piece += 32) {
+    do {
         const int64_t at = (int64_t)(piece + lane) * chunk;
         const uint32_t others = ~__ballot_sync(0xffffffffu, at < n && tokens[at] == token);
         run = others ? __ffs((int)others) - 1 : 32;
         for (int i = 0; i < run && column < width; i += AHEAD) {
             mtt__vector<float> v[AHEAD];
-            MTT__UNROLL for (int a = 0; a < AHEAD; a++) /* beyond the run its last one again, times 0 */
+            MTT__UNROLL for (int a = 0; a < AHEAD; a++) /* beyond the run its last head again, not added */
                 v[a] = mtt__load_vector(heads + (int64_t)(piece + min(i + a, run - 1)) * width + column);
             MTT__UNROLL for (int a = 0; a < AHEAD; a++)
-                MTT__UNROLL for (int k = 0; k < 8; k++)
-                    sum[k] = fmaf(v[a].v[k], i + a < run ? 1.0f : 0.0f, sum[k]);
+                if (i + a < run)
+                    MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[a].v[k];
         }
-    }
+        piece += 32;
+    } while (run == 32);
     if (column >= width) return;
     float *out = d_wte + (int64_t)token * width + column;
     MTT__UNROLL for (int k = 0; k < 8; k++) out[k] += sum[k];
@@ -2262,7 +2270,7 @@ static mtt_status mtt__gradient_of_transposes(mtt__cuda *c, const mtt_op *op,
                                               const mtt_linear_backward_weight *o)
 {
     const int64_t rows = mtt__width(o->dy);
-    mtt_status status = o->d_bias ? mtt__row_sums(c, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
+    mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
     if (status != MTT_OK) return status;
     return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
 }
@@ -2467,7 +2475,7 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
     return status;
 }
 
-/* What mtt_k_logit_gradients reads and makes. */
+/* Arguments of mtt_k_logit_gradients. */
 struct mtt__logit_gradients {
     const __nv_bfloat16 *logits;
     const int32_t *targets;
@@ -2477,12 +2485,13 @@ struct mtt__logit_gradients {
     uint8_t *y, *y_t;
     const mtt_scale *scale;
     float *sums; /* NULL = not wanted */
-    int rows, tiles, width, classes, pitch;
+    int rows, slice, width, classes, pitch; /* slice: rows of it, whole tiles */
 };
 
-/* The gradients of eight logits of a row. `target` is counted from the first of them; `counted` has ones in
-   the bytes of logits that count; loss: {lse - x[target], -, lse}. None overflows, thanks to
-   mtt__scale_logits. */
+/* The gradients of eight logits of a row. `target` is counted from the first of them; `counted` has 0xff for
+   each logit that counts; loss is {lse - x[target], -, lse}. Gradients are at most 32768 (mtt__scale_logits),
+   so none is checked for overflow. Only logits above 10^6 could exceed 57344, by rounding: they are
+   clipped. */
 MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int target, const float *loss,
                                    float factor, uint2 counted)
 {
@@ -2498,27 +2507,28 @@ MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int
                       mtt__pack_four(v + 4, mtt__e5m2()) & counted.y);
 }
 
-/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, in e5m2; y_t its transpose; sums: of
-                its columns, over a slice of rows
+/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, in e5m2; y_t its transpose; sums = the
+                sums of y's columns over each slice of rows, divided by the scale
    Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
                 [width, pitch]; sums [slices, width] float
-   Launch:      grid (width / 64, slices), 256 threads. A block has a slice of `tiles` tiles of 128 x 64, one
-                after the other; a thread has 8 columns of 4 rows. Beyond the last row it computes that one
-                again, and stores zeros in y_t
+   Launch:      grid (width / 64, slices), 256 threads. A block does the tiles of a slice, 128 x 64, one after
+                the other; a thread has 8 columns of 4 rows. Beyond the last row it computes that row again,
+                and stores zeros in y_t
    Requires:    width a multiple of 64; pitch of 16, at least rows
    Traffic:     logits read, y and y_t written, the latter in pieces of 128 bytes, by shared memory
-   Determinism: elementwise; 128 codes of a column on tensor cores, then the slice's tiles in order
+   Determinism: elementwise; tensor cores add 16 codes of a column; then tiles in order; then eight sums by a
+                tree
    Reference:   mtt__cpu_cross_entropy_backward, mtt__sum_columns */
 static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt__logit_gradients o)
 {
-    __shared__ mtt__turned turned;
+    __shared__ mtt__transposed_tile turned;
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 8;
     const int column0 = blockIdx.x * MTT__TILE_COLUMNS, column = column0 + threadIdx.x % 8 * 8;
     const int classes = min(max(o.classes - column, 0), 8);
     const uint64_t bytes = classes ? ~0ull >> (64 - 8 * classes) : 0;
     const float factor = mtt__loss_factor(o.control, o.counters) * o.scale->scale;
     float2 sum = make_float2(0, 0); /* of two of the warp's columns, from `first` */
-    const int slice = o.tiles * MTT__TILE_ROWS, begin = blockIdx.y * slice, end = min(begin + slice, o.rows);
+    const int begin = blockIdx.y * o.slice, end = min(begin + o.slice, o.rows);
     uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
     for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
         mtt__vector<__nv_bfloat16> logits[4];
@@ -2535,7 +2545,7 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
             codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted);
             if (row < o.rows) *(uint2 *)(o.y + (int64_t)row * o.width + column) = codes[i];
         }
-        mtt__turn_codes(turned, codes);
+        mtt__transpose_codes(turned, codes);
         __syncthreads(); /* the tile is there before its columns are stored */
         MTT__UNROLL for (int i = 0; i < 8; i++) {
             const uint32_t word = turned[first + i][lane];
@@ -2563,18 +2573,18 @@ static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
     const int64_t columns = width / MTT__TILE_COLUMNS;
-    int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns));
+    int64_t slices = mtt__min(mtt__ceil_div(tiles, 2), mtt__ceil_div(64 * c->processors, columns)), slice;
     void *scratch = NULL;
     mtt_status status = o->d_bias ? mtt__scratch(c, op, mtt__op_scratch(op), &scratch) : MTT_OK;
     if (status != MTT_OK) return status;
     if (o->d_bias) slices = mtt__min(slices, (int64_t)(op->workspace->bytes / mtt__op_scratch(op)));
+    slice = mtt__ceil_div(tiles, slices) * MTT__TILE_ROWS;
     mtt__logit_gradients g = {mtt__at<const __nv_bfloat16>(o->logits), r.targets, r.losses,
                               mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
                               mtt__at<uint8_t>(o->d_logits), mtt__at<uint8_t>(o->d_logits_t),
                               o->d_logits->scale, (float *)scratch, (int)r.rows,
-                              (int)mtt__ceil_div(tiles, slices), (int)width, op->shape->vocab,
-                              (int)mtt__width(o->d_logits_t)};
-    slices = mtt__ceil_div(tiles, g.tiles);
+                              (int)slice, (int)width, op->shape->vocab, (int)mtt__width(o->d_logits_t)};
+    slices = mtt__ceil_div(r.rows, slice);
     const dim3 grid((unsigned)columns, (unsigned)slices);
     status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, grid, 256, g);
     if (status != MTT_OK || !o->d_bias) return status;

@@ -14,7 +14,8 @@
    test_cuda operations LARGE [SMALL]       only LARGE random schedules and SMALL small ones
    test_cuda attention                      only flash attention's tiles, slices and windows
    test_cuda fp8 [SCHEDULES]                only FP8, with so many random schedules (default 600)
-   test_cuda quick TEST...                  one of the tests above with a seventh of their fixed cases, for
+   test_cuda quick TEST...                  one of the tests above with a tenth of their fixed cases, and
+                                            without recomputation, ways to run and large products: for
                                             tests/emulate.sh
    test_cuda textbook [SCHEDULES]           FP8's operations with the CPU in place of the device, no models:
                                             tests the CPU's and the textbook, needs no GPU */
@@ -2542,7 +2543,7 @@ static void eight_products_with_gelu(void)
     enum { LAST = 24 };
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, i;
-    for (number = 0; number <= LAST; number += each()) {
+    for (number = 0; number <= LAST; number += quick ? 11 : 1) {
         setup s = eight_setup(0);
         lock_step l;
         mtt__program *p;
@@ -2624,7 +2625,7 @@ static void attention_in_eight(void)
     static const int widths[] = {8, 32, 40, 64, 80, 96, 128, 256};
     const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, i;
-    for (number = 0; number < 7 * 8 * 4; number += each()) {
+    for (number = 0; number < 7 * 8 * 4; number += quick ? 11 : 1) { /* not 7: there are 7 lengths */
         setup s = eight_setup(0);
         lock_step l;
         mtt__program *p;
@@ -2991,7 +2992,7 @@ static void full_windows(void)
 {
     static const int lengths[] = {1, 31, 33, 97, 257, 1024, 1025}, widths[] = {8, 40, 64, 96, 128, 256};
     int number;
-    for (number = 0; number < 4 * 7 * 6; number += each()) {
+    for (number = 0; number < 4 * 7 * 6; number += quick ? 11 : 1) { /* not 7: there are 7 lengths */
         setup s = random_setup(number);
         lock_step l;
         mtt_op *ops[2] = {NULL, NULL};
