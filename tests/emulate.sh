@@ -16,6 +16,7 @@ source=$here/..
 if [ -d "$1" ]; then source=$1; shift; fi
 source=$(cd "$source" && pwd)
 [ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12'
+arch=${ARCH:-890}
 export OMP_NUM_THREADS=1 # tests run side by side
 program=$source/tests/test_cuda.c
 if ! grep -q '"quick"' "$program"; then
@@ -27,13 +28,14 @@ if ! grep -q '"quick"' "$program"; then
 fi
 flags=(-O2 -g1 -march=native -fopenmp "-I${CUDA_HOME:-/usr/local/cuda}/include")
 
-python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.cpp" || exit 1
 gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$program" -o "$build/test.o" & test=$!
 # -ffp-contract=off: __fmul_rn must not be fused. -fno-strict-aliasing: kernels read bytes as other types. -w:
 # nvcc's warnings are the ones that count.
-g++ -std=c++17 "${flags[@]}" -ffp-contract=off -fno-strict-aliasing -w -DMTT_NO_HOPPER \
-  "-DEMULATE_ARCH=${ARCH:-890}" "-I$source" -include "$here/emulate_host.h" \
-  -c "$build/kernels.cpp" -o "$build/kernels.o" || exit 1
+flags+=(-std=c++17 -ffp-contract=off -fno-strict-aliasing -w -Wno-psabi)
+if [ "$arch" = 900 ]; then room=-D__CUDA_ARCH_FEAT_SM90_ALL; else room=-DMTT_NO_HOPPER; fi
+python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.ii" g++ "${flags[@]}" $room \
+  "-DEMULATE_ARCH=$arch" "-I$source" -include "$here/emulate_host.h" || exit 1
+g++ "${flags[@]}" -c "$build/kernels.ii" -o "$build/kernels.o" || exit 1
 wait $test || exit 1
 g++ -fopenmp "$build/test.o" "$build/kernels.o" -o "$build/test_cuda" -l:libboost_context.a -lm || exit 1
 
