@@ -79,6 +79,7 @@ struct thread {
     void *operands; /* of the collective */
     std::vector<copy> copies;
     int groups, polls; /* groups of copies so far, loads of another block's results */
+    int products;      /* of its warpgroup so far */
     int pending;       /* work of emulate_hopper.h that must end before the thread */
 };
 
@@ -97,7 +98,8 @@ struct block_state {
     struct barrier barriers[BARRIERS], warpgroups[8];
     int lines[BARRIERS]; /* where the barriers are waited for */
     bool begun;
-    int returned; /* threads */
+    int returned;    /* threads */
+    int products[8]; /* that any thread of each warpgroup has issued */
     char *shared;
 };
 
@@ -300,7 +302,7 @@ static void begin_block(uint3 first, int rank, int count)
             make_uint3(i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y));
         t->number = i;
         t->copies.clear();
-        t->groups = t->polls = 0;
+        t->groups = t->polls = t->products = 0;
         block->warps[i / 32].ready |= 1u << i % 32;
     }
 }

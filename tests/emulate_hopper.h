@@ -7,8 +7,9 @@
    - The copy engine loads a tile when no thread of the cluster can go on. It reads the tile of a store when
      the thread that issued the store waits for it.
 
-   So an operand that is overwritten too early, or a result that is read too early, gives a wrong result.
-   Fences of the asynchronous proxy do nothing here: a missing one does not show. */
+   What they read must be the same from the time at which they are issued. So an operand that is written too
+   late or overwritten too early ends the program, and a result that is read too early is NaN. Fences of the
+   asynchronous proxy do nothing here: a missing one does not show. */
 #pragma once
 #include <cuda.h>
 
@@ -26,6 +27,8 @@ struct warpgroup_product {
     uint64_t a, b;               /* descriptors */
     int n, adds, transposed_a, transposed_b, group;
     enum element type;
+    uint64_t sum; /* of A's registers, and of the operands in shared memory if the thread is the first */
+    bool first;   /* of the warpgroup's threads to issue it */
 };
 
 /* Registers of C, which are NaN until the thread has waited for all products that use them. */
@@ -44,7 +47,7 @@ struct asynchronous {
     std::vector<warpgroup_product> products;
     std::vector<accumulators> sums;
     std::vector<store> stores;
-    int product_groups, store_groups;
+    int product_groups, store_groups; /* so far */
     bool fenced; /* wgmma.fence since the last wait */
     unsigned cluster_phase;
 };
@@ -68,30 +71,56 @@ static accumulators *sums_at(asynchronous &own, const float *c)
 /* Rows of `width` bytes, 128, 64 or 32: address bits 7 and up are XORed into bits 4 and up. */
 static uint32_t swizzled(uint32_t address, uint32_t width) { return address ^ (address >> 3 & (width - 16)); }
 
-/* An operand of 32 bytes of k in shared memory: put(row, k, element). A row is of k, or, if transposed, it is
-   `width` bytes of one k. The descriptor has the distance to the next 8 rows (stride) and, if transposed, to
-   the next `width` bytes (leading). */
-template <class ELEMENT, class PUT>
-void read_operand(uint64_t descriptor, bool transposed, int rows, const PUT &put)
+/* A checksum of what came before and of 16 bytes. */
+static uint64_t joined(uint64_t sum, const void *at)
 {
-    enum { TOGETHER = 16 / sizeof(ELEMENT) };
+    uint64_t x[2];
+    memcpy(x, at, sizeof(x));
+    return ((sum ^ x[0]) * 0x9e3779b97f4a7c15 ^ x[1]) * 0xbf58476d1ce4e5b9;
+}
+
+/* An operand of 32 bytes of k in shared memory: visit(row, k, 16 bytes) of the elements from there on, in k,
+   or, if transposed, in rows. The descriptor has the distance to the next 8 rows of memory (stride) and, if
+   transposed, to the next `width` bytes of a row (leading). */
+template <class VISIT>
+void each_part(uint64_t descriptor, bool transposed, int rows, int element_bytes, const VISIT &visit)
+{
     const uint32_t start = (descriptor & 0x3fff) * 16, leading = (descriptor >> 16 & 0x3fff) * 16;
     const uint32_t stride = (descriptor >> 32 & 0x3fff) * 16, width = 256u >> (descriptor >> 62);
-    const auto chunk = [&](uint32_t at) { return (ELEMENT *)shared_at(swizzled(start + at, width), 16); };
+    const auto part = [&](uint32_t at) { return shared_at(swizzled(start + at, width), 16); };
+    const int together = 16 / element_bytes;
     if (width == 256 || descriptor >> 49 & 7) fail("a descriptor without a swizzle, or with a base offset");
     if (!transposed)
         for (int i = 0; i < rows; i++)
-            for (int part = 0; part < 2; part++) {
-                const ELEMENT *x = chunk(i / 8 * stride + i % 8 * width + part * 16);
-                for (int k = 0; k < TOGETHER; k++) put(i, part * TOGETHER + k, x[k]);
-            }
+            for (int k = 0; k < 2; k++)
+                visit(i, k * together, part(i / 8 * stride + i % 8 * width + k * 16));
     else
-        for (int k = 0; k < 2 * TOGETHER; k++)
-            for (int i = 0; i < rows; i += TOGETHER) {
-                const uint32_t at = i * sizeof(ELEMENT);
-                const ELEMENT *x = chunk(at / width * leading + k / 8 * stride + k % 8 * width + at % width);
-                for (int j = 0; j < TOGETHER; j++) put(i + j, k, x[j]);
+        for (int k = 0; k < 2 * together; k++)
+            for (int i = 0; i < rows; i += together) {
+                const uint32_t at = (uint32_t)(i * element_bytes);
+                visit(i, k, part(at / width * leading + k / 8 * stride + k % 8 * width + at % width));
             }
+}
+
+template <class ELEMENT, class PUT>
+void read_operand(uint64_t descriptor, bool transposed, int rows, const PUT &put)
+{
+    each_part(descriptor, transposed, rows, sizeof(ELEMENT), [&](int i, int k, const char *at) {
+        for (int j = 0; j < (int)(16 / sizeof(ELEMENT)); j++)
+            put(transposed ? i + j : i, transposed ? k : k + j, ((const ELEMENT *)at)[j]);
+    });
+}
+
+static uint64_t sum_of(const warpgroup_product &p)
+{
+    uint64_t sum = 1;
+    const auto add = [&](int, int, const char *at) { sum = joined(sum, at); };
+    const int bytes = p.type == EIGHT ? 1 : 2;
+    if (p.a_registers) sum = joined(sum, p.a_registers);
+    if (!p.first) return sum;
+    if (!p.a_registers) each_part(p.a, p.transposed_a, 64, bytes, add);
+    each_part(p.b, p.transposed_b, p.n, bytes, add);
+    return sum;
 }
 
 static float tile_a[64][32], tile_b[32][256], tile_c[64][256];
@@ -149,6 +178,7 @@ static void compute(asynchronous *const of[128], size_t number, size_t count)
         const warpgroup_product &q = of[t]->products[number];
         if (q.a != p.a || q.b != p.b || q.n != p.n || q.adds != p.adds || q.type != p.type)
             fail("threads of a warpgroup issue different products");
+        if (q.sum != sum_of(q)) fail("an operand of a product changes after the product has been issued");
         sums_at(*of[t], q.c)->products--;
     }
     if (number == 0 || all[number - 1].c != p.c) move_sums(of, number, false);
@@ -168,7 +198,11 @@ static void issue(warpgroup_product p)
 {
     asynchronous &own = of_thread(self);
     if (!own.fenced) fail("wgmma without a fence after the last wait");
+    int &issued = block->products[self->number / 128];
     p.group = own.product_groups;
+    p.first = self->products++ == issued;
+    issued += p.first;
+    p.sum = sum_of(p);
     own.products.push_back(p);
     accumulators *sums = sums_at(own, p.c);
     if (!sums) {
@@ -224,7 +258,7 @@ template <int N, enum element TYPE, class... OPERANDS> void wgmma(OPERANDS &...o
     enum { C = N / 2, REGISTERS = sizeof...(OPERANDS) == C + 9, B = C + (REGISTERS ? 4 : 1) };
     const auto all = std::forward_as_tuple(operands...);
     const void *const at[] = {&operands...};
-    warpgroup_product p = {(float *)at[0], NULL, 0, std::get<B>(all), N, (int)std::get<B + 1>(all), 0, 0, 0, TYPE};
+    warpgroup_product p = {(float *)at[0], NULL, 0, std::get<B>(all), N, (int)std::get<B + 1>(all), 0, 0, 0, TYPE, 0, false};
     for (int i = 0; i < C; i++)
         if (at[i] != p.c + i) fail("the accumulators of a product are not an array");
     if (std::get<B + 2>(all) != 1 || std::get<B + 3>(all) != 1) fail("a product with a negative operand");
@@ -334,7 +368,7 @@ static inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_comple
     uint32_t to, const void *map_from, int column, int row, uint32_t barrier_at)
 {
     const tensor_map map = map_at(map_from, to, column, row);
-    const auto in_bytes = column * (int64_t)map.bytes;
+    const int64_t in_bytes = column * (int64_t)map.bytes;
     barrier *const arrival = &shared_as<barrier>(barrier_at);
     each_chunk(map, to, in_bytes, row, [](char *smem, const char *, size_t) { memset(smem, 0xff, 16); });
     engine.push_back({block, [=] {
@@ -350,10 +384,18 @@ static inline void cp_async_bulk_tensor_2d_global_shared_cta_bulk_group(const vo
                                                                         int row, uint32_t from)
 {
     const tensor_map map = map_at(map_from, from, column, row);
+    const int64_t in_bytes = column * (int64_t)map.bytes;
     asynchronous &own = of_thread(self);
+    uint64_t then = 1;
+    each_chunk(map, from, in_bytes, row,
+               [&](const char *smem, char *, size_t) { then = joined(then, smem); });
     own.stores.push_back({own.store_groups, [=] {
-        each_chunk(map, from, column * (int64_t)map.bytes, row,
-                   [](const char *smem, char *gmem, size_t bytes) { memcpy(gmem, smem, bytes); });
+        uint64_t now = 1;
+        each_chunk(map, from, in_bytes, row, [&](const char *smem, char *gmem, size_t bytes) {
+            now = joined(now, smem);
+            memcpy(gmem, smem, bytes);
+        });
+        if (now != then) fail("a tile changes after its store has been issued");
     }});
     self->pending++;
 }
