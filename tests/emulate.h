@@ -1,11 +1,13 @@
-/* emulate.h - runs the portable kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that
-   file; tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types.
+/* emulate.h - runs the kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that file;
+   tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types. emulate_hopper.h
+   has what only the last room needs.
 
    A thread of a block is a fiber, a block's fibers share one thread of the CPU, and blocks run one after
-   another. A fiber runs until it waits: at __syncthreads for the block, at a warp's collective for the lanes
-   of its mask. What CUDA leaves undefined ends the program with a message:
+   another, those of a cluster together. A fiber runs until it waits: at a barrier, or at a warp's collective
+   for the lanes of its mask. What CUDA leaves undefined ends the program with a message:
 
-   - a collective or barrier that some threads never reach, or reach in another line,
+   - a wait that never ends, such as for a collective or barrier that some threads do not reach,
+   - a collective or barrier that threads reach in different lines,
    - a shared address outside the block's memory, or one that is not aligned,
    - a wait for another block that never ends.
 
@@ -59,8 +61,8 @@ struct copy {
     int bytes, from_bytes, group; /* the rest of `bytes` becomes zeros */
 };
 
-/* Counts arrivals, and bytes on their way. Its phase ends when none is missing. An mbarrier is one of these
-   in shared memory. */
+/* Counts arrivals, and bytes on their way. A phase ends when none is missing. An mbarrier is one of these in
+   shared memory. */
 struct barrier {
     uint64_t phase : 16, count : 13, missing : 13;
     int64_t bytes : 22;
@@ -79,8 +81,8 @@ struct thread {
     void *operands; /* of the collective */
     std::vector<copy> copies;
     int groups, polls; /* groups of copies so far, loads of another block's results */
-    int products;      /* of its warpgroup so far */
-    int pending;       /* work of emulate_hopper.h that must end before the thread */
+    int products;      /* of its warpgroup that it has issued */
+    int pending;       /* work of emulate_hopper.h that must end before the thread does */
 };
 
 struct warp {
@@ -93,13 +95,13 @@ enum { DYNAMIC_AT = 1024, STATIC_AT = 229 << 10, SHARED_BYTES = 256 << 10, BARRI
 
 struct block_state {
     uint3 index;
-    thread *threads; /* of the block */
+    thread *threads;
     warp warps[32];
     struct barrier barriers[BARRIERS], warpgroups[8];
-    int lines[BARRIERS]; /* where the barriers are waited for */
+    int lines[BARRIERS]; /* where its threads wait */
+    int products[8];     /* of each warpgroup: those that one of its threads has issued */
     bool begun;
-    int returned;    /* threads */
-    int products[8]; /* that any thread of each warpgroup has issued */
+    int returned; /* threads */
     char *shared;
 };
 
@@ -211,6 +213,7 @@ static void change(barrier *b, int arrivals, int bytes)
     b->missing = b->count;
 }
 
+/* Waits for the end of a phase. */
 static void await(const barrier *b, unsigned phase, int line)
 {
     self->at = b;
@@ -229,7 +232,10 @@ static void meet(barrier *b, int line)
 static void meet_at(int number, unsigned count, int line)
 {
     barrier *b = &block->barriers[number];
-    if (b->missing == b->count) *b = {b->phase, count, count, 0}, block->lines[number] = line;
+    if (b->missing == b->count) { /* the first one */
+        *b = {b->phase, count, count, 0};
+        block->lines[number] = line;
+    }
     if (block->lines[number] != line || b->count != count)
         fail("threads wait for one barrier in lines %d and %d, for %d and %u threads", block->lines[number],
              line, (int)b->count, count);
@@ -238,36 +244,38 @@ static void meet_at(int number, unsigned count, int line)
 
 /* ---- blocks ---- */
 
-/* Runs every thread of the block until it waits for another warp, or has returned. */
-static void run_warps(int count)
-{
-    block->begun = true;
-    for (int i = 0; i < count; i++) {
-        const int number = reversed ? count - 1 - i : i;
-        warp *w = &block->warps[number];
-        while (w->ready) {
-            const int lane = reversed ? 31 - __builtin_clz(w->ready) : __builtin_ctz(w->ready);
-            w->ready &= ~(1u << lane);
-            self = &block->threads[number * 32 + lane];
-            self->state = READY;
-            leave_for(&self->fiber, &scheduler);
-            self = NULL;
-        }
-    }
-}
-
-/* The number of threads that may go on now. */
-static int wake(int count)
+/* The number of threads of the block, of those from `from` to `to`, that may go on now. */
+static int wake(int from, int to)
 {
     int woken = 0;
-    for (block = cluster; block < cluster + cluster_blocks; block++)
-        for (int i = 0; i < count; i++) {
-            const thread *t = &block->threads[i];
-            if (t->state != AT_BARRIER || t->at->phase == t->phase) continue;
-            block->warps[i / 32].ready |= 1u << i % 32;
-            woken++;
-        }
+    for (int i = from; i < to; i++) {
+        const thread *t = &block->threads[i];
+        if (t->state != AT_BARRIER || t->at->phase == t->phase) continue;
+        block->warps[i / 32].ready |= 1u << i % 32;
+        woken++;
+    }
     return woken;
+}
+
+/* Runs four warps of the block until all of their threads wait for others, or have returned. So warpgroups
+   get as far ahead of each other as barriers let them. */
+static void run_warpgroup(int number, int count)
+{
+    const int from = number * 128, to = std::min(from + 128, count), warps = (to - from + 31) / 32;
+    do
+        for (int i = 0; i < warps; i++) {
+            const int at = from / 32 + (reversed ? warps - 1 - i : i);
+            warp *w = &block->warps[at];
+            while (w->ready) {
+                const int lane = reversed ? 31 - __builtin_clz(w->ready) : __builtin_ctz(w->ready);
+                w->ready &= ~(1u << lane);
+                self = &block->threads[at * 32 + lane];
+                self->state = READY;
+                leave_for(&self->fiber, &scheduler);
+                self = NULL;
+            }
+        }
+    while (wake(from, to));
 }
 
 /* Threads wait that nothing wakes. */
@@ -307,15 +315,26 @@ static void begin_block(uint3 first, int rank, int count)
     }
 }
 
+static int wake_all(int count)
+{
+    int woken = 0;
+    for (block = cluster; block < cluster + cluster_blocks; block++) woken += wake(0, count);
+    return woken;
+}
+
 /* Runs the blocks of a cluster together. */
 static void run_cluster(uint3 first)
 {
     const int count = (int)(blockDim.x * blockDim.y * blockDim.z), all = count * cluster_blocks;
+    const int groups = (count + 127) / 128;
     cluster_barrier = {0, (unsigned)all, (unsigned)all, 0};
     for (int rank = 0; rank < cluster_blocks; rank++) begin_block(first, rank, count);
     for (int woken = 1; woken;) {
-        for (block = cluster; block < cluster + cluster_blocks; block++) run_warps((count + 31) / 32);
-        while (!(woken = wake(count)) && !engine.empty()) {
+        for (block = cluster; block < cluster + cluster_blocks; block++) {
+            block->begun = true;
+            for (int i = 0; i < groups; i++) run_warpgroup(reversed ? groups - 1 - i : i, count);
+        }
+        while (!(woken = wake_all(count)) && !engine.empty()) {
             const auto at = reversed ? engine.end() - 1 : engine.begin();
             const auto work = std::move(at->second);
             block = at->first;

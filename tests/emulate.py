@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""emulate.py mtt_kernels.cu OUTPUT COMPILER... - makes preprocessed C++ of mtt_kernels.cu, for tests/emulate.h.
-The compiler with its flags runs its preprocessor. What C++ does not have is replaced:
+"""emulate.py mtt_kernels.cu OUTPUT COMPILER... - makes C++ of mtt_kernels.cu, for tests/emulate.h. The
+compiler, with its flags, expands macros first. What C++ does not have is replaced:
 
     kernel<<<grid, block, bytes, stream>>>(...);    a call of emulate::launch
     __shared__ float partial[32];                   a reference to a place in the block's shared memory
@@ -34,8 +34,8 @@ def operands_of(text):
 
 
 def statement(ptx, operands):
-    """One instruction as a call: its name, then its operands in the order of the text. Registers that the text
-    declares get names that C++'s operands do not have."""
+    """One instruction as a call: its name, then its operands in the order of the text. Names of registers
+    that the text declares end in _reg, so that they are not those of its operands."""
     if match := re.match(r"(\w+):\s(.*)", ptx):
         return f"{match[1]}: {statement(match[2], operands)}"
     if match := re.match(r"@!(\w+) bra (\w+)$", ptx):
@@ -43,13 +43,15 @@ def statement(ptx, operands):
     name, *rest = ptx.split(None, 1)
     if name == ".reg":
         kind, names = rest[0].split(None, 1)
-        return f"emulate::{kind[1:]} {re.sub('(?<=[a-z])(?=,|$)', '_reg', names)};"
+        return f"emulate::{kind[1:]} {', '.join(name + '_reg' for name in names.split(', '))};"
     values = []
     for word in re.findall(r"%%\w+|%\d+|\w+", rest[0]) if rest else []:
         if word.startswith("%%"):
             values.append(f"emulate::{word[2:]}()")  # a special register
+        elif word.startswith("%"):
+            values.append(operands[int(word[1:])])
         elif word != "_":  # a result that is not wanted
-            values.append(operands[int(word[1:])] if word[0] == "%" else re.sub(r"^(\D.*)", r"\1_reg", word))
+            values.append(word if word.isdigit() else word + "_reg")
     return f"emulate::{re.sub('[.:]+', '_', name)}({', '.join(values)});"
 
 

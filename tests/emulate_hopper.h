@@ -3,13 +3,13 @@
 
    Asynchronous work is done at the latest time that PTX allows, and its results are NaN until then:
 
-   - A product is computed when all of its warpgroup waits for it. It reads its operands then.
-   - The copy engine loads a tile when no thread of the cluster can go on. It reads the tile of a store when
-     the thread that issued the store waits for it.
+   - A product is computed when all threads of its warpgroup wait for it.
+   - The copy engine loads a tile when no thread of the cluster can go on. It stores one when the thread that
+     issued the store waits for it.
 
-   What they read must be the same from the time at which they are issued. So an operand that is written too
-   late or overwritten too early ends the program, and a result that is read too early is NaN. Fences of the
-   asynchronous proxy do nothing here: a missing one does not show. */
+   From the time of issue until then, operands and stored tiles must not change. So an operand that is written
+   too late or overwritten too early ends the program, and a result that is read too early is NaN. Fences of
+   the asynchronous proxy do nothing here: a missing one does not show. */
 #pragma once
 #include <cuda.h>
 
@@ -27,8 +27,8 @@ struct warpgroup_product {
     uint64_t a, b;               /* descriptors */
     int n, adds, transposed_a, transposed_b, group;
     enum element type;
-    uint64_t sum; /* of A's registers, and of the operands in shared memory if the thread is the first */
     bool first;   /* of the warpgroup's threads to issue it */
+    uint64_t sum; /* checksum of A's registers and, in the first thread, of operands in shared memory */
 };
 
 /* Registers of C, which are NaN until the thread has waited for all products that use them. */
@@ -155,7 +155,8 @@ static void read_operands(const warpgroup_product &p, asynchronous *const of[128
 
 /* ---- products ---- */
 
-/* Between tile_c and the threads' parts: of each 8 columns as C of multiply_fragments. */
+/* Copies between tile_c and the threads' parts: of each 8 columns, each warp's 16 rows are as C of
+   multiply_fragments. */
 static void move_sums(asynchronous *const of[128], size_t number, bool to_threads)
 {
     for (int t = 0; t < 128; t++) {
@@ -258,7 +259,8 @@ template <int N, enum element TYPE, class... OPERANDS> void wgmma(OPERANDS &...o
     enum { C = N / 2, REGISTERS = sizeof...(OPERANDS) == C + 9, B = C + (REGISTERS ? 4 : 1) };
     const auto all = std::forward_as_tuple(operands...);
     const void *const at[] = {&operands...};
-    warpgroup_product p = {(float *)at[0], NULL, 0, std::get<B>(all), N, (int)std::get<B + 1>(all), 0, 0, 0, TYPE, 0, false};
+    warpgroup_product p = {};
+    p.c = (float *)at[0], p.n = N, p.type = TYPE, p.b = std::get<B>(all), p.adds = std::get<B + 1>(all);
     for (int i = 0; i < C; i++)
         if (at[i] != p.c + i) fail("the accumulators of a product are not an array");
     if (std::get<B + 2>(all) != 1 || std::get<B + 3>(all) != 1) fail("a product with a negative operand");
@@ -269,7 +271,10 @@ template <int N, enum element TYPE, class... OPERANDS> void wgmma(OPERANDS &...o
         p.transposed_b = std::get<B + 4>(all);
     } else {
         p.a = std::get<C>(all);
-        if constexpr (TYPE != EIGHT) p.transposed_a = std::get<B + 4>(all), p.transposed_b = std::get<B + 5>(all);
+        if constexpr (TYPE != EIGHT) {
+            p.transposed_a = std::get<B + 4>(all);
+            p.transposed_b = std::get<B + 5>(all);
+        }
     }
     issue(p);
 }
@@ -304,7 +309,7 @@ static inline void mbarrier_arrive_expect_tx_shared_cta_b64(uint32_t at, int byt
     b.bytes += bytes;
     change(&b, 1, 0);
 }
-/* Waits for the end of a phase of this parity, if that is the current one. */
+/* Waits for the end of the current phase if it has this parity. */
 static inline void mbarrier_try_wait_parity_shared_cta_b64(bool &done, uint32_t at, unsigned parity,
                                                            int line = __builtin_LINE())
 {
@@ -411,9 +416,8 @@ static inline void cp_async_bulk_wait_group_read(int pending)
     }
 }
 
-static inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t to,
-                                                                                  const void *from, int bytes,
-                                                                                  uint32_t barrier_at)
+static inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(
+    uint32_t to, const void *from, int bytes, uint32_t barrier_at)
 {
     barrier *const arrival = &shared_as<barrier>(barrier_at);
     if (bytes % 16 || (uintptr_t)from % 16) fail("a copy of %d bytes from %p", bytes, from);

@@ -146,7 +146,7 @@ cudaError_t cudaFuncSetAttribute(KERNEL *kernel, cudaFuncAttribute attribute, in
     return cudaFuncSetAttribute((const void *)kernel, attribute, value);
 }
 
-/* As of code for this architecture: >>hopper asks whether it was made for sm_90a. */
+/* Whether a kernel has static shared memory is asked of kernels that have some in code for sm_90a only. */
 template <class KERNEL> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, KERNEL *)
 {
     *attributes = {};
@@ -178,8 +178,8 @@ cudaError_t launch_cluster(const cudaLaunchConfig_t *launched, void (*kernel)(P.
     const unsigned blocks = launched->numAttrs ? launched->attrs[0].val.clusterDim.x : 1;
     const bool right = blocks >= 1 && blocks <= MOST_BLOCKS && launched->gridDim.x % blocks == 0;
     if (answer(right, cudaErrorInvalidConfiguration) != cudaSuccess) return last_error;
-    launch("cluster", (const void *)kernel, launched->gridDim, launched->blockDim, launched->dynamicSmemBytes,
-           [=] { kernel(static_cast<P>(arguments)...); }, (int)blocks);
+    launch("in clusters", (const void *)kernel, launched->gridDim, launched->blockDim,
+           launched->dynamicSmemBytes, [=] { kernel(static_cast<P>(arguments)...); }, (int)blocks);
     return cudaGetLastError();
 }
 } /* namespace emulate */
