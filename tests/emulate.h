@@ -1,11 +1,13 @@
-/* emulate.h - runs the portable kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that
-   file; tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types.
+/* emulate.h - runs the kernels of mtt_kernels.cu on the CPU. tests/emulate.py makes C++ of that file;
+   tests/emulate.sh compiles it with this header in front. CUDA's own headers give the types. emulate_hopper.h
+   has what only the last room needs.
 
    A thread of a block is a fiber, a block's fibers share one thread of the CPU, and blocks run one after
-   another. A fiber runs until it waits: at __syncthreads for the block, at a warp's collective for the lanes
-   of its mask. What CUDA leaves undefined ends the program with a message:
+   another, those of a cluster together. A fiber runs until it waits: at a barrier, or at a warp's collective
+   for the lanes of its mask. What CUDA leaves undefined ends the program with a message:
 
-   - a collective or barrier that some threads never reach, or reach in another line,
+   - a wait that never ends, such as for a collective or barrier that some threads do not reach,
+   - a collective or barrier that threads reach in different lines,
    - a shared address outside the block's memory, or one that is not aligned,
    - a wait for another block that never ends.
 
@@ -46,6 +48,8 @@ static inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(floa
 static inline float fmaxf(float x, float y) { return x != x ? y : y > x ? y : x; }
 static inline float fminf(float x, float y) { return x != x ? y : y < x ? y : x; }
 
+static dim3 gridDim, blockDim;
+
 namespace emulate
 {
 
@@ -57,6 +61,13 @@ struct copy {
     int bytes, from_bytes, group; /* the rest of `bytes` becomes zeros */
 };
 
+/* Counts arrivals, and bytes on their way. A phase ends when none is missing. An mbarrier is one of these in
+   shared memory. */
+struct barrier {
+    uint64_t phase : 16, count : 13, missing : 13;
+    int64_t bytes : 22;
+};
+
 enum state { READY, AT_BARRIER, AT_COLLECTIVE, RETURNED };
 
 struct thread {
@@ -64,38 +75,59 @@ struct thread {
     uint3 index;
     int number, line; /* line: where it waits */
     enum state state;
+    const barrier *at; /* where it waits for the end of `phase` */
+    unsigned phase;
     unsigned mask;  /* of the collective */
     void *operands; /* of the collective */
     std::vector<copy> copies;
     int groups, polls; /* groups of copies so far, loads of another block's results */
+    int products;      /* of its warpgroup that it has issued */
+    int pending;       /* work of emulate_hopper.h that must end before the thread does */
 };
 
 struct warp {
     unsigned ready, waiting; /* lanes that may run, lanes at a collective */
 };
 
-static const uint32_t SHARED_BASE = 1024; /* the 32-bit address of dynamic shared memory; 0 is no address */
-alignas(1024) static char dynamic_shared[228 << 10];
+/* Offsets in a block's shared memory, which are its 32-bit addresses: first of dynamic shared memory (0 is no
+   address), then of static variables. Addresses in wgmma's descriptors have 18 bits. */
+enum { DYNAMIC_AT = 1024, STATIC_AT = 229 << 10, SHARED_BYTES = 256 << 10, BARRIERS = 16, MOST_BLOCKS = 8 };
 
+struct block_state {
+    uint3 index;
+    thread *threads;
+    warp warps[32];
+    struct barrier barriers[BARRIERS], warpgroups[8];
+    int lines[BARRIERS]; /* where its threads wait */
+    int products[8];     /* of each warpgroup: those that one of its threads has issued */
+    bool begun;
+    int returned; /* threads */
+    char *shared;
+};
+
+static block_state cluster[MOST_BLOCKS], *block = cluster; /* blocks that run together; the one that runs */
+static int cluster_blocks;
+static struct barrier cluster_barrier;
+alignas(1024) static char cluster_shared[MOST_BLOCKS][SHARED_BYTES];
 static std::vector<thread> &threads = *new std::vector<thread>; /* never destroyed: fibers stay as they are */
 static thread *self;
 static boost::context::fiber scheduler, *left; /* left: where the fiber goes that another one follows */
 static bool reversed;                          /* the order of the block's threads */
 static const std::function<void()> *body;
 static const char *kernel_name = "none";
-static std::vector<void *> poisoned; /* static shared arrays that the block has begun to use */
-static warp warps[32];
+static std::vector<std::pair<const void *, uint32_t>> statics; /* of the kernel: key and offset */
+static uint32_t static_bytes;
 static size_t shared_bytes;
 static int launches;
-static dim3 grid_size, block_size;
-static uint3 block;
+/* Work of the copy engine, and its block. It is done when no thread can go on: at the latest time. */
+static std::vector<std::pair<block_state *, std::function<void()>>> engine;
 
 [[noreturn]] static void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void fail(const char *format, ...)
 {
     va_list args;
-    fprintf(stderr, "FAILED: emulator, kernel %s, block (%u, %u, %u)", kernel_name, block.x, block.y,
-            block.z);
+    fprintf(stderr, "FAILED: emulator, kernel %s, block (%u, %u, %u)", kernel_name, block->index.x,
+            block->index.y, block->index.z);
     if (self) fprintf(stderr, ", thread %d", self->number);
     fputs(": ", stderr);
     va_start(args, format);
@@ -118,7 +150,7 @@ static void leave_for(boost::context::fiber *next, boost::context::fiber *own)
 static void wait(enum state state, int line)
 {
     thread *const own = self;
-    warp *w = &warps[own->number / 32];
+    warp *w = &block->warps[own->number / 32];
     own->state = state;
     own->line = line;
     if (!w->ready) {
@@ -127,7 +159,7 @@ static void wait(enum state state, int line)
     }
     const int lane = reversed ? 31 - __builtin_clz(w->ready) : __builtin_ctz(w->ready);
     w->ready &= ~(1u << lane);
-    self = &threads[own->number / 32 * 32 + lane];
+    self = &block->threads[own->number / 32 * 32 + lane];
     self->state = READY;
     leave_for(&self->fiber, &own->fiber);
 }
@@ -159,6 +191,8 @@ static void grow(size_t count)
                 *left = std::move(from);
                 for (;;) {
                     (*body)();
+                    if (self->pending) fail("it returns before its asynchronous work is done");
+                    block->returned++;
                     wait(RETURNED, 0);
                 }
                 return std::move(scheduler);
@@ -166,21 +200,82 @@ static void grow(size_t count)
     }
 }
 
-/* Runs every thread until it waits for the block, or has returned. */
-static void run_warps(int count)
+/* ---- barriers ---- */
+
+static void change(barrier *b, int arrivals, int bytes)
 {
-    for (int i = 0; i < count; i++) {
-        const int number = reversed ? count - 1 - i : i;
-        warp *w = &warps[number];
-        while (w->ready) {
-            const int lane = reversed ? 31 - __builtin_clz(w->ready) : __builtin_ctz(w->ready);
-            w->ready &= ~(1u << lane);
-            self = &threads[number * 32 + lane];
-            self->state = READY;
-            leave_for(&self->fiber, &scheduler);
-            self = NULL;
-        }
+    if (b->count == 0x1fff) fail("a barrier in shared memory is not initialized");
+    if (arrivals > (int)b->missing) fail("more threads arrive at a barrier than it counts");
+    b->missing -= (unsigned)arrivals;
+    b->bytes += bytes;
+    if (b->missing || b->bytes) return;
+    b->phase++;
+    b->missing = b->count;
+}
+
+/* Waits for the end of a phase. */
+static void await(const barrier *b, unsigned phase, int line)
+{
+    self->at = b;
+    self->phase = phase;
+    wait(AT_BARRIER, line);
+}
+
+static void meet(barrier *b, int line)
+{
+    const unsigned phase = b->phase;
+    change(b, 1, 0);
+    await(b, phase, line);
+}
+
+/* Waits for `count` threads of the block. */
+static void meet_at(int number, unsigned count, int line)
+{
+    barrier *b = &block->barriers[number];
+    if (b->missing == b->count) { /* the first one */
+        *b = {b->phase, count, count, 0};
+        block->lines[number] = line;
     }
+    if (block->lines[number] != line || b->count != count)
+        fail("threads wait for one barrier in lines %d and %d, for %d and %u threads", block->lines[number],
+             line, (int)b->count, count);
+    meet(b, line);
+}
+
+/* ---- blocks ---- */
+
+/* The number of threads of the block, of those from `from` to `to`, that may go on now. */
+static int wake(int from, int to)
+{
+    int woken = 0;
+    for (int i = from; i < to; i++) {
+        const thread *t = &block->threads[i];
+        if (t->state != AT_BARRIER || t->at->phase == t->phase) continue;
+        block->warps[i / 32].ready |= 1u << i % 32;
+        woken++;
+    }
+    return woken;
+}
+
+/* Runs four warps of the block until all of their threads wait for others, or have returned. So warpgroups
+   get as far ahead of each other as barriers let them. */
+static void run_warpgroup(int number, int count)
+{
+    const int from = number * 128, to = std::min(from + 128, count), warps = (to - from + 31) / 32;
+    do
+        for (int i = 0; i < warps; i++) {
+            const int at = from / 32 + (reversed ? warps - 1 - i : i);
+            warp *w = &block->warps[at];
+            while (w->ready) {
+                const int lane = reversed ? 31 - __builtin_clz(w->ready) : __builtin_ctz(w->ready);
+                w->ready &= ~(1u << lane);
+                self = &block->threads[at * 32 + lane];
+                self->state = READY;
+                leave_for(&self->fiber, &scheduler);
+                self = NULL;
+            }
+        }
+    while (wake(from, to));
 }
 
 /* Threads wait that nothing wakes. */
@@ -198,49 +293,79 @@ static void run_warps(int count)
     fail("some threads wait for others in vain: %s", text.c_str());
 }
 
-static void run_block(void)
+static void begin_block(uint3 first, int rank, int count)
 {
-    const int count = (int)(block_size.x * block_size.y * block_size.z), warp_count = (count + 31) / 32;
-    memset(dynamic_shared, 0xff,
-           sizeof(dynamic_shared) < shared_bytes + 1024 ? sizeof(dynamic_shared) : shared_bytes + 1024);
-    poisoned.clear();
+    block = &cluster[rank];
+    *block = {};
+    block->index = first;
+    block->index.x += (unsigned)rank;
+    block->threads = &threads[rank * count];
+    block->shared = cluster_shared[rank];
+    memset(block->shared + DYNAMIC_AT, 0xff, std::min<size_t>(shared_bytes + 1024, STATIC_AT - DYNAMIC_AT));
+    memset(block->shared + STATIC_AT, 0xff, static_bytes);
+    for (barrier &b : block->warpgroups) b = {0, 128, 128, 0};
     for (int i = 0; i < count; i++) {
-        thread *t = &threads[i];
+        thread *t = &block->threads[i];
         t->index =
-            make_uint3(i % block_size.x, i / block_size.x % block_size.y, i / (block_size.x * block_size.y));
+            make_uint3(i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y));
         t->number = i;
         t->copies.clear();
-        t->groups = t->polls = 0;
-    }
-    for (int w = 0; w < warp_count; w++)
-        warps[w] = {count - w * 32 >= 32 ? ~0u : (1u << (count - w * 32)) - 1, 0};
-    for (;;) {
-        run_warps(warp_count);
-        const thread *first = &threads[0];
-        for (int i = 0; i < count; i++)
-            if (threads[i].state == AT_COLLECTIVE || threads[i].state != first->state ||
-                threads[i].line != first->line)
-                fail_stuck(count);
-        if (first->state == RETURNED) return;
-        for (int w = 0; w < warp_count; w++)
-            warps[w].ready = count - w * 32 >= 32 ? ~0u : (1u << (count - w * 32)) - 1;
+        t->groups = t->polls = t->products = 0;
+        block->warps[i / 32].ready |= 1u << i % 32;
     }
 }
 
-static void run_grid(const char *name, dim3 grid, dim3 threads_of_block, size_t bytes,
-                     const std::function<void()> &kernel)
+static int wake_all(int count)
 {
+    int woken = 0;
+    for (block = cluster; block < cluster + cluster_blocks; block++) woken += wake(0, count);
+    return woken;
+}
+
+/* Runs the blocks of a cluster together. */
+static void run_cluster(uint3 first)
+{
+    const int count = (int)(blockDim.x * blockDim.y * blockDim.z), all = count * cluster_blocks;
+    const int groups = (count + 127) / 128;
+    cluster_barrier = {0, (unsigned)all, (unsigned)all, 0};
+    for (int rank = 0; rank < cluster_blocks; rank++) begin_block(first, rank, count);
+    for (int woken = 1; woken;) {
+        for (block = cluster; block < cluster + cluster_blocks; block++) {
+            block->begun = true;
+            for (int i = 0; i < groups; i++) run_warpgroup(reversed ? groups - 1 - i : i, count);
+        }
+        while (!(woken = wake_all(count)) && !engine.empty()) {
+            const auto at = reversed ? engine.end() - 1 : engine.begin();
+            const auto work = std::move(at->second);
+            block = at->first;
+            engine.erase(at);
+            work();
+        }
+    }
+    block = cluster;
+    for (int i = 0; i < all; i++)
+        if (threads[i].state != RETURNED) fail_stuck(all);
+}
+
+/* `blocks` of a cluster, in the first dimension. */
+static void run_grid(const char *name, dim3 grid, dim3 threads_of_block, size_t bytes,
+                     const std::function<void()> &kernel, int blocks)
+{
+    uint3 at;
     kernel_name = name;
-    grid_size = grid;
-    block_size = threads_of_block;
+    gridDim = grid;
+    blockDim = threads_of_block;
     shared_bytes = bytes;
+    statics.clear();
+    static_bytes = 0;
+    cluster_blocks = blocks;
     body = &kernel;
-    grow(block_size.x * block_size.y * block_size.z);
+    grow(blockDim.x * blockDim.y * blockDim.z * (unsigned)blocks);
     launches++;
-    for (block.z = 0; block.z < grid.z; block.z++)
-        for (block.y = 0; block.y < grid.y; block.y++)
-            for (block.x = 0; block.x < grid.x; block.x++)
-                reversed = (block.x + block.y + block.z + (unsigned)launches) % 2, run_block();
+    for (at.z = 0; at.z < grid.z; at.z++)
+        for (at.y = 0; at.y < grid.y; at.y++)
+            for (at.x = 0; at.x < grid.x; at.x += (unsigned)blocks)
+                reversed = (at.x + at.y + at.z + (unsigned)launches) % 2, run_cluster(at);
     kernel_name = "none";
 }
 
@@ -250,8 +375,8 @@ static void run_grid(const char *name, dim3 grid, dim3 threads_of_block, size_t 
 template <class OPERANDS, class COMPUTE>
 void collective(unsigned mask, int line, OPERANDS &operands, COMPUTE compute)
 {
-    thread *const first = &threads[self->number & ~31];
-    warp *w = &warps[self->number / 32];
+    thread *const first = &block->threads[self->number & ~31];
+    warp *w = &block->warps[self->number / 32];
     const unsigned own = 1u << (self->number & 31);
     OPERANDS *all[32] = {};
     if (!(mask & own)) fail("the mask %08x in line %d lacks the lane that uses it", mask, line);
@@ -309,22 +434,28 @@ template <class T, class JOIN> T reduce(unsigned mask, T value, int line, JOIN j
 
 /* ---- memory ---- */
 
-/* Unset in each block, when its first thread comes by. */
-static void poison_once(void *at, size_t bytes)
+/* A static variable in shared memory, at the same offset in all blocks of a kernel. Unset at first. */
+template <class T> T &static_shared(const void *key)
 {
-    for (void *p : poisoned)
-        if (p == at) return;
-    poisoned.push_back(at);
-    memset(at, 0xff, bytes);
+    for (const auto &known : statics)
+        if (known.first == key) return *(T *)(block->shared + known.second);
+    const uint32_t at = STATIC_AT + static_bytes;
+    static_bytes += (sizeof(T) + 15) / 16 * 16;
+    if (STATIC_AT + static_bytes > SHARED_BYTES) fail("too much static shared memory");
+    statics.push_back({key, at});
+    for (int rank = 0; rank < cluster_blocks; rank++) memset(cluster_shared[rank] + at, 0xff, sizeof(T));
+    return *(T *)(block->shared + at);
 }
 
 static char *shared_at(uint32_t address, uint32_t bytes)
 {
-    const uint32_t at = address - SHARED_BASE;
-    if (at >= shared_bytes || at + bytes > shared_bytes)
-        fail("address %u is outside of the %zu bytes of shared memory", at, shared_bytes);
+    const bool is_static = address >= STATIC_AT;
+    const uint32_t at = address - (is_static ? STATIC_AT : DYNAMIC_AT);
+    const size_t all = is_static ? static_bytes : shared_bytes;
+    if (at >= all || at + bytes > all)
+        fail("address %u is outside of the %zu bytes of shared memory", at, all);
     if (at % bytes) fail("address %u of shared memory is no multiple of %u", at, bytes);
-    return dynamic_shared + at;
+    return block->shared + address;
 }
 
 template <class T> T &shared_as(uint32_t address) { return *(T *)shared_at(address, sizeof(T)); }
@@ -513,16 +644,22 @@ static void multiply_fragments(fragments **all, bool bf16)
         }
 }
 
-static inline void mma_sync_aligned_m16n8k16_row_col_f32_x_x_f32(const char *type, const char *, float &d0,
-                                                                 float &d1, float &d2, float &d3, uint32_t a0,
-                                                                 uint32_t a1, uint32_t a2, uint32_t a3,
-                                                                 uint32_t b0, uint32_t b1, float c0, float c1,
-                                                                 float c2, float c3,
-                                                                 int line = __builtin_LINE())
+static void multiply(float &d0, float &d1, float &d2, float &d3, fragments own, bool bf16, int line)
 {
-    fragments own = {{c0, c1, c2, c3}, {a0, a1, a2, a3}, {b0, b1}};
-    collective(~0u, line, own, [&](fragments **all) { multiply_fragments(all, type[0] == 'b'); });
+    collective(~0u, line, own, [&](fragments **all) { multiply_fragments(all, bf16); });
     d0 = own.c[0], d1 = own.c[1], d2 = own.c[2], d3 = own.c[3];
+}
+static inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(
+    float &d0, float &d1, float &d2, float &d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+    uint32_t b0, uint32_t b1, float c0, float c1, float c2, float c3, int line = __builtin_LINE())
+{
+    multiply(d0, d1, d2, d3, {{c0, c1, c2, c3}, {a0, a1, a2, a3}, {b0, b1}}, true, line);
+}
+static inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(
+    float &d0, float &d1, float &d2, float &d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+    uint32_t b0, uint32_t b1, float c0, float c1, float c2, float c3, int line = __builtin_LINE())
+{
+    multiply(d0, d1, d2, d3, {{c0, c1, c2, c3}, {a0, a1, a2, a3}, {b0, b1}}, false, line);
 }
 
 } /* namespace emulate */
@@ -530,13 +667,14 @@ static inline void mma_sync_aligned_m16n8k16_row_col_f32_x_x_f32(const char *typ
 /* ---- CUDA's names ---- */
 
 #define threadIdx (emulate::self->index)
-#define blockIdx emulate::block
-#define blockDim emulate::block_size
-#define gridDim emulate::grid_size
+#define blockIdx (emulate::block->index)
 #define __builtin_assume(condition) ((void)0)
 
 #define EMULATE_LINE int line = __builtin_LINE()
-static inline void __syncthreads(EMULATE_LINE) { emulate::wait(emulate::AT_BARRIER, line); }
+static inline void __syncthreads(EMULATE_LINE)
+{
+    emulate::meet_at(0, blockDim.x * blockDim.y * blockDim.z, line);
+}
 static inline void __syncwarp(unsigned mask = ~0u, EMULATE_LINE)
 {
     emulate::reduce(mask, 0, line, [](int a, int) { return a; });
@@ -589,9 +727,9 @@ static inline int __all_sync(unsigned mask, int predicate, EMULATE_LINE)
 
 static inline size_t __cvta_generic_to_shared(const void *p)
 {
-    const size_t at = (size_t)((const char *)p - emulate::dynamic_shared);
-    if (at > emulate::shared_bytes) emulate::fail("an address in shared memory is asked of something else");
-    return at + emulate::SHARED_BASE;
+    const size_t at = (size_t)((const char *)p - emulate::block->shared);
+    if (at >= emulate::SHARED_BYTES) emulate::fail("an address in shared memory is asked of something else");
+    return at;
 }
 
 template <class T> T atomicAdd(T *at, std::common_type_t<T> x)

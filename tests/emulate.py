@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""emulate.py mtt_kernels.cu OUTPUT - makes C++ of the portable rooms of mtt_kernels.cu, for tests/emulate.h.
-
-Lines keep their numbers. What C++ does not have is replaced:
+"""emulate.py mtt_kernels.cu OUTPUT COMPILER... - makes C++ of mtt_kernels.cu, for tests/emulate.h. The
+compiler, with its flags, expands macros first. What C++ does not have is replaced:
 
     kernel<<<grid, block, bytes, stream>>>(...);    a call of emulate::launch
-    __shared__ float partial[32];                   a static variable, poisoned in each block
+    __shared__ float partial[32];                   a reference to a place in the block's shared memory
     extern __shared__ uint4 ring[];                 a pointer to the dynamic shared memory
     asm("ex2.approx.ftz.f32 %0, %1;" : ...);        emulate::ex2_approx_ftz_f32(y, x);
 
-An instruction that emulate.h lacks is therefore an error of the compiler, which names it."""
+An instruction that emulate.h and emulate_hopper.h lack is therefore an error of the compiler, which names
+it."""
 import re
+import subprocess
 import sys
 
 
@@ -33,15 +34,25 @@ def operands_of(text):
 
 
 def statement(ptx, operands):
-    """One instruction as a call: its name, then its operands in the order of the text."""
+    """One instruction as a call: its name, then its operands in the order of the text. Names of registers
+    that the text declares end in _reg, so that they are not those of its operands."""
+    if match := re.match(r"(\w+):\s(.*)", ptx):
+        return f"{match[1]}: {statement(match[2], operands)}"
+    if match := re.match(r"@!(\w+) bra (\w+)$", ptx):
+        return f"if (!{match[1]}_reg) goto {match[2]};"
     name, *rest = ptx.split(None, 1)
     if name == ".reg":
         kind, names = rest[0].split(None, 1)
-        return f"emulate::{kind[1:]} {names};"
-    words = re.findall(r"%\d+|\w+", rest[0]) if rest else []
-    values = re.findall(r"<(\w+)>", name)  # "f32." TYPE: a macro's argument becomes the first one of the call
-    values += [operands[int(word[1:])] if word[0] == "%" else word for word in words]
-    return f"emulate::{re.sub(r'<.*?>', 'x', name).replace('.', '_')}({', '.join(values)});"
+        return f"emulate::{kind[1:]} {', '.join(name + '_reg' for name in names.split(', '))};"
+    values = []
+    for word in re.findall(r"%%\w+|%\d+|\w+", rest[0]) if rest else []:
+        if word.startswith("%%"):
+            values.append(f"emulate::{word[2:]}()")  # a special register
+        elif word.startswith("%"):
+            values.append(operands[int(word[1:])])
+        elif word != "_":  # a result that is not wanted
+            values.append(word if word.isdigit() else word + "_reg")
+    return f"emulate::{re.sub('[.:]+', '_', name)}({', '.join(values)});"
 
 
 def assembly(source):
@@ -49,39 +60,43 @@ def assembly(source):
     out, at = [], 0
     for match in re.finditer(r"\basm\b(?:\s+volatile)?\s*\(", source):
         end = closing(source, match.end() - 1)
-        text = source[match.end():end].replace("\\\n", "\n")
-        template = re.match(r'(?:\s*(?:"[^"]*"|\w+))*', text)[0]
-        ptx = "".join(part.strip('"') if part[0] == '"' else f"<{part}>"
-                      for part in re.findall(r'"[^"]*"|\w+', template)).strip()
+        text = source[match.end():end]
+        template = re.match(r'(?:\s*"[^"]*")*', text)[0]
+        ptx = "".join(re.findall(r'"([^"]*)"', template)).strip()
         ptx = re.sub(r"^{(.*)}$", r"\1", ptx)
         operands = operands_of(text[len(template):])
         calls = " ".join(statement(part.strip(), operands) for part in ptx.split(";") if part.strip())
-        newline = " \\\n" if "\\\n" in source[match.start():end] else "\n"
         lines = source.count("\n", match.start(), end)
-        out += [source[at:match.start()], "{ ", re.sub(r"\s+", " ", calls), " }", newline * lines]
+        out += [source[at:match.start()], "{ ", re.sub(r"\s+", " ", calls), " }", "\n" * lines]
         at = source.index(";", end) + 1
     return "".join(out) + source[at:]
 
 
 def main():
-    path, output = sys.argv[1:]
+    path, output, *compiler = sys.argv[1:]
     source = open(path, encoding="utf-8").read()
-    source = source[:source.rindex("#ifndef MTT_NO_HOPPER")]  # the last room
-    source = assembly(source)
     source = re.sub(r"\b__CUDA_ARCH__\b", "EMULATE_ARCH", source)
-    source = re.sub(r"#include <cub/.*", "", source)  # emulate.h has it
-    source = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];",
-                    r"\1 *const \2 = (\1 *)emulate::dynamic_shared;", source)
-    source = re.sub(r"__shared__ ([^;]*?(\w+)(?:\[[^;]*\])?);",
-                    r"static \1; emulate::poison_once(&\2, sizeof(\2));", source)
+    source = re.sub(r"#include <cub/.*", "", source)  # emulate_host.h has it
+    start = f'# 1 "{path}"\n'
+    ran = subprocess.run([*compiler, "-E", "-x", "c++", "-"], input=start + source, capture_output=True,
+                         encoding="utf-8")
+    if ran.returncode:
+        sys.exit(ran.stderr)
+    headers, start, source = ran.stdout.partition(start)
+    source = assembly(source)
+    source = re.sub(r"extern __shared__ (?:__attribute__\(\(aligned\(\d+\)\)\) )?([\w ]+) (\w+)\[\];",
+                    r"\1 *const \2 = (\1 *)(emulate::block->shared + emulate::DYNAMIC_AT);", source)
+    source = re.sub(r"__shared__ ([\w ]+) (\w+)((?:\[[^;]*\])?);",
+                    r"typedef \1 \2_type\3; static char \2_key; "
+                    r"\2_type &\2 = emulate::static_shared<\2_type>(&\2_key);", source)
     source = re.sub(r"(\w+)<<<(.*?), ([^,]*)>>>(\(.*\));",
                     r"emulate::launch(what, (const void *)\1, \2, [=] { \1\4; });", source)
     for left in ("__shared__", "<<<"):
         if left in source:
             line = source[:source.index(left)].count("\n") + 1
-            sys.exit(f"{path}:{line}: emulate.py does not know this use of {left}")
+            sys.exit(f"{output}:{line}: emulate.py does not know this use of {left}")
     with open(output, "w", encoding="utf-8") as file:
-        file.write(f'#line 1 "{path}"\n{source}')
+        file.write(headers + start + source)
 
 
 if __name__ == "__main__":

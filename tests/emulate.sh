@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # emulate.sh BUILD_DIR [SOURCE_DIR] [TEST...] - runs tests/test_cuda.c on a machine without a GPU: emulate.h
-# runs the portable kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST
-# is an argument list of test_cuda, such as 'fp8 40'. Several run side by side. Default: a small share.
+# runs the kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST is an
+# argument list of test_cuda, such as 'fp8 40'. Several run side by side. Default: a small share.
 #
-#   tests/emulate.sh build
+#   tests/emulate.sh build               the portable kernels, as for an RTX 40
+#   ARCH=900 tests/emulate.sh build      those that an H100 or H200 runs, with the >>hopper room
 #   tests/emulate.sh build ../next 'quick fp8 12' 'operations 0 60'
 #
 # ARCH=800, 890 (default) or 900: the compute capability. Needs g++, Boost.Context (libboost-context-dev) and
-# CUDA's headers (CUDA_HOME, default /usr/local/cuda), no CUDA library. Not covered: the Hopper room, speed,
-# blocks that run at the same time, and races that neither order of a block's threads shows.
+# CUDA's headers (CUDA_HOME, default /usr/local/cuda), no CUDA library. Not covered: speed, blocks that run at
+# the same time (but for those of a cluster), missing fences of the asynchronous proxy, and races that neither
+# order of a block's threads shows.
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 build=$(mkdir -p "$1/emulate" && cd "$1/emulate" && pwd) || exit 1
 shift
 source=$here/..
 if [ -d "$1" ]; then source=$1; shift; fi
 source=$(cd "$source" && pwd)
+arch=${ARCH:-890}
+if [ $# = 0 ] && [ "$arch" = 900 ]; then set -- 'quick operations 1 1' 'quick fp8 3'; fi
 [ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12'
 export OMP_NUM_THREADS=1 # tests run side by side
 program=$source/tests/test_cuda.c
@@ -27,13 +31,14 @@ if ! grep -q '"quick"' "$program"; then
 fi
 flags=(-O2 -g1 -march=native -fopenmp "-I${CUDA_HOME:-/usr/local/cuda}/include")
 
-python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.cpp" || exit 1
 gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$program" -o "$build/test.o" & test=$!
 # -ffp-contract=off: __fmul_rn must not be fused. -fno-strict-aliasing: kernels read bytes as other types. -w:
-# nvcc's warnings are the ones that count.
-g++ -std=c++17 "${flags[@]}" -ffp-contract=off -fno-strict-aliasing -w -DMTT_NO_HOPPER \
-  "-DEMULATE_ARCH=${ARCH:-890}" "-I$source" -include "$here/emulate_host.h" \
-  -c "$build/kernels.cpp" -o "$build/kernels.o" || exit 1
+# nvcc's warnings are the ones that count. -Wno-psabi: of gcc 4.6.
+flags+=(-std=c++17 -ffp-contract=off -fno-strict-aliasing -w -Wno-psabi)
+if [ "$arch" = 900 ]; then room=-D__CUDA_ARCH_FEAT_SM90_ALL; else room=-DMTT_NO_HOPPER; fi
+python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.ii" g++ "${flags[@]}" $room \
+  "-DEMULATE_ARCH=$arch" "-I$source" -include "$here/emulate_host.h" || exit 1
+g++ "${flags[@]}" -c "$build/kernels.ii" -o "$build/kernels.o" || exit 1
 wait $test || exit 1
 g++ -fopenmp "$build/test.o" "$build/kernels.o" -o "$build/test_cuda" -l:libboost_context.a -lm || exit 1
 

@@ -3,6 +3,7 @@
    asked for but not here is a link error, or "not supported". */
 #pragma once
 #include "emulate.h"
+#include "emulate_hopper.h"
 
 namespace emulate
 {
@@ -29,13 +30,13 @@ static cudaError_t enqueue(std::function<void()> work)
 }
 
 static void launch(const char *name, const void *kernel, dim3 grid, dim3 threads, size_t bytes,
-                   std::function<void()> call)
+                   std::function<void()> call, int blocks = 1)
 {
     const unsigned count = threads.x * threads.y * threads.z;
     const bool right = grid.x && grid.y && grid.z && grid.y < 65536 && count && count <= 1024 &&
                        bytes <= (size_t)std::max(48 << 10, most_shared[kernel]);
     if (answer(right, cudaErrorInvalidConfiguration) == cudaSuccess)
-        enqueue([=] { run_grid(name, grid, threads, bytes, call); });
+        enqueue([=] { run_grid(name, grid, threads, bytes, call, blocks); });
 }
 
 /* ---- device memory: ends before a page that cannot be touched ---- */
@@ -120,6 +121,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMajor: *value = EMULATE_ARCH / 100; break;
     case cudaDevAttrComputeCapabilityMinor: *value = EMULATE_ARCH / 10 % 10; break;
     case cudaDevAttrMultiProcessorCount: *value = 4; break;
+    case cudaDevAttrClusterLaunch: *value = EMULATE_ARCH >= 900; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
         *value = (EMULATE_ARCH == 800 ? 163 : EMULATE_ARCH < 900 ? 99 : 227) << 10;
         break;
@@ -143,6 +145,45 @@ cudaError_t cudaFuncSetAttribute(KERNEL *kernel, cudaFuncAttribute attribute, in
 {
     return cudaFuncSetAttribute((const void *)kernel, attribute, value);
 }
+
+/* Whether a kernel has static shared memory is asked of kernels that have some in code for sm_90a only. */
+template <class KERNEL> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, KERNEL *)
+{
+    *attributes = {};
+    attributes->sharedSizeBytes = EMULATE_ARCH == 900;
+    attributes->ptxVersion = attributes->binaryVersion = EMULATE_ARCH / 10;
+    return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *, const cudaLaunchConfig_t *)
+{
+    *clusters = 2;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found)
+{
+    const bool known = !strcmp(name, "cuTensorMapEncodeTiled");
+    *function = known ? (void *)emulate::encode_tiled : NULL;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return emulate::answer(known, cudaErrorSymbolNotFound);
+}
+
+namespace emulate
+{
+template <class... P, class... A>
+cudaError_t launch_cluster(const cudaLaunchConfig_t *launched, void (*kernel)(P...), A... arguments)
+{
+    const unsigned blocks = launched->numAttrs ? launched->attrs[0].val.clusterDim.x : 1;
+    const bool right = blocks >= 1 && blocks <= MOST_BLOCKS && launched->gridDim.x % blocks == 0;
+    if (answer(right, cudaErrorInvalidConfiguration) != cudaSuccess) return last_error;
+    launch("in clusters", (const void *)kernel, launched->gridDim, launched->blockDim,
+           launched->dynamicSmemBytes, [=] { kernel(static_cast<P>(arguments)...); }, (int)blocks);
+    return cudaGetLastError();
+}
+} /* namespace emulate */
+#define cudaLaunchKernelEx emulate::launch_cluster
 
 cudaError_t cudaGetLastError(void) { return std::exchange(emulate::last_error, cudaSuccess); }
 const char *cudaGetErrorName(cudaError_t error) { return error ? "an error" : "cudaSuccess"; }
