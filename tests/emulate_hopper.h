@@ -439,10 +439,10 @@ static inline void mapa_shared_cluster_u32(uint32_t &there, uint32_t at, int ran
 }
 static inline void st_shared_cluster_v2_f32(uint32_t to, float x, float y)
 {
-    block_state *const own = block;
-    block = &cluster[to >> 24];
-    if (block >= cluster + cluster_blocks || !block->begun || block->returned)
+    block_state *const own = block, *const there = &cluster[to >> 24];
+    if (there >= cluster + cluster_blocks || !there->begun || there->returned)
         fail("a store into block %d of a cluster, which has not begun or has returned", (int)(to >> 24));
+    block = there;
     shared_as<float2>(to & 0xffffff) = make_float2(x, y);
     block = own;
 }
