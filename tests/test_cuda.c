@@ -1963,9 +1963,9 @@ typedef struct range_of_records {
 
 /* Results in 8 bits, with the textbook's values before they are rounded. A value may be off by what FP32 is
    off (twice the simple reference's error and SLACK units, by the value's own magnitude); gradients of
-   logits also by BF16's unit roundoff, since their exponential is an approximation that only 16 bits have;
-   attention's, too, which are rounded to 16 bits first, and their terms as in least_plain_error. The result
-   must be the rounding of such a value. Returns what it may have recorded. */
+   logits also by 2^-9 of their size, since their exponential is an approximation that only 16 bits have;
+   attention's by half a unit of BF16's last place, to which they are rounded first, and their terms as in
+   least_plain_error. The result must be the rounding of such a value. Returns what it may have recorded. */
 static range_of_records compare_eight(const setup *s, const mtt_op *op, const char *whose,
                                       const mtt_tensor *out,
                                       const double *exact, const double *plain, const double *magnitude)
@@ -1973,7 +1973,7 @@ static range_of_records compare_eight(const setup *s, const mtt_op *op, const ch
     const uint8_t *codes = (const uint8_t *)out->data;
     double scale = out->scale ? (double)out->scale->scale : 1, ratio = 0;
     int attention = op->kind == MTT_OP_flash_backward;
-    double unit = op->kind == MTT_OP_chunked_loss || attention ? 0x1p-9 : 0;
+    double unit = op->kind == MTT_OP_chunked_loss ? 0x1p-9 : 0;
     int64_t count = mtt__elements(out), wrong = 0, other = 0, example = 0, i;
     range_of_records r = {0, 0, 0, 0};
     for (i = 0; i < count; i++)
@@ -1981,7 +1981,8 @@ static range_of_records compare_eight(const setup *s, const mtt_op *op, const ch
     if (attention && count < 3 * FEW) ratio = fmax(ratio, 0x1p-9);
     for (i = 0; i < count; i++) {
         double size = fabs(exact[i]);
-        double error = (2 * ratio + SLACK * 0x1p-23) * magnitude[i] + unit * size;
+        double rounded = attention && size > 0 ? ldexp(0.5, ilogb(size) - 7) : unit * size;
+        double error = (2 * ratio + SLACK * 0x1p-23) * magnitude[i] + rounded;
         int code = signed_code(codes[i]);
         if (isnan(exact[i])) { /* no operation has written it: the device neither */
             wrong += codes[i] != 0xff;
