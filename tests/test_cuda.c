@@ -1312,6 +1312,23 @@ static double worst[MTT_OP_KIND_COUNT][PRECISION_COUNT]; /* error over the allow
 static int64_t eights[MTT_OP_KIND_COUNT], neighbours[MTT_OP_KIND_COUNT]; /* in 8 bits, see compare_eight */
 static void *contexts[PRECISION_COUNT]; /* one for each precision, open until all operations are done */
 
+/* 1 = the device multiplies in 8 bits: FP8 is tested. */
+static int eight = 1;
+
+static int takes_eight(void)
+{
+    const mtt_model_desc desc = {.d_model = 16, .heads = 1};
+    mtt_policy policy = {.precision = MTT_FP8, .device = MTT_DEVICE_CUDA};
+    mtt_model_desc model;
+    void *context;
+    check(mtt_model_resolve(&env, &desc, &model) == MTT_OK &&
+              mtt_policy_resolve(&env, &policy, &model, 1, 1, &policy) == MTT_OK,
+          "%s", env.error);
+    if (cuda.open(&env, &cuda, &policy, &context) != MTT_OK) return 0;
+    cuda.close(context);
+    return 1;
+}
+
 static void *context_of(const mtt_policy *policy)
 {
     void **context = &contexts[policy->precision];
@@ -2923,8 +2940,8 @@ static void operations(int large, int small)
         s.policy.accumulate = 1 + below(2);
         step_schedule(&s, 1);
     }
-    eight_operations(small < SMALL_SETUPS ? small / 2 : EIGHT_SETUPS);
-    print_worst(small >= SMALL_SETUPS);
+    if (eight) eight_operations(small < SMALL_SETUPS ? small / 2 : EIGHT_SETUPS);
+    print_worst(eight && small >= SMALL_SETUPS);
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",
            (long long)compact_others, (long long)compact_numbers);
     check(compact_others <= compact_numbers / 50, "too many numbers of the compact state are not the CPU's");
@@ -3159,7 +3176,7 @@ static void whole_models(int setups, mtt_precision from)
     int number, p;
     for (number = 0; number < setups && from == MTT_FP32; number++)
         whole_model(random_setup(number + 100 + number / 20), number + 100 + number / 20);
-    for (number = 0; number < setups / 2; number++) {
+    for (number = 0; number < setups / 2 && eight; number++) {
         setup s = eight_setup(number);
         s.policy.accumulate = 2;
         s.optim.lr = 1e-4f; /* Adam's first steps follow signs, which 8 bits flip where gradients are small */
@@ -3270,7 +3287,7 @@ static void repetition(mtt_precision from)
     for (i = 0; i < TECHNIQUE_COUNT; i += each()) {
         setup s = technique_setup(&TECHNIQUES[i], 2);
         history first;
-        if (s.policy.precision < from) continue;
+        if (s.policy.precision < from || (s.policy.precision == MTT_FP8 && !eight)) continue;
         first = trained(&s, STEPS, 0);
         for (run = 1; run < RUNS / each(); run++)
             same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
@@ -3350,7 +3367,7 @@ static float *hurried(const setup *s, int steps, int wait, size_t *count)
 static void ways_to_run(mtt_precision from)
 {
     int precision, blocks = 0;
-    for (precision = (int)from; precision < PRECISION_COUNT; precision++) {
+    for (precision = (int)from; precision < (eight ? PRECISION_COUNT : MTT_FP8); precision++) {
         setup s = random_setup(2);
         history first;
         float *weights[2];
@@ -3396,7 +3413,7 @@ static void ways_to_run(mtt_precision from)
 static void recomputation(mtt_precision from)
 {
     int precision, attention, loss, way;
-    for (precision = (int)from; precision < PRECISION_COUNT; precision++)
+    for (precision = (int)from; precision < (eight ? PRECISION_COUNT : MTT_FP8); precision++)
         for (attention = 0; attention < 2; attention++)
             for (loss = 0; loss < 2; loss++) {
                 setup s = random_setup(2);
@@ -3693,7 +3710,7 @@ static void programs(int models, mtt_precision from, double start)
     else recomputation(from), ways_to_run(from);
     told("recomputation and ways to run", start);
     if (from <= MTT_FP16) overflow(MTT_FP16);
-    overflow(MTT_FP8);
+    if (eight) overflow(MTT_FP8);
     whole_models(models / each(), from);
     told("whole models", start);
 }
@@ -3703,7 +3720,7 @@ int main(int argc, char **argv)
     double start = mtt__now_ms();
     quick = argc > 1 && !strcmp(argv[1], "quick");
     argc -= quick, argv += quick;
-    int scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
+    int scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1, all;
     mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */
     mallopt(M_TRIM_THRESHOLD, INT_MAX);
     if (argc > 1 && !strcmp(argv[1], "textbook")) {
@@ -3719,7 +3736,12 @@ int main(int argc, char **argv)
         check(env.error[0], "a reason is given");
         return finish();
     }
+    all = argc < 2 || atoi(argv[1]) > 0;
+    if (all) planned_bytes(), told("planned bytes", start); /* before anything else has used the device */
+    eight = takes_eight();
+    if (!eight) skip(env.error);
     if (argc > 1 && !strcmp(argv[1], "fp8")) {
+        if (!eight) return finish();
         eight_operations(argc > 2 ? atoi(argv[2]) : EIGHT_SETUPS);
         print_worst(0);
         told("operations", start);
@@ -3741,8 +3763,6 @@ int main(int argc, char **argv)
         told("full windows", start);
         return finish();
     }
-    planned_bytes(); /* before anything else has used the device */
-    told("planned bytes", start);
     probe_tf32();
     operations(80 * scale, SMALL_SETUPS * scale);
     told("operations", start);
