@@ -871,8 +871,10 @@ enum { MTT_KEPT_GROUP = 128 };
       10 * mtt__attention_pairs(d) * d->head_dim, MOVED, mtt__flash_scratch(d, o->qkv->dtype, 2))            \
     X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
       N(o->dx), 3 * B(o->dx), mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))             \
+    X(sum_gradients, 1, MTT_OPERANDS(*ranges),                                                               \
+      PARAMETERS, MOVED, 0)                                                                                  \
     X(grad_norm, 2, MTT_OPERANDS(*control, *ranges, *counters),                                              \
-      2 * PARAMETERS, MOVED, o->ranges ? 8 * mtt__range_blocks(o->ranges) : 0)                               \
+      2 * PARAMETERS, MOVED, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
       16 * PARAMETERS, MOVED, 8)                                                                             \
     X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
@@ -889,14 +891,17 @@ struct mtt_op {
     int layer;      /* -1 outside the layers */
     int site;       /* of its dropout or rounding */
     int recomputed; /* 1 = run again for the backward pass */
-    int adds;       /* 1 = adds to the gradient of its first parameter, of which another op has made a part */
-    int later;      /* 1 = of a micro-batch after the first one of a step; then `adds` is 1, too */
+    int adds;       /* 1 = adds to the gradient of its first parameter: embed_backward to a tied head's, a
+                       chunk of a loss to those of the chunks before */
+    int later;      /* sum_loss, sum_gradients: 1 = of a micro-batch after the first one of a step */
     int transposed; /* linear: the weight is [out, in], as the head's, and not [in, out]; quantize_weights:
                        the results are */
     int inputs, outputs;
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
-    mtt_tensor **gradients, **weights; /* grad_norm, adamw: of each parameter, in their order */
+    mtt_tensor **gradients;            /* sum_gradients, grad_norm, adamw: of some parameters, in order */
+    mtt_tensor **sums, **weights;      /* sum_gradients: what they are added to; adamw: the parameters */
     int parameters;                    /* the number of these */
+    int first_range, range_count;      /* their entries in `ranges`, if there is one */
     const mtt_tensor *workspace;       /* scratch; NULL on a CPU */
     const mtt_shape *shape;
     size_t live_bytes;                 /* during the operation, state included */
@@ -1341,7 +1346,8 @@ MTT__BOTH int64_t mtt__part_elements(const mtt_tensor *parameter)
    of one parameter, each for MTT__RANGE_BLOCKS blocks of threads. */
 enum { MTT__RANGE = 65536, MTT__RANGE_BLOCKS = 8, MTT__RANGE_BLOCK = MTT__RANGE / MTT__RANGE_BLOCKS };
 typedef struct mtt_range {
-    const void *gradient;  /* of the whole parameter, as `weight` */
+    const void *made;      /* the gradient of a micro-batch, of the whole parameter as the next two */
+    void *gradient;        /* that of the step: the same, or a sum in FP32 */
     void *weight;
     int64_t first;         /* where the parameter begins in master, m and v */
     int64_t begin;         /* the piece: elements of the parameter from here */
@@ -1350,12 +1356,6 @@ typedef struct mtt_range {
     int32_t parameter;     /* its number */
     uint8_t decays, gradient_dtype, unused[2];
 } mtt_range;
-
-/* The blocks of a table of ranges, a tensor of bytes. */
-MTT__BOTH int64_t mtt__range_blocks(const mtt_tensor *ranges)
-{
-    return (int64_t)(ranges->bytes / sizeof(mtt_range)) * MTT__RANGE_BLOCKS;
-}
 
 /* ---- scratch of operations on CUDA ---- */
 
@@ -2864,8 +2864,9 @@ typedef struct mtt__parameter {
     int kind, layer;  /* layer -1 outside the layers */
     int64_t shape[2]; /* without padding; shape[1] is 0 for a vector */
     int64_t first;    /* element where it begins in the tensors that the optimizer keeps */
-    int written;      /* operations that have written to its gradient, while a program is built */
+    int first_range;  /* its first entry in the table of ranges */
     mtt_tensor *weight, *gradient;
+    mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
 } mtt__parameter;
 
 /* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena.
@@ -2877,6 +2878,7 @@ typedef struct mtt__program {
     mtt_op *ops, *later_ops; /* the second list: of micro-batches after the first; NULL if there are none */
     mtt__parameter *parameters;
     int tensor_count, op_count, parameter_count;
+    int range_count; /* entries of the table of ranges */
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *kept[MTT__KEPT_KINDS];
     mtt_tensor *positions, *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
@@ -3372,23 +3374,60 @@ static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 
 /* ---- the backward pass ---- */
 
-/* The gradient of a parameter, made when it is first asked for. Sets *adds if another operation has written
-   to it. In the compact state with one micro-batch a step, the gradients of the layers' matrices are written
-   once. Nothing is added to them, so they may be as wide as the weights. */
-static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight, int *adds)
+/* The gradient of a parameter in a micro-batch, made when it is first asked for. In the compact state with one
+   micro-batch a step nothing is added to those of the layers' matrices, so they may be as wide as the
+   weights. */
+static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight)
 {
     const mtt_policy *policy = b->policy;
     mtt__parameter *q;
     int once;
     if (!weight || weight->parameter < 0 || b->status) return NULL;
     q = &b->program->parameters[weight->parameter];
-    if (adds) *adds = q->written++ > 0;
     if (q->gradient) return q->gradient;
     weight = q->weight; /* and not its 8-bit transpose */
-    once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
+    once = policy->state == MTT_STATE_COMPACT && !q->sum && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
     return q->gradient;
+}
+
+/* Lets the last operation work on parameters `first` to `end` - 1. The step works on sums, where there are
+   any. */
+static void mtt__use_parameters(mtt__builder *b, int first, int end)
+{
+    mtt__program *p = b->program;
+    int count = end - first, adds = b->op->kind == MTT_OP_sum_gradients, i;
+    mtt_tensor **lists = (mtt_tensor **)mtt__take(b, 3 * (size_t)count * sizeof(*lists));
+    if (!lists) return;
+    for (i = 0; i < count; i++) {
+        const mtt__parameter *q = &p->parameters[first + i];
+        lists[i] = adds || !q->sum ? q->gradient : q->sum;
+        lists[count + i] = q->sum;
+        lists[2 * count + i] = q->weight;
+    }
+    b->op->gradients = lists;
+    b->op->sums = adds ? lists + count : NULL;
+    b->op->weights = b->op->kind == MTT_OP_adamw ? lists + 2 * count : NULL;
+    b->op->parameters = count;
+    b->op->first_range = p->parameters[first].first_range;
+    b->op->range_count = (end < p->parameter_count ? p->parameters[end].first_range : p->range_count) -
+                         b->op->first_range;
+}
+
+/* Adds the gradients of a layer's parameters, or of those before or after all layers, to the sums of the step.
+   Each is complete before it is added: so the order of these additions is that of the micro-batches, however
+   many operations a gradient is made by. */
+static void mtt__emit_sums(mtt__builder *b, int place, int layer)
+{
+    mtt__program *p = b->program;
+    const mtt__parameter *q = p->parameters;
+    int first = 0, end;
+    if (b->policy->accumulate == 1 || b->status) return;
+    while (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer) first++;
+    for (end = first; end < p->parameter_count && q[end].layer == layer; end++) {}
+    MTT__EMIT(b, layer, 0, sum_gradients, p->ranges);
+    mtt__use_parameters(b, first, end);
 }
 
 /* The gradient of an activation; NULL if there is none yet. */
@@ -3438,11 +3477,10 @@ static void mtt__emit_waiting(mtt__builder *b, int layer, mtt_tensor *x_t)
 static void mtt__adjoint_embed(mtt__builder *b, const mtt_op *op)
 {
     const mtt_embed *f = MTT_OPERANDS_OF(embed, op);
-    int adds = 0; /* 1 = a tied head has written its share */
-    mtt_tensor *dx = *mtt__gradient(b, f->x), *d_wte = mtt__parameter_gradient(b, f->wte, &adds);
-    mtt_tensor *d_wpe = mtt__parameter_gradient(b, f->positions, NULL);
+    mtt_tensor *dx = *mtt__gradient(b, f->x), *d_wte = mtt__parameter_gradient(b, f->wte);
+    mtt_tensor *d_wpe = mtt__parameter_gradient(b, f->positions);
     MTT__EMIT(b, -1, op->site, embed_backward, dx, f->tokens, f->control, d_wte, d_wpe);
-    b->op->adds = adds;
+    b->op->adds = b->schedule->model.tied_head;
 }
 
 /* The branch's gradient passes the norm and joins the residual stream's, in place. Under FP8 the same pass
@@ -3455,16 +3493,13 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
     mtt_tensor *joined = *mtt__gradient(b, f->x), *dx = joined ? joined : mtt__make_gradient(b, f->x);
     mtt_tensor *shift = b->waiting.dy ? f->shift : NULL, *y_t = NULL;
     mtt__activation *a = mtt__activation_of(b, f->x);
-    int adds = 0;
-    mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain, &adds);
-    mtt_tensor *d_shift = mtt__parameter_gradient(b, f->shift, NULL);
+    mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
     if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.dropout == 0 &&
         mtt__maker(b, f->x).kind == MTT_OP_residual)
         mtt__add_gradient_eight(b, f->x);
     if (shift) y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
     MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, shift, joined, dx, a->gradient_8,
               a->gradient_t, y_t, d_gain, d_shift);
-    b->op->adds = adds;
     if (y_t) mtt__emit_waiting(b, op->layer, y_t);
 }
 
@@ -3473,12 +3508,10 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
                                   mtt_tensor *dy, int transposed)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
-    int adds = 0;
-    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight, &adds), *dx;
-    mtt_tensor *d_bias = mtt__parameter_gradient(b, f->bias, NULL);
+    mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
+    mtt_tensor *dx;
     MTT__EMIT(b, op->layer, 0, linear_backward_weight, x, dy, d_weight, d_bias);
     b->op->transposed = transposed;
-    b->op->adds = adds;
     dx = mtt__make_gradient(b, f->x);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
     b->op->transposed = transposed;
@@ -3541,8 +3574,8 @@ static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
     if (maker.kind != MTT_OP_norm && maker.kind != MTT_OP_gelu) x_t = mtt__input_again(b, op->layer, f->x, 1);
     if (maker.kind == MTT_OP_gelu) mtt__need(b, maker.operands[0]);
     b->waiting.dy = y->gradient_t;
-    b->waiting.d_weight = mtt__parameter_gradient(b, weight, NULL);
-    b->waiting.d_bias = mtt__parameter_gradient(b, f->bias, NULL);
+    b->waiting.d_weight = mtt__parameter_gradient(b, weight);
+    b->waiting.d_bias = mtt__parameter_gradient(b, f->bias);
     if (x_t) mtt__emit_waiting(b, op->layer, x_t);
     if (b->eights_layer != op->layer) mtt__emit_weights(b, op->layer, 0);
     dx = mtt__make_gradient(b, f->x);
@@ -3678,6 +3711,9 @@ static void mtt__emit_backward(mtt__builder *b)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
+        if (i == 0) mtt__emit_sums(b, MTT__BEFORE, -1);
+        else if (b->program->ops[i - 1].layer != op.layer)
+            mtt__emit_sums(b, op.layer < 0 ? MTT__AFTER : MTT__LAYER, op.layer);
     }
 }
 
@@ -3691,12 +3727,12 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     mtt_tensor *dx = NULL, *d_weight = NULL, *d_bias = NULL;
     mtt_tensor *x_t = NULL, *weight_t = NULL, *d_logits = NULL, *d_logits_t = NULL;
     int64_t rows = mtt__min(b->policy->loss_chunk_rows, p->shape.rows), vocab = p->shape.vocab_padded;
-    int adds = 0, eight = x->dtype == MTT_F8_E4M3;
+    int eight = x->dtype == MTT_F8_E4M3;
     logits = mtt__add_tensor(b, mtt__dtype(b), MTT_LOGITS, -1, "", "logits.chunk", rows, vocab, 0);
     if (gradients) {
         dx = mtt__make_gradient(b, x);
-        d_weight = mtt__parameter_gradient(b, weight, &adds);
-        d_bias = mtt__parameter_gradient(b, bias, NULL);
+        d_weight = mtt__parameter_gradient(b, weight);
+        d_bias = mtt__parameter_gradient(b, bias);
     }
     if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
     if (eight && gradients) {
@@ -3725,22 +3761,13 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x, int gradients)
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    int i, n = p->parameter_count;
-    mtt_tensor **lists = (mtt_tensor **)mtt__take(b, 2 * (size_t)n * sizeof(*lists)), **kept = p->kept;
-    if (!lists) return;
-    for (i = 0; i < n; i++) {
-        lists[i] = p->parameters[i].gradient;
-        lists[n + i] = p->parameters[i].weight;
-    }
+    mtt_tensor **kept = p->kept;
     b->phase = MTT_STEP;
     MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, p->counters);
-    b->op->gradients = lists;
-    b->op->parameters = n;
+    mtt__use_parameters(b, 0, p->parameter_count);
     MTT__EMIT(b, -1, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, kept[MTT__MASTER],
               kept[MTT__FIRST], kept[MTT__SECOND]);
-    b->op->gradients = lists;
-    b->op->weights = lists + n;
-    b->op->parameters = n;
+    mtt__use_parameters(b, 0, p->parameter_count);
     if (p->scales) MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
 }
 
@@ -3761,6 +3788,8 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->layer = layer;
     q->first = p->parameter_count ? q[-1].first + mtt__part_elements(q[-1].weight) : 0;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
+    q->first_range = p->range_count;
+    p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
     q->weight->parameter = p->parameter_count++;
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
@@ -3779,16 +3808,21 @@ static void mtt__add_kept(mtt__builder *b)
 {
     mtt__program *p = b->program;
     const mtt__parameter *last = &p->parameters[p->parameter_count - 1];
-    int64_t elements = last->first + mtt__part_elements(last->weight), ranges = 0;
+    int64_t elements = last->first + mtt__part_elements(last->weight);
     mtt_dtype dtype = mtt__dtype(b);
     int compact = b->policy->state == MTT_STATE_COMPACT, i;
 #define MTT__ADD_KEPT(kind, name, prefix, exists)                                       \
     if (exists) p->kept[MTT__##kind] = mtt__add_kept_tensor(b, name, elements, compact, MTT__##kind);
     MTT__KEPT(MTT__ADD_KEPT)
-    for (i = 0; i < p->parameter_count; i++)
-        ranges += mtt__ceil_div(mtt__elements(p->parameters[i].weight), MTT__RANGE);
     if (b->policy->device == MTT_DEVICE_CUDA)
-        p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", ranges * (int64_t)sizeof(mtt_range), 0);
+        p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", p->range_count * (int64_t)sizeof(mtt_range),
+                                   0);
+    for (i = 0; i < p->parameter_count && b->policy->accumulate > 1 && !b->status; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        q->sum = mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", q->weight->name, q->weight->shape[0],
+                                 q->weight->shape[1], 0);
+        q->sum->persistent = 1;
+    }
 }
 
 static int64_t mtt__scale_count(const mtt__program *p)
@@ -3803,7 +3837,7 @@ static void mtt__add_all_state(mtt__builder *b)
     const mtt_shape *train = &b->schedule->programs[MTT__TRAIN].shape;
     mtt__program *p = b->program;
     mtt_dtype dtype = mtt__dtype(b);
-    int place, layer, kind, i;
+    int place, layer, kind;
     for (place = MTT__BEFORE; place <= MTT__AFTER; place++)
         for (layer = 0; layer < (place == MTT__LAYER ? p->shape.layers : 1); layer++)
             for (kind = 0; kind < MTT__PARAMETER_KINDS && !b->status; kind++)
@@ -3811,8 +3845,6 @@ static void mtt__add_all_state(mtt__builder *b)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
     mtt__add_kept(b);
-    for (i = 0; i < p->parameter_count && b->policy->accumulate > 1 && !b->status; i++)
-        mtt__parameter_gradient(b, p->parameters[i].weight, NULL)->persistent = 1;
     p->positions = mtt__weight(b, MTT__WPE, -1);
     if (!p->positions)
         p->positions = mtt__add_state(b, dtype, MTT_DATA, "positions", train->seq_len, p->shape.d_model);
@@ -3886,7 +3918,6 @@ static int mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, mtt_op *n
         mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)next->operands;
         if (next->kind != MTT_OP_linear_backward_weight || w->dy != f->dx) continue;
         f->d_bias = w->d_bias;
-        op->adds = next->adds;
         w->d_bias = NULL;
         break;
     }
@@ -3947,7 +3978,7 @@ static void mtt__close_program(mtt__builder *b)
     p->later_ops = (mtt_op *)mtt__take(b, (size_t)p->step_begin * sizeof(mtt_op));
     for (i = 0; i < p->step_begin && !b->status; i++) {
         p->later_ops[i] = p->ops[i];
-        p->later_ops[i].adds = p->later_ops[i].later = 1;
+        p->later_ops[i].later = 1;
     }
 }
 
@@ -4319,8 +4350,8 @@ static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 }
 
 /* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does
-   so with all its state, but only writes 16-bit copies of FP32 masters; a gradient that stays for the next
-   micro-batch is read by what adds to it. */
+   so with all its state, but only writes 16-bit copies of FP32 masters; sums of gradients are read by what adds
+   to them. */
 static double mtt__op_bytes(const mtt_op *op)
 {
     const mtt_tensor *master = op->kind == MTT_OP_adamw ? MTT_OPERANDS_OF(adamw, op)->master : NULL;
@@ -4328,9 +4359,11 @@ static double mtt__op_bytes(const mtt_op *op)
     double bytes = 0;
     for (i = 0; i < op->inputs + op->outputs; i++)
         if (op->operands[i]) bytes += mtt__tensor_traffic(op->operands[i], i >= op->inputs, copies);
-    for (i = 0; i < op->parameters; i++) bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
-    for (i = 0; i < op->parameters && op->weights; i++)
-        bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
+    for (i = 0; i < op->parameters; i++) {
+        bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
+        if (op->sums) bytes += mtt__tensor_traffic(op->sums[i], 1, copies);
+        if (op->weights) bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
+    }
     return bytes;
 }
 
@@ -4505,6 +4538,24 @@ static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int
     return MTT_OK;
 }
 
+enum { MTT__FEW_LAYERS = 8 };
+
+/* Tries all mixtures and builds the cheapest that fits; all layers whole is known to. */
+static mtt_status mtt__choose_of_all(const mtt__search *q)
+{
+    mtt_schedule *s = q->schedule;
+    int layers = s->model.layers, whole = layers, partial = 0, w, p;
+    double best = HUGE_VAL;
+    for (w = layers; w >= 0; w--)
+        for (p = 0; p <= layers - w; p++) {
+            mtt_status status = mtt__build(s, w, p, q->packed ? q->budget : 0);
+            if (status) return status;
+            if (s->programs[MTT__TRAIN].arena_bytes > q->budget || mtt__plan_cost(s) >= best) continue;
+            best = mtt__plan_cost(s), whole = w, partial = p;
+        }
+    return mtt__build(s, whole, partial, SIZE_MAX);
+}
+
 /* Chooses how many layers to recompute whole and how many in part, and builds that. More recomputation
    takes less memory, so what just fits is a staircase from A, as few whole as possible and the others in
    part, to B, none in part:
@@ -4516,14 +4567,17 @@ static mtt_status mtt__fewest(const mtt__search *q, int whole, int whole_by, int
                | . . . B \
                +------------ whole
 
-   The search visits every stair of a small model. Of a large one it visits the ends: memory and cost are
-   close to linear in the two numbers, so one of them is the cheapest. */
+   Of a large model the search visits the ends: memory and cost are close to linear in the two numbers, so one
+   of them is the cheapest. A small model may need more memory where more is recomputed, beside a layer's
+   gradients: there the search tries everything. */
 static mtt_status mtt__choose(const mtt__search *q)
 {
     mtt_schedule *s = q->schedule;
     int layers = s->model.layers, w = 0, p = 0, last = 0, whole = -1, partial = 0, step;
     double cost, best = 0;
-    mtt_status status = mtt__fewest(q, 0, 1, layers, -1, layers, &w);
+    mtt_status status;
+    if (layers <= MTT__FEW_LAYERS) return mtt__choose_of_all(q);
+    status = mtt__fewest(q, 0, 1, layers, -1, layers, &w);
     if (!status) status = mtt__fewest(q, w, 1, 0, 0, layers - w, &last);
     last += w;
     step = 1 + (last - w) * layers / 256;
@@ -5404,7 +5458,7 @@ static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *
     float *d_wte = (float *)o->d_wte->data, *d_wpe = o->d_wpe ? (float *)o->d_wpe->data : NULL;
     int64_t C = op->shape->d_model, stripe;
     if (!op->adds) memset(d_wte, 0, o->d_wte->bytes);
-    if (d_wpe && !op->later) memset(d_wpe, 0, o->d_wpe->bytes);
+    if (d_wpe) memset(d_wpe, 0, o->d_wpe->bytes);
     MTT__THREADS(op->shape->rows * C)
     for (stripe = 0; stripe < C; stripe += STRIPE) {
         int64_t n = mtt__min(STRIPE, C - stripe), row;
@@ -5538,8 +5592,8 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
     mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
     mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     int64_t C = op->shape->d_model, rows = mtt__rows(o->dy), row;
-    mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, op->adds);
-    mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, op->adds);
+    mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, 0);
+    mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
         float g[MTT__MAX_WIDTH], xhat[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH], mean_g, mean_gx;
@@ -5620,7 +5674,7 @@ static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_linear_bac
     mtt_gelu_backward gelu = {o->dx, o->pre, o->dx, NULL, NULL};
     mtt__cpu_linear_backward_input(op, &linear);
     mtt__cpu_gelu_backward(op, &gelu);
-    if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, op->adds);
+    if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, 0);
 }
 
 /* ---- plain attention ---- */
@@ -6061,15 +6115,33 @@ static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_sum_loss *o)
     const float *losses = (const float *)o->losses->data;
     mtt_counters *counters = mtt__counters(o->counters);
     int64_t i;
+    double sum = 0;
     if (!op->later) counters->loss = 0, counters->hits = 0;
     for (i = 0; i < op->shape->rows; i++) {
-        counters->loss += (double)losses[3 * i];
+        sum += (double)losses[3 * i];
         counters->hits += losses[3 * i + 1] > 0;
     }
+    counters->loss += sum;
     counters->targets = mtt__control(o->control)->targets;
 }
 
 /* ---- step ---- */
+
+/* sum (+)= gradient; the first micro-batch starts the sum. */
+static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_sum_gradients *o)
+{
+    int p;
+    (void)o;
+    for (p = 0; p < op->parameters; p++) {
+        const float *gradient = (const float *)op->gradients[p]->data;
+        float *sum = (float *)op->sums[p]->data;
+        int64_t count = mtt__elements(op->sums[p]), i;
+        if (!op->later) memcpy(sum, gradient, op->sums[p]->bytes);
+        MTT__THREADS(count)
+        for (i = 0; i < (op->later ? count : 0); i += MTT__BLOCK)
+            mtt__add_block(gradient + i, sum + i, mtt__min(MTT__BLOCK, count - i));
+    }
+}
 
 /* Sum of squares of a tensor, in 64 pieces of fixed bounds that threads share. */
 static double mtt__sum_squares(const mtt_tensor *t)
@@ -6412,7 +6484,8 @@ static mtt_status mtt__fill_ranges(mtt_trainer *t)
         const mtt__parameter *q = &p->parameters[i];
         int64_t count = mtt__elements(q->weight), begin;
         for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
-            r->gradient = q->gradient->data;
+            r->made = q->gradient->data;
+            r->gradient = q->sum ? q->sum->data : q->gradient->data;
             r->weight = q->weight->data;
             r->first = q->first;
             r->begin = begin;
@@ -6815,13 +6888,13 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     int64_t i, count;
     mtt_status status;
     if (!q) return MTT_E_ARGUMENT;
-    if (!q->gradient->persistent)
+    if (!q->sum)
         return mtt__fail(t->env, MTT_E_ARGUMENT,
                          "gradients share their memory with activations: set accumulate above 1 to "
                          "keep them");
     count = mtt__parameter_elements(q);
     status = mtt__move_counters(t, MTT__GET, &counters);
-    if (!status) status = mtt__move(t, MTT__GET, q->gradient, 0, count, values);
+    if (!status) status = mtt__move(t, MTT__GET, q->sum, 0, count, values);
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
@@ -9446,6 +9519,7 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *
         if (op->parameters) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
         mtt__print(&text, " -> ");
         mtt__print_operands(&text, op->operands + op->inputs, op->outputs);
+        if (op->sums) mtt__print(&text, "%d sums", op->parameters);
         if (op->weights) mtt__print(&text, " %d weights", op->parameters);
         mtt__print_freed(&text, op, i);
         line[text.size] = '\n';

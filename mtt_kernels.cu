@@ -1184,7 +1184,7 @@ static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, mtt__nor
     if (status != MTT_OK) return status;
     return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32),
                        (const float *)o.partial, mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width,
-                       blocks, 2 * width, blocks, op->adds);
+                       blocks, 2 * width, blocks, 0);
 }
 
 /* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. The order of sums
@@ -1740,7 +1740,7 @@ static __global__ void __launch_bounds__(128)
 template <class T>
 static __global__ void __launch_bounds__(256)
     mtt_k_position_gradient(const T *dx, float *d_wpe, int batch, int seq_len, int64_t count, int width,
-                            int add, mtt__dropout dropout)
+                            mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, sequence = (int64_t)seq_len * width;
     float sum[8] = {0}, v[8];
@@ -1748,10 +1748,6 @@ static __global__ void __launch_bounds__(256)
     for (int64_t b = 0; b < (at < sequence ? batch : 0); b++) {
         mtt__read_floats(dx + b * sequence + at, v);
         mtt__apply_dropout<8>(dropout, b * sequence + at, v);
-        MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
-    }
-    if (add) {
-        mtt__read_floats(d_wpe + at, v);
         MTT__UNROLL for (int k = 0; k < 8; k++) sum[k] += v[k];
     }
     mtt__store_floats(d_wpe + at, sum);
@@ -1826,7 +1822,7 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
     if (status != MTT_OK || !o->d_wpe) return status;
     return mtt__launch(c, "position_gradient", mtt_k_position_gradient<T>,
                        mtt__blocks(mtt__elements(o->d_wpe), 2048), 256, dx, mtt__at<float>(o->d_wpe),
-                       d->batch, d->seq_len, mtt__elements(o->d_wpe), width, op->later, dropout);
+                       d->batch, d->seq_len, mtt__elements(o->d_wpe), width, dropout);
 }
 
 static mtt_status mtt__cuda_embed_backward(mtt__cuda *c, const mtt_op *op)
@@ -2265,9 +2261,9 @@ static mtt_status mtt__gradient_of_transposes(mtt__cuda *c, const mtt_op *op,
                                               const mtt_linear_backward_weight *o)
 {
     const int64_t rows = mtt__width(o->dy);
-    mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
+    mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, 0) : MTT_OK;
     if (status != MTT_OK) return status;
-    return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
+    return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
 }
 
 /* db (+)= sum over rows of dy: first, while dy is in cache. */
@@ -2276,9 +2272,9 @@ static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *o
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
     const int64_t rows = mtt__rows(o->dy);
     if (o->dy->dtype == MTT_F8_E5M2) return mtt__gradient_of_transposes(c, op, o);
-    mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, op->adds) : MTT_OK;
+    mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, 0) : MTT_OK;
     if (status != MTT_OK) return status;
-    return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, op->adds);
+    return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
@@ -2327,7 +2323,7 @@ static mtt_status mtt__cuda_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)
     status = mtt__multiply_rows(c, op, o->dy, o->weight, !op->transposed, NULL, o->dx);
     if (status == MTT_OK) status = mtt__launch_gelu_backward(c, o->dx, o->pre, o->dx);
     if (status != MTT_OK || !o->d_bias) return status;
-    return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, op->adds);
+    return mtt__bias_gradient(c, op, o->dx, mtt__rows(o->dx), o->d_bias, 0);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -2458,7 +2454,7 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
         if (status != MTT_OK) return status;
         mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
                             mtt__at<float>(o->losses) + 3 * first, count};
-        const int add = first > 0 || op->adds;
+        const int add = first > 0;
         status = o->dx ? gradient(c, op, r, o->d_bias, add) : mtt__rows_loss<false>(c, op, r);
         if (status != MTT_OK || !o->dx) continue;
         mtt__blas_product back = {count, C, Vp, logits, weight,
@@ -2623,7 +2619,7 @@ static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
                                   mtt__blas_whole(o->weight, 1), mtt__blas_whole(o->logits, 0), o->bias};
         mtt__loss_rows r = {o->logits, o->control, o->counters, mtt__at<int32_t>(o->targets) + first,
                             mtt__at<float>(o->losses) + 3 * first, count};
-        const int add = first > 0 || op->adds;
+        const int add = first > 0;
         head.fast = 1;
         status = mtt__multiply(c, op, head);
         if (status == MTT_OK) status = mtt__rows_loss<false>(c, op, r);
@@ -2711,10 +2707,40 @@ template <class T> MTT__DEVICE T *mtt__global(T *p)
 
 MTT__DEVICE void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
 {
-    const void *const from = mtt__global(r.gradient);
+    const void *const from = mtt__global((const void *)r.gradient);
     if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)from + at, g);
     else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)from + at, g);
     else mtt__read_floats((const __half *)from + at, g);
+}
+
+/* The blocks of an operation. */
+static unsigned mtt__range_blocks(const mtt_op *op)
+{
+    return (unsigned)(op->range_count * MTT__RANGE_BLOCKS);
+}
+
+/* Math:        sum (+)= gradient
+   Shapes:      gradients of a micro-batch and their sums, float
+   Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
+   Requires:    counts multiples of 8
+   Traffic:     gradients read once, sums written, and read if something was added before
+   Determinism: one addition an element
+   Reference:   mtt__cpu_sum_gradients */
+static __global__ void __launch_bounds__(256) mtt_k_sum_gradients(const mtt_range *ranges, int add)
+{
+    const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    const int count = mtt__range_count(r);
+    const float *const made = (const float *)mtt__global(r.made) + mtt__range_begin(r);
+    float *const sum = (float *)mtt__global(r.gradient) + mtt__range_begin(r);
+    MTT__UNROLL for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
+        const int at = i + threadIdx.x * 8;
+        float g[8], s[8] = {};
+        if (at >= count) break;
+        mtt__read_floats(made + at, g);
+        if (add) mtt__read_floats(sum + at, s);
+        MTT__UNROLL for (int k = 0; k < 8; k++) s[k] += g[k];
+        mtt__store_floats(sum + at, s);
+    }
 }
 
 /* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
@@ -2926,6 +2952,13 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
     }
 }
 
+static mtt_status mtt__cuda_sum_gradients(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_sum_gradients *o = MTT_OPERANDS_OF(sum_gradients, op);
+    return mtt__launch(c, "sum_gradients", mtt_k_sum_gradients, mtt__range_blocks(op), 256,
+                       mtt__at<const mtt_range>(o->ranges) + op->first_range, op->later);
+}
+
 static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
@@ -2935,7 +2968,7 @@ static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
     for (int i = 0; i < op->parameters; i++)
         count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
     if (status == MTT_OK)
-        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, (unsigned)mtt__range_blocks(o->ranges), 256,
+        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, mtt__range_blocks(op), 256,
                              mtt__at<mtt_range>(o->ranges), (double *)scratch);
     if (status != MTT_OK) return status;
     return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count,
@@ -2968,7 +3001,7 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
         status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
                              (float *)scratch);
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "adamw", kernel, (unsigned)mtt__range_blocks(o->ranges), 256, u);
+    return mtt__launch(c, "adamw", kernel, mtt__range_blocks(op), 256, u);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -6249,7 +6282,7 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
                                             (float *)scratch);
         if (status == MTT_OK && o->d_bias)
             status = mtt__sum_slices<float>(c, scratch, slices, n, 1, slices, mtt__at<float>(o->d_bias),
-                                            first > 0 || op->adds);
+                                            first > 0);
     }
     return status;
 }

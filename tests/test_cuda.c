@@ -1447,9 +1447,11 @@ static void fill_ranges(const mtt__program *host, const mtt__program *device)
     int i;
     for (i = 0; i < host->parameter_count; i++) {
         const mtt__parameter *q = &device->parameters[i];
+        const mtt_tensor *gradient = q->sum ? q->sum : q->gradient;
         int64_t count = mtt__elements(q->weight), begin;
         for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
-            r->gradient = q->gradient ? q->gradient->data : NULL;
+            r->made = q->gradient ? q->gradient->data : NULL;
+            r->gradient = gradient ? gradient->data : NULL;
             r->weight = q->weight->data;
             r->first = q->first;
             r->begin = begin;
@@ -1457,7 +1459,7 @@ static void fill_ranges(const mtt__program *host, const mtt__program *device)
             r->block = block;
             r->parameter = i;
             r->decays = q->weight->rank > 1;
-            r->gradient_dtype = (uint8_t)(q->gradient ? q->gradient->dtype : MTT_F32);
+            r->gradient_dtype = (uint8_t)(gradient ? gradient->dtype : MTT_F32);
             block += (int32_t)mtt__ceil_div(r->count, MTT__RANGE_BLOCK);
         }
     }
@@ -1905,6 +1907,18 @@ static void compare_compact(lock_step *l, const mtt_op *op, const mtt_op *device
     free(master.data);
 }
 
+/* One addition an element leaves nothing to the order. */
+static void compare_sums(const lock_step *l, const mtt_op *host, const mtt_op *device)
+{
+    int i;
+    for (i = 0; i < host->parameters; i++) {
+        mtt_tensor copy = downloaded(l, device->sums[i]);
+        check(!memcmp(copy.data, host->sums[i]->data, copy.bytes), "%s: other bits than the CPU's (%s)",
+              host->sums[i]->name, describe(&l->s));
+        free(copy.data);
+    }
+}
+
 static void compare_output(lock_step *l, const mtt_op *op, int operand, const mtt_tensor *device,
                            const textbook *exact, const textbook *plain)
 {
@@ -1940,6 +1954,7 @@ static int is_new(const mtt_op *op)
         for (k = 0; op->operands[i] && k < op->operands[i]->rank; k++)
             MIX(op->operands[i]->shape[k] * 8 + op->operands[i]->dtype);
     }
+    for (i = 0; i < op->parameters && op->sums; i++) MIX(mtt__elements(op->sums[i]));
 #undef MIX
     for (i = (int)(hash % SLOTS); seen[i] && seen[i] != hash; i = (i + 1) % SLOTS) {}
     if (seen[i]) return 0;
@@ -1963,6 +1978,10 @@ static void upload_operands(lock_step *l, const mtt_op *host, const mtt_op *devi
                     host->gradients[o]->bytes);
     for (o = 0; o < host->parameters && host->weights; o++)
         cuda.upload(l->context, device->weights[o]->data, host->weights[o]->data, host->weights[o]->bytes);
+    for (o = 0; o < host->parameters && host->sums; o++) {
+        if (!host->later) memset(host->sums[o]->data, 0xff, host->sums[o]->bytes);
+        cuda.upload(l->context, device->sums[o]->data, host->sums[o]->data, host->sums[o]->bytes);
+    }
 }
 
 /* The i-th operation of a program's list, of a later micro-batch's where `later` is set. */
@@ -2301,6 +2320,7 @@ static void step_op(lock_step *l, int which, int i, int later)
     mtt__cpu_run(NULL, host, 1);
     if (status == MTT_OK && compact) compare_compact(l, host, device);
     else if (status == MTT_OK && host->kind == MTT_OP_adamw) compare_update(l, host, device, &exact, &plain);
+    else if (status == MTT_OK && host->sums) compare_sums(l, host, device);
     else
         for (o = host->inputs; o < host->inputs + host->outputs && status == MTT_OK; o++)
             if (host->operands[o]) compare_output(l, host, o, device->operands[o], &exact, &plain);
