@@ -87,8 +87,9 @@
                    kept_inputs = MTT_KEPT_FP8 takes 1 byte, not s, for 2C + F of these, or for layer's C
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
-   Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step. These formulas are for
-   orientation: the plan adds up the schedule. mtt_plan_print also says what is outside the arena at most.
+   Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step, or, if micro-batches
+   accumulate, until they are added to sums of 4 bytes a parameter. These formulas are for orientation: the
+   plan adds up the schedule. mtt_plan_print also says what is outside the arena at most.
 
    ATTENTION AND WINDOWS
    Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
@@ -100,9 +101,10 @@
    tensors are double. 16-bit stores round to nearest even; the compact state and FP8's gradients
    of logits round stochastically.
    Recomputation never changes a bit. Flash attention, windows of full length and the chunked loss change only
-   the order of sums. Dropout and stochastic rounding are functions of (seed, micro-batch or update, site,
-   layer, element), so recomputation replays them. The same seed, build and machine give the same bits, on the
-   CPU for any number of threads unless a BLAS is in use.
+   the order of sums. The gradient of a micro-batch is complete before it is added to the step's. Dropout and
+   stochastic rounding are functions of (seed, micro-batch or update, site, layer, element), so recomputation
+   replays them. The same seed, build and machine give the same bits, on the CPU for any number of threads
+   unless a BLAS is in use.
    FP16 and FP8 scale the loss: a step that overflows is skipped and halves the scale, 2000 good steps double
    it. FP8's other scales come from the largest values of the step before, with room for twice as much. Before
    the first step a forward pass over its batch measures them.
@@ -284,7 +286,8 @@ typedef struct mtt_policy {
     int loss_chunk_rows;     /* tokens of a chunk of logits, 1..2^24, default 1024, on CUDA 2048; for FP8 a
                                 multiple of 16, on CUDA doubled until a quarter of the tokens fits */
     mtt_state state;         /* default full */
-    int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, gradients are kept */
+    int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
+                                added up in FP32, in sums that stay in memory */
     size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
     int split;               /* 1 = a budget may cut the batch into equal micro-batches where that is faster
                                 than recomputation: same mean loss, other sums and dropout; default 0 */
@@ -3411,11 +3414,11 @@ static void mtt__use_parameters(mtt__builder *b, int first, int end)
     b->op->weights = b->op->kind == MTT_OP_adamw ? lists + 2 * count : NULL;
     b->op->parameters = count;
     b->op->first_range = p->parameters[first].first_range;
-    b->op->range_count = (end < p->parameter_count ? p->parameters[end].first_range : p->range_count) -
-                         b->op->first_range;
+    b->op->range_count = end < p->parameter_count ? p->parameters[end].first_range : p->range_count;
+    b->op->range_count -= b->op->first_range;
 }
 
-/* Adds the gradients of a layer's parameters, or of those before or after all layers, to the sums of the step.
+/* Adds the gradients of a layer's parameters, or of those before or after all layers, to the step's sums.
    Each is complete before it is added: so the order of these additions is that of the micro-batches, however
    many operations a gradient is made by. */
 static void mtt__emit_sums(mtt__builder *b, int place, int layer)
@@ -4350,8 +4353,8 @@ static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 }
 
 /* Bytes of the operands: once where an operation reads or writes them, twice where it does both. AdamW does
-   so with all its state, but only writes 16-bit copies of FP32 masters; sums of gradients are read by what adds
-   to them. */
+   so with all its state, but only writes 16-bit copies of FP32 masters; sums of gradients are read by what
+   adds to them. */
 static double mtt__op_bytes(const mtt_op *op)
 {
     const mtt_tensor *master = op->kind == MTT_OP_adamw ? MTT_OPERANDS_OF(adamw, op)->master : NULL;

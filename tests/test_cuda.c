@@ -809,7 +809,7 @@ static void textbook_embed_backward(const textbook *t)
     float *mask = malloc((size_t)count * sizeof(float));
     mask_of(t, o->control, 0, count, mask);
     if (!t->op->adds) memset(v->d_wte, 0, (size_t)words * sizeof(double));
-    if (!t->op->later && positions) memset(v->d_wpe, 0, (size_t)positions * sizeof(double));
+    if (positions) memset(v->d_wpe, 0, (size_t)positions * sizeof(double));
     for (c = 0; c < words && t->exact; c++) magnitude->d_wte[c] = fabs(v->d_wte[c]);
     for (c = 0; c < positions && t->exact; c++) magnitude->d_wpe[c] = fabs(v->d_wpe[c]);
     MTT__OMP(omp parallel for if (count > 10000))

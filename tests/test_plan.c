@@ -784,9 +784,9 @@ static void traffic_in_place(void)
               "AdamW moves %g bytes a parameter, state %d of precision %d has %g", bytes, (int)c.policy.state,
               (int)c.policy.precision, CASES[i].bytes);
     }
-    /* With two micro-batches, each gradient is also read and added to a sum, which is read and written. A chunked
-       loss reads the head's gradient in each chunk but the first. Each chunk also reads the head for two
-       products, and passes over its logits five times. */
+    /* With two micro-batches, each gradient is also read and added to a sum, which is read and written. A
+       chunked loss reads the head's gradient in each chunk but the first. Each chunk also reads the head for
+       two products, and passes over its logits five times. */
     configuration a = known('A', 8), twice = a;
     double rows = 8 * 256, head = 50304 * 256, sums;
     twice.policy.accumulate = 2;
