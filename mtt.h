@@ -3377,7 +3377,7 @@ static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 
 /* ---- the backward pass ---- */
 
-/* The gradient of a parameter in a micro-batch, made when it is first asked for. In the compact state with one
+/* A micro-batch's gradient of a parameter, made when it is first asked for. In the compact state with one
    micro-batch a step nothing is added to those of the layers' matrices, so they may be as wide as the
    weights. */
 static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight)
@@ -3418,7 +3418,7 @@ static void mtt__use_parameters(mtt__builder *b, int first, int end)
     b->op->range_count -= b->op->first_range;
 }
 
-/* Adds the gradients of a layer's parameters, or of those before or after all layers, to the step's sums.
+/* Adds the gradients of a layer's parameters, or of those before or after the layers, to the sums of a step.
    Each is complete before it is added: so the order of these additions is that of the micro-batches, however
    many operations a gradient is made by. */
 static void mtt__emit_sums(mtt__builder *b, int place, int layer)
@@ -6146,30 +6146,38 @@ static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_sum_gradients *o)
     }
 }
 
-/* Sum of squares of a tensor, in 64 pieces of fixed bounds that threads share. */
-static double mtt__sum_squares(const mtt_tensor *t)
+/* Sums of squares of up to MTT__SQUARES blocks of MTT__RANGE_BLOCK elements, which threads share. */
+enum { MTT__SQUARES = 64 };
+static int mtt__block_squares(const mtt_tensor *t, int64_t first, double *sums)
 {
-    enum { PIECES = 64 };
-    int64_t count = mtt__elements(t), piece, size = mtt__ceil_div(count, PIECES);
-    double sums[PIECES] = {0}, sum = 0;
-    MTT__THREADS(count)
-    for (piece = 0; piece < PIECES; piece++) {
+    int64_t all = mtt__elements(t), blocks = mtt__ceil_div(all, MTT__RANGE_BLOCK) - first, i;
+    int count = (int)mtt__min(blocks, MTT__SQUARES);
+    MTT__THREADS(count * MTT__RANGE_BLOCK)
+    for (i = 0; i < count; i++) {
         float buffer[MTT__BLOCK];
-        int64_t at, n;
-        MTT__BLOCKS(at, n, piece * size, mtt__min((piece + 1) * size, count)) {
+        int64_t begin = (first + i) * MTT__RANGE_BLOCK, at, n;
+        sums[i] = 0;
+        MTT__BLOCKS(at, n, begin, mtt__min(begin + MTT__RANGE_BLOCK, all)) {
             const float *x = mtt__read(t, at, n, buffer);
-            sums[piece] += (double)mtt__dot(x, x, n);
+            sums[i] += (double)mtt__dot(x, x, n);
         }
     }
-    for (piece = 0; piece < PIECES; piece++) sum += sums[piece];
-    return sum;
+    return count;
 }
 
+/* One sum of all blocks in their order. */
 static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_grad_norm *o)
 {
-    double sum = 0;
-    int i;
-    for (i = 0; i < op->parameters; i++) sum += mtt__sum_squares(op->gradients[i]);
+    double sum = 0, sums[MTT__SQUARES];
+    int p, count, i;
+    for (p = 0; p < op->parameters; p++) {
+        int64_t first = 0;
+        do {
+            count = mtt__block_squares(op->gradients[p], first, sums);
+            for (i = 0; i < count; i++) sum += sums[i];
+            first += count;
+        } while (count == MTT__SQUARES);
+    }
     mtt__scale_gradients(mtt__control(o->control), mtt__counters(o->counters), sum);
 }
 

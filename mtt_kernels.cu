@@ -2734,12 +2734,12 @@ static __global__ void __launch_bounds__(256) mtt_k_sum_gradients(const mtt_rang
     float *const sum = (float *)mtt__global(r.gradient) + mtt__range_begin(r);
     MTT__UNROLL for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
         const int at = i + threadIdx.x * 8;
-        float g[8], s[8] = {};
+        float g[8], s[8];
         if (at >= count) break;
         mtt__read_floats(made + at, g);
         if (add) mtt__read_floats(sum + at, s);
-        MTT__UNROLL for (int k = 0; k < 8; k++) s[k] += g[k];
-        mtt__store_floats(sum + at, s);
+        MTT__UNROLL for (int k = 0; k < 8; k++) g[k] = add ? s[k] + g[k] : g[k];
+        mtt__store_floats(sum + at, g);
     }
 }
 
