@@ -270,6 +270,13 @@ typedef enum mtt_loss { MTT_LOSS_FULL, MTT_LOSS_CHUNKED } mtt_loss;
    weights. */
 typedef enum mtt_state { MTT_STATE_FULL, MTT_STATE_COMPACT } mtt_state;
 
+/* What ranks divide between them, each with a share of every layer ("ZeRO", Rajbhandari et al. 2019, arXiv
+   1910.02054): nothing; the optimizer's state and the update (ZeRO-1); these and the gradients (ZeRO-2). With
+   one micro-batch a step the second and the third are the same. With more, ranks that divide gradients
+   exchange those of every micro-batch, and keep sums of a share alone. The others keep sums of all and
+   exchange them once a step: fewer bytes between ranks, but sums in another order. */
+typedef enum mtt_shard { MTT_SHARD_NONE, MTT_SHARD_OPTIMIZER, MTT_SHARD_GRADIENTS } mtt_shard;
+
 typedef enum mtt_device { MTT_DEVICE_CPU, MTT_DEVICE_CUDA } mtt_device;
 
 /* How the model is held in memory and computed. */
@@ -288,7 +295,12 @@ typedef struct mtt_policy {
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
                                 added up in FP32, in sums that stay in memory */
-    size_t budget_bytes;     /* for MTT_RECOMPUTE_BUDGET, required there */
+    int ranks;               /* processes that train one model together, 1..1024, default 1; a trainer takes
+                                its backend's */
+    int rank;                /* whose plan it is, from 0, default 0; shares differ by a block of 8,192
+                                parameters a layer. A trainer takes its backend's */
+    mtt_shard shard;         /* default none; one rank has nothing to divide */
+    size_t budget_bytes;     /* of a rank; for MTT_RECOMPUTE_BUDGET, required there */
     int split;               /* 1 = a budget may cut the batch into equal micro-batches where that is faster
                                 than recomputation: same mean loss, other sums and dropout; default 0 */
     mtt_device device;       /* target of the plan, default the CPU; a trainer takes its backend's */
@@ -390,6 +402,7 @@ typedef struct mtt_plan_report {
     int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
     double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
     double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
+    double wire_bytes;                 /* that this rank sends to others in a step of all micro-batches */
 } mtt_plan_report;
 
 /* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens. MTT_E_BUDGET: larger than
@@ -723,7 +736,9 @@ struct mtt_batches {
     uint64_t seed;
     int sequential;     /* 0 = shuffled, without end; 1 = in order, once; targets of -1 fill the last batch */
     uint64_t sequences; /* in the file */
-    uint64_t cursor;    /* sequences handed out so far */
+    uint64_t cursor;    /* sequences handed out so far, to all ranks */
+    int rank, ranks;    /* set by the caller: of each `ranks` batches in a row this loader hands out number
+                           `rank`; 0 and 0, or 0 and 1: all */
 };
 
 /* Refuses a file that is shorter than a sequence. */
@@ -781,6 +796,7 @@ typedef struct mtt_shape {
     int window;    /* keys that a query attends; 0 = all up to it */
     int64_t rows;  /* batch * seq_len */
     float dropout; /* 0 in evaluation */
+    int ranks, rank;
 } mtt_shape;
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
@@ -805,7 +821,7 @@ typedef struct mtt_shape {
    the exponent bits of the float that its codes are multiplied by. dequantize_groups makes x of them. */
 enum { MTT_KEPT_GROUP = 128 };
 #define MTT_OPERANDS(...) mtt_tensor __VA_ARGS__;
-#define MTT_OPS(X)                                                                                           \
+#define MTT_LOCAL_OPS(X)                                                                                     \
     X(embed, 4, MTT_OPERANDS(*tokens, *wte, *positions, *control, *x),                                       \
       N(o->x), 3 * B(o->x), 0)                                                                               \
     X(norm, 3, MTT_OPERANDS(*x, *gain, *shift, *y, *stats),                                                  \
@@ -844,7 +860,7 @@ enum { MTT_KEPT_GROUP = 128 };
       *losses, *logits, *d_logits, *d_logits_t, *dx, *d_weight, *d_bias),                                    \
       (o->dx ? 6 : 2) * N(o->x) * d->vocab_padded, mtt__chunked_bytes(op),                                   \
       o->d_logits && o->d_bias ? 4 * (size_t)d->vocab_padded : 0)                                            \
-    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters),                                               \
+    X(sum_loss, 2, MTT_OPERANDS(*losses, *control, *counters, *count),                                       \
       N(o->losses), MOVED, 0)                                                                                \
     X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
       4 * N(o->d_logits), MOVED, 0)                                                                          \
@@ -874,14 +890,34 @@ enum { MTT_KEPT_GROUP = 128 };
       10 * mtt__attention_pairs(d) * d->head_dim, MOVED, mtt__flash_scratch(d, o->qkv->dtype, 2))            \
     X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
       N(o->dx), 3 * B(o->dx), mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))             \
-    X(sum_gradients, 1, MTT_OPERANDS(*ranges),                                                               \
+    X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
       PARAMETERS, MOVED, 0)                                                                                  \
-    X(grad_norm, 2, MTT_OPERANDS(*control, *ranges, *counters),                                              \
+    X(grad_norm, 3, MTT_OPERANDS(*control, *ranges, *squares, *counters),                                    \
       2 * PARAMETERS, MOVED, o->ranges ? 8 * MTT__RANGE_BLOCKS * (size_t)op->range_count : 0)                \
     X(adamw, 3, MTT_OPERANDS(*control, *counters, *ranges, *master, *m, *v),                                 \
       16 * PARAMETERS, MOVED, 8)                                                                             \
     X(rescale, 0, MTT_OPERANDS(*scales, *counters),                                                          \
       N(o->scales), MOVED, 0)
+
+/* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
+   of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
+   then adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes `rows` of
+   everyone's. Or it sends what this rank has made of `squares`, of mtt_op's `sums`, or of `weights`, and
+   receives the rest. sum_squares makes a number of each block of the gradients of this rank's share, for
+   grad_norm. sum_loss makes `count`, an mtt_count, and not the counters, where add_counts adds up those of
+   all ranks. merge_records joins what all ranks have recorded in the table of scales. */
+#define MTT_RANK_OPS(X)                                                                                      \
+    X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
+      0, 2 * mtt__wire_bytes(op), 0)                                                                         \
+    X(all_gather, 1, MTT_OPERANDS(*row, *rows, *squares),                                                    \
+      0, 2 * mtt__wire_bytes(op), 0)                                                                         \
+    X(add_counts, 2, MTT_OPERANDS(*counts, *control, *counters),                                             \
+      N(o->counts), MOVED, 0)                                                                                \
+    X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
+      2 * PARAMETERS, MOVED, 0)                                                                              \
+    X(merge_records, 1, MTT_OPERANDS(*rows, *scales),                                                        \
+      N(o->rows), MOVED, 0)
+#define MTT_OPS(X) MTT_LOCAL_OPS(X) MTT_RANK_OPS(X)
 #define MTT__OP_ENUM(name, inputs, operands, flops, bytes, scratch) MTT_OP_##name,
 typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind;
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
@@ -903,6 +939,7 @@ struct mtt_op {
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
     mtt_tensor **gradients;            /* sum_gradients, grad_norm, adamw: of some parameters, in order */
     mtt_tensor **sums, **weights;      /* sum_gradients: what they are added to; adamw: the parameters */
+    const struct mtt_part *parts;      /* which elements of each are this rank's */
     int parameters;                    /* the number of these */
     int first_range, range_count;      /* their entries in `ranges`, if there is one */
     const mtt_tensor *workspace;       /* scratch; NULL on a CPU */
@@ -958,6 +995,7 @@ struct mtt_backend {
     void *(*device_alloc)(void *user, size_t bytes);
     void (*device_free)(void *user, void *block);
     void *user;
+    mtt_ranks *ranks; /* those that train together; NULL, the default: this process alone */
 };
 
 /* ---- numbers that every backend computes alike: compiled for host and device ---- */
@@ -1337,14 +1375,6 @@ MTT__BOTH void mtt__adamw_element(const mtt_adamw_rates *r, float g, float *m, f
     *w = r->keep * *w - r->step * *m / (sqrtf(*v) * r->correction + r->eps);
 }
 
-/* master, m and v are one tensor each. A parameter is a range of them that begins at a multiple of MTT__PART
-   elements. */
-enum { MTT__PART = 64 };
-MTT__BOTH int64_t mtt__part_elements(const mtt_tensor *parameter)
-{
-    return mtt__round_up(mtt__elements(parameter), MTT__PART);
-}
-
 /* On a device one kernel updates all parameters: entries of `ranges` are pieces of up to MTT__RANGE elements
    of one parameter, each for MTT__RANGE_BLOCKS blocks of threads. */
 enum { MTT__RANGE = 65536, MTT__RANGE_BLOCKS = 8, MTT__RANGE_BLOCK = MTT__RANGE / MTT__RANGE_BLOCKS };
@@ -1359,6 +1389,42 @@ typedef struct mtt_range {
     int32_t parameter;     /* its number */
     uint8_t decays, gradient_dtype, unused[2];
 } mtt_range;
+
+/* How a parameter is divided. The elements of a layer, and those before or after the layers, are blocks of
+   MTT__RANGE_BLOCK of one parameter each. A rank's share is a run of them, up to `share` blocks. master, m
+   and v are one tensor each, in which a parameter's part begins at a multiple of MTT__PART elements. */
+enum { MTT__PART = 64 };
+typedef struct mtt_part {
+    int64_t elements;     /* of the parameter, padded */
+    int64_t block, share; /* its first block in the layer; blocks of a share */
+    int64_t square;       /* its first block in the model */
+    int64_t begin, count; /* elements that this rank updates: its share, or all */
+    int64_t first;        /* where they begin in master, m and v */
+    int64_t base;         /* the element with which its sum begins: that of the share, or 0 */
+} mtt_part;
+
+/* The elements of a parameter in a rank's share. Returns their number. */
+MTT__BOTH int64_t mtt__share(const mtt_part *part, int rank, int64_t *begin)
+{
+    int64_t end = ((rank + 1) * part->share - part->block) * MTT__RANGE_BLOCK;
+    *begin = (rank * part->share - part->block) * MTT__RANGE_BLOCK;
+    if (*begin < 0) *begin = 0;
+    if (end > part->elements) end = part->elements;
+    return end > *begin ? end - *begin : 0;
+}
+
+/* What a rank counts in a micro-batch: the sum of losses, and the targets that have the largest logit. */
+typedef struct mtt_count {
+    double loss;
+    int64_t hits;
+} mtt_count;
+
+/* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
+MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
+{
+    if (other->largest > s->largest) s->largest = other->largest;
+    s->clipped += other->clipped;
+}
 
 /* ---- scratch of operations on CUDA ---- */
 
@@ -1851,6 +1917,31 @@ static float mtt__random_normal(uint64_t seed, uint64_t stream, int64_t index)
     double radius = sqrt(-2.0 * log(((double)(uint32_t)bits + 0.5) / 4294967296.0));
     double angle = 6.28318530717958647692 * ((double)(bits >> 32) + 0.5) / 4294967296.0;
     return (float)(radius * (index & 1 ? sin(angle) : cos(angle)));
+}
+
+/* The exclusive or of the upper and the lower half of a product of 128 bits. */
+static uint64_t mtt__fold(uint64_t a, uint64_t b)
+{
+    uint64_t a_low = (uint32_t)a, a_high = a >> 32, b_low = (uint32_t)b, b_high = b >> 32;
+    uint64_t one = a_high * b_low + (a_low * b_low >> 32), two = a_low * b_high + (uint32_t)one;
+    return (a_high * b_high + (one >> 32) + (two >> 32)) ^ a * b;
+}
+
+/* A keyed hash: folded products, as in wyhash. The lower half of a product alone would carry a difference in
+   the top bit through, whatever the key. The last load overlaps the one before. */
+static uint64_t mtt__hash(uint64_t key, const char *at, size_t size)
+{
+    const uint64_t k = 0x9e3779b97f4a7c15u;
+    uint64_t h = key ^ size * k, x = 0;
+    const char *end = at + size;
+    for (; end - at > 8; at += 8) {
+        memcpy(&x, at, 8);
+        h = mtt__fold(h ^ x, k);
+    }
+    if (size >= 8) memcpy(&x, end - 8, 8);
+    else
+        for (; at < end; at++) x = x << 8 | (unsigned char)*at;
+    return mtt__fold(h ^ x, k);
 }
 
 /* -----------------------------------------------------------------------------------------------------------
@@ -2451,6 +2542,8 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
+    MTT__FIELD(ranks, INT, 1, 1, 1024, NULL, "processes that train together")
+    MTT__FIELD(shard, CHOICE, 0, 0, MTT_SHARD_GRADIENTS, "none|optimizer|gradients", "what ranks divide")
     MTT__FIELD(budget_bytes, BYTES, 0, 0, 1.9e19, NULL, "memory for recompute budget")
     MTT__FIELD(split, FLAG, 0, 0, 1, NULL, "a budget may cut the batch into micro-batches")
     MTT__FIELD(device, CHOICE, 0, 0, MTT_DEVICE_CUDA, "cpu|cuda", "device")
@@ -2615,6 +2708,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
     mtt__require(&faults, p.precision != MTT_FP8 || (model->d_model % 16 == 0 && model->d_ff % 16 == 0),
                  "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
                  model->d_ff);
+    mtt__require(&faults, p.rank >= 0 && p.rank < p.ranks, "rank is %d of %d, it must be 0 to %d", p.rank,
+                 p.ranks, p.ranks - 1);
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
                  "recompute is budget: set budget_bytes");
     if (faults.count) return MTT_E_ARGUMENT;
@@ -2675,6 +2770,8 @@ static const struct {
     {"chunked", offsetof(mtt_policy, loss), MTT_LOSS_CHUNKED},
     {"compact", offsetof(mtt_policy, state), MTT_STATE_COMPACT},
     {"split", offsetof(mtt_policy, split), 1},
+    {"zero1", offsetof(mtt_policy, shard), MTT_SHARD_OPTIMIZER},
+    {"zero2", offsetof(mtt_policy, shard), MTT_SHARD_GRADIENTS},
 };
 
 /* The number behind `prefix` if that is all of the word, 1 to 2^30; otherwise 0. */
@@ -2709,7 +2806,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
             return mtt__fail(env, MTT_E_ARGUMENT,
                              "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 layers8 "
                              "forward8 flash windowN selective checkpointing segments budget kept8 chunked "
-                             "compact split%s, joined by _",
+                             "compact split zero1 zero2%s, joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
         at += size;
         if (!*at) break;
@@ -2866,7 +2963,7 @@ enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_L
 typedef struct mtt__parameter {
     int kind, layer;  /* layer -1 outside the layers */
     int64_t shape[2]; /* without padding; shape[1] is 0 for a vector */
-    int64_t first;    /* element where it begins in the tensors that the optimizer keeps */
+    mtt_part part;
     int first_range;  /* its first entry in the table of ranges */
     mtt_tensor *weight, *gradient;
     mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
@@ -2882,6 +2979,7 @@ typedef struct mtt__program {
     mtt__parameter *parameters;
     int tensor_count, op_count, parameter_count;
     int range_count; /* entries of the table of ranges */
+    int64_t kept_elements, blocks; /* of master, m and v; of all gradients */
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *kept[MTT__KEPT_KINDS];
     mtt_tensor *positions, *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
@@ -3389,48 +3487,106 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     q = &b->program->parameters[weight->parameter];
     if (q->gradient) return q->gradient;
     weight = q->weight; /* and not its 8-bit transpose */
-    once = policy->state == MTT_STATE_COMPACT && !q->sum && q->layer >= 0 && q->shape[1];
+    once = policy->state == MTT_STATE_COMPACT && policy->accumulate == 1 && q->layer >= 0 && q->shape[1];
     q->gradient = mtt__add_tensor(b, once ? weight->dtype : MTT_F32, MTT_GRADIENTS, -1, "d_", weight->name,
                                   weight->shape[0], weight->shape[1], 0);
     return q->gradient;
 }
 
-/* Lets the last operation work on parameters `first` to `end` - 1. The step works on sums, where there are
-   any. */
-static void mtt__use_parameters(mtt__builder *b, int first, int end)
+/* Lets the last operation work on these lists of parameters `first` to `end` - 1. After the backward pass,
+   gradients are sums where there are any. */
+enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
+static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
 {
     mtt__program *p = b->program;
-    int count = end - first, adds = b->op->kind == MTT_OP_sum_gradients, i;
-    mtt_tensor **lists = (mtt_tensor **)mtt__take(b, 3 * (size_t)count * sizeof(*lists));
-    if (!lists) return;
+    size_t count = (size_t)(end - first), i;
+    mtt_tensor **list = (mtt_tensor **)mtt__take(b, 3 * count * sizeof(*list));
+    mtt_part *parts = (mtt_part *)mtt__take(b, count * sizeof(*parts));
+    if (b->status) return;
     for (i = 0; i < count; i++) {
-        const mtt__parameter *q = &p->parameters[first + i];
-        lists[i] = adds || !q->sum ? q->gradient : q->sum;
-        lists[count + i] = q->sum;
-        lists[2 * count + i] = q->weight;
+        const mtt__parameter *q = &p->parameters[(size_t)first + i];
+        list[i] = b->phase == MTT_STEP && q->sum ? q->sum : q->gradient;
+        list[count + i] = q->sum;
+        list[2 * count + i] = q->weight;
+        parts[i] = q->part;
     }
-    b->op->gradients = lists;
-    b->op->sums = adds ? lists + count : NULL;
-    b->op->weights = b->op->kind == MTT_OP_adamw ? lists + 2 * count : NULL;
-    b->op->parameters = count;
+    b->op->gradients = lists & MTT__GRADIENTS ? list : NULL;
+    b->op->sums = lists & MTT__SUMS ? list + count : NULL;
+    b->op->weights = lists & MTT__WEIGHTS ? list + 2 * count : NULL;
+    b->op->parts = parts;
+    b->op->parameters = (int)count;
     b->op->first_range = p->parameters[first].first_range;
     b->op->range_count = end < p->parameter_count ? p->parameters[end].first_range : p->range_count;
     b->op->range_count -= b->op->first_range;
 }
 
-/* Adds the gradients of a layer's parameters, or of those before or after the layers, to the sums of a step.
-   Each is complete before it is added: so the order of these additions is that of the micro-batches, however
-   many operations a gradient is made by. */
-static void mtt__emit_sums(mtt__builder *b, int place, int layer)
+/* The end of the parameters that are with parameter `first` in a layer, or before or after the layers. */
+static int mtt__layer_end(const mtt__program *p, int first)
+{
+    const mtt__parameter *q = &p->parameters[first];
+    int end = first;
+    while (end < p->parameter_count && p->parameters[end].layer == q->layer &&
+           mtt__parameter_row[p->parameters[end].kind].place == mtt__parameter_row[q->kind].place)
+        end++;
+    return end;
+}
+
+/* Ranks exchange gradients in the backward pass, unless they first add up those of their micro-batches. */
+static int mtt__exchanges_at_once(const mtt_policy *policy)
+{
+    return policy->ranks > 1 && (policy->accumulate == 1 || policy->shard == MTT_SHARD_GRADIENTS);
+}
+
+/* The sum of a parameter's gradients: of all elements, or of this rank's share. NULL if it has none. */
+static mtt_tensor *mtt__add_sum(mtt__builder *b, mtt__parameter *q)
+{
+    int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
+    const mtt_tensor *w = q->weight;
+    q->part.base = 0;
+    if (b->policy->shard == MTT_SHARD_NONE || !mtt__exchanges_at_once(b->policy))
+        return mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, w->shape[0], w->shape[1], 0);
+    q->part.base = begin;
+    return count ? mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, count, 0, 0) : NULL;
+}
+
+/* Adds the gradients of a layer to the sums of the step. Each is complete before it is added, so the sums do
+   not depend on how many operations make a gradient. Ranks exchange them before: so they add up in the order
+   of one rank that has all micro-batches. */
+static void mtt__emit_sums(mtt__builder *b, int layer, int first, int exchange)
 {
     mtt__program *p = b->program;
-    const mtt__parameter *q = p->parameters;
-    int first = 0, end;
-    if (b->policy->accumulate == 1 || b->status) return;
+    int end = mtt__layer_end(p, first), ranks = b->policy->ranks, i;
+    mtt_tensor *received = NULL;
+    int64_t bytes = 0, begin;
+    for (i = first; i < end; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        mtt_dtype dtype = b->phase == MTT_STEP || b->status ? MTT_F32 : q->gradient->dtype;
+        if (!q->sum) q->sum = mtt__add_sum(b, q);
+        bytes += mtt__share(&q->part, b->policy->rank, &begin) * (int64_t)mtt__dtype_bytes[dtype];
+    }
+    if (exchange) {
+        if (bytes)
+            received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", ranks - 1, bytes, 0);
+        MTT__EMIT(b, layer, 0, all_to_all, received);
+        mtt__use_parameters(b, first, end, MTT__GRADIENTS);
+    }
+    if (!exchange || received) { /* this rank may have no share of a small layer */
+        MTT__EMIT(b, layer, 0, sum_gradients, p->ranges, received);
+        mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__SUMS);
+    }
+    if (!exchange || b->policy->shard != MTT_SHARD_NONE) return;
+    MTT__EMIT(b, layer, 0, all_gather, NULL, NULL, NULL);
+    mtt__use_parameters(b, first, end, MTT__SUMS);
+}
+
+/* After the backward pass through a layer, or through what comes before or after the layers. */
+static void mtt__end_layer(mtt__builder *b, int place, int layer)
+{
+    const mtt__parameter *q = b->program->parameters;
+    int first = 0;
+    if ((b->policy->accumulate == 1 && b->policy->ranks == 1) || b->status) return;
     while (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer) first++;
-    for (end = first; end < p->parameter_count && q[end].layer == layer; end++) {}
-    MTT__EMIT(b, layer, 0, sum_gradients, p->ranges);
-    mtt__use_parameters(b, first, end);
+    mtt__emit_sums(b, layer, first, mtt__exchanges_at_once(b->policy));
 }
 
 /* The gradient of an activation; NULL if there is none yet. */
@@ -3714,9 +3870,9 @@ static void mtt__emit_backward(mtt__builder *b)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
-        if (i == 0) mtt__emit_sums(b, MTT__BEFORE, -1);
+        if (i == 0) mtt__end_layer(b, MTT__BEFORE, -1);
         else if (b->program->ops[i - 1].layer != op.layer)
-            mtt__emit_sums(b, op.layer < 0 ? MTT__AFTER : MTT__LAYER, op.layer);
+            mtt__end_layer(b, op.layer < 0 ? MTT__AFTER : MTT__LAYER, op.layer);
     }
 }
 
@@ -3750,27 +3906,56 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     b->op->transposed = 1;
 }
 
-/* The loss of every row and their sum. */
+/* The loss of every row and their sum, in training over all ranks. */
 static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x, int gradients)
 {
     mtt__program *p = b->program;
-    mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, p->shape.layers);
+    mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, p->shape.layers), *count, *counts;
     if (b->policy->loss == MTT_LOSS_CHUNKED) mtt__emit_chunked_loss(b, x, losses, gradients);
     else MTT__EMIT(b, -1, 0, cross_entropy, mtt__emit_logits(b, x), p->targets, losses);
-    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters);
+    if (!gradients || b->policy->ranks == 1) {
+        MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
+        return;
+    }
+    count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
+    counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
+                             (int64_t)sizeof(mtt_count), 0);
+    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, count);
+    MTT__EMIT(b, -1, 0, all_gather, count, counts, NULL);
+    MTT__EMIT(b, -1, 0, add_counts, counts, p->control, p->counters);
 }
 
-/* The gradient's norm over all parameters, then the update. */
+/* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
+   blocks before, and the weights after. */
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    mtt_tensor **kept = p->kept;
+    mtt_tensor **kept = p->kept, *squares = NULL, *rows;
+    int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i;
     b->phase = MTT_STEP;
-    MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, p->counters);
-    mtt__use_parameters(b, 0, p->parameter_count);
+    for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = mtt__layer_end(p, i))
+        if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, p->parameters[i].layer, i, 1);
+    if (shares) {
+        squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", p->blocks, 8, 0);
+        MTT__EMIT(b, -1, 0, sum_squares, p->ranges, squares);
+        mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
+        MTT__EMIT(b, -1, 0, all_gather, NULL, NULL, squares);
+        mtt__use_parameters(b, 0, p->parameter_count, 0);
+    }
+    MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, squares, p->counters);
+    mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
     MTT__EMIT(b, -1, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, kept[MTT__MASTER],
               kept[MTT__FIRST], kept[MTT__SECOND]);
-    mtt__use_parameters(b, 0, p->parameter_count);
+    mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS | MTT__WEIGHTS);
+    if (shares) {
+        MTT__EMIT(b, -1, 0, all_gather, NULL, NULL, NULL);
+        mtt__use_parameters(b, 0, p->parameter_count, MTT__WEIGHTS);
+    }
+    if (p->scales && ranks > 1) {
+        rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
+        MTT__EMIT(b, -1, 0, all_gather, p->scales, rows, NULL);
+        MTT__EMIT(b, -1, 0, merge_records, rows, p->scales);
+    }
     if (p->scales) MTT__EMIT(b, -1, 0, rescale, p->scales, p->counters);
 }
 
@@ -3789,12 +3974,39 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     mtt__print(&text, mtt__parameter_row[kind].name, layer);
     q->kind = kind;
     q->layer = layer;
-    q->first = p->parameter_count ? q[-1].first + mtt__part_elements(q[-1].weight) : 0;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
     q->first_range = p->range_count;
     p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
     q->weight->parameter = p->parameter_count++;
     b->parameters[mtt__slot(b, kind, layer)] = q;
+}
+
+/* Divides the parameters. */
+static void mtt__divide(mtt__builder *b)
+{
+    const mtt_policy *policy = b->policy;
+    mtt__program *p = b->program;
+    int first, end, i, all = policy->ranks == 1 || policy->shard == MTT_SHARD_NONE;
+    for (first = 0; first < p->parameter_count; first = end) {
+        int64_t blocks = 0;
+        end = mtt__layer_end(p, first);
+        for (i = first; i < end; i++) {
+            mtt_part *part = &p->parameters[i].part;
+            part->elements = mtt__elements(p->parameters[i].weight);
+            part->block = blocks;
+            part->square = p->blocks + blocks;
+            blocks += mtt__ceil_div(part->elements, MTT__RANGE_BLOCK);
+        }
+        for (i = first; i < end; i++) {
+            mtt_part *part = &p->parameters[i].part;
+            part->share = mtt__ceil_div(blocks, policy->ranks);
+            part->count = all ? part->elements : mtt__share(part, policy->rank, &part->begin);
+            part->first = p->kept_elements;
+            p->kept_elements += mtt__round_up(part->count, MTT__PART);
+        }
+        p->blocks += blocks;
+    }
+    if (!p->kept_elements) p->kept_elements = MTT__PART; /* more ranks than blocks */
 }
 
 /* Compact moments are the codes of all groups, then the scales of all. */
@@ -3810,8 +4022,7 @@ static mtt_tensor *mtt__add_kept_tensor(mtt__builder *b, const char *name, int64
 static void mtt__add_kept(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    const mtt__parameter *last = &p->parameters[p->parameter_count - 1];
-    int64_t elements = last->first + mtt__part_elements(last->weight);
+    int64_t elements = p->kept_elements;
     mtt_dtype dtype = mtt__dtype(b);
     int compact = b->policy->state == MTT_STATE_COMPACT, i;
 #define MTT__ADD_KEPT(kind, name, prefix, exists)                                       \
@@ -3822,9 +4033,8 @@ static void mtt__add_kept(mtt__builder *b)
                                    0);
     for (i = 0; i < p->parameter_count && b->policy->accumulate > 1 && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
-        q->sum = mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", q->weight->name, q->weight->shape[0],
-                                 q->weight->shape[1], 0);
-        q->sum->persistent = 1;
+        q->sum = mtt__add_sum(b, q);
+        if (q->sum) q->sum->persistent = 1;
     }
 }
 
@@ -3847,6 +4057,7 @@ static void mtt__add_all_state(mtt__builder *b)
                 if (mtt__parameter_row[kind].place == place)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
+    mtt__divide(b);
     mtt__add_kept(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
     if (!p->positions)
@@ -3962,7 +4173,8 @@ static void mtt__close_program(mtt__builder *b)
         op->shape = &p->shape;
         op->workspace = p->workspace;
         for (k = 0; k < op->inputs + op->outputs; k++) mtt__use(op->operands[k], i);
-        for (k = 0; k < op->parameters; k++) mtt__use(op->gradients[k], i);
+        for (k = 0; k < op->parameters && op->gradients; k++) mtt__use(op->gradients[k], i);
+        for (k = 0; k < op->parameters && op->sums; k++) mtt__use(op->sums[k], i);
         if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
     }
     if (p->workspace) {
@@ -4000,6 +4212,8 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch)
     d->window = s->policy.window;
     d->rows = (int64_t)batch * s->seq_len;
     d->dropout = m->dropout;
+    d->ranks = s->policy.ranks;
+    d->rank = s->policy.rank;
 }
 
 static void mtt__emit_program(mtt__builder *b, int which)
@@ -4363,8 +4577,8 @@ static double mtt__op_bytes(const mtt_op *op)
     for (i = 0; i < op->inputs + op->outputs; i++)
         if (op->operands[i]) bytes += mtt__tensor_traffic(op->operands[i], i >= op->inputs, copies);
     for (i = 0; i < op->parameters; i++) {
-        bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
-        if (op->sums) bytes += mtt__tensor_traffic(op->sums[i], 1, copies);
+        if (op->gradients && op->gradients[i]) bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
+        if (op->sums && op->sums[i]) bytes += mtt__tensor_traffic(op->sums[i], 1, copies);
         if (op->weights) bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
     }
     return bytes;
@@ -4390,6 +4604,42 @@ static double mtt__chunked_bytes(const mtt_op *op)
     return bytes;
 }
 
+/* Bytes of an element of a parameter that all_gather sends, or of a block of squares. */
+static int64_t mtt__gathered_bytes(const mtt_op *op, int parameter)
+{
+    if (!op->sums && !op->weights) return sizeof(double);
+    return (int64_t)mtt__dtype_bytes[op->sums ? MTT_F32 : op->weights[parameter]->dtype];
+}
+
+/* Elements of a rank's share that all_gather sends, or blocks of them; *begin is the first. */
+static int64_t mtt__gathered(const mtt_op *op, int parameter, int rank, int64_t *begin)
+{
+    const mtt_part *part = &op->parts[parameter];
+    int64_t count = mtt__share(part, rank, begin);
+    if (op->sums || op->weights) return count;
+    *begin = part->square + *begin / MTT__RANGE_BLOCK;
+    return mtt__ceil_div(count, MTT__RANGE_BLOCK);
+}
+
+/* What this rank sends to the others. */
+static double mtt__wire_bytes(const mtt_op *op)
+{
+    const mtt_all_gather *gather = MTT_OPERANDS_OF(all_gather, op);
+    double others = op->shape->ranks - 1, bytes = 0;
+    int64_t begin;
+    int i, peer, rank = op->shape->rank;
+    if (op->kind == MTT_OP_all_gather && gather->row) return others * (double)gather->row->bytes;
+    for (i = 0; i < op->parameters; i++) {
+        if (op->kind == MTT_OP_all_gather)
+            bytes += others * (double)(mtt__gathered(op, i, rank, &begin) * mtt__gathered_bytes(op, i));
+        for (peer = 0; peer < op->shape->ranks && op->kind == MTT_OP_all_to_all; peer++)
+            if (peer != rank)
+                bytes += (double)mtt__share(&op->parts[i], peer, &begin) *
+                         (double)mtt__dtype_bytes[op->gradients[i]->dtype];
+    }
+    return bytes;
+}
+
 /* Pairs of a query and a key that it attends: T(T+1)/2 a head, or what the window leaves of it. */
 static double mtt__attention_pairs(const mtt_shape *d)
 {
@@ -4403,7 +4653,8 @@ static void mtt__op_cost(const mtt_op *op, double *flops, double *traffic)
     const mtt_shape *d = op->shape;
     double MOVED = mtt__op_bytes(op), PARAMETERS = 0;
     int i;
-    for (i = 0; i < op->parameters; i++) PARAMETERS += mtt__count(op->gradients[i]);
+    for (i = 0; i < op->parameters && op->gradients; i++)
+        if (op->gradients[i]) PARAMETERS += mtt__count(op->gradients[i]);
 #define N(tensor) mtt__count(tensor)
 #define W(tensor) ((double)mtt__width(tensor))
 #define B(tensor) ((double)(tensor)->bytes)
@@ -4727,6 +4978,8 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->flops += op->flops;
         r->traffic_bytes += op->traffic_bytes;
         if (op->recomputed) r->recompute_flops += op->flops;
+        if (op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather)
+            r->wire_bytes += mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
     }
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
@@ -6112,72 +6365,127 @@ static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
     }
 }
 
-/* Adds the rows to the sums of the step. The first micro-batch starts them. */
+/* Adds a micro-batch to the counters of the step. The first one starts them. */
+static void mtt__add_count(mtt_counters *counters, const mtt_count *count, int starts)
+{
+    if (starts) counters->loss = 0, counters->hits = 0;
+    counters->loss += count->loss;
+    counters->hits += count->hits;
+}
+
+/* Counts the rows. Alone, adds them to the counters. */
 static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_sum_loss *o)
 {
     const float *losses = (const float *)o->losses->data;
     mtt_counters *counters = mtt__counters(o->counters);
+    mtt_count count = {0, 0};
     int64_t i;
-    double sum = 0;
-    if (!op->later) counters->loss = 0, counters->hits = 0;
     for (i = 0; i < op->shape->rows; i++) {
-        sum += (double)losses[3 * i];
-        counters->hits += losses[3 * i + 1] > 0;
+        count.loss += (double)losses[3 * i];
+        count.hits += losses[3 * i + 1] > 0;
     }
-    counters->loss += sum;
+    if (o->count) memcpy(o->count->data, &count, sizeof(count));
+    else mtt__add_count(counters, &count, !op->later);
     counters->targets = mtt__control(o->control)->targets;
+}
+
+static void mtt__cpu_add_counts(const mtt_op *op, const mtt_add_counts *o)
+{
+    const mtt_count *counts = (const mtt_count *)o->counts->data;
+    int rank;
+    for (rank = 0; rank < op->shape->ranks; rank++)
+        mtt__add_count(mtt__counters(o->counters), &counts[rank], !op->later && rank == 0);
 }
 
 /* ---- step ---- */
 
-/* sum (+)= gradient; the first micro-batch starts the sum. */
+/* Adds the gradients of all ranks, in their order, to up to MTT__BLOCK elements of a sum from `at` up. Those
+   of others are in `received`, a row for each, of which this parameter's begin `offset` bytes into a row. */
+static void mtt__add_gradients(const mtt_op *op, const mtt_tensor *received, int parameter, int64_t offset,
+                               int64_t at, int64_t n)
+{
+    mtt_tensor gradient = *op->gradients[parameter];
+    void *own = gradient.data;
+    float *sum = (float *)op->sums[parameter]->data + at - op->parts[parameter].base;
+    float buffer[MTT__BLOCK], total[MTT__BLOCK];
+    int rank, me = received ? op->shape->rank : 0, ranks = received ? op->shape->ranks : 1;
+    if (op->later) memcpy(total, sum, (size_t)n * sizeof(float));
+    for (rank = 0; rank < ranks; rank++) {
+        const float *from;
+        int64_t begin = 0;
+        gradient.data = own;
+        if (rank != me) {
+            mtt__share(&op->parts[parameter], me, &begin);
+            gradient.data = (char *)received->data + (rank - (rank > me)) * received->shape[1] + offset;
+        }
+        from = mtt__read(&gradient, at - begin, n, buffer);
+        if (rank || op->later) mtt__add_block(from, total, n);
+        else memcpy(total, from, (size_t)n * sizeof(float));
+    }
+    memcpy(sum, total, (size_t)n * sizeof(float));
+}
+
+/* sum (+)= gradients; the first micro-batch starts the sum. */
 static void mtt__cpu_sum_gradients(const mtt_op *op, const mtt_sum_gradients *o)
 {
+    int64_t offset = 0, i;
     int p;
-    (void)o;
     for (p = 0; p < op->parameters; p++) {
-        const float *gradient = (const float *)op->gradients[p]->data;
-        float *sum = (float *)op->sums[p]->data;
-        int64_t count = mtt__elements(op->sums[p]), i;
-        if (!op->later) memcpy(sum, gradient, op->sums[p]->bytes);
+        int64_t begin = 0, count = op->parts[p].elements;
+        if (o->received) count = mtt__share(&op->parts[p], op->shape->rank, &begin);
         MTT__THREADS(count)
-        for (i = 0; i < (op->later ? count : 0); i += MTT__BLOCK)
-            mtt__add_block(gradient + i, sum + i, mtt__min(MTT__BLOCK, count - i));
+        for (i = 0; i < count; i += MTT__BLOCK)
+            mtt__add_gradients(op, o->received, p, offset, begin + i, mtt__min(MTT__BLOCK, count - i));
+        offset += count * (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype];
     }
 }
 
-/* Sums of squares of up to MTT__SQUARES blocks of MTT__RANGE_BLOCK elements, which threads share. */
+/* Sums of squares of up to MTT__SQUARES blocks of the elements that a rank updates, which threads share. */
 enum { MTT__SQUARES = 64 };
-static int mtt__block_squares(const mtt_tensor *t, int64_t first, double *sums)
+static int mtt__block_squares(const mtt_op *op, int parameter, int64_t first, double *sums)
 {
-    int64_t all = mtt__elements(t), blocks = mtt__ceil_div(all, MTT__RANGE_BLOCK) - first, i;
+    const mtt_part *part = &op->parts[parameter];
+    int64_t blocks = mtt__ceil_div(part->count, MTT__RANGE_BLOCK) - first, i;
     int count = (int)mtt__min(blocks, MTT__SQUARES);
     MTT__THREADS(count * MTT__RANGE_BLOCK)
     for (i = 0; i < count; i++) {
         float buffer[MTT__BLOCK];
         int64_t begin = (first + i) * MTT__RANGE_BLOCK, at, n;
         sums[i] = 0;
-        MTT__BLOCKS(at, n, begin, mtt__min(begin + MTT__RANGE_BLOCK, all)) {
-            const float *x = mtt__read(t, at, n, buffer);
+        MTT__BLOCKS(at, n, begin, mtt__min(begin + MTT__RANGE_BLOCK, part->count)) {
+            const float *x = mtt__read(op->gradients[parameter], part->begin - part->base + at, n, buffer);
             sums[i] += (double)mtt__dot(x, x, n);
         }
     }
     return count;
 }
 
+static void mtt__cpu_sum_squares(const mtt_op *op, const mtt_sum_squares *o)
+{
+    double *squares = (double *)o->squares->data;
+    int p;
+    for (p = 0; p < op->parameters; p++) {
+        const mtt_part *part = &op->parts[p];
+        int64_t at = part->square + part->begin / MTT__RANGE_BLOCK, first;
+        int count = MTT__SQUARES;
+        for (first = 0; count == MTT__SQUARES; first += count)
+            count = mtt__block_squares(op, p, first, squares + at + first);
+    }
+}
+
 /* One sum of all blocks in their order. */
 static void mtt__cpu_grad_norm(const mtt_op *op, const mtt_grad_norm *o)
 {
+    const double *squares = o->squares ? (const double *)o->squares->data : NULL;
     double sum = 0, sums[MTT__SQUARES];
-    int p, count, i;
-    for (p = 0; p < op->parameters; p++) {
-        int64_t first = 0;
-        do {
-            count = mtt__block_squares(op->gradients[p], first, sums);
+    int64_t first, i;
+    int p, count;
+    for (i = 0; squares && i < o->squares->shape[0]; i++) sum += squares[i];
+    for (p = 0; p < op->parameters && !squares; p++)
+        for (first = 0, count = MTT__SQUARES; count == MTT__SQUARES; first += count) {
+            count = mtt__block_squares(op, p, first, sums);
             for (i = 0; i < count; i++) sum += sums[i];
-            first += count;
-        } while (count == MTT__SQUARES);
-    }
+        }
     mtt__scale_gradients(mtt__control(o->control), mtt__counters(o->counters), sum);
 }
 
@@ -6193,15 +6501,17 @@ static uint16_t *mtt__scales(const mtt_tensor *moments, int64_t first)
            first / MTT__GROUP;
 }
 
-/* Updates n elements of a parameter from `at` up. The kept tensors hold them from `first` up. A compact state
-   is decoded before and encoded after, rounded by 16 random bits an element. */
+/* Updates n elements of a parameter from `at` up. A compact state is decoded before and encoded after,
+   rounded by 16 random bits an element. */
 static void mtt__adamw_block(const mtt_op *op, const mtt_adamw *o, const mtt_adamw_rates *r, uint64_t stream,
-                             int parameter, int64_t at, int64_t first, int64_t n)
+                             int parameter, int64_t at, int64_t n)
 {
+    const mtt_part *part = &op->parts[parameter];
+    const int64_t first = part->first + at - part->begin;
     const mtt_tensor *weight = op->weights[parameter];
     int compact = o->m->dtype == MTT_U8, joined = compact && o->master, fp16 = weight->dtype == MTT_F16_BITS;
     float gs[MTT__BLOCK], ms[MTT__BLOCK], vs[MTT__BLOCK], ws[MTT__BLOCK];
-    const float *g = mtt__read(op->gradients[parameter], at, n, gs);
+    const float *g = mtt__read(op->gradients[parameter], at - part->base, n, gs);
     float *m = compact ? ms : (float *)o->m->data + first, *v = compact ? vs : (float *)o->v->data + first;
     float *w = joined ? ws : o->master ? (float *)o->master->data + first : (float *)weight->data + at;
     uint16_t random[MTT__BLOCK], *weights = (uint16_t *)weight->data + at;
@@ -6227,19 +6537,26 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
 {
     const mtt_control *c = mtt__control(o->control);
     const mtt_counters *counters = mtt__counters(o->counters);
-    int64_t first = 0;
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
         uint64_t stream = mtt__stream(op->site, p, (uint64_t)counters->updates);
         mtt_adamw_rates r =
             mtt__adamw_rates(c, counters, op->weights[p]->rank > 1, mtt__adamw_step(c, counters),
                              mtt__adamw_correction(c, counters));
-        int64_t count = mtt__elements(op->weights[p]), i;
+        int64_t begin = op->parts[p].begin, count = op->parts[p].count, i;
         MTT__THREADS(count)
         for (i = 0; i < count; i += MTT__BLOCK)
-            mtt__adamw_block(op, o, &r, stream, p, i, first + i, mtt__min(MTT__BLOCK, count - i));
-        first += mtt__part_elements(op->weights[p]);
+            mtt__adamw_block(op, o, &r, stream, p, begin + i, mtt__min(MTT__BLOCK, count - i));
     }
+}
+
+static void mtt__cpu_merge_records(const mtt_op *op, const mtt_merge_records *o)
+{
+    const mtt_scale *rows = (const mtt_scale *)o->rows->data;
+    mtt_scale *scales = (mtt_scale *)o->scales->data;
+    int64_t count = o->scales->shape[0], i;
+    for (i = 0; i < op->shape->ranks * count; i++)
+        if (i / count != op->shape->rank) mtt__merge_record(&scales[i % count], &rows[i]);
 }
 
 /* Scales of the next step, and what this one clipped */
@@ -6255,30 +6572,42 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
 
 /* ---- backend ---- */
 
-/* The context is the environment: a CPU needs only a source of memory. */
+/* A CPU needs a source of memory, and a list of what goes to other ranks and comes from them. */
+typedef struct mtt__cpu {
+    mtt_env *env;
+    mtt_ranks *ranks;
+    mtt_transfer *transfers;
+    size_t capacity;
+} mtt__cpu;
+
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
                                 void **context)
 {
-    (void)backend;
+    mtt__cpu *c = (mtt__cpu *)mtt__alloc(env, 1, sizeof(*c));
     (void)policy;
-    *context = env;
+    *context = c;
+    if (!c) return MTT_E_MEMORY;
+    c->env = env;
+    c->ranks = backend->ranks;
     return MTT_OK;
 }
 
 static void mtt__cpu_close(void *context)
 {
-    (void)context;
+    mtt__cpu *c = (mtt__cpu *)context;
+    mtt__free(c->env, c->transfers);
+    mtt__free(c->env, c);
 }
 
 static mtt_status mtt__cpu_alloc(void *context, size_t bytes, void **block)
 {
-    *block = mtt__alloc_raw((mtt_env *)context, bytes);
+    *block = mtt__alloc_raw(((mtt__cpu *)context)->env, bytes);
     return *block ? MTT_OK : MTT_E_MEMORY;
 }
 
 static void mtt__cpu_release(void *context, void *block)
 {
-    mtt__free((mtt_env *)context, block);
+    mtt__free(((mtt__cpu *)context)->env, block);
 }
 
 /* Unknown: hosts overcommit. */
@@ -6296,18 +6625,81 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     return MTT_OK;
 }
 
+/* What goes to a rank and comes from it: of each parameter its share and mine. */
+static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    int rank = op->shape->rank, p;
+    for (p = 0; p < op->parameters; p++, t++) {
+        const mtt_tensor *whole = op->sums ? op->sums[p] : op->weights ? op->weights[p] : o->squares;
+        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
+        t->peer = peer;
+        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
+        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
+        t->send = (char *)whole->data + mine * bytes;
+        t->receive = (char *)whole->data + theirs * bytes;
+    }
+    return op->parameters;
+}
+
+/* The same for gradients: to a rank goes its share, and mine comes. */
+static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
+    int rank = op->shape->rank, p;
+    char *row = !received ? NULL : (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    for (p = 0; p < op->parameters; p++, t++) {
+        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
+        t->peer = peer;
+        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
+        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
+        t->send = (char *)op->gradients[p]->data + theirs * bytes;
+        t->receive = row;
+        if (row) row += t->receive_bytes;
+    }
+    return op->parameters;
+}
+
+static mtt_status mtt__cpu_transfer(mtt__cpu *c, const mtt_op *op)
+{
+    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    const mtt_tensor *row = op->kind == MTT_OP_all_gather ? o->row : NULL;
+    int ranks = op->shape->ranks, rank = op->shape->rank, count = 0, peer;
+    size_t most = (size_t)ranks * (size_t)(op->parameters + 1), size = sizeof(*c->transfers);
+    mtt_status status = mtt__reserve(c->env, (void **)&c->transfers, &c->capacity, most, size);
+    if (status) return status;
+    if (row) memcpy((char *)o->rows->data + (size_t)rank * row->bytes, row->data, row->bytes);
+    for (peer = 0; peer < ranks; peer++) {
+        mtt_transfer *t = &c->transfers[count];
+        if (peer == rank) continue;
+        if (row) {
+            t->peer = peer;
+            t->send = row->data;
+            t->receive = (char *)o->rows->data + (size_t)peer * row->bytes;
+            t->send_bytes = t->receive_bytes = row->bytes;
+            count++;
+        } else
+            count += op->kind == MTT_OP_all_gather ? mtt__parameter_transfers(op, peer, t)
+                                                   : mtt__gradient_transfers(op, peer, t);
+    }
+    return mtt__exchange(c->ranks, c->transfers, count);
+}
+
+#define mtt__cpu_all_to_all(op, o) status = mtt__cpu_transfer((mtt__cpu *)context, op)
+#define mtt__cpu_all_gather(op, o) status = mtt__cpu_transfer((mtt__cpu *)context, op)
+
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
+    mtt_status status = MTT_OK;
     const mtt_op *op;
-    (void)context;
-    for (op = ops; op < ops + count; op++)
+    for (op = ops; op < ops + count && !status; op++)
         switch (op->kind) {
 #define MTT__CPU_RUN(name, inputs, operands, flops, bytes, scratch)                     \
         case MTT_OP_##name: mtt__cpu_##name(op, MTT_OPERANDS_OF(name, op)); break;
             MTT_OPS(MTT__CPU_RUN)
         case MTT_OP_KIND_COUNT: break;
         }
-    return MTT_OK;
+    return status;
 }
 
 static const mtt_backend mtt__cpu_table = {
@@ -6316,7 +6708,8 @@ static const mtt_backend mtt__cpu_table = {
     mtt__cpu_alloc, mtt__cpu_release, mtt__cpu_memory,
     mtt__cpu_copy /* upload */, mtt__cpu_copy /* download */,
     mtt__cpu_run,
-    NULL, NULL, NULL, NULL /* a caller's stream and allocator, for CUDA only */
+    NULL, NULL, NULL, NULL, /* a caller's stream and allocator, for CUDA only */
+    NULL
 };
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)
@@ -6355,6 +6748,7 @@ struct mtt_trainer {
     void *arena;
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
+    mtt_transfer *transfers; /* one for each rank */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
@@ -6406,7 +6800,7 @@ static mtt_status mtt__move(mtt_trainer *t, int way, const mtt_tensor *tensor, i
 /* The same for the compact state, which has two parts: a master has the lower bits and the 16-bit weight in
    use, moments have codes and a scale for each group. */
 static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
-                                    int64_t count, float *values)
+                                    int64_t count, int mine, float *values)
 {
     const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
     int master = kind == MTT__MASTER, second = kind == MTT__SECOND, fp16 = q->weight->dtype == MTT_F16_BITS;
@@ -6415,14 +6809,15 @@ static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__paramete
     mtt_status status = MTT_OK;
     int64_t i, n;
     for (i = 0; i < count && !status; i += n) {
-        int64_t first = q->first + at + i;
-        void *device = master ? (uint16_t *)q->weight->data + at + i : mtt__scales(kept, first);
+        int64_t first = q->part.first + at + i - q->part.begin;
+        void *device = master ? (void *)((uint16_t *)q->weight->data + at + i)
+                              : (void *)mtt__scales(kept, mine ? first : 0);
         size_t half_bytes;
         n = mtt__min(MTT__STAGING, count - i);
         half_bytes = sizeof(uint16_t) * (size_t)(master ? n : mtt__ceil_div(n, MTT__GROUP));
         if (way == MTT__PUT && master) mtt__split_weights(values + i, n, fp16, NULL, halves, bytes);
         if (way == MTT__PUT && !master) mtt__pack_moments(values + i, n, second, NULL, bytes, halves);
-        status = mtt__copy(t, way, mtt__codes(kept, first), bytes, (size_t)n);
+        if (mine) status = mtt__copy(t, way, mtt__codes(kept, first), bytes, (size_t)n);
         if (!status) status = mtt__copy(t, way, device, halves, half_bytes);
         if (way == MTT__GET && master) mtt__join_weights(halves, bytes, n, fp16, values + i);
         if (way == MTT__GET && !master) mtt__unpack_moments(bytes, halves, n, second, values + i);
@@ -6431,17 +6826,56 @@ static mtt_status mtt__move_compact(mtt_trainer *t, int way, const mtt__paramete
 }
 
 /* Moves FP32 values that the optimizer keeps of a parameter, from element `at` up, which is a multiple of
-   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. */
+   MTT__GROUP. Without a master the weight itself is kept; with an FP32 master it is the master rounded. All
+   ranks have the weights, but one alone the rest (`mine`). */
+static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
+                                 int64_t count, int mine, float *values)
+{
+    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
+    mtt_status status = MTT_OK;
+    if (!kept) return mtt__move(t, way, q->weight, at, count, values);
+    if (!mine && kind != MTT__MASTER) return MTT_OK;
+    if (kept->dtype == MTT_U8) return mtt__move_compact(t, way, q, kind, at, count, mine, values);
+    if (mine) status = mtt__move(t, way, kept, q->part.first + at - q->part.begin, count, values);
+    if (status || way == MTT__GET || kind != MTT__MASTER) return status;
+    return mtt__move(t, way, q->weight, at, count, values);
+}
+
+/* Sends values to all other ranks, or receives them from the rank that has them. */
+static mtt_status mtt__spread(mtt_trainer *t, int from, void *values, size_t bytes)
+{
+    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
+    for (peer = 0; peer < ranks; peer++) {
+        mtt_transfer *x = &t->transfers[count];
+        if (peer == rank || (rank != from && peer != from)) continue;
+        x->peer = peer;
+        x->send = x->receive = values;
+        x->send_bytes = rank == from ? bytes : 0;
+        x->receive_bytes = rank == from ? 0 : bytes;
+        count++;
+    }
+    return mtt__exchange(t->backend.ranks, t->transfers, count);
+}
+
+/* The same for values in the shares of any ranks. All ranks get them from the one that has them. */
 static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *q, int kind, int64_t at,
                                  int64_t count, float *values)
 {
-    const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
-    mtt_status status;
-    if (!kept) return mtt__move(t, way, q->weight, at, count, values);
-    if (kept->dtype == MTT_U8) return mtt__move_compact(t, way, q, kind, at, count, values);
-    status = mtt__move(t, way, kept, q->first + at, count, values);
-    if (status || way == MTT__GET || kind != MTT__MASTER) return status;
-    return mtt__move(t, way, q->weight, at, count, values);
+    const mtt_policy *policy = &t->schedule->policy;
+    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].kept[kind], rank;
+    mtt_status status = MTT_OK;
+    if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
+    for (rank = 0; rank < policy->ranks && !status; rank++) {
+        int64_t begin, end = mtt__share(&q->part, rank, &begin), mine = rank == policy->rank;
+        end = mtt__min(begin + end, at + count);
+        if (begin < at) begin = at;
+        if (begin >= end) continue;
+        if (mine || way == MTT__PUT)
+            status = mtt__move_mine(t, way, q, kind, begin, end - begin, (int)mine, values + begin - at);
+        if (!status && way == MTT__GET)
+            status = mtt__spread(t, rank, values + begin - at, (size_t)(end - begin) * sizeof(float));
+    }
+    return status;
 }
 
 /* ---- initial state ---- */
@@ -6498,7 +6932,7 @@ static mtt_status mtt__fill_ranges(mtt_trainer *t)
             r->made = q->gradient->data;
             r->gradient = q->sum ? q->sum->data : q->gradient->data;
             r->weight = q->weight->data;
-            r->first = q->first;
+            r->first = q->part.first;
             r->begin = begin;
             r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
             r->block = block;
@@ -6530,7 +6964,7 @@ static mtt_status mtt__fill_zeros(mtt_trainer *t, const mtt_tensor *tensor)
 static float mtt__first_loss_scale(const mtt_trainer *t)
 {
     const mtt_schedule *s = t->schedule;
-    double tokens = (double)s->programs[MTT__TRAIN].shape.rows * s->policy.accumulate;
+    double tokens = (double)s->programs[MTT__TRAIN].shape.rows * s->policy.accumulate * s->policy.ranks;
     if (!mtt__precisions[s->policy.precision].scaled) return 1.0f;
     if (s->policy.precision != MTT_FP8) return t->optim.loss_scale;
     return mtt__power_of_two(t->optim.loss_scale * (float)(tokens / 16384));
@@ -6642,9 +7076,61 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
         t->backend.close(t->context);
     }
     mtt_schedule_destroy(t->schedule);
+    mtt__free(t->env, t->transfers);
     mtt__free(t->env, t->staging);
     mtt__free(t->env, t);
 }
+
+/* All ranks go on, or none: where one has failed, the others fail with its words. */
+static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status)
+{
+    struct { int32_t status; char error[252]; } mine = {0, ""}, theirs;
+    int rank;
+    if (t->schedule->policy.ranks == 1) return status;
+    mine.status = (int32_t)status;
+    if (status && t->env) memcpy(mine.error, t->env->error, sizeof(mine.error) - 1);
+    for (rank = 0; rank < t->schedule->policy.ranks; rank++) {
+        mtt_status sent;
+        theirs = mine;
+        sent = mtt__spread(t, rank, &theirs, sizeof(theirs));
+        if (sent) return sent;
+        theirs.error[sizeof(theirs.error) - 1] = 0;
+        if (!status && theirs.status)
+            status = mtt__fail(t->env, MTT_E_RANK, "rank %d: %s", rank, theirs.error);
+    }
+    return status;
+}
+
+/* A number of each of a descriptor's fields. */
+static uint64_t mtt__hash_fields(uint64_t hash, const void *desc, const mtt_field *f)
+{
+    for (; f->name; f++) {
+        double value = mtt__field_get(desc, f);
+        hash = mtt__hash(hash, (const char *)&value, sizeof(value));
+    }
+    return hash;
+}
+
+/* Ranks that would train different models must not begin. */
+static mtt_status mtt__check_ranks(mtt_trainer *t)
+{
+    const mtt_schedule *s = t->schedule;
+    const struct { const char *what; uint64_t value; } same[] = {
+        {"version of mtt", MTT_VERSION},
+        {"model", mtt__hash_fields(0, &s->model, mtt__model_field)},
+        {"policy", mtt__hash_fields(0, &s->policy, mtt__policy_field)},
+        {"optimizer", mtt__hash_fields(0, &t->optim, mtt__optim_field)},
+        {"seed", t->optim.seed},
+        {"batch", (uint64_t)s->batch},
+        {"seq_len", (uint64_t)s->seq_len},
+    };
+    mtt_status status = MTT_OK;
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(same) && !status; i++)
+        status = mtt_ranks_agree(t->backend.ranks, same[i].what, same[i].value);
+    return status;
+}
+
 
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
@@ -6653,17 +7139,26 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     mtt_trainer *t = (mtt_trainer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_policy p = *policy;
     size_t all_bytes;
-    mtt_status status;
+    mtt_status status = MTT_OK;
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
     t->env = env;
     t->backend = *backend;
     p.device = backend->device;
-    status = mtt_optim_resolve(env, optim, &t->optim);
+    if (policy->ranks > 1 && policy->ranks != mtt_ranks_count(backend->ranks))
+        status = mtt__fail(env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
+                           "what mtt_ranks_fork or mtt_ranks_connect gives", policy->ranks,
+                           mtt_ranks_count(backend->ranks));
+    p.ranks = mtt_ranks_count(backend->ranks);
+    p.rank = mtt_ranks_rank(backend->ranks);
+    if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
     if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
     if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
         status = MTT_E_MEMORY;
     if (!status) t->values = t->staging + MTT__STAGING;
+    if (!status && !(t->transfers = (mtt_transfer *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->transfers))))
+        status = MTT_E_MEMORY;
+    if (!status && p.ranks > 1) status = mtt__check_ranks(t);
     if (!status) status = backend->open(env, backend, &t->schedule->policy, &t->context);
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
@@ -6699,13 +7194,23 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     const mtt_optim_desc *o = &t->optim;
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
     int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
-    mtt_control control = {o->seed, (uint64_t)t->micro_batch, mtt_learning_rate(o, t->step), o->beta1,
+    uint64_t micro_batch = (uint64_t)(t->micro_batch + t->schedule->policy.rank);
+    mtt_control control = {o->seed, micro_batch, mtt_learning_rate(o, t->step), o->beta1,
                            o->beta2, o->eps, o->weight_decay, o->clip, counted, scaling, row};
     mtt_status status;
     status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
     if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
     if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
     return status;
+}
+
+/* Takes the scales of rank 0, whose micro-batch is the first. */
+static mtt_status mtt__take_scales(mtt_trainer *t)
+{
+    const mtt_tensor *scales = t->schedule->programs[MTT__TRAIN].scales;
+    mtt_status status = mtt__copy(t, MTT__GET, scales->data, t->staging, scales->bytes);
+    if (!status) status = mtt__spread(t, 0, t->staging, scales->bytes);
+    return status ? status : mtt__copy(t, MTT__PUT, scales->data, t->staging, scales->bytes);
 }
 
 /* Measures the scales of 8-bit tensors by the first step's forward pass. */
@@ -6721,7 +7226,22 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     if (!status) status = mtt__send(t, p, tokens, targets, counted, 0);
     if (!status) status = t->backend.run(t->context, p->ops, forward);
     if (!status) status = t->backend.run(t->context, p->ops + p->op_count - 1, 1);
+    if (!status && t->schedule->policy.ranks > 1) status = mtt__take_scales(t);
     t->measured = !status;
+    return status;
+}
+
+/* The number of targets on all ranks. A rank that has refused its tokens stops the others. */
+static mtt_status mtt__count_targets(mtt_trainer *t, mtt_status status, int64_t *counted)
+{
+    int64_t mine = *counted, theirs;
+    int ranks = t->schedule->policy.ranks, rank;
+    status = mtt__all_agree(t, status);
+    for (rank = 0, *counted = 0; rank < ranks && !status; rank++) {
+        theirs = mine;
+        if (ranks > 1) status = mtt__spread(t, rank, &theirs, sizeof(theirs));
+        *counted += theirs;
+    }
     return status;
 }
 
@@ -6733,13 +7253,13 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
     mtt_status status = mtt__check_ids(t, tokens, rows * micro_batches, 0, "token");
     int i;
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
-    if (status) return status;
-    for (k = 0; k < rows * micro_batches; k++) counted += targets[k] >= 0;
-    if (training) status = mtt__measure_scales(t, tokens, targets, counted);
+    for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
+    if (training) status = mtt__count_targets(t, status, &counted);
+    if (training && !status) status = mtt__measure_scales(t, tokens, targets, counted);
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
         if (!status) status = t->backend.run(t->context, i ? p->later_ops : p->ops, p->step_begin);
-        if (!status) t->micro_batch += training;
+        if (!status && training) t->micro_batch += t->schedule->policy.ranks;
     }
     return status;
 }
@@ -6899,7 +7419,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     int64_t i, count;
     mtt_status status;
     if (!q) return MTT_E_ARGUMENT;
-    if (!q->sum)
+    if (!q->sum || !q->sum->persistent || mtt__exchanges_at_once(&t->schedule->policy))
         return mtt__fail(t->env, MTT_E_ARGUMENT,
                          "gradients share their memory with activations: set accumulate above 1 to "
                          "keep them");
@@ -6986,31 +7506,6 @@ enum {
 };
 
 /* ---- containers */
-
-/* The exclusive or of the upper and the lower half of a product of 128 bits. */
-static uint64_t mtt__fold(uint64_t a, uint64_t b)
-{
-    uint64_t a_low = (uint32_t)a, a_high = a >> 32, b_low = (uint32_t)b, b_high = b >> 32;
-    uint64_t one = a_high * b_low + (a_low * b_low >> 32), two = a_low * b_high + (uint32_t)one;
-    return (a_high * b_high + (one >> 32) + (two >> 32)) ^ a * b;
-}
-
-/* A keyed hash: folded products, as in wyhash. The lower half of a product alone would carry a difference in
-   the top bit through, whatever the key. The last load overlaps the one before. */
-static uint64_t mtt__hash(uint64_t key, const char *at, size_t size)
-{
-    const uint64_t k = 0x9e3779b97f4a7c15u;
-    uint64_t h = key ^ size * k, x = 0;
-    const char *end = at + size;
-    for (; end - at > 8; at += 8) {
-        memcpy(&x, at, 8);
-        h = mtt__fold(h ^ x, k);
-    }
-    if (size >= 8) memcpy(&x, end - 8, 8);
-    else
-        for (; at < end; at++) x = x << 8 | (unsigned char)*at;
-    return mtt__fold(h ^ x, k);
-}
 
 /* A map from 64-bit keys to numbers: open addressing with linear probing, at most half full. */
 typedef struct mtt__cell {
@@ -8802,10 +9297,11 @@ static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint
 
 MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *targets)
 {
-    uint64_t cursor = b->cursor, sequence;
+    const uint64_t ranks = b->ranks > 1 ? (uint64_t)b->ranks : 1, batch = (uint64_t)b->batch;
+    uint64_t cursor = b->cursor + (uint64_t)b->rank * batch, sequence;
     size_t row, i, length = (size_t)b->seq_len;
     mtt_status status = MTT_OK;
-    if (b->sequential && cursor >= b->sequences) return MTT_END;
+    if (b->sequential && b->cursor >= b->sequences) return MTT_END;
     for (row = 0; row < (size_t)b->batch && !status; row++, tokens += length, targets += length) {
         if (b->sequential && cursor >= b->sequences) {
             for (i = 0; i < length; i++) tokens[i] = 0, targets[i] = -1;
@@ -8817,7 +9313,8 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
         if (!status) status = mtt_tokens_read(b->tokens, sequence * length + 1, length, targets);
         cursor++;
     }
-    if (!status) b->cursor = cursor;
+    if (!status) b->cursor += ranks * batch;
+    if (b->sequential && b->cursor > b->sequences) b->cursor = b->sequences;
     return status;
 }
 
@@ -8833,6 +9330,7 @@ MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *tar
    The reader refuses everything that Hugging Face's refuses, and also duplicates and NUL bytes in strings. */
 enum {
     MTT__ST_HEADER = 16 << 20, /* bytes of JSON */
+    MTT__ST_CHUNK = 1 << 18,   /* floats that are copied at a time */
     MTT__ST_ENTRIES = 1 << 17, /* tensors, and as many pairs of metadata */
     MTT__ST_NAME = 512,
     MTT__ST_RANK = 8,
@@ -9114,7 +9612,7 @@ typedef struct mtt__st_saving {
     size_t count;
     mtt__text header;
     mtt__writer writer;
-    float chunk[1 << 18]; /* data of any type */
+    float chunk[MTT__ST_CHUNK]; /* data of any type */
 } mtt__st_saving;
 
 /* Prints the size of the header and the header. Blanks at its end align the data to 64 bytes. */
@@ -9223,6 +9721,7 @@ typedef struct mtt__checkpoint {
     mtt_status status;
     mtt__st_entry *tensors;
     size_t kept, count; /* tensors of parameters; all */
+    size_t read_tensors, read_bytes; /* when saving: tensors read, and bytes of the next one */
     mtt__text metadata;
     mtt_counters counters;
     int64_t micro_batch;
@@ -9357,15 +9856,39 @@ static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t 
     return status;
 }
 
+/* A piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
-    mtt_trainer *t = (mtt_trainer *)user;
+    mtt__checkpoint *c = (mtt__checkpoint *)user;
+    mtt_trainer *t = c->t;
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     const mtt__parameter *q = &p->parameters[index / MTT__KEPT_KINDS];
     int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
-    if (index == MTT__KEPT_KINDS * (size_t)p->parameter_count)
-        return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
-    return mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
+    mtt_status status;
+    c->read_tensors = index;
+    c->read_bytes = offset + bytes;
+    if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
+    status = mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
+    if (!status) status = mtt_ranks_busy(t->backend.ranks); /* the writer may take long before it reads on */
+    return status;
+}
+
+/* Reads what the writer has not read, for other ranks: rank 0 after a failure, ranks that do not write. */
+static mtt_status mtt__checkpoint_read_rest(mtt__checkpoint *c)
+{
+    float *buffer = (float *)mtt__alloc(c->t->env, MTT__ST_CHUNK, sizeof(float));
+    size_t i = c->read_tensors, done = c->read_bytes, part;
+    mtt_status status = buffer ? MTT_OK : MTT_E_MEMORY;
+    for (; i < c->count; i++, done = 0) {
+        mtt__st_measure(&c->tensors[i]);
+        for (; done < c->tensors[i].bytes && !status; done += part) {
+            part = c->tensors[i].bytes - done;
+            if (part > MTT__ST_CHUNK * sizeof(float)) part = MTT__ST_CHUNK * sizeof(float);
+            status = mtt__checkpoint_read(c, i, done, buffer, part);
+        }
+    }
+    mtt__free(c->t->env, buffer);
+    return status;
 }
 
 /* Prints the metadata, and blanks behind it. */
@@ -9381,15 +9904,18 @@ static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__
 
 MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
 {
+    const mtt_policy *policy = &t->schedule->policy;
     char metadata[MTT__CHECKPOINT_PAIRS];
     mtt__checkpoint c;
-    mtt_status status = mtt__checkpoint_init(&c, t, batches);
+    mtt_status status = mtt__checkpoint_init(&c, t, batches), rest = MTT_OK;
     if (!status) status = mtt__move_counters(t, MTT__GET, &c.counters);
-    if (!status)
+    if (!status && policy->rank == 0) status = mtt_ranks_busy(t->backend.ranks);
+    if (!status && policy->rank == 0)
         status = mtt__st_save(t->env, path, c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
-                              mtt__checkpoint_read, t);
+                              mtt__checkpoint_read, &c);
+    if (policy->ranks > 1 && c.tensors && (policy->rank || status)) rest = mtt__checkpoint_read_rest(&c);
     mtt__free(t->env, c.tensors);
-    return status;
+    return mtt__all_agree(t, status ? status : rest);
 }
 
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
@@ -9447,14 +9973,15 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     mtt__checkpoint c;
     mtt__st st;
     size_t i;
-    mtt_status status = mtt__st_open(t->env, path, &st);
-    if (status) return status;
-    status = mtt__checkpoint_init(&c, t, batches);
+    mtt_status status = mtt__checkpoint_init(&c, t, batches);
     c.st = &st;
+    memset(&st, 0, sizeof(st));
+    if (!status) status = mtt__st_open(t->env, path, &st);
     if (!status) status = mtt__checkpoint_numbers(&c);
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
+    status = mtt__all_agree(t, status);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS),
                                 0, (int64_t)(c.tensors[i].bytes / sizeof(float)),
@@ -9511,7 +10038,7 @@ static void mtt__print_freed(mtt__text *text, const mtt_op *op, int index)
         mtt__print(text, "%s%s", before, op->operands[i]->name);
         before = " ";
     }
-    for (i = 0; i < op->parameters; i++) gradients += mtt__frees(op->gradients[i], index);
+    for (i = 0; i < op->parameters && op->gradients; i++) gradients += mtt__frees(op->gradients[i], index);
     if (gradients) mtt__print(text, "%s%d gradients", before, gradients);
 }
 
@@ -9527,7 +10054,7 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *s, mtt_write_fn write, void *
         mtt__print(&text, "%4d %-9s%-6s %9.2f MiB  %-25s ", i, mtt_phase_name(op->phase),
                    op->recomputed ? "again" : "", (double)op->live_bytes / 1048576, mtt_op_name(op->kind));
         mtt__print_operands(&text, op->operands, op->inputs);
-        if (op->parameters) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
+        if (op->gradients) mtt__print(&text, "%s%d gradients", op->inputs ? " " : "", op->parameters);
         mtt__print(&text, " -> ");
         mtt__print_operands(&text, op->operands + op->inputs, op->outputs);
         if (op->sums) mtt__print(&text, "%d sums", op->parameters);
@@ -9619,6 +10146,12 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *s, mtt_write_fn write, void *u
 /* Functions that put the rooms together: the quality of a model on a token file, text from a model, and the
    time that one operation takes. */
 
+/* What a rank adds to an evaluation: the sum of a batch's losses, and the bytes of its targets. */
+typedef struct mtt__evaluated {
+    double loss;
+    int64_t hits, targets, bytes;
+} mtt__evaluated;
+
 MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
                                       const mtt_tokenizer *tokenizer, int batches, mtt_quality *q)
 {
@@ -9632,16 +10165,30 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x ? x + rows : NULL;
     mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
     memset(q, 0, sizeof(*q));
-    for (done = 0; !status && (!batches || done < batches); done++) {
+    order.rank = d->rank;
+    order.ranks = d->ranks;
+    for (done = 0; !status && (!batches || done < batches); done += d->ranks) {
+        mtt__evaluated part = {0, 0, 0, 0}, all;
+        int rank;
         status = mtt_batches_next(&order, x, y);
-        if (!status) status = mtt_evaluate(trainer, x, y, &info);
-        if (status) break;
-        loss += info.loss * (double)info.targets;
-        hits += (double)info.hits;
-        q->targets += info.targets;
-        for (i = 0; tokenizer && i < rows; i++) {
-            size_t size = 0;
-            if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) bytes += (double)size;
+        if (!status && (!batches || done + d->rank < batches)) {
+            status = mtt_evaluate(trainer, x, y, &info);
+            part.loss = info.loss * (double)info.targets;
+            part.hits = info.hits;
+            part.targets = info.targets;
+            for (i = 0; tokenizer && i < rows; i++) {
+                size_t size = 0;
+                if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) part.bytes += (int64_t)size;
+            }
+        }
+        if (status != MTT_END) status = mtt__all_agree(trainer, status);
+        for (rank = 0; rank < d->ranks && !status; rank++) {
+            all = part;
+            if (d->ranks > 1) status = mtt__spread(trainer, rank, &all, sizeof(all));
+            loss += all.loss;
+            hits += (double)all.hits;
+            bytes += (double)all.bytes;
+            q->targets += all.targets;
         }
     }
     mtt__free(env, x);

@@ -4922,7 +4922,7 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
    -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
-static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
+static const mtt__function mtt__cuda_functions[] = {MTT_LOCAL_OPS(MTT__CUDA_FUNCTION)};
 
 static void *mtt__host_alloc(mtt_env *env, size_t bytes)
 {
@@ -4980,6 +4980,9 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     *context = NULL;
     if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes are needed", sizeof(*c));
     c->env = env;
+    if (policy->ranks > 1)
+        status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "%d ranks on GPUs: this version trains on one; several "
+                                "ranks train on CPUs", policy->ranks);
     if (!backend->device_alloc != !backend->device_free)
         status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
     c->backend = *backend;

@@ -2310,7 +2310,7 @@ static mtt_status full_alloc(void *context, size_t bytes, void **block)
 {
     (void)bytes;
     *block = NULL;
-    snprintf(((mtt_env *)context)->error, sizeof(env.error), "the device has 4000000 bytes free");
+    snprintf(((mtt__cpu *)context)->env->error, sizeof(env.error), "the device has 4000000 bytes free");
     return MTT_E_BUDGET;
 }
 
@@ -3743,7 +3743,7 @@ static void eight_bit_checkpoints(void)
     check(!mtt__checkpoint_init(&c, trainer, NULL), "no checkpoint");
     c.tensors[c.kept].shape[0]--;
     check(!mtt__st_save(&env, in("forged"), c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
-                        mtt__checkpoint_read, trainer),
+                        mtt__checkpoint_read, &c),
           "a checkpoint could not be saved: %s", env.error);
     mtt__free(&env, c.tensors);
     expect_refusal(&s, in("forged"), MTT_OK, "", "a scale is missing");

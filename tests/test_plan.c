@@ -172,8 +172,8 @@ static void compact_bytes(void)
         for (int k = 0; k < p->parameter_count; k++) {
             const mtt__parameter *q = &p->parameters[k];
             size_t n = (size_t)mtt__elements(q->weight);
-            check(q->first == (int64_t)parts, "%s: the state of %s begins at %lld", c.text, q->weight->name,
-                  (long long)q->first);
+            check(q->part.first == (int64_t)parts, "%s: the state of %s begins at %lld", c.text,
+                  q->weight->name, (long long)q->part.first);
             check(q->weight->bytes == (halves ? 2 : 4) * n, "%s: %s takes %zu bytes", c.text, q->weight->name,
                   q->weight->bytes);
             check(q->gradient->bytes ==
