@@ -1502,28 +1502,24 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
 
 /* Math:        out[j] (+)= sum of row j over its first `count` elements, divided by x's scale
    Shapes:      x [rows, width] e5m2, out [rows] float
-   Launch:      a block of 512 threads sums 8 rows. A warp reads 64 bytes of each row, four lanes a row. It
-                loads eight such pieces, 1,024 bytes apart, before it adds them
-   Requires:    rows a multiple of 8; width and count multiples of 16
+   Launch:      a block of 256 threads a row. A thread loads four pieces of 16 bytes before it adds them: with
+                fewer, longer blocks a narrow tensor would not occupy the device
+   Requires:    width and count multiples of 16
    Traffic:     x read once
-   Determinism: tensor cores add 64 elements; a warp adds these sums in order; then the warps in order
+   Determinism: tensor cores add 64 elements of four threads; these sums in order; then a fixed tree
    Reference:   mtt__sum_columns */
-static __global__ void __launch_bounds__(512)
+static __global__ void __launch_bounds__(256)
     mtt_k_row_sums(const uint8_t *x, const mtt_scale *scale, float *out, int64_t count, int64_t width,
                    int add)
 {
-    enum { AHEAD = 8, WARPS = 16 };
-    __shared__ float partial[WARPS][8];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t row0 = (int64_t)blockIdx.x * 8;
-    const uint8_t *const row = x + (row0 + lane / 4) * width + lane % 4 * 16;
-    float sum = 0;
-    for (int64_t first = warp * 64; first < count; first += AHEAD * WARPS * 64) {
+    enum { AHEAD = 4, PIECE = 256 * 16 };
+    __shared__ float shared[32];
+    const uint8_t *const row = x + blockIdx.x * width, *const end = row + count;
+    float sum = 0; /* the four threads of 64 elements have the same */
+    for (const uint8_t *at = row + threadIdx.x * 16; at < end; at += AHEAD * PIECE) {
         uint4 v[AHEAD];
-        MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
-            const int64_t at = first + i * WARPS * 64;
-            v[i] = at + lane % 4 * 16 < count ? *(const uint4 *)(row + at) : make_uint4(0, 0, 0, 0);
-        }
+        MTT__UNROLL for (int i = 0; i < AHEAD; i++)
+            v[i] = at + i * PIECE < end ? *(const uint4 *)(at + i * PIECE) : make_uint4(0, 0, 0, 0);
         MTT__UNROLL for (int i = 0; i < AHEAD; i++) {
             float c[4] = {};
             mtt__sum_codes(c, v[i].x, MTT__HALVES_OF_1);
@@ -1533,19 +1529,16 @@ static __global__ void __launch_bounds__(512)
             sum += c[0];
         }
     }
-    if (lane % 4 == 0) partial[warp][lane / 4] = sum;
-    __syncthreads(); /* the warps' sums are there before they are added up */
-    if (threadIdx.x >= 8) return;
-    sum = 0;
-    MTT__UNROLL for (int i = 0; i < WARPS; i++) sum += partial[i][threadIdx.x];
-    out += row0 + threadIdx.x;
+    sum = mtt__reduce<mtt__plus, 256>(threadIdx.x % 4 ? 0.0f : sum, shared);
+    if (threadIdx.x) return;
+    out += blockIdx.x;
     *out = sum * (scale ? scale->inverse : 1.0f) + (add ? *out : 0.0f);
 }
 
 static mtt_status mtt__launch_row_sums(mtt__cuda *c, const mtt_tensor *x, int64_t count,
                                        const mtt_tensor *sums, int add)
 {
-    return mtt__launch(c, "row_sums", mtt_k_row_sums, mtt__blocks(mtt__rows(x), 8), 512,
+    return mtt__launch(c, "row_sums", mtt_k_row_sums, (unsigned)mtt__rows(x), 256,
                        mtt__at<const uint8_t>(x), (const mtt_scale *)x->scale, mtt__at<float>(sums), count,
                        mtt__width(x), add);
 }
@@ -2485,15 +2478,25 @@ struct mtt__logit_gradients {
     uint8_t *y, *y_t;
     const mtt_scale *scale;
     float *sums; /* NULL = not wanted */
+    uint64_t stream;
+    int first; /* rows of the micro-batch before these */
     int rows, slice, width, classes, pitch; /* slice: rows of it, whole tiles */
 };
 
-/* The gradients of eight logits of a row. `target` is counted from the first of them; `counted` has 0xff for
-   each logit that counts; loss is {lse - x[target], -, lse}. Gradients are at most 32768 (mtt__scale_logits),
-   so none is checked for overflow. Only logits above 10^6 could exceed 57344, by rounding: they are
-   clipped. */
+/* mtt__to_e5m2_by of four values: a byte of e5m2 is the upper one of a half. */
+MTT__DEVICE uint32_t mtt__pack_four_by(const float *v, uint32_t bytes)
+{
+    const __half2 low = __floats2half2_rn(v[0], v[2]), high = __floats2half2_rn(v[1], v[3]);
+    const uint32_t even = *(const uint32_t *)&low + (bytes & 0x00ff00ffu);
+    const uint32_t odd = *(const uint32_t *)&high + (bytes >> 8 & 0x00ff00ffu);
+    return __byte_perm(even, odd, 0x7351);
+}
+
+/* The gradients of eight logits of a row, rounded by random bytes. `target` is counted from the first of
+   them; `counted` has 0xff for each logit that counts; loss is {lse - x[target], -, lse}. Gradients are at
+   most 32768 (mtt__scale_logits). */
 MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int target, const float *loss,
-                                   float factor, uint2 counted)
+                                   float factor, uint2 counted, uint2 bytes)
 {
     const float lse = loss[2];
     float v[8];
@@ -2503,12 +2506,14 @@ MTT__DEVICE uint2 mtt__logit_codes(const mtt__vector<__nv_bfloat16> &logits, int
         const float gradient = (expf(-loss[0]) - 1.0f) * factor;
         MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = k == target ? gradient : v[k];
     }
-    return make_uint2(mtt__pack_four(v, mtt__e5m2()) & counted.x,
-                      mtt__pack_four(v + 4, mtt__e5m2()) & counted.y);
+    const uint32_t lost = lse - lse == 0 ? 0 : 0x7f7f7f7fu; /* a byte more could make -0 of NaN's code */
+    return make_uint2((mtt__pack_four_by(v, bytes.x) | lost) & counted.x,
+                      (mtt__pack_four_by(v + 4, bytes.y) | lost) & counted.y);
 }
 
-/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, in e5m2; y_t its transpose; sums = the
-                sums of y's columns over each slice of rows, divided by the scale
+/* Math:        y = the gradient of mtt_k_cross_entropy, times a scale, rounded to e5m2 by the bytes of
+                mtt__logits_draw; y_t its transpose; sums = the sums of y's columns over each slice of rows,
+                divided by the scale
    Shapes:      logits [rows, width] BF16; targets [rows] int32; losses [rows, 3] float; y [rows, width]; y_t
                 [width, pitch]; sums [slices, width] float
    Launch:      grid (width / 64, slices), 256 threads. A block does the tiles of a slice, 128 x 64, one after
@@ -2527,12 +2532,14 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
     const int classes = min(max(o.classes - column, 0), 8);
     const uint64_t bytes = classes ? ~0ull >> (64 - 8 * classes) : 0;
     const float factor = mtt__loss_factor(o.control, o.counters) * o.scale->scale;
+    const uint64_t stream = o.stream | mtt__stream_step(o.control->micro_batch);
     float2 sum = make_float2(0, 0); /* of two of the warp's columns, from `first` */
     const int begin = blockIdx.y * o.slice, end = min(begin + o.slice, o.rows);
     uint8_t *to = o.y_t + (int64_t)(column0 + first) * o.pitch + begin + lane * 4;
     for (int row0 = begin; row0 < end; row0 += MTT__TILE_ROWS, to += MTT__TILE_ROWS) {
         mtt__vector<__nv_bfloat16> logits[4];
         uint2 codes[4];
+        mtt_draw draw;
         float c[4] = {};
         MTT__UNROLL for (int i = 0; i < 4; i++) {
             const int row = min(row0 + (int)threadIdx.x / 8 * 4 + i, o.rows - 1);
@@ -2542,7 +2549,10 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
             const int row = row0 + (int)threadIdx.x / 8 * 4 + i, from = min(row, o.rows - 1);
             const int target = row < o.rows ? o.targets[from] : -1;
             const uint2 counted = target < 0 ? make_uint2(0, 0) : make_uint2((uint32_t)bytes, bytes >> 32);
-            codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted);
+            if (i % 2 == 0)
+                draw = mtt__logits_draw(o.control->seed, stream, o.first + row, column, o.width);
+            codes[i] = mtt__logit_codes(logits[i], target - column, o.losses + 3 * from, factor, counted,
+                                        make_uint2(draw.word[i % 2 * 2], draw.word[i % 2 * 2 + 1]));
             if (row < o.rows) *(uint2 *)(o.y + (int64_t)row * o.width + column) = codes[i];
         }
         mtt__transpose_codes(turned, codes);
@@ -2568,7 +2578,8 @@ static __global__ void __launch_bounds__(256, 4) mtt_k_logit_gradients(const mtt
 
 /* Gradients of the rows' logits in both orders, and that of the head's bias if it has one. Slices of at least
    two tiles, whose sums the workspace holds, make enough blocks to occupy the device several times. */
-static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r, int add)
+static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const mtt__loss_rows &r,
+                                           int64_t first, int add)
 {
     const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
     const int64_t width = mtt__width(o->logits), tiles = mtt__ceil_div(r.rows, MTT__TILE_ROWS);
@@ -2582,8 +2593,9 @@ static mtt_status mtt__rows_gradient_eight(mtt__cuda *c, const mtt_op *op, const
     mtt__logit_gradients g = {mtt__at<const __nv_bfloat16>(o->logits), r.targets, r.losses,
                               mtt__at<const mtt_control>(r.control), mtt__at<const mtt_counters>(r.counters),
                               mtt__at<uint8_t>(o->d_logits), mtt__at<uint8_t>(o->d_logits_t),
-                              o->d_logits->scale, (float *)scratch, (int)r.rows,
-                              (int)slice, (int)width, op->shape->vocab, (int)mtt__width(o->d_logits_t)};
+                              o->d_logits->scale, (float *)scratch, mtt__op_stream(op), (int)first,
+                              (int)r.rows, (int)slice, (int)width, op->shape->vocab,
+                              (int)mtt__width(o->d_logits_t)};
     slices = mtt__ceil_div(r.rows, slice);
     const dim3 grid((unsigned)columns, (unsigned)slices);
     status = mtt__launch(c, "logit_gradients", mtt_k_logit_gradients, grid, 256, g);
@@ -2614,7 +2626,7 @@ static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
         status = mtt__multiply(c, op, head);
         if (status == MTT_OK) status = mtt__rows_loss<false>(c, op, r);
         if (status != MTT_OK || !o->dx) continue;
-        status = mtt__rows_gradient_eight(c, op, r, add);
+        status = mtt__rows_gradient_eight(c, op, r, first, add);
         if (status != MTT_OK) return status;
         mtt__blas_product back = {count, C, Vp, mtt__blas_whole(o->d_logits, 0),
                                   mtt__blas_whole(o->weight_t, 1),

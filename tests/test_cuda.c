@@ -197,14 +197,36 @@ static int signed_code(uint8_t code)
     return code & 0x80 ? -(code & 0x7f) : code;
 }
 
-/* The nearest number that a tensor in 8 bits can hold. */
-static double nearest_eight(double x, const mtt_tensor *t)
+/* The code of e5m2 at or below |x|, rounded to a half, or the one above where what is cut off and the byte
+   make 256 together, with the sign of x. */
+static int dithered(double x, uint32_t byte)
 {
-    double scale = t->scale ? (double)t->scale->scale : 1;
-    int code = to_eight(x * scale, t->dtype);
-    uint8_t magnitude = (uint8_t)abs(code);
-    float value = t->dtype == MTT_F8_E4M3 ? mtt__from_e4m3(magnitude) : mtt__from_e5m2(magnitude);
-    return copysign((double)value, code) / scale;
+    int exponent = fabs(x) < 0x1p-40 ? -14 : ilogb(x), code;
+    if (isnan(x)) return 0x7f;
+    if (exponent > 20) exponent = 20;
+    if (exponent < -14) exponent = -14;
+    code = ((exponent + 14) << 2) + (int)((fmin(rint(ldexp(fabs(x), 10 - exponent)), 1e6) + byte) / 256);
+    if (code > 0x7c) code = 0x7c;
+    return x < 0 ? -code : code;
+}
+
+/* As an element of a chunked loss' gradients of logits is rounded, `i` rows from the micro-batch's first. */
+static int logit_code(const mtt_op *op, double x, int64_t i, int64_t j)
+{
+    const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, op);
+    const mtt_control *c = mtt__control(o->control);
+    uint64_t stream = mtt__op_stream(op) | mtt__stream_step(c->micro_batch);
+    mtt_draw draw = mtt__logits_draw(c->seed, stream, i, j, op->shape->vocab_padded);
+    int place = (int)(i % 2 * 8 + j % 8);
+    return dithered(x * (double)o->d_logits->scale->scale, draw.word[place / 4] >> place % 4 * 8 & 255);
+}
+
+/* The number of that code. */
+static double dithered_logit(const mtt_op *op, double x, int64_t i, int64_t j)
+{
+    int code = logit_code(op, x, i, j);
+    return copysign((double)mtt__from_e5m2((uint8_t)abs(code)), code) *
+           (double)MTT_OPERANDS_OF(chunked_loss, op)->d_logits->scale->inverse;
 }
 
 /* Dropout's factors. The operations that only drop are held to the CPU's bits, so the masks are right. */
@@ -1162,7 +1184,7 @@ static void textbook_chunked_loss_eight(const textbook *t)
             int64_t place = i % chunk * width + j;
             v->d_logits[place] = *at;
             if (t->exact) magnitude->d_logits[place] = sizes[i * width + j];
-            *at = given ? given->d_logits[place] : nearest_eight(*at, o->d_logits);
+            *at = given ? given->d_logits[place] : dithered_logit(t->op, *at, i, j);
         }
     if (o->dx) {
         product(&back, rows, C, width, rows_of(gradients, width), transposed(rows_of(v->weight_t, width)),
@@ -1632,9 +1654,13 @@ static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t
         op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu; /* what is summed */
     int rounded =
         is_16_bit(out) || (between && precision != MTT_FP32) || (precision == MTT_TF32 && is_product(op));
+    int chunks = op->kind == MTT_OP_chunked_loss && has_eight(op) && out->role != MTT__A_ROW_LOSS &&
+                 mtt__rows(MTT_OPERANDS_OF(chunked_loss, op)->logits) < op->shape->rows;
+    /* a gradient of logits that is rounded to the other number moves a row of each result */
+    if (chunks) elements = mtt__min(elements, (int64_t)op->shape->rows * op->shape->vocab);
     if (elements >= FEW) return 0;
     if (op->kind == MTT_OP_chunked_loss && has_eight(op) && out->role != MTT__A_ROW_LOSS)
-        return mtt__rows(MTT_OPERANDS_OF(chunked_loss, op)->logits) < op->shape->rows ? 0x1p-3 : 0x1p-9;
+        return chunks ? 0x1p-3 : 0x1p-9;
     if (is_product(op) && is_8_bit(op->operands[0]) && !is_16_bit(out)) return ldexp(1, -eight_bits);
     return UNIT[rounded ? precision : MTT_FP32];
 }
@@ -1978,6 +2004,17 @@ typedef struct range_of_records {
     int64_t least_clipped, most_clipped;
 } range_of_records;
 
+/* The code of x as element i of a result. Gradients of logits are those of the last chunk, and beyond its
+   rows those of the chunk before. */
+static int rounded_code(const mtt_op *op, const mtt_tensor *out, double x, int64_t i)
+{
+    int64_t width = mtt__width(out), chunk = mtt__rows(out), row = i / width;
+    int64_t first = (op->shape->rows - 1) / chunk * chunk;
+    if (op->kind != MTT_OP_chunked_loss)
+        return to_eight(x * (out->scale ? (double)out->scale->scale : 1), out->dtype);
+    return logit_code(op, x, row + first < op->shape->rows ? row + first : row + first - chunk, i % width);
+}
+
 /* Results in 8 bits, with the textbook's values before they are rounded. A value may be off by what FP32 is
    off (twice the simple reference's error and SLACK units, by the value's own magnitude); gradients of
    logits also by 2^-9 of their size, since their exponential is an approximation that only 16 bits have;
@@ -2005,10 +2042,10 @@ static range_of_records compare_eight(const setup *s, const mtt_op *op, const ch
             wrong += codes[i] != 0xff;
             continue;
         }
-        if (code < to_eight((exact[i] - error) * scale, out->dtype) ||
-            code > to_eight((exact[i] + error) * scale, out->dtype))
+        if (code < rounded_code(op, out, exact[i] - error, i) ||
+            code > rounded_code(op, out, exact[i] + error, i))
             example = i, wrong++;
-        other += code != to_eight(exact[i] * scale, out->dtype);
+        other += code != rounded_code(op, out, exact[i], i);
         r.least = fmax(r.least, size - error);
         r.most = fmax(r.most, size + error);
         r.least_clipped += (size - error) * scale > 448;

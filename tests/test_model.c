@@ -1569,6 +1569,27 @@ static void eight_conversions(void)
     }
 }
 
+/* Rounded by every byte, a half is on average what it was, and never further away than the next code. */
+static void eight_by_bytes(void)
+{
+    int wrong = 0;
+    for (int half = 0; half < 0x7b00; half++)
+        for (int sign = 0; sign < 2; sign++) {
+            float x = mtt__from_fp16((uint16_t)(half | sign << 15));
+            double sum = 0;
+            for (uint32_t byte = 0; byte < 256; byte++) {
+                int code = mtt__to_e5m2_by(x, byte);
+                sum += value_of_eight(code, 0);
+                wrong += (code & 0x7f) != half >> 8 && (code & 0x7f) != (half >> 8) + 1;
+            }
+            wrong += sum != 256 * (double)x;
+        }
+    check(!wrong, "%d halves are other numbers in e5m2, on average over all bytes", wrong);
+    for (uint32_t byte = 0; byte < 256; byte++)
+        wrong += mtt__to_e5m2_by(INFINITY, byte) != 0x7c || (mtt__to_e5m2_by(-NAN, byte) & 0x7f) < 0x7d;
+    check(!wrong, "infinity or NaN does not stay one in e5m2 with %d bytes", wrong);
+}
+
 static mtt_tensor new_tensor(mtt_dtype dtype, int rows, int width, mtt_scale *scale)
 {
     mtt_tensor t = {.dtype = dtype, .rank = 2, .shape = {rows, width}, .entry = -1, .scale = scale};
@@ -1977,7 +1998,7 @@ static void linear_eight(void)
 
 /* The chunked loss on 8-bit operands, 21 rows in chunks of 16. Logits are rounded to BF16, which moves a
    probability by a factor of at most exp(2 e), e the largest error of the row's logits; a gradient of them to
-   e5m2. The results' errors are sums of these. */
+   one of the two nearest e5m2. The results' errors are sums of these. */
 static void loss_eight(void)
 {
     enum { R = 21, C = 16, V = 37, WIDE = 128, CHUNK = 16 };
@@ -2032,7 +2053,7 @@ static void loss_eight(void)
             for (int v = 0; v < V && target >= 0; v++) {
                 double p = exp(z[v] - top) / sum, slope = factor * (p - (v == target));
                 double far = factor * p * (expm1(2 * off) + 1e-5);
-                far += half_spacing((fabs(slope) + far) * scale, 0) / scale;
+                far += 2 * half_spacing((fabs(slope) + far) * scale, 0) / scale + fabs(slope) * 0x1p-11;
                 for (int c = 0; c <= C; c++) {
                     double at = c < C ? element(&x, i, c) : 1;
                     want[v * (C + 1) + c] += slope * at;
@@ -2240,6 +2261,8 @@ static void not_finite(void)
         check(!mtt_train_step(trainer, tokens, targets, &info), "mended, a step still fails: %s", env.error);
         /* two steps that FP16 and FP8 took for overflows have halved the loss scale */
         if (scaled) counters_of(twin)->loss_scale /= 4;
+        /* as in dropout, what is random has gone on */
+        twin->micro_batch = trainer->micro_batch - s.policy.accumulate;
         check(!mtt_train_step(twin, tokens, targets, &twin_info), "a step fails: %s", env.error);
         after = parameters_of(trainer, &r);
         read_all(twin, &r, mtt_parameter_get, bad);
@@ -3941,6 +3964,7 @@ int main(int argc, char **argv)
     /* the cheapest first, since a run may end at the first failure */
     timed("conversions", conversions);
     timed("8 bits", eight_conversions);
+    timed("8 bits at random", eight_by_bytes);
     timed("8-bit operations", eight_operations);
     timed("compact codes", compact_codes);
     timed("formulas", formulas);
