@@ -3197,11 +3197,16 @@ static mtt_status mtt__gather(mtt_ranks *r, int listening, const mtt__hello *own
             polls[i].events = POLLIN;
         }
         poll(polls, (nfds_t)count + 1, 50);
-        while (count < GUESTS && (fd = accept(listening, NULL, NULL)) >= 0) {
+        for (fd = 0; count < GUESTS && (fd = accept(listening, NULL, NULL)) >= 0;) {
             mtt__socket_prepare(fd);
             memset(&guests[count], 0, sizeof(*guests));
             guests[count].since = now;
             guests[count++].fd = fd;
+        }
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+            mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit of open "
+                            "files (ulimit -n)", r->count - 1);
+            break; /* for the return at the end, which gives this failure */
         }
         for (i = count - 1; i >= 0; i--) {
             mtt__guest *g = &guests[i];

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/wait.h>
@@ -644,6 +645,7 @@ static void test_rendezvous(void)
     int port = next_port(), i, k;
     pid_t child[3];
     char text[64], name[64] = "";
+    struct rlimit files, full;
     const char *const pairs[4][2] = {
         {"0.0.0.0", "localhost"}, {"localhost", "127.0.0.1"}, {name, name}, {"::1", "::1"}};
     mtt_ranks *r;
@@ -689,6 +691,20 @@ static void test_rendezvous(void)
         for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
         all_say(3, -1, MTT_OK, "", pairs[k][0]);
     }
+    reset();
+    desc = describe(0, 2, port, 2);
+    getrlimit(RLIMIT_NOFILE, &files);
+    full = files;
+    close(fd = dup(0));
+    full.rlim_cur = (rlim_t)fd + 1; /* enough to listen */
+    setrlimit(RLIMIT_NOFILE, &full);
+    child[0] = start_rank(&desc, agreements);
+    setrlimit(RLIMIT_NOFILE, &files);
+    desc.rank = 1;
+    child[1] = start_rank(&desc, agreements);
+    for (i = 0; i < 2; i++) waitpid(child[i], NULL, 0);
+    check(shared->rank[0].status == MTT_E_ARGUMENT && strstr(shared->rank[0].error, "ulimit -n"), "%s",
+          shared->rank[0].error);
     desc = describe(2, 2, port, 1);
     check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && strstr(env.error, "rank 2 of 2"), "rank");
     desc = describe(0, 2, 70000, 1);
