@@ -19,7 +19,8 @@ BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 # With a GPU and nvcc the tests run there, too.
 CUDA     := $(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null),test_cuda)
-TESTS    := $(addprefix test_,tokenizer files plan model memory $(if $(BLAS),model_blas memory_blas)) $(CUDA)
+TESTS    := $(addprefix test_,tokenizer files ranks plan model memory)
+TESTS    += $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
 PROGRAMS := train hello schedule prepare report profile
 HEADERS  := mtt.h $(wildcard tools/*.h tests/*.h)
 # Recipes take these from the environment, so that neither make nor the shell expands what they hold.
@@ -52,8 +53,7 @@ demo:; @set -f; CC="$(CC)" tools/demo.sh "$$TEXT" $$ARGS
 
 bench: deps; @set -f; tools/bench.sh $$BENCH
 
-profile: $(B)/profile
-	@set -f; tools/profile.sh $$ARGS
+profile: $(B)/profile; @set -f; tools/profile.sh $$ARGS
 
 fuzz: deps; @tests/fuzz.sh $(B) $$((60 * $(or $(MINUTES),1)))
 

@@ -33,9 +33,11 @@
    >>numbers    16-bit floats, randomness    >>tokenizer   Unicode classes, BPE
    >>json       a pull reader, UTF-8         >>data        corpora, splits, datasets
    >>files      atomic writing, CRC-32       >>batches     sequences in shuffled order
-   >>config     fields, defaults, checks     >>checkpoint  safetensors, save and resume
-   >>tensors    tables of parameters and     >>report      listings, JSON and tables
-                activations                  >>public      evaluation, sampling, profiling
+   >>ranks      processes that exchange      >>checkpoint  safetensors, save and resume
+                bytes, launchers             >>report      listings, JSON and tables
+   >>config     fields, defaults, checks     >>public      evaluation, sampling, profiling
+   >>tensors    tables of parameters and
+                activations
    >>schedule   the program of a step
    >>plan       bytes, offsets, budgets
    >>cpu        every operation in plain C
@@ -49,7 +51,7 @@
 
    WHAT IT DOES NOT DO
    No automatic differentiation, no other architectures, no multi-GPU, no loading of other models' weights,
-   no network access. It runs on POSIX systems with little-endian processors.
+   no network access except between ranks. It runs on POSIX systems with little-endian processors.
 
    WORDS
    token         an integer id that the tokenizer makes of a piece of text
@@ -61,6 +63,7 @@
    plan          bytes, offsets and timeline of a schedule
    arena         the one block of memory that a plan fills
    backend       runs the operations: the CPU here, a CUDA device in mtt_kernels.cu
+   rank          one of several processes that train one model together
    state         tensors that live from step to step: weights, moments, counters
    recompute     run a forward operation again in the backward pass instead of keeping its result;
                  also called gradient checkpointing
@@ -167,10 +170,11 @@ extern "C" {
     X(MTT_E_BUDGET, "does not fit the memory budget or the device")                     \
     X(MTT_E_FILE, "a file could not be opened, read or written")                        \
     X(MTT_E_FORMAT, "a file is malformed")                                              \
-    X(MTT_E_MISMATCH, "a file belongs to another configuration")                        \
+    X(MTT_E_MISMATCH, "a file or another rank belongs to another configuration")        \
     X(MTT_E_DATA, "too little data")                                                    \
     X(MTT_E_NUMBERS, "the loss is no longer a finite number")                           \
-    X(MTT_E_DEVICE, "the device reported an error")
+    X(MTT_E_DEVICE, "the device reported an error")                                     \
+    X(MTT_E_RANK, "another rank has failed")
 
 #define MTT__ENUM(name, text) name,
 typedef enum mtt_status { MTT_STATUSES(MTT__ENUM) MTT_STATUS_COUNT } mtt_status;
@@ -445,6 +449,65 @@ MTTDEF void mtt_schedule_print(const mtt_schedule *schedule, mtt_write_fn write,
 /* The plan and the timeline of memory as one JSON object: {"plan": ..., "timeline": [{"op", "phase", "layer",
    "recomputed", "live_bytes", "flops", "traffic_bytes", "bytes": {"weights", ...}}, ...]}. */
 MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, void *user);
+
+/* --------------------------------------------------------------------------------------------- ranks ---- */
+
+/* A rank is one of several processes that train one model together, numbered from 0. This section connects
+   them, each with every other. A collective is a call that all ranks make, in the same order. If a rank dies,
+   stops or stays silent, the calls of the others fail with MTT_E_RANK, and the error names that rank. After a
+   failure every later call on the handle fails in the same way. NULL is a valid handle: one rank.
+   Nothing is encrypted, and a run's name is no password. Ranks on several hosts need a network to trust. */
+typedef struct mtt_ranks mtt_ranks;
+
+/* On one host: makes `ranks` processes, 1..1024, of the caller, which becomes rank 0. All of them return from
+   the call, each with its own handle. They are connected before they start, so two runs cannot meet, and
+   nothing is left on disk. Call it before OpenMP's first parallel region and before the first use of CUDA,
+   which do not survive fork. Flush stdio before: each process would write what is in its buffers. A rank
+   waits up to 30 seconds for another one. */
+MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, mtt_ranks **out);
+
+/* One rank of a run that a launcher has started, on one host or on several. Zero means the default. */
+typedef struct mtt_ranks_desc {
+    int rank, ranks;     /* this rank, below `ranks`; their number, 1..1024 */
+    int local;           /* for the choice of a device: number of the rank on its host; -1 = unknown */
+    const char *address; /* of rank 0, a name or an IP address, default `host` */
+    int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
+    const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
+    double timeout;      /* seconds, at most 86400, that a rank waits for another one, default 30 */
+    char host[256];      /* the address that mtt_ranks_environment found, default 127.0.0.1 */
+} mtt_ranks_desc;
+
+/* Connects the ranks by TCP. They meet at rank 0's address in any order, within the timeout. Whoever else
+   comes to that port is turned away: another run, other programs, a second process of the same rank. Rank 0
+   listens at all addresses of its host, or at 127.0.0.1 alone if that or localhost is the address. The other
+   ranks listen, too, at ports that the system chooses: firewalls between the hosts must let them pass. */
+MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
+
+/* Describes this rank by the variables of its launcher. The first of these that is there counts:
+      torchrun   RANK, WORLD_SIZE, LOCAL_RANK; the run is TORCHELASTIC_RUN_ID
+      mpirun     OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID
+      srun       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, if there is SLURM_STEP_ID: a batch script has the
+                 others, too, but is one process; the run is SLURM_JOB_ID
+   Without any, `ranks` is 1. The address is MASTER_ADDR, or else the first host of SLURM_STEP_NODELIST or
+   SLURM_JOB_NODELIST, where rank 0 runs. The port is MASTER_PORT + 1. `run` points into the environment.
+   MTT_E_ARGUMENT: the error names the variable that is malformed, missing or in contradiction. */
+MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc);
+
+MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks);  /* this one; 0 for NULL */
+MTTDEF int mtt_ranks_count(const mtt_ranks *ranks); /* 1 for NULL */
+/* Collective: fails everywhere with MTT_E_MISMATCH if the value differs between ranks. The error has `what`,
+   both values, and the first rank that differs from rank 0. */
+MTTDEF mtt_status mtt_ranks_agree(mtt_ranks *ranks, const char *what, uint64_t value);
+/* Collective: *flag becomes 1 everywhere if it is not 0 on any rank, otherwise 0. For Ctrl-C. */
+MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag);
+/* Says to the others that this rank now does something long, such as writing a file. They wait for it without
+   a limit until it takes part again. */
+MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
+/* Takes leave of the others and frees the handle. `reason` says why, in words for the errors of those who
+   still need this rank; NULL is a normal end. A handle that has failed passes on its first failure instead,
+   so that all ranks name the same cause. Takes up to 2 seconds if other ranks are not at an end. After
+   mtt_ranks_fork, rank 0 then waits up to the timeout for its children to exit, and kills those left. */
+MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason);
 
 /* ------------------------------------------------------------------------------------------- trainer ---- */
 
@@ -1491,13 +1554,20 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #ifndef O_CLOEXEC
@@ -1580,6 +1650,13 @@ MTTDEF void mtt_wait_passively(char **argv)
 MTTDEF const char *mtt_status_string(mtt_status status)
 {
     return (unsigned)status < MTT_STATUS_COUNT ? mtt__status_text[status] : "unknown status";
+}
+
+static double mtt__now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 /* A bounded text under construction: cut at the capacity, always terminated. */
@@ -2483,6 +2560,935 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
     }
     for (; bytes; bytes--) crc = crc >> 8 ^ t[0][(crc ^ *at++) & 255];
     return ~crc;
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>ranks
+   -------------------------------------------------------------------------------------------------------- */
+
+/* Every pair of ranks has a stream socket. On it travel frames: a head, then data. Data frames belong to an
+   exchange; the others are notes. Sockets never block. Each wait is a poll of all of them, so a rank that
+   fails is noticed at once, whoever is waited for. */
+
+enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 30, MTT__RANKS_PORT = 29501 };
+
+enum {
+    MTT__FRAME_DATA = 0x4d545401, /* a number, after "MTT" */
+    MTT__FRAME_WAITING,           /* I take part, and wait for somebody myself */
+    MTT__FRAME_BUSY,              /* wait for me without a limit */
+    MTT__FRAME_STOP               /* my last frame: a normal end, or a text that says why */
+};
+
+typedef struct mtt__frame {
+    uint32_t kind;
+    uint32_t number; /* of data frames: 0, 1, 2, ...; of a stop: a status to pass on, or 0 */
+    uint64_t bytes;  /* that follow */
+} mtt__frame;
+
+/* One direction of a socket. */
+typedef struct mtt__flow {
+    mtt__frame head;
+    char *data;      /* of the frame under way */
+    size_t done;     /* bytes of it, with its head's, that were sent or received */
+    int at;          /* the next transfer */
+    uint32_t number; /* of the next data frame */
+} mtt__flow;
+
+typedef struct mtt__peer {
+    int fd;            /* -1: this rank itself, or one that has ended */
+    int busy, waiting; /* 1 = it has said so, and has sent no data since */
+    uint32_t note;     /* kind of a frame to send before further data, or 0 */
+    double since;      /* ms: when data last moved, it first said that it waits, or the exchange began */
+    mtt__flow in, out;
+    char reason[512];  /* text of its stop */
+} mtt__peer;
+
+/* The name of a rank's host, and where it listens; rank 0 sends these to all. */
+typedef struct mtt__site {
+    char host[64], address[64];
+    int32_t port;
+} mtt__site;
+
+/* What goes to another rank and what comes from it. Either size may be 0, for nothing. */
+typedef struct mtt_transfer {
+    int peer;
+    const void *send;
+    size_t send_bytes;
+    void *receive;
+    size_t receive_bytes;
+} mtt_transfer;
+
+struct mtt_ranks {
+    mtt_env *env;
+    mtt__pool pool;
+    int rank, count;
+    int busy;        /* 1 = this rank has told the others */
+    int busy_peers;  /* so many have told this rank */
+    double timeout;  /* ms */
+    mtt_status status;             /* of the first failure */
+    char failure[512];             /* its text */
+    mtt__frame stop;               /* the head of this rank's last frame */
+    const char *stop_text;
+    mtt__peer *peers;              /* these five by rank */
+    mtt__site *sites;
+    struct pollfd *polls;
+    uint64_t *words;               /* of a collective */
+    pid_t *children;               /* NULL but in the process that called mtt_ranks_fork */
+    mtt_transfer *all;             /* room for one with each rank */
+    const mtt_transfer *transfers; /* of the exchange under way */
+    int transfer_count;
+};
+
+/* Records the first failure, and returns it or the earlier one. The text begins with a rank, if not -1. */
+MTT__PRINTF(4, 5)
+static mtt_status mtt__ranks_fail(mtt_ranks *r, int rank, mtt_status status, const char *format, ...)
+{
+    if (!r->status) {
+        mtt__text text;
+        va_list args;
+        va_start(args, format);
+        mtt__text_init(&text, r->failure, sizeof(r->failure));
+        if (rank >= 0) mtt__print(&text, "rank %d (host %s) ", rank, r->sites[rank].host);
+        mtt__print_va(&text, format, args);
+        va_end(args);
+        r->status = status;
+    }
+    return mtt__fail(r->env, r->status, "%s", r->failure);
+}
+
+static void mtt__socket_close(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* A peer has ended without a last frame. `error` is 0 if its socket was closed, as at a death. */
+static mtt_status mtt__lost(mtt_ranks *r, int rank, int error)
+{
+    mtt__socket_close(&r->peers[rank].fd);
+    if (!error || error == ECONNRESET || error == EPIPE)
+        return mtt__ranks_fail(r, rank, MTT_E_RANK, "ended: see its own output");
+    return mtt__ranks_fail(r, rank, MTT_E_RANK, "is lost: %s; check the network", strerror(error));
+}
+
+/* The next transfer of the exchange that sends to a rank, or receives from it; NULL after the last. */
+static const mtt_transfer *mtt__due(mtt_ranks *r, int rank, int receive)
+{
+    int *at = receive ? &r->peers[rank].in.at : &r->peers[rank].out.at;
+    for (; *at < r->transfer_count; ++*at) {
+        const mtt_transfer *t = &r->transfers[*at];
+        if (t->peer == rank && (receive ? t->receive_bytes : t->send_bytes)) return t;
+    }
+    return NULL;
+}
+
+/* What is left of a frame's head, then of its data. */
+static char *mtt__flow_rest(mtt__flow *flow, size_t *left)
+{
+    size_t head = sizeof(flow->head);
+    *left = flow->done < head ? head - flow->done : (size_t)flow->head.bytes - (flow->done - head);
+    if (*left > 1u << 30) *left = 1u << 30; /* some systems refuse more at once */
+    return flow->done < head ? (char *)&flow->head + flow->done : flow->data + (flow->done - head);
+}
+
+/* Checks a head that is complete. */
+static mtt_status mtt__frame_begin(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    const mtt__frame *head = &p->in.head;
+    p->in.data = p->reason;
+    if (head->kind == MTT__FRAME_DATA ? head->bytes && head->number == p->in.number
+        : head->kind == MTT__FRAME_STOP ? head->bytes < sizeof(p->reason)
+        : !head->bytes && (head->kind == MTT__FRAME_WAITING || head->kind == MTT__FRAME_BUSY)) return MTT_OK;
+    return mtt__ranks_fail(r, rank, MTT_E_MISMATCH, "sent what no rank of this version sends: run the same "
+                           "program everywhere");
+}
+
+/* Acts on a frame that is complete. */
+static mtt_status mtt__frame_end(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    const mtt__frame *head = &p->in.head;
+    p->in.done = 0;
+    if (!p->waiting) p->since = mtt__now_ms();
+    r->busy_peers += (head->kind == MTT__FRAME_BUSY) - p->busy;
+    p->busy = head->kind == MTT__FRAME_BUSY;
+    p->waiting = head->kind == MTT__FRAME_WAITING;
+    if (head->kind == MTT__FRAME_DATA) p->in.at++, p->in.number++;
+    if (head->kind != MTT__FRAME_STOP) return MTT_OK;
+    mtt__socket_close(&p->fd);
+    p->reason[head->bytes] = 0;
+    if (!head->bytes) return MTT_OK;
+    if (!head->number || head->number >= MTT_STATUS_COUNT)
+        return mtt__ranks_fail(r, rank, MTT_E_RANK, "stopped: %s", p->reason);
+    return mtt__ranks_fail(r, -1, (mtt_status)head->number, "%s", p->reason);
+}
+
+/* Takes what has come from a peer. Data that this exchange does not expect stays in the socket. */
+static mtt_status mtt__peer_receive(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    mtt__flow *in = &p->in;
+    mtt_status status = MTT_OK;
+    while (p->fd >= 0 && !status) {
+        size_t left;
+        ptrdiff_t n;
+        char *at;
+        if (in->done >= sizeof(in->head) && in->head.kind == MTT__FRAME_DATA) {
+            const mtt_transfer *t = mtt__due(r, rank, 1);
+            if (!t) break;
+            if (t->receive_bytes != in->head.bytes)
+                return mtt__ranks_fail(r, rank, MTT_E_MISMATCH, "sends %llu bytes, but rank %d expects %llu: "
+                                       "run the same program with the same settings everywhere",
+                                       (unsigned long long)in->head.bytes, r->rank,
+                                       (unsigned long long)t->receive_bytes);
+            in->data = (char *)t->receive;
+        }
+        at = mtt__flow_rest(in, &left);
+        n = recv(p->fd, at, left, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) break;
+        if (n <= 0) return mtt__lost(r, rank, n ? errno : 0);
+        in->done += (size_t)n;
+        if (in->done > sizeof(in->head)) p->since = mtt__now_ms();
+        if (in->done == sizeof(in->head)) status = mtt__frame_begin(r, rank);
+        if (!status && in->done >= sizeof(in->head) && in->done - sizeof(in->head) == in->head.bytes)
+            status = mtt__frame_end(r, rank);
+    }
+    return status;
+}
+
+/* 1 = a frame to a peer is under way, or there is a next one, which is now prepared: a note, or data. */
+static int mtt__outgoing(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    mtt__flow *out = &p->out;
+    const mtt_transfer *t = p->note ? NULL : mtt__due(r, rank, 0);
+    if (out->done) return 1;
+    if (!p->note && !t) return 0;
+    memset(&out->head, 0, sizeof(out->head));
+    out->head.kind = t ? (uint32_t)MTT__FRAME_DATA : p->note;
+    if (t) out->head.number = out->number, out->head.bytes = t->send_bytes;
+    if (p->note == MTT__FRAME_STOP) out->head = r->stop;
+    out->data = (char *)(t ? t->send : r->stop_text);
+    return 1;
+}
+
+#ifdef MSG_NOSIGNAL
+enum { MTT__NO_SIGNAL = MSG_NOSIGNAL };
+#else
+enum { MTT__NO_SIGNAL = 0 }; /* SO_NOSIGPIPE does it */
+#endif
+
+/* Sends to a peer what its socket takes. A peer that has closed it may have said why before. */
+static mtt_status mtt__peer_send(mtt_ranks *r, int rank)
+{
+    mtt__peer *p = &r->peers[rank];
+    mtt__flow *out = &p->out;
+    while (p->fd >= 0 && mtt__outgoing(r, rank)) {
+        size_t left;
+        const char *at = mtt__flow_rest(out, &left);
+        ptrdiff_t n = send(p->fd, at, left, MTT__NO_SIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) break;
+        if (n < 0) {
+            int error = errno;
+            mtt_status status = mtt__peer_receive(r, rank);
+            return status ? status : mtt__lost(r, rank, error);
+        }
+        if (!out->done && out->head.kind != MTT__FRAME_DATA) p->note = 0;
+        out->done += (size_t)n;
+        if (out->head.kind == MTT__FRAME_DATA) p->since = mtt__now_ms();
+        if (out->done < sizeof(out->head) + out->head.bytes) continue;
+        out->done = 0;
+        if (out->head.kind == MTT__FRAME_DATA) out->at++, out->number++;
+    }
+    return MTT_OK;
+}
+
+/* Waits up to 50 ms until a socket can do something. */
+static void mtt__ranks_poll(mtt_ranks *r)
+{
+    int i;
+    for (i = 0; i < r->count; i++) {
+        mtt__peer *p = &r->peers[i];
+        int held = p->in.done >= sizeof(p->in.head) && !mtt__due(r, i, 1);
+        r->polls[i].events = (short)((held ? 0 : POLLIN) | (mtt__outgoing(r, i) ? POLLOUT : 0));
+        r->polls[i].fd = r->polls[i].events ? p->fd : -1;
+        r->polls[i].revents = 0;
+    }
+    poll(r->polls, (nfds_t)r->count, 50);
+}
+
+static void mtt__note_all(mtt_ranks *r, uint32_t note)
+{
+    int i;
+    for (i = 0; i < r->count; i++) r->peers[i].note = note;
+}
+
+/* Fails if a peer was waited for too long. One that itself waits gets twice the time, and while any rank is
+   busy its time does not run. So the culprit is named by those who wait for it, before others name them. */
+static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
+{
+    mtt__peer *p = &r->peers[rank];
+    double limit = p->waiting ? 2 * r->timeout : r->timeout;
+    if (p->busy || (p->waiting && r->busy_peers)) p->since = now;
+    if (p->fd < 0)
+        return mtt__ranks_fail(r, rank, MTT_E_RANK, "has ended its run, but rank %d goes on: give all the "
+                               "same settings", r->rank);
+    if (now - p->since <= limit) return MTT_OK;
+    return mtt__ranks_fail(r, rank, MTT_E_RANK, "has been silent for %g seconds: check its host, or raise "
+                           "the timeout", limit / 1e3);
+}
+
+/* Until all is sent and received. Who waits for long says so, again and again, because data that it sends
+   afterwards takes it back. */
+static mtt_status mtt__transfer_all(mtt_ranks *r)
+{
+    double now = mtt__now_ms(), told = now;
+    int i;
+    for (i = 0; i < r->count; i++) {
+        r->peers[i].in.at = r->peers[i].out.at = 0;
+        r->peers[i].since = now;
+        r->polls[i].revents = POLLIN; /* try all of them first */
+    }
+    for (;; now = mtt__now_ms()) {
+        mtt_status status = MTT_OK;
+        int owed = 0;
+        for (i = 0; i < r->count && !status; i++) {
+            if (r->polls[i].revents) status = mtt__peer_send(r, i);
+            if (r->polls[i].revents && !status) status = mtt__peer_receive(r, i);
+        }
+        for (i = 0; i < r->count && !status; i++)
+            if (mtt__due(r, i, 0) || mtt__due(r, i, 1)) owed = 1, status = mtt__patience(r, i, now);
+        if (status || !owed) return status;
+        if (now - told > r->timeout / 8) told = now, mtt__note_all(r, MTT__FRAME_WAITING);
+        mtt__ranks_poll(r);
+    }
+}
+
+/* Ends the frames under way, says the last word to all peers, and closes the sockets. Closing a socket with
+   unread bytes in it may destroy what was sent last. So input is thrown away until the peer closes its end,
+   for at most 2 seconds. */
+static void mtt__farewell(mtt_ranks *r, const char *text)
+{
+    double end = mtt__now_ms() + (r->timeout < 2000 ? r->timeout : 2000);
+    mtt_env *env = r->env;
+    char waste[4096];
+    int i, live;
+    r->env = NULL; /* `text` may be its error, which stays */
+    r->stop.kind = MTT__FRAME_STOP;
+    r->stop.number = (uint32_t)r->status;
+    r->stop.bytes = strlen(text) < sizeof(r->failure) ? strlen(text) : sizeof(r->failure) - 1;
+    r->stop_text = text;
+    if (!r->status) r->status = MTT_E_RANK;
+    r->transfer_count = 0;
+    mtt__note_all(r, MTT__FRAME_STOP);
+    for (;; mtt__ranks_poll(r)) {
+        for (i = live = 0; i < r->count; i++) {
+            mtt__peer *p = &r->peers[i];
+            ptrdiff_t n = 1;
+            mtt__peer_send(r, i);
+            p->in.done = 0;
+            if (p->fd >= 0 && !mtt__outgoing(r, i)) shutdown(p->fd, SHUT_WR);
+            while (p->fd >= 0 && n > 0) n = recv(p->fd, waste, sizeof(waste), 0);
+            if (!n || (n < 0 && errno != EAGAIN && errno != EINTR)) mtt__socket_close(&p->fd);
+            live |= p->fd >= 0;
+        }
+        if (!live || mtt__now_ms() >= end) break;
+    }
+    for (i = 0; i < r->count; i++) mtt__socket_close(&r->peers[i].fd);
+    r->env = env;
+}
+
+/* Performs all transfers at once. Those with one peer go in order, and the peer lists matching ones. Those
+   with several peers may be listed in any order. A failure is passed on to all ranks. */
+static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int count)
+{
+    mtt_status status;
+    if (!r) return MTT_OK;
+    if (r->status) return mtt__ranks_fail(r, -1, r->status, "%s", r->failure);
+    if (r->busy && count) mtt__note_all(r, MTT__FRAME_WAITING), r->busy = 0;
+    r->transfers = transfers;
+    r->transfer_count = count;
+    status = mtt__transfer_all(r);
+    if (status) mtt__farewell(r, r->failure);
+    r->transfer_count = 0;
+    return status;
+}
+
+/* Collects a word of each rank, or its lowest byte. */
+static mtt_status mtt__collect(mtt_ranks *r, uint64_t word, size_t bytes)
+{
+    int i, count = 0;
+    for (i = 0; r && i < r->count; i++) {
+        mtt_transfer *t = &r->all[count];
+        r->words[i] = i == r->rank ? word : 0;
+        if (i == r->rank) continue;
+        t->peer = i;
+        t->send = &r->words[r->rank];
+        t->receive = &r->words[i];
+        t->send_bytes = t->receive_bytes = bytes;
+        count++;
+    }
+    return mtt__exchange(r, r ? r->all : NULL, count);
+}
+
+MTTDEF int mtt_ranks_rank(const mtt_ranks *ranks)
+{
+    return ranks ? ranks->rank : 0;
+}
+
+MTTDEF int mtt_ranks_count(const mtt_ranks *ranks)
+{
+    return ranks ? ranks->count : 1;
+}
+
+MTTDEF mtt_status mtt_ranks_agree(mtt_ranks *ranks, const char *what, uint64_t value)
+{
+    mtt_status status = mtt__collect(ranks, value, sizeof(value));
+    int i;
+    for (i = 1; i < mtt_ranks_count(ranks) && !status; i++)
+        if (ranks->words[i] != ranks->words[0])
+            status = mtt__ranks_fail(ranks, i, MTT_E_MISMATCH, "differs from rank 0 (host %s) in %s: %llu, "
+                                     "not %llu; start all ranks with the same program, files and settings",
+                                     ranks->sites[0].host, what, (unsigned long long)ranks->words[i],
+                                     (unsigned long long)ranks->words[0]);
+    return status;
+}
+
+MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag)
+{
+    mtt_status status = mtt__collect(ranks, *flag != 0, 1);
+    int i, any = *flag != 0;
+    for (i = 0; ranks && i < ranks->count; i++) any |= ranks->words[i] != 0;
+    if (!status) *flag = any;
+    return status;
+}
+
+MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks)
+{
+    if (ranks && !ranks->status) mtt__note_all(ranks, MTT__FRAME_BUSY), ranks->busy = 1;
+    return mtt__exchange(ranks, NULL, 0);
+}
+
+/* Waits for the children, and kills those that have not exited after `ms`. */
+static void mtt__reap(mtt_ranks *r, double ms)
+{
+    double end = mtt__now_ms() + ms;
+    int i;
+    for (i = 1; i < r->count && r->children; i++) {
+        pid_t child = r->children[i], ended;
+        while (child > 0 && (ended = waitpid(child, NULL, WNOHANG)) != child) {
+            if (ended < 0 && errno != EINTR) break;
+            if (mtt__now_ms() >= end) kill(child, SIGKILL);
+            poll(NULL, 0, 2);
+        }
+    }
+}
+
+/* ---- connecting ---- */
+
+static void mtt__ranks_free(mtt_ranks *r)
+{
+    int i;
+    for (i = 0; i < r->count && r->peers; i++) mtt__socket_close(&r->peers[i].fd);
+    mtt__pool_free(r->env, &r->pool);
+    mtt__free(r->env, r);
+}
+
+MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason)
+{
+    if (!ranks) return;
+    mtt__farewell(ranks, ranks->status ? ranks->failure : reason ? reason : "");
+    mtt__reap(ranks, ranks->timeout);
+    mtt__ranks_free(ranks);
+}
+
+static mtt_status mtt__ranks_new(mtt_env *env, int rank, int count, double seconds, mtt_ranks **out)
+{
+    mtt_ranks *r = (mtt_ranks *)mtt__alloc(env, 1, sizeof(*r));
+    size_t n = (size_t)count;
+    int i;
+    *out = NULL;
+    if (!r) return MTT_E_MEMORY;
+    r->env = env;
+    r->rank = rank;
+    r->count = count;
+    r->timeout = seconds * 1e3;
+    r->peers = (mtt__peer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->peers));
+    r->sites = (mtt__site *)mtt__pool_take(env, &r->pool, n * sizeof(*r->sites));
+    r->polls = (struct pollfd *)mtt__pool_take(env, &r->pool, n * sizeof(*r->polls));
+    r->words = (uint64_t *)mtt__pool_take(env, &r->pool, n * sizeof(*r->words));
+    r->all = (mtt_transfer *)mtt__pool_take(env, &r->pool, n * sizeof(*r->all));
+    for (i = 0; i < count && r->peers; i++) r->peers[i].fd = -1;
+    if (!r->peers || !r->sites || !r->polls || !r->words || !r->all) return mtt__ranks_free(r), MTT_E_MEMORY;
+    if (gethostname(r->sites[rank].host, sizeof(r->sites->host) - 1)) r->sites[rank].host[0] = '?';
+    *out = r;
+    return MTT_OK;
+}
+
+/* Closed on exec, never blocking, no SIGPIPE. The rest is TCP's, and fails for other sockets: small frames go
+   at once, and a host that is gone is noticed after a minute, even if its rank is busy. */
+static void mtt__socket_prepare(int fd)
+{
+    int on = 1;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+#ifdef SO_NOSIGPIPE
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof(on));
+#endif
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+#ifdef TCP_KEEPIDLE
+    on = 15;
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &on, sizeof(on));
+    on = 3;
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &on, sizeof(on));
+#endif
+}
+
+/* Makes rank `rank`, with its sockets to rank 0 and to the ranks after it. Those before it made theirs.
+   ends[i * count + j] is rank i's end of its socket to rank j. Returns in the child, too. */
+static mtt_status mtt__fork_one(mtt_ranks *r, int *ends, int rank)
+{
+    int i, pair[2], error = 0, n = r->count;
+    pid_t child = -1;
+    for (i = 0; i < n && !error; i++) {
+        if (i == rank || ends[rank * n + i] >= 0) continue;
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) error = errno;
+        else ends[rank * n + i] = pair[0], ends[i * n + rank] = pair[1];
+        if (!error) mtt__socket_prepare(pair[0]), mtt__socket_prepare(pair[1]);
+    }
+    if (!error && (child = fork()) < 0) error = errno;
+    if (error)
+        return mtt__fail(r->env, MTT_E_ARGUMENT, "cannot start rank %d of %d: %s; use fewer ranks, or raise "
+                         "the limits of files and processes (ulimit -n, -u)", rank, n, strerror(error));
+    if (child) r->children[rank] = child;
+    else r->rank = rank, r->children = NULL;
+    for (i = 0; i < n && child; i++) mtt__socket_close(&ends[rank * n + i]);
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, mtt_ranks **out)
+{
+    mtt_ranks *r;
+    mtt_status status;
+    int *ends, i, all;
+    *out = NULL;
+    if (ranks < 1 || ranks > MTT__RANKS)
+        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %d: give 1..%d", ranks, MTT__RANKS);
+    status = mtt__ranks_new(env, 0, ranks, MTT__RANKS_TIMEOUT, &r);
+    if (status) return status;
+    all = ranks * ranks;
+    ends = (int *)mtt__alloc(env, (size_t)all, sizeof(*ends));
+    r->children = (pid_t *)mtt__pool_take(env, &r->pool, (size_t)ranks * sizeof(*r->children));
+    if (!ends || !r->children) status = MTT_E_MEMORY;
+    for (i = 0; i < all && ends; i++) ends[i] = -1;
+    for (i = 1; i < ranks; i++) memcpy(r->sites[i].host, r->sites[0].host, sizeof(r->sites->host));
+    for (i = 1; i < ranks && !r->rank && !status; i++) status = mtt__fork_one(r, ends, i);
+    for (i = 0; i < all && ends; i++) {
+        if (status || i / ranks != r->rank) mtt__socket_close(&ends[i]);
+        else r->peers[i % ranks].fd = ends[i];
+    }
+    mtt__free(env, ends);
+    if (!status) return *out = r, MTT_OK;
+    mtt__reap(r, 0);
+    mtt__ranks_free(r);
+    return status;
+}
+
+/* What a rank says first to one that it connects to. */
+typedef struct mtt__hello {
+    char magic[8]; /* with a version */
+    int32_t rank, ranks, port;
+    char run[128], host[64];
+} mtt__hello;
+
+/* A connection whose hello is not complete. */
+typedef struct mtt__guest {
+    int fd;
+    size_t got;
+    double since;
+    mtt__hello hello;
+} mtt__guest;
+
+static int mtt__is_local(const char *address)
+{
+    return !strncmp(address, "127.", 4) || !strcmp(address, "::1");
+}
+
+/* The numbers of one end of a connection: its address in 64 bytes, without the prefix of IPv4 in IPv6, and
+   its port. */
+static int mtt__socket_name(int fd, int peer, char *address)
+{
+    struct sockaddr_storage name;
+    socklen_t bytes = sizeof(name);
+    char port[16] = "0";
+    memset(address, 0, 64);
+    if (!(peer ? getpeername : getsockname)(fd, (struct sockaddr *)&name, &bytes))
+        getnameinfo((struct sockaddr *)&name, bytes, address, 64, port, sizeof(port),
+                    NI_NUMERICHOST | NI_NUMERICSERV);
+    if (!strncmp(address, "::ffff:", 7)) memmove(address, address + 7, 64 - 7);
+    return atoi(port);
+}
+
+static int mtt__resolve(const char *address, int port, int family, struct addrinfo **list)
+{
+    struct addrinfo hints;
+    mtt__text text;
+    char service[16];
+    memset(&hints, 0, sizeof(hints));
+    hints.ai_family = family;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = address ? 0 : AI_PASSIVE;
+    mtt__text_init(&text, service, sizeof(service));
+    mtt__print(&text, "%d", port);
+    *list = NULL;
+    return getaddrinfo(address, service, &hints, list);
+}
+
+/* Listens at a port, 0 = a free one, of all addresses of this host, or only of a local one that is given. A
+   socket for IPv6 takes connections by IPv4, too. Returns -1 with errno set. */
+static int mtt__listen(const char *address, int port)
+{
+    int fd = -1, on = 1, off = 0, error = EADDRNOTAVAIL, v6;
+    for (v6 = 1; v6 >= 0 && fd < 0 && error != EADDRINUSE; v6--) {
+        struct addrinfo *list;
+        int family = v6 ? AF_INET6 : AF_INET;
+        if (mtt__resolve(mtt__is_local(address) ? address : NULL, port, family, &list)) continue;
+        fd = socket(family, SOCK_STREAM, 0);
+        if (fd >= 0) {
+            mtt__socket_prepare(fd);
+            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* a run may just have ended here */
+            if (v6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+        }
+        if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) || listen(fd, MTT__RANKS)) {
+            error = errno;
+            mtt__socket_close(&fd);
+        }
+        freeaddrinfo(list);
+    }
+    errno = error;
+    return fd;
+}
+
+/* Connects to one address within `ms`; -1 with errno set. */
+static int mtt__connect_to(const struct addrinfo *to, int ms)
+{
+    struct pollfd writable;
+    char here[64], there[64];
+    socklen_t size = sizeof(int);
+    int error = 0, fd = socket(to->ai_family, to->ai_socktype, to->ai_protocol);
+    if (fd < 0) return -1;
+    mtt__socket_prepare(fd);
+    writable.fd = fd;
+    writable.events = POLLOUT;
+    if (connect(fd, to->ai_addr, to->ai_addrlen)) error = errno;
+    if (error == EINPROGRESS || error == EINTR) {
+        error = ETIMEDOUT;
+        if (poll(&writable, 1, ms) > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size)) error = errno;
+    }
+    /* Where nobody listens, TCP may connect a socket to itself. */
+    if (!error && mtt__socket_name(fd, 0, here) == mtt__socket_name(fd, 1, there) && !strcmp(here, there))
+        error = ECONNREFUSED;
+    if (error) mtt__socket_close(&fd);
+    errno = error;
+    return fd;
+}
+
+/* Sends the first bytes on a socket: so few that its buffer takes them. */
+static int mtt__say(int fd, const void *data, size_t bytes)
+{
+    ptrdiff_t n = 0;
+    size_t done = 0;
+    for (; done < bytes && (n >= 0 || errno == EINTR); done += n > 0 ? (size_t)n : 0)
+        n = send(fd, (const char *)data + done, bytes - done, MTT__NO_SIGNAL);
+    return done == bytes;
+}
+
+/* Connects to a rank, again and again until it listens, and says hello. */
+static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int port, const mtt__hello *own)
+{
+    double end = mtt__now_ms() + r->timeout, left = r->timeout;
+    const char *reason = "";
+    int fd = -1;
+    for (; fd < 0 && left >= 0; left = end - mtt__now_ms()) {
+        struct addrinfo *list, *to;
+        int error = mtt__resolve(address, port, AF_UNSPEC, &list);
+        if (error) reason = gai_strerror(error);
+        for (to = list; to && fd < 0; to = to->ai_next) {
+            fd = mtt__connect_to(to, left < 5000 ? (int)left : 5000);
+            if (fd < 0) reason = strerror(errno);
+        }
+        if (list) freeaddrinfo(list);
+        if (fd < 0) poll(NULL, 0, 50);
+    }
+    if (fd < 0)
+        return mtt__ranks_fail(r, -1, MTT_E_RANK, "rank %d does not answer at %s, port %d, within %g "
+                               "seconds: %s; start it, and check address, port and firewall", rank, address,
+                               port, r->timeout / 1e3, reason);
+    r->peers[rank].fd = fd;
+    return mtt__say(fd, own, sizeof(*own)) ? MTT_OK : mtt__lost(r, rank, errno);
+}
+
+/* Makes a peer of a guest, or turns it away and tells it why. Returns 1 for a peer; the socket is taken. */
+static int mtt__admit(mtt_ranks *r, mtt__guest *guest, const mtt__hello *own, mtt__text *refused)
+{
+    struct {
+        mtt__frame head;
+        char text[512];
+    } answer;
+    mtt__hello *h = &guest->hello;
+    int rank = h->rank < 0 || h->rank >= r->count ? 0 : h->rank;
+    mtt__site *site = &r->sites[rank];
+    h->run[sizeof(h->run) - 1] = h->host[sizeof(h->host) - 1] = 0;
+    mtt__text_init(refused, refused->at, refused->capacity);
+    if (strcmp(h->run, own->run))
+        mtt__print(refused, "rank %d of run \"%s\" (host %s) came to the port of run \"%s\" (host %s): give "
+                   "each run a port of its own", h->rank, h->run, h->host, own->run, own->host);
+    else if (h->ranks != r->count)
+        mtt__print(refused, "rank %d (host %s) is one of %d ranks, but rank %d (host %s) one of %d: start "
+                   "all with the same number", h->rank, h->host, h->ranks, r->rank, own->host, r->count);
+    else if (rank <= r->rank || r->peers[rank].fd >= 0)
+        mtt__print(refused, "two processes are rank %d, on host %s and on host %s: give each a number of its "
+                   "own, and each run a port", h->rank, site->host, h->host);
+    if (!refused->size) {
+        mtt__socket_name(guest->fd, 1, site->address);
+        memcpy(site->host, h->host, sizeof(site->host));
+        site->port = h->port;
+        r->peers[rank].fd = guest->fd;
+        return guest->fd = -1, 1;
+    }
+    memset(&answer, 0, sizeof(answer));
+    answer.head.kind = MTT__FRAME_STOP;
+    answer.head.number = MTT_E_MISMATCH;
+    answer.head.bytes = refused->size;
+    memcpy(answer.text, refused->at, refused->size);
+    mtt__say(guest->fd, &answer, sizeof(answer.head) + refused->size); /* otherwise it finds an end */
+    mtt__socket_close(&guest->fd);
+    return 0;
+}
+
+/* Waits until all ranks after this one have connected. Others are turned away. If strangers occupy all
+   places, those who have said nothing for a quarter of the timeout lose theirs. */
+static mtt_status mtt__gather(mtt_ranks *r, int listening, const mtt__hello *own)
+{
+    enum { GUESTS = 64 };
+    mtt__guest *guests = (mtt__guest *)mtt__pool_take(r->env, &r->pool, GUESTS * sizeof(*guests));
+    struct pollfd polls[1 + GUESTS];
+    double start = mtt__now_ms(), now = start;
+    int i, fd, count = 0, missing = r->count - 1 - r->rank;
+    char absent[64], words[512];
+    mtt__text refused, names;
+    if (!guests) return mtt__ranks_fail(r, -1, MTT_E_MEMORY, "out of host memory");
+    mtt__text_init(&refused, words, sizeof(words));
+    mtt__text_init(&names, absent, sizeof(absent));
+    for (; missing && now - start < r->timeout; now = mtt__now_ms()) {
+        for (i = 0; i <= count; i++) {
+            polls[i].fd = i ? guests[i - 1].fd : count < GUESTS ? listening : -1;
+            polls[i].events = POLLIN;
+        }
+        poll(polls, (nfds_t)count + 1, 50);
+        for (fd = 0; count < GUESTS && (fd = accept(listening, NULL, NULL)) >= 0;) {
+            mtt__socket_prepare(fd);
+            memset(&guests[count], 0, sizeof(*guests));
+            guests[count].since = now;
+            guests[count++].fd = fd;
+        }
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+            mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot open %d sockets: raise the limit of open "
+                            "files (ulimit -n)", r->count - 1);
+            break; /* for the return at the end, which gives this failure */
+        }
+        for (i = count - 1; i >= 0; i--) {
+            mtt__guest *g = &guests[i];
+            ptrdiff_t n = recv(g->fd, (char *)&g->hello + g->got, sizeof(g->hello) - g->got, 0);
+            if (n > 0) g->got += (size_t)n;
+            if (!n || (n < 0 && errno != EAGAIN && errno != EINTR) ||
+                (count == GUESTS && now - g->since > r->timeout / 4) ||
+                memcmp(&g->hello, own, g->got < sizeof(own->magic) ? g->got : sizeof(own->magic)))
+                mtt__socket_close(&g->fd);
+            else if (g->got == sizeof(g->hello)) missing -= mtt__admit(r, g, own, &refused);
+            if (g->fd < 0) *g = guests[--count];
+        }
+    }
+    while (count) mtt__socket_close(&guests[--count].fd);
+    if (!missing) return MTT_OK;
+    for (i = r->rank + 1; i < r->count; i++)
+        if (r->peers[i].fd < 0) mtt__print(&names, "%s%d", names.size ? ", " : "", i);
+    return mtt__ranks_fail(r, r->rank, MTT_E_RANK, "waited %g seconds at port %d for %d of %d ranks: %s%s; "
+                           "start them, and check address, port and firewall%s%s", r->timeout / 1e3,
+                           own->port, missing, r->count, absent,
+                           names.size == sizeof(absent) - 1 ? "..." : "",
+                           refused.size ? ". Turned away: " : "", words);
+}
+
+/* Sends rank 0's table of sites to all. */
+static mtt_status mtt__share_sites(mtt_ranks *r)
+{
+    size_t bytes = (size_t)r->count * sizeof(*r->sites);
+    int i, count = r->rank ? 1 : r->count;
+    mtt_status status;
+    memset(r->all, 0, (size_t)r->count * sizeof(*r->all));
+    for (i = 1; i < count; i++) r->all[i].peer = i, r->all[i].send = r->sites, r->all[i].send_bytes = bytes;
+    if (r->rank) r->all[0].receive = r->sites, r->all[0].receive_bytes = bytes;
+    status = mtt__exchange(r, r->all, count);
+    for (i = 0; i < r->count; i++) r->sites[i].host[63] = r->sites[i].address[63] = 0;
+    return status;
+}
+
+/* The others go to rank 0, learn where all are, and connect to those before them. */
+static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const mtt__hello *own)
+{
+    char zero[64];
+    mtt__text host;
+    mtt_status status;
+    int i;
+    mtt__text_init(&host, r->sites[0].host, sizeof(r->sites->host));
+    mtt__print(&host, "%s", address); /* until it says its name */
+    status = mtt__reach(r, 0, address, port, own);
+    if (status) return status;
+    mtt__socket_name(r->peers[0].fd, 1, zero);
+    r->peers[0].waiting = 1; /* it may wait as long as this rank, and then says who is absent */
+    status = mtt__share_sites(r);
+    for (i = 1; i < r->rank && !status; i++) {
+        const mtt__site *to = &r->sites[i];
+        /* Rank 0 sees a rank on its own host at an address that means nothing elsewhere. */
+        status = mtt__reach(r, i, mtt__is_local(to->address) ? zero : to->address, to->port, own);
+    }
+    return status;
+}
+
+MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out)
+{
+    const char *address = desc->address ? desc->address : desc->host[0] ? desc->host : "127.0.0.1";
+    const char *run = desc->run ? desc->run : "";
+    int fd, port = desc->port ? desc->port : MTT__RANKS_PORT;
+    double seconds = desc->timeout > 0 ? desc->timeout : (double)MTT__RANKS_TIMEOUT;
+    char here[64];
+    mtt__hello own;
+    mtt_ranks *r;
+    mtt_status status;
+    *out = NULL;
+    if (!strcmp(address, "localhost")) address = "127.0.0.1"; /* one of its two addresses, everywhere */
+    if (desc->ranks < 1 || desc->ranks > MTT__RANKS || desc->rank < 0 || desc->rank >= desc->ranks)
+        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d: give 1..%d ranks, numbered from 0", desc->rank,
+                         desc->ranks, MTT__RANKS);
+    if (port < 1 || port > 65535 || !(seconds <= 86400) || strlen(run) >= sizeof(own.run))
+        return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
+                         "most 86400 seconds, and a name below %d bytes", port, seconds, run,
+                         (int)sizeof(own.run));
+    status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
+    if (status || r->count == 1) return *out = r, status;
+    memset(&own, 0, sizeof(own));
+    memcpy(own.magic, "mttrank1", sizeof(own.magic));
+    memcpy(own.run, run, strlen(run));
+    memcpy(own.host, r->sites[r->rank].host, sizeof(own.host));
+    own.rank = r->rank;
+    own.ranks = r->count;
+    fd = mtt__listen(address, r->rank ? 0 : port);
+    if (fd < 0)
+        status = mtt__ranks_fail(r, r->rank, MTT_E_ARGUMENT, "cannot listen at port %d: %s; if another run "
+                                 "has it, give each a port of its own (MASTER_PORT)", port, strerror(errno));
+    else own.port = mtt__socket_name(fd, 0, here);
+    if (r->rank && !status) status = mtt__join(r, address, port, &own);
+    if (!status) status = mtt__gather(r, fd, &own);
+    mtt__socket_close(&fd);
+    if (!r->rank && !status) status = mtt__share_sites(r);
+    if (!status) return *out = r, MTT_OK;
+    mtt__farewell(r, r->failure);
+    mtt__ranks_free(r);
+    return status;
+}
+
+/* ---- launchers ---- */
+
+/* The variables by which a launcher describes a rank. `sign` is there only if it started this process; NULL:
+   one of the next two is. */
+typedef struct mtt__launcher {
+    const char *sign, *rank, *ranks, *local, *locals, *run, *hosts;
+} mtt__launcher;
+
+/* Those that srun may have started come before it. */
+static const mtt__launcher mtt__launchers[] = {
+    {NULL, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", ""},
+    {NULL, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", ""},
+    {NULL, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", ""},
+    {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID",
+     "SLURM_STEP_NODELIST"},
+};
+
+/* A number of low..high. A variable that is not set is a fault if `need` is, and otherwise leaves *value. */
+static mtt_status mtt__variable(mtt_env *env, const char *name, const char *need, int low, int high,
+                                int *value)
+{
+    const char *text = getenv(name);
+    char *end;
+    long number;
+    if (!text && !need) return MTT_OK;
+    if (!text) return mtt__fail(env, MTT_E_ARGUMENT, "%s is not set, but %s is: set both", name, need);
+    errno = 0;
+    number = strtol(text, &end, 10);
+    if (end == text || *end || errno || number < low || number > high)
+        return mtt__fail(env, MTT_E_ARGUMENT, "%s=%s: it must be a number of %d..%d", name, text, low, high);
+    *value = (int)number;
+    return MTT_OK;
+}
+
+/* The first host of a list of SLURM's: node7,node9 is node7, and rack[03-05,9]-gpu[1,2] is rack03-gpu1. */
+static mtt_status mtt__first_host(mtt_env *env, const char *name, char *host, size_t capacity)
+{
+    const char *at = getenv(name);
+    size_t size = 0;
+    int inside = 0;
+    for (; *at && (inside || *at != ',') && size < capacity - 1; at++) {
+        if (*at == '[' || *at == ']') inside = *at == '[';
+        else if (inside && (*at == '-' || *at == ',')) at += strcspn(at, "]") - 1;
+        else host[size++] = *at;
+    }
+    host[size] = 0;
+    if (size && !inside && (!*at || *at == ',')) return MTT_OK;
+    return mtt__fail(env, MTT_E_ARGUMENT, "%s=%s does not begin with a host: set MASTER_ADDR to the host of "
+                     "rank 0", name, getenv(name));
+}
+
+/* The host of rank 0. If all ranks are on this one, the default does. */
+static mtt_status mtt__find_host(mtt_env *env, const mtt__launcher *l, mtt_ranks_desc *desc)
+{
+    const char *address = getenv("MASTER_ADDR"), *hosts = getenv(l->hosts) ? l->hosts : "SLURM_JOB_NODELIST";
+    int here = 0;
+    mtt_status status = mtt__variable(env, l->locals, NULL, 1, desc->ranks, &here);
+    if (status || (!address && here == desc->ranks)) return status;
+    if (!address && getenv(hosts)) return mtt__first_host(env, hosts, desc->host, sizeof(desc->host));
+    if (!address && !here) return MTT_OK;
+    if (!address || !*address || strlen(address) >= sizeof(desc->host))
+        return mtt__fail(env, MTT_E_ARGUMENT, "MASTER_ADDR=%s: it must be the host of rank 0, in 1..%d bytes",
+                         address ? address : "", (int)sizeof(desc->host) - 1);
+    memcpy(desc->host, address, strlen(address) + 1);
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc)
+{
+    const mtt__launcher *l = mtt__launchers, *end = l + MTT__LENGTH(mtt__launchers);
+    int port = MTT__RANKS_PORT - 1;
+    mtt_status status;
+    memset(desc, 0, sizeof(*desc));
+    desc->ranks = 1;
+    while (l < end && !getenv(l->sign ? l->sign : l->rank) && (l->sign || !getenv(l->ranks))) l++;
+    if (l == end) return MTT_OK;
+    status = mtt__variable(env, l->ranks, l->sign ? l->sign : l->rank, 1, MTT__RANKS, &desc->ranks);
+    if (!status) status = mtt__variable(env, l->rank, l->ranks, 0, desc->ranks - 1, &desc->rank);
+    desc->local = desc->ranks > 1 ? -1 : 0;
+    if (!status) status = mtt__variable(env, l->local, NULL, 0, desc->ranks - 1, &desc->local);
+    if (!status) status = mtt__variable(env, "MASTER_PORT", NULL, 1, 65534, &port);
+    if (!status) status = mtt__find_host(env, l, desc);
+    desc->port = port + 1;
+    desc->run = getenv(l->run);
+    return status;
 }
 
 /* -----------------------------------------------------------------------------------------------------------
@@ -6754,13 +7760,6 @@ struct mtt_trainer {
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
     size_t free_before; /* the device's free bytes before the arena was taken */
 };
-
-static double mtt__now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 /* ---- values in and out ---- */
 

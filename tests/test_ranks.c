@@ -1,0 +1,814 @@
+/* test_ranks.c - ranks: exchanges by fork and by TCP, deaths, silence, last words, strangers, launchers. Each
+   rank is a process; it leaves its result in shared memory, and the parent checks it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include "test.h"
+
+/* Call number fault_at of fork or socketpair fails. With `rough` set, sends and receives are interrupted and
+   cut short. */
+static int fault_at, fault_calls, rough;
+
+static int fault(void)
+{
+    if (!fault_at || ++fault_calls != fault_at) return 0;
+    errno = EAGAIN;
+    return 1;
+}
+static pid_t faulty_fork(void)
+{
+    return fault() ? -1 : fork();
+}
+static int faulty_socketpair(int domain, int type, int protocol, int *pair)
+{
+    return fault() ? -1 : socketpair(domain, type, protocol, pair);
+}
+static size_t cut(size_t bytes)
+{
+    static uint64_t own = 1; /* ranks must not differ in what else they draw */
+    uint64_t common = random_state;
+    size_t some = bytes;
+    random_state = own;
+    if (rough && below(3) == 0) some = 0, errno = EINTR;
+    else if (rough && below(2)) some = 1 + (size_t)below(5000);
+    own = random_state;
+    random_state = common;
+    return some < bytes ? some : bytes;
+}
+static ssize_t rough_send(int fd, const void *at, size_t bytes, int flags)
+{
+    size_t some = cut(bytes);
+    return some || !bytes ? send(fd, at, some, flags) : -1;
+}
+static ssize_t rough_recv(int fd, void *at, size_t bytes, int flags)
+{
+    size_t some = cut(bytes);
+    return some || !bytes ? recv(fd, at, some, flags) : -1;
+}
+
+#define fork() faulty_fork()
+#define socketpair(domain, type, protocol, pair) faulty_socketpair(domain, type, protocol, pair)
+#define send(fd, at, bytes, flags) rough_send(fd, at, bytes, flags)
+#define recv(fd, at, bytes, flags) rough_recv(fd, at, bytes, flags)
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#undef fork
+#undef socketpair
+#undef send
+#undef recv
+
+enum { MOST = 5 };
+static mtt_env env;
+
+/* What the ranks leave. `step` counts up to let one wait for another. */
+typedef struct result {
+    pid_t pid;
+    mtt_status status;
+    double ms;
+    char error[1024];
+} result;
+static struct {
+    result rank[MOST];
+    volatile int step, victim;
+    double killed;
+} *shared;
+
+static int open_files(void)
+{
+    int fd, count = 0;
+    for (fd = 0; fd < 256; fd++) count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+static void pause_ms(int ms)
+{
+    poll(NULL, 0, ms);
+}
+
+static int next_port(void)
+{
+    static int port;
+    if (!port) port = 20000 + getpid() % 150 * 60; /* fewer than 60 a process */
+    return ++port;
+}
+
+/* A run: `ranks` processes do `body`. The ranks of a TCP run are all children of the test. */
+typedef mtt_status (*body_fn)(mtt_ranks *r);
+static int late = -1; /* a rank that comes late */
+static double patience; /* the timeout of a run's exchanges; ranks have 10 seconds to connect */
+
+static void leave(int rank, mtt_status status)
+{
+    shared->rank[rank].status = status;
+    shared->rank[rank].ms = mtt__now_ms();
+    memcpy(shared->rank[rank].error, env.error, sizeof(env.error));
+}
+
+static void one_rank(mtt_ranks *r, double seconds, body_fn body)
+{
+    int rank = mtt_ranks_rank(r);
+    mtt_status status;
+    alarm(60);
+    rough = 0;
+    r->timeout = seconds * 1e3;
+    shared->rank[rank].pid = getpid();
+    status = body(r);
+    leave(rank, status);
+    rough = 0;
+    mtt_ranks_close(r, status ? env.error : NULL);
+}
+
+static pid_t start_rank(const mtt_ranks_desc *desc, body_fn body)
+{
+    pid_t child = fork();
+    mtt_ranks *r;
+    mtt_status status;
+    if (child) return child;
+    alarm(60);
+    if (desc->rank == late) pause_ms(300);
+    rough = 1;
+    status = mtt_ranks_connect(&env, desc, &r);
+    if (status) leave(desc->rank, status);
+    else one_rank(r, patience, body);
+    _exit(0);
+}
+
+static mtt_ranks_desc describe(int rank, int ranks, int port, double seconds)
+{
+    mtt_ranks_desc desc;
+    memset(&desc, 0, sizeof(desc));
+    desc.rank = rank;
+    desc.ranks = ranks;
+    desc.port = port;
+    desc.timeout = seconds;
+    desc.run = "test";
+    return desc;
+}
+
+static void reset(void)
+{
+    memset((void *)shared, 0, sizeof(*shared));
+    shared->victim = -1;
+    env.error[0] = 0;
+}
+
+static void run(int tcp, int ranks, double seconds, body_fn body)
+{
+    int i, before = open_files(), port = next_port();
+    pid_t child[MOST];
+    reset();
+    patience = seconds;
+    if (tcp) {
+        for (i = 0; i < ranks; i++) {
+            mtt_ranks_desc desc = describe(i, ranks, port, 10);
+            child[i] = start_rank(&desc, body);
+        }
+        for (i = 0; i < ranks; i++)
+            if (i != shared->victim) waitpid(child[i], NULL, 0);
+        for (i = 0; i < ranks; i++) kill(child[i], SIGKILL), waitpid(child[i], NULL, 0);
+    } else {
+        mtt_ranks *r;
+        mtt_status status = mtt_ranks_fork(&env, ranks, &r);
+        check(!status, "fork: %s", env.error);
+        if (status) return;
+        i = r->rank;
+        one_rank(r, seconds, body);
+        if (i) _exit(0);
+    }
+    check(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD, "a child is left");
+    check(open_files() == before, "%d open files are left", open_files() - before);
+}
+
+/* Every rank but one has this status and this text. */
+static void all_say(int ranks, int except, mtt_status status, const char *text, const char *what)
+{
+    int i;
+    for (i = 0; i < ranks; i++)
+        if (i != except)
+            check(shared->rank[i].status == status && strstr(shared->rank[i].error, text),
+                  "%s: rank %d: status %d, not %d; \"%s\" misses \"%s\"", what, i, shared->rank[i].status,
+                  status, shared->rank[i].error, text);
+    new_case();
+}
+
+/* ---- exchanges ---- */
+
+static int largest;
+
+static unsigned char pattern(uint64_t seed, size_t i)
+{
+    return (unsigned char)((seed + i * 2654435761u) >> 13);
+}
+
+static size_t draw_size(void)
+{
+    switch (below(6)) {
+    case 0: return 0;
+    case 1: return (size_t)below(9);
+    case 2: return (size_t)below(largest) + 1;
+    default: return (size_t)below(20000);
+    }
+}
+
+/* All ranks draw the same sizes: three from each to each. The order of peers is a rank's own. */
+static mtt_status random_exchange(mtt_ranks *r)
+{
+    enum { EACH = 3 };
+    size_t size[MOST][MOST][EACH];
+    mtt_transfer list[MOST * EACH];
+    int from, to, k, count = 0, next[MOST] = {0}, n = r->count, me = r->rank;
+    uint64_t salt = random_bits(), common;
+    mtt_status status;
+    memset(list, 0, sizeof(list));
+    for (from = 0; from < n; from++)
+        for (to = 0; to < n; to++)
+            for (k = 0; k < EACH; k++) size[from][to][k] = from == to ? 0 : draw_size();
+    common = random_state;
+    random_state += (uint64_t)me;
+    while (count < (n - 1) * EACH) {
+        int peer = below(n), k = next[peer];
+        mtt_transfer *t = &list[count];
+        unsigned char *out;
+        size_t i;
+        if (peer == me || k == EACH) continue;
+        next[peer]++;
+        count++;
+        t->peer = peer;
+        t->send_bytes = size[me][peer][k];
+        t->receive_bytes = size[peer][me][k];
+        t->send = out = (unsigned char *)malloc(t->send_bytes + 1);
+        t->receive = calloc(1, t->receive_bytes + 1);
+        for (i = 0; i < t->send_bytes; i++) out[i] = pattern(salt + (uint64_t)(me * 64 + peer * 8 + k), i);
+    }
+    status = mtt__exchange(r, list, count);
+    memset(next, 0, sizeof(next));
+    for (k = 0; k < count; k++) {
+        const mtt_transfer *t = &list[k];
+        const unsigned char *in = (const unsigned char *)t->receive;
+        uint64_t seed = salt + (uint64_t)(t->peer * 64 + me * 8 + next[t->peer]++);
+        size_t i;
+        for (i = 0; i < t->receive_bytes && !status; i++)
+            if (in[i] != pattern(seed, i)) status = mtt__fail(&env, MTT_E_DATA, "byte %zu is wrong", i);
+        free((void *)t->send);
+        free(t->receive);
+    }
+    random_state = common;
+    return status;
+}
+
+static mtt_status exchanges(mtt_ranks *r)
+{
+    mtt_status status = MTT_OK;
+    int i;
+    for (i = 0; i < 40 && !status; i++) {
+        largest = i == 5 || i == 6 ? 8 << 20 : 100000;
+        rough = i % 4 == 3;
+        status = random_exchange(r);
+    }
+    return status;
+}
+
+static mtt_status agreements(mtt_ranks *r)
+{
+    int i, flag;
+    for (i = 0; i < 50; i++) {
+        flag = i % 3 == 0 && i % r->count == r->rank;
+        if (mtt_ranks_agree(r, "the step", 1ull << 60 | (uint64_t)i)) return r->status;
+        if (mtt_ranks_any(r, &flag)) return r->status;
+        if (flag != (i % 3 == 0)) return mtt__fail(&env, MTT_E_DATA, "flag %d in round %d", flag, i);
+        if (i % 10 == 0 && mtt_ranks_busy(r)) return r->status;
+    }
+    return MTT_OK;
+}
+
+static void test_exchanges(void)
+{
+    int tcp, n;
+    for (tcp = 0; tcp < 2; tcp++)
+        for (n = quick ? 3 : 1; n <= 4; n++) {
+            run(tcp, n, 20, exchanges);
+            all_say(n, -1, MTT_OK, "", "exchanges");
+            run(tcp, n, 20, agreements);
+            all_say(n, -1, MTT_OK, "", "agreements");
+        }
+    int flag = 2;
+    check(!mtt_ranks_rank(NULL) && mtt_ranks_count(NULL) == 1, "no ranks");
+    check(!mtt_ranks_agree(NULL, "x", 1) && !mtt_ranks_any(NULL, &flag) && flag == 1, "one rank agrees");
+    check(!mtt_ranks_busy(NULL), "one rank is busy");
+    mtt_ranks_close(NULL, "why");
+}
+
+static mtt_status sockets_are_closed_on_exec(mtt_ranks *r)
+{
+    int i;
+    mtt_status status = mtt_ranks_agree(r, "it", 1);
+    for (i = 0; i < r->count; i++)
+        if (r->peers[i].fd >= 0 && fcntl(r->peers[i].fd, F_GETFD) != FD_CLOEXEC) return MTT_E_DATA;
+    return status;
+}
+
+/* ---- disagreement ---- */
+
+static mtt_status disagree(mtt_ranks *r)
+{
+    mtt_status status = mtt_ranks_agree(r, "the seed", r->rank == 2 ? 7 : 5);
+    char first[1024];
+    int flag = 0;
+    memcpy(first, env.error, sizeof(first));
+    if (mtt_ranks_any(r, &flag) != status || strcmp(first, env.error)) return MTT_E_DATA;
+    return status;
+}
+
+static mtt_status other_calls(mtt_ranks *r)
+{
+    int flag = 0;
+    return r->rank == 1 ? mtt_ranks_any(r, &flag) : mtt_ranks_agree(r, "it", 1);
+}
+
+static mtt_status other_size(mtt_ranks *r)
+{
+    char data[16] = "";
+    mtt_transfer t = {1 - r->rank, data, r->rank ? 8u : 0u, data, r->rank ? 0u : 12u};
+    mtt_status status = r->rank > 1 ? MTT_OK : mtt__exchange(r, &t, 1);
+    return status ? status : mtt_ranks_agree(r, "it", 1);
+}
+
+static mtt_status other_version(mtt_ranks *r)
+{
+    if (r->rank == 1 && send(r->peers[0].fd, "GET / HTTP/1.1\r\n\r\n", 18, 0) != 18) return MTT_E_DATA;
+    return mtt_ranks_agree(r, "it", 1) ? r->status : mtt_ranks_agree(r, "that", 1);
+}
+
+static void test_disagreement(void)
+{
+    int tcp;
+    for (tcp = 0; tcp < 2; tcp++) {
+        run(tcp, 3, 5, sockets_are_closed_on_exec);
+        all_say(3, -1, MTT_OK, "", "sockets");
+        run(tcp, 4, 5, disagree);
+        all_say(4, -1, MTT_E_MISMATCH, "in the seed: 7, not 5", "disagree");
+        all_say(4, -1, MTT_E_MISMATCH, "rank 2 (host ", "disagree");
+        run(tcp, 2, 5, other_calls);
+        all_say(2, -1, MTT_E_MISMATCH, "bytes, but rank ", "other calls");
+        run(tcp, 2, 5, other_size);
+        all_say(2, -1, MTT_E_MISMATCH, "sends 8 bytes, but rank 0 expects 12", "other size");
+        run(tcp, 3, 5, other_size);
+        all_say(3, -1, MTT_E_MISMATCH, "sends 8 bytes, but rank 0 expects 12", "other size");
+        run(tcp, 3, 5, other_version);
+        all_say(3, -1, MTT_E_MISMATCH, "rank 1 (host ", "other version");
+    }
+}
+
+/* ---- deaths, silence, last words ---- */
+
+static int kill_after, kill_victim;
+
+static mtt_status until_killed(mtt_ranks *r)
+{
+    double end = mtt__now_ms() + kill_after;
+    mtt_status status = MTT_OK;
+    largest = 300000;
+    while (!status) {
+        if (r->rank == kill_victim && mtt__now_ms() > end) {
+            shared->victim = kill_victim;
+            shared->killed = mtt__now_ms();
+            raise(SIGKILL);
+        }
+        status = random_exchange(r);
+    }
+    return status;
+}
+
+static void test_kills(void)
+{
+    int i, k;
+    char name[32];
+    for (i = 0; i < 20; i += each()) {
+        int tcp = i % 2, n = 2 + below(3);
+        kill_after = below(60);
+        kill_victim = tcp ? below(n) : 1 + below(n - 1);
+        snprintf(name, sizeof(name), "rank %d (host", kill_victim);
+        run(tcp, n, 20, until_killed);
+        all_say(n, kill_victim, MTT_E_RANK, name, "kill");
+        all_say(n, kill_victim, MTT_E_RANK, ") ended", "kill");
+        for (k = 0; k < n; k++)
+            check(k == kill_victim || shared->rank[k].ms - shared->killed < 3000, "rank %d took %.0f ms", k,
+                  shared->rank[k].ms - shared->killed);
+    }
+}
+
+/* Each rank waits for the next one; the last one stops. All must name it. */
+static mtt_status chain(mtt_ranks *r)
+{
+    char byte = 0;
+    mtt_transfer t[2] = {{r->rank + 1, NULL, 0, &byte, 1}, {r->rank - 1, &byte, 1, NULL, 0}};
+    mtt_status status = mtt_ranks_agree(r, "the begin", 1);
+    if (r->rank == r->count - 1) {
+        shared->victim = r->rank;
+        raise(SIGSTOP);
+    }
+    if (!status && r->rank < r->count - 1) status = mtt__exchange(r, t, 1);
+    if (!status && r->rank) status = mtt__exchange(r, t + 1, 1);
+    return status;
+}
+
+/* The same, but the last one says that it is busy, for longer than twice the timeout. */
+static mtt_status busy_chain(mtt_ranks *r)
+{
+    char byte = 0;
+    mtt_transfer t[2] = {{r->rank + 1, NULL, 0, &byte, 1}, {r->rank - 1, &byte, 1, NULL, 0}};
+    mtt_status status = mtt_ranks_agree(r, "the begin", 1);
+    if (r->rank == r->count - 1) {
+        if (!status) status = mtt_ranks_busy(r);
+        pause_ms(1500);
+    }
+    if (!status && r->rank < r->count - 1) status = mtt__exchange(r, t, 1);
+    if (!status && r->rank) status = mtt__exchange(r, t + 1, 1);
+    return status ? status : mtt_ranks_agree(r, "the end", 2);
+}
+
+/* A rank that was busy and takes part again has a limit again, even if it sends nothing. */
+static mtt_status busy_once(mtt_ranks *r)
+{
+    char byte = 0;
+    mtt_transfer t = {1 - r->rank, &byte, 1, &byte, 1};
+    mtt_status status = MTT_OK;
+    if (r->rank) {
+        t.send_bytes = 0;
+        status = mtt_ranks_busy(r);
+        pause_ms(800);
+        if (!status) status = mtt__exchange(r, &t, 1);
+        shared->victim = 1;
+        raise(SIGSTOP);
+    }
+    t.receive_bytes = 0;
+    if (!status) status = mtt__exchange(r, &t, 1);
+    return status ? status : mtt_ranks_agree(r, "it", 1);
+}
+
+static mtt_status wait_for_each_other(mtt_ranks *r)
+{
+    char byte;
+    mtt_transfer t = {1 - r->rank, NULL, 0, &byte, 1};
+    return mtt__exchange(r, &t, 1);
+}
+
+/* Rank 2 stops while the others are in an exchange without it. */
+static mtt_status last_words(mtt_ranks *r)
+{
+    char byte = 0;
+    mtt_transfer t = {1 - r->rank, &byte, 1, &byte, 1};
+    mtt_status status = mtt_ranks_agree(r, "it", 1);
+    if (r->rank == 2) {
+        snprintf(env.error, sizeof(env.error), "out of memory, %0200d", 0);
+        return status ? status : MTT_E_MEMORY;
+    }
+    while (!status) status = mtt__exchange(r, &t, 1);
+    return status;
+}
+
+/* Rank 3 computes, and finds rank 1's fault and rank 2's reason later. */
+static mtt_status late_words(mtt_ranks *r)
+{
+    mtt_status status = mtt_ranks_agree(r, "it", 1);
+    if (r->rank == 1) return snprintf(env.error, sizeof(env.error), "the disk is full"), MTT_E_FILE;
+    if (r->rank == 3) pause_ms(150);
+    return status ? status : mtt_ranks_agree(r, "it", 1);
+}
+
+static mtt_status early_end(mtt_ranks *r)
+{
+    return r->rank == 1 ? MTT_OK : mtt_ranks_agree(r, "it", 1);
+}
+
+static void test_silence(void)
+{
+    int tcp;
+    for (tcp = 0; tcp < 2; tcp++) {
+        run(tcp, 4, 0.5, chain);
+        all_say(4, 3, MTT_E_RANK, "rank 3 (host ", "chain");
+        all_say(4, 3, MTT_E_RANK, ") has been silent for 0.5 seconds", "chain");
+        run(tcp, 4, 0.5, busy_chain);
+        all_say(4, -1, MTT_OK, "", "busy");
+        run(tcp, 2, 0.5, busy_once);
+        all_say(2, 1, MTT_E_RANK, ") has been silent", "busy once");
+        run(tcp, 2, 0.3, wait_for_each_other);
+        all_say(2, -1, MTT_E_RANK, ") has been silent for 0.6 seconds", "deadlock");
+        run(tcp, 3, 5, last_words);
+        all_say(3, 2, MTT_E_RANK, "rank 2 (host ", "last words");
+        all_say(3, 2, MTT_E_RANK, ") stopped: out of memory, 0000", "last words");
+        run(tcp, 4, 5, late_words);
+        all_say(4, 1, MTT_E_RANK, "rank 1 (host ", "late words");
+        all_say(4, 1, MTT_E_RANK, ") stopped: the disk is full", "late words");
+        run(tcp, 3, 5, early_end);
+        all_say(3, 1, MTT_E_RANK, "rank 1 (host ", "early end");
+        all_say(3, 1, MTT_E_RANK, ") has ended its run", "early end");
+    }
+}
+
+/* ---- failures of fork ---- */
+
+static long allocs, alloc_at;
+static void *failing_alloc(void *user, size_t bytes)
+{
+    (void)user;
+    return ++allocs == alloc_at ? NULL : malloc(bytes);
+}
+static void plain_free(void *user, void *block)
+{
+    (void)user;
+    free(block);
+}
+
+static void test_fork_faults(void)
+{
+    mtt_env counting = {failing_alloc, plain_free, NULL, ""};
+    int before = open_files(), at;
+    mtt_status status = MTT_E_ARGUMENT;
+    mtt_ranks *r;
+    fflush(stdout);
+    for (at = 1; at < 30 && status == MTT_E_ARGUMENT; at++) {
+        fault_calls = 0;
+        fault_at = at;
+        status = mtt_ranks_fork(&env, 4, &r);
+        fault_at = 0;
+        if (!status && r->rank) mtt_ranks_close(r, NULL), _exit(0);
+        if (!status) mtt_ranks_close(r, NULL);
+        check(!status || strstr(env.error, "cannot start rank "), "fault %d: %s", at, env.error);
+        check(waitpid(-1, NULL, WNOHANG) < 0 && open_files() == before, "fault %d leaves something", at);
+        new_case();
+    }
+    check(at == 11 && !status, "%d calls can fail", at - 2);
+    for (alloc_at = 1, status = MTT_E_MEMORY; alloc_at < 20 && status; alloc_at++) {
+        allocs = 0;
+        status = mtt_ranks_fork(&counting, 2, &r);
+        if (!status && r->rank) mtt_ranks_close(r, NULL), _exit(0);
+        if (!status) mtt_ranks_close(r, NULL);
+        check(!status || status == MTT_E_MEMORY, "allocation %ld: %s", alloc_at, counting.error);
+        check(waitpid(-1, NULL, WNOHANG) < 0 && open_files() == before, "it leaves something");
+        new_case();
+    }
+    check(!status && alloc_at > 3, "every allocation");
+    check(mtt_ranks_fork(&env, 0, &r) == MTT_E_ARGUMENT && !r, "0 ranks");
+    check(mtt_ranks_fork(&env, 1025, &r) == MTT_E_ARGUMENT && strstr(env.error, "1..1024"), "1025 ranks");
+}
+
+/* ---- strangers at the port ---- */
+
+static int connect_plain(int port)
+{
+    struct sockaddr_in at;
+    int fd = -1, tries;
+    memset(&at, 0, sizeof(at));
+    at.sin_family = AF_INET;
+    at.sin_port = htons((uint16_t)port);
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    for (tries = 0; tries < 200; tries++) {
+        fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (!connect(fd, (struct sockaddr *)&at, sizeof(at))) break;
+        close(fd);
+        fd = -1;
+        pause_ms(10);
+    }
+    return fd;
+}
+
+/* Garbage, silence and halves, more of them than there are places; they hold their connections. */
+static pid_t start_strangers(int port)
+{
+    pid_t child = fork();
+    char garbage[4096];
+    size_t i;
+    int k;
+    if (child) return child;
+    alarm(60);
+    signal(SIGPIPE, SIG_IGN);
+    for (i = 0; i < sizeof(garbage); i++) garbage[i] = (char)random_bits();
+    for (k = 0; k < 70; k++) {
+        int fd = connect_plain(port);
+        if (fd < 0) break;
+        if (k % 3 == 1 && write(fd, garbage, sizeof(garbage)) < 0) k += 0;
+        if (k % 3 == 2 && write(fd, "mttrank1", 8) < 0) k += 0;
+        if (k == 20) shared->step = 1;
+        if (k == 30) close(fd);
+    }
+    for (;;) pause();
+}
+
+static void test_strangers(void)
+{
+    int port = next_port(), i, before = open_files();
+    pid_t child[3], strangers, other;
+    mtt_ranks_desc desc = describe(0, 3, port, 3);
+    reset();
+    patience = 10;
+    child[0] = start_rank(&desc, agreements);
+    strangers = start_strangers(port);
+    while (!shared->step) pause_ms(5);
+    desc = describe(3, 5, port, 3); /* other numbers of ranks, runs and ranks: results at 3 and 4 */
+    waitpid(other = start_rank(&desc, agreements), NULL, 0);
+    check(shared->rank[3].status == MTT_E_MISMATCH &&
+          strstr(shared->rank[3].error, "is one of 5 ranks, but rank 0"), "ranks: %s", shared->rank[3].error);
+    desc = describe(4, 5, port, 3);
+    desc.run = "another";
+    waitpid(start_rank(&desc, agreements), NULL, 0);
+    check(shared->rank[4].status == MTT_E_MISMATCH && strstr(shared->rank[4].error, "run \"another\"") &&
+          strstr(shared->rank[4].error, "run \"test\""), "runs: %s", shared->rank[4].error);
+    for (i = 1; i < 3; i++) {
+        desc = describe(i, 3, port, 3);
+        child[i] = start_rank(&desc, agreements);
+        pause_ms(i == 1 ? 300 : 0);
+        if (i == 1) {
+            waitpid(start_rank(&desc, agreements), NULL, 0);
+            check(shared->rank[1].status == MTT_E_MISMATCH &&
+                  strstr(shared->rank[1].error, "two processes are rank 1"), "twins: %s",
+                  shared->rank[1].error);
+        }
+    }
+    for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
+    all_say(3, -1, MTT_OK, "", "beside strangers");
+    kill(strangers, SIGKILL);
+    waitpid(strangers, NULL, 0);
+    check(open_files() == before, "open files");
+}
+
+static void test_rendezvous(void)
+{
+    int port = next_port(), i, k;
+    pid_t child[3];
+    char text[64], name[64] = "";
+    struct rlimit files, full;
+    const char *const pairs[4][2] = {
+        {"0.0.0.0", "localhost"}, {"localhost", "127.0.0.1"}, {name, name}, {"::1", "::1"}};
+    mtt_ranks *r;
+    mtt_ranks_desc desc = describe(0, 2, port, 0.3);
+    int fd = mtt__listen("127.0.0.1", port);
+    check(fd >= 0, "port %d", port);
+    gethostname(name, sizeof(name) - 1);
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && !r, "a port in use");
+    snprintf(text, sizeof(text), "cannot listen at port %d", port);
+    check(strstr(env.error, text) && strstr(env.error, "MASTER_PORT"), "%s", env.error);
+    close(fd);
+    desc.rank = 1;
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_RANK && strstr(env.error, "not answer at 127.0.0.1"),
+          "nobody there: %s", env.error);
+    desc.address = "no such host";
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_RANK && strstr(env.error, "no such host"), "%s",
+          env.error);
+    for (i = 0; i < 2; i++) desc = describe(i, 3, port, 0.5), child[i] = start_rank(&desc, agreements);
+    for (i = 0; i < 2; i++) waitpid(child[i], NULL, 0);
+    all_say(2, -1, MTT_E_RANK, "for 1 of 3 ranks: 2;", "rank 2 is absent");
+    late = 0;
+    run(1, 3, 5, agreements);
+    all_say(3, -1, MTT_OK, "", "rank 0 comes late");
+    late = 2;
+    run(1, 3, 5, agreements);
+    all_say(3, -1, MTT_OK, "", "rank 2 comes late");
+    late = -1;
+    for (k = 0; k < 4; k++) {
+        struct addrinfo *list;
+        int unknown = mtt__resolve(pairs[k][0], port, AF_UNSPEC, &list);
+        if (!unknown) freeaddrinfo(list);
+        if (unknown || (k == 3 && (fd = mtt__listen("::1", 0)) < 0)) {
+            skip(k == 3 ? "this host has no IPv6" : "this host does not know its own name");
+            continue;
+        }
+        if (k == 3) close(fd);
+        reset();
+        for (i = 0; i < 3; i++) {
+            desc = describe(i, 3, port, 5);
+            desc.address = pairs[k][i > 0];
+            child[i] = start_rank(&desc, agreements);
+        }
+        for (i = 0; i < 3; i++) waitpid(child[i], NULL, 0);
+        all_say(3, -1, MTT_OK, "", pairs[k][0]);
+    }
+    reset();
+    desc = describe(0, 2, port, 2);
+    getrlimit(RLIMIT_NOFILE, &files);
+    full = files;
+    close(fd = dup(0));
+    full.rlim_cur = (rlim_t)fd + 1; /* enough to listen */
+    setrlimit(RLIMIT_NOFILE, &full);
+    child[0] = start_rank(&desc, agreements);
+    setrlimit(RLIMIT_NOFILE, &files);
+    desc.rank = 1;
+    child[1] = start_rank(&desc, agreements);
+    for (i = 0; i < 2; i++) waitpid(child[i], NULL, 0);
+    check(shared->rank[0].status == MTT_E_ARGUMENT && strstr(shared->rank[0].error, "ulimit -n"), "%s",
+          shared->rank[0].error);
+    desc = describe(2, 2, port, 1);
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && strstr(env.error, "rank 2 of 2"), "rank");
+    desc = describe(0, 2, 70000, 1);
+    check(mtt_ranks_connect(&env, &desc, &r) == MTT_E_ARGUMENT && strstr(env.error, "port 70000"), "port");
+}
+
+/* ---- launchers ---- */
+
+static void variables(const char *text) /* NAME=VALUE ..., and no others */
+{
+    static const char *const all[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+        "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS",
+        "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",
+        "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+    char copy[512], *word, *rest = copy;
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(all); i++) unsetenv(all[i]);
+    snprintf(copy, sizeof(copy), "%s", text);
+    while ((word = strtok_r(rest, " ", &rest))) {
+        char *value = strchr(word, '=');
+        *value++ = 0;
+        setenv(word, value, 1);
+    }
+}
+
+static void launched(const char *text, int rank, int ranks, int local, int port, const char *host,
+                     const char *name)
+{
+    mtt_ranks_desc d;
+    variables(text);
+    check(!mtt_ranks_environment(&env, &d), "%s: %s", text, env.error);
+    check(d.rank == rank && d.ranks == ranks && d.local == local && d.port == port && !strcmp(d.host, host) &&
+          !strcmp(d.run ? d.run : "", name), "%s: rank %d of %d, local %d, port %d, host %s, run %s", text,
+          d.rank, d.ranks, d.local, d.port, d.host, d.run);
+    new_case();
+}
+
+static void malformed(const char *text, const char *name)
+{
+    mtt_ranks_desc d;
+    variables(text);
+    check(mtt_ranks_environment(&env, &d) == MTT_E_ARGUMENT && !strncmp(env.error, name, strlen(name)),
+          "%s: \"%s\" does not begin with %s", text, env.error, name);
+    new_case();
+}
+
+static void test_launchers(void)
+{
+    launched("", 0, 1, 0, 0, "", "");
+    launched("MASTER_ADDR=a", 0, 1, 0, 0, "", "");
+    launched("RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=1234 "
+             "TORCHELASTIC_RUN_ID=abc", 3, 8, 1, 1235, "node1", "abc");
+    launched("RANK=0 WORLD_SIZE=1", 0, 1, 0, 29501, "", "");
+    launched("RANK=1 WORLD_SIZE=2 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1", 1, 2, -1, 29501, "", "");
+    launched("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+             "OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=p@1 SLURM_JOB_NODELIST=n[1-4]", 1, 4, 1, 29501, "",
+             "p@1");
+    launched("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+             "OMPI_COMM_WORLD_LOCAL_SIZE=4 SLURM_JOB_NODELIST=n[1-4] SLURM_STEP_ID=0 SLURM_PROCID=1 "
+             "SLURM_NTASKS=1 SLURM_STEP_NODELIST=n2", 5, 8, 1, 29501, "n1", "");
+    launched("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MASTER_ADDR=10.0.0.1", 2, 4, 0, 29501, "10.0.0.1", "");
+    launched("SLURM_PROCID=7 SLURM_NTASKS=16 SLURM_LOCALID=3 SLURM_JOB_ID=42 SLURM_STEP_ID=0 "
+             "SLURM_STEP_NODELIST=rack[03-05,9]-gpu[1,2],other SLURM_JOB_NODELIST=x", 7, 16, 3, 29501,
+             "rack03-gpu1", "42");
+    launched("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_STEP_ID=1 SLURM_JOB_NODELIST=node7,node9", 0, 2, -1, 29501,
+             "node7", "");
+    launched("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=42 SLURM_JOB_NODELIST=n[1-8]", 0, 1, 0, 0, "", "");
+    malformed("RANK=1", "WORLD_SIZE is not set, but RANK is");
+    malformed("WORLD_SIZE=2", "RANK is not set, but WORLD_SIZE is");
+    malformed("RANK=2 WORLD_SIZE=2", "RANK=2: it must be a number of 0..1");
+    malformed("RANK=x WORLD_SIZE=2", "RANK=x");
+    malformed("RANK=-1 WORLD_SIZE=2", "RANK=-1");
+    malformed("RANK= WORLD_SIZE=2", "RANK=:");
+    malformed("RANK=0 WORLD_SIZE=2000", "WORLD_SIZE=2000");
+    malformed("RANK=0 WORLD_SIZE=99999999999999999999", "WORLD_SIZE=9999");
+    malformed("RANK=0 WORLD_SIZE=2 LOCAL_RANK=2", "LOCAL_RANK=2");
+    malformed("RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3");
+    malformed("RANK=0 WORLD_SIZE=2 MASTER_PORT=65535", "MASTER_PORT=65535");
+    malformed("RANK=0 WORLD_SIZE=2 MASTER_ADDR=", "MASTER_ADDR=");
+    malformed("PMI_RANK=0", "PMI_SIZE is not set");
+    malformed("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_SIZE=4", "MASTER_ADDR");
+    malformed("SLURM_STEP_ID=0 SLURM_PROCID=0", "SLURM_NTASKS is not set");
+    malformed("SLURM_STEP_ID=0 SLURM_NTASKS=2", "SLURM_PROCID is not set");
+    malformed("SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_JOB_NODELIST=n[1-2",
+              "SLURM_JOB_NODELIST=n[1-2");
+    malformed("SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_JOB_NODELIST=,a", "SLURM_JOB_NODELIST=,a");
+    variables("");
+}
+
+int main(int argc, char **argv)
+{
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    check(shared != MAP_FAILED, "shared memory");
+    if (shared == MAP_FAILED) return finish();
+    alarm(60);
+    test_launchers();
+    test_fork_faults();
+    test_exchanges();
+    test_disagreement();
+    test_kills();
+    test_silence();
+    test_strangers();
+    test_rendezvous();
+    return finish();
+}
