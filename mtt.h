@@ -50,8 +50,8 @@
    arithmetic on that list, so mtt knows every byte of the arena before it allocates anything.
 
    WHAT IT DOES NOT DO
-   No automatic differentiation, no other architectures, no multi-GPU, no loading of other models' weights,
-   no network access except between ranks. It runs on POSIX systems with little-endian processors.
+   No automatic differentiation, no other architectures, one GPU, no loading of other models' weights, no
+   network access except between ranks. It runs on POSIX systems with little-endian processors.
 
    WORDS
    token         an integer id that the tokenizer makes of a piece of text
@@ -93,6 +93,19 @@
    Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step, or, if micro-batches
    accumulate, until they are added to sums of 4 bytes a parameter. These formulas are for orientation: the
    plan adds up the schedule. mtt_plan_print also says what is outside the arena at most.
+
+   RANKS
+   Several processes can train one model, in this version on CPUs. mtt_ranks_fork makes them on one host;
+   mtt_ranks_connect joins those that a launcher has started. Put the handle into the backend's `ranks`. All
+   ranks then make the same calls, each with micro-batches of its own: of all in a step, rank r of N has
+   numbers r, N + r, 2N + r and so on. mtt_batches hands them out if its `rank` and `ranks` are set.
+   Losses, weights and checkpoints are, bit for bit, those of one rank with N times as many micro-batches, for
+   every N and shard. So a run can go on with another number of ranks. There are three exceptions:
+   - Ranks that do not divide gradients first add up their own micro-batches, if they have several.
+   - 16-bit gradients (compact state, 16-bit precision, one micro-batch a rank) are rounded before they are
+     added. All shards then have the same bits.
+   - With kept_inputs in 8 bits, gradients depend on which layers the plan recomputes.
+   The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends.
 
    ATTENTION AND WINDOWS
    Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
@@ -545,7 +558,8 @@ typedef struct mtt_step_info {
 } mtt_step_info;
 
 /* Builds the schedule, takes the arena from the backend in one allocation and fills it with initial
-   weights. */
+   weights. Ranks first compare model, policy, optimizer and batch: MTT_E_MISMATCH names what differs. This
+   function and those below are calls of all ranks, in one order, unless they say something else. */
 MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      const mtt_optim_desc *optim, const mtt_backend *backend, int batch,
                                      int seq_len, mtt_trainer **out);
@@ -553,10 +567,12 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *trainer);
 /* One optimizer step over accumulate * batch * seq_len tokens and targets, which are copied before it
    returns. A target of -1 does not count. MTT_E_NUMBERS: the loss or the gradient is not finite; the weights
    are as before the step. Where `info` is NULL the call does not wait for a device; the next call with `info`
-   then reports a failure, and the weights are as before the first step that failed. */
+   then reports a failure, and the weights are as before the first step that failed. With ranks, `info` counts
+   all of them; one that refuses its tokens stops the others, with its words. */
 MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                  mtt_step_info *info);
-/* Loss of batch * seq_len tokens without dropout. Changes nothing. Sets loss, targets, hits, ms. */
+/* Loss of batch * seq_len tokens without dropout, on this rank alone. Changes nothing. Sets loss, targets,
+   hits, ms. */
 MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                mtt_step_info *info);
 /* Quality over a whole token file, in order: the trainer's batch and sequence length, at most `batches` of
@@ -570,7 +586,8 @@ typedef struct mtt_quality {
 } mtt_quality;
 MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
                                       const mtt_tokenizer *tokenizer, int batches, mtt_quality *quality);
-/* The `vocab` logits of the token after `count` tokens; the model sees the last seq_len of them. */
+/* The `vocab` logits of the token after `count` tokens, on this rank alone; the model sees the last seq_len
+   of them. */
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
 /* How to draw an id from logits. Equal logits are in or out together. */
 typedef struct mtt_sampling {
@@ -585,7 +602,7 @@ typedef struct mtt_sampling {
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *sampling, uint64_t index);
 
 /* Continues a prompt by `count` tokens and writes them one by one, without the prompt. Stops at
-   <|endoftext|>. */
+   <|endoftext|>. A call of one rank alone. */
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
                                const mtt_sampling *sampling, mtt_write_fn write, void *user);
 
@@ -606,7 +623,7 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *trainer, int index, int times, double
 MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
 /* Copies a parameter's FP32 values out or in: masters and 16-bit copies alike, rounded in the compact state.
    Gradients are those of the last step. They can be read when the policy accumulates (accumulate > 1), since
-   they stay in memory then. */
+   they stay in memory then, but not from ranks that divide them. All ranks call these, in one order. */
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *trainer, int index, float *values);
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *trainer, int index, const float *values);
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *values);
@@ -4505,13 +4522,14 @@ enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
 static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
 {
     mtt__program *p = b->program;
+    int sums = b->phase == MTT_STEP && (b->policy->accumulate > 1 || b->policy->ranks > 1);
     size_t count = (size_t)(end - first), i;
     mtt_tensor **list = (mtt_tensor **)mtt__take(b, 3 * count * sizeof(*list));
     mtt_part *parts = (mtt_part *)mtt__take(b, count * sizeof(*parts));
     if (b->status) return;
     for (i = 0; i < count; i++) {
         const mtt__parameter *q = &p->parameters[(size_t)first + i];
-        list[i] = b->phase == MTT_STEP && q->sum ? q->sum : q->gradient;
+        list[i] = sums ? q->sum : q->gradient; /* NULL: this rank has no share of it */
         list[count + i] = q->sum;
         list[2 * count + i] = q->weight;
         parts[i] = q->part;
@@ -7745,6 +7763,13 @@ MTTDEF mtt_status mtt_cuda_backend(mtt_env *env, int device, mtt_backend *backen
 /* Elements that pass at a time: whole groups of the compact state. */
 enum { MTT__STAGING = 65536 };
 
+/* What ranks tell each other before they go on. */
+typedef struct mtt__message {
+    int64_t number;
+    int32_t status;
+    char error[500];
+} mtt__message;
+
 struct mtt_trainer {
     mtt_env *env;
     mtt_backend backend;
@@ -7755,6 +7780,7 @@ struct mtt_trainer {
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
     mtt_transfer *transfers; /* one for each rank */
+    mtt__message *messages;        /* and as many */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
@@ -8075,29 +8101,43 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
         t->backend.close(t->context);
     }
     mtt_schedule_destroy(t->schedule);
+    mtt__free(t->env, t->messages);
     mtt__free(t->env, t->transfers);
     mtt__free(t->env, t->staging);
     mtt__free(t->env, t);
 }
 
-/* All ranks go on, or none: where one has failed, the others fail with its words. */
-static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status)
+/* All ranks go on, or none: where one has failed, the others fail with its words. *number, if there is one,
+   becomes the sum over all ranks. */
+static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
-    struct { int32_t status; char error[252]; } mine = {0, ""}, theirs;
-    int rank;
-    if (t->schedule->policy.ranks == 1) return status;
-    mine.status = (int32_t)status;
-    if (status && t->env) memcpy(mine.error, t->env->error, sizeof(mine.error) - 1);
-    for (rank = 0; rank < t->schedule->policy.ranks; rank++) {
-        mtt_status sent;
-        theirs = mine;
-        sent = mtt__spread(t, rank, &theirs, sizeof(theirs));
-        if (sent) return sent;
-        theirs.error[sizeof(theirs.error) - 1] = 0;
-        if (!status && theirs.status)
-            status = mtt__fail(t->env, MTT_E_RANK, "rank %d: %s", rank, theirs.error);
+    int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
+    mtt__message *mine = &t->messages[rank];
+    mtt_status sent;
+    if (ranks == 1) return status;
+    memset(mine, 0, sizeof(*mine));
+    mine->status = (int32_t)status;
+    if (number) mine->number = *number;
+    if (status && t->env) memcpy(mine->error, t->env->error, sizeof(mine->error) - 1);
+    for (peer = 0; peer < ranks; peer++) {
+        mtt_transfer *x = &t->transfers[count];
+        if (peer == rank) continue;
+        x->peer = peer;
+        x->send = mine;
+        x->receive = &t->messages[peer];
+        x->send_bytes = x->receive_bytes = sizeof(*mine);
+        count++;
     }
-    return status;
+    sent = mtt__exchange(t->backend.ranks, t->transfers, count);
+    if (status) return mtt__fail(t->env, status, "%s", mine->error);
+    if (number) *number = 0;
+    for (peer = 0; peer < ranks && !sent; peer++) {
+        mtt__message *theirs = &t->messages[peer];
+        if (number) *number += theirs->number;
+        theirs->error[sizeof(theirs->error) - 1] = 0;
+        if (theirs->status) sent = mtt__fail(t->env, MTT_E_RANK, "rank %d: %s", peer, theirs->error);
+    }
+    return sent;
 }
 
 /* A number of each of a descriptor's fields. */
@@ -8156,6 +8196,8 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         status = MTT_E_MEMORY;
     if (!status) t->values = t->staging + MTT__STAGING;
     if (!status && !(t->transfers = (mtt_transfer *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->transfers))))
+        status = MTT_E_MEMORY;
+    if (!status && !(t->messages = (mtt__message *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->messages))))
         status = MTT_E_MEMORY;
     if (!status && p.ranks > 1) status = mtt__check_ranks(t);
     if (!status) status = backend->open(env, backend, &t->schedule->policy, &t->context);
@@ -8230,20 +8272,6 @@ static mtt_status mtt__measure_scales(mtt_trainer *t, const int32_t *tokens, con
     return status;
 }
 
-/* The number of targets on all ranks. A rank that has refused its tokens stops the others. */
-static mtt_status mtt__count_targets(mtt_trainer *t, mtt_status status, int64_t *counted)
-{
-    int64_t mine = *counted, theirs;
-    int ranks = t->schedule->policy.ranks, rank;
-    status = mtt__all_agree(t, status);
-    for (rank = 0, *counted = 0; rank < ranks && !status; rank++) {
-        theirs = mine;
-        if (ranks > 1) status = mtt__spread(t, rank, &theirs, sizeof(theirs));
-        *counted += theirs;
-    }
-    return status;
-}
-
 /* Runs a program's forward and backward pass over micro-batches. */
 static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
                                          const int32_t *targets, int micro_batches, int training)
@@ -8253,7 +8281,7 @@ static mtt_status mtt__run_micro_batches(mtt_trainer *t, const mtt__program *p, 
     int i;
     if (!status) status = mtt__check_ids(t, targets, rows * micro_batches, -1, "target");
     for (k = 0; k < rows * micro_batches && !status; k++) counted += targets[k] >= 0;
-    if (training) status = mtt__count_targets(t, status, &counted);
+    if (training) status = mtt__all_agree(t, status, &counted);
     if (training && !status) status = mtt__measure_scales(t, tokens, targets, counted);
     for (i = 0; i < micro_batches && !status; i++) {
         status = mtt__send(t, p, tokens + i * rows, targets + i * rows, counted, 0);
@@ -8421,7 +8449,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
     if (!q->sum || !q->sum->persistent || mtt__exchanges_at_once(&t->schedule->policy))
         return mtt__fail(t->env, MTT_E_ARGUMENT,
                          "gradients share their memory with activations: set accumulate above 1 to "
-                         "keep them");
+                         "keep them, and no shard of gradients");
     count = mtt__parameter_elements(q);
     status = mtt__move_counters(t, MTT__GET, &counters);
     if (!status) status = mtt__move(t, MTT__GET, q->sum, 0, count, values);
@@ -10914,7 +10942,7 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
                               mtt__checkpoint_read, &c);
     if (policy->ranks > 1 && c.tensors && (policy->rank || status)) rest = mtt__checkpoint_read_rest(&c);
     mtt__free(t->env, c.tensors);
-    return mtt__all_agree(t, status ? status : rest);
+    return mtt__all_agree(t, status ? status : rest, NULL);
 }
 
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
@@ -10980,7 +11008,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_find(&c);
     if (!status) status = mtt__st_verify(&st);
     if (!status) status = mtt__checkpoint_values(&c);
-    status = mtt__all_agree(t, status);
+    status = mtt__all_agree(t, status, NULL);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
         status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS),
                                 0, (int64_t)(c.tensors[i].bytes / sizeof(float)),
@@ -11086,8 +11114,10 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
     mtt__print(&text, ", \"peak_op\": %d, \"ops\": %d, \"tensors\": %d", r->peak_op, r->ops, r->tensors);
     mtt__print(&text, ", \"recompute_layers\": %d, \"recompute_selective\": %d, \"micro_batches\": %d",
                r->recompute_layers, r->recompute_selective, r->micro_batches);
-    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f}", r->flops,
+    mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
                r->recompute_flops, r->traffic_bytes);
+    if (r->wire_bytes > 0) mtt__print(&text, ", \"wire_bytes\": %.0f", r->wire_bytes);
+    mtt__print(&text, "}");
     return text.size;
 }
 
@@ -11110,6 +11140,8 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
                       "and 1.25 a thread more; on CUDA 18\n");
     mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
                100 * r->recompute_flops / r->flops);
+    if (r->wire_bytes > 0)
+        mtt__print(&text, "%.2f MiB a step to other ranks\n", r->wire_bytes / 1048576);
     write(user, at, text.size);
 }
 
@@ -11180,7 +11212,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
                 if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) part.bytes += (int64_t)size;
             }
         }
-        if (status != MTT_END) status = mtt__all_agree(trainer, status);
+        if (status != MTT_END) status = mtt__all_agree(trainer, status, NULL);
         for (rank = 0; rank < d->ranks && !status; rank++) {
             all = part;
             if (d->ranks > 1) status = mtt__spread(trainer, rank, &all, sizeof(all));

@@ -29,7 +29,6 @@ static struct {
 
 static run files = {.keep = 2};
 static speaker session;
-
 static const option options[] = {
     TITLE("usage: train --data FILE [option...]\n\n"
           "  train --data my_text.txt                a small model; it takes a minute or two on a CPU\n"
@@ -101,6 +100,8 @@ static int read_options(int argc, char **argv)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
     if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
         return option_fail("--split needs --recompute budget");
+    if (policy->ranks > 1 && !set.dry_run && !set.find_max)
+        return option_fail("--ranks needs --dry-run: this trainer plans for ranks, but is one process");
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (policy->window && policy->attention != MTT_ATTENTION_FLASH)
@@ -276,7 +277,6 @@ int main(int argc, char **argv)
     code = show_plan(&plan, max_batch);
     if (!code && !set.dry_run) code = count_steps(&batches);
     if (code || set.dry_run) return code;
-
     set.optim.seed = (uint64_t)set.seed;
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len,

@@ -433,24 +433,25 @@ static void check_program(const mtt__program *p, const char *text)
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
         int gone = !op->recomputed, read = !op->recomputed;
-        check((op->inputs > 0 || op->kind == MTT_OP_rescale) && (op->outputs > 0 || op->sums),
+        int reads = op->inputs > 0 || op->gradients || op->kind == MTT_OP_rescale;
+        check(reads && (op->outputs > 0 || op->sums),
               "%s: operation %d reads or writes nothing", text, i); /* rescale reads what it writes */
         for (int k = op->inputs; k < op->inputs + op->outputs && op->recomputed; k++)
             if (op->operands[k]) gone |= op->operands[k]->first == i, read |= op->operands[k]->last > i;
         check(gone && read, "%s: operation %d makes again what %s", text, i,
               gone ? "nothing reads" : "is there");
         for (int k = 0; k < op->inputs + op->outputs + 3 * op->parameters; k++) {
-            int parameter = k - op->inputs - op->outputs;
-            const mtt_tensor *t = parameter < 0                ? op->operands[k]
-                                  : parameter < op->parameters ? op->gradients[parameter]
-                                  : parameter >= 2 * op->parameters
-                                      ? (op->sums ? op->sums[parameter - 2 * op->parameters] : NULL)
-                                  : op->weights ? op->weights[parameter - op->parameters]
+            int parameter = k - op->inputs - op->outputs, n = op->parameters, list = n ? parameter / n : 0;
+            mtt_tensor *const *lists[] = {op->gradients, op->weights, op->sums};
+            const mtt_tensor *t = parameter < 0 ? op->operands[k]
+                                  : lists[list] ? lists[list][parameter % n]
                                                 : NULL;
             if (!t) continue;
             check(t->first <= i && i <= t->last, "%s: operation %d uses %s outside its life", text, i,
                   t->name);
-            if (k < op->inputs || parameter >= 0)
+            if (parameter >= 0 && list == 2) {
+                if (!is_among(written, writes, t)) written[writes++] = t;
+            } else if (k < op->inputs || parameter >= 0)
                 check(is_among(written, writes, t), "%s: operation %d reads %s before it is written", text, i,
                       t->name);
         }
@@ -713,8 +714,83 @@ static void costs(void)
         }
         mtt_schedule_destroy(s);
     }
-    for (int kind = 0; kind < MTT_OP_KIND_COUNT; kind++)
+    for (int kind = 0; kind < MTT_OP_all_to_all; kind++) /* the first of those between ranks */
         check(seen[kind], "no schedule has %s", mtt_op_name((mtt_op_kind)kind));
+}
+
+/* What all ranks send, and what they hold, against arithmetic: every rank gets each of its shares from all
+   others, and all others get what it makes of that share. No share is missing, and none is there twice. */
+static void check_ranks(const configuration *c, mtt_shard shard, int ranks)
+{
+    configuration one = *c;
+    int all = c->policy.accumulate, halves = c->policy.precision >= MTT_BF16;
+    int narrow = halves && all == 1 && c->policy.state == MTT_STATE_COMPACT;
+    double sent = 0, kept = 0, G = 4, E = halves ? 2 : 4, others = ranks - 1, blocks = 0;
+    one.policy.ranks = ranks;
+    one.policy.shard = shard;
+    sizes z = sizes_of(&one);
+    double P = z.parameters, gradients = G * P - (narrow ? 2 * z.matrices : 0), sums, wanted;
+    for (int rank = 0; rank < ranks; rank++) {
+        mtt_schedule *s = NULL;
+        mtt_plan_report report;
+        one.policy.rank = rank;
+        check(!mtt_schedule_create(&env, &one.model, &one.policy, one.batch, one.seq_len, &s), "%s: %s",
+              c->text, env.error);
+        if (!s) return;
+        const mtt__program *p = &s->programs[MTT__TRAIN];
+        for (int k = 0; k < MTT__PROGRAMS; k++) check_program(&s->programs[k], c->text);
+        mtt_schedule_report(s, &report);
+        sent += report.wire_bytes;
+        for (int i = 0; i < p->parameter_count; i++) {
+            const mtt_part *part = &p->parameters[i].part;
+            int64_t begin, next = 0;
+            kept += (double)part->count;
+            blocks += rank ? 0 : ceil((double)part->elements / 8192);
+            for (int r = 0; r < ranks; r++) {
+                int64_t count = mtt__share(part, r, &begin);
+                check(!count || begin == next, "%s: the share of rank %d begins at %lld, not %lld", c->text,
+                      r, (long long)begin, (long long)next);
+                next += count;
+            }
+            check(next == part->elements, "%s: shares of %lld of %lld elements", c->text, (long long)next,
+                  (long long)part->elements);
+        }
+        mtt_schedule_destroy(s);
+    }
+    check(kept == (shard ? P : ranks * P), "%s: %d ranks update %g of %g elements", c->text, ranks, kept, P);
+    sums = shard == MTT_SHARD_GRADIENTS ? all * gradients : all == 1 ? gradients : 4 * P;
+    wanted = others * (sums + (shard ? E * P + 8 * blocks : 4 * P) + ranks * all * 16.0);
+    if (c->policy.precision == MTT_FP8) wanted += others * ranks * 16 * (8.0 * c->model.layers + 3);
+    check(sent == wanted, "%s, shard %d: %d ranks send %.17g bytes, wanted %.17g", c->text, (int)shard, ranks,
+          sent, wanted);
+}
+
+static void ranks(void)
+{
+    random_state = 1848;
+    for (int i = 0; i < 120; i += each()) {
+        configuration c = random_configuration();
+        c.policy.split = 0;
+        c.policy.state = (mtt_state)below(2);
+        if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) c.policy.recompute = MTT_RECOMPUTE_LAYER;
+        if (i % 4 == 0) c.model.d_model = c.model.heads * 64, c.model.d_ff = 512; /* more than a block each */
+        describe(&c);
+        check_ranks(&c, (mtt_shard)(i % 3), 2 + below(i % 5 ? 4 : 40));
+    }
+    /* GPT-2 124M, BF16, compact: 2 bytes of weights and 3 1/8 of state a parameter, the latter in shares. */
+    for (int n = 1; n <= 8; n *= 2) {
+        configuration c = known('G', 4);
+        mtt_plan_report report;
+        c.policy.precision = MTT_BF16;
+        c.policy.state = MTT_STATE_COMPACT;
+        c.policy.ranks = n;
+        c.policy.shard = MTT_SHARD_GRADIENTS;
+        if (!plan(&c, &report)) continue;
+        double bytes = 124439808 * (2 + 3.125 / n);
+        check(fabs((double)(report.bytes[MTT_WEIGHTS] + report.bytes[MTT_OPTIMIZER]) / bytes - 1) < 2e-3,
+              "%d ranks: %zu bytes of weights and state, wanted %g", n,
+              report.bytes[MTT_WEIGHTS] + report.bytes[MTT_OPTIMIZER], bytes);
+    }
 }
 
 /* FLOPs of a model whose arithmetic is well known: 6 per parameter of the matrices and token, and
@@ -1817,6 +1893,7 @@ int main(int argc, char **argv)
     nothing_overlaps();
     reports_add_up();
     costs();
+    ranks();
     flops();
     traffic_in_place();
     mixtures();

@@ -1,0 +1,389 @@
+/* test_together.c - ranks train one model: the bits of one rank with all micro-batches, for every shard,
+   precision and recomputation; checkpoints that do not know the number of ranks; failures of one that stop
+   all. Each run is a process of its own, which forks its ranks. They leave results in shared memory. */
+#define _GNU_SOURCE
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include "test.h"
+
+enum { MOST = 4, BATCH = 2, LENGTH = 32, STEPS = 5, MICRO_BATCHES = 12 };
+static mtt_env env;
+
+/* A model and how it is trained. `ranks` * policy.accumulate is the number of micro-batches in a step. */
+typedef struct job {
+    mtt_model_desc model;
+    mtt_policy policy;
+    int ranks, steps;
+    char save[300], resume[300]; /* after the last step; before the first; "": not */
+    char tokens[300];            /* a file to evaluate at the end */
+    int begin;                 /* step of the data */
+    int victim;                /* a rank that ... */
+    enum { NOTHING, OTHER_SEED, WRONG_TOKEN, DIES, WRONG_PLACE } fate;
+} job;
+
+/* What a run leaves: of all ranks, the hash of losses, norms and weights, and the outcome. */
+typedef struct outcome {
+    mtt_status status;
+    uint64_t hash;
+    double loss, evaluated;
+    size_t arena, planned;
+    char error[1024];
+} outcome;
+static outcome *outcomes;
+
+static uint64_t mixed(uint64_t hash, const void *at, size_t size)
+{
+    return mtt__hash(hash, (const char *)at, size);
+}
+
+/* Token or target i of a step's micro-batches. */
+static int32_t number(const job *j, int step, int i, int target)
+{
+    uint32_t z = (uint32_t)(step * 7919 + i) * 2654435761u + (uint32_t)target * 40503u;
+    if (target && (z >> 8) % 11 == 0) return -1;
+    return (int32_t)((z >> 9) % (uint32_t)j->model.vocab);
+}
+
+/* Step `step`, of this rank's micro-batches: numbers rank, ranks + rank, ... of all. */
+static mtt_status train(const job *j, mtt_trainer *t, int rank, int step, outcome *o)
+{
+    int32_t tokens[MICRO_BATCHES * BATCH * LENGTH], targets[MICRO_BATCHES * BATCH * LENGTH];
+    int all = j->policy.accumulate, size = BATCH * LENGTH, k, i;
+    mtt_step_info info;
+    mtt_status status;
+    for (k = 0; k < all; k++)
+        for (i = 0; i < size; i++) {
+            int from = (k * j->ranks + rank) * size + i;
+            tokens[k * size + i] = number(j, step, from, 0);
+            targets[k * size + i] = number(j, step, from, 1);
+        }
+    if (j->fate == WRONG_TOKEN && rank == j->victim && step == 2) tokens[5] = j->model.vocab;
+    if (j->fate == DIES && rank == j->victim && step == 2) raise(SIGKILL);
+    status = mtt_train_step(t, tokens, targets, &info);
+    if (status) return status;
+    o->loss = info.loss;
+    o->hash = mixed(o->hash, &info.loss, sizeof(info.loss));
+    o->hash = mixed(o->hash, &info.grad_norm, sizeof(info.grad_norm));
+    o->hash = mixed(o->hash, &info.targets, sizeof(info.targets));
+    o->hash = mixed(o->hash, &info.hits, sizeof(info.hits));
+    o->hash = mixed(o->hash, &info.clipped, sizeof(info.clipped));
+    return MTT_OK;
+}
+
+static mtt_status hash_weights(mtt_trainer *t, outcome *o)
+{
+    int64_t shape[2];
+    mtt_status status = MTT_OK;
+    for (int i = 0; mtt_parameter(t, i, shape) && !status; i++) {
+        size_t bytes = (size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * sizeof(float);
+        float *values = malloc(bytes);
+        status = mtt_parameter_get(t, i, values);
+        o->hash = mixed(o->hash, values, bytes);
+        free(values);
+    }
+    return status;
+}
+
+static mtt_status evaluate(const job *j, mtt_trainer *t, outcome *o)
+{
+    mtt_tokens *tokens = NULL;
+    mtt_quality q = {0};
+    mtt_status status = mtt_tokens_open(&env, j->tokens, &tokens);
+    if (!status) status = mtt_evaluate_tokens(t, tokens, NULL, 5, &q);
+    if (!status) o->evaluated = q.loss, o->hash = mixed(o->hash, &q, sizeof(q));
+    if (!status) status = mtt_evaluate_tokens(t, tokens, NULL, 0, &q);
+    if (!status) o->hash = mixed(o->hash, &q, sizeof(q));
+    mtt_tokens_close(tokens);
+    return status;
+}
+
+static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
+{
+    mtt_optim_desc optim = {.lr = 1e-3f, .seed = 5};
+    mtt_plan_report plan;
+    mtt_policy policy = j->policy;
+    mtt_trainer *t = NULL;
+    int rank = mtt_ranks_rank(backend->ranks), i;
+    mtt_status status;
+    optim.seed += j->fate == OTHER_SEED && rank == j->victim;
+    status = mtt_trainer_create(&env, &j->model, &policy, &optim, backend, BATCH, LENGTH, &t);
+    if (!status && *j->resume) status = mtt_resume(t, j->resume, NULL);
+    for (i = 0; i < j->steps && !status; i++) status = train(j, t, rank, j->begin + i, o);
+    if (!status) status = hash_weights(t, o);
+    if (!status && *j->tokens) status = evaluate(j, t, o);
+    if (!status && *j->save) status = mtt_save(t, j->save, NULL);
+    policy.ranks = j->ranks;
+    policy.rank = rank;
+    if (!status) status = mtt_plan(&env, &j->model, &policy, BATCH, LENGTH, &plan);
+    if (!status) {
+        mtt_schedule_report(mtt_trainer_schedule(t), &plan);
+        o->planned = plan.arena_bytes;
+        o->arena = mtt_trainer_device_bytes(t);
+    }
+    mtt_trainer_destroy(t);
+    return status;
+}
+
+/* Runs a job in processes of its own. */
+static void run(const job *j)
+{
+    pid_t pid;
+    fflush(NULL);
+    memset(outcomes, 0, MOST * sizeof(*outcomes));
+    pid = fork();
+    if (pid == 0) {
+        mtt_backend backend = *mtt_cpu_backend();
+        mtt_ranks *ranks = NULL;
+        outcome *o;
+        if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, &ranks)) {
+            outcomes[0].status = MTT_E_RANK;
+            _exit(1);
+        }
+        backend.ranks = ranks;
+        o = &outcomes[mtt_ranks_rank(ranks)];
+        o->status = MTT_E_RANK; /* of a process that dies */
+        o->status = run_rank(j, &backend, o);
+        if (o->status) snprintf(o->error, sizeof(o->error), "%s", env.error);
+        mtt_ranks_close(ranks, o->status ? env.error : NULL);
+        _exit(0);
+    }
+    check(pid > 0 && waitpid(pid, NULL, 0) == pid, "a process does not start");
+}
+
+static const char *described(const job *j)
+{
+    static char text[300], technique[100];
+    mtt_policy_name(&j->policy, technique, sizeof(technique));
+    snprintf(text, sizeof(text), "%s, %d ranks, accumulate %d, dropout %g, tied %d", technique, j->ranks,
+             j->policy.accumulate, (double)j->model.dropout, j->model.tied_head);
+    return text;
+}
+
+static uint64_t file_hash(const char *path)
+{
+    size_t size;
+    char *text = read_file(path, &size);
+    uint64_t hash = text ? mtt__hash(1, text, size) : 0;
+    free(text);
+    return hash;
+}
+
+/* All ranks succeed and agree; planned is taken. Returns the hash. */
+static uint64_t succeeded(const job *j)
+{
+    run(j);
+    for (int rank = 0; rank < j->ranks; rank++) {
+        const outcome *o = &outcomes[rank];
+        check(!o->status, "%s: rank %d: %s", described(j), rank, o->error);
+        check(o->hash == outcomes[0].hash, "%s: rank %d has other losses or weights than rank 0",
+              described(j), rank);
+        check(o->arena == o->planned && (o->arena || o->status), "%s: rank %d planned %zu bytes and took %zu",
+              described(j), rank, o->planned, o->arena);
+    }
+    return outcomes[0].hash;
+}
+
+static void save_to(job *j, const char *name)
+{
+    snprintf(j->save, sizeof(j->save), "%s", in(name));
+}
+
+static job plain(int micro_batches)
+{
+    job j = {.model = {.layers = 3, .heads = 2, .d_model = 64, .vocab = 300}, .ranks = 1, .steps = STEPS};
+    j.policy.accumulate = micro_batches;
+    return j;
+}
+
+/* Ranks, accumulate and shard that must give the bits of one rank. */
+static const struct {
+    int ranks, accumulate;
+    mtt_shard shard;
+} SAME[] = {
+    {2, 1, MTT_SHARD_NONE}, {2, 1, MTT_SHARD_OPTIMIZER}, {2, 1, MTT_SHARD_GRADIENTS},
+    {3, 1, MTT_SHARD_NONE}, {3, 1, MTT_SHARD_OPTIMIZER}, {3, 1, MTT_SHARD_GRADIENTS},
+    {4, 1, MTT_SHARD_NONE}, {4, 1, MTT_SHARD_OPTIMIZER}, {4, 1, MTT_SHARD_GRADIENTS},
+    {2, 2, MTT_SHARD_GRADIENTS},
+};
+
+/* The same bits as one rank: losses, norms, weights, evaluations, and the file of a checkpoint. 16-bit
+   gradients, which only the compact state with one micro-batch a rank has, are rounded before they are
+   added: then all shards have the same bits. */
+static void same_bits(void)
+{
+    for (int kind = 0; kind < 24; kind += quick ? 7 : 1) {
+        uint64_t hashes[5] = {0}, files[5] = {0}, first[5] = {0};
+        job j = plain(1);
+        snprintf(j.tokens, sizeof(j.tokens), "%s", in("data.valid.tokens"));
+        j.model.dropout = kind % 2 ? 0.1f : 0;
+        j.model.tied_head = j.model.no_head_bias = kind / 2 % 2;
+        j.model.positions = (mtt_positions)(kind / 2 % 2);
+        j.policy.precision = (mtt_precision)(kind % 5);
+        j.policy.attention = (mtt_attention)(kind / 3 % 2);
+        j.policy.recompute = (mtt_recompute)(kind % 4);
+        j.policy.loss = (mtt_loss)(kind / 5 % 2);
+        j.policy.loss_chunk_rows = 48;
+        j.policy.state = (mtt_state)(kind / 4 % 3 == 2);
+        j.policy.kept_inputs = (mtt_kept_inputs)(kind % 7 == 3 && kind % 4 < 2); /* see mtt_kept_inputs */
+        j.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 3);
+        for (int n = 2; n <= 4; n++) {
+            job one = j;
+            one.policy.accumulate = n;
+            save_to(&one, "one.safetensors");
+            hashes[n] = succeeded(&one);
+            files[n] = file_hash(one.save);
+        }
+        for (size_t i = 0; i < MTT__LENGTH(SAME); i++) {
+            int n = SAME[i].ranks * SAME[i].accumulate, narrow;
+            job many = j;
+            new_case();
+            many.ranks = SAME[i].ranks;
+            many.policy.accumulate = SAME[i].accumulate;
+            many.policy.shard = SAME[i].shard;
+            save_to(&many, "many.safetensors");
+            uint64_t hash = succeeded(&many);
+            narrow = j.policy.state == MTT_STATE_COMPACT && j.policy.precision >= MTT_BF16 && n == many.ranks;
+            if (narrow && !first[n]) first[n] = hash;
+            check(hash == (narrow ? first[n] : hashes[n]), "%s: other bits than those of one rank",
+                  described(&many));
+            check(narrow || file_hash(many.save) == files[n], "%s: another checkpoint than that of one rank",
+                  described(&many));
+        }
+    }
+}
+
+/* Ranks that add up their own micro-batches first have sums of their own: the same for both shards, and close
+   to those of one rank. */
+static void sums_of_ranks(void)
+{
+    for (int kind = 0; kind < 4; kind++) {
+        job j = plain(6);
+        double one;
+        uint64_t none;
+        new_case();
+        j.policy.precision = kind % 2 ? MTT_BF16 : MTT_FP32;
+        j.model.dropout = kind / 2 ? 0.1f : 0;
+        succeeded(&j);
+        one = outcomes[0].loss;
+        j.ranks = 3;
+        j.policy.accumulate = 2;
+        none = succeeded(&j);
+        check(fabs(outcomes[0].loss / one - 1) < 1e-4, "%s: loss %.9g, one rank's %.9g", described(&j),
+              outcomes[0].loss, one);
+        j.policy.shard = MTT_SHARD_OPTIMIZER;
+        check(succeeded(&j) == none, "%s: other bits than without shards", described(&j));
+    }
+}
+
+/* A run goes on with another number of ranks and another shard: the bits of one that was not interrupted. */
+static void resumed(void)
+{
+    static const struct { int ranks, accumulate; mtt_shard shard; } WAYS[] = {
+        {1, 12, MTT_SHARD_NONE}, {4, 3, MTT_SHARD_GRADIENTS}, {3, 4, MTT_SHARD_GRADIENTS},
+        {2, 6, MTT_SHARD_GRADIENTS}, {1, 12, MTT_SHARD_NONE}};
+    for (int kind = 0; kind < 3; kind++) {
+        job j = plain(12), part;
+        uint64_t whole;
+        new_case();
+        j.model.dropout = 0.1f;
+        j.model.layers = 2;
+        j.policy.precision = kind == 0 ? MTT_FP32 : kind == 1 ? MTT_FP16 : MTT_FP8;
+        j.policy.state = (mtt_state)(kind == 1);
+        j.steps = MTT__LENGTH(WAYS);
+        save_to(&j, "whole.safetensors");
+        succeeded(&j);
+        whole = file_hash(j.save);
+        for (size_t i = 0; i < MTT__LENGTH(WAYS); i++) {
+            part = j;
+            part.begin = (int)i;
+            part.steps = 1;
+            part.ranks = WAYS[i].ranks;
+            part.policy.accumulate = WAYS[i].accumulate;
+            part.policy.shard = WAYS[i].shard;
+            save_to(&part, "part.safetensors");
+            if (i) memcpy(part.resume, part.save, sizeof(part.save));
+            succeeded(&part);
+        }
+        check(file_hash(part.save) == whole, "%s: resumed with 4, 3, 2 and 1 ranks, another checkpoint",
+              described(&j));
+    }
+}
+
+/* One rank fails: the others end with its words, and what was saved stays whole. */
+static void failures(void)
+{
+    static const struct { int fate; mtt_status own, others; const char *words; } CASES[] = {
+        {OTHER_SEED, MTT_E_MISMATCH, MTT_E_MISMATCH, "seed"},
+        {WRONG_TOKEN, MTT_E_ARGUMENT, MTT_E_RANK, "the vocabulary has ids"},
+        {DIES, MTT_E_RANK, MTT_E_RANK, "rank 1"},
+        {WRONG_PLACE, MTT_E_FILE, MTT_E_RANK, "missing/folder"},
+    };
+    for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
+        for (int shard = 0; shard < 3; shard++) {
+            job j = plain(1);
+            new_case();
+            j.ranks = 3;
+            j.policy.shard = (mtt_shard)shard;
+            j.fate = CASES[i].fate;
+            j.victim = 1;
+            save_to(&j, j.fate == WRONG_PLACE ? "missing/folder/x.safetensors" : "failures.safetensors");
+            if (j.fate == WRONG_PLACE) j.victim = 0;
+            run(&j);
+            for (int rank = 0; rank < j.ranks; rank++) {
+                const outcome *o = &outcomes[rank];
+                int own = rank == j.victim;
+                check(o->status == (own ? CASES[i].own : CASES[i].others),
+                      "fate %d, shard %d: rank %d ends with \"%s\": %s", j.fate, shard, rank,
+                      mtt_status_string(o->status), o->error);
+                check((own && j.fate == DIES) || strstr(o->error, CASES[i].words),
+                      "fate %d, shard %d: rank %d: \"%s\" has not \"%s\"", j.fate, shard, rank, o->error,
+                      CASES[i].words);
+            }
+        }
+    job j = plain(1);
+    mtt_backend backend = *mtt_cpu_backend();
+    mtt_optim_desc optim = {0};
+    mtt_trainer *t = NULL;
+    j.policy.ranks = 2;
+    mtt_status status = mtt_trainer_create(&env, &j.model, &j.policy, &optim, &backend, BATCH, LENGTH, &t);
+    check(status == MTT_E_ARGUMENT && strstr(env.error, "2 ranks"), "a policy of two ranks runs alone: %s",
+          env.error);
+    mtt_trainer_destroy(t);
+}
+
+/* A file of tokens, written by a process of its own: OpenMP's threads do not survive fork. */
+static void write_tokens(const char *text, const char *prefix)
+{
+    pid_t pid = fork();
+    int status = 1;
+    if (pid == 0) {
+        mtt_prepare_desc desc = {.input = text, .output = prefix, .vocab = 300};
+        mtt_prepare_report report;
+        FILE *file = fopen(text, "w");
+        for (int i = 0; i < 4000; i++)
+            fprintf(file, "word%d is %d%s", i % 97, i * i % 1013, i % 20 ? " " : "\n\n");
+        fclose(file);
+        _exit(mtt_prepare(&env, &desc, &report) != MTT_OK);
+    }
+    check(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "no tokens");
+}
+
+int main(int argc, char **argv)
+{
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    mtt_wait_passively(argv);
+    outcomes = (outcome *)mmap(NULL, MOST * sizeof(*outcomes), PROT_READ | PROT_WRITE,
+                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (outcomes == MAP_FAILED) return 1;
+    if (!open_folder()) return finish();
+    write_tokens(in("text.txt"), in("data"));
+    same_bits();
+    sums_of_ranks();
+    resumed();
+    failures();
+    close_folder();
+    return finish();
+}
