@@ -150,6 +150,7 @@
 #define _POSIX_C_SOURCE 200809L /* mmap, fsync and clock_gettime under -std=c99 */
 #endif
 #include <math.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -187,7 +188,8 @@ extern "C" {
     X(MTT_E_DATA, "too little data")                                                    \
     X(MTT_E_NUMBERS, "the loss is no longer a finite number")                           \
     X(MTT_E_DEVICE, "the device reported an error")                                     \
-    X(MTT_E_RANK, "another rank has failed")
+    X(MTT_E_RANK, "another rank is lost, or does not answer")                           \
+    X(MTT_E_STOPPED, "another rank has stopped; its words are in the error")
 
 #define MTT__ENUM(name, text) name,
 typedef enum mtt_status { MTT_STATUSES(MTT__ENUM) MTT_STATUS_COUNT } mtt_status;
@@ -466,9 +468,10 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
 /* --------------------------------------------------------------------------------------------- ranks ---- */
 
 /* A rank is one of several processes that train one model together, numbered from 0. This section connects
-   them, each with every other. A collective is a call that all ranks make, in the same order. If a rank dies,
-   stops or stays silent, the calls of the others fail with MTT_E_RANK, and the error names that rank. After a
-   failure every later call on the handle fails in the same way. NULL is a valid handle: one rank.
+   them, each with every other. A collective is a call that all ranks make, in the same order. If a rank dies
+   or stays silent, the calls of the others fail with MTT_E_RANK; if it stops and says why, with MTT_E_STOPPED.
+   The error names that rank. After a failure every later call on the handle fails in the same way. NULL is a
+   valid handle: one rank.
    Nothing is encrypted, and a run's name is no password. Ranks on several hosts need a network to trust. */
 typedef struct mtt_ranks mtt_ranks;
 
@@ -476,7 +479,8 @@ typedef struct mtt_ranks mtt_ranks;
    the call, each with its own handle. They are connected before they start, so two runs cannot meet, and
    nothing is left on disk. Call it before OpenMP's first parallel region and before the first use of CUDA,
    which do not survive fork. Flush stdio before: each process would write what is in its buffers. A rank
-   waits up to 30 seconds for another one. */
+   waits up to 30 seconds for another one. Each gets its share of OpenMP's threads, unless the environment
+   has OMP_NUM_THREADS. */
 MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, mtt_ranks **out);
 
 /* One rank of a run that a launcher has started, on one host or on several. Zero means the default. */
@@ -577,7 +581,8 @@ MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, cons
                                mtt_step_info *info);
 /* Quality over a whole token file, in order: the trainer's batch and sequence length, at most `batches` of
    them (0 = all). The tokenizer says how many bytes of text the targets are; without one bits_per_byte is
-   0. */
+   0. If `stop` is not NULL, a signal handler may set *stop: then the evaluation ends after the batch under
+   way, on all ranks, with MTT_END and the quality so far. */
 typedef struct mtt_quality {
     double loss, perplexity; /* mean cross entropy in nats, and e to the power of it */
     double bits_per_byte;    /* comparable between vocabularies, unlike perplexity */
@@ -585,7 +590,8 @@ typedef struct mtt_quality {
     int64_t targets;
 } mtt_quality;
 MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
-                                      const mtt_tokenizer *tokenizer, int batches, mtt_quality *quality);
+                                      const mtt_tokenizer *tokenizer, int batches,
+                                      const volatile sig_atomic_t *stop, mtt_quality *quality);
 /* The `vocab` logits of the token after `count` tokens, on this rank alone; the model sees the last seq_len
    of them. */
 MTTDEF mtt_status mtt_next_logits(mtt_trainer *trainer, const int32_t *tokens, int count, float *logits);
@@ -804,6 +810,7 @@ MTTDEF mtt_status mtt_tokens_open(mtt_env *env, const char *path, mtt_tokens **o
 MTTDEF void mtt_tokens_close(mtt_tokens *tokens);
 MTTDEF uint64_t mtt_tokens_count(const mtt_tokens *tokens);
 MTTDEF int mtt_tokens_vocab(const mtt_tokens *tokens); /* ids are below this */
+MTTDEF uint32_t mtt_tokens_crc32(const mtt_tokens *tokens); /* of the ids, so that ranks can compare files */
 /* Copies `count` ids, starting at `first`. MTT_E_FILE: the file has changed since it was opened. */
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *tokens, uint64_t first, size_t count, int32_t *ids);
 
@@ -1575,7 +1582,6 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1646,6 +1652,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #define MTT__INLINE static inline
 
 #ifdef _OPENMP
+#include <omp.h>
 #define MTT__OMP(directive) _Pragma(#directive)
 #else
 #define MTT__OMP(directive)
@@ -2737,7 +2744,7 @@ static mtt_status mtt__frame_end(mtt_ranks *r, int rank)
     p->reason[head->bytes] = 0;
     if (!head->bytes) return MTT_OK;
     if (!head->number || head->number >= MTT_STATUS_COUNT)
-        return mtt__ranks_fail(r, rank, MTT_E_RANK, "stopped: %s", p->reason);
+        return mtt__ranks_fail(r, rank, MTT_E_STOPPED, "stopped: %s", p->reason);
     return mtt__ranks_fail(r, -1, (mtt_status)head->number, "%s", p->reason);
 }
 
@@ -3110,6 +3117,10 @@ MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, mtt_ranks **out)
         else r->peers[i % ranks].fd = ends[i];
     }
     mtt__free(env, ends);
+#ifdef _OPENMP
+    if (!status && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads(omp_get_max_threads() > ranks ? omp_get_max_threads() / ranks : 1);
+#endif
     if (!status) return *out = r, MTT_OK;
     mtt__reap(r, 0);
     mtt__ranks_free(r);
@@ -8135,7 +8146,9 @@ static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *num
         mtt__message *theirs = &t->messages[peer];
         if (number) *number += theirs->number;
         theirs->error[sizeof(theirs->error) - 1] = 0;
-        if (theirs->status) sent = mtt__fail(t->env, MTT_E_RANK, "rank %d: %s", peer, theirs->error);
+        if (theirs->status)
+            sent = mtt__fail(t->env, MTT_E_STOPPED, "rank %d (host %s) stopped: %s", peer,
+                             t->backend.ranks->sites[peer].host, theirs->error);
     }
     return sent;
 }
@@ -9931,6 +9944,11 @@ MTTDEF int mtt_tokens_vocab(const mtt_tokens *t)
     return (int)t->header.vocab;
 }
 
+MTTDEF uint32_t mtt_tokens_crc32(const mtt_tokens *t)
+{
+    return t->header.crc;
+}
+
 MTTDEF mtt_status mtt_tokens_read(const mtt_tokens *t, uint64_t first, size_t count, int32_t *ids)
 {
     if (first <= t->header.count && count <= t->header.count - first)
@@ -11184,14 +11202,15 @@ typedef struct mtt__evaluated {
 } mtt__evaluated;
 
 MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *tokens,
-                                      const mtt_tokenizer *tokenizer, int batches, mtt_quality *q)
+                                      const mtt_tokenizer *tokenizer, int batches,
+                                      const volatile sig_atomic_t *stop, mtt_quality *q)
 {
     const mtt_shape *d = &trainer->schedule->programs[MTT__EVALUATE].shape;
     mtt_env *env = trainer->env;
     mtt_batches order;
     mtt_step_info info;
     double loss = 0, hits = 0, bytes = 0;
-    int64_t rows = d->rows * trainer->schedule->split, i;
+    int64_t rows = d->rows * trainer->schedule->split, stopped = 0, i;
     int done, batch = d->batch * trainer->schedule->split;
     int32_t *x = (int32_t *)mtt__alloc(env, 2 * (size_t)rows, sizeof(*x)), *y = x ? x + rows : NULL;
     mtt_status status = x ? mtt_batches_init(env, &order, tokens, batch, d->seq_len, 0, 1) : MTT_E_MEMORY;
@@ -11212,7 +11231,8 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
                 if (y[i] >= 0 && mtt_tokenizer_bytes(tokenizer, y[i], &size)) part.bytes += (int64_t)size;
             }
         }
-        if (status != MTT_END) status = mtt__all_agree(trainer, status, NULL);
+        stopped = stop && *stop;
+        if (status != MTT_END) status = mtt__all_agree(trainer, status, &stopped);
         for (rank = 0; rank < d->ranks && !status; rank++) {
             all = part;
             if (d->ranks > 1) status = mtt__spread(trainer, rank, &all, sizeof(all));
@@ -11221,6 +11241,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
             bytes += (double)all.bytes;
             q->targets += all.targets;
         }
+        if (!status && stopped) break;
     }
     mtt__free(env, x);
     if (status && status != MTT_END) return status;
@@ -11228,7 +11249,7 @@ MTTDEF mtt_status mtt_evaluate_tokens(mtt_trainer *trainer, const mtt_tokens *to
     q->perplexity = exp(q->loss);
     q->accuracy = q->targets ? hits / (double)q->targets : 0;
     q->bits_per_byte = bytes > 0 ? loss / log(2.0) / bytes : 0;
-    return MTT_OK;
+    return stopped ? MTT_END : MTT_OK;
 }
 
 /* The sum over the logits from `least` up of exp((x - most) / temperature); their number if that is 0. */

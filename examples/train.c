@@ -2,7 +2,7 @@
 
    cc -O3 -march=native -fopenmp examples/train.c -o train -lm            (faster: -DMTT_CBLAS -lopenblas)
    nvcc -O3 -arch=native -DMTT_CUDA examples/train.c mtt_kernels.cu -lcublasLt -o train   (then --device cuda)
-   ./train --data my_text.txt
+   ./train --data my_text.txt            (--ranks 4: four processes; or torchrun, mpirun, srun start them)
 
    It uses nothing but the public interface. Results go to stdout, progress to stderr, files to --results-dir.
    The training loop is in train(). main() has what comes before: options, data, plan, trainer. */
@@ -14,7 +14,7 @@
 #include "../tools/run.h"
 #include "../tools/speak.h"
 
-enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_INTERRUPTED = 130 };
+enum { EXIT_DATA = 3, EXIT_MEMORY, EXIT_DIVERGED, EXIT_DEVICE, EXIT_RANK, EXIT_INTERRUPTED = 130 };
 
 static struct {
     mtt_model_desc model;
@@ -74,16 +74,21 @@ static const option options[] = {
 
 static mtt_env env;
 
-/* Prints why a call failed, if it did; returns the exit code. */
+/* Prints why a call failed, if it did; returns the exit code. What all ranks know, rank 0 prints; a rank that
+   has stopped has said why. */
 static int report(mtt_status status)
 {
-    static const int codes[MTT_STATUS_COUNT] = {[MTT_E_ARGUMENT] = OPTION_ERROR, [MTT_E_MEMORY] = EXIT_MEMORY,
-                                                [MTT_E_BUDGET] = EXIT_MEMORY, [MTT_E_NUMBERS] = EXIT_DIVERGED,
-                                                [MTT_E_DEVICE] = EXIT_DEVICE};
+    static const int codes[MTT_STATUS_COUNT] = {
+        [MTT_E_ARGUMENT] = OPTION_ERROR, [MTT_E_MEMORY] = EXIT_MEMORY, [MTT_E_BUDGET] = EXIT_MEMORY,
+        [MTT_E_NUMBERS] = EXIT_DIVERGED, [MTT_E_DEVICE] = EXIT_DEVICE, [MTT_E_RANK] = EXIT_RANK,
+        [MTT_E_STOPPED] = EXIT_RANK};
     const char *remedy = ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB";
+    char who[32] = "";
     if (!status) return 0;
-    fprintf(stderr, "train: %s%s\n", env.error[0] ? env.error : mtt_status_string(status),
-            status == MTT_E_MEMORY ? remedy : "");
+    if (run_rank) snprintf(who, sizeof(who), "rank %d: ", run_rank);
+    if (status != MTT_E_STOPPED && (!run_rank || (status != MTT_E_NUMBERS && status != MTT_E_MISMATCH)))
+        fprintf(stderr, "train: %s%s%s\n", who, env.error[0] ? env.error : mtt_status_string(status),
+                status == MTT_E_MEMORY ? remedy : "");
     return codes[status] ? codes[status] : EXIT_DATA;
 }
 
@@ -100,8 +105,6 @@ static int read_options(int argc, char **argv)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
     if (policy->split && policy->recompute != MTT_RECOMPUTE_BUDGET)
         return option_fail("--split needs --recompute budget");
-    if (policy->ranks > 1 && !set.dry_run && !set.find_max)
-        return option_fail("--ranks needs --dry-run: this trainer plans for ranks, but is one process");
     if (set.find_max && !policy->budget_bytes)
         return option_fail("--find-max-batch needs a budget, for example --memory-budget 24G");
     if (policy->window && policy->attention != MTT_ATTENTION_FLASH)
@@ -110,7 +113,7 @@ static int read_options(int argc, char **argv)
     return 0;
 }
 
-/* Opens the dataset that --data names, or makes it of the text, unless an earlier run has. */
+/* Opens the dataset that --data names. Rank 0 makes it of the text, unless an earlier run has. */
 static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
 {
     mtt_status status = run_open(&files, &env, set.results, set.data, set.dataset, option_technique());
@@ -122,7 +125,7 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     if (set.tokenizer) job.kind = &kind;
     job.reuse_only = set.resume && strcmp(set.data, "-") && result_has_tokens(prefix);
     if (job.reuse_only && !option_given("vocab-size")) job.vocab = 0; /* whatever the run has */
-    if (!status && !prepared) status = speak_prepare(&env, &job);
+    if (!status && !prepared && !run_rank) status = speak_prepare(&env, &job);
     if (!status) status = run_share_dataset(&files);
     if (!status) status = mtt_dataset_open(&env, prefix, &kind, data);
     if (status) return status;
@@ -132,8 +135,11 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
                         "--vocab-size, or give the text", prefix);
     set.model.vocab = vocab;
     status = run_check_text(&files, set.data, data, set.seq_len);
-    return status ? status : mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len,
-                                              (uint64_t)set.seed, 0);
+    if (!status)
+        status = mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len, (uint64_t)set.seed, 0);
+    batches->rank = run_rank;
+    batches->ranks = mtt_ranks_count(files.ranks);
+    return status;
 }
 
 /* Prints the plan; returns EXIT_MEMORY if it does not fit the budget, and 0 otherwise. */
@@ -142,6 +148,7 @@ static int show_plan(const mtt_plan_report *plan, int max_batch)
     FILE *out = set.dry_run ? stdout : stderr;
     char json[2048];
     json[mtt_plan_json(plan, json, sizeof(json)) - 1] = 0; /* no closing brace: another field may follow */
+    if (run_rank) return 0;
     if (!set.json && set.dry_run) mtt_plan_print(plan, result_write_text, out);
     else if (!set.json) speak_plan(plan);
     else if (max_batch) fprintf(out, "%s, \"max_batch\": %d}\n", json, max_batch);
@@ -155,7 +162,7 @@ static int show_plan(const mtt_plan_report *plan, int max_batch)
 /* Without --steps as many as the epochs take. Returns an exit code. */
 static int count_steps(const mtt_batches *batches)
 {
-    uint64_t in_step = (uint64_t)set.batch * (uint64_t)set.policy.accumulate;
+    uint64_t in_step = (uint64_t)set.batch * (uint64_t)set.policy.accumulate * (uint64_t)batches->ranks;
     uint64_t steps = batches->sequences * (uint64_t)set.epochs / in_step;
     if (option_given("epochs") && !option_given("steps")) set.steps = 0; /* those of the preset */
     if (!set.steps && steps > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
@@ -163,9 +170,9 @@ static int count_steps(const mtt_batches *batches)
     if (!option_given("warmup-steps") && set.optim.warmup_steps >= set.steps)
         set.optim.warmup_steps = set.steps / 10; /* fewer than the preset was made for */
     if (set.steps) return 0;
-    fprintf(stderr, "train: the text has only %s sequences, but a step takes %s: lower --batch-size, give "
-            "more text, or set --steps\n", speak_count(batches->sequences), speak_count(in_step));
-    return EXIT_DATA;
+    return report(run_fail(&files, MTT_E_DATA, "the text has only %s sequences, but a step takes %s: lower "
+                           "--batch-size, give more text, or set --steps", speak_count(batches->sequences),
+                           speak_count(in_step)));
 }
 
 /* Writes the metrics to their file and to stdout, but in words to a terminal; and the memory file. */
@@ -187,10 +194,13 @@ static mtt_status write_results(mtt_trainer *t, const mtt_quality *q)
 static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt_dataset *data,
                            mtt_quality *q)
 {
-    mtt_status status = run_evaluate(&files, t, data, batches, set.eval_batches, q);
-    if (status || run_stop) return status;
+    mtt_status status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, &run_stop, q);
+    int better = q->loss < files.best && set.save_every >= 0;
+    files.stopped = status == MTT_END;
+    if (!status) status = run_decide(&files, &better);
+    if (status) return files.stopped ? MTT_OK : status;
     if (mtt_trainer_step(t) < set.steps) speak_quality(q); /* after the last step the summary has it */
-    if (q->loss < files.best && set.save_every >= 0) report(run_save_best(&files, t, batches));
+    if (better) report(run_save_best(&files, t, batches));
     run_log_quality(&files, mtt_trainer_step(t), q);
     return MTT_OK;
 }
@@ -204,10 +214,14 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
     mtt_status status = tokens ? MTT_OK : MTT_E_MEMORY;
     mtt_step_info info = {.step = mtt_trainer_step(t)};
     mtt_quality q;
-    while (!status && info.step < set.steps && !run_stop) {
-        if (set.eval_every && info.step % set.eval_every == 0 && files.evaluated != (double)info.step)
-            status = evaluate(t, batches, data, &q);
-        if (run_stop) break;
+    while (!status && info.step < set.steps && !files.stopped) {
+        if (set.eval_every && info.step % set.eval_every == 0) {
+            int due = files.evaluated != (double)info.step;
+            status = run_decide(&files, &due);
+            if (!status && due) status = evaluate(t, batches, data, &q);
+        }
+        if (!status && !files.stopped) status = run_look_for_signals(&files);
+        if (files.stopped) break;
         for (i = 0; i < all && !status; i += part)
             status = mtt_batches_next(batches, tokens + i, targets + i);
         if (!status) status = mtt_train_step(t, tokens, targets, &info);
@@ -227,17 +241,17 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
     mtt_quality q = {NAN, NAN, NAN, NAN, 0};
     int code = report(status), saved = 0;
     if (!status && set.save_every >= 0) saved = report(run_save_last(&files, t, batches));
-    if (!status && !run_stop) code = report(evaluate(t, batches, data, &q));
-    if (!code && run_stop) {
-        fprintf(stderr, "train: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
+    if (!status && !files.stopped) code = report(evaluate(t, batches, data, &q));
+    if (!code && files.stopped) {
+        run_say("train: stopped after step %lld%s\n", (long long)mtt_trainer_step(t),
                 set.save_every >= 0 && !saved ? ": --resume continues from there" : ", without a checkpoint");
         code = EXIT_INTERRUPTED;
     }
     if (!code && !isfinite(q.perplexity)) {
-        fprintf(stderr, "train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
+        run_say("train: the run diverged, its validation loss is %g: lower --lr\n", q.loss);
         code = EXIT_DIVERGED;
     }
-    if (!code || code == EXIT_DIVERGED) saved |= report(write_results(t, &q));
+    if ((!code || code == EXIT_DIVERGED) && !run_rank) saved |= report(write_results(t, &q));
     saved |= report(run_close_log(&files));
     return code ? code : saved;
 }
@@ -255,46 +269,71 @@ static mtt_status begin(mtt_trainer *t, mtt_batches *batches)
     return status;
 }
 
-int main(int argc, char **argv)
+/* Data and plan. Rank 0 goes ahead. Returns an exit code. */
+static int prepare(mtt_dataset *data, mtt_batches *batches)
 {
-    mtt_backend backend = *mtt_cpu_backend();
-    mtt_dataset data = {0};
-    mtt_batches batches = {0};
-    mtt_plan_report plan;
-    mtt_trainer *t = NULL;
-    mtt_status status = MTT_OK;
-    int max_batch = 0, code = read_options(argc, argv), planning = set.dry_run || set.find_max;
+    int max_batch = 0, code, planning = set.dry_run || set.find_max;
     size_t budget = set.policy.budget_bytes;
-    if (code) return code == OPTION_HELP ? 0 : code;
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
-    if (!planning && set.policy.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
-    if (!planning && !status) status = open_data(&data, &batches);
+    mtt_plan_report plan;
+    mtt_status status = run_rank ? run_meet(&files) : MTT_OK;
+    if (!status && !planning) status = open_data(data, batches);
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
     if (!status && set.find_max) return printf("%d\n", max_batch) < 0;
     if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (status) return report(status);
     code = show_plan(&plan, max_batch);
-    if (!code && !set.dry_run) code = count_steps(&batches);
-    if (code || set.dry_run) return code;
+    if (!code && !planning) code = count_steps(batches);
+    if (!code && !run_rank) code = report(run_meet(&files));
+    return code || planning ? code : report(run_check_dataset(&files, data));
+}
+
+/* From the first step to the sample. Returns an exit code. */
+static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset *data)
+{
+    mtt_trainer *t = NULL;
+    mtt_status status;
+    int code;
     set.optim.seed = (uint64_t)set.seed;
     set.optim.total_steps = set.steps;
-    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, &backend, set.batch, set.seq_len,
+    status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
                                 &t);
-    if (!status) status = begin(t, &batches);
+    if (!status) status = begin(t, batches);
     code = report(status);
     run_obey_signals(1);
-    if (!status) code = finish(train(t, &batches, &data), t, &batches, &data);
+    if (!status) code = finish(train(t, batches, data), t, batches, data);
     run_obey_signals(0); /* all is saved */
-    if (!code && set.sample) {
+    if (!code && set.sample && !run_rank) {
         fprintf(stderr, "\na sample of %d tokens:\n", set.sample);
         fputs(set.prompt, stdout);
         set.sampling.seed = (uint64_t)set.seed;
-        code = report(mtt_generate(t, data.tokenizer, set.prompt, set.sample, &set.sampling,
+        code = report(mtt_generate(t, data->tokenizer, set.prompt, set.sample, &set.sampling,
                                    result_write_text, stdout));
         putchar('\n');
     }
     mtt_trainer_destroy(t);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    mtt_backend backend = *mtt_cpu_backend();
+    mtt_dataset data = {0};
+    mtt_batches batches = {0};
+    int code = read_options(argc, argv), planning = set.dry_run || set.find_max;
+    if (code) return code == OPTION_HELP ? 0 : code;
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
+    if (!planning) {
+        code = report(run_join(&files, &env, set.policy.ranks));
+        set.policy.ranks = mtt_ranks_count(files.ranks);
+        set.policy.rank = run_rank;
+    }
+    if (!code && !planning && set.policy.device == MTT_DEVICE_CUDA)
+        code = report(mtt_cuda_backend(&env, 0, &backend));
+    backend.ranks = files.ranks;
+    if (!code) code = prepare(&data, &batches);
+    if (!code && !planning) code = execute(&backend, &batches, &data);
     mtt_dataset_close(&data);
+    mtt_ranks_close(files.ranks, code && code != EXIT_INTERRUPTED ? env.error : NULL);
     return code;
 }

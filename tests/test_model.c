@@ -3028,6 +3028,7 @@ static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
     for (int batches = 0; batches < 3; batches++) {
         int done = batches ? batches * s.batch : sequences;
         mtt_quality q, bare;
+        volatile sig_atomic_t stop = 0;
         answer wanted = {0, 0, 0};
         new_case();
         for (int k = 0; k < done; k++) {
@@ -3036,8 +3037,9 @@ static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
         }
         check(!mtt_decode(tokenizer, ids + 1, (size_t)(8 * done), text, most, &bytes), "no text: %s",
               env.error);
-        check(!mtt_evaluate_tokens(trainer, tokens, tokenizer, batches, &q), "no quality: %s", env.error);
-        check(!mtt_evaluate_tokens(trainer, tokens, NULL, batches, &bare), "no quality: %s", env.error);
+        check(!mtt_evaluate_tokens(trainer, tokens, tokenizer, batches, &stop, &q), "no quality: %s",
+              env.error);
+        check(!mtt_evaluate_tokens(trainer, tokens, NULL, batches, NULL, &bare), "no quality: %s", env.error);
         check(q.targets == 8 * done && wanted.targets == 8 * done, "%d targets, not %d", (int)q.targets,
               8 * done);
         check(fabs(q.loss * 8 * done / wanted.loss - 1) < 2e-7, "a loss of %.9g, not %.9g", q.loss,
@@ -3052,6 +3054,10 @@ static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
         check(bare.bits_per_byte == 0 && bare.loss == q.loss && bare.perplexity == q.perplexity &&
                   bare.accuracy == q.accuracy,
               "without a tokenizer: %g bits per byte, a loss of %g", bare.bits_per_byte, bare.loss);
+        stop = 1;
+        check(mtt_evaluate_tokens(trainer, tokens, NULL, 0, &stop, &bare) == MTT_END &&
+                  bare.targets == 8 * s.batch, "stopped after %d targets", (int)bare.targets);
+        check(batches != 1 || bare.loss == q.loss, "stopped with a loss of %g, not %g", bare.loss, q.loss);
     }
     mtt_trainer_destroy(trainer);
     free(ids);

@@ -503,11 +503,11 @@ static void test_silence(void)
         run(tcp, 2, 0.3, wait_for_each_other);
         all_say(2, -1, MTT_E_RANK, ") has been silent for 0.6 seconds", "deadlock");
         run(tcp, 3, 5, last_words);
-        all_say(3, 2, MTT_E_RANK, "rank 2 (host ", "last words");
-        all_say(3, 2, MTT_E_RANK, ") stopped: out of memory, 0000", "last words");
+        all_say(3, 2, MTT_E_STOPPED, "rank 2 (host ", "last words");
+        all_say(3, 2, MTT_E_STOPPED, ") stopped: out of memory, 0000", "last words");
         run(tcp, 4, 5, late_words);
-        all_say(4, 1, MTT_E_RANK, "rank 1 (host ", "late words");
-        all_say(4, 1, MTT_E_RANK, ") stopped: the disk is full", "late words");
+        all_say(4, 1, MTT_E_STOPPED, "rank 1 (host ", "late words");
+        all_say(4, 1, MTT_E_STOPPED, ") stopped: the disk is full", "late words");
         run(tcp, 3, 5, early_end);
         all_say(3, 1, MTT_E_RANK, "rank 1 (host ", "early end");
         all_say(3, 1, MTT_E_RANK, ") has ended its run", "early end");

@@ -26,6 +26,7 @@ enum { RESULT_FOLDER = 1500, RESULT_NUMBER = 352 }; /* longest folder; size of a
     X(NUMBER, parameters, "%.0f")                                                                            \
     X(NUMBER, batch_size, "%.0f")                                                                            \
     X(NUMBER, seq_len, "%.0f")                                                                               \
+    X(NUMBER, ranks, "%.0f")                                                                                 \
     X(NUMBER, steps, "%.0f")                                                                                 \
     X(NUMBER, train_loss, "%.6f")                                                                            \
     X(NUMBER, val_loss, "%.6f")                                                                              \

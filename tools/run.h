@@ -4,7 +4,10 @@
    results.h, checkpoints {run}_step{N}.safetensors, and the best one so far by validation loss,
    {run}_best.safetensors. If asked for, it has the log's numbers as {run}.csv, or for TensorBoard in the
    folder {run}_tensorboard. A run that starts over moves the earlier one's files into the folder {run}.old.
-   Functions return a status, with the reason in env->error. */
+   Functions return a status, with the reason in env->error.
+
+   A run may be several processes. All of them make the same calls, but rank 0 alone writes and speaks. What
+   can fail in the same way everywhere it does first, so that a user reads one message. */
 #ifndef RUN_H_INCLUDED
 #define RUN_H_INCLUDED
 
@@ -23,6 +26,8 @@ enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at m
 
 typedef struct run {
     mtt_env *env;
+    mtt_ranks *ranks; /* NULL: one process */
+    int stopped;      /* 1 = all ranks know that the run shall end */
     const char *folder;
     char dataset[RUN_NAME + 1], name[512];
     int keep;         /* checkpoints by step that stay */
@@ -45,6 +50,18 @@ static mtt_status run_fail(run *r, mtt_status status, const char *format, ...)
     vsnprintf(r->env->error, sizeof(r->env->error), format, arguments);
     va_end(arguments);
     return status;
+}
+
+/* Of several ranks, which this process is: rank 0 alone writes files and speaks. */
+static int run_rank;
+
+/* Says something on standard error. */
+static void run_say(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (!run_rank) vfprintf(stderr, format, arguments);
+    va_end(arguments);
 }
 
 static mtt_status run_cannot(run *r, const char *verb, const char *path)
@@ -72,7 +89,7 @@ static volatile sig_atomic_t run_stop; /* 1 = the run shall end after this step 
 static void run_on_signal(int number)
 {
     static const char text[] = "\nstopping after this step ... (again: at once, without a checkpoint)\n";
-    ssize_t written = write(2, text, sizeof(text) - 1); /* the one way to print in a handler */
+    ssize_t written = run_rank ? 0 : write(2, text, sizeof(text) - 1); /* the one way to print here */
     (void)written;
     run_stop = 1;
     signal(number, SIG_DFL);
@@ -83,6 +100,47 @@ static void run_obey_signals(int gently)
 {
     signal(SIGINT, gently ? run_on_signal : SIG_DFL);
     signal(SIGTERM, gently ? run_on_signal : SIG_DFL);
+}
+
+/* ---- ranks ---- */
+
+/* Joins the processes that a launcher has started, or makes `ranks` of this one; 0 and 1 mean no more than
+   there are. */
+static mtt_status run_join(run *r, mtt_env *env, int ranks)
+{
+    mtt_ranks_desc here;
+    mtt_status status = mtt_ranks_environment(env, &here);
+    r->env = env;
+    if (!status && here.ranks > 1 && ranks && ranks != here.ranks)
+        return run_fail(r, MTT_E_ARGUMENT, "--ranks is %d, but the launcher has started %d: leave it out",
+                        ranks, here.ranks);
+    fflush(NULL);
+    if (!status && here.ranks > 1) status = mtt_ranks_connect(env, &here, &r->ranks);
+    else if (!status && ranks > 1) status = mtt_ranks_fork(env, ranks, &r->ranks);
+    run_rank = mtt_ranks_rank(r->ranks);
+    return status;
+}
+
+/* All ranks wait until each of them is here, and for rank 0 as long as it takes. Rank 0 goes ahead: it calls
+   this after a part of the work, and the others before. */
+static mtt_status run_meet(run *r)
+{
+    int nothing = 0;
+    return mtt_ranks_any(r->ranks, &nothing);
+}
+
+/* What rank 0 decides, for all. */
+static mtt_status run_decide(run *r, int *yes)
+{
+    *yes = *yes && !run_rank;
+    return mtt_ranks_any(r->ranks, yes);
+}
+
+/* Sets r->stopped if a signal has come to any rank. */
+static mtt_status run_look_for_signals(run *r)
+{
+    r->stopped = run_stop;
+    return mtt_ranks_any(r->ranks, &r->stopped);
 }
 
 /* ---- folder and locks ---- */
@@ -149,6 +207,8 @@ static mtt_status run_open(run *r, mtt_env *env, const char *folder, const char 
         return run_fail(r, MTT_E_ARGUMENT, "--results-dir takes 1 to %d letters, for example --results-dir "
                         "results", RESULT_FOLDER);
     status = run_set_name(r, data, dataset, technique);
+    if (run_rank || status) return status;
+    status = mtt_ranks_busy(r->ranks);
     if (!status) status = run_make_folder(r);
     if (status) return status;
     r->lock = open(result_path(folder, "", ".lock"), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -160,7 +220,14 @@ static mtt_status run_open(run *r, mtt_env *env, const char *folder, const char 
 /* The dataset is prepared: other runs may use it. */
 static mtt_status run_share_dataset(run *r)
 {
-    return run_lock(r, r->dataset, F_SETLK, F_UNLCK);
+    return run_rank ? MTT_OK : run_lock(r, r->dataset, F_SETLK, F_UNLCK);
+}
+
+/* All ranks must have opened the same files. */
+static mtt_status run_check_dataset(run *r, const mtt_dataset *data)
+{
+    mtt_status status = mtt_ranks_agree(r->ranks, "the training text", mtt_tokens_crc32(data->train));
+    return status ? status : mtt_ranks_agree(r->ranks, "the validation text", mtt_tokens_crc32(data->valid));
 }
 
 /* ---- files ---- */
@@ -292,6 +359,7 @@ static mtt_status run_open_log(run *r, long long step)
     FILE *in = step ? fopen(path, "r") : NULL;
     long long at;
     int lost = step && !in && errno != ENOENT;
+    if (run_rank) return MTT_OK;
     if (lost || status) return status ? status : run_cannot(r, "read", path);
     r->log = run_create(temporary);
     while (in && r->log && fgets(line, sizeof(line), in))
@@ -312,6 +380,7 @@ static mtt_status run_open_log(run *r, long long step)
 /* A new line, which those who watch the files see at once. */
 static void run_log_now(run *r, const char *line)
 {
+    if (run_rank) return;
     run_log_line(r, line);
     fflush(r->log);
     if (r->rows) fflush(r->rows);
@@ -367,47 +436,12 @@ static void run_fill(const run *r, result *metrics, const mtt_trainer *t, const 
     metrics->bits_per_byte = q->bits_per_byte;
     metrics->accuracy = q->accuracy;
     metrics->parameters = (double)plan.parameters;
+    metrics->ranks = mtt_ranks_count(r->ranks);
     metrics->arena_bytes = (double)plan.arena_bytes;
     metrics->device_bytes = (double)mtt_trainer_device_bytes(t);
     metrics->peak_bytes = (double)plan.peak_bytes;
     metrics->peak_forward_bytes = (double)plan.phase_peak_bytes[MTT_FORWARD];
     metrics->peak_backward_bytes = (double)plan.phase_peak_bytes[MTT_BACKWARD];
-}
-
-/* ---- evaluation ---- */
-
-/* The numbers of mtt_evaluate_tokens, to the bit. But it ends after a batch if run_stop is set, because a
-   whole split can take minutes. */
-static mtt_status run_evaluate(run *r, mtt_trainer *t, const mtt_dataset *data, const mtt_batches *like,
-                               int most, mtt_quality *q)
-{
-    size_t rows = (size_t)like->batch * (size_t)like->seq_len, i, size;
-    int32_t *tokens = malloc(2 * rows * sizeof(*tokens)), *targets = tokens + rows;
-    mtt_status status = tokens ? MTT_OK : MTT_E_MEMORY;
-    double loss = 0, hits = 0, bytes = 0;
-    mtt_batches order;
-    mtt_step_info info;
-    int done;
-    memset(q, 0, sizeof(*q));
-    if (!status) status = mtt_batches_init(r->env, &order, data->valid, like->batch, like->seq_len, 0, 1);
-    for (done = 0; !status && !run_stop && (!most || done < most); done++) {
-        status = mtt_batches_next(&order, tokens, targets);
-        if (!status) status = mtt_evaluate(t, tokens, targets, &info);
-        if (status) break;
-        loss += info.loss * (double)info.targets;
-        hits += (double)info.hits;
-        q->targets += info.targets;
-        for (i = 0; i < rows; i++)
-            if (targets[i] >= 0 && mtt_tokenizer_bytes(data->tokenizer, targets[i], &size))
-                bytes += (double)size;
-    }
-    free(tokens);
-    if (status && status != MTT_END) return status;
-    q->loss = q->targets ? loss / (double)q->targets : 0;
-    q->perplexity = exp(q->loss);
-    q->accuracy = q->targets ? hits / (double)q->targets : 0;
-    q->bits_per_byte = bytes > 0 ? loss / log(2.0) / bytes : 0;
-    return MTT_OK;
 }
 
 /* ---- checkpoints ---- */
@@ -444,6 +478,7 @@ static mtt_status run_check_room(run *r, uint64_t bytes, int often, int resumed)
     uint64_t count = often ? (uint64_t)r->keep + 2 : 1, room;
     long long step = LLONG_MAX;
     struct statvfs disk;
+    if (run_rank) return MTT_OK;
     while (resumed && count > 1 && (step = run_newest(r, step)) >= 0) count--;
     if (statvfs(r->folder, &disk)) return run_cannot(r, "look at", r->folder);
     room = (uint64_t)disk.f_bavail * disk.f_frsize;
@@ -458,16 +493,19 @@ static mtt_status run_resume(run *r, mtt_trainer *t, mtt_batches *batches)
 {
     long long step = run_newest(r, LLONG_MAX), before;
     mtt_status status;
-    if (step < 0)
+    if (step < 0 && !run_rank)
         return run_fail(r, MTT_E_FILE, "nothing to resume: there is no %s: start without --resume",
                         run_path(r, "_step*.safetensors"));
-    for (;; step = before) {
+    status = mtt_ranks_agree(r->ranks, "the step of the newest checkpoint", (uint64_t)step);
+    for (; !status; step = before) {
         status = mtt_resume(t, run_checkpoint(r, step), batches);
         before = run_newest(r, step);
         if (!status) r->saved = step;
         if (status != MTT_E_FORMAT || before < 0) return status;
-        fprintf(stderr, "train: %s; continuing from step %lld\n", r->env->error, before);
+        run_say("train: %s; continuing from step %lld\n", r->env->error, before);
+        status = MTT_OK;
     }
+    return status;
 }
 
 /* Saves the step, then removes older checkpoints but for `keep`. */
@@ -477,7 +515,7 @@ static mtt_status run_save(run *r, mtt_trainer *t, const mtt_batches *batches)
     mtt_status status = mtt_save(t, run_checkpoint(r, step), batches);
     int kept = 0;
     if (!status) r->saved = step;
-    while (!status && (step = run_newest(r, step)) >= 0)
+    while (!status && !run_rank && (step = run_newest(r, step)) >= 0)
         if (++kept >= r->keep) unlink(run_checkpoint(r, step));
     return status;
 }
@@ -486,26 +524,28 @@ static mtt_status run_save(run *r, mtt_trainer *t, const mtt_batches *batches)
 static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batches)
 {
     const char *best = run_path(r, "_best.safetensors"), *temporary = run_path(r, "_best.safetensors.tmp");
-    int linked;
-    unlink(temporary);
-    linked = !link(run_checkpoint(r, mtt_trainer_step(t)), temporary) && !rename(temporary, best);
-    unlink(temporary); /* a rename to another name of the same file does nothing */
-    if (linked) return MTT_OK;
-    return mtt_save(t, best, batches);
+    int linked = 0;
+    mtt_status status;
+    if (!run_rank) {
+        unlink(temporary);
+        linked = !link(run_checkpoint(r, mtt_trainer_step(t)), temporary) && !rename(temporary, best);
+        unlink(temporary); /* a rename to another name of the same file does nothing */
+    }
+    status = run_decide(r, &linked);
+    return status || linked ? status : mtt_save(t, best, batches);
 }
 
 /* Saves after the last step. If the folder cannot take the file, another may: hours of training are in it. */
 static mtt_status run_save_last(run *r, mtt_trainer *t, const mtt_batches *batches)
 {
-    const char *const folders[] = {".", getenv("TMPDIR"), "/tmp"};
+    const char *const folders[] = {".", getenv("TMPDIR") ? getenv("TMPDIR") : ".", "/tmp"};
     mtt_status status = r->saved == mtt_trainer_step(t) ? MTT_OK : run_save(r, t, batches);
     char reason[sizeof(r->env->error)], path[4096];
     int i;
     if (!status) return status;
     memcpy(reason, r->env->error, sizeof(reason));
     for (i = 0; i < 3; i++) {
-        if (!folders[i] || strlen(folders[i]) > RESULT_FOLDER) continue;
-        snprintf(path, sizeof(path), "%s/%s_step%lld.safetensors", folders[i], r->name,
+        snprintf(path, sizeof(path), "%.3000s/%s_step%lld.safetensors", folders[i], r->name,
                  (long long)mtt_trainer_step(t));
         if (mtt_save(t, path, batches)) continue;
         return run_fail(r, status, "%.700s; saved as %.1000s: move it to %.500s, then --resume", reason, path,
@@ -532,9 +572,9 @@ static int run_has_file(const run *r, const char *file)
 static mtt_status run_set_aside(run *r)
 {
     char old[RESULT_FOLDER + 512] = "", ending[16] = ".old";
-    DIR *folder = opendir(r->folder);
+    DIR *folder = run_rank ? NULL : opendir(r->folder);
     struct dirent *e;
-    mtt_status status = folder ? MTT_OK : run_cannot(r, "read", r->folder);
+    mtt_status status = folder || run_rank ? MTT_OK : run_cannot(r, "read", r->folder);
     int k;
     while (!status && (e = readdir(folder))) {
         const char *from, *to;
@@ -550,8 +590,7 @@ static mtt_status run_set_aside(run *r)
         if (!status && rename(from, to)) status = run_cannot(r, "move", from);
     }
     if (folder) closedir(folder);
-    if (*old)
-        fprintf(stderr, "train: the earlier run is kept in %s: --resume would have continued it\n", old);
+    if (*old) run_say("train: the earlier run is kept in %s: --resume would have continued it\n", old);
     return status;
 }
 #endif

@@ -57,11 +57,11 @@ static void speak_preparing(const mtt_prepare_desc *job)
 {
     int vocab = job->vocab ? job->vocab : 10000;
     if (result_has_tokens(job->output))
-        fprintf(stderr, "comparing %s with the tokens of an earlier run ...\n", job->input);
+        run_say("comparing %s with the tokens of an earlier run ...\n", job->input);
     else if (job->tokenizer)
-        fprintf(stderr, "encoding %s with the tokenizer %s ...\n", job->input, job->tokenizer);
+        run_say("encoding %s with the tokenizer %s ...\n", job->input, job->tokenizer);
     else
-        fprintf(stderr, "training a BPE tokenizer, %s ids, on %s ...\n", speak_count((uint64_t)vocab),
+        run_say("training a BPE tokenizer, %s ids, on %s ...\n", speak_count((uint64_t)vocab),
                 job->input);
 }
 
@@ -70,16 +70,16 @@ static void speak_dataset(const mtt_prepare_desc *job, const mtt_prepare_report 
     static const char *const names[] = {"train", "validation", "test"};
     const uint64_t *documents = made->documents, *bytes = made->bytes;
     int k;
-    if (made->reused) fprintf(stderr, "the tokens of %s are reused from an earlier run\n", job->input);
-    fprintf(stderr, "%s: %s documents, %s bytes, %s ids\n", job->input,
+    if (made->reused) run_say("the tokens of %s are reused from an earlier run\n", job->input);
+    run_say("%s: %s documents, %s bytes, %s ids\n", job->input,
             speak_count(documents[MTT_TRAIN] + documents[MTT_VALID] + documents[MTT_TEST]),
             speak_count(bytes[MTT_TRAIN] + bytes[MTT_VALID] + bytes[MTT_TEST]),
             speak_count((uint64_t)made->vocab));
     for (k = 0; k < MTT_SPLIT_COUNT; k++)
-        fprintf(stderr, "  %-10s %6s documents %12s tokens\n", names[k], speak_count(documents[k]),
+        run_say("  %-10s %6s documents %12s tokens\n", names[k], speak_count(documents[k]),
                 speak_count(made->tokens[k]));
     if (!job->tokenizer && made->vocab < job->vocab)
-        fprintf(stderr, "note: the text has too few pairs for %s ids: the vocabulary has %s\n",
+        run_say("note: the text has too few pairs for %s ids: the vocabulary has %s\n",
                 speak_count((uint64_t)job->vocab), speak_count((uint64_t)made->vocab));
 }
 
@@ -99,27 +99,29 @@ static void speak_plan(const mtt_plan_report *plan)
 {
     const char *before = ": ";
     int k;
-    fprintf(stderr, "model: %s parameters\nmemory: %.1f MiB", speak_count((uint64_t)plan->parameters),
+    run_say("model: %s parameters\nmemory: %.1f MiB", speak_count((uint64_t)plan->parameters),
             (double)plan->arena_bytes / 1048576);
     for (k = 0; k < MTT_CATEGORY_COUNT; k++) {
         if (plan->bytes[k] < 104858) continue; /* 0.1 MiB */
-        fprintf(stderr, "%s%s %.1f", before, mtt_category_name((mtt_category)k),
+        run_say("%s%s %.1f", before, mtt_category_name((mtt_category)k),
                 (double)plan->bytes[k] / 1048576);
         before = ", ";
     }
-    fputc('\n', stderr);
+    run_say("\n");
 }
 
 /* Begins a session. */
 static void speak_begin(speaker *s, const mtt_batches *batches, int64_t first, int steps, int accumulate)
 {
     double epoch = (double)batches->sequences * batches->seq_len;
+    char ranks[40] = "";
     s->first = first;
     s->steps = steps;
-    s->tokens = (double)batches->batch * batches->seq_len * accumulate;
+    s->tokens = (double)batches->batch * batches->seq_len * accumulate * batches->ranks;
     s->begun = s->said = speak_now();
     if (first >= steps) return;
-    fprintf(stderr, "training: steps %s to %s of %s tokens each: %.2f epochs of %s tokens\n",
+    if (batches->ranks > 1) snprintf(ranks, sizeof(ranks), " on %d ranks", batches->ranks);
+    run_say("training%s: steps %s to %s of %s tokens each: %.2f epochs of %s tokens\n", ranks,
             speak_count((uint64_t)s->first + 1), speak_count((uint64_t)s->steps),
             speak_count((uint64_t)s->tokens),
             (double)(s->steps - s->first) * s->tokens / epoch, speak_count((uint64_t)epoch));
@@ -136,20 +138,20 @@ static void speak_step(speaker *s, const mtt_step_info *info)
     if (done == 1) s->begun = now; /* the first step also wakes threads and fills caches: not counted later */
     if (!terminal && !last && info->step % tenth && now - s->said < 10 && done > 2) return;
     s->said = now;
-    fprintf(stderr, "%sstep %lld/%lld %lld%% | loss %.4f | %s tokens/s", terminal ? "\r" : "",
+    run_say("%sstep %lld/%lld %lld%% | loss %.4f | %s tokens/s", terminal ? "\r" : "",
             (long long)info->step, (long long)s->steps, (long long)(100 * info->step / s->steps), info->loss,
             speak_count((uint64_t)(s->tokens / fmax(info->ms, 1e-6) * 1e3)));
-    if (info->clipped) fprintf(stderr, " | %s values clipped", speak_count((uint64_t)info->clipped));
-    if (!last) fprintf(stderr, " | %s left", speak_time(left));
-    fputs(terminal && !last ? "\033[K" : "\n", stderr);
+    if (info->clipped) run_say(" | %s values clipped", speak_count((uint64_t)info->clipped));
+    if (!last) run_say(" | %s left", speak_time(left));
+    run_say(terminal && !last ? "\033[K" : "\n");
     if (done == 2 && !last)
-        fprintf(stderr, "%sthe remaining %s steps take about %s\n", terminal ? "\n" : "",
+        run_say("%sthe remaining %s steps take about %s\n", terminal ? "\n" : "",
                 speak_count((uint64_t)(s->steps - info->step)), speak_time(left));
 }
 
 static void speak_quality(const mtt_quality *q)
 {
-    fprintf(stderr, "%svalidation loss %.4f, perplexity %.2f, %.3f bits per byte\n", isatty(2) ? "\n" : "",
+    run_say("%svalidation loss %.4f, perplexity %.2f, %.3f bits per byte\n", isatty(2) ? "\n" : "",
             q->loss, q->perplexity, q->bits_per_byte);
 }
 
@@ -157,20 +159,20 @@ static void speak_quality(const mtt_quality *q)
 
 static void speak_summary(const run *r, const result *m, int memory_file)
 {
-    fprintf(stderr, "\nvalidation  perplexity %.2f, %.3f bits per byte, loss %.4f, accuracy %.1f %%\n",
+    run_say("\nvalidation  perplexity %.2f, %.3f bits per byte, loss %.4f, accuracy %.1f %%\n",
             m->perplexity, m->bits_per_byte, m->val_loss, 100 * m->accuracy);
-    fprintf(stderr, "speed       %s tokens/s, %.0f steps in %s\n", speak_count((uint64_t)m->tokens_per_s),
+    run_say("speed       %s tokens/s, %.0f steps in %s\n", speak_count((uint64_t)m->tokens_per_s),
             m->steps, speak_time(m->training_time));
-    fprintf(stderr, "memory      %.1f MiB planned", m->arena_bytes / 1048576);
-    if (m->device_bytes != m->arena_bytes) fprintf(stderr, ", %.1f MiB taken", m->device_bytes / 1048576);
-    fprintf(stderr, "\nmetrics     %s\n", run_path(r, RESULT_METRICS));
-    fprintf(stderr, "log         %s\n", run_path(r, RESULT_LOG));
-    if (r->curves) fprintf(stderr, "curves      %s", run_path(r, run_curves_ending(r)));
-    if (r->curves == CURVES_TENSORBOARD) fprintf(stderr, ", shown by tensorboard --logdir %s", r->folder);
-    if (r->curves) fputc('\n', stderr);
-    if (memory_file) fprintf(stderr, "timeline    %s\n", run_path(r, RESULT_MEMORY));
+    run_say("memory      %.1f MiB planned", m->arena_bytes / 1048576);
+    if (m->device_bytes != m->arena_bytes) run_say(", %.1f MiB taken", m->device_bytes / 1048576);
+    run_say("\nmetrics     %s\n", run_path(r, RESULT_METRICS));
+    run_say("log         %s\n", run_path(r, RESULT_LOG));
+    if (r->curves) run_say("curves      %s", run_path(r, run_curves_ending(r)));
+    if (r->curves == CURVES_TENSORBOARD) run_say(", shown by tensorboard --logdir %s", r->folder);
+    if (r->curves) run_say("\n");
+    if (memory_file) run_say("timeline    %s\n", run_path(r, RESULT_MEMORY));
     if (r->saved < 0) return;
-    fprintf(stderr, "checkpoint  %s\n", run_checkpoint(r, r->saved));
-    fprintf(stderr, "best        %s, by validation loss\n", run_path(r, "_best.safetensors"));
+    run_say("checkpoint  %s\n", run_checkpoint(r, r->saved));
+    run_say("best        %s, by validation loss\n", run_path(r, "_best.safetensors"));
 }
 #endif
