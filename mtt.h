@@ -469,9 +469,9 @@ MTTDEF void mtt_schedule_json(const mtt_schedule *schedule, mtt_write_fn write, 
 
 /* A rank is one of several processes that train one model together, numbered from 0. This section connects
    them, each with every other. A collective is a call that all ranks make, in the same order. If a rank dies
-   or stays silent, the calls of the others fail with MTT_E_RANK; if it stops and says why, with MTT_E_STOPPED.
-   The error names that rank. After a failure every later call on the handle fails in the same way. NULL is a
-   valid handle: one rank.
+   or stays silent, the calls of the others fail with MTT_E_RANK, and if it stops and says why, with
+   MTT_E_STOPPED. The error names that rank. After a failure every later call on the handle fails in the same
+   way. NULL is a valid handle: one rank.
    Nothing is encrypted, and a run's name is no password. Ranks on several hosts need a network to trust. */
 typedef struct mtt_ranks mtt_ranks;
 
@@ -479,9 +479,9 @@ typedef struct mtt_ranks mtt_ranks;
    the call, each with its own handle. They are connected before they start, so two runs cannot meet, and
    nothing is left on disk. Call it before OpenMP's first parallel region and before the first use of CUDA,
    which do not survive fork. Flush stdio before: each process would write what is in its buffers. A rank
-   waits up to 30 seconds for another one. Each gets its share of OpenMP's threads, unless the environment
-   has OMP_NUM_THREADS. */
-MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, mtt_ranks **out);
+   waits `timeout` seconds for another one, at most 86400; 0: 20 seconds. Each gets its share of OpenMP's
+   threads, unless the environment has OMP_NUM_THREADS. */
+MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ranks **out);
 
 /* One rank of a run that a launcher has started, on one host or on several. Zero means the default. */
 typedef struct mtt_ranks_desc {
@@ -490,7 +490,7 @@ typedef struct mtt_ranks_desc {
     const char *address; /* of rank 0, a name or an IP address, default `host` */
     int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
     const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
-    double timeout;      /* seconds, at most 86400, that a rank waits for another one, default 30 */
+    double timeout;      /* seconds, at most 86400, that a rank waits for another one, default 20 */
     char host[256];      /* the address that mtt_ranks_environment found, default 127.0.0.1 */
 } mtt_ranks_desc;
 
@@ -523,7 +523,8 @@ MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
 /* Takes leave of the others and frees the handle. `reason` says why, in words for the errors of those who
    still need this rank; NULL is a normal end. A handle that has failed passes on its first failure instead,
    so that all ranks name the same cause. Takes up to 2 seconds if other ranks are not at an end. After
-   mtt_ranks_fork, rank 0 then waits up to the timeout for its children to exit, and kills those left. */
+   mtt_ranks_fork, rank 0 then waits up to the timeout for its children to exit, or up to 2 seconds if the
+   handle has failed, and kills those left. */
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason);
 
 /* ------------------------------------------------------------------------------------------- trainer ---- */
@@ -2594,7 +2595,7 @@ static uint32_t mtt__crc32(const mtt__crc_table *table, uint32_t crc, const void
    exchange; the others are notes. Sockets never block. Each wait is a poll of all of them, so a rank that
    fails is noticed at once, whoever is waited for. */
 
-enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 30, MTT__RANKS_PORT = 29501 };
+enum { MTT__RANKS = 1024, MTT__RANKS_TIMEOUT = 20, MTT__RANKS_PORT = 29501 };
 
 enum {
     MTT__FRAME_DATA = 0x4d545401, /* a number, after "MTT" */
@@ -3023,9 +3024,11 @@ static void mtt__ranks_free(mtt_ranks *r)
 
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason)
 {
+    double patience = ranks ? ranks->timeout : 0;
     if (!ranks) return;
+    if (ranks->status && patience > 2000) patience = 2000;
     mtt__farewell(ranks, ranks->status ? ranks->failure : reason ? reason : "");
-    mtt__reap(ranks, ranks->timeout);
+    mtt__reap(ranks, patience);
     mtt__ranks_free(ranks);
 }
 
@@ -3095,15 +3098,16 @@ static mtt_status mtt__fork_one(mtt_ranks *r, int *ends, int rank)
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, mtt_ranks **out)
+MTTDEF mtt_status mtt_ranks_fork(mtt_env *env, int ranks, double timeout, mtt_ranks **out)
 {
     mtt_ranks *r;
     mtt_status status;
     int *ends, i, all;
     *out = NULL;
-    if (ranks < 1 || ranks > MTT__RANKS)
-        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %d: give 1..%d", ranks, MTT__RANKS);
-    status = mtt__ranks_new(env, 0, ranks, MTT__RANKS_TIMEOUT, &r);
+    if (ranks < 1 || ranks > MTT__RANKS || !(timeout >= 0 && timeout <= 86400))
+        return mtt__fail(env, MTT_E_ARGUMENT, "ranks = %d, timeout = %g: give 1..%d ranks and at most 86400 "
+                         "seconds", ranks, timeout, MTT__RANKS);
+    status = mtt__ranks_new(env, 0, ranks, timeout > 0 ? timeout : (double)MTT__RANKS_TIMEOUT, &r);
     if (status) return status;
     all = ranks * ranks;
     ends = (int *)mtt__alloc(env, (size_t)all, sizeof(*ends));

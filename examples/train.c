@@ -68,6 +68,7 @@ static const option options[] = {
     OPTION("memory-budget", MTT_FIELD_BYTES, &set.policy.budget_bytes, 0, 0, 1e18,
            "refuse a plan that needs more; --recompute budget fits it (24G, 512M)"),
     FIELDS("Technique; its words are also options: --bf16 --flash ...", mtt_policy_fields, &set.policy),
+    OPTION("rank-timeout", MTT_FIELD_FLOAT, &files.timeout, 0, 0, 86400, "seconds to wait for a rank (20)"),
     FIELDS("Model; small on a CPU without --layers, --heads or --d-model:", mtt_model_fields, &set.model),
     FIELDS("Optimizer:", mtt_optim_fields, &set.optim),
 };
@@ -83,11 +84,9 @@ static int report(mtt_status status)
         [MTT_E_NUMBERS] = EXIT_DIVERGED, [MTT_E_DEVICE] = EXIT_DEVICE, [MTT_E_RANK] = EXIT_RANK,
         [MTT_E_STOPPED] = EXIT_RANK};
     const char *remedy = ": --find-max-batch --memory-budget 8G prints the batch that fits 8 GiB";
-    char who[32] = "";
     if (!status) return 0;
-    if (run_rank) snprintf(who, sizeof(who), "rank %d: ", run_rank);
     if (status != MTT_E_STOPPED && (!run_rank || (status != MTT_E_NUMBERS && status != MTT_E_MISMATCH)))
-        fprintf(stderr, "train: %s%s%s\n", who, env.error[0] ? env.error : mtt_status_string(status),
+        fprintf(stderr, "train: %s%s%s\n", run_who(), env.error[0] ? env.error : mtt_status_string(status),
                 status == MTT_E_MEMORY ? remedy : "");
     return codes[status] ? codes[status] : EXIT_DATA;
 }
@@ -99,7 +98,8 @@ static int read_options(int argc, char **argv)
     option_all.fallback = "small";
     code = option_parse(options, LENGTH(options), argc, argv);
     if (code) return code;
-    if (!set.data && !set.dry_run && !set.find_max)
+    set.dry_run |= set.find_max;
+    if (!set.data && !set.dry_run)
         return option_fail("--data is missing, for example --data my_text.txt (--help lists all options)");
     if (policy->recompute == MTT_RECOMPUTE_BUDGET && !policy->budget_bytes)
         return option_fail("--recompute budget needs a budget, for example --memory-budget 8G");
@@ -142,37 +142,15 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     return status;
 }
 
-/* Prints the plan; returns EXIT_MEMORY if it does not fit the budget, and 0 otherwise. */
-static int show_plan(const mtt_plan_report *plan, int max_batch)
+/* Steps and warm-up, unless they are given. */
+static mtt_status choose_steps(const mtt_batches *batches)
 {
-    FILE *out = set.dry_run ? stdout : stderr;
-    char json[2048];
-    json[mtt_plan_json(plan, json, sizeof(json)) - 1] = 0; /* no closing brace: another field may follow */
-    if (run_rank) return 0;
-    if (!set.json && set.dry_run) mtt_plan_print(plan, result_write_text, out);
-    else if (!set.json) speak_plan(plan);
-    else if (max_batch) fprintf(out, "%s, \"max_batch\": %d}\n", json, max_batch);
-    else fprintf(out, "%s}\n", json);
-    if (max_batch && !set.json) fprintf(out, "largest batch under the budget: %d\n", max_batch);
-    if (!max_batch || plan->arena_bytes <= set.policy.budget_bytes) return 0;
-    fprintf(stderr, "train: a batch of %d does not fit --memory-budget, %d does\n", set.batch, max_batch);
-    return EXIT_MEMORY;
-}
-
-/* Without --steps as many as the epochs take. Returns an exit code. */
-static int count_steps(const mtt_batches *batches)
-{
-    uint64_t in_step = (uint64_t)set.batch * (uint64_t)set.policy.accumulate * (uint64_t)batches->ranks;
-    uint64_t steps = batches->sequences * (uint64_t)set.epochs / in_step;
-    if (option_given("epochs") && !option_given("steps")) set.steps = 0; /* those of the preset */
-    if (!set.steps && steps > INT_MAX) return option_fail("--epochs: more than 2^31 - 1 steps");
-    if (!set.steps) set.steps = (int)steps;
+    mtt_status status = MTT_OK;
+    if (!set.steps || (option_given("epochs") && !option_given("steps"))) /* --epochs before the preset's */
+        status = run_count_steps(&files, batches, set.policy.accumulate, set.epochs, &set.steps);
     if (!option_given("warmup-steps") && set.optim.warmup_steps >= set.steps)
         set.optim.warmup_steps = set.steps / 10; /* fewer than the preset was made for */
-    if (set.steps) return 0;
-    return report(run_fail(&files, MTT_E_DATA, "the text has only %s sequences, but a step takes %s: lower "
-                           "--batch-size, give more text, or set --steps", speak_count(batches->sequences),
-                           speak_count(in_step)));
+    return status;
 }
 
 /* Writes the metrics to their file and to stdout, but in words to a terminal; and the memory file. */
@@ -190,18 +168,15 @@ static mtt_status write_results(mtt_trainer *t, const mtt_quality *q)
     return status;
 }
 
-/* The validation split's quality, also to the log, unless it is interrupted. The best checkpoint is kept. */
+/* Evaluates, unless it is interrupted. The best checkpoint is kept. */
 static mtt_status evaluate(mtt_trainer *t, const mtt_batches *batches, const mtt_dataset *data,
                            mtt_quality *q)
 {
-    mtt_status status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, set.eval_batches, &run_stop, q);
-    int better = q->loss < files.best && set.save_every >= 0;
-    files.stopped = status == MTT_END;
-    if (!status) status = run_decide(&files, &better);
-    if (status) return files.stopped ? MTT_OK : status;
+    int better;
+    mtt_status status = run_evaluate(&files, t, data, set.eval_batches, q, &better);
+    if (status || files.stopped) return status;
     if (mtt_trainer_step(t) < set.steps) speak_quality(q); /* after the last step the summary has it */
-    if (better) report(run_save_best(&files, t, batches));
-    run_log_quality(&files, mtt_trainer_step(t), q);
+    if (better && set.save_every >= 0) report(run_save_best(&files, t, batches));
     return MTT_OK;
 }
 
@@ -215,11 +190,8 @@ static mtt_status train(mtt_trainer *t, mtt_batches *batches, const mtt_dataset 
     mtt_step_info info = {.step = mtt_trainer_step(t)};
     mtt_quality q;
     while (!status && info.step < set.steps && !files.stopped) {
-        if (set.eval_every && info.step % set.eval_every == 0) {
-            int due = files.evaluated != (double)info.step;
-            status = run_decide(&files, &due);
-            if (!status && due) status = evaluate(t, batches, data, &q);
-        }
+        if (set.eval_every && info.step % set.eval_every == 0 && files.evaluated != (double)info.step)
+            status = evaluate(t, batches, data, &q);
         if (!status && !files.stopped) status = run_look_for_signals(&files);
         if (files.stopped) break;
         for (i = 0; i < all && !status; i += part)
@@ -256,36 +228,28 @@ static int finish(mtt_status status, mtt_trainer *t, mtt_batches *batches, const
     return code ? code : saved;
 }
 
-/* Continues the run, or starts it and keeps an earlier one's files. What can fail later is tried now. */
-static mtt_status begin(mtt_trainer *t, mtt_batches *batches)
-{
-    mtt_status status = MTT_OK;
-    if (set.save_every >= 0)
-        status = run_check_room(&files, mtt_checkpoint_bytes(t), set.save_every, set.resume);
-    if (!status) status = set.resume ? run_resume(&files, t, batches) : run_set_aside(&files);
-    if (!status) status = run_open_log(&files, mtt_trainer_step(t));
-    if (!status)
-        speak_begin(&session, batches, mtt_trainer_step(t), set.steps, set.policy.accumulate);
-    return status;
-}
-
 /* Data and plan. Rank 0 goes ahead. Returns an exit code. */
 static int prepare(mtt_dataset *data, mtt_batches *batches)
 {
-    int max_batch = 0, code, planning = set.dry_run || set.find_max;
+    int max_batch = 0;
     size_t budget = set.policy.budget_bytes;
     mtt_plan_report plan;
     mtt_status status = run_rank ? run_meet(&files) : MTT_OK;
-    if (!status && !planning) status = open_data(data, batches);
+    if (!status && !set.dry_run) status = open_data(data, batches);
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);
     if (!status && set.find_max) return printf("%d\n", max_batch) < 0;
     if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (status) return report(status);
-    code = show_plan(&plan, max_batch);
-    if (!code && !planning) code = count_steps(batches);
-    if (!code && !run_rank) code = report(run_meet(&files));
-    return code || planning ? code : report(run_check_dataset(&files, data));
+    speak_plan(&plan, set.dry_run, set.json, max_batch);
+    if (max_batch && plan.arena_bytes > budget) {
+        run_say("train: a batch of %d does not fit --memory-budget, %d does\n", set.batch, max_batch);
+        return EXIT_MEMORY;
+    }
+    if (set.dry_run) return 0;
+    status = choose_steps(batches);
+    if (!status && !run_rank) status = run_meet(&files);
+    return report(status ? status : run_check_dataset(&files, data));
 }
 
 /* From the first step to the sample. Returns an exit code. */
@@ -298,7 +262,8 @@ static int execute(mtt_backend *backend, mtt_batches *batches, const mtt_dataset
     set.optim.total_steps = set.steps;
     status = mtt_trainer_create(&env, &set.model, &set.policy, &set.optim, backend, set.batch, set.seq_len,
                                 &t);
-    if (!status) status = begin(t, batches);
+    if (!status) status = run_begin(&files, t, batches, set.save_every, set.resume);
+    if (!status) speak_begin(&session, batches, mtt_trainer_step(t), set.steps, set.policy.accumulate);
     code = report(status);
     run_obey_signals(1);
     if (!status) code = finish(train(t, batches, data), t, batches, data);
@@ -320,19 +285,15 @@ int main(int argc, char **argv)
     mtt_backend backend = *mtt_cpu_backend();
     mtt_dataset data = {0};
     mtt_batches batches = {0};
-    int code = read_options(argc, argv), planning = set.dry_run || set.find_max;
+    int code = read_options(argc, argv);
     if (code) return code == OPTION_HELP ? 0 : code;
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
-    if (!planning) {
-        code = report(run_join(&files, &env, set.policy.ranks));
-        set.policy.ranks = mtt_ranks_count(files.ranks);
-        set.policy.rank = run_rank;
-    }
-    if (!code && !planning && set.policy.device == MTT_DEVICE_CUDA)
+    if (!set.dry_run) code = report(run_join(&files, &env, &set.policy));
+    if (!code && !set.dry_run && set.policy.device == MTT_DEVICE_CUDA)
         code = report(mtt_cuda_backend(&env, 0, &backend));
     backend.ranks = files.ranks;
     if (!code) code = prepare(&data, &batches);
-    if (!code && !planning) code = execute(&backend, &batches, &data);
+    if (!code && !set.dry_run) code = execute(&backend, &batches, &data);
     mtt_dataset_close(&data);
     mtt_ranks_close(files.ranks, code && code != EXIT_INTERRUPTED ? env.error : NULL);
     return code;

@@ -176,7 +176,7 @@ static void run(int tcp, int ranks, double seconds, body_fn body)
         for (i = 0; i < ranks; i++) kill(child[i], SIGKILL), waitpid(child[i], NULL, 0);
     } else {
         mtt_ranks *r;
-        mtt_status status = mtt_ranks_fork(&env, ranks, &r);
+        mtt_status status = mtt_ranks_fork(&env, ranks, 0, &r);
         check(!status, "fork: %s", env.error);
         if (status) return;
         i = r->rank;
@@ -538,7 +538,7 @@ static void test_fork_faults(void)
     for (at = 1; at < 30 && status == MTT_E_ARGUMENT; at++) {
         fault_calls = 0;
         fault_at = at;
-        status = mtt_ranks_fork(&env, 4, &r);
+        status = mtt_ranks_fork(&env, 4, 0, &r);
         fault_at = 0;
         if (!status && r->rank) mtt_ranks_close(r, NULL), _exit(0);
         if (!status) mtt_ranks_close(r, NULL);
@@ -549,7 +549,7 @@ static void test_fork_faults(void)
     check(at == 11 && !status, "%d calls can fail", at - 2);
     for (alloc_at = 1, status = MTT_E_MEMORY; alloc_at < 20 && status; alloc_at++) {
         allocs = 0;
-        status = mtt_ranks_fork(&counting, 2, &r);
+        status = mtt_ranks_fork(&counting, 2, 0, &r);
         if (!status && r->rank) mtt_ranks_close(r, NULL), _exit(0);
         if (!status) mtt_ranks_close(r, NULL);
         check(!status || status == MTT_E_MEMORY, "allocation %ld: %s", alloc_at, counting.error);
@@ -557,8 +557,10 @@ static void test_fork_faults(void)
         new_case();
     }
     check(!status && alloc_at > 3, "every allocation");
-    check(mtt_ranks_fork(&env, 0, &r) == MTT_E_ARGUMENT && !r, "0 ranks");
-    check(mtt_ranks_fork(&env, 1025, &r) == MTT_E_ARGUMENT && strstr(env.error, "1..1024"), "1025 ranks");
+    check(mtt_ranks_fork(&env, 0, 0, &r) == MTT_E_ARGUMENT && !r, "0 ranks");
+    check(mtt_ranks_fork(&env, 1025, 0, &r) == MTT_E_ARGUMENT && strstr(env.error, "1..1024"), "1025 ranks");
+    check(mtt_ranks_fork(&env, 2, NAN, &r) == MTT_E_ARGUMENT && strstr(env.error, "86400"), "no timeout");
+    check(mtt_ranks_fork(&env, 2, 86401, &r) == MTT_E_ARGUMENT, "a long timeout");
 }
 
 /* ---- strangers at the port ---- */

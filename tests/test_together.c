@@ -141,7 +141,7 @@ static void run(const job *j)
         mtt_backend backend = *mtt_cpu_backend();
         mtt_ranks *ranks = NULL;
         outcome *o;
-        if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, &ranks)) {
+        if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, 0, &ranks)) {
             outcomes[0].status = MTT_E_RANK;
             _exit(1);
         }

@@ -661,42 +661,111 @@ if [ -r "$data/tinyshakespeare.txt" ] && [ -r "$data/vocab.bpe" ]; then
     awk -v p="$(field out perplexity)" 'BEGIN { exit !(p > 1 && p < 500) }'
 else skip "tinyshakespeare.txt or vocab.bpe is missing: tools/get_data.sh tinyshakespeare.txt vocab.bpe"; fi
 
-# run_evaluate gives the numbers of mtt_evaluate_tokens, to the bit
-cat > evaluate.c << 'C'
-#define MTT_IMPLEMENTATION
-#include "mtt.h"
-#include "tools/results.h"
-#include "tools/run.h"
-int main(int argc, char **argv)
-{
-    static mtt_env env;
-    run r = {.env = &env};
-    mtt_dataset data;
-    mtt_batches batches;
-    mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 32};
-    mtt_policy policy = {.accumulate = 1};
-    mtt_optim_desc optim = {.lr = 1e-3f};
-    mtt_trainer *t;
-    int most, bad = argc != 2;
-    if (bad || mtt_dataset_open(&env, argv[1], NULL, &data)) return puts(env.error), 1;
-    model.vocab = mtt_tokens_vocab(data.train);
-    if (mtt_batches_init(&env, &batches, data.train, 3, 32, 0, 0)) return puts(env.error), 1;
-    if (mtt_trainer_create(&env, &model, &policy, &optim, mtt_cpu_backend(), 3, 32, &t))
-        return puts(env.error), 1;
-    for (most = 0; most < 3; most++) {
-        mtt_quality a, b;
-        if (mtt_evaluate_tokens(t, data.valid, data.tokenizer, most, &a)) return puts(env.error), 1;
-        if (run_evaluate(&r, t, &data, &batches, most, &b)) return puts(env.error), 1;
-        bad |= a.loss != b.loss || a.perplexity != b.perplexity || a.accuracy != b.accuracy ||
-               a.bits_per_byte != b.bits_per_byte || a.targets != b.targets || !(a.bits_per_byte > 0);
-    }
-    mtt_trainer_destroy(t);
-    mtt_dataset_close(&data);
-    return bad;
+# several ranks: the bits of one rank that has all their micro-batches
+together="--data results/text.txt $model --steps 40 --seed 3 --dropout 0.1 --save-every 10 --eval-every 10"
+same_run() { # NAME WHAT: has the files of the run "alone"
+  local kind
+  for kind in step40 best; do
+    check "$2: $kind" cmp results/$1_$kind.safetensors results/alone_fp32_$kind.safetensors
+  done
+  check "$2: the log" same_log results/$1.jsonl results/alone_fp32.jsonl
+  check "$2: val_loss" [ "$(field results/$1_metrics.json val_loss)" = \
+    "$(field results/alone_fp32_metrics.json val_loss)" ]
 }
-C
-check "evaluate.c compiles" ${CC:-cc} -std=gnu99 -O1 -w -fopenmp -I "$root" evaluate.c -o evaluate -lm
-check "run_evaluate is mtt_evaluate_tokens" ./evaluate results/text.txt
+launch() { # RANKS ARGUMENT...: as torchrun; sets codes; the last argument, if not "", is rank 1's alone
+  local ranks=$1 port=$((20000 + RANDOM % 12000)) k ids=() id; shift
+  for ((k = ranks - 1; k >= 0; k--)); do
+    RANK=$k WORLD_SIZE=$ranks LOCAL_RANK=$k MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 120 \
+      "$train" "${@:1:$#-1}" $([ $k != 1 ] || echo "${!#}") > out.$k 2> err.$k < /dev/null & ids+=($!)
+  done
+  codes=
+  for id in "${ids[@]}"; do wait $id; codes="$? $codes"; done
+  cat $(seq -f 'out.%g' 0 $((ranks - 1))) > out
+  cat $(seq -f 'err.%g' 0 $((ranks - 1))) > err
+}
+once_said() { [ "$(grep -c "^train: " err)" = 1 ]; }
+gone() { # PID...: wait until they are
+  local id
+  for id in "$@"; do for _ in $(seq 100); do kill -0 $id 2> /dev/null || break; sleep 0.1; done; done
+  ! kill -0 "$@" 2> /dev/null
+}
+run $together --dataset alone --accumulate 4
+expect 0 'training on 4 ranks: .* of 512 tokens' $together --dataset four --ranks 4
+same_run four_fp32 "4 ranks by fork"
+check "4 ranks are in the metrics" says out '"ranks": 4, '
+run $together --dataset divided --ranks 4 --shard optimizer
+same_run divided_fp32_zero1 "4 ranks divide the optimizer"
+run $together --dataset divided --ranks 2 --accumulate 2 --shard gradients
+same_run divided_fp32_zero2 "2 ranks divide gradients, too"
+launch 4 $together --dataset torch ""
+check "4 ranks of a launcher end with $codes" [ "$codes" = "0 0 0 0 " ]
+same_run torch_fp32 "4 ranks of a launcher"
+check "rank 0 alone speaks" [ ! -s err.1 -a ! -s out.1 -a ! -s err.3 ]
+for name in mpirun torchrun; do
+  if ! command -v $name > /dev/null; then skip "ranks started by $name, which is not installed"; continue; fi
+  case $name in
+    mpirun) start="mpirun --allow-run-as-root --oversubscribe -n 4";;
+    torchrun) start="torchrun --no-python --nproc-per-node 4 --master-port $((20000 + RANDOM % 12000))";;
+  esac
+  timeout 120 $start "$train" $together --dataset $name > out 2> err < /dev/null
+  same_run ${name}_fp32 "4 ranks by $name"
+done
+run $together --dataset moved --ranks 4 --steps 20
+expect 0 'steps 21 to 40' $together --dataset moved --accumulate 4 --resume
+same_run moved_fp32 "from 4 ranks to 1"
+
+# what differs between ranks, or fails on all of them, is said once
+launch 2 $together --dataset differs "--lr 0.5"
+check "another learning rate ends with $codes" [ "$codes" = "3 3 " ]
+check "another learning rate is named" \
+  says err '^train: rank 1 \(host .*\) differs from rank 0 .* in optimizer'
+check "another learning rate is said once" once_said
+run --data $root/README.md $model --steps 1 --dataset wider
+launch 2 $together --dataset differs "--data results/wider"
+check "another text ends with $codes" [ "$codes" = "3 3 " ]
+check "another text is named" \
+  says err '^train: rank 1 \(host .*\) differs from rank 0 .* in the training text'
+WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 \
+  expect 2 'the launcher has started 2: leave it out' $together --ranks 3
+expect 3 'absent.txt: cannot open' --data absent.txt --ranks 3
+check "a file that is absent is said once" once_said
+expect 5 'lower lr' \
+  --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1 --ranks 2
+check "a run that diverges is said once" once_said
+expect 2 'ranks 0: expected a whole number from 1 to 1024' --ranks 0
+
+# ranks that are stopped, killed, or hang
+ranks() { # SIGNAL WHOM ARGUMENT...: signals rank 0 (parent) or rank 1 (child) when the log has 8 KiB
+  local signal=$1 whom=$2 log=results/$3_fp32.jsonl; shift 2
+  rm -f "$log"
+  "$train" $long --dataset "$@" --ranks 2 > out 2> err < /dev/null & id=$!
+  for _ in $(seq 3000); do [ "$(cat "$log" 2> /dev/null | wc -c)" -ge 8192 ] && break; sleep 0.02; done
+  child=$(grep -lE "^PPid:[[:space:]]+$id\$" /proc/[0-9]*/status 2> /dev/null | cut -d/ -f3)
+  local start=$SECONDS
+  [ $whom = parent ] && kill -"$signal" $id || kill -"$signal" $child
+  { wait $id; code=$?; } 2> /dev/null
+  check "no process is left after $signal to the $whom" gone $id $child
+  took=$((SECONDS - start))
+}
+run $long --dataset whole --accumulate 2
+for whom in parent child; do
+  ranks INT $whom $whom
+  check "SIGINT to the $whom ends with $code, not 130" [ $code = 130 ]
+  check "SIGINT to the $whom saves" says err 'stopped after step [0-9]*: --resume continues from there'
+  expect 0 . $long --dataset $whom --ranks 2 --resume
+  check "SIGINT to the $whom, then --resume" \
+    cmp results/${whom}_fp32_step800.safetensors results/whole_fp32_step800.safetensors
+done
+ranks KILL child lost
+check "the death of a rank ends with $code, not 7" [ $code = 7 ]
+check "the death of a rank is named" says err '^train: rank 1 \(host .*\) ended'
+expect 0 . $long --dataset lost --accumulate 2 --resume
+check "the death of a rank costs no bit" \
+  cmp results/lost_fp32_step800.safetensors results/whole_fp32_step800.safetensors
+ranks STOP child hangs --rank-timeout 2
+check "a rank that hangs ends with $code, not 7, after $took s" [ $code = 7 -a $took -lt 10 ]
+check "a rank that hangs is named" \
+  says err '^train: rank 1 \(host .*\) has been silent for 2 seconds'
 
 # hello.c, with fewer steps
 sed 's/STEPS = [0-9]*/STEPS = 20/' "$root/examples/hello.c" > hello.c

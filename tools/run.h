@@ -27,6 +27,7 @@ enum { RUN_NAME = 200 }; /* letters: with an ending, a name in a folder has at m
 typedef struct run {
     mtt_env *env;
     mtt_ranks *ranks; /* NULL: one process */
+    float timeout;    /* seconds that a rank waits for another one; 0 = mtt.h's default */
     int stopped;      /* 1 = all ranks know that the run shall end */
     const char *folder;
     char dataset[RUN_NAME + 1], name[512];
@@ -54,6 +55,14 @@ static mtt_status run_fail(run *r, mtt_status status, const char *format, ...)
 
 /* Of several ranks, which this process is: rank 0 alone writes files and speaks. */
 static int run_rank;
+
+/* What a message of another rank than rank 0 begins with. */
+static const char *run_who(void)
+{
+    static char text[32];
+    if (run_rank) snprintf(text, sizeof(text), "rank %d: ", run_rank);
+    return text;
+}
 
 /* Says something on standard error. */
 static void run_say(const char *format, ...)
@@ -104,20 +113,23 @@ static void run_obey_signals(int gently)
 
 /* ---- ranks ---- */
 
-/* Joins the processes that a launcher has started, or makes `ranks` of this one; 0 and 1 mean no more than
-   there are. */
-static mtt_status run_join(run *r, mtt_env *env, int ranks)
+/* Joins the processes that a launcher has started, or makes policy->ranks of this one; 0 and 1 mean no more
+   than there are. Then the policy has their count and this rank. */
+static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
 {
     mtt_ranks_desc here;
     mtt_status status = mtt_ranks_environment(env, &here);
+    int ranks = policy->ranks;
     r->env = env;
+    here.timeout = (double)r->timeout;
     if (!status && here.ranks > 1 && ranks && ranks != here.ranks)
         return run_fail(r, MTT_E_ARGUMENT, "--ranks is %d, but the launcher has started %d: leave it out",
                         ranks, here.ranks);
     fflush(NULL);
     if (!status && here.ranks > 1) status = mtt_ranks_connect(env, &here, &r->ranks);
-    else if (!status && ranks > 1) status = mtt_ranks_fork(env, ranks, &r->ranks);
-    run_rank = mtt_ranks_rank(r->ranks);
+    else if (!status && ranks > 1) status = mtt_ranks_fork(env, ranks, (double)r->timeout, &r->ranks);
+    policy->ranks = mtt_ranks_count(r->ranks);
+    policy->rank = run_rank = mtt_ranks_rank(r->ranks);
     return status;
 }
 
@@ -303,7 +315,7 @@ static void run_log_line(run *r, const char *line)
     double values[CURVE_COUNT], seconds = run_field(line, "\"time\": ");
     long long step = 0;
     int k;
-    fputs(line, r->log);
+    if (r->log) fputs(line, r->log); /* rank 0 alone has it */
     run_count(r, line);
     if (!r->rows || sscanf(line, "{\"step\": %lld", &step) != 1) return;
     for (k = 0; k < CURVE_COUNT; k++) values[k] = run_field(line, curve_keys[k]);
@@ -350,13 +362,13 @@ static mtt_status run_open_curves(run *r)
     return MTT_OK;
 }
 
-/* Opens the log. A resumed run continues it after the lines up to its step. */
+/* Opens rank 0's log. A resumed run continues it after the lines up to its step. */
 static mtt_status run_open_log(run *r, long long step)
 {
-    mtt_status status = r->curves ? run_open_curves(r) : MTT_OK;
+    mtt_status status = r->curves && !run_rank ? run_open_curves(r) : MTT_OK;
     const char *path = run_path(r, RESULT_LOG), *temporary = run_path(r, RESULT_LOG ".tmp");
     char line[512];
-    FILE *in = step ? fopen(path, "r") : NULL;
+    FILE *in = step && !run_rank ? fopen(path, "r") : NULL;
     long long at;
     int lost = step && !in && errno != ENOENT;
     if (run_rank) return MTT_OK;
@@ -380,9 +392,8 @@ static mtt_status run_open_log(run *r, long long step)
 /* A new line, which those who watch the files see at once. */
 static void run_log_now(run *r, const char *line)
 {
-    if (run_rank) return;
     run_log_line(r, line);
-    fflush(r->log);
+    if (r->log) fflush(r->log);
     if (r->rows) fflush(r->rows);
 }
 
@@ -576,7 +587,7 @@ static mtt_status run_set_aside(run *r)
     struct dirent *e;
     mtt_status status = folder || run_rank ? MTT_OK : run_cannot(r, "read", r->folder);
     int k;
-    while (!status && (e = readdir(folder))) {
+    while (!status && folder && (e = readdir(folder))) {
         const char *from, *to;
         if (!run_has_file(r, e->d_name)) continue;
         for (k = 2; !*old && !status; k++) {
@@ -592,5 +603,47 @@ static mtt_status run_set_aside(run *r)
     if (folder) closedir(folder);
     if (*old) run_say("train: the earlier run is kept in %s: --resume would have continued it\n", old);
     return status;
+}
+
+/* Continues the run, or starts it and keeps an earlier one's files. What can fail later is tried now.
+   `often`: steps between checkpoints; 0 = one at the end; less = none. */
+static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, int often, int resume)
+{
+    mtt_status status = often < 0 ? MTT_OK : run_check_room(r, mtt_checkpoint_bytes(t), often, resume);
+    int evaluated;
+    if (!status) status = resume ? run_resume(r, t, batches) : run_set_aside(r);
+    if (!status) status = run_open_log(r, mtt_trainer_step(t));
+    evaluated = r->evaluated == (double)mtt_trainer_step(t); /* by rank 0's log */
+    if (!status) status = run_decide(r, &evaluated);
+    if (evaluated) r->evaluated = (double)mtt_trainer_step(t);
+    return status;
+}
+
+/* ---- steps and evaluations ---- */
+
+/* As many steps as `epochs` passes take, each of `accumulate` micro-batches on every rank. */
+static mtt_status run_count_steps(run *r, const mtt_batches *batches, int accumulate, int epochs, int *steps)
+{
+    uint64_t in_step = (uint64_t)batches->batch * (uint64_t)accumulate * (uint64_t)batches->ranks;
+    uint64_t count = batches->sequences * (uint64_t)epochs / in_step;
+    *steps = (int)(count > INT_MAX ? INT_MAX : count);
+    if (count > INT_MAX) return run_fail(r, MTT_E_ARGUMENT, "--epochs: more than 2^31 - 1 steps");
+    if (count) return MTT_OK;
+    return run_fail(r, MTT_E_DATA, "the text has only %llu sequences, but a step takes %llu: lower "
+                    "--batch-size, give more text, or set --steps", (unsigned long long)batches->sequences,
+                    (unsigned long long)in_step);
+}
+
+/* The validation split's quality, to the log, too. `better`: it is the best so far. A signal ends it and sets
+   r->stopped; then nothing is evaluated. */
+static mtt_status run_evaluate(run *r, mtt_trainer *t, const mtt_dataset *data, int batches, mtt_quality *q,
+                               int *better)
+{
+    mtt_status status = mtt_evaluate_tokens(t, data->valid, data->tokenizer, batches, &run_stop, q);
+    r->stopped = status == MTT_END;
+    *better = !status && q->loss < r->best;
+    if (status) return r->stopped ? MTT_OK : status;
+    run_log_quality(r, mtt_trainer_step(t), q);
+    return run_decide(r, better);
 }
 #endif

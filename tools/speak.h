@@ -94,8 +94,8 @@ static mtt_status speak_prepare(mtt_env *env, const mtt_prepare_desc *job)
     return status;
 }
 
-/* The plan in two lines; --dry-run prints all of it. */
-static void speak_plan(const mtt_plan_report *plan)
+/* The plan in two lines. */
+static void speak_plan_briefly(const mtt_plan_report *plan)
 {
     const char *before = ": ";
     int k;
@@ -108,6 +108,21 @@ static void speak_plan(const mtt_plan_report *plan)
         before = ", ";
     }
     run_say("\n");
+}
+
+/* The plan in full for a dry run, as one JSON object, or in two lines. Then the largest batch that a budget
+   has room for; 0 = there is no budget. */
+static void speak_plan(const mtt_plan_report *plan, int dry_run, int as_json, int max_batch)
+{
+    FILE *out = dry_run ? stdout : stderr;
+    char json[2048];
+    json[mtt_plan_json(plan, json, sizeof(json)) - 1] = 0; /* no closing brace: another field may follow */
+    if (run_rank) return;
+    if (!as_json && dry_run) mtt_plan_print(plan, result_write_text, out);
+    else if (!as_json) speak_plan_briefly(plan);
+    else if (max_batch) fprintf(out, "%s, \"max_batch\": %d}\n", json, max_batch);
+    else fprintf(out, "%s}\n", json);
+    if (max_batch && !as_json) fprintf(out, "largest batch under the budget: %d\n", max_batch);
 }
 
 /* Begins a session. */
