@@ -242,10 +242,9 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     if (!status) status = mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan);
     if (status) return report(status);
     speak_plan(&plan, set.dry_run, set.json, max_batch);
-    if (max_batch && plan.arena_bytes > budget) {
-        run_say("train: a batch of %d does not fit --memory-budget, %d does\n", set.batch, max_batch);
-        return EXIT_MEMORY;
-    }
+    if (max_batch && plan.arena_bytes > budget)
+        return report(run_fail(&files, MTT_E_BUDGET, "a batch of %d does not fit --memory-budget, %d does",
+                               set.batch, max_batch));
     if (set.dry_run) return 0;
     status = choose_steps(batches);
     if (!status && !run_rank) status = run_meet(&files);
@@ -295,6 +294,7 @@ int main(int argc, char **argv)
     if (!code) code = prepare(&data, &batches);
     if (!code && !set.dry_run) code = execute(&backend, &batches, &data);
     mtt_dataset_close(&data);
-    mtt_ranks_close(files.ranks, code && code != EXIT_INTERRUPTED ? env.error : NULL);
+    if (code == EXIT_DIVERGED || code == EXIT_INTERRUPTED) mtt_ranks_close(files.ranks, NULL); /* all know */
+    else mtt_ranks_close(files.ranks, code ? env.error : NULL);
     return code;
 }

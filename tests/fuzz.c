@@ -80,7 +80,7 @@ static void fuzz_options(const char *data, size_t size)
         MUST(result_is_name(r.name, strlen(r.name)));
     if (!code && set.model.layers <= 24 &&
         succeeds(mtt_plan(&env, &set.model, &set.policy, set.batch, set.seq_len, &plan), &env))
-        show_plan(&plan, 0);
+        speak_plan(&plan, set.dry_run, set.json, 0);
     for (k = 1; k < argc; k++) free(argv[k]);
 }
 

@@ -240,7 +240,7 @@ check "checkpoint is there" [ -s $checkpoint ]
 check "the best checkpoint is the last" cmp $checkpoint results/text.txt_fp32_best.safetensors
 files() { (cd "$1" && sha256sum text.txt_fp32_* text.txt_fp32.jsonl); } # FOLDER
 earlier=$(files results)
-expect 3 'sequences, but a step takes 4,096: lower --batch-size' --data text.txt $model --batch-size 4096
+expect 3 'sequences, but a step takes 4096: lower --batch-size' --data text.txt $model --batch-size 4096
 check "an epoch without a step leaves the run" [ "$(files results)" = "$earlier" ]
 expect 0 'earlier run is kept in results/text.txt_fp32.old: --resume would have continued it' \
   --data text.txt $model --steps 20
@@ -732,6 +732,9 @@ check "a file that is absent is said once" once_said
 expect 5 'lower lr' \
   --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1 --ranks 2
 check "a run that diverges is said once" once_said
+expect 4 'a batch of 4096 does not fit --memory-budget' \
+  --data results/text.txt $model --batch-size 4096 --ranks 2 --memory-budget 8M
+check "a batch that does not fit is said once" once_said
 expect 2 'ranks 0: expected a whole number from 1 to 1024' --ranks 0
 
 # ranks that are stopped, killed, or hang
