@@ -27,7 +27,8 @@ static struct {
 } set = {.batch = 32, .seq_len = 256, .epochs = 1, .optim = {.lr = 1e-3f}, .policy = {.accumulate = 1},
          .sampling = {.temperature = 0.8f, .top_k = 200}, .prompt = "\n", .results = "results"};
 
-static run files = {.keep = 2};
+static mtt_env env;
+static run files = {.env = &env, .keep = 2};
 static speaker session;
 static const option options[] = {
     TITLE("usage: train --data FILE [option...]\n\n"
@@ -72,8 +73,6 @@ static const option options[] = {
     FIELDS("Model; small on a CPU without --layers, --heads or --d-model:", mtt_model_fields, &set.model),
     FIELDS("Optimizer:", mtt_optim_fields, &set.optim),
 };
-
-static mtt_env env;
 
 /* Prints why a call failed, if it did; returns the exit code. What all ranks know, rank 0 prints; a rank that
    has stopped has said why. */

@@ -730,7 +730,7 @@ WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 \
 expect 3 'absent.txt: cannot open' --data absent.txt --ranks 3
 check "a file that is absent is said once" once_said
 expect 5 'lower lr' \
-  --data results/text.txt --dataset wild $model --steps 60 --lr 100 --weight-decay 1 --clip -1 --ranks 2
+  --data results/text.txt --dataset wilder $model --steps 60 --lr 100 --weight-decay 1 --clip -1 --ranks 2
 check "a run that diverges is said once" once_said
 expect 4 'a batch of 4096 does not fit --memory-budget' \
   --data results/text.txt $model --batch-size 4096 --ranks 2 --memory-budget 8M
