@@ -989,17 +989,20 @@ enum { MTT_KEPT_GROUP = 128 };
 
 /* Those between ranks. all_to_all sends each rank its share of the gradients, and receives this rank's share
    of theirs: first all of rank 0's, then those of rank 1, and so on, without this rank's own. sum_gradients
-   then adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes `rows` of
-   everyone's. Or it sends what this rank has made of `squares`, of mtt_op's `sums`, or of `weights`, and
-   receives the rest. sum_squares makes a number of each block of the gradients of this rank's share, for
+   then adds up the shares of all ranks in their order. all_gather sends `row` to all, and makes those `rows`
+   that are of others. Or it sends what this rank has made of `squares`, of mtt_op's `sums`, or of `weights`,
+   and receives the rest. sum_squares makes a number of each block of the gradients of this rank's share, for
    grad_norm. sum_loss makes `count`, an mtt_count, and not the counters, where add_counts adds up those of
-   all ranks. merge_records joins what all ranks have recorded in the table of scales. */
+   all ranks. merge_records joins what all ranks have recorded in the table of scales.
+
+   all_to_all and all_gather may end later than operations after them. sum_gradients, add_counts, all of the
+   step but these two, and whatever follows in another list, begin when they have ended. */
 #define MTT_RANK_OPS(X)                                                                                      \
     X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
     X(all_gather, 1, MTT_OPERANDS(*row, *rows, *squares),                                                    \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
-    X(add_counts, 2, MTT_OPERANDS(*counts, *control, *counters),                                             \
+    X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                             \
       N(o->counts), MOVED, 0)                                                                                \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
       2 * PARAMETERS, MOVED, 0)                                                                              \
@@ -1011,6 +1014,15 @@ typedef enum mtt_op_kind { MTT_OPS(MTT__OP_ENUM) MTT_OP_KIND_COUNT } mtt_op_kind
 #define MTT__OP_STRUCT(name, inputs, operands, flops, bytes, scratch)                   \
     typedef struct mtt_##name { operands } mtt_##name;
 MTT_OPS(MTT__OP_STRUCT)
+
+/* What goes to another rank and what comes from it. Either size may be 0, for nothing. */
+typedef struct mtt_transfer {
+    int peer;
+    const void *send;
+    size_t send_bytes;
+    void *receive;
+    size_t receive_bytes;
+} mtt_transfer;
 
 struct mtt_op {
     mtt_op_kind kind;
@@ -1030,6 +1042,8 @@ struct mtt_op {
     const struct mtt_part *parts;      /* which elements of each are this rank's */
     int parameters;                    /* the number of these */
     int first_range, range_count;      /* their entries in `ranges`, if there is one */
+    const mtt_transfer *transfers;     /* all_to_all, all_gather: of the backend's memory. Those with one */
+    int transfer_count;                /* peer are in the order of the peer's with this rank */
     const mtt_tensor *workspace;       /* scratch; NULL on a CPU */
     const mtt_shape *shape;
     size_t live_bytes;                 /* during the operation, state included */
@@ -1084,6 +1098,11 @@ struct mtt_backend {
     void (*device_free)(void *user, void *block);
     void *user;
     mtt_ranks *ranks; /* those that train together; NULL, the default: this process alone */
+    /* Set by mtt_trainer_create, since mtt_kernels.cu may not see this file's functions. exchange performs
+       transfers of the host's memory. watch is called again and again while a backend waits for its device,
+       `begins` = 1 at first. It fails if a rank is lost, stops or stays silent. */
+    mtt_status (*exchange)(mtt_ranks *ranks, const mtt_transfer *transfers, int count);
+    mtt_status (*watch)(mtt_ranks *ranks, int begins);
 };
 
 /* ---- numbers that every backend computes alike: compiled for host and device ---- */
@@ -1467,15 +1486,18 @@ MTT__BOTH void mtt__adamw_element(const mtt_adamw_rates *r, float g, float *m, f
    of one parameter, each for MTT__RANGE_BLOCKS blocks of threads. */
 enum { MTT__RANGE = 65536, MTT__RANGE_BLOCKS = 8, MTT__RANGE_BLOCK = MTT__RANGE / MTT__RANGE_BLOCKS };
 typedef struct mtt_range {
-    const void *made;      /* the gradient of a micro-batch, of the whole parameter as the next two */
+    const void *made;      /* the gradient of a micro-batch. Of this and the next three, the address is where
+                              element 0 of the parameter is, or would be */
     void *gradient;        /* that of the step: the same, or a sum in FP32 */
+    const void *received;  /* of the first of the other ranks: see all_to_all */
     void *weight;
-    int64_t first;         /* where the parameter begins in master, m and v */
+    int64_t first;         /* where element 0 of the parameter is, or would be, in master, m and v */
+    int64_t mine, end;     /* elements of the parameter in this rank's share: from `mine`, below `end` */
     int64_t begin;         /* the piece: elements of the parameter from here */
     int32_t count;         /* and as many */
     int32_t block;         /* blocks with elements in all entries before */
     int32_t parameter;     /* its number */
-    uint8_t decays, gradient_dtype, unused[2];
+    uint8_t decays, made_dtype, gradient_dtype, unused;
 } mtt_range;
 
 /* How a parameter is divided. The elements of a layer, and those before or after the layers, are blocks of
@@ -1506,6 +1528,14 @@ typedef struct mtt_count {
     double loss;
     int64_t hits;
 } mtt_count;
+
+/* Adds a micro-batch to the counters of the step. The first one starts them. */
+MTT__BOTH void mtt__add_count(mtt_counters *counters, const mtt_count *count, int starts)
+{
+    if (starts) counters->loss = 0, counters->hits = 0;
+    counters->loss += count->loss;
+    counters->hits += count->hits;
+}
 
 /* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
 MTT__BOTH void mtt__merge_record(mtt_scale *s, const mtt_scale *other)
@@ -2634,15 +2664,6 @@ typedef struct mtt__site {
     int32_t port;
 } mtt__site;
 
-/* What goes to another rank and what comes from it. Either size may be 0, for nothing. */
-typedef struct mtt_transfer {
-    int peer;
-    const void *send;
-    size_t send_bytes;
-    void *receive;
-    size_t receive_bytes;
-} mtt_transfer;
-
 struct mtt_ranks {
     mtt_env *env;
     mtt__pool pool;
@@ -2650,6 +2671,7 @@ struct mtt_ranks {
     int busy;        /* 1 = this rank has told the others */
     int busy_peers;  /* so many have told this rank */
     double timeout;  /* ms */
+    double told;     /* ms: when this rank last said that it waits for its device */
     mtt_status status;             /* of the first failure */
     char failure[512];             /* its text */
     mtt__frame stop;               /* the head of this rank's last frame */
@@ -2851,6 +2873,13 @@ static void mtt__note_all(mtt_ranks *r, uint32_t note)
     for (i = 0; i < r->count; i++) r->peers[i].note = note;
 }
 
+/* Rank `rank` has not been heard of for too long. */
+static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
+{
+    return mtt__ranks_fail(r, rank, MTT_E_RANK, "has been silent for %g seconds: check its host, or raise "
+                           "the timeout", ms / 1e3);
+}
+
 /* Fails if a peer was waited for too long. One that itself waits gets twice the time, and while any rank is
    busy its time does not run. So the culprit is named by those who wait for it, before others name them. */
 static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
@@ -2862,8 +2891,7 @@ static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
         return mtt__ranks_fail(r, rank, MTT_E_RANK, "has ended its run, but rank %d goes on: give all the "
                                "same settings", r->rank);
     if (now - p->since <= limit) return MTT_OK;
-    return mtt__ranks_fail(r, rank, MTT_E_RANK, "has been silent for %g seconds: check its host, or raise "
-                           "the timeout", limit / 1e3);
+    return mtt__silent(r, rank, limit);
 }
 
 /* Until all is sent and received. Who waits for long says so, again and again, because data that it sends
@@ -2939,6 +2967,53 @@ static mtt_status mtt__exchange(mtt_ranks *r, const mtt_transfer *transfers, int
     status = mtt__transfer_all(r);
     if (status) mtt__farewell(r, r->failure);
     r->transfer_count = 0;
+    return status;
+}
+
+/* A socket whose other end is closed, whether or not there are bytes to read before the end. */
+#if defined(__linux__) && !defined(POLLRDHUP)
+enum { MTT__CLOSED = POLLHUP | POLLERR | 0x2000 }; /* POLLRDHUP, which POSIX does not have */
+#elif defined(POLLRDHUP)
+enum { MTT__CLOSED = POLLHUP | POLLERR | POLLRDHUP };
+#else
+enum { MTT__CLOSED = POLLHUP | POLLERR };
+#endif
+
+/* Takes what a peer says while this rank waits for its device. Any word shows that it lives. One that has
+   sent data already waits for this rank: its words are behind the data, which stay in the socket, but its end
+   is seen. A normal end is none of a failure: the device may work for this rank alone. */
+static mtt_status mtt__watch_peer(mtt_ranks *r, int rank, double now)
+{
+    mtt__peer *p = &r->peers[rank];
+    struct pollfd polled;
+    mtt_status status;
+    if (p->fd < 0) return MTT_OK;
+    polled.fd = p->fd;
+    polled.events = MTT__CLOSED & ~(POLLHUP | POLLERR);
+    p->waiting = 0;
+    status = mtt__peer_send(r, rank);
+    if (!status) status = mtt__peer_receive(r, rank);
+    if (status || p->fd < 0) return status;
+    if (p->in.done < sizeof(p->in.head)) {
+        if (p->busy) p->since = now;
+        return now - p->since > r->timeout ? mtt__silent(r, rank, r->timeout) : MTT_OK;
+    }
+    return poll(&polled, 1, 0) > 0 && (polled.revents & MTT__CLOSED) ? mtt__lost(r, rank, 0) : MTT_OK;
+}
+
+/* See mtt_backend. Says every now and then that this rank waits. */
+static mtt_status mtt__watch(mtt_ranks *r, int begins)
+{
+    double now = mtt__now_ms();
+    mtt_status status = MTT_OK;
+    int i;
+    if (!r) return MTT_OK;
+    if (r->status) return mtt__ranks_fail(r, -1, r->status, "%s", r->failure);
+    if (begins) r->told = now;
+    for (i = 0; i < r->count && begins; i++) r->peers[i].since = now;
+    if (now - r->told > r->timeout / 8) r->told = now, mtt__note_all(r, MTT__FRAME_WAITING);
+    for (i = 0; i < r->count && !status; i++) status = mtt__watch_peer(r, i, now);
+    if (status) mtt__farewell(r, r->failure);
     return status;
 }
 
@@ -3026,7 +3101,7 @@ MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason)
 {
     double patience = ranks ? ranks->timeout : 0;
     if (!ranks) return;
-    if (ranks->status && patience > 2000) patience = 2000;
+    if (ranks->status && patience > 5000) patience = 5000; /* a device takes seconds to close */
     mtt__farewell(ranks, ranks->status ? ranks->failure : reason ? reason : "");
     mtt__reap(ranks, patience);
     mtt__ranks_free(ranks);
@@ -4005,6 +4080,8 @@ typedef struct mtt__parameter {
     int first_range;  /* its first entry in the table of ranges */
     mtt_tensor *weight, *gradient;
     mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
+    mtt_tensor *received; /* gradients of other ranks; NULL: none */
+    int64_t received_at;  /* where its own begin in a row of these, in bytes */
 } mtt__parameter;
 
 /* A training step, an evaluation, or the logits of one token: operations over tensors that share one arena.
@@ -4098,6 +4175,11 @@ typedef struct mtt__builder {
     mtt_status status;
     mtt_op *op;                      /* the last one */
     mtt_linear_backward_weight waiting; /* for x, which the adjoint of its maker makes; dy NULL: none */
+    struct {
+        int pending, first;   /* 1 = gradients of parameters from `first` up were sent and not yet added up */
+        mtt_tensor *received;
+    } sent;
+    mtt_tensor *count, *counts; /* of targets hit and losses: of this rank, of all */
     mtt_quantize_weights eights;     /* of layer eights_layer, for its backward products */
     int eights_layer;
     mtt_tensor nothing;
@@ -4588,44 +4670,68 @@ static mtt_tensor *mtt__add_sum(mtt__builder *b, mtt__parameter *q)
     return count ? mtt__add_tensor(b, MTT_F32, MTT_GRADIENTS, -1, "sum_", w->name, count, 0, 0) : NULL;
 }
 
-/* Adds the gradients of a layer to the sums of the step. Each is complete before it is added, so the sums do
-   not depend on how many operations make a gradient. Ranks exchange them before: so they add up in the order
-   of one rank that has all micro-batches. */
-static void mtt__emit_sums(mtt__builder *b, int layer, int first, int exchange)
+/* Adds the gradients of the parameters that are with `first` to the sums of the step. Each is complete before
+   it is added, so the sums do not depend on how many operations make a gradient. `received` are those of
+   other ranks: so they add up in the order of one rank that has all micro-batches. */
+static void mtt__emit_sums(mtt__builder *b, int first, mtt_tensor *received)
 {
     mtt__program *p = b->program;
-    int end = mtt__layer_end(p, first), ranks = b->policy->ranks, i;
+    int end = mtt__layer_end(p, first), layer = p->parameters[first].layer;
+    MTT__EMIT(b, layer, 0, sum_gradients, p->ranges, received);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__SUMS);
+}
+
+/* Adds up what ranks have sent each other last. */
+static void mtt__emit_arrived(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    int first = b->sent.first;
+    if (!b->sent.pending || b->status) return;
+    b->sent.pending = 0;
+    if (b->sent.received) mtt__emit_sums(b, first, b->sent.received); /* no share of a small layer: NULL */
+    if (b->policy->shard != MTT_SHARD_NONE) return;
+    MTT__EMIT(b, p->parameters[first].layer, 0, all_gather, NULL, NULL, NULL);
+    mtt__use_parameters(b, first, mtt__layer_end(p, first), MTT__SUMS);
+}
+
+/* Sends the gradients of a layer to the other ranks. They travel while the backward pass goes on. Only after
+   the next layer are they added up, and those of that layer sent. */
+static void mtt__emit_exchange(mtt__builder *b, int first)
+{
+    mtt__program *p = b->program;
+    int end = mtt__layer_end(p, first), layer = p->parameters[first].layer, i;
     mtt_tensor *received = NULL;
-    int64_t bytes = 0, begin;
-    for (i = first; i < end; i++) {
+    int64_t bytes = 0;
+    for (i = first; i < end && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
-        mtt_dtype dtype = b->phase == MTT_STEP || b->status ? MTT_F32 : q->gradient->dtype;
-        if (!q->sum) q->sum = mtt__add_sum(b, q);
-        bytes += mtt__share(&q->part, b->policy->rank, &begin) * (int64_t)mtt__dtype_bytes[dtype];
+        mtt_dtype dtype = b->phase == MTT_STEP ? MTT_F32 : q->gradient->dtype;
+        int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
+        q->received_at = bytes;
+        bytes += count * (int64_t)mtt__dtype_bytes[dtype];
     }
-    if (exchange) {
-        if (bytes)
-            received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", ranks - 1, bytes, 0);
-        MTT__EMIT(b, layer, 0, all_to_all, received);
-        mtt__use_parameters(b, first, end, MTT__GRADIENTS);
-    }
-    if (!exchange || received) { /* this rank may have no share of a small layer */
-        MTT__EMIT(b, layer, 0, sum_gradients, p->ranges, received);
-        mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__SUMS);
-    }
-    if (!exchange || b->policy->shard != MTT_SHARD_NONE) return;
-    MTT__EMIT(b, layer, 0, all_gather, NULL, NULL, NULL);
-    mtt__use_parameters(b, first, end, MTT__SUMS);
+    if (bytes)
+        received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1,
+                                   bytes, 0);
+    for (i = first; i < end && !b->status; i++) p->parameters[i].received = received;
+    mtt__emit_arrived(b);
+    MTT__EMIT(b, layer, 0, all_to_all, received);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS);
+    b->sent.pending = 1;
+    b->sent.first = first;
+    b->sent.received = received;
 }
 
 /* After the backward pass through a layer, or through what comes before or after the layers. */
 static void mtt__end_layer(mtt__builder *b, int place, int layer)
 {
-    const mtt__parameter *q = b->program->parameters;
-    int first = 0;
+    mtt__parameter *q = b->program->parameters;
+    int first = 0, i;
     if ((b->policy->accumulate == 1 && b->policy->ranks == 1) || b->status) return;
     while (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer) first++;
-    mtt__emit_sums(b, layer, first, mtt__exchanges_at_once(b->policy));
+    for (i = first; i < mtt__layer_end(b->program, first); i++)
+        if (!q[i].sum) q[i].sum = mtt__add_sum(b, &q[i]);
+    if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, NULL);
+    else mtt__emit_exchange(b, first);
 }
 
 /* The gradient of an activation; NULL if there is none yet. */
@@ -4945,23 +5051,31 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     b->op->transposed = 1;
 }
 
-/* The loss of every row and their sum, in training over all ranks. */
+/* The loss of every row and their sum. In training ranks send each other theirs. */
 static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x, int gradients)
 {
     mtt__program *p = b->program;
-    mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, p->shape.layers), *count, *counts;
+    mtt_tensor *losses = mtt__make(b, MTT__A_ROW_LOSS, p->shape.layers);
     if (b->policy->loss == MTT_LOSS_CHUNKED) mtt__emit_chunked_loss(b, x, losses, gradients);
     else MTT__EMIT(b, -1, 0, cross_entropy, mtt__emit_logits(b, x), p->targets, losses);
     if (!gradients || b->policy->ranks == 1) {
         MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
         return;
     }
-    count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
-    counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
-                             (int64_t)sizeof(mtt_count), 0);
-    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, count);
-    MTT__EMIT(b, -1, 0, all_gather, count, counts, NULL);
-    MTT__EMIT(b, -1, 0, add_counts, counts, p->control, p->counters);
+    b->count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
+    b->counts = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "counts", b->policy->ranks,
+                                (int64_t)sizeof(mtt_count), 0);
+    MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, b->count);
+    MTT__EMIT(b, -1, 0, all_gather, b->count, b->counts, NULL);
+}
+
+/* What ranks do after a micro-batch's backward pass with what has travelled meanwhile. */
+static void mtt__emit_joined(mtt__builder *b)
+{
+    mtt__program *p = b->program;
+    if (b->policy->ranks == 1) return;
+    MTT__EMIT(b, -1, 0, add_counts, b->count, b->counts, p->control, p->counters);
+    mtt__emit_arrived(b);
 }
 
 /* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
@@ -4973,7 +5087,8 @@ static void mtt__emit_step(mtt__builder *b)
     int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i;
     b->phase = MTT_STEP;
     for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = mtt__layer_end(p, i))
-        if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, p->parameters[i].layer, i, 1);
+        if (!mtt__exchanges_at_once(b->policy)) mtt__emit_exchange(b, i);
+    mtt__emit_arrived(b);
     if (shares) {
         squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", p->blocks, 8, 0);
         MTT__EMIT(b, -1, 0, sum_squares, p->ranges, squares);
@@ -5272,6 +5387,7 @@ static void mtt__emit_program(mtt__builder *b, int which)
     if (which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x, which == MTT__TRAIN);
     if (which == MTT__TRAIN) mtt__emit_backward(b);
+    if (which == MTT__TRAIN) mtt__emit_joined(b);
     mtt__fuse(b);
     p->step_begin = p->op_count;
     if (which == MTT__TRAIN) mtt__emit_step(b);
@@ -7404,14 +7520,6 @@ static void mtt__cpu_chunked_loss(const mtt_op *op, const mtt_chunked_loss *o)
     }
 }
 
-/* Adds a micro-batch to the counters of the step. The first one starts them. */
-static void mtt__add_count(mtt_counters *counters, const mtt_count *count, int starts)
-{
-    if (starts) counters->loss = 0, counters->hits = 0;
-    counters->loss += count->loss;
-    counters->hits += count->hits;
-}
-
 /* Counts the rows. Alone, adds them to the counters. */
 static void mtt__cpu_sum_loss(const mtt_op *op, const mtt_sum_loss *o)
 {
@@ -7432,8 +7540,10 @@ static void mtt__cpu_add_counts(const mtt_op *op, const mtt_add_counts *o)
 {
     const mtt_count *counts = (const mtt_count *)o->counts->data;
     int rank;
-    for (rank = 0; rank < op->shape->ranks; rank++)
-        mtt__add_count(mtt__counters(o->counters), &counts[rank], !op->later && rank == 0);
+    for (rank = 0; rank < op->shape->ranks; rank++) {
+        const mtt_count *count = rank == op->shape->rank ? (const mtt_count *)o->count->data : &counts[rank];
+        mtt__add_count(mtt__counters(o->counters), count, !op->later && rank == 0);
+    }
 }
 
 /* ---- step ---- */
@@ -7611,12 +7721,10 @@ static void mtt__cpu_rescale(const mtt_op *op, const mtt_rescale *o)
 
 /* ---- backend ---- */
 
-/* A CPU needs a source of memory, and a list of what goes to other ranks and comes from them. */
+/* A CPU needs a source of memory, and the other ranks. */
 typedef struct mtt__cpu {
     mtt_env *env;
     mtt_ranks *ranks;
-    mtt_transfer *transfers;
-    size_t capacity;
 } mtt__cpu;
 
 static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const mtt_policy *policy,
@@ -7634,7 +7742,6 @@ static mtt_status mtt__cpu_open(mtt_env *env, const mtt_backend *backend, const 
 static void mtt__cpu_close(void *context)
 {
     mtt__cpu *c = (mtt__cpu *)context;
-    mtt__free(c->env, c->transfers);
     mtt__free(c->env, c);
 }
 
@@ -7664,68 +7771,9 @@ static mtt_status mtt__cpu_copy(void *context, void *to, const void *from, size_
     return MTT_OK;
 }
 
-/* What goes to a rank and comes from it: of each parameter its share and mine. */
-static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    int rank = op->shape->rank, p;
-    for (p = 0; p < op->parameters; p++, t++) {
-        const mtt_tensor *whole = op->sums ? op->sums[p] : op->weights ? op->weights[p] : o->squares;
-        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
-        t->peer = peer;
-        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
-        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
-        t->send = (char *)whole->data + mine * bytes;
-        t->receive = (char *)whole->data + theirs * bytes;
-    }
-    return op->parameters;
-}
-
-/* The same for gradients: to a rank goes its share, and mine comes. */
-static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
-{
-    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
-    int rank = op->shape->rank, p;
-    char *row = !received ? NULL : (char *)received->data + (peer - (peer > rank)) * received->shape[1];
-    for (p = 0; p < op->parameters; p++, t++) {
-        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
-        t->peer = peer;
-        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
-        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
-        t->send = (char *)op->gradients[p]->data + theirs * bytes;
-        t->receive = row;
-        if (row) row += t->receive_bytes;
-    }
-    return op->parameters;
-}
-
-static mtt_status mtt__cpu_transfer(mtt__cpu *c, const mtt_op *op)
-{
-    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
-    const mtt_tensor *row = op->kind == MTT_OP_all_gather ? o->row : NULL;
-    int ranks = op->shape->ranks, rank = op->shape->rank, count = 0, peer;
-    size_t most = (size_t)ranks * (size_t)(op->parameters + 1), size = sizeof(*c->transfers);
-    mtt_status status = mtt__reserve(c->env, (void **)&c->transfers, &c->capacity, most, size);
-    if (status) return status;
-    if (row) memcpy((char *)o->rows->data + (size_t)rank * row->bytes, row->data, row->bytes);
-    for (peer = 0; peer < ranks; peer++) {
-        mtt_transfer *t = &c->transfers[count];
-        if (peer == rank) continue;
-        if (row) {
-            t->peer = peer;
-            t->send = row->data;
-            t->receive = (char *)o->rows->data + (size_t)peer * row->bytes;
-            t->send_bytes = t->receive_bytes = row->bytes;
-            count++;
-        } else
-            count += op->kind == MTT_OP_all_gather ? mtt__parameter_transfers(op, peer, t)
-                                                   : mtt__gradient_transfers(op, peer, t);
-    }
-    return mtt__exchange(c->ranks, c->transfers, count);
-}
-
-#define mtt__cpu_all_to_all(op, o) status = mtt__cpu_transfer((mtt__cpu *)context, op)
-#define mtt__cpu_all_gather(op, o) status = mtt__cpu_transfer((mtt__cpu *)context, op)
+#define mtt__cpu_all_to_all(op, o)                                                      \
+    status = mtt__exchange(((mtt__cpu *)context)->ranks, op->transfers, op->transfer_count)
+#define mtt__cpu_all_gather(op, o) mtt__cpu_all_to_all(op, o)
 
 static mtt_status mtt__cpu_run(void *context, const mtt_op *ops, int count)
 {
@@ -7748,7 +7796,7 @@ static const mtt_backend mtt__cpu_table = {
     mtt__cpu_copy /* upload */, mtt__cpu_copy /* download */,
     mtt__cpu_run,
     NULL, NULL, NULL, NULL, /* a caller's stream and allocator, for CUDA only */
-    NULL
+    NULL, NULL, NULL        /* ranks */
 };
 
 MTTDEF const mtt_backend *mtt_cpu_backend(void)
@@ -7795,7 +7843,8 @@ struct mtt_trainer {
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
     mtt_transfer *transfers; /* one for each rank */
-    mtt__message *messages;        /* and as many */
+    mtt__message *messages;  /* and as many */
+    mtt_transfer *travels;   /* of all operations */
     int64_t step, micro_batch;
     int opened;         /* 1 = the backend's context exists */
     int measured;       /* 1 = scales of 8-bit tensors are those of a step */
@@ -7957,31 +8006,57 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
     return status;
 }
 
-/* The device's work list for the update: see mtt_range. */
-static mtt_status mtt__fill_ranges(mtt_trainer *t)
+/* The address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
+static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    mtt_range *all = (mtt_range *)mtt__alloc(t->env, p->ranges->bytes, 1), *r = all;
-    mtt_status status = all ? MTT_OK : MTT_E_MEMORY;
+    return !t ? NULL : (char *)t->data + at - first * (int64_t)mtt__dtype_bytes[dtype];
+}
+
+/* All that the pieces of a parameter share. */
+static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_policy *policy)
+{
+    const mtt__parameter *q = &p->parameters[index];
+    const mtt_part *part = &q->part;
+    mtt_dtype sent = mtt__exchanges_at_once(policy) && q->gradient ? q->gradient->dtype : MTT_F32;
+    mtt_range r;
+    memset(&r, 0, sizeof(r));
+    r.end = mtt__share(part, policy->rank, &r.mine);
+    r.end += r.mine;
+    r.made = q->gradient ? q->gradient->data : NULL;
+    r.gradient = q->sum ? mtt__element_0(q->sum, MTT_F32, 0, part->base) : (void *)r.made;
+    r.received = mtt__element_0(q->received, sent, q->received_at, r.mine);
+    r.weight = q->weight->data;
+    r.first = part->first - part->begin;
+    r.parameter = index;
+    r.decays = q->weight->rank > 1;
+    r.made_dtype = (uint8_t)(q->gradient ? q->gradient->dtype : MTT_F32);
+    r.gradient_dtype = q->sum ? (uint8_t)MTT_F32 : r.made_dtype;
+    return r;
+}
+
+/* The device's work list: see mtt_range. */
+static void mtt__list_ranges(const mtt__program *p, const mtt_policy *policy, mtt_range *r)
+{
     int32_t block = 0;
     int i;
-    for (i = 0; i < p->parameter_count && all; i++) {
-        const mtt__parameter *q = &p->parameters[i];
-        int64_t count = mtt__elements(q->weight), begin;
+    for (i = 0; i < p->parameter_count; i++) {
+        int64_t count = mtt__elements(p->parameters[i].weight), begin;
         for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
-            r->made = q->gradient->data;
-            r->gradient = q->sum ? q->sum->data : q->gradient->data;
-            r->weight = q->weight->data;
-            r->first = q->part.first;
+            *r = mtt__whole_range(p, i, policy);
             r->begin = begin;
             r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
             r->block = block;
-            r->parameter = i;
-            r->decays = q->weight->rank > 1;
-            r->gradient_dtype = (uint8_t)q->gradient->dtype;
             block += (int32_t)mtt__ceil_div(r->count, MTT__RANGE_BLOCK);
         }
     }
+}
+
+static mtt_status mtt__fill_ranges(mtt_trainer *t)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_range *all = (mtt_range *)mtt__alloc(t->env, p->ranges->bytes, 1);
+    mtt_status status = all ? MTT_OK : MTT_E_MEMORY;
+    if (all) mtt__list_ranges(p, &t->schedule->policy, all);
     if (all) status = t->backend.upload(t->context, p->ranges->data, all, p->ranges->bytes);
     mtt__free(t->env, all);
     return status;
@@ -8048,6 +8123,97 @@ enum { MTT__SEPARATE = 1 };
 enum { MTT__SEPARATE = 0 };
 #endif
 
+/* What goes to a rank and comes from it: of each parameter its share and mine. */
+static int mtt__parameter_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    int rank = op->shape->rank, p;
+    for (p = 0; p < op->parameters; p++, t++) {
+        const mtt_tensor *whole = op->sums ? op->sums[p] : op->weights ? op->weights[p] : o->squares;
+        int64_t bytes = mtt__gathered_bytes(op, p), mine, theirs;
+        t->send_bytes = (size_t)(mtt__gathered(op, p, rank, &mine) * bytes);
+        t->receive_bytes = (size_t)(mtt__gathered(op, p, peer, &theirs) * bytes);
+        t->send = (char *)whole->data + mine * bytes;
+        t->receive = (char *)whole->data + theirs * bytes;
+    }
+    return op->parameters;
+}
+
+/* The same for gradients: to a rank goes its share, and mine comes. */
+static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
+    int rank = op->shape->rank, p;
+    char *row = !received ? NULL : (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    for (p = 0; p < op->parameters; p++, t++) {
+        int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
+        t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
+        t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
+        t->send = (char *)op->gradients[p]->data + theirs * bytes;
+        t->receive = row;
+        if (row) row += t->receive_bytes;
+    }
+    return op->parameters;
+}
+
+/* The same for rows. */
+static int mtt__row_transfers(const mtt_op *op, int peer, mtt_transfer *t)
+{
+    const mtt_all_gather *o = MTT_OPERANDS_OF(all_gather, op);
+    t->send = o->row->data;
+    t->receive = (char *)o->rows->data + (size_t)peer * o->row->bytes;
+    t->send_bytes = t->receive_bytes = o->row->bytes;
+    return 1;
+}
+
+/* Lists what an operation transfers, without what is empty. Returns the end of the list. */
+static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
+{
+    mtt_transfer *end = list, *t;
+    int peer, count, i;
+    for (peer = 0; peer < op->shape->ranks; peer++) {
+        if (peer == op->shape->rank) continue;
+        if (op->kind == MTT_OP_all_to_all) count = mtt__gradient_transfers(op, peer, end);
+        else if (MTT_OPERANDS_OF(all_gather, op)->row) count = mtt__row_transfers(op, peer, end);
+        else count = mtt__parameter_transfers(op, peer, end);
+        for (i = 0, t = end; i < count; i++, t++) {
+            t->peer = peer;
+            if (t->send_bytes || t->receive_bytes) *end++ = *t;
+        }
+    }
+    op->transfers = list;
+    op->transfer_count = (int)(end - list);
+    return end;
+}
+
+static int mtt__is_transfer(const mtt_op *op)
+{
+    return op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather;
+}
+
+/* The transfers of the training program, whose tensors have addresses now. */
+static mtt_status mtt__bind_transfers(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t others = (size_t)t->schedule->policy.ranks - 1, most = 0;
+    mtt_transfer *end;
+    int i;
+    for (i = 0; i < p->op_count; i++)
+        if (mtt__is_transfer(&p->ops[i])) most += others * (size_t)(p->ops[i].parameters + 1);
+    if (!most) return MTT_OK;
+    t->travels = end = (mtt_transfer *)mtt__alloc(t->env, most, sizeof(*end));
+    if (!end) return MTT_E_MEMORY;
+    for (i = 0; i < p->op_count; i++) {
+        mtt_op *op = &p->ops[i];
+        if (!mtt__is_transfer(op)) continue;
+        end = mtt__list_transfers(op, end);
+        if (!p->later_ops || i >= p->step_begin) continue;
+        p->later_ops[i].transfers = op->transfers;
+        p->later_ops[i].transfer_count = op->transfer_count;
+    }
+    return MTT_OK;
+}
+
 /* Gives every tensor an address: its offset in the arena, or a block of its own, where a sanitizer sees
    overruns. All programs share the state. */
 static mtt_status mtt__bind(mtt_trainer *t)
@@ -8067,7 +8233,7 @@ static mtt_status mtt__bind(mtt_trainer *t)
         for (i = 0; i < p->tensor_count && !status; i++)
             if (p->tensors[i]->entry >= 0)
                 p->tensors[i]->scale = (mtt_scale *)first->scales->data + p->tensors[i]->entry;
-    return status;
+    return status ? status : mtt__bind_transfers(t);
 }
 
 static void mtt__unbind(mtt_trainer *t)
@@ -8116,6 +8282,7 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
         t->backend.close(t->context);
     }
     mtt_schedule_destroy(t->schedule);
+    mtt__free(t->env, t->travels);
     mtt__free(t->env, t->messages);
     mtt__free(t->env, t->transfers);
     mtt__free(t->env, t->staging);
@@ -8200,6 +8367,8 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     if (!t) return MTT_E_MEMORY;
     t->env = env;
     t->backend = *backend;
+    t->backend.exchange = mtt__exchange;
+    t->backend.watch = mtt__watch;
     p.device = backend->device;
     if (policy->ranks > 1 && policy->ranks != mtt_ranks_count(backend->ranks))
         status = mtt__fail(env, MTT_E_ARGUMENT, "the policy has %d ranks, the backend %d: set its `ranks` to "
@@ -8217,7 +8386,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     if (!status && !(t->messages = (mtt__message *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->messages))))
         status = MTT_E_MEMORY;
     if (!status && p.ranks > 1) status = mtt__check_ranks(t);
-    if (!status) status = backend->open(env, backend, &t->schedule->policy, &t->context);
+    if (!status) status = backend->open(env, &t->backend, &t->schedule->policy, &t->context);
     t->opened = !status;
     if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
     if (!status) status = mtt__bind(t);

@@ -11,9 +11,11 @@
    them. Each kernel's comment is its contract: the formula, shapes, launch, requirements, memory traffic, why
    its result is always the same, and the function of mtt.h that computes the same in plain C.
 
-   Operations run in order on one stream. From its second run on, a list of operations runs as a graph. Once
-   the backend is open, it allocates nothing but these graphs and plans of matrix products. A pinned staging
-   buffer on the host, the graphs, and what the driver and cuBLASLt take for themselves are outside the arena.
+   Operations run in order on one stream. What goes to other ranks goes beside them, on a stream of its own:
+   NCCL sends it, whose library is loaded when it is needed. From its second run on, a list of operations runs
+   as a graph. Once the backend is open, it allocates nothing but these graphs and plans of matrix products. A
+   pinned staging buffer on the host, the graphs, and what the driver, cuBLASLt and NCCL take for themselves
+   are outside the arena.
    No sum depends on the order in which threads arrive: the same inputs give the same bits on the same GPU.
 
    Symbols: B sequences of T tokens, R = B T rows, C = d_model, H heads of width D, F = d_ff, V ids, Vp = V
@@ -23,9 +25,9 @@
    >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
    >>elementwise    GELU, residuals, sums of columns      >>attention    scores, softmax, values
    >>norm           LayerNorm and its gradient            >>flash        attention without the scores
-   >>eight bits     operands of FP8's products            >>backend      memory, graphs, run
-   >>embedding      and its gradient                      >>hopper       the same, faster, on H100 and H200
-   >>products       linear layers, by cuBLASLt
+   >>eight bits     operands of FP8's products            >>ranks        NCCL, and the wait for other ranks
+   >>embedding      and its gradient                      >>backend      memory, graphs, run
+   >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200
 
    Most kernels are templates. These take most of the compiler's time; T: FP32, BF16, FP16, E: BF16, FP16.
 
@@ -59,12 +61,14 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <math_constants.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <type_traits>
 
 #if CUDART_VERSION < 12050
@@ -400,6 +404,7 @@ struct mtt__graph {
 };
 
 struct mtt__product_plan; /* >>products */
+struct mtt__nccl;         /* >>ranks */
 
 struct mtt__cuda {
     mtt_env *env;
@@ -417,6 +422,11 @@ struct mtt__cuda {
     int plan_count, next_plan; /* when all are taken, a new plan replaces the oldest */
     mtt__graph graphs[MTT__GRAPHS];
     int graph_count;
+    mtt__nccl *nccl;     /* NULL: one rank */
+    cudaStream_t wires;  /* on which transfers go to and from other ranks */
+    cudaEvent_t ready, arrived; /* what they send has been made; they have ended */
+    int travelling;      /* 1 = operations have not yet waited for `arrived` */
+    int expecting;       /* 1 = the host has not yet waited for transfers */
 };
 
 typedef mtt_status (*mtt__function)(mtt__cuda *c, const mtt_op *op);
@@ -448,6 +458,19 @@ static mtt_status mtt__checked(mtt__cuda *c, cudaError_t error, const char *what
     return mtt__cuda_fail(c->env, MTT_E_DEVICE,
                           "CUDA device %d, %s: %s (%s). A smaller model that fails too points to the driver",
                           c->device, what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+static void *mtt__host_alloc(mtt_env *env, size_t bytes)
+{
+    void *block = env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
+    if (block) memset(block, 0, bytes);
+    return block;
+}
+
+static void mtt__host_free(mtt_env *env, void *block)
+{
+    if (block && env && env->alloc) env->free(env->user, block);
+    else free(block);
 }
 
 /* Launches a kernel with dynamic shared memory. CUDA gives more than 48 KiB only on request. */
@@ -1571,6 +1594,30 @@ static mtt_status mtt__cuda_rescale(mtt__cuda *c, const mtt_op *op)
                        mtt__at<mtt_counters>(o->counters));
 }
 
+/* Math:        mtt__merge_record of what each other rank has recorded
+   Shapes:      scales [count]; rows [ranks, count]
+   Launch:      a thread for each scale
+   Requires:    -
+   Traffic:     rows read once
+   Determinism: largest values, and sums of integers
+   Reference:   mtt__cpu_merge_records */
+static __global__ void __launch_bounds__(256)
+    mtt_k_merge_records(const mtt_scale *rows, mtt_scale *scales, int64_t count, int rank, int ranks)
+{
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    for (int other = 0; other < ranks && i < count; other++)
+        if (other != rank) mtt__merge_record(&scales[i], &rows[other * count + i]);
+}
+
+static mtt_status mtt__cuda_merge_records(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_merge_records *o = MTT_OPERANDS_OF(merge_records, op);
+    const int64_t count = o->scales->shape[0];
+    return mtt__launch(c, "merge_records", mtt_k_merge_records, mtt__blocks(count, 256), 256,
+                       mtt__at<const mtt_scale>(o->rows), mtt__at<mtt_scale>(o->scales), count,
+                       op->shape->rank, op->shape->ranks);
+}
+
 /* Math:        mtt__scale_logits
    Shapes:      one scale
    Launch:      one thread
@@ -2644,7 +2691,7 @@ static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
 }
 
 /* Math:        counters.loss += sum of the rows' losses, hits += rows that hit; the first micro-batch sets
-                both
+                both. With `made`, that gets the two instead
    Shapes:      rows [count, 3] float
    Launch:      one block of 1,024 threads
    Requires:    -
@@ -2652,8 +2699,8 @@ static mtt_status mtt__cuda_chunked_loss(mtt__cuda *c, const mtt_op *op)
    Determinism: fixed order, in double
    Reference:   mtt__cpu_sum_loss */
 static __global__ void __launch_bounds__(1024)
-    mtt_k_sum_loss(const float *rows, const mtt_control *control, mtt_counters *counters, int64_t count,
-                   int later)
+    mtt_k_sum_loss(const float *rows, const mtt_control *control, mtt_counters *counters, mtt_count *made,
+                   int64_t count, int later)
 {
     __shared__ double losses[32];
     __shared__ int shared[32];
@@ -2667,8 +2714,9 @@ static __global__ void __launch_bounds__(1024)
     loss = mtt__reduce<mtt__plus, 1024>(loss, losses);
     hits = mtt__reduce<mtt__plus, 1024>(hits, shared);
     if (threadIdx.x) return;
-    counters->loss = loss + (later ? counters->loss : 0.0);
-    counters->hits = hits + (later ? counters->hits : 0);
+    const mtt_count sum = {loss, hits};
+    if (made) *made = sum;
+    else mtt__add_count(counters, &sum, !later);
     counters->targets = control->targets;
 }
 
@@ -2676,8 +2724,29 @@ static mtt_status mtt__cuda_sum_loss(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_sum_loss *o = MTT_OPERANDS_OF(sum_loss, op);
     return mtt__launch(c, "sum_loss", mtt_k_sum_loss, 1, 1024, mtt__at<float>(o->losses),
-                       mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters), op->shape->rows,
-                       op->later);
+                       mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters),
+                       mtt__at<mtt_count>(o->count), op->shape->rows, op->later);
+}
+
+/* Math:        counters.loss and hits: the sums of all ranks' counts, and of those of earlier micro-batches
+   Shapes:      counts [ranks]
+   Launch:      one thread
+   Requires:    -
+   Traffic:     -
+   Determinism: in the order of ranks
+   Reference:   mtt__cpu_add_counts */
+static __global__ void mtt_k_add_counts(const mtt_count *own, const mtt_count *counts, mtt_counters *counters,
+                                        int rank, int ranks, int later)
+{
+    for (int i = 0; i < ranks; i++) mtt__add_count(counters, i == rank ? own : &counts[i], !later && i == 0);
+}
+
+static mtt_status mtt__cuda_add_counts(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_add_counts *o = MTT_OPERANDS_OF(add_counts, op);
+    return mtt__launch(c, "add_counts", mtt_k_add_counts, 1, 1, mtt__at<const mtt_count>(o->count),
+                       mtt__at<const mtt_count>(o->counts), mtt__at<mtt_counters>(o->counters),
+                       op->shape->rank, op->shape->ranks, op->later);
 }
 
 /* ----------------------------------------------------------------------------------------------------------
@@ -2698,6 +2767,12 @@ MTT__DEVICE int64_t mtt__range_begin(const mtt_range &r)
     return r.begin + (int)(blockIdx.x % MTT__RANGE_BLOCKS) * MTT__RANGE_BLOCK;
 }
 
+/* Whether the block's elements are in this rank's share, which consists of whole blocks. */
+MTT__DEVICE bool mtt__is_mine(const mtt_range &r)
+{
+    return mtt__range_begin(r) >= r.mine && mtt__range_begin(r) < r.end;
+}
+
 /* Says that an address from a table is in global memory: the compiler would take slower generic accesses. */
 template <class T> MTT__DEVICE T *mtt__global(T *p)
 {
@@ -2705,12 +2780,17 @@ template <class T> MTT__DEVICE T *mtt__global(T *p)
     return p;
 }
 
+MTT__DEVICE void mtt__read_as(int dtype, const void *data, int64_t at, float *g)
+{
+    const void *const from = mtt__global(data);
+    if (dtype == MTT_F32) mtt__read_floats((const float *)from + at, g);
+    else if (dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)from + at, g);
+    else mtt__read_floats((const __half *)from + at, g);
+}
+
 MTT__DEVICE void mtt__read_gradient(const mtt_range &r, int64_t at, float *g)
 {
-    const void *const from = mtt__global((const void *)r.gradient);
-    if (r.gradient_dtype == MTT_F32) mtt__read_floats((const float *)from + at, g);
-    else if (r.gradient_dtype == MTT_BF16_BITS) mtt__read_floats((const __nv_bfloat16 *)from + at, g);
-    else mtt__read_floats((const __half *)from + at, g);
+    mtt__read_as(r.gradient_dtype, r.gradient, at, g);
 }
 
 /* The blocks of an operation. */
@@ -2719,45 +2799,63 @@ static unsigned mtt__range_blocks(const mtt_op *op)
     return (unsigned)(op->range_count * MTT__RANGE_BLOCKS);
 }
 
-/* Math:        sum (+)= gradient
-   Shapes:      gradients of a micro-batch and their sums, float
+/* Gradients that other ranks have sent: a row of `stride` bytes for each, this rank without one. */
+struct mtt__arrivals {
+    int64_t stride;
+    int rank, ranks; /* 0 and 1: this rank alone */
+    int sums;        /* 1 = this rank's own are the sums of its micro-batches, and not those of the last one */
+};
+
+/* Math:        sum (+)= gradients of rank 0, then of rank 1, and so on
+   Shapes:      gradients of a micro-batch, float or 16-bit, of this rank's share if there are several ranks;
+                their sums, float
    Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
    Requires:    counts multiples of 8
    Traffic:     gradients read once, sums written, and read if something was added before
-   Determinism: one addition an element
+   Determinism: one addition an element and rank, in the order of ranks
    Reference:   mtt__cpu_sum_gradients */
-static __global__ void __launch_bounds__(256) mtt_k_sum_gradients(const mtt_range *ranges, int add)
+static __global__ void __launch_bounds__(256)
+    mtt_k_sum_gradients(const mtt_range *ranges, int add, const mtt__arrivals a)
 {
     const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     const int count = mtt__range_count(r);
-    const float *const made = (const float *)mtt__global(r.made) + mtt__range_begin(r);
-    float *const sum = (float *)mtt__global(r.gradient) + mtt__range_begin(r);
+    const int64_t begin = mtt__range_begin(r);
+    const int dtype = a.sums ? r.gradient_dtype : r.made_dtype;
+    const void *const own = a.sums ? r.gradient : r.made;
+    if (a.ranks > 1 && !mtt__is_mine(r)) return;
     MTT__UNROLL for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
         const int at = i + threadIdx.x * 8;
-        float g[8], s[8];
+        float *const sum = (float *)mtt__global(r.gradient) + begin + at;
+        float s[8] = {};
         if (at >= count) break;
-        mtt__read_floats(made + at, g);
-        if (add) mtt__read_floats(sum + at, s);
-        MTT__UNROLL for (int k = 0; k < 8; k++) g[k] = add ? s[k] + g[k] : g[k];
-        mtt__store_floats(sum + at, g);
+        if (add) mtt__read_floats(sum, s);
+        for (int rank = 0; rank < a.ranks; rank++) {
+            const char *const row = (const char *)r.received + (rank - (rank > a.rank)) * a.stride;
+            const bool first = rank == 0 && !add; /* -0 + 0 would be +0 */
+            float g[8];
+            mtt__read_as(dtype, rank == a.rank ? own : row, begin + at, g);
+            MTT__UNROLL for (int k = 0; k < 8; k++) s[k] = first ? g[k] : s[k] + g[k];
+        }
+        mtt__store_floats(sum, s);
     }
 }
 
 /* Math:        partial[block] = sum of squares of MTT__RANGE_BLOCK elements
-   Shapes:      gradients of all parameters, float or 16-bit; partial [blocks with elements] double
+   Shapes:      gradients of all parameters, float or 16-bit, or (mine = 1) of this rank's share of them;
+                partial [blocks with elements] double
    Launch:      MTT__RANGE_BLOCKS blocks of 256 threads for each entry of ranges, 4 packs of 8 elements each
    Requires:    counts multiples of 8
    Traffic:     gradients read once
    Determinism: fixed tree
    Reference:   mtt__sum_squares */
-static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial)
+static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial, int mine)
 {
     __shared__ double shared[32];
     const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
     const int count = mtt__range_count(r);
     const int64_t begin = mtt__range_begin(r);
     float sum = 0;
-    if (count <= 0) return;
+    if (count <= 0 || (mine && !mtt__is_mine(r))) return;
     MTT__UNROLL for (int i = 0; i < MTT__RANGE_BLOCK; i += 2048) {
         int at = i + threadIdx.x * 8;
         float g[8];
@@ -2810,6 +2908,7 @@ struct mtt__update {
     int64_t elements;     /* of m: in the compact state, scales follow this many codes */
     uint64_t site;        /* in the stream of random numbers */
     int dtype;            /* of the weights */
+    int mine;             /* 1 = only this rank's share */
 };
 
 MTT__DEVICE mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
@@ -2829,6 +2928,7 @@ static __global__ void __launch_bounds__(256) mtt_k_adamw(const mtt__update u)
 {
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    if (u.mine && !mtt__is_mine(r)) return;
     const mtt_adamw_rates rates = mtt__update_rates(u, r);
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
     const int64_t begin = mtt__range_begin(r);
@@ -2894,6 +2994,7 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
 {
     if (u.counters->skipped) return;
     const mtt_range &r = u.ranges[blockIdx.x / MTT__RANGE_BLOCKS];
+    if (u.mine && !mtt__is_mine(r)) return;
     const mtt_adamw_rates rates = mtt__update_rates(u, r);
     const bool FP16 = TYPE == MTT_F16_BITS;
     const int count = (int)mtt__min(mtt__range_count(r), MTT__RANGE_BLOCK);
@@ -2955,23 +3056,44 @@ template <int TYPE> static __global__ void __launch_bounds__(256, 5) mtt_k_adamw
 static mtt_status mtt__cuda_sum_gradients(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_sum_gradients *o = MTT_OPERANDS_OF(sum_gradients, op);
+    mtt__arrivals a = {0, 0, 1, 0};
+    if (o->received) {
+        a.stride = o->received->shape[1];
+        a.rank = op->shape->rank;
+        a.ranks = op->shape->ranks;
+        a.sums = op->phase == MTT_STEP;
+    }
     return mtt__launch(c, "sum_gradients", mtt_k_sum_gradients, mtt__range_blocks(op), 256,
-                       mtt__at<const mtt_range>(o->ranges) + op->first_range, op->later);
+                       mtt__at<const mtt_range>(o->ranges) + op->first_range, op->later, a);
+}
+
+static mtt_status mtt__sum_squares(mtt__cuda *c, const mtt_op *op, const mtt_tensor *ranges, void *partial,
+                                   int mine)
+{
+    return mtt__launch(c, "sum_squares", mtt_k_sum_squares, mtt__range_blocks(op), 256,
+                       mtt__at<const mtt_range>(ranges), (double *)partial, mine);
+}
+
+static mtt_status mtt__cuda_sum_squares(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_sum_squares *o = MTT_OPERANDS_OF(sum_squares, op);
+    return mtt__sum_squares(c, op, o->ranges, o->squares->data, 1);
 }
 
 static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_grad_norm *o = MTT_OPERANDS_OF(grad_norm, op);
     int64_t count = 0;
-    void *scratch;
-    mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    void *partial = mtt__at<void>(o->squares);
+    mtt_status status = MTT_OK;
     for (int i = 0; i < op->parameters; i++)
-        count += mtt__ceil_div(mtt__elements(op->gradients[i]), MTT__RANGE_BLOCK);
-    if (status == MTT_OK)
-        status = mtt__launch(c, "sum_squares", mtt_k_sum_squares, mtt__range_blocks(op), 256,
-                             mtt__at<mtt_range>(o->ranges), (double *)scratch);
+        count += mtt__ceil_div(op->parts[i].elements, MTT__RANGE_BLOCK);
+    if (!partial) {
+        status = mtt__scratch(c, op, mtt__op_scratch(op), &partial);
+        if (status == MTT_OK) status = mtt__sum_squares(c, op, o->ranges, partial, 0);
+    }
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)scratch, count,
+    return mtt__launch(c, "grad_norm", mtt_k_grad_norm, 1, 1024, (const double *)partial, count,
                        mtt__at<mtt_control>(o->control), mtt__at<mtt_counters>(o->counters));
 }
 
@@ -2997,6 +3119,7 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     u.elements = compact ? MTT__GROUP * o->m->shape[0] : mtt__elements(o->m);
     u.site = mtt__stream(op->site, 0, 0);
     u.dtype = type;
+    for (int i = 0; i < op->parameters; i++) u.mine |= op->parts[i].count < op->parts[i].elements;
     if (status == MTT_OK)
         status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
                              (float *)scratch);
@@ -4918,23 +5041,219 @@ static mtt_status mtt__cuda_flash_backward(mtt__cuda *c, const mtt_op *op)
 }
 
 /* ----------------------------------------------------------------------------------------------------------
+   >>ranks
+   -------------------------------------------------------------------------------------------------------- */
+
+/* NCCL moves bytes between GPUs, and the ranks' sockets tell whether the others live: a kernel of NCCL waits
+   for its peer for ever. Its functions are found when the program runs, so a build needs no NCCL. They
+   return 0, or a number that error_string explains. */
+struct mtt__nccl_id {
+    char bytes[128];
+};
+
+struct mtt__nccl {
+    void *library, *comm;
+    const char *(*error_string)(int result);
+    int (*make_id)(mtt__nccl_id *id);
+    int (*join)(void **comm, int ranks, mtt__nccl_id id, int rank);
+    int (*leave)(void *comm);
+    int (*abort)(void *comm);
+    int (*state)(void *comm, int *result);
+    int (*begin)(void);
+    int (*end)(void);
+    int (*send)(const void *data, size_t count, int type, int peer, void *comm, cudaStream_t stream);
+    int (*receive)(void *data, size_t count, int type, int peer, void *comm, cudaStream_t stream);
+};
+enum { MTT__NCCL_BYTE = 1, MTT__NCCL_IN_PROGRESS = 7 };
+
+static mtt_status mtt__nccl_checked(mtt__cuda *c, int result, const char *what)
+{
+    if (!result) return MTT_OK;
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                          "NCCL, %s: %s. Each rank needs a GPU of its own; NCCL_DEBUG=INFO says more", what,
+                          c->nccl->error_string(result));
+}
+
+/* Loads NCCL. It would set memory for NVLink's multicast aside, which transfers do not use. */
+static mtt_status mtt__find_nccl(mtt__cuda *c, mtt__nccl *n)
+{
+    const struct {
+        const char *name;
+        void *function;
+    } functions[] = {
+        {"ncclGetErrorString", &n->error_string}, {"ncclGetUniqueId", &n->make_id},
+        {"ncclCommInitRank", &n->join},           {"ncclCommDestroy", &n->leave},
+        {"ncclCommAbort", &n->abort},             {"ncclCommGetAsyncError", &n->state},
+        {"ncclGroupStart", &n->begin},            {"ncclGroupEnd", &n->end},
+        {"ncclSend", &n->send},                   {"ncclRecv", &n->receive}};
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!n->library)
+        return mtt__cuda_fail(c->env, MTT_E_DEVICE,
+                              "several GPUs need NCCL, but %s: install libnccl2, or nvidia-nccl-cu12 with "
+                              "pip, and set LD_LIBRARY_PATH to the folder of libnccl.so.2", dlerror());
+    for (const auto &f : functions) {
+        void *const found = dlsym(n->library, f.name);
+        if (!found)
+            return mtt__cuda_fail(c->env, MTT_E_DEVICE, "libnccl.so.2 has no %s: install NCCL 2.7 or later",
+                                  f.name);
+        memcpy(f.function, &found, sizeof(found));
+    }
+    return MTT_OK;
+}
+
+/* All ranks tell each other an identifier, and take that of rank 0. So none waits inside of NCCL for one that
+   has failed before. */
+static mtt_status mtt__share_id(mtt__cuda *c, int rank, int ranks, mtt__nccl_id *id)
+{
+    const size_t size = sizeof(*id), count = (size_t)ranks;
+    mtt__nccl_id *const ids = (mtt__nccl_id *)mtt__host_alloc(c->env, count * size);
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, count * sizeof(*list));
+    mtt_status status = MTT_OK;
+    int k = 0;
+    if (!ids || !list)
+        status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d ranks", ranks);
+    for (int peer = 0; peer < ranks && status == MTT_OK; peer++)
+        if (peer != rank) list[k++] = {peer, id, size, &ids[peer], size};
+    if (status == MTT_OK) status = c->backend.exchange(c->backend.ranks, list, k);
+    if (status == MTT_OK && rank) *id = ids[0];
+    mtt__host_free(c->env, ids);
+    mtt__host_free(c->env, list);
+    return status;
+}
+
+/* The transfers' stream goes first where both have work, since operations wait for it. */
+static mtt_status mtt__open_wires(mtt__cuda *c)
+{
+    int least = 0, greatest = 0;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (!error) error = cudaStreamCreateWithPriority(&c->wires, cudaStreamNonBlocking, greatest);
+    if (!error) error = cudaEventCreateWithFlags(&c->ready, cudaEventDisableTiming);
+    if (!error) error = cudaEventCreateWithFlags(&c->arrived, cudaEventDisableTiming);
+    return mtt__checked(c, error, "opening it for several ranks");
+}
+
+static mtt_status mtt__join_ranks(mtt__cuda *c, int rank, int ranks)
+{
+    mtt__nccl_id id = {};
+    mtt_status status;
+    if (ranks == 1) return MTT_OK;
+    if (!c->backend.exchange || !c->backend.watch)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "several ranks need the backend's exchange and watch");
+    c->nccl = (mtt__nccl *)mtt__host_alloc(c->env, sizeof(*c->nccl));
+    if (!c->nccl) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for NCCL");
+    status = mtt__find_nccl(c, c->nccl);
+    if (status == MTT_OK) status = mtt__open_wires(c);
+    if (status == MTT_OK && rank == 0)
+        status = mtt__nccl_checked(c, c->nccl->make_id(&id), "making an identifier");
+    if (status == MTT_OK) status = mtt__share_id(c, rank, ranks, &id);
+    if (status == MTT_OK)
+        status = mtt__nccl_checked(c, c->nccl->join(&c->nccl->comm, ranks, id, rank), "connecting the ranks");
+    return status;
+}
+
+/* Ends transfers that wait for a rank that is lost. */
+static void mtt__abandon(mtt__cuda *c)
+{
+    if (c->nccl->comm) c->nccl->abort(c->nccl->comm);
+    c->nccl->comm = NULL;
+}
+
+/* Waits for all that was run, while the other ranks live. */
+static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
+{
+    const timespec pause = {0, 100000};
+    mtt_status status = MTT_OK;
+    cudaError_t error;
+    int64_t turns;
+    for (turns = 0; (error = cudaStreamQuery(c->stream)) == cudaErrorNotReady; turns++) {
+        int result = 0;
+        if (turns > 20000) nanosleep(&pause, NULL); /* a step is shorter: the processor is worth it */
+        if (turns && turns % (turns > 20000 ? 10 : 500)) continue;
+        status = c->backend.watch(c->backend.ranks, turns == 0);
+        if (status == MTT_OK && c->nccl->comm) c->nccl->state(c->nccl->comm, &result);
+        if (result && result != MTT__NCCL_IN_PROGRESS)
+            status = mtt__nccl_checked(c, result, "sending and receiving");
+        if (status == MTT_OK) continue;
+        mtt__abandon(c);
+        cudaStreamSynchronize(c->stream);
+        break;
+    }
+    cudaGetLastError(); /* "not ready" is none */
+    c->expecting = 0;
+    return status != MTT_OK ? status : mtt__checked(c, error, "waiting for operations");
+}
+
+static void mtt__leave_ranks(mtt__cuda *c)
+{
+    if (c->nccl && c->nccl->comm) c->nccl->leave(c->nccl->comm);
+    if (c->arrived) cudaEventDestroy(c->arrived);
+    if (c->ready) cudaEventDestroy(c->ready);
+    if (c->wires) cudaStreamDestroy(c->wires);
+    mtt__host_free(c->env, c->nccl); /* the library stays: its threads may still run */
+}
+
+/* Starts transfers when what they send has been made. */
+static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt__nccl *const n = c->nccl;
+    const mtt_transfer *const end = op->transfers + op->transfer_count;
+    cudaError_t error = cudaEventRecord(c->ready, c->stream);
+    int result, last;
+    if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
+    if (error) return mtt__checked(c, error, "starting transfers");
+    if (!n->comm) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
+    result = n->begin();
+    for (const mtt_transfer *t = op->transfers; t < end && !result; t++) {
+        if (t->send_bytes)
+            result = n->send(t->send, t->send_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
+        if (t->receive_bytes && !result)
+            result = n->receive(t->receive, t->receive_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
+    }
+    last = n->end();
+    c->travelling = 1;
+    error = cudaEventRecord(c->arrived, c->wires);
+    if (result || last) return mtt__nccl_checked(c, result ? result : last, "sending and receiving");
+    return mtt__checked(c, error, "starting transfers");
+}
+
+static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__cuda_all_to_all(c, op);
+}
+
+static bool mtt__is_transfer(const mtt_op *op)
+{
+    return op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather;
+}
+
+/* Which operations begin only when transfers before them have ended: see MTT_RANK_OPS. */
+static bool mtt__needs_transfers(const mtt_op *op)
+{
+    if (op->kind == MTT_OP_sum_gradients || op->kind == MTT_OP_add_counts) return true;
+    return op->phase == MTT_STEP && !mtt__is_transfer(op);
+}
+
+static mtt_status mtt__join_transfers(mtt__cuda *c)
+{
+    if (!c->travelling) return MTT_OK;
+    c->travelling = 0;
+    return mtt__checked(c, cudaStreamWaitEvent(c->stream, c->arrived, 0), "waiting for transfers");
+}
+
+/* ----------------------------------------------------------------------------------------------------------
    >>backend
    -------------------------------------------------------------------------------------------------------- */
 
 #define MTT__CUDA_FUNCTION(name, inputs, operands, flops, bytes, scratch) mtt__cuda_##name,
-static const mtt__function mtt__cuda_functions[] = {MTT_LOCAL_OPS(MTT__CUDA_FUNCTION)};
+static const mtt__function mtt__cuda_functions[] = {MTT_OPS(MTT__CUDA_FUNCTION)};
 
-static void *mtt__host_alloc(mtt_env *env, size_t bytes)
+/* Waits for all that was run; the staging buffer is empty then. */
+static mtt_status mtt__wait(mtt__cuda *c)
 {
-    void *block = env && env->alloc ? env->alloc(env->user, bytes) : malloc(bytes);
-    if (block) memset(block, 0, bytes);
-    return block;
-}
-
-static void mtt__host_free(mtt_env *env, void *block)
-{
-    if (block && env && env->alloc) env->free(env->user, block);
-    else free(block);
+    c->staging_used = 0;
+    if (c->expecting) return mtt__wait_for_ranks(c);
+    return mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
 }
 
 static void mtt__cuda_close(void *context)
@@ -4942,9 +5261,10 @@ static void mtt__cuda_close(void *context)
     mtt__cuda *c = (mtt__cuda *)context;
     mtt_env *env = c->env;
     cudaSetDevice(c->device);
-    if (c->stream) cudaStreamSynchronize(c->stream);
+    if (c->stream) mtt__wait(c);
     for (int i = 0; i < c->graph_count; i++)
         if (c->graphs[i].exec) cudaGraphExecDestroy(c->graphs[i].exec);
+    mtt__leave_ranks(c);
     mtt__forget_plans(c);
     mtt__host_free(env, c->plans);
     if (c->blas) cublasLtDestroy(c->blas);
@@ -4980,9 +5300,6 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
     *context = NULL;
     if (!c) return mtt__cuda_fail(env, MTT_E_MEMORY, "out of host memory: %zu bytes are needed", sizeof(*c));
     c->env = env;
-    if (policy->ranks > 1)
-        status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "%d ranks on GPUs: this version trains on one; several "
-                                "ranks train on CPUs", policy->ranks);
     if (!backend->device_alloc != !backend->device_free)
         status = mtt__cuda_fail(env, MTT_E_ARGUMENT, "device_alloc and device_free are set both or neither");
     c->backend = *backend;
@@ -4999,6 +5316,7 @@ static mtt_status mtt__cuda_open(mtt_env *env, const mtt_backend *backend, const
         status = mtt__cuda_fail(env, MTT_E_DEVICE,
                                 "cuBLASLt could not start on CUDA device %d: is its memory full?", c->device);
     }
+    if (status == MTT_OK) status = mtt__join_ranks(c, policy->rank, policy->ranks);
     if (status == MTT_OK) *context = c;
     else mtt__cuda_close(c);
     return status;
@@ -5040,16 +5358,9 @@ static void mtt__cuda_release(void *context, void *block)
     mtt__cuda *c = (mtt__cuda *)context;
     if (!block) return;
     cudaSetDevice(c->device);
-    cudaStreamSynchronize(c->stream); /* the caller's allocator may hand it out again at once */
+    mtt__wait(c); /* the caller's allocator may hand it out again at once */
     if (c->backend.device_free) c->backend.device_free(c->backend.user, block);
     else cudaFree(block);
-}
-
-/* Waits for all that was run; the staging buffer is empty then. */
-static mtt_status mtt__wait(mtt__cuda *c)
-{
-    c->staging_used = 0;
-    return mtt__checked(c, cudaStreamSynchronize(c->stream), "waiting for operations");
 }
 
 static mtt_status mtt__cuda_upload(void *context, void *to, const void *from, size_t bytes)
@@ -5091,9 +5402,10 @@ static mtt_status mtt__run_each(mtt__cuda *c, const mtt_op *ops, int count)
     mtt_status status = MTT_OK;
     for (int i = 0; i < count && status == MTT_OK; i++) {
         mtt__function run = mtt__hopper_function(c, &ops[i]);
-        status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
+        if (mtt__needs_transfers(&ops[i])) status = mtt__join_transfers(c);
+        if (status == MTT_OK) status = run ? run(c, &ops[i]) : mtt__cuda_functions[ops[i].kind](c, &ops[i]);
     }
-    return status;
+    return status == MTT_OK ? mtt__join_transfers(c) : status;
 }
 
 /* The entry of a list of operations; NULL if the list is short or all entries are taken. Lists and the
@@ -5137,6 +5449,7 @@ static mtt_status mtt__cuda_run(void *context, const mtt_op *ops, int count)
     mtt_status status = mtt__checked(c, cudaSetDevice(c->device), "selecting it");
     mtt__graph *g;
     if (status != MTT_OK) return status;
+    for (int i = 0; i < count && c->nccl; i++) c->expecting |= mtt__is_transfer(&ops[i]);
     g = mtt__find_graph(c, ops, count);
     if (g && ++g->runs == 2) mtt__capture(c, g); /* the first run has chosen algorithms and loaded kernels */
     if (!g || !g->exec) return mtt__run_each(c, ops, count);

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # emulate.sh BUILD_DIR [SOURCE_DIR] [TEST...] - runs tests/test_cuda.c on a machine without a GPU: emulate.h
 # runs the kernels on the CPU. SOURCE_DIR (default: here) has mtt.h, mtt_kernels.cu and tests/. TEST is an
-# argument list of test_cuda, such as 'fp8 40'. Several run side by side. Default: a small share.
+# argument list of test_cuda, such as 'fp8 40', or `ranks`: tests/test_together.c with up to 4 ranks, whose
+# transfers nccl_fake.c makes. Several run side by side. Default: a small share.
 #
 #   tests/emulate.sh build               the portable kernels, as for an RTX 40
 #   ARCH=900 tests/emulate.sh build      those that an H100 or H200 runs, with the >>hopper room
@@ -19,7 +20,7 @@ if [ -d "$1" ]; then source=$1; shift; fi
 source=$(cd "$source" && pwd)
 arch=${ARCH:-890}
 if [ $# = 0 ] && [ "$arch" = 900 ]; then set -- 'quick operations 1 1' 'quick fp8 3'; fi
-[ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12'
+[ $# -gt 0 ] || set -- 'quick operations 8 60' 'quick fp8 12' ranks
 export OMP_NUM_THREADS=1 # tests run side by side
 program=$source/tests/test_cuda.c
 if ! grep -q '"quick"' "$program"; then
@@ -32,6 +33,12 @@ fi
 flags=(-O2 -g1 -march=native -fopenmp "-I${CUDA_HOME:-/usr/local/cuda}/include")
 
 gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$program" -o "$build/test.o" & test=$!
+case " $* " in
+  *" ranks "*)
+    gcc -std=gnu99 "${flags[@]}" -DMTT_CUDA= -c "$source/tests/test_together.c" -o "$build/together.o" &&
+      gcc -std=gnu99 "${flags[@]}" -shared -fPIC "$source/tests/nccl_fake.c" -o "$build/libnccl.so.2" ||
+      exit 1 ;;
+esac
 # -ffp-contract=off: __fmul_rn must not be fused. -fno-strict-aliasing: kernels read bytes as other types. -w:
 # nvcc's warnings are the ones that count. -Wno-psabi: of gcc 4.6.
 flags+=(-std=c++17 -ffp-contract=off -fno-strict-aliasing -w -Wno-psabi)
@@ -40,12 +47,15 @@ python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.ii" g++ "${f
   "-DEMULATE_ARCH=$arch" "-I$source" -include "$here/emulate_host.h" || exit 1
 g++ "${flags[@]}" -c "$build/kernels.ii" -o "$build/kernels.o" || exit 1
 wait $test || exit 1
-g++ -fopenmp "$build/test.o" "$build/kernels.o" -o "$build/test_cuda" -l:libboost_context.a -lm || exit 1
+link() { g++ -fopenmp -rdynamic "$build/$1.o" "$build/kernels.o" -o "$build/$2" -l:libboost_context.a -ldl -lm; }
+link test test_cuda || exit 1
+[ ! -f "$build/together.o" ] || link together test_together || exit 1
 
 one() { # NUMBER ARGUMENTS: the log says so where the program ends early
   local start=$SECONDS
-  # shellcheck disable=SC2086
-  "$build/test_cuda" $2 > "$build/log$1" 2>&1
+  local command=("$build/test_cuda" $2) # shellcheck disable=SC2206
+  if [ "$2" = ranks ]; then command=(env "LD_LIBRARY_PATH=$build" "$build/test_together" emulated 4); fi
+  "${command[@]}" > "$build/log$1" 2>&1
   local status=$?
   grep -q '^[0-9]* passed,' "$build/log$1" || echo "FAILED: test_cuda $2, status $status" >> "$build/log$1"
   echo "test_cuda $2: $((SECONDS - start)) s" >> "$build/log$1"

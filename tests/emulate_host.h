@@ -199,10 +199,25 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
     *stream = (cudaStream_t)malloc(1);
     return cudaSuccess;
 }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int)
+{
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaFreeHost(stream); }
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
     return emulate::answer(!emulate::captured, cudaErrorStreamCaptureUnsupported);
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void *data)
+{
+    return emulate::enqueue([=] { function(data); });
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event)
@@ -210,6 +225,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *event)
     *event = (cudaEvent_t)malloc(1);
     return cudaSuccess;
 }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) { return cudaEventCreate(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return cudaFreeHost(event); }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }

@@ -1438,32 +1438,6 @@ static void fill_compact(const setup *s, const mtt__program *p)
     }
 }
 
-/* The device's table of ranges, with its addresses. */
-static void fill_ranges(const mtt__program *host, const mtt__program *device)
-{
-    mtt_range *r = (mtt_range *)host->ranges->data;
-    int32_t block = 0;
-    int i;
-    for (i = 0; i < host->parameter_count; i++) {
-        const mtt__parameter *q = &device->parameters[i];
-        const mtt_tensor *gradient = q->sum ? q->sum : q->gradient;
-        int64_t count = mtt__elements(q->weight), begin;
-        for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
-            r->made = q->gradient ? q->gradient->data : NULL;
-            r->gradient = gradient ? gradient->data : NULL;
-            r->weight = q->weight->data;
-            r->first = q->part.first;
-            r->begin = begin;
-            r->count = (int32_t)mtt__min(MTT__RANGE, count - begin);
-            r->block = block;
-            r->parameter = i;
-            r->decays = q->weight->rank > 1;
-            r->gradient_dtype = (uint8_t)(gradient ? gradient->dtype : MTT_F32);
-            block += (int32_t)mtt__ceil_div(r->count, MTT__RANGE_BLOCK);
-        }
-    }
-}
-
 /* Scales with which a part of the values are clipped, or many become subnormal. */
 static void fill_scales(const mtt_tensor *scales)
 {
@@ -1493,7 +1467,7 @@ static void fill_state(const lock_step *l, int which)
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
     }
     if (s->policy.state == MTT_STATE_COMPACT) fill_compact(s, p);
-    fill_ranges(p, &l->device->programs[which]);
+    mtt__list_ranges(&l->device->programs[which], &s->policy, (mtt_range *)p->ranges->data);
     random_tokens(s, (int32_t *)p->tokens->data, (int32_t *)p->targets->data, (int)p->shape.rows);
     control->seed = random_bits();
     control->micro_batch = random_bits();

@@ -1,6 +1,10 @@
 /* test_together.c - ranks train one model: the bits of one rank with all micro-batches, for every shard,
    precision and recomputation; checkpoints that do not know the number of ranks; failures of one that stop
-   all. Each run is a process of its own, which forks its ranks. They leave results in shared memory. */
+   all. Each run is a process of its own, which forks its ranks. They leave results in shared memory.
+
+      test_together [quick | emulated] [RANKS]
+
+   Compiled with MTT_CUDA the ranks are on GPUs, RANKS of them at most (default: the number of GPUs). */
 #define _GNU_SOURCE
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
@@ -11,6 +15,7 @@
 
 enum { MOST = 4, BATCH = 2, LENGTH = 32, STEPS = 5, MICRO_BATCHES = 12 };
 static mtt_env env;
+static int most_ranks = MOST, emulated;
 
 /* A model and how it is trained. `ranks` * policy.accumulate is the number of micro-batches in a step. */
 typedef struct job {
@@ -29,7 +34,7 @@ typedef struct outcome {
     mtt_status status;
     uint64_t hash;
     double loss, evaluated;
-    size_t arena, planned;
+    size_t arena, planned; /* on a GPU, which ranks may share, arena is what the schedule says */
     char error[1024];
 } outcome;
 static outcome *outcomes;
@@ -120,15 +125,44 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     if (!status && *j->save) status = mtt_save(t, j->save, NULL);
     policy.ranks = j->ranks;
     policy.rank = rank;
+    policy.device = backend->device;
     if (!status) status = mtt_plan(&env, &j->model, &policy, BATCH, LENGTH, &plan);
     if (!status) {
-        mtt_schedule_report(mtt_trainer_schedule(t), &plan);
         o->planned = plan.arena_bytes;
-        o->arena = mtt_trainer_device_bytes(t);
+        mtt_schedule_report(mtt_trainer_schedule(t), &plan);
+        o->arena = backend->device == MTT_DEVICE_CPU ? mtt_trainer_device_bytes(t) : plan.arena_bytes;
     }
     mtt_trainer_destroy(t);
     return status;
 }
+
+/* Ranks may share a GPU. */
+static mtt_status open_device(int rank, mtt_backend *backend)
+{
+#ifdef MTT_CUDA
+    mtt_status status = mtt_cuda_backend(&env, rank, backend);
+    return status ? mtt_cuda_backend(&env, 0, backend) : MTT_OK;
+#else
+    (void)rank;
+    *backend = *mtt_cpu_backend();
+    return MTT_OK;
+#endif
+}
+
+#ifdef MTT_CUDA
+/* The number of GPUs, counted by a process of its own: CUDA does not survive fork. */
+static int count_devices(void)
+{
+    int status = 0, count = 0;
+    pid_t pid = fork();
+    mtt_backend backend;
+    if (pid == 0) {
+        while (count < MOST && !mtt_cuda_backend(&env, count, &backend)) count++;
+        _exit(count);
+    }
+    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+#endif
 
 /* Runs a job in processes of its own. */
 static void run(const job *j)
@@ -138,17 +172,20 @@ static void run(const job *j)
     memset(outcomes, 0, MOST * sizeof(*outcomes));
     pid = fork();
     if (pid == 0) {
-        mtt_backend backend = *mtt_cpu_backend();
+        mtt_backend backend;
         mtt_ranks *ranks = NULL;
         outcome *o;
         if (j->ranks > 1 && mtt_ranks_fork(&env, j->ranks, 0, &ranks)) {
             outcomes[0].status = MTT_E_RANK;
             _exit(1);
         }
-        backend.ranks = ranks;
         o = &outcomes[mtt_ranks_rank(ranks)];
-        o->status = MTT_E_RANK; /* of a process that dies */
-        o->status = run_rank(j, &backend, o);
+        o->status = open_device(mtt_ranks_rank(ranks), &backend);
+        backend.ranks = ranks;
+        if (!o->status) {
+            o->status = MTT_E_RANK; /* of a process that dies */
+            o->status = run_rank(j, &backend, o);
+        }
         if (o->status) snprintf(o->error, sizeof(o->error), "%s", env.error);
         mtt_ranks_close(ranks, o->status ? env.error : NULL);
         _exit(0);
@@ -217,7 +254,7 @@ static const struct {
    added: then all shards have the same bits. */
 static void same_bits(void)
 {
-    for (int kind = 0; kind < 24; kind += quick ? 7 : 1) {
+    for (int kind = emulated ? 9 : 0; kind < 24; kind += emulated ? 11 : quick ? 7 : 1) {
         uint64_t hashes[5] = {0}, files[5] = {0}, first[5] = {0};
         job j = plain(1);
         snprintf(j.tokens, sizeof(j.tokens), "%s", in("data.valid.tokens"));
@@ -232,6 +269,7 @@ static void same_bits(void)
         j.policy.state = (mtt_state)(kind / 4 % 3 == 2);
         j.policy.kept_inputs = (mtt_kept_inputs)(kind % 7 == 3 && kind % 4 < 2); /* see mtt_kept_inputs */
         j.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 3);
+        if (emulated) j.steps = 3; /* the second one is captured, the third replayed */
         for (int n = 2; n <= 4; n++) {
             job one = j;
             one.policy.accumulate = n;
@@ -242,6 +280,7 @@ static void same_bits(void)
         for (size_t i = 0; i < MTT__LENGTH(SAME); i++) {
             int n = SAME[i].ranks * SAME[i].accumulate, narrow;
             job many = j;
+            if (SAME[i].ranks > most_ranks || (emulated && i % 4 && i != 9)) continue;
             new_case();
             many.ranks = SAME[i].ranks;
             many.policy.accumulate = SAME[i].accumulate;
@@ -271,8 +310,8 @@ static void sums_of_ranks(void)
         j.model.dropout = kind / 2 ? 0.1f : 0;
         succeeded(&j);
         one = outcomes[0].loss;
-        j.ranks = 3;
-        j.policy.accumulate = 2;
+        j.ranks = most_ranks < 3 ? 2 : 3;
+        j.policy.accumulate = 6 / j.ranks;
         none = succeeded(&j);
         check(fabs(outcomes[0].loss / one - 1) < 1e-4, "%s: loss %.9g, one rank's %.9g", described(&j),
               outcomes[0].loss, one);
@@ -284,9 +323,9 @@ static void sums_of_ranks(void)
 /* A run goes on with another number of ranks and another shard: the bits of one that was not interrupted. */
 static void resumed(void)
 {
-    static const struct { int ranks, accumulate; mtt_shard shard; } WAYS[] = {
-        {1, 12, MTT_SHARD_NONE}, {4, 3, MTT_SHARD_GRADIENTS}, {3, 4, MTT_SHARD_GRADIENTS},
-        {2, 6, MTT_SHARD_GRADIENTS}, {1, 12, MTT_SHARD_NONE}};
+    static const struct { int ranks; mtt_shard shard; } WAYS[] = {
+        {1, MTT_SHARD_NONE}, {4, MTT_SHARD_GRADIENTS}, {3, MTT_SHARD_GRADIENTS}, {2, MTT_SHARD_GRADIENTS},
+        {1, MTT_SHARD_NONE}};
     for (int kind = 0; kind < 3; kind++) {
         job j = plain(12), part;
         uint64_t whole;
@@ -303,8 +342,8 @@ static void resumed(void)
             part = j;
             part.begin = (int)i;
             part.steps = 1;
-            part.ranks = WAYS[i].ranks;
-            part.policy.accumulate = WAYS[i].accumulate;
+            part.ranks = WAYS[i].ranks <= most_ranks ? WAYS[i].ranks : 2;
+            part.policy.accumulate = MICRO_BATCHES / part.ranks;
             part.policy.shard = WAYS[i].shard;
             save_to(&part, "part.safetensors");
             if (i) memcpy(part.resume, part.save, sizeof(part.save));
@@ -327,8 +366,9 @@ static void failures(void)
     for (size_t i = 0; i < MTT__LENGTH(CASES); i++)
         for (int shard = 0; shard < 3; shard++) {
             job j = plain(1);
+            if (emulated && shard != (int)i % 3) continue;
             new_case();
-            j.ranks = 3;
+            j.ranks = most_ranks < 3 ? 2 : 3;
             j.policy.shard = (mtt_shard)shard;
             j.fate = CASES[i].fate;
             j.victim = 1;
@@ -376,16 +416,23 @@ static void write_tokens(const char *text, const char *prefix)
 
 int main(int argc, char **argv)
 {
-    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    emulated = argc > 1 && strcmp(argv[1], "emulated") == 0;
+    quick = emulated || (argc > 1 && strcmp(argv[1], "quick") == 0);
     mtt_wait_passively(argv);
+#ifdef MTT_CUDA
+    most_ranks = argc > 2 ? atoi(argv[2]) : count_devices();
+    if (most_ranks < 2) {
+        printf("skipped: ranks on GPUs: %d of 2 CUDA devices\n0 passed, 0 failed, 1 skipped\n", most_ranks);
+        return 0;
+    }
+#endif
     outcomes = (outcome *)mmap(NULL, MOST * sizeof(*outcomes), PROT_READ | PROT_WRITE,
                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (outcomes == MAP_FAILED) return 1;
     if (!open_folder()) return finish();
     write_tokens(in("text.txt"), in("data"));
     same_bits();
-    sums_of_ranks();
-    resumed();
+    if (!emulated) sums_of_ranks(), resumed();
     failures();
     close_folder();
     return finish();
