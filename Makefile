@@ -18,7 +18,7 @@ ifneq ($(BLAS_DIR),)
 BLAS := -DMTT_CBLAS -L$(BLAS_DIR) -lopenblas -Wl,-rpath,$(BLAS_DIR)
 endif
 # With a GPU and nvcc the tests run there, too.
-CUDA     := $(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null),test_cuda)
+CUDA     := $(and $(shell command -v nvcc),$(shell nvidia-smi -L 2>/dev/null),test_cuda test_together_cuda)
 TESTS    := $(addprefix test_,tokenizer files ranks plan model together memory)
 TESTS    += $(if $(BLAS),test_model_blas test_memory_blas) $(CUDA)
 PROGRAMS := train hello schedule prepare report profile
@@ -42,7 +42,7 @@ $(B)/mtt_kernels.o: mtt_kernels.cu mtt.h | deps
 	nvcc -O3 $(shell tools/arch.sh) -c $< -o $@
 $(B)/test_cuda $(if $(CUDA),$(B)/profile): $(B)/%: %.c $(HEADERS) $(B)/mtt_kernels.o
 	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
-$(B)/train_cuda: train.c $(HEADERS) $(B)/mtt_kernels.o
+$(B)/%_cuda: %.c $(HEADERS) $(B)/mtt_kernels.o
 	nvcc -O3 -DMTT_CUDA= -Xcompiler -fopenmp $< $(B)/mtt_kernels.o -o $@ -lcublasLt
 
 test: deps; @$(MAKE) --no-print-directory test-programs

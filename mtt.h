@@ -95,17 +95,20 @@
    plan adds up the schedule. mtt_plan_print also says what is outside the arena at most.
 
    RANKS
-   Several processes can train one model, in this version on CPUs. mtt_ranks_fork makes them on one host;
-   mtt_ranks_connect joins those that a launcher has started. Put the handle into the backend's `ranks`. All
-   ranks then make the same calls, each with micro-batches of its own: of all in a step, rank r of N has
-   numbers r, N + r, 2N + r and so on. mtt_batches hands them out if its `rank` and `ranks` are set.
+   Several processes can train one model, on CPUs or each on a GPU of its own. mtt_ranks_fork makes them on
+   one host, before any call to CUDA; mtt_ranks_connect joins those that a launcher has started. Put the handle
+   into the backend's `ranks`. All ranks then make the same calls, each with micro-batches of its own: of all
+   in a step, rank r of N has numbers r, N + r, 2N + r and so on. mtt_batches hands them out if its `rank` and
+   `ranks` are set. GPUs exchange by NCCL 2.7 or later, which is loaded at run time.
    Losses, weights and checkpoints are, bit for bit, those of one rank with N times as many micro-batches, for
    every N and shard. So a run can go on with another number of ranks. There are three exceptions:
    - Ranks that do not divide gradients first add up their own micro-batches, if they have several.
    - 16-bit gradients (compact state, 16-bit precision, one micro-batch a rank) are rounded before they are
      added. All shards then have the same bits.
    - With kept_inputs in 8 bits, gradients depend on which layers the plan recomputes.
-   The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends.
+   The policy's `shard` says what ranks divide. The plan says what a rank holds, and what it sends. The
+   gradients of a layer are sent while the backward pass goes on through the layer before it, and weights of a
+   layer while the next one's are updated. A rank that waits for its GPU still notices if another one is lost.
 
    ATTENTION AND WINDOWS
    Query i attends keys max(0, i - W + 1) .. i. W counts the query itself: W = 1 attends nothing else.
@@ -319,6 +322,7 @@ typedef struct mtt_policy {
     int rank;                /* whose plan it is, from 0, default 0; shares differ by a block of 8,192
                                 parameters a layer. A trainer takes its backend's */
     mtt_shard shard;         /* default none; one rank has nothing to divide */
+    float bandwidth;         /* GB/s at which a rank sends, for times in the plan; default 0 = unknown */
     size_t budget_bytes;     /* of a rank; for MTT_RECOMPUTE_BUDGET, required there */
     int split;               /* 1 = a budget may cut the batch into equal micro-batches where that is faster
                                 than recomputation: same mean loss, other sums and dropout; default 0 */
@@ -422,6 +426,8 @@ typedef struct mtt_plan_report {
     double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
     double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
     double wire_bytes;                 /* that this rank sends to others in a step of all micro-batches */
+    double exposed_bytes;              /* those of them for which it can only wait */
+    double wire_ms, exposed_ms;        /* the time of both at the policy's bandwidth; 0 without one */
 } mtt_plan_report;
 
 /* The plan of a step: micro-batches of `batch` sequences of `seq_len` tokens. MTT_E_BUDGET: larger than
@@ -995,14 +1001,14 @@ enum { MTT_KEPT_GROUP = 128 };
    grad_norm. sum_loss makes `count`, an mtt_count, and not the counters, where add_counts adds up those of
    all ranks. merge_records joins what all ranks have recorded in the table of scales.
 
-   all_to_all and all_gather may end later than operations after them. sum_gradients, add_counts, all of the
-   step but these two, and whatever follows in another list, begin when they have ended. */
+   all_to_all and all_gather may end later than operations after them. sum_gradients, add_counts, sum_squares,
+   grad_norm, merge_records, and what follows in another list, begin when they have ended. */
 #define MTT_RANK_OPS(X)                                                                                      \
     X(all_to_all, 0, MTT_OPERANDS(*received),                                                                \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
     X(all_gather, 1, MTT_OPERANDS(*row, *rows, *squares),                                                    \
       0, 2 * mtt__wire_bytes(op), 0)                                                                         \
-    X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                             \
+    X(add_counts, 3, MTT_OPERANDS(*count, *counts, *control, *counters),                                     \
       N(o->counts), MOVED, 0)                                                                                \
     X(sum_squares, 1, MTT_OPERANDS(*ranges, *squares),                                                       \
       2 * PARAMETERS, MOVED, 0)                                                                              \
@@ -1040,7 +1046,7 @@ struct mtt_op {
     mtt_tensor **gradients;            /* sum_gradients, grad_norm, adamw: of some parameters, in order */
     mtt_tensor **sums, **weights;      /* sum_gradients: what they are added to; adamw: the parameters */
     const struct mtt_part *parts;      /* which elements of each are this rank's */
-    int parameters;                    /* the number of these */
+    int first_parameter, parameters;   /* number of the first of these, and how many they are */
     int first_range, range_count;      /* their entries in `ranges`, if there is one */
     const mtt_transfer *transfers;     /* all_to_all, all_gather: of the backend's memory. Those with one */
     int transfer_count;                /* peer are in the order of the peer's with this rank */
@@ -1535,6 +1541,18 @@ MTT__BOTH void mtt__add_count(mtt_counters *counters, const mtt_count *count, in
     if (starts) counters->loss = 0, counters->hits = 0;
     counters->loss += count->loss;
     counters->hits += count->hits;
+}
+
+/* Operations between ranks, and those which begin when transfers have ended: see MTT_RANK_OPS. */
+MTT__BOTH int mtt__is_transfer(const mtt_op *op)
+{
+    return op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather;
+}
+
+MTT__BOTH int mtt__needs_transfers(const mtt_op *op)
+{
+    return op->kind == MTT_OP_sum_gradients || op->kind == MTT_OP_add_counts ||
+           op->kind == MTT_OP_sum_squares || op->kind == MTT_OP_grad_norm || op->kind == MTT_OP_merge_records;
 }
 
 /* Joins what another rank has recorded of a tensor. Bits of positive floats are in their order. */
@@ -3657,6 +3675,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
     MTT__FIELD(ranks, INT, 1, 1, 1024, NULL, "processes that train together")
     MTT__FIELD(shard, CHOICE, 0, 0, MTT_SHARD_GRADIENTS, "none|optimizer|gradients", "what ranks divide")
+    MTT__FIELD(bandwidth, FLOAT, 0, 0, 1e6, NULL, "GB/s of a rank to others, for times in the plan")
     MTT__FIELD(budget_bytes, BYTES, 0, 0, 1.9e19, NULL, "memory for recompute budget")
     MTT__FIELD(split, FLAG, 0, 0, 1, NULL, "a budget may cut the batch into micro-batches")
     MTT__FIELD(device, CHOICE, 0, 0, MTT_DEVICE_CUDA, "cpu|cuda", "device")
@@ -4635,6 +4654,7 @@ static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
     b->op->sums = lists & MTT__SUMS ? list + count : NULL;
     b->op->weights = lists & MTT__WEIGHTS ? list + 2 * count : NULL;
     b->op->parts = parts;
+    b->op->first_parameter = first;
     b->op->parameters = (int)count;
     b->op->first_range = p->parameters[first].first_range;
     b->op->range_count = end < p->parameter_count ? p->parameters[end].first_range : p->range_count;
@@ -5079,12 +5099,12 @@ static void mtt__emit_joined(mtt__builder *b)
 }
 
 /* The gradient's norm over all parameters, then the update. Ranks with a share each exchange the squares of
-   blocks before, and the weights after. */
+   blocks before, and the weights of a layer while they update the next one. */
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
     mtt_tensor **kept = p->kept, *squares = NULL, *rows;
-    int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i;
+    int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i, end;
     b->phase = MTT_STEP;
     for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = mtt__layer_end(p, i))
         if (!mtt__exchanges_at_once(b->policy)) mtt__emit_exchange(b, i);
@@ -5098,12 +5118,14 @@ static void mtt__emit_step(mtt__builder *b)
     }
     MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, squares, p->counters);
     mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
-    MTT__EMIT(b, -1, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, kept[MTT__MASTER],
-              kept[MTT__FIRST], kept[MTT__SECOND]);
-    mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS | MTT__WEIGHTS);
-    if (shares) {
-        MTT__EMIT(b, -1, 0, all_gather, NULL, NULL, NULL);
-        mtt__use_parameters(b, 0, p->parameter_count, MTT__WEIGHTS);
+    for (i = 0; i < p->parameter_count && !b->status; i = end) {
+        end = shares ? mtt__layer_end(p, i) : p->parameter_count;
+        MTT__EMIT(b, shares ? p->parameters[i].layer : -1, MTT__SITE_ROUND, adamw, p->control, p->counters,
+                  p->ranges, kept[MTT__MASTER], kept[MTT__FIRST], kept[MTT__SECOND]);
+        mtt__use_parameters(b, i, end, MTT__GRADIENTS | MTT__WEIGHTS);
+        if (!shares) continue;
+        MTT__EMIT(b, p->parameters[i].layer, 0, all_gather, NULL, NULL, NULL);
+        mtt__use_parameters(b, i, end, MTT__WEIGHTS);
     }
     if (p->scales && ranks > 1) {
         rows = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "records", ranks, (int64_t)p->scales->bytes, 0);
@@ -6115,9 +6137,17 @@ MTTDEF void mtt_schedule_destroy(mtt_schedule *s)
     mtt__free(s->env, s);
 }
 
+/* Whether nothing is computed while transfer `i` is under way. */
+static int mtt__is_exposed(const mtt__program *p, int i)
+{
+    while (++i < p->op_count && i != p->step_begin && mtt__is_transfer(&p->ops[i])) {}
+    return i == p->op_count || i == p->step_begin || mtt__needs_transfers(&p->ops[i]);
+}
+
 MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
 {
     const mtt__program *p = &s->programs[MTT__TRAIN];
+    double wire;
     int i;
     memset(r, 0, sizeof(*r));
     for (i = 0; i < p->parameter_count; i++) r->parameters += mtt__parameter_elements(&p->parameters[i]);
@@ -6133,8 +6163,14 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->flops += op->flops;
         r->traffic_bytes += op->traffic_bytes;
         if (op->recomputed) r->recompute_flops += op->flops;
-        if (op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather)
-            r->wire_bytes += mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
+        if (!mtt__is_transfer(op)) continue;
+        wire = mtt__wire_bytes(op) * (op->phase == MTT_STEP ? 1 : s->policy.accumulate);
+        r->wire_bytes += wire;
+        if (mtt__is_exposed(p, i)) r->exposed_bytes += wire;
+    }
+    if (s->policy.bandwidth > 0) {
+        r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
+        r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
     }
     memcpy(r->bytes, p->ops[r->peak_op].bytes, sizeof(r->bytes));
     r->arena_bytes = mtt__arena_bytes(s);
@@ -7688,7 +7724,7 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
     const mtt_counters *counters = mtt__counters(o->counters);
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
-        uint64_t stream = mtt__stream(op->site, p, (uint64_t)counters->updates);
+        uint64_t stream = mtt__stream(op->site, op->first_parameter + p, (uint64_t)counters->updates);
         mtt_adamw_rates r =
             mtt__adamw_rates(c, counters, op->weights[p]->rank > 1, mtt__adamw_step(c, counters),
                              mtt__adamw_correction(c, counters));
@@ -8184,11 +8220,6 @@ static mtt_transfer *mtt__list_transfers(mtt_op *op, mtt_transfer *list)
     op->transfers = list;
     op->transfer_count = (int)(end - list);
     return end;
-}
-
-static int mtt__is_transfer(const mtt_op *op)
-{
-    return op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather;
 }
 
 /* The transfers of the training program, whose tensors have addresses now. */
@@ -11307,7 +11338,10 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
                r->recompute_layers, r->recompute_selective, r->micro_batches);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
                r->recompute_flops, r->traffic_bytes);
-    if (r->wire_bytes > 0) mtt__print(&text, ", \"wire_bytes\": %.0f", r->wire_bytes);
+    if (r->wire_bytes > 0)
+        mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
+    if (r->wire_ms > 0)
+        mtt__print(&text, ", \"wire_ms\": %.4g, \"exposed_ms\": %.4g", r->wire_ms, r->exposed_ms);
     mtt__print(&text, "}");
     return text.size;
 }
@@ -11328,11 +11362,14 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
         if (r->bytes[i])
             mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
     mtt__print(&text, "outside the arena at most 3 MiB, 0.5 a thread, 0.0625 a layer; with OpenBLAS 2.0 "
-                      "and 1.25 a thread more; on CUDA 18\n");
+                      "and 1.25 a thread more; on CUDA 18, and what NCCL takes for several GPUs\n");
     mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
                100 * r->recompute_flops / r->flops);
     if (r->wire_bytes > 0)
-        mtt__print(&text, "%.2f MiB a step to other ranks\n", r->wire_bytes / 1048576);
+        mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
+                   r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
+    if (r->wire_ms > 0) mtt__print(&text, ": %.3g and %.3g ms", r->wire_ms, r->exposed_ms);
+    if (r->wire_bytes > 0) mtt__print(&text, "\n");
     write(user, at, text.size);
 }
 

@@ -2803,7 +2803,7 @@ static unsigned mtt__range_blocks(const mtt_op *op)
 struct mtt__arrivals {
     int64_t stride;
     int rank, ranks; /* 0 and 1: this rank alone */
-    int sums;        /* 1 = this rank's own are the sums of its micro-batches, and not those of the last one */
+    int sums;        /* 1 = its own are the sums of its micro-batches, and not those of the last one */
 };
 
 /* Math:        sum (+)= gradients of rank 0, then of rank 1, and so on
@@ -2848,7 +2848,8 @@ static __global__ void __launch_bounds__(256)
    Traffic:     gradients read once
    Determinism: fixed tree
    Reference:   mtt__sum_squares */
-static __global__ void __launch_bounds__(256) mtt_k_sum_squares(const mtt_range *ranges, double *partial, int mine)
+static __global__ void __launch_bounds__(256)
+    mtt_k_sum_squares(const mtt_range *ranges, double *partial, int mine)
 {
     __shared__ double shared[32];
     const mtt_range &r = ranges[blockIdx.x / MTT__RANGE_BLOCKS];
@@ -3109,7 +3110,7 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
         kernel = type == MTT_F32         ? mtt_k_adamw_compact<MTT_F32>
                  : type == MTT_BF16_BITS ? mtt_k_adamw_compact<MTT_BF16_BITS>
                                          : mtt_k_adamw_compact<MTT_F16_BITS>;
-    u.ranges = mtt__at<const mtt_range>(o->ranges);
+    u.ranges = mtt__at<const mtt_range>(o->ranges) + op->first_range;
     u.control = mtt__at<const mtt_control>(o->control);
     u.counters = mtt__at<const mtt_counters>(o->counters);
     u.corrections = (const float *)scratch;
@@ -3120,7 +3121,7 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     u.site = mtt__stream(op->site, 0, 0);
     u.dtype = type;
     for (int i = 0; i < op->parameters; i++) u.mine |= op->parts[i].count < op->parts[i].elements;
-    if (status == MTT_OK)
+    if (status == MTT_OK && op->first_parameter == 0) /* those after it find them in the workspace */
         status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
                              (float *)scratch);
     if (status != MTT_OK) return status;
@@ -5133,23 +5134,35 @@ static mtt_status mtt__open_wires(mtt__cuda *c)
     return mtt__checked(c, error, "opening it for several ranks");
 }
 
-static mtt_status mtt__join_ranks(mtt__cuda *c, int rank, int ranks)
+/* Starts transfers when what they send has been made. */
+static mtt_status mtt__start_transfers(mtt__cuda *c, const mtt_transfer *transfers, int count)
 {
-    mtt__nccl_id id = {};
-    mtt_status status;
-    if (ranks == 1) return MTT_OK;
-    if (!c->backend.exchange || !c->backend.watch)
-        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "several ranks need the backend's exchange and watch");
-    c->nccl = (mtt__nccl *)mtt__host_alloc(c->env, sizeof(*c->nccl));
-    if (!c->nccl) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for NCCL");
-    status = mtt__find_nccl(c, c->nccl);
-    if (status == MTT_OK) status = mtt__open_wires(c);
-    if (status == MTT_OK && rank == 0)
-        status = mtt__nccl_checked(c, c->nccl->make_id(&id), "making an identifier");
-    if (status == MTT_OK) status = mtt__share_id(c, rank, ranks, &id);
-    if (status == MTT_OK)
-        status = mtt__nccl_checked(c, c->nccl->join(&c->nccl->comm, ranks, id, rank), "connecting the ranks");
-    return status;
+    const mtt__nccl *const n = c->nccl;
+    cudaError_t error = cudaEventRecord(c->ready, c->stream);
+    int result, last;
+    if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
+    if (error) return mtt__checked(c, error, "starting transfers");
+    if (!n->comm) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
+    result = n->begin();
+    for (const mtt_transfer *t = transfers; t < transfers + count && !result; t++) {
+        if (t->send_bytes)
+            result = n->send(t->send, t->send_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
+        if (t->receive_bytes && !result)
+            result = n->receive(t->receive, t->receive_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
+    }
+    last = n->end();
+    c->travelling = 1;
+    error = cudaEventRecord(c->arrived, c->wires);
+    if (result || last) return mtt__nccl_checked(c, result ? result : last, "sending and receiving");
+    return mtt__checked(c, error, "starting transfers");
+}
+
+/* What operations do next begins when all transfers have ended. */
+static mtt_status mtt__join_transfers(mtt__cuda *c)
+{
+    if (!c->travelling) return MTT_OK;
+    c->travelling = 0;
+    return mtt__checked(c, cudaStreamWaitEvent(c->stream, c->arrived, 0), "waiting for transfers");
 }
 
 /* Ends transfers that wait for a rank that is lost. */
@@ -5184,6 +5197,44 @@ static mtt_status mtt__wait_for_ranks(mtt__cuda *c)
     return status != MTT_OK ? status : mtt__checked(c, error, "waiting for operations");
 }
 
+/* Sends a byte to all ranks. NCCL makes connections, and takes memory for them, when they are first used. So
+   what is measured later does not change. */
+static mtt_status mtt__try_transfers(mtt__cuda *c, int rank, int ranks)
+{
+    mtt_transfer *const list = (mtt_transfer *)mtt__host_alloc(c->env, (size_t)ranks * sizeof(*list));
+    char *bytes = NULL;
+    int k = 0;
+    mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * (size_t)ranks), "taking memory");
+    if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d ranks", ranks);
+    for (int peer = 0; peer < ranks && status == MTT_OK; peer++)
+        if (peer != rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
+    if (status == MTT_OK) status = mtt__start_transfers(c, list, k);
+    if (status == MTT_OK) status = mtt__join_transfers(c);
+    if (status == MTT_OK) status = mtt__wait_for_ranks(c);
+    cudaFree(bytes);
+    mtt__host_free(c->env, list);
+    return status;
+}
+
+static mtt_status mtt__join_ranks(mtt__cuda *c, int rank, int ranks)
+{
+    mtt__nccl_id id = {};
+    mtt_status status;
+    if (ranks == 1) return MTT_OK;
+    if (!c->backend.exchange || !c->backend.watch)
+        return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "several ranks need the backend's exchange and watch");
+    c->nccl = (mtt__nccl *)mtt__host_alloc(c->env, sizeof(*c->nccl));
+    if (!c->nccl) return mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for NCCL");
+    status = mtt__find_nccl(c, c->nccl);
+    if (status == MTT_OK) status = mtt__open_wires(c);
+    if (status == MTT_OK && rank == 0)
+        status = mtt__nccl_checked(c, c->nccl->make_id(&id), "making an identifier");
+    if (status == MTT_OK) status = mtt__share_id(c, rank, ranks, &id);
+    if (status == MTT_OK)
+        status = mtt__nccl_checked(c, c->nccl->join(&c->nccl->comm, ranks, id, rank), "connecting the ranks");
+    return status == MTT_OK ? mtt__try_transfers(c, rank, ranks) : status;
+}
+
 static void mtt__leave_ranks(mtt__cuda *c)
 {
     if (c->nccl && c->nccl->comm) c->nccl->leave(c->nccl->comm);
@@ -5191,54 +5242,6 @@ static void mtt__leave_ranks(mtt__cuda *c)
     if (c->ready) cudaEventDestroy(c->ready);
     if (c->wires) cudaStreamDestroy(c->wires);
     mtt__host_free(c->env, c->nccl); /* the library stays: its threads may still run */
-}
-
-/* Starts transfers when what they send has been made. */
-static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
-{
-    const mtt__nccl *const n = c->nccl;
-    const mtt_transfer *const end = op->transfers + op->transfer_count;
-    cudaError_t error = cudaEventRecord(c->ready, c->stream);
-    int result, last;
-    if (!error) error = cudaStreamWaitEvent(c->wires, c->ready, 0);
-    if (error) return mtt__checked(c, error, "starting transfers");
-    if (!n->comm) return mtt__cuda_fail(c->env, MTT_E_RANK, "another rank is lost: no transfers");
-    result = n->begin();
-    for (const mtt_transfer *t = op->transfers; t < end && !result; t++) {
-        if (t->send_bytes)
-            result = n->send(t->send, t->send_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
-        if (t->receive_bytes && !result)
-            result = n->receive(t->receive, t->receive_bytes, MTT__NCCL_BYTE, t->peer, n->comm, c->wires);
-    }
-    last = n->end();
-    c->travelling = 1;
-    error = cudaEventRecord(c->arrived, c->wires);
-    if (result || last) return mtt__nccl_checked(c, result ? result : last, "sending and receiving");
-    return mtt__checked(c, error, "starting transfers");
-}
-
-static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
-{
-    return mtt__cuda_all_to_all(c, op);
-}
-
-static bool mtt__is_transfer(const mtt_op *op)
-{
-    return op->kind == MTT_OP_all_to_all || op->kind == MTT_OP_all_gather;
-}
-
-/* Which operations begin only when transfers before them have ended: see MTT_RANK_OPS. */
-static bool mtt__needs_transfers(const mtt_op *op)
-{
-    if (op->kind == MTT_OP_sum_gradients || op->kind == MTT_OP_add_counts) return true;
-    return op->phase == MTT_STEP && !mtt__is_transfer(op);
-}
-
-static mtt_status mtt__join_transfers(mtt__cuda *c)
-{
-    if (!c->travelling) return MTT_OK;
-    c->travelling = 0;
-    return mtt__checked(c, cudaStreamWaitEvent(c->stream, c->arrived, 0), "waiting for transfers");
 }
 
 /* ----------------------------------------------------------------------------------------------------------

@@ -288,7 +288,7 @@ int main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes fails the write, not the run */
     if (!set.dry_run) code = report(run_join(&files, &env, &set.policy));
     if (!code && !set.dry_run && set.policy.device == MTT_DEVICE_CUDA)
-        code = report(mtt_cuda_backend(&env, 0, &backend));
+        code = report(run_find_device(&files, &backend));
     backend.ranks = files.ranks;
     if (!code) code = prepare(&data, &batches);
     if (!code && !set.dry_run) code = execute(&backend, &batches, &data);

@@ -47,7 +47,9 @@ python3 "$here/emulate.py" "$source/mtt_kernels.cu" "$build/kernels.ii" g++ "${f
   "-DEMULATE_ARCH=$arch" "-I$source" -include "$here/emulate_host.h" || exit 1
 g++ "${flags[@]}" -c "$build/kernels.ii" -o "$build/kernels.o" || exit 1
 wait $test || exit 1
-link() { g++ -fopenmp -rdynamic "$build/$1.o" "$build/kernels.o" -o "$build/$2" -l:libboost_context.a -ldl -lm; }
+link() { # OBJECT PROGRAM
+  g++ -fopenmp -rdynamic "$build/$1.o" "$build/kernels.o" -o "$build/$2" -l:libboost_context.a -ldl -lm
+}
 link test test_cuda || exit 1
 [ ! -f "$build/together.o" ] || link together test_together || exit 1
 

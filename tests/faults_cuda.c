@@ -67,7 +67,11 @@ CALL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
 CALL_MEMORY(cudaMalloc, (void **block, size_t bytes), (block, bytes))
 CALL_MEMORY(cudaMallocHost, (void **block, size_t bytes), (block, bytes))
 CALL_MEMORY(cudaStreamCreateWithFlags, (cudaStream_t *stream, unsigned flags), (stream, flags))
+CALL_MEMORY(cudaStreamCreateWithPriority, (cudaStream_t *stream, unsigned flags, int priority),
+            (stream, flags, priority))
 CALL_MEMORY(cudaEventCreate, (cudaEvent_t *event), (event))
+CALL_MEMORY(cudaEventCreateWithFlags, (cudaEvent_t *event, unsigned flags), (event, flags))
+CALL(cudaDeviceGetStreamPriorityRange, (int *least, int *greatest), (least, greatest))
 CALL_MEMORY(cudaGraphInstantiate, (cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags),
      (exec, graph, flags))
 CALL(cudaMemcpyAsync,
@@ -75,6 +79,8 @@ CALL(cudaMemcpyAsync,
      (to, from, bytes, kind, stream))
 CALL(cudaMemsetAsync, (void *to, int value, size_t bytes, cudaStream_t stream), (to, value, bytes, stream))
 CALL(cudaStreamSynchronize, (cudaStream_t stream), (stream))
+CALL(cudaStreamQuery, (cudaStream_t stream), (stream))
+CALL(cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned flags), (stream, event, flags))
 CALL(cudaStreamIsCapturing, (cudaStream_t stream, enum cudaStreamCaptureStatus *status), (stream, status))
 CALL(cudaStreamBeginCapture, (cudaStream_t stream, enum cudaStreamCaptureMode mode), (stream, mode))
 CALL(cudaGraphGetNodes, (cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count), (graph, nodes, count))

@@ -1,7 +1,7 @@
-/* nccl_fake.c - a stand-in for libnccl.so.2: the functions that mtt_kernels.cu calls, for ranks of one host that
-   may share a GPU, which NCCL refuses. Bytes go through the host: they are copied to it, sent by a function of
-   the stream, and copied to the other device. So transfers are work of their stream, in captured graphs too,
-   and one whose peer has died waits until ncclCommAbort, as NCCL's do.
+/* nccl_fake.c - a stand-in for libnccl.so.2: the functions that mtt_kernels.cu calls, for ranks of one host
+   that may share a GPU, which NCCL refuses. Bytes go through the host: they are copied to it, sent by a
+   function of the stream, and copied to the other device. So transfers are work of their stream, in captured
+   graphs too, and one whose peer has died waits until ncclCommAbort, as NCCL's do.
 
       gcc -O2 -shared -fPIC -I/usr/local/cuda/include tests/nccl_fake.c -o libnccl.so.2 \
           -L/usr/local/cuda/lib64 -lcudart_static -ldl -lrt -lpthread -lm */

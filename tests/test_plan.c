@@ -791,6 +791,33 @@ static void ranks(void)
               "%d ranks: %zu bytes of weights and state, wanted %g", n,
               report.bytes[MTT_WEIGHTS] + report.bytes[MTT_OPTIMIZER], bytes);
     }
+    /* While nothing is computed travel only the gradients of the embeddings, which are made last, in FP32,
+       the squares of all blocks, and the weights of the last norm. */
+    double exposed = 0, blocks = 0, embeddings = (50304 + 1024) * 768.0;
+    for (int rank = 0; rank < 3; rank++) {
+        configuration c = known('G', 4);
+        mtt_schedule *s = NULL;
+        mtt_plan_report report;
+        c.policy.precision = MTT_BF16;
+        c.policy.state = MTT_STATE_COMPACT;
+        c.policy.ranks = 3;
+        c.policy.rank = rank;
+        c.policy.shard = MTT_SHARD_GRADIENTS;
+        c.policy.bandwidth = 100;
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s", env.error);
+        if (!s) return;
+        mtt_schedule_report(s, &report);
+        exposed += report.exposed_bytes;
+        blocks = (double)s->programs[MTT__TRAIN].blocks;
+        check(report.wire_ms == report.wire_bytes / (double)c.policy.bandwidth / 1e6 &&
+                  report.exposed_ms == report.exposed_bytes / (double)c.policy.bandwidth / 1e6,
+              "%.0f bytes at 100 GB/s take %g ms, %.0f exposed %g ms", report.wire_bytes, report.wire_ms,
+              report.exposed_bytes, report.exposed_ms);
+        mtt_schedule_destroy(s);
+    }
+    check(exposed == 2 * (4 * embeddings + 8 * blocks + 2 * 2 * 768),
+          "three ranks wait for %.0f bytes, wanted %.0f", exposed,
+          2 * (4 * embeddings + 8 * blocks + 2 * 2 * 768));
 }
 
 /* FLOPs of a model whose arithmetic is well known: 6 per parameter of the matrices and token, and

@@ -28,6 +28,7 @@ typedef struct run {
     mtt_env *env;
     mtt_ranks *ranks; /* NULL: one process */
     float timeout;    /* seconds that a rank waits for another one; 0 = mtt.h's default */
+    int local;        /* this rank's number on its host */
     int stopped;      /* 1 = all ranks know that the run shall end */
     const char *folder;
     char dataset[RUN_NAME + 1], name[512];
@@ -130,7 +131,16 @@ static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
     else if (!status && ranks > 1) status = mtt_ranks_fork(env, ranks, (double)r->timeout, &r->ranks);
     policy->ranks = mtt_ranks_count(r->ranks);
     policy->rank = run_rank = mtt_ranks_rank(r->ranks);
+    r->local = here.ranks > 1 && here.local >= 0 ? here.local : run_rank;
     return status;
+}
+
+/* Ranks of a host take its GPUs in turn. A launcher may show each rank one of its own. */
+static mtt_status run_find_device(run *r, mtt_backend *backend)
+{
+    int count = 0;
+    while (count <= r->local && !mtt_cuda_backend(r->env, count, backend)) count++;
+    return mtt_cuda_backend(r->env, count ? r->local % count : 0, backend);
 }
 
 /* All ranks wait until each of them is here, and for rank 0 as long as it takes. Rank 0 goes ahead: it calls
