@@ -96,10 +96,10 @@
 
    RANKS
    Several processes can train one model, on CPUs or each on a GPU of its own. mtt_ranks_fork makes them on
-   one host, before any call to CUDA; mtt_ranks_connect joins those that a launcher has started. Put the handle
-   into the backend's `ranks`. All ranks then make the same calls, each with micro-batches of its own: of all
-   in a step, rank r of N has numbers r, N + r, 2N + r and so on. mtt_batches hands them out if its `rank` and
-   `ranks` are set. GPUs exchange by NCCL 2.7 or later, which is loaded at run time.
+   one host, before any call to CUDA; mtt_ranks_connect joins those that a launcher has started. Put the
+   handle into the backend's `ranks`. All ranks then make the same calls, each with micro-batches of its own:
+   of all in a step, rank r of N has numbers r, N + r, 2N + r and so on. mtt_batches hands them out if its
+   `rank` and `ranks` are set. GPUs exchange by NCCL 2.7 or later, which is loaded at run time.
    Losses, weights and checkpoints are, bit for bit, those of one rank with N times as many micro-batches, for
    every N and shard. So a run can go on with another number of ranks. There are three exceptions:
    - Ranks that do not divide gradients first add up their own micro-batches, if they have several.
@@ -4099,7 +4099,7 @@ typedef struct mtt__parameter {
     int first_range;  /* its first entry in the table of ranges */
     mtt_tensor *weight, *gradient;
     mtt_tensor *sum;  /* of the gradients of all micro-batches; NULL if there is one */
-    mtt_tensor *received; /* gradients of other ranks; NULL: none */
+    mtt_tensor *received; /* gradients of other ranks; NULL: no other ranks */
     int64_t received_at;  /* where its own begin in a row of these, in bytes */
 } mtt__parameter;
 
@@ -4195,8 +4195,8 @@ typedef struct mtt__builder {
     mtt_op *op;                      /* the last one */
     mtt_linear_backward_weight waiting; /* for x, which the adjoint of its maker makes; dy NULL: none */
     struct {
-        int pending, first;   /* 1 = gradients of parameters from `first` up were sent and not yet added up */
-        mtt_tensor *received;
+        int first;            /* gradients of parameters from this one up were sent, and not yet added up */
+        mtt_tensor *received; /* NULL: none */
     } sent;
     mtt_tensor *count, *counts; /* of targets hit and losses: of this rank, of all */
     mtt_quantize_weights eights;     /* of layer eights_layer, for its backward products */
@@ -4706,9 +4706,9 @@ static void mtt__emit_arrived(mtt__builder *b)
 {
     mtt__program *p = b->program;
     int first = b->sent.first;
-    if (!b->sent.pending || b->status) return;
-    b->sent.pending = 0;
-    if (b->sent.received) mtt__emit_sums(b, first, b->sent.received); /* no share of a small layer: NULL */
+    if (!b->sent.received || b->status) return;
+    mtt__emit_sums(b, first, b->sent.received);
+    b->sent.received = NULL;
     if (b->policy->shard != MTT_SHARD_NONE) return;
     MTT__EMIT(b, p->parameters[first].layer, 0, all_gather, NULL, NULL, NULL);
     mtt__use_parameters(b, first, mtt__layer_end(p, first), MTT__SUMS);
@@ -4720,7 +4720,7 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
 {
     mtt__program *p = b->program;
     int end = mtt__layer_end(p, first), layer = p->parameters[first].layer, i;
-    mtt_tensor *received = NULL;
+    mtt_tensor *received;
     int64_t bytes = 0;
     for (i = first; i < end && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
@@ -4729,14 +4729,13 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
         q->received_at = bytes;
         bytes += count * (int64_t)mtt__dtype_bytes[dtype];
     }
-    if (bytes)
-        received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1,
-                                   bytes, 0);
+    if (!bytes) bytes = 8; /* of a small layer none is mine, but its gradients stay until they are sent */
+    received = mtt__add_tensor(b, MTT_U8, MTT_GRADIENTS, layer, "", "received", b->policy->ranks - 1, bytes,
+                               0);
     for (i = first; i < end && !b->status; i++) p->parameters[i].received = received;
     mtt__emit_arrived(b);
     MTT__EMIT(b, layer, 0, all_to_all, received);
     mtt__use_parameters(b, first, end, MTT__GRADIENTS);
-    b->sent.pending = 1;
     b->sent.first = first;
     b->sent.received = received;
 }
@@ -8180,14 +8179,14 @@ static int mtt__gradient_transfers(const mtt_op *op, int peer, mtt_transfer *t)
 {
     const mtt_tensor *received = MTT_OPERANDS_OF(all_to_all, op)->received;
     int rank = op->shape->rank, p;
-    char *row = !received ? NULL : (char *)received->data + (peer - (peer > rank)) * received->shape[1];
+    char *row = (char *)received->data + (peer - (peer > rank)) * received->shape[1];
     for (p = 0; p < op->parameters; p++, t++) {
         int64_t bytes = (int64_t)mtt__dtype_bytes[op->gradients[p]->dtype], theirs, mine;
         t->send_bytes = (size_t)(mtt__share(&op->parts[p], peer, &theirs) * bytes);
         t->receive_bytes = (size_t)(mtt__share(&op->parts[p], rank, &mine) * bytes);
         t->send = (char *)op->gradients[p]->data + theirs * bytes;
         t->receive = row;
-        if (row) row += t->receive_bytes;
+        row += t->receive_bytes;
     }
     return op->parameters;
 }

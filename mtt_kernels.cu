@@ -5071,7 +5071,7 @@ static mtt_status mtt__nccl_checked(mtt__cuda *c, int result, const char *what)
 {
     if (!result) return MTT_OK;
     return mtt__cuda_fail(c->env, MTT_E_DEVICE,
-                          "NCCL, %s: %s. Each rank needs a GPU of its own; NCCL_DEBUG=INFO says more", what,
+                          "NCCL, %s: %s. Each rank needs a GPU of its own", what,
                           c->nccl->error_string(result));
 }
 
@@ -5205,7 +5205,7 @@ static mtt_status mtt__try_transfers(mtt__cuda *c, int rank, int ranks)
     char *bytes = NULL;
     int k = 0;
     mtt_status status = mtt__checked(c, cudaMalloc((void **)&bytes, 2 * (size_t)ranks), "taking memory");
-    if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: no room for %d ranks", ranks);
+    if (!list) status = mtt__cuda_fail(c->env, MTT_E_MEMORY, "out of host memory: %d ranks", ranks);
     for (int peer = 0; peer < ranks && status == MTT_OK; peer++)
         if (peer != rank) list[k++] = {peer, bytes + peer, 1, bytes + ranks + peer, 1};
     if (status == MTT_OK) status = mtt__start_transfers(c, list, k);
@@ -5242,6 +5242,16 @@ static void mtt__leave_ranks(mtt__cuda *c)
     if (c->ready) cudaEventDestroy(c->ready);
     if (c->wires) cudaStreamDestroy(c->wires);
     mtt__host_free(c->env, c->nccl); /* the library stays: its threads may still run */
+}
+
+static mtt_status mtt__cuda_all_to_all(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__start_transfers(c, op->transfers, op->transfer_count);
+}
+
+static mtt_status mtt__cuda_all_gather(mtt__cuda *c, const mtt_op *op)
+{
+    return mtt__start_transfers(c, op->transfers, op->transfer_count);
 }
 
 /* ----------------------------------------------------------------------------------------------------------

@@ -432,6 +432,10 @@ static void check_program(const mtt__program *p, const char *text)
     for (int i = 0; i < p->op_count; i++) {
         const mtt_op *op = &p->ops[i];
         size_t live = 0;
+        int travels = i; /* the last operation that may run while what this one sends travels */
+        while (mtt__is_transfer(op) && travels + 1 < p->op_count && travels + 1 != p->step_begin &&
+               !mtt__needs_transfers(&p->ops[travels + 1]))
+            travels++;
         int gone = !op->recomputed, read = !op->recomputed;
         int reads = op->inputs > 0 || op->gradients || op->kind == MTT_OP_rescale;
         check(reads && (op->outputs > 0 || op->sums),
@@ -447,7 +451,7 @@ static void check_program(const mtt__program *p, const char *text)
                                   : lists[list] ? lists[list][parameter % n]
                                                 : NULL;
             if (!t) continue;
-            check(t->first <= i && i <= t->last, "%s: operation %d uses %s outside its life", text, i,
+            check(t->first <= i && travels <= t->last, "%s: operation %d uses %s outside its life", text, i,
                   t->name);
             if (parameter >= 0 && list == 2) {
                 if (!is_among(written, writes, t)) written[writes++] = t;
