@@ -18,7 +18,8 @@ while IFS= read -r line; do
   if grep -qxF -- "$line" "$build/golden.txt"; then passed=$((passed + 1)); continue; fi
   failed=$((failed + 1))
   echo "FAILED: expected $line"
-  echo "             got $(grep -F -- "${line%%[0-9] *}" "$build/golden.txt" | head -n 1)"
+  read -r kind name _ <<< "$line"
+  echo "             got $(grep -F -- "$kind $name " "$build/golden.txt" | head -n 1)"
 done < tests/golden/golden.txt
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ] && [ $passed -gt 0 ]
