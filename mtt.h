@@ -134,6 +134,7 @@
       MTTDEF                everywhere  the text before each function's declaration, default extern
       MTT_CBLAS             here        FP32 products through cblas.h; use a BLAS with OpenMP threads
       MTT_PORTABLE          here        the same bits on every x86-64: no use of AVX512-BF16 where it is found
+      MTT_MPI               here        ranks that mpirun has started exchange by MPI 3; compile with mpicc
       MTT_CUDA              everywhere  mtt_kernels.cu is linked, with -lcublasLt: mtt_cuda_backend works
       MTT_SEPARATE_ALLOCS   here        a block for each tensor instead of the arena, for sanitizers
       MTT_DOCUMENT_BYTES    here        least bytes of a document cut from plain text, default 4096
@@ -497,13 +498,16 @@ typedef struct mtt_ranks_desc {
     int port;            /* where rank 0 listens, default 29501: torchrun has 29500 itself */
     const char *run;     /* a name that the ranks of a run share, below 128 bytes, default "" */
     double timeout;      /* seconds, at most 86400, that a rank waits for another one, default 20 */
+    int mpi;             /* 1 = by MPI, whose ranks they are, and not by TCP; only with MTT_MPI */
     char host[256];      /* the address that mtt_ranks_environment found, default 127.0.0.1 */
 } mtt_ranks_desc;
 
 /* Connects the ranks by TCP. They meet at rank 0's address in any order, within the timeout. Whoever else
    comes to that port is turned away: another run, other programs, a second process of the same rank. Rank 0
    listens at all addresses of its host, or at 127.0.0.1 alone if that or localhost is the address. The other
-   ranks listen, too, at ports that the system chooses: firewalls between the hosts must let them pass. */
+   ranks listen, too, at ports that the system chooses: firewalls between the hosts must let them pass. With
+   `mpi` the ranks are those of MPI_COMM_WORLD, and address, port and run do not matter. MPI is started if
+   nobody has done so, and then ended by mtt_ranks_close, unless ranks are lost. */
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out);
 
 /* Describes this rank by the variables of its launcher. The first of these that is there counts:
@@ -513,6 +517,7 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
                  others, too, but is one process; the run is SLURM_JOB_ID
    Without any, `ranks` is 1. The address is MASTER_ADDR, or else the first host of SLURM_STEP_NODELIST or
    SLURM_JOB_NODELIST, where rank 0 runs. The port is MASTER_PORT + 1. `run` points into the environment.
+   `mpi` is set for mpirun's ranks if this build has MTT_MPI.
    MTT_E_ARGUMENT: the error names the variable that is malformed, missing or in contradiction. */
 MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc);
 
@@ -1631,6 +1636,7 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1644,6 +1650,9 @@ MTTDEF const char *mtt_op_name(mtt_op_kind kind);
 #include <unistd.h>
 #ifndef O_CLOEXEC
 #error "include mtt.h before other headers, or compile with -std=gnu99"
+#endif
+#ifdef MTT_MPI
+#include <mpi.h>
 #endif
 #ifdef MTT_CBLAS
 #include <cblas.h>
@@ -2670,6 +2679,7 @@ typedef struct mtt__flow {
 typedef struct mtt__peer {
     int fd;            /* -1: this rank itself, or one that has ended */
     int busy, waiting; /* 1 = it has said so, and has sent no data since */
+    int stopped;       /* 1 = it has sent its last frame */
     uint32_t note;     /* kind of a frame to send before further data, or 0 */
     double since;      /* ms: when data last moved, it first said that it waits, or the exchange began */
     mtt__flow in, out;
@@ -2702,6 +2712,14 @@ struct mtt_ranks {
     mtt_transfer *all;             /* room for one with each rank */
     const mtt_transfer *transfers; /* of the exchange under way */
     int transfer_count;
+#ifdef MTT_MPI
+    int by_mpi, starts_mpi; /* 1 = this handle has started MPI */
+    int clean;              /* 1 = all ranks have come to a normal end */
+    MPI_Comm world;
+    struct mtt__message_under_way *under_way; /* messages of the exchange */
+    size_t capacity;
+    mtt__frame notes[2];           /* what this rank says: it waits, it is busy */
+#endif
 };
 
 /* Records the first failure, and returns it or the earlier one. The text begins with a rank, if not -1. */
@@ -2781,6 +2799,7 @@ static mtt_status mtt__frame_end(mtt_ranks *r, int rank)
     p->waiting = head->kind == MTT__FRAME_WAITING;
     if (head->kind == MTT__FRAME_DATA) p->in.at++, p->in.number++;
     if (head->kind != MTT__FRAME_STOP) return MTT_OK;
+    p->stopped = 1;
     mtt__socket_close(&p->fd);
     p->reason[head->bytes] = 0;
     if (!head->bytes) return MTT_OK;
@@ -2885,12 +2904,6 @@ static void mtt__ranks_poll(mtt_ranks *r)
     poll(r->polls, (nfds_t)r->count, 50);
 }
 
-static void mtt__note_all(mtt_ranks *r, uint32_t note)
-{
-    int i;
-    for (i = 0; i < r->count; i++) r->peers[i].note = note;
-}
-
 /* Rank `rank` has not been heard of for too long. */
 static mtt_status mtt__silent(mtt_ranks *r, int rank, double ms)
 {
@@ -2905,11 +2918,176 @@ static mtt_status mtt__patience(mtt_ranks *r, int rank, double now)
     mtt__peer *p = &r->peers[rank];
     double limit = p->waiting ? 2 * r->timeout : r->timeout;
     if (p->busy || (p->waiting && r->busy_peers)) p->since = now;
-    if (p->fd < 0)
+    if (p->stopped)
         return mtt__ranks_fail(r, rank, MTT_E_RANK, "has ended its run, but rank %d goes on: give all the "
                                "same settings", r->rank);
     if (now - p->since <= limit) return MTT_OK;
     return mtt__silent(r, rank, limit);
+}
+
+#ifdef MTT_MPI
+/* A wing: the same by MPI, for ranks that mpirun has started. Notes and data have tags of their own. MPI
+   tells nobody that a rank has died: mpirun then ends the others. */
+enum { MTT__TAG_DATA = 1, MTT__TAG_NOTE = 2 };
+
+typedef struct mtt__message_under_way {
+    MPI_Request request;
+    int peer, bytes; /* to be received; -1: sent */
+} mtt__message_under_way;
+
+static mtt_status mtt__mpi_checked(mtt_ranks *r, int result)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    if (result == MPI_SUCCESS) return MTT_OK;
+    MPI_Error_string(result, text, &length);
+    return mtt__ranks_fail(r, -1, MTT_E_RANK, "MPI: %.300s", text);
+}
+
+/* Takes the notes that have come. */
+static mtt_status mtt__mpi_notes(mtt_ranks *r)
+{
+    mtt_status status = MTT_OK;
+    MPI_Status from;
+    int some = 1;
+    while (!status && some) {
+        char text[sizeof(mtt__frame) + sizeof(r->failure)] = "";
+        mtt__peer *p;
+        status = mtt__mpi_checked(r, MPI_Iprobe(MPI_ANY_SOURCE, MTT__TAG_NOTE, r->world, &some, &from));
+        if (status || !some) break;
+        p = &r->peers[from.MPI_SOURCE];
+        status = mtt__mpi_checked(r, MPI_Recv(text, (int)sizeof(text) - 1, MPI_BYTE, from.MPI_SOURCE,
+                                              MTT__TAG_NOTE, r->world, &from));
+        memcpy(&p->in.head, text, sizeof(p->in.head));
+        if (!status) status = mtt__frame_begin(r, from.MPI_SOURCE);
+        if (!status) memcpy(p->reason, text + sizeof(p->in.head), (size_t)p->in.head.bytes);
+        if (!status) status = mtt__frame_end(r, from.MPI_SOURCE);
+    }
+    return status;
+}
+
+/* Starts all sends and receives, in pieces whose bytes an int counts. */
+static mtt_status mtt__mpi_start(mtt_ranks *r, int *count)
+{
+    const size_t most = 1u << 30;
+    size_t pieces = 0, at;
+    int i, receives;
+    mtt_status status;
+    *count = 0;
+    for (i = 0; i < r->transfer_count; i++)
+        pieces += r->transfers[i].send_bytes / most + r->transfers[i].receive_bytes / most + 2;
+    status = mtt__reserve(r->env, (void **)&r->under_way, &r->capacity, pieces, sizeof(*r->under_way));
+    for (i = 0; i < 2 * r->transfer_count; i++) {
+        const mtt_transfer *t = &r->transfers[i / 2];
+        size_t bytes = (receives = !(i % 2)) ? t->receive_bytes : t->send_bytes;
+        for (at = 0; at < bytes && !status; at += most) {
+            mtt__message_under_way *m = &r->under_way[(*count)++];
+            int n = (int)(bytes - at < most ? bytes - at : most);
+            m->peer = t->peer;
+            m->bytes = receives ? n : -1;
+            if (receives)
+                status = mtt__mpi_checked(r, MPI_Irecv((char *)t->receive + at, n, MPI_BYTE, t->peer,
+                                                       MTT__TAG_DATA, r->world, &m->request));
+            else
+                status = mtt__mpi_checked(r, MPI_Isend((const char *)t->send + at, n, MPI_BYTE, t->peer,
+                                                       MTT__TAG_DATA, r->world, &m->request));
+        }
+    }
+    return status;
+}
+
+/* Looks whether a message has arrived or left, and has the size that was expected. */
+static mtt_status mtt__mpi_test(mtt_ranks *r, mtt__message_under_way *m, int *ended)
+{
+    MPI_Status state;
+    int bytes;
+    mtt_status status = mtt__mpi_checked(r, MPI_Test(&m->request, ended, &state));
+    if (status || !*ended) return status;
+    r->peers[m->peer].since = mtt__now_ms();
+    if (m->bytes < 0) return MTT_OK;
+    MPI_Get_count(&state, MPI_BYTE, &bytes);
+    if (bytes == m->bytes) return MTT_OK;
+    return mtt__ranks_fail(r, m->peer, MTT_E_MISMATCH, "sends %d bytes, but rank %d expects %d: run the same "
+                           "program with the same settings everywhere", bytes, r->rank, m->bytes);
+}
+
+static void mtt__mpi_note_all(mtt_ranks *r, uint32_t note)
+{
+    mtt__frame *frame = &r->notes[note == MTT__FRAME_BUSY];
+    int i;
+    frame->kind = note;
+    for (i = 0; i < r->count; i++) {
+        MPI_Request request;
+        if (i == r->rank || r->peers[i].stopped) continue;
+        if (MPI_Isend(frame, (int)sizeof(*frame), MPI_BYTE, i, MTT__TAG_NOTE, r->world, &request)) continue;
+        MPI_Request_free(&request);
+    }
+}
+
+static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
+{
+    double now = mtt__now_ms(), told = now;
+    int count, i;
+    mtt_status status = mtt__mpi_start(r, &count);
+    for (i = 0; i < r->count; i++) r->peers[i].since = now;
+    for (; !status && count; now = mtt__now_ms()) {
+        for (i = 0; i < count && !status; i++) {
+            int ended = 0;
+            status = mtt__mpi_test(r, &r->under_way[i], &ended);
+            if (ended) r->under_way[i--] = r->under_way[--count];
+        }
+        if (!status) status = mtt__mpi_notes(r);
+        for (i = 0; i < count && !status; i++) status = mtt__patience(r, r->under_way[i].peer, now);
+        if (now - told > r->timeout / 8) told = now, mtt__mpi_note_all(r, MTT__FRAME_WAITING);
+        if (count) sched_yield(); /* ranks may share a processor */
+    }
+    return status;
+}
+
+/* Says the last word, and waits for those of the others. */
+static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
+{
+    char note[sizeof(mtt__frame) + sizeof(r->failure)];
+    int left, i;
+    memcpy(note, &r->stop, sizeof(r->stop));
+    memcpy(note + sizeof(r->stop), text, (size_t)r->stop.bytes);
+    for (i = 0; i < r->count; i++)
+        if (i != r->rank)
+            MPI_Send(note, (int)(sizeof(r->stop) + r->stop.bytes), MPI_BYTE, i, MTT__TAG_NOTE, r->world);
+    do {
+        mtt__mpi_notes(r);
+        for (i = left = 0; i < r->count; i++) left += i != r->rank && !r->peers[i].stopped;
+        poll(NULL, 0, left ? 1 : 0);
+    } while (left && mtt__now_ms() < end);
+    r->clean = !left && !r->stop.number;
+}
+
+static mtt_status mtt__mpi_watch(mtt_ranks *r, double now)
+{
+    mtt_status status;
+    int i;
+    for (i = 0; i < r->count; i++) r->peers[i].waiting = 0;
+    status = mtt__mpi_notes(r);
+    for (i = 0; i < r->count && !status; i++) {
+        mtt__peer *p = &r->peers[i];
+        if (p->busy) p->since = now;
+        if (i == r->rank || p->stopped || now - p->since <= r->timeout) continue;
+        status = mtt__silent(r, i, r->timeout);
+    }
+    return status;
+}
+#endif
+
+static void mtt__note_all(mtt_ranks *r, uint32_t note)
+{
+    int i;
+#ifdef MTT_MPI
+    if (r->by_mpi) {
+        mtt__mpi_note_all(r, note);
+        return;
+    }
+#endif
+    for (i = 0; i < r->count; i++) r->peers[i].note = note;
 }
 
 /* Until all is sent and received. Who waits for long says so, again and again, because data that it sends
@@ -2918,6 +3096,9 @@ static mtt_status mtt__transfer_all(mtt_ranks *r)
 {
     double now = mtt__now_ms(), told = now;
     int i;
+#ifdef MTT_MPI
+    if (r->by_mpi) return mtt__mpi_transfer_all(r);
+#endif
     for (i = 0; i < r->count; i++) {
         r->peers[i].in.at = r->peers[i].out.at = 0;
         r->peers[i].since = now;
@@ -2954,6 +3135,13 @@ static void mtt__farewell(mtt_ranks *r, const char *text)
     r->stop_text = text;
     if (!r->status) r->status = MTT_E_RANK;
     r->transfer_count = 0;
+#ifdef MTT_MPI
+    if (r->by_mpi) {
+        mtt__mpi_farewell(r, text, end);
+        r->env = env;
+        return;
+    }
+#endif
     mtt__note_all(r, MTT__FRAME_STOP);
     for (;; mtt__ranks_poll(r)) {
         for (i = live = 0; i < r->count; i++) {
@@ -3030,6 +3218,9 @@ static mtt_status mtt__watch(mtt_ranks *r, int begins)
     if (begins) r->told = now;
     for (i = 0; i < r->count && begins; i++) r->peers[i].since = now;
     if (now - r->told > r->timeout / 8) r->told = now, mtt__note_all(r, MTT__FRAME_WAITING);
+#ifdef MTT_MPI
+    if (r->by_mpi) status = mtt__mpi_watch(r, now);
+#endif
     for (i = 0; i < r->count && !status; i++) status = mtt__watch_peer(r, i, now);
     if (status) mtt__farewell(r, r->failure);
     return status;
@@ -3111,6 +3302,11 @@ static void mtt__ranks_free(mtt_ranks *r)
 {
     int i;
     for (i = 0; i < r->count && r->peers; i++) mtt__socket_close(&r->peers[i].fd);
+#ifdef MTT_MPI
+    if (r->clean) MPI_Comm_free(&r->world);
+    if (r->clean && r->starts_mpi) MPI_Finalize();
+    mtt__free(r->env, r->under_way);
+#endif
     mtt__pool_free(r->env, &r->pool);
     mtt__free(r->env, r);
 }
@@ -3486,6 +3682,35 @@ static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const m
     return status;
 }
 
+#ifdef MTT_MPI
+/* The ranks of MPI_COMM_WORLD. */
+static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, double seconds, mtt_ranks **out)
+{
+    int started = 0, rank = 0, count = 0, level;
+    mtt_ranks *r;
+    mtt_status status;
+    MPI_Initialized(&started);
+    if (!started) MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    if (rank != desc->rank || count != desc->ranks)
+        return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d is rank %d of %d for MPI: start it by the "
+                         "mpirun of the MPI that it was compiled with", desc->rank, desc->ranks, rank, count);
+    status = mtt__ranks_new(env, rank, count, seconds, &r);
+    if (status) return status;
+    r->by_mpi = 1;
+    r->starts_mpi = !started;
+    status = mtt__mpi_checked(r, MPI_Comm_dup(MPI_COMM_WORLD, &r->world));
+    if (!status) MPI_Comm_set_errhandler(r->world, MPI_ERRORS_RETURN);
+    if (!status)
+        status = mtt__mpi_checked(r, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, r->sites,
+                                                   (int)sizeof(*r->sites), MPI_BYTE, r->world));
+    if (!status) *out = r;
+    else mtt__ranks_free(r);
+    return status;
+}
+#endif
+
 MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mtt_ranks **out)
 {
     const char *address = desc->address ? desc->address : desc->host[0] ? desc->host : "127.0.0.1";
@@ -3505,6 +3730,9 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
         return mtt__fail(env, MTT_E_ARGUMENT, "port %d, timeout %g, run \"%s\": give a port of 1..65535, at "
                          "most 86400 seconds, and a name below %d bytes", port, seconds, run,
                          (int)sizeof(own.run));
+#ifdef MTT_MPI
+    if (desc->mpi) return mtt__mpi_connect(env, desc, seconds, out);
+#endif
     status = mtt__ranks_new(env, desc->rank, desc->ranks, seconds, &r);
     if (status || r->count == 1) return *out = r, status;
     memset(&own, 0, sizeof(own));
@@ -3534,16 +3762,17 @@ MTTDEF mtt_status mtt_ranks_connect(mtt_env *env, const mtt_ranks_desc *desc, mt
    one of the next two is. */
 typedef struct mtt__launcher {
     const char *sign, *rank, *ranks, *local, *locals, *run, *hosts;
+    int mpi; /* 1 = an mpirun */
 } mtt__launcher;
 
 /* Those that srun may have started come before it. */
 static const mtt__launcher mtt__launchers[] = {
-    {NULL, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", ""},
+    {NULL, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "", 0},
     {NULL, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", ""},
-    {NULL, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", ""},
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "", 1},
+    {NULL, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", 1},
     {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID",
-     "SLURM_STEP_NODELIST"},
+     "SLURM_STEP_NODELIST", 0},
 };
 
 /* A number of low..high. A variable that is not set is a fault if `need` is, and otherwise leaves *value. */
@@ -3613,6 +3842,9 @@ MTTDEF mtt_status mtt_ranks_environment(mtt_env *env, mtt_ranks_desc *desc)
     if (!status) status = mtt__find_host(env, l, desc);
     desc->port = port + 1;
     desc->run = getenv(l->run);
+#ifdef MTT_MPI
+    desc->mpi = l->mpi;
+#endif
     return status;
 }
 

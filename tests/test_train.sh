@@ -770,6 +770,55 @@ check "a rank that hangs ends with $code, not 7, after $took s" [ $code = 7 -a $
 check "a rank that hangs is named" \
   says err '^train: rank 1 \(host .*\) has been silent for 2 seconds'
 
+# the same by MPI, whose build has no BLAS and therefore bits of its own
+by_mpi() { # RANKS ARGUMENT...: sets code
+  timeout 120 mpirun --allow-run-as-root --oversubscribe -n $1 "$work/train_mpi" "${@:2}" > out 2> err \
+    < /dev/null
+  code=$?
+}
+if ! command -v mpicc > /dev/null || ! command -v mpirun > /dev/null; then
+  skip "ranks by MPI: apt-get install libopenmpi-dev openmpi-bin"
+elif ! mpicc -std=gnu99 -O2 -fopenmp -DMTT_MPI "$root/examples/train.c" -o train_mpi -lm 2> err; then
+  fail "train.c does not compile with MPI: $(head -n 3 err)"
+else
+  for ranks in 2 3 4; do
+    rm -rf by_one
+    timeout 120 ./train_mpi $together --dataset alone --accumulate $ranks --results-dir by_one > out 2> err
+    for shard in none optimizer gradients; do
+      rm -rf mpi
+      by_mpi $ranks $together --dataset alone --shard $shard --results-dir mpi
+      check "$ranks ranks by MPI, shard $shard, end with $code" [ $code = 0 ]
+      check "$ranks ranks by MPI, shard $shard" \
+        cmp mpi/alone_fp32*_step40.safetensors by_one/alone_fp32_step40.safetensors
+    done
+  done
+  differs="$together --dataset differs --results-dir mpi"
+  by_mpi 1 $differs : -n 1 ./train_mpi $differs --lr 0.5
+  check "another learning rate by MPI is named" \
+    says err 'rank 1 \(host .*\) differs from rank 0 .* in optimizer'
+  for signal in INT KILL STOP; do
+    rm -rf mpi
+    mpirun --allow-run-as-root --oversubscribe -n 3 ./train_mpi $long --dataset long --results-dir mpi \
+      --rank-timeout 3 > out 2> err < /dev/null & id=$!
+    for _ in $(seq 3000); do
+      [ "$(cat mpi/long_fp32.jsonl 2> /dev/null | wc -c)" -ge 8192 ] && break
+      sleep 0.02
+    done
+    child=($(grep -lE "^PPid:[[:space:]]+$id\$" /proc/[0-9]*/status 2> /dev/null | cut -d/ -f3))
+    start=$SECONDS
+    [ $signal = INT ] && kill -INT $id || kill -$signal ${child[1]}
+    { wait $id; code=$?; } 2> /dev/null
+    check "mpirun ends $((SECONDS - start)) s after $signal" [ $((SECONDS - start)) -lt 30 -a $code != 0 ]
+    [ $signal != STOP ] || kill -KILL ${child[1]} 2> /dev/null
+    check "no process is left after $signal by MPI" gone "${child[@]}"
+    case $signal in
+      INT) check "SIGINT to mpirun saves" says err 'stopped after step [0-9]*: --resume continues';;
+      KILL) check "mpirun names the signal" says err 'exited on signal 9';;
+      STOP) check "MPI names who hangs" says err 'rank [0-2] \(host .*\) has been silent for [36] s';;
+    esac
+  done
+fi
+
 # hello.c, with fewer steps
 sed 's/STEPS = [0-9]*/STEPS = 20/' "$root/examples/hello.c" > hello.c
 check "hello.c compiles" ${CC:-cc} -std=gnu99 -O2 -fopenmp -iquote "$root/examples" hello.c -o hello -lm
