@@ -591,10 +591,10 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *trainer, const int32_t *tokens, co
    hits, ms. */
 MTTDEF mtt_status mtt_evaluate(mtt_trainer *trainer, const int32_t *tokens, const int32_t *targets,
                                mtt_step_info *info);
-/* Quality over a whole token file, in order: the trainer's batch and sequence length, at most `batches` of
-   them (0 = all). The tokenizer says how many bytes of text the targets are; without one bits_per_byte is
-   0. If `stop` is not NULL, a signal handler may set *stop: then the evaluation ends after the batch under
-   way, on all ranks, with MTT_END and the quality so far. */
+/* Quality over a whole token file, in order and to its last token: the trainer's batch and sequence length,
+   at most `batches` of them (0 = all). The tokenizer says how many bytes of text the targets are; without one
+   bits_per_byte is 0. If `stop` is not NULL, a signal handler may set *stop: then the evaluation ends after
+   the batch under way, on all ranks, with MTT_END and the quality so far. */
 typedef struct mtt_quality {
     double loss, perplexity; /* mean cross entropy in nats, and e to the power of it */
     double bits_per_byte;    /* comparable between vocabularies, unlike perplexity */
@@ -833,14 +833,15 @@ struct mtt_batches {
     const mtt_tokens *tokens;
     int batch, seq_len;
     uint64_t seed;
-    int sequential;     /* 0 = shuffled, without end; 1 = in order, once; targets of -1 fill the last batch */
-    uint64_t sequences; /* in the file */
+    int sequential;     /* 0 = shuffled, without end; 1 = in order, once, with the shorter sequence at the
+                           file's end; targets of -1 fill that sequence and the last batch */
+    uint64_t sequences; /* in the file, the shorter one included if sequential */
     uint64_t cursor;    /* sequences handed out so far, to all ranks */
     int rank, ranks;    /* set by the caller: of each `ranks` batches in a row this loader hands out number
                            `rank`; 0 and 0, or 0 and 1: all */
 };
 
-/* Refuses a file that is shorter than a sequence. */
+/* Refuses a file that is shorter than a sequence, or than 2 tokens if sequential. */
 MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt_tokens *tokens, int batch,
                                    int seq_len, uint64_t seed, int sequential);
 /* Writes batch * seq_len tokens and as many targets; MTT_END after the last batch of a sequential loader. */
@@ -10737,21 +10738,22 @@ MTTDEF mtt_status mtt_batches_init(mtt_env *env, mtt_batches *batches, const mtt
                                    int seq_len, uint64_t seed, int sequential)
 {
     const uint64_t count = tokens ? mtt_tokens_count(tokens) : 0;
+    const int least = sequential ? 1 : seq_len; /* targets */
     memset(batches, 0, sizeof(*batches));
     if (!tokens || batch < 1 || seq_len < 1 || batch > INT_MAX / seq_len)
         return mtt__fail(env, MTT_E_ARGUMENT, "a batch of %lld sequences of %lld tokens is impossible: both "
                          "must be 1 or more, and their product below 2^31", (long long)batch,
                          (long long)seq_len);
-    if (count <= (uint64_t)seq_len)
+    if (count <= (uint64_t)least)
         return mtt__fail(env, MTT_E_DATA, "%s has %llu tokens, but a sequence of %d needs %lld: lower "
-                         "seq_len or give more text", tokens->path, (unsigned long long)count, seq_len,
-                         (long long)seq_len + 1);
+                         "seq_len or give more text", tokens->path, (unsigned long long)count, least,
+                         (long long)least + 1);
     batches->tokens = tokens;
     batches->batch = batch;
     batches->seq_len = seq_len;
     batches->seed = seed;
     batches->sequential = sequential;
-    batches->sequences = (count - 1) / (uint64_t)seq_len;
+    batches->sequences = (count - 1 + (uint64_t)(sequential ? seq_len - 1 : 0)) / (uint64_t)seq_len;
     return MTT_OK;
 }
 
@@ -10778,19 +10780,23 @@ static uint64_t mtt__permute(uint64_t seed, uint64_t epoch, uint64_t index, uint
 MTTDEF mtt_status mtt_batches_next(mtt_batches *b, int32_t *tokens, int32_t *targets)
 {
     const uint64_t ranks = b->ranks > 1 ? (uint64_t)b->ranks : 1, batch = (uint64_t)b->batch;
+    const uint64_t last = mtt_tokens_count(b->tokens) - 1; /* the last token is a target alone */
     uint64_t cursor = b->cursor + (uint64_t)b->rank * batch, sequence;
     size_t row, i, length = (size_t)b->seq_len;
     mtt_status status = MTT_OK;
     if (b->sequential && b->cursor >= b->sequences) return MTT_END;
     for (row = 0; row < (size_t)b->batch && !status; row++, tokens += length, targets += length) {
-        if (b->sequential && cursor >= b->sequences) {
-            for (i = 0; i < length; i++) tokens[i] = 0, targets[i] = -1;
-            continue;
+        size_t there = length;
+        if (b->sequential) {
+            uint64_t begin = cursor * length;
+            there = begin < last ? (size_t)(last - begin < length ? last - begin : length) : 0;
+            for (i = there; i < length; i++) tokens[i] = 0, targets[i] = -1;
         }
-        sequence = cursor % b->sequences;
-        if (!b->sequential) sequence = mtt__permute(b->seed, cursor / b->sequences, sequence, b->sequences);
-        status = mtt_tokens_read(b->tokens, sequence * length, length, tokens);
-        if (!status) status = mtt_tokens_read(b->tokens, sequence * length + 1, length, targets);
+        sequence = b->sequential ? cursor
+                                 : mtt__permute(b->seed, cursor / b->sequences, cursor % b->sequences,
+                                                b->sequences);
+        if (there) status = mtt_tokens_read(b->tokens, sequence * length, there, tokens);
+        if (there && !status) status = mtt_tokens_read(b->tokens, sequence * length + 1, there, targets);
         cursor++;
     }
     if (!status) b->cursor += ranks * batch;

@@ -1041,14 +1041,36 @@ static void test_batches(void)
         for (k = 0; k < 28; k++) first &= count[k / 7][k % 7] == 1;
         check(first, "an epoch misses a sequence");
     }
-    check(mtt_batches_init(&env, &whole, t, 3, 5, 0, 1) == MTT_OK, "sequential");
-    for (k = 0; k < 7; k++) {
+    check(mtt_batches_init(&env, &whole, t, 3, 5, 0, 1) == MTT_OK && whole.sequences == 8, "sequential");
+    for (k = 0; k < 8; k++) {
         if (k % 3 == 0) check(mtt_batches_next(&whole, a, b) == MTT_OK, "sequential batch");
-        check(a[k % 3 * 5] == (int32_t)k * 5 && b[k % 3 * 5 + 4] == (int32_t)k * 5 + 5, "in order");
+        for (i = 0; i < 5; i++) {
+            int32_t id = (int32_t)(k * 5 + i), there = id < 5 * 7 + 2; /* the last token is a target alone */
+            check(a[k % 3 * 5 + i] == (there ? id : 0) && b[k % 3 * 5 + i] == (there ? id + 1 : -1),
+                  "in order, then padding, at %d", id);
+        }
     }
-    for (i = 5; i < 15; i++) check(a[i] == 0 && b[i] == -1, "padding at %zu", i);
-    check(mtt_batches_next(&whole, a, b) == MTT_END && whole.cursor == 7, "the end");
+    for (i = 10; i < 15; i++) check(a[i] == 0 && b[i] == -1, "padding at %zu", i);
+    check(mtt_batches_next(&whole, a, b) == MTT_END && whole.cursor == 8, "the end");
     mtt_tokens_close(t);
+    for (n = 1; n <= 12; n++) { /* files of few tokens: each target once */
+        int targets = 0, batches = 0;
+        t = counting_tokens("few", (int)n);
+        if (n == 1) {
+            refused(mtt_batches_init(&env, &whole, t, 3, 5, 0, 1), MTT_E_DATA,
+                    "has 1 tokens, but a sequence of 1 needs 2", "one token");
+        } else {
+            check(mtt_batches_init(&env, &whole, t, 1, 5, 0, 1) == MTT_OK, "%d tokens", (int)n);
+            for (; mtt_batches_next(&whole, a, b) == MTT_OK; batches++)
+                for (i = 0; i < 5; i++) {
+                    targets += b[i] >= 0;
+                    check(b[i] < 0 || b[i] == a[i] + 1, "one ahead");
+                }
+            check(targets == (int)n - 1 && batches == ((int)n + 3) / 5, "%d tokens: %d targets in %d batches",
+                  (int)n, targets, batches);
+        }
+        mtt_tokens_close(t);
+    }
 }
 
 /* ---- prepare ---- */

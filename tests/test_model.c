@@ -3008,12 +3008,12 @@ static mtt_trainer *open_reader(const setup *s, const reference *r, const int32_
 }
 
 /* Loss, perplexity, bits per byte and accuracy of a token file against sums over a naive model's answers to
-   its sequences, one by one. The last batch is not full. */
+   its sequences, one by one. The last sequence is shorter, and the last batch is not full. */
 static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
 {
     setup s = small_setup(), one;
     size_t count = (size_t)mtt_tokens_count(tokens), most = 100000, bytes = 0;
-    int sequences = (int)(count - 1) / 8;
+    int sequences = (int)(count + 6) / 8, last = (int)(count - 1) % 8;
     int32_t *ids = malloc(count * sizeof(int32_t));
     char *text = malloc(most);
     s.model.vocab = 280;
@@ -3022,35 +3022,41 @@ static void quality(const mtt_tokens *tokens, const mtt_tokenizer *tokenizer)
     one.batch = 1;
     reference r = reference_of(&one);
     double *wide = malloc(r.weights * sizeof(double)), *ones = make_masks(&r, 0, 0, 0);
-    check(!mtt_tokens_read(tokens, 0, count, ids) && sequences > 50 && sequences % s.batch,
-          "%d sequences of a file: %s", sequences, env.error);
+    check(!mtt_tokens_read(tokens, 0, count, ids) && sequences > 50 && sequences % s.batch && last,
+          "%d sequences of a file, the last of %d: %s", sequences, last, env.error);
     mtt_trainer *trainer = open_reader(&s, &r, ids, count, wide);
     for (int batches = 0; batches < 3; batches++) {
-        int done = batches ? batches * s.batch : sequences;
+        int done = batches ? batches * s.batch : sequences, targets = batches ? 8 * done : (int)count - 1;
         mtt_quality q, bare;
         volatile sig_atomic_t stop = 0;
         answer wanted = {0, 0, 0};
         new_case();
         for (int k = 0; k < done; k++) {
-            micro_batch mb = {ids + 8 * k, ids + 8 * k + 1, ones};
+            int32_t x[8] = {0}, y[8];
+            micro_batch mb = {x, y, ones};
+            for (int i = 0; i < 8; i++) {
+                int there = 8 * k + i < (int)count - 1;
+                if (there) x[i] = ids[8 * k + i];
+                y[i] = there ? ids[8 * k + i + 1] : -1;
+            }
             reference_answer(&r, wide, &mb, &wanted);
         }
-        check(!mtt_decode(tokenizer, ids + 1, (size_t)(8 * done), text, most, &bytes), "no text: %s",
+        check(!mtt_decode(tokenizer, ids + 1, (size_t)targets, text, most, &bytes), "no text: %s",
               env.error);
         check(!mtt_evaluate_tokens(trainer, tokens, tokenizer, batches, &stop, &q), "no quality: %s",
               env.error);
         check(!mtt_evaluate_tokens(trainer, tokens, NULL, batches, NULL, &bare), "no quality: %s", env.error);
-        check(q.targets == 8 * done && wanted.targets == 8 * done, "%d targets, not %d", (int)q.targets,
-              8 * done);
-        check(fabs(q.loss * 8 * done / wanted.loss - 1) < 2e-7, "a loss of %.9g, not %.9g", q.loss,
-              wanted.loss / (8 * done));
-        check(fabs(q.perplexity / exp(wanted.loss / (8 * done)) - 1) < 2e-6, "a perplexity of %.9g, not %.9g",
-              q.perplexity, exp(wanted.loss / (8 * done)));
+        check(q.targets == targets && wanted.targets == targets, "%d targets, not %d", (int)q.targets,
+              targets);
+        check(fabs(q.loss * targets / wanted.loss - 1) < 2e-7, "a loss of %.9g, not %.9g", q.loss,
+              wanted.loss / targets);
+        check(fabs(q.perplexity / exp(wanted.loss / targets) - 1) < 2e-6, "a perplexity of %.9g, not %.9g",
+              q.perplexity, exp(wanted.loss / targets));
         check(fabs(q.bits_per_byte * (double)bytes * 0.69314718055994531 / wanted.loss - 1) < 2e-7,
               "%.9g bits per byte, not %.9g", q.bits_per_byte,
               wanted.loss / 0.69314718055994531 / (double)bytes);
-        check(q.accuracy == (double)wanted.hits / (8 * done) && (wanted.hits > 0 || batches),
-              "an accuracy of %g, not %d of %d", q.accuracy, wanted.hits, 8 * done);
+        check(q.accuracy == (double)wanted.hits / targets && (wanted.hits > 0 || batches),
+              "an accuracy of %g, not %d of %d", q.accuracy, wanted.hits, targets);
         check(bare.bits_per_byte == 0 && bare.loss == q.loss && bare.perplexity == q.perplexity &&
                   bare.accuracy == q.accuracy,
               "without a tokenizer: %g bits per byte, a loss of %g", bare.bits_per_byte, bare.loss);
