@@ -1524,8 +1524,8 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
 /* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
                 + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there
                 up the same for the other activations
-   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU: x and
-                y have 2 width columns, y_t as many rows, gate before up
+   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU:
+                x and y have 2 width columns, y_t as many rows, gate before up
    Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
    Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
    Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
