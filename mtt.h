@@ -5044,10 +5044,10 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
 }
 
 /* Of GELU or another activation. In place, unless x is wider. */
-static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind, const mtt_tensor *x_made,
+static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind, mtt_tensor *x_made,
                                     const mtt_tensor *y_made)
 {
-    mtt_tensor *x = mtt__need(b, (mtt_tensor *)x_made), *dy = *mtt__gradient(b, y_made);
+    mtt_tensor *x = mtt__need(b, x_made), *dy = *mtt__gradient(b, y_made);
     mtt_activation_backward row = {dy, x, dy, NULL, NULL};
     mtt__activation *a;
     if (b->status) return;
@@ -11254,18 +11254,23 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
-/* 1 = the model has a field's default. A checkpoint without the field means that. But every one has the
-   sizes, and this version writes three more fields in any case. */
-static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field *field, int writes)
+/* 1 = a checkpoint may be without this field, and then means its default. Every one has the sizes, and this
+   version writes three more fields in any case. */
+static int mtt__checkpoint_optional(const mtt_field *field, int writes)
 {
 #define MTT__SIZE(name) offsetof(mtt_model_desc, name)
     static const size_t always[] = {MTT__SIZE(layers),    MTT__SIZE(heads),     MTT__SIZE(d_model),
                                     MTT__SIZE(d_ff),      MTT__SIZE(vocab),     MTT__SIZE(max_seq),
                                     MTT__SIZE(positions), MTT__SIZE(tied_head), MTT__SIZE(no_head_bias)};
-    mtt_model_desc m = *model;
     size_t i;
     for (i = 0; i < MTT__LENGTH(always) - (writes ? 0 : 3); i++)
         if (field->offset == always[i]) return 0;
+    return 1;
+}
+
+static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field *field)
+{
+    mtt_model_desc m = *model;
     mtt__field_set(&m, field, 0);
     return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
 }
@@ -11281,12 +11286,21 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
         int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
-        int absent = c->st ? !mtt__st_find(&c->st->metadata, f->name) : 1;
+        char name[40];
+        mtt__text text;
+        mtt__text_init(&text, name, sizeof(name));
+        mtt__print(&text, f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
         if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
-        if (f->offset == offsetof(mtt_model_desc, norm_eps)) memcpy(&value, &m->norm_eps, sizeof(value));
-        if (absent && mtt__checkpoint_default(m, f, !c->st)) continue;
-        mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
+        if (f->kind == MTT_FIELD_FLOAT) memcpy(&value, (const char *)m + f->offset, sizeof(value));
+        if (mtt__checkpoint_optional(f, !c->st) && !(c->st && mtt__st_find(&c->st->metadata, name))) {
+            if (mtt__checkpoint_default(m, f)) continue;
+            if (c->st)
+                return mtt__fail(c->t->env, MTT_E_MISMATCH,
+                                 "%s says nothing of %s, which means the default: use the model of its run",
+                                 c->st->path, f->name);
+        }
+        mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
     MTT__NUMBER("step", counters.steps, 0, most);
     MTT__NUMBER("micro_batch", micro_batch, 0, most);
