@@ -87,6 +87,7 @@
       state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments;
                    P (2 + 3.125) compact
       activations  R L s (8C + 2F) with nothing recomputed; selective and FP8 keep 6C + F, layer C alone.
+                   SwiGLU has F more
                    kept_inputs = MTT_KEPT_FP8 takes 1 byte, not s, for 2C + F of these, or for layer's C
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
@@ -225,12 +226,31 @@ typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
 typedef enum mtt_positions { MTT_POSITIONS_SINUSOIDAL, MTT_POSITIONS_LEARNED } mtt_positions;
 
-/* The network: a pre-norm decoder. Zero means the default; there are no hidden settings. */
+/* LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(variance + eps) * gain + shift. RMSNorm (Zhang & Sennrich
+   2019, arXiv 1910.07467): y = x / sqrt(mean of x^2 + eps) * gain. */
+typedef enum mtt_norm_form { MTT_NORM_LAYER, MTT_NORM_RMS } mtt_norm_form;
+
+/* Pre: x + branch(norm(x)), and a final norm before the head. Post: norm(x + branch(x)), with no final norm
+   (Vaswani et al. 2017). None: x + branch(x), no norm at all. */
+typedef enum mtt_norm_place { MTT_NORM_PRE, MTT_NORM_POST, MTT_NORM_NONE } mtt_norm_place;
+
+/* Between the two matrices of the MLP: GELU, in its tanh form; SwiGLU, silu(gate) * up (Shazeer 2020, arXiv
+   2002.05202); max(x, 0)^2; SiLU, x / (1 + e^-x). SwiGLU's gate and up are one product: mlp.c_fc is a matrix
+   of 2 * d_ff columns, d_ff of gate and then d_ff of up. */
+typedef enum mtt_mlp { MTT_MLP_GELU, MTT_MLP_SWIGLU, MTT_MLP_RELU2, MTT_MLP_SILU } mtt_mlp;
+
+/* The network: a decoder. Zero means the default; there are no hidden settings. */
 typedef struct mtt_model_desc {
     int layers;              /* transformer blocks, 1..1024, default 4 */
     int heads;               /* attention heads, 1..1024, default 8 */
     int d_model;             /* width, 8..16384, a multiple of 8 * heads, default 256; a head is 8..256 */
     int d_ff;                /* width inside the MLP, 8..131072, a multiple of 8, default 4 * d_model */
+    mtt_norm_form norm;      /* default LayerNorm */
+    float norm_eps;          /* added under the norms' square root, 1e-12..1, default 1e-5 */
+    mtt_norm_place norm_place; /* default pre */
+    mtt_mlp mlp;             /* default GELU */
+    int no_biases;           /* 1 = linear layers and head without biases, default 0; LayerNorm keeps its
+                                shift */
     int vocab;               /* ids, 1..2^24, default 10000 */
     int max_seq;             /* longest sequence, 1..2^20, default 1024; sizes the learned positions only */
     mtt_positions positions; /* default sinusoidal, 0.02 times sin and cos: no parameters */
@@ -259,7 +279,7 @@ typedef enum mtt_attention { MTT_ATTENTION_PLAIN, MTT_ATTENTION_FLASH } mtt_atte
 
 /* What the backward pass recomputes instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022):
       none
-      selective   norms, GELU and plain attention's probabilities
+      selective   norms of branches, GELU or its like, and plain attention's probabilities
       layer       everything but each layer's input
       segments    everything but the input of every `segment`th layer. At most half a layer is recomputed at a
                   time, much of it more than once: least memory, slowest
@@ -275,10 +295,10 @@ typedef enum mtt_recompute {
     MTT_RECOMPUTE_BUDGET
 } mtt_recompute;
 
-/* The inputs of norms and of GELU that are kept for the backward pass: as they are, or in 8 bits, e4m3 with a
-   power of two as the scale of each 128 elements (Xi et al. 2024, arXiv 2410.19313). That is 1.01 bytes an
-   element in place of 2 or 4. The loss is the same; gradients, and what is recomputed, are made from rounded
-   inputs. So gradients also depend on what is recomputed. */
+/* The inputs of norms and of the MLP's activation (GELU or another) that are kept for the backward pass:
+   as they are, or in 8 bits, e4m3 with a power of two as the scale of each 128 elements (Xi et al. 2024,
+   arXiv 2410.19313). That is 1.01 bytes an element in place of 2 or 4. The loss is the same; gradients,
+   and what is recomputed, are made from rounded inputs. So gradients also depend on what is recomputed. */
 typedef enum mtt_kept_inputs { MTT_KEPT_FULL, MTT_KEPT_FP8 } mtt_kept_inputs;
 
 /* Full: the logits of all tokens are in memory. Chunked: those of a few rows at a time; their gradients are
@@ -893,6 +913,10 @@ struct mtt_tensor {
 /* The numbers that a model, a batch and a policy fix for every operation. */
 typedef struct mtt_shape {
     int batch, seq_len, layers, d_model, heads, heads_kv, head_dim, d_ff, vocab, vocab_padded;
+    int d_fc;      /* columns of the MLP's first matrix: d_ff, or 2 * d_ff with a gate */
+    mtt_norm_form norm;
+    float norm_eps;
+    mtt_mlp mlp;
     int window;    /* keys that a query attends; 0 = all up to it */
     int64_t rows;  /* batch * seq_len */
     float dropout; /* 0 in evaluation */
@@ -902,20 +926,24 @@ typedef struct mtt_shape {
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
    CUDA. A row makes `struct mtt_<name>` with its operands as members. An operand that is both input and
    output changes in place. Some operands may be absent (NULL): biases, positions' gradients, `joined`, the
-   `y` of linear_gelu, `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU.
-   grad_norm and adamw work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's
-   struct. N: elements, W: width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and
-   written. cuBLASLt's scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
+   `y` of linear_gelu, `shift` of RMSNorm, `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and
+   `ranges` on the CPU. grad_norm and adamw work on all parameters besides, mtt_op's `gradients` and
+   `weights`. o: the row's struct. N: elements, W: width, B: bytes of a tensor. MOVED: each operand once,
+   twice where it is read and written. cuBLASLt's scratch is not in the last column: it takes what
+   mtt_policy.workspace_bytes gives.
 
    Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
    transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x normalized
    where there are stats, and makes y, y_t or both. quantize_weights rounds a layer's weights, and transposes
    them where mtt_op's `transposed` is set. linear and linear_backward_input take weights that are transposed
-   where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward makes d_x, its transpose and
-   GELU(x), transposed. norm_backward may also make dx in 8 bits, in both orders, and the norm's result,
-   transposed, for which alone it has `shift`. out_8 is flash's output in 8 bits, beside that in 16. With
-   d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of 16, since kernels write rows of d_qkv_t 16
-   tokens at a time. Both flash operations round to 16 bits first.
+   where they need it; linear_backward_weight takes x_t and dy_t. gelu_backward and activation_backward make
+   d_x, its transpose and the activation's result, transposed. norm_backward may also make dx in 8 bits, in
+   both orders, and the norm's result, transposed, for which alone it has `shift`. out_8 is flash's output in
+   8 bits, beside that in 16. With d_qkv_t, d_qkv is in 8 bits, too; seq_len is then a multiple of 16, since
+   kernels write rows of d_qkv_t 16 tokens at a time. Both flash operations round to 16 bits first.
+
+   activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
+   of two uses of a tensor, where no norm's backward pass does.
 
    quantize_groups rounds x to e4m3 in groups of MTT_KEPT_GROUP elements: all codes, and then for each group
    the exponent bits of the float that its codes are multiplied by. dequantize_groups makes x of them. */
@@ -936,8 +964,10 @@ enum { MTT_KEPT_GROUP = 128 };
       N(o->qkv) + N(o->proj) + N(o->fc) + N(o->mlp), MOVED, 0)                                               \
     X(gelu, 1, MTT_OPERANDS(*x, *y),                                                                         \
       12 * N(o->y), MOVED, 0)                                                                                \
+    X(activation, 1, MTT_OPERANDS(*x, *y),                                                                   \
+      10 * N(o->y), MOVED, 0)                                                                                \
     X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
-      (2 * W(o->x) + (o->y ? 12 : 0)) * N(o->pre), MOVED, 0)                                                 \
+      (2 * W(o->x) + (o->y ? 12 : 0)) * N(o->pre), MOVED, o->bias ? 0 : 2 * mtt__width(o->pre))              \
     X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
       N(o->sum), MOVED, 0)                                                                                   \
     X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
@@ -977,6 +1007,10 @@ enum { MTT_KEPT_GROUP = 128 };
       N(o->dx), MOVED, 0)                                                                                    \
     X(gelu_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                             \
       21 * N(o->dx), MOVED, 0)                                                                               \
+    X(activation_backward, 2, MTT_OPERANDS(*dy, *x, *dx, *dx_t, *y_t),                                       \
+      12 * N(o->x), MOVED, 0)                                                                                \
+    X(add, 2, MTT_OPERANDS(*a, *b, *sum),                                                                    \
+      N(o->sum), MOVED, 0)                                                                                   \
     X(linear_backward_gelu, 3, MTT_OPERANDS(*dy, *weight, *pre, *dx, *dx_t, *y_t, *d_bias),                  \
       2 * N(o->dx) * W(o->dy) + 21 * N(o->dx), MOVED,                                                        \
       o->dx_t ? 512 * mtt__width(o->dx) + 512 : o->d_bias ? 8 * mtt__width(o->dx) : 0)                       \
@@ -3882,6 +3916,12 @@ static const mtt_field mtt__model_field[] = {
     MTT__FIELD(heads, INT, 8, 1, 1024, NULL, "attention heads")
     MTT__FIELD(d_model, INT, 256, 8, 16384, NULL, "width")
     MTT__FIELD(d_ff, INT, 0, 8, 131072, NULL, "width of the MLP (default 4 * d_model)")
+    MTT__FIELD(norm, CHOICE, 0, 0, MTT_NORM_RMS, "layer|rms", "LayerNorm or RMSNorm")
+    MTT__FIELD(norm_eps, FLOAT, 1e-5, 1e-12, 1, NULL, "added under the norms' square root")
+    MTT__FIELD(norm_place, CHOICE, 0, 0, MTT_NORM_NONE, "pre|post|none",
+               "norms before branches, after their sums, or none")
+    MTT__FIELD(mlp, CHOICE, 0, 0, MTT_MLP_SILU, "gelu|swiglu|relu2|silu", "activation of the MLP")
+    MTT__FIELD(no_biases, FLAG, 0, 0, 1, NULL, "linear layers and head without biases")
     MTT__FIELD(vocab, INT, 10000, 1, 1 << 24, NULL, "ids of the vocabulary")
     MTT__FIELD(positions, CHOICE, 0, 0, MTT_POSITIONS_LEARNED, "sinusoidal|learned", "position encoding")
     MTT__FIELD(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")
@@ -4030,6 +4070,7 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
     mtt_model_desc m = *model;
     mtt__faults_init(&faults, env);
     mtt__apply_defaults(&m, mtt__model_field);
+    if (m.no_biases) m.no_head_bias = 1;
     if (!m.d_ff) m.d_ff = m.d_model > 0 && m.d_model <= 16384 ? 4 * m.d_model : 1024;
     mtt__check_fields(&faults, &m, mtt__model_field);
     mtt__require(&faults, m.d_ff < 8 || m.d_ff % 8 == 0, "d_ff is %d, it must be a multiple of 8", m.d_ff);
@@ -4220,26 +4261,32 @@ enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the mod
 /* Initial values. The last two are N(0, 0.02), and the same over sqrt(2 * layers). */
 enum { MTT__ZEROS, MTT__ONES, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
 
+/* Columns of the MLP's first matrix: SwiGLU has the gate's, and then those of up. */
+static int mtt__fc_width(const mtt_model_desc *m)
+{
+    return m->mlp == MTT_MLP_SWIGLU ? 2 * m->d_ff : m->d_ff;
+}
+
 /* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
    [in, out] as GPT-2's, embedding and head [vocab, d_model]. Only matrices decay. Rows of VOCAB are padded in
    memory. */
 #define MTT__PARAMETERS(X)                                                                              \
     X(WTE, "wte.weight", BEFORE, VOCAB, m->d_model, NORMAL, 1)                                          \
     X(WPE, "wpe.weight", BEFORE, m->max_seq, m->d_model, NORMAL, m->positions == MTT_POSITIONS_LEARNED) \
-    X(LN_1_WEIGHT, "h.%d.ln_1.weight", LAYER, m->d_model, 0, ONES, 1)                                   \
-    X(LN_1_BIAS, "h.%d.ln_1.bias", LAYER, m->d_model, 0, ZEROS, 1)                                      \
+    X(LN_1_WEIGHT, "h.%d.ln_1.weight", LAYER, m->d_model, 0, ONES, NORMS)                               \
+    X(LN_1_BIAS, "h.%d.ln_1.bias", LAYER, m->d_model, 0, ZEROS, NORMS && SHIFTS)                        \
     X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", LAYER, m->d_model, 3 * m->d_model, NORMAL, 1)              \
-    X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, 3 * m->d_model, 0, ZEROS, 1)                            \
+    X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, 3 * m->d_model, 0, ZEROS, !m->no_biases)                \
     X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", LAYER, m->d_model, m->d_model, NORMAL_RESIDUAL, 1)        \
-    X(PROJ_BIAS, "h.%d.attn.c_proj.bias", LAYER, m->d_model, 0, ZEROS, 1)                               \
-    X(LN_2_WEIGHT, "h.%d.ln_2.weight", LAYER, m->d_model, 0, ONES, 1)                                   \
-    X(LN_2_BIAS, "h.%d.ln_2.bias", LAYER, m->d_model, 0, ZEROS, 1)                                      \
-    X(FC_WEIGHT, "h.%d.mlp.c_fc.weight", LAYER, m->d_model, m->d_ff, NORMAL, 1)                         \
-    X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, m->d_ff, 0, ZEROS, 1)                                       \
+    X(PROJ_BIAS, "h.%d.attn.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                   \
+    X(LN_2_WEIGHT, "h.%d.ln_2.weight", LAYER, m->d_model, 0, ONES, NORMS)                               \
+    X(LN_2_BIAS, "h.%d.ln_2.bias", LAYER, m->d_model, 0, ZEROS, NORMS && SHIFTS)                        \
+    X(FC_WEIGHT, "h.%d.mlp.c_fc.weight", LAYER, m->d_model, mtt__fc_width(m), NORMAL, 1)                \
+    X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, mtt__fc_width(m), 0, ZEROS, !m->no_biases)                  \
     X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
-    X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, 1)                                 \
-    X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, 1)                                        \
-    X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, 1)                                           \
+    X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                     \
+    X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, PRE_NORM)                                 \
+    X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, PRE_NORM && SHIFTS)                          \
     X(HEAD_WEIGHT, "lm_head.weight", AFTER, VOCAB, m->d_model, NORMAL, !m->tied_head)                   \
     X(HEAD_BIAS, "lm_head.bias", AFTER, VOCAB, 0, ZEROS, !m->no_head_bias)
 
@@ -4254,6 +4301,8 @@ static const struct {
 /* The shape of a parameter whose rows of VOCAB count `VOCAB`; 0 if the model has no such parameter. */
 static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int64_t VOCAB, int64_t shape[2])
 {
+    const int NORMS = m->norm_place != MTT_NORM_NONE, PRE_NORM = m->norm_place == MTT_NORM_PRE;
+    const int SHIFTS = m->norm == MTT_NORM_LAYER;
     switch (kind) {
 #define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
@@ -4298,14 +4347,16 @@ enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
     X(ATTENDED_EIGHT, "attn.out.8", d->rows, d->d_model, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)        \
     X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)         \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
+    X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
     X(LN_2, "ln_2", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
     X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(FC_EIGHT, "mlp.c_fc.t8", d->d_ff, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
-    X(FC, "mlp.fc", d->rows, d->d_ff, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
+    X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
+    X(FC, "mlp.fc", d->rows, d->d_fc, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
     X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
     X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
+    X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(LAST_ROW, "last_row", 1, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)                  \
     X(LN_F, "ln_f", b->head_rows, d->d_model, 0, HEAD_INPUT, MTT_ACTIVATIONS, BY_NOTHING, NONE)          \
     X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_NOTHING, NONE)             \
@@ -4742,16 +4793,38 @@ static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int we
     return y;
 }
 
-/* `name` is LN_1, LN_2 or LN_F, whose parameters and activations follow one another in their tables. The
-   final norm is the model's, not a layer's: its operation has layer -1. */
-#define MTT__NORM(b, layer, x, name)                                                    \
-    mtt__norm(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name, MTT__A_##name##_STATS)
-static mtt_tensor *mtt__norm(mtt__builder *b, int layer, mtt_tensor *x, int gain, int shift, int y_role,
-                             int stats_role)
+/* The norms of a layer, of attention and of the MLP, and the final one, which is the model's: its operation
+   has layer -1. In a post-norm model x is a sum, which nothing else reads. */
+enum { MTT__FIRST_NORM, MTT__SECOND_NORM, MTT__FINAL_NORM };
+static const struct { int gain, shift, y, stats, sum; } mtt__norms[] = {
+    {MTT__LN_1_WEIGHT, MTT__LN_1_BIAS, MTT__A_LN_1, MTT__A_LN_1_STATS, MTT__A_SUM_1},
+    {MTT__LN_2_WEIGHT, MTT__LN_2_BIAS, MTT__A_LN_2, MTT__A_LN_2_STATS, MTT__A_SUM_2},
+    {MTT__LN_F_WEIGHT, MTT__LN_F_BIAS, MTT__A_LN_F, MTT__A_LN_F_STATS, MTT__A_NONE},
+};
+
+static mtt_tensor *mtt__norm(mtt__builder *b, int layer, int which, mtt_tensor *x, mtt_tensor *y)
 {
-    int at = gain == MTT__LN_F_WEIGHT ? -1 : layer;
-    mtt_tensor *y = mtt__make(b, y_role, layer), *stats = mtt__make(b, stats_role, layer);
-    MTT__EMIT(b, at, 0, norm, x, mtt__weight(b, gain, at), mtt__weight(b, shift, at), y, stats);
+    int at = which == MTT__FINAL_NORM ? -1 : layer;
+    mtt_tensor *stats = mtt__make(b, mtt__norms[which].stats, layer);
+    MTT__EMIT(b, at, 0, norm, x, mtt__weight(b, mtt__norms[which].gain, at),
+              mtt__weight(b, mtt__norms[which].shift, at), y, stats);
+    return y;
+}
+
+/* What the first product of a branch, or the head, reads: x normalized, or x itself where no norm comes
+   before a branch. Then its 8 bits are a copy. */
+static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt_tensor *x)
+{
+    int role = mtt__norms[which].y, at = which == MTT__FINAL_NORM ? -1 : layer;
+    mtt_tensor *y;
+    if (b->schedule->model.norm_place == MTT_NORM_PRE) {
+        y = mtt__norm(b, layer, which, x, mtt__make(b, role, layer));
+        if (at >= 0) mtt__keep(b, x);
+        return y;
+    }
+    if (mtt__role_dtype(b, role) != MTT_F8_E4M3) return x;
+    y = mtt__make(b, role, layer);
+    MTT__EMIT(b, at, 0, quantize, x, NULL, NULL, NULL, y, NULL);
     return y;
 }
 
@@ -4784,37 +4857,53 @@ static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
     return out_8;
 }
 
-/* sum = x + dropout(branch) */
-static mtt_tensor *mtt__residual(mtt__builder *b, int layer, mtt_tensor *x, mtt_tensor *branch, int site,
-                                 mtt_tensor *sum)
+/* x + dropout(branch), normalized in a post-norm model: the activation `role` of layer `to`. */
+static mtt_tensor *mtt__residual(mtt__builder *b, int layer, int which, mtt_tensor *x, mtt_tensor *branch,
+                                 int site, int role, int to)
 {
+    int post = b->schedule->model.norm_place == MTT_NORM_POST;
+    mtt_tensor *sum = post ? mtt__make(b, mtt__norms[which].sum, layer) : mtt__make(b, role, to);
     MTT__EMIT(b, layer, site, residual, x, branch, b->program->control, sum);
-    return sum;
+    if (!post) return sum;
+    x = mtt__norm(b, layer, which, sum, mtt__make(b, role, to));
+    mtt__keep(b, sum);
+    return x;
+}
+
+/* GELU is an operation of its own, since products have it as their epilogue. */
+static mtt_tensor *mtt__activate(mtt__builder *b, int layer, mtt_tensor *x)
+{
+    mtt_tensor *y = mtt__make(b, MTT__A_GELU, layer);
+    if (b->schedule->model.mlp == MTT_MLP_GELU) MTT__EMIT(b, layer, 0, gelu, x, y);
+    else MTT__EMIT(b, layer, 0, activation, x, y);
+    mtt__keep(b, x);
+    return y;
+}
+
+static int mtt__is_activation(mtt_op_kind kind)
+{
+    return kind == MTT_OP_gelu || kind == MTT_OP_activation;
 }
 
 /* Embedding and layers, up to the last residual stream. */
 static mtt_tensor *mtt__emit_layers(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    mtt_tensor *x = mtt__make(b, MTT__A_RESIDUAL, 0), *wte = mtt__weight(b, MTT__WTE, -1), *h, *gelu;
+    mtt_tensor *x = mtt__make(b, MTT__A_RESIDUAL, 0), *wte = mtt__weight(b, MTT__WTE, -1), *h;
     int i;
     MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
-        h = MTT__NORM(b, i, x, LN_1);
-        mtt__keep(b, x);
+        h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
         if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
         h = MTT__LINEAR(b, i, h, QKV, MTT__A_QKV);
         h = mtt__attention(b, i, h);
         h = MTT__LINEAR(b, i, h, PROJ, MTT__A_PROJ);
-        x = mtt__residual(b, i, x, h, MTT__SITE_PROJ, mtt__make(b, MTT__A_MIDDLE, i));
-        h = MTT__NORM(b, i, x, LN_2);
-        mtt__keep(b, x);
+        x = mtt__residual(b, i, MTT__FIRST_NORM, x, h, MTT__SITE_PROJ, MTT__A_MIDDLE, i);
+        h = mtt__product_input(b, i, MTT__SECOND_NORM, x);
         h = MTT__LINEAR(b, i, h, FC, MTT__A_FC);
-        gelu = mtt__make(b, MTT__A_GELU, i);
-        MTT__EMIT(b, i, 0, gelu, h, gelu);
-        mtt__keep(b, h);
-        h = MTT__LINEAR(b, i, gelu, MLP, MTT__A_MLP);
-        x = mtt__residual(b, i, x, h, MTT__SITE_MLP, mtt__make(b, MTT__A_RESIDUAL, i + 1));
+        h = mtt__activate(b, i, h);
+        h = MTT__LINEAR(b, i, h, MLP, MTT__A_MLP);
+        x = mtt__residual(b, i, MTT__SECOND_NORM, x, h, MTT__SITE_MLP, MTT__A_RESIDUAL, i + 1);
     }
     return x;
 }
@@ -4977,9 +5066,11 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
 static void mtt__end_layer(mtt__builder *b, int place, int layer)
 {
     mtt__parameter *q = b->program->parameters;
-    int first = 0, i;
+    int first = 0, count = b->program->parameter_count, i;
     if ((b->policy->accumulate == 1 && b->policy->ranks == 1) || b->status) return;
-    while (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer) first++;
+    while (first < count && (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer))
+        first++;
+    if (first == count) return; /* a tied head without a bias and without a norm before it */
     for (i = first; i < mtt__layer_end(b->program, first); i++)
         if (!q[i].sum) q[i].sum = mtt__add_sum(b, &q[i]);
     if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, NULL);
@@ -5001,6 +5092,15 @@ static mtt_tensor *mtt__make_gradient(mtt__builder *b, const mtt_tensor *t)
     d = mtt__add_tensor(b, mtt__dtype(b), t->category, layer, "d_", mtt__role[t->role].name, t->shape[0],
                         t->shape[1], t->shape[2]);
     return *mtt__gradient(b, t) = d;
+}
+
+/* Adds the gradient of another use of an activation, in place, if there was one. */
+static void mtt__join_gradient(mtt__builder *b, int layer, const mtt_tensor *t, mtt_tensor *other)
+{
+    mtt_tensor *d = *mtt__gradient(b, t);
+    if (!other || b->status) return;
+    MTT__EMIT(b, layer, 0, add, other, d, other);
+    *mtt__gradient(b, t) = other;
 }
 
 /* Tensors for an activation's gradient in 8 bits, as it is and transposed. */
@@ -5053,7 +5153,7 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
     if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.dropout == 0 &&
         mtt__maker(b, f->x).kind == MTT_OP_residual)
         mtt__add_gradient_eight(b, f->x);
-    if (shift) y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
+    if (b->waiting.dy) y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
     MTT__EMIT(b, op->layer, 0, norm_backward, dy, x, stats, f->gain, shift, joined, dx, a->gradient_8,
               a->gradient_t, y_t, d_gain, d_shift);
     if (y_t) mtt__emit_waiting(b, op->layer, y_t);
@@ -5065,12 +5165,13 @@ static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor 
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
-    mtt_tensor *dx;
+    mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
     MTT__EMIT(b, op->layer, 0, linear_backward_weight, x, dy, d_weight, d_bias);
     b->op->transposed = transposed;
     dx = mtt__make_gradient(b, f->x);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
     b->op->transposed = transposed;
+    mtt__join_gradient(b, op->layer, f->x, other);
 }
 
 /* ---- 8 bits ---- */
@@ -5095,7 +5196,8 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
                             mtt__width(x), 0);
     b->recomputing = 1;
     if (stats) MTT__EMIT(b, layer, 0, norm, from, gain, shift, again, stats);
-    else MTT__EMIT(b, layer, 0, gelu, from, again);
+    else if (maker.kind == MTT_OP_gelu) MTT__EMIT(b, layer, 0, gelu, from, again);
+    else MTT__EMIT(b, layer, 0, activation, from, again);
     b->op->recomputed = 1;
     b->recomputing = 0;
     return again;
@@ -5118,17 +5220,18 @@ static mtt_tensor *mtt__weight_eight(mtt__builder *b, const mtt_tensor *weight)
     return weight == w->qkv ? w->qkv_8 : weight == w->proj ? w->proj_8 : weight == w->fc ? w->fc_8 : w->mlp_8;
 }
 
-/* The weight's gradient comes first, unless its x is the result of a norm or of GELU: then it waits for their
-   backward pass, which makes x. GELU's input is recomputed now, so that its backward pass can follow the
-   product. */
+/* The weight's gradient comes first, unless its x is the result of a norm or of GELU or its like: then it
+   waits for their backward pass, which makes x. GELU's input is recomputed now, so that its backward pass can
+   follow the product. */
 static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t = NULL, *dx;
     const mtt__activation *y = mtt__gradient_eight(b, op, f->y);
     mtt_op maker = mtt__maker(b, f->x);
-    if (maker.kind != MTT_OP_norm && maker.kind != MTT_OP_gelu) x_t = mtt__input_again(b, op->layer, f->x, 1);
-    if (maker.kind == MTT_OP_gelu) mtt__need(b, maker.operands[0]);
+    if (maker.kind != MTT_OP_norm && !mtt__is_activation(maker.kind))
+        x_t = mtt__input_again(b, op->layer, f->x, 1);
+    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
     b->waiting.dy = y->gradient_t;
     b->waiting.d_weight = mtt__parameter_gradient(b, weight);
     b->waiting.d_bias = mtt__parameter_gradient(b, f->bias);
@@ -5155,34 +5258,56 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     } else {
         mtt_op maker = mtt__maker(b, f->x);
         x = mtt__need(b, f->x);
-        if (maker.kind == MTT_OP_gelu) mtt__need(b, maker.operands[0]); /* now: its adjoint can be fused */
+        if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
     }
     dy = *mtt__gradient(b, f->y);
     mtt__linear_gradients(b, op, x, weight, dy, transposed);
 }
 
-/* The gradient passes through. Weights' are made by their products, and transposes need none. */
+/* The gradient passes through, and joins that of another use. Weights' are made by their products, and
+   transposes need none. */
 static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
 {
     const mtt_quantize *f = MTT_OPERANDS_OF(quantize, op);
-    if (f->x->role >= 0 && f->y && f->y->role >= 0) *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
+    mtt_tensor *other;
+    if (f->x->role < 0 || !f->y || f->y->role < 0) return;
+    other = *mtt__gradient(b, f->x);
+    *mtt__gradient(b, f->x) = *mtt__gradient(b, f->y);
+    mtt__join_gradient(b, op->layer, f->x, other);
+}
+
+/* Of GELU or another activation. In place, unless x is wider. */
+static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind, mtt_tensor *x_made,
+                                    const mtt_tensor *y_made)
+{
+    mtt_tensor *x = mtt__need(b, x_made), *dy = *mtt__gradient(b, y_made);
+    mtt_activation_backward row = {dy, x, dy, NULL, NULL};
+    mtt__activation *a;
+    if (b->status) return;
+    if (!b->waiting.dy) {
+        if (mtt__width(x) == mtt__width(dy)) *mtt__gradient(b, x) = dy;
+        else row.dx = mtt__make_gradient(b, x);
+        mtt__emit(b, kind, layer, 0, &row);
+        return;
+    }
+    mtt__make_gradient(b, x); /* never used, but gives the others its name */
+    a = mtt__add_gradient_eight(b, x);
+    row.dx = a->gradient_8, row.dx_t = a->gradient_t;
+    row.y_t = mtt__add_eight(b, y_made, y_made->entry, 1);
+    mtt__emit(b, kind, layer, 0, &row);
+    mtt__emit_waiting(b, layer, row.y_t);
 }
 
 static void mtt__adjoint_gelu(mtt__builder *b, const mtt_op *op)
 {
     const mtt_gelu *f = MTT_OPERANDS_OF(gelu, op);
-    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y), *y_t;
-    mtt__activation *a;
-    if (!b->waiting.dy) {
-        MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, dy, NULL, NULL);
-        *mtt__gradient(b, f->x) = dy;
-        return;
-    }
-    mtt__make_gradient(b, f->x); /* never used, but gives the others its name */
-    a = mtt__add_gradient_eight(b, f->x);
-    y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
-    MTT__EMIT(b, op->layer, 0, gelu_backward, dy, x, a->gradient_8, a->gradient_t, y_t);
-    mtt__emit_waiting(b, op->layer, y_t);
+    mtt__activation_adjoint(b, op->layer, MTT_OP_gelu_backward, f->x, f->y);
+}
+
+static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_activation *f = MTT_OPERANDS_OF(activation, op);
+    mtt__activation_adjoint(b, op->layer, MTT_OP_activation_backward, f->x, f->y);
 }
 
 /* The gradient of the sum is that of both: of the branch without what dropout dropped. */
@@ -5261,9 +5386,9 @@ static void mtt__emit_backward(mtt__builder *b)
 #define MTT__ADJOINT(name)                                                              \
     case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
             MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(gelu)
-            MTT__ADJOINT(residual) MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax)
-            MTT__ADJOINT(dropout_scores) MTT__ADJOINT(attention_values) MTT__ADJOINT(flash)
-            MTT__ADJOINT(cross_entropy) MTT__ADJOINT(quantize)
+            MTT__ADJOINT(activation) MTT__ADJOINT(residual) MTT__ADJOINT(attention_scores)
+            MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores) MTT__ADJOINT(attention_values)
+            MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy) MTT__ADJOINT(quantize)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
@@ -5615,6 +5740,10 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch)
     d->heads = d->heads_kv = m->heads;
     d->head_dim = m->d_model / m->heads;
     d->d_ff = m->d_ff;
+    d->d_fc = mtt__fc_width(m);
+    d->norm = m->norm;
+    d->norm_eps = m->norm_eps;
+    d->mlp = m->mlp;
     d->vocab = m->vocab;
     d->vocab_padded = (int)mtt__round_up(m->vocab, 128);
     d->window = s->policy.window;
@@ -5637,7 +5766,7 @@ static void mtt__emit_program(mtt__builder *b, int which)
         MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
         x = row;
     }
-    x = MTT__NORM(b, layers, x, LN_F);
+    x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
     if (which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
     else mtt__emit_loss(b, x, which == MTT__TRAIN);
     if (which == MTT__TRAIN) mtt__emit_backward(b);
@@ -6587,11 +6716,12 @@ static void mtt__store(const mtt_tensor *t, int64_t first, int64_t count, const 
     }
 }
 
-/* Some rows of a tensor. */
+/* Some rows of a tensor; those of the residual stream are tokens. */
 static mtt_tensor mtt__row_range(const mtt_tensor *t, int64_t first, int64_t count)
 {
     mtt_tensor part = *t;
-    size_t row = t->bytes / (size_t)t->shape[0];
+    size_t row = t->bytes / (size_t)(t->rank == 3 ? t->shape[0] * t->shape[1] : t->shape[0]);
+    if (t->rank == 3) part.rank = 2, part.shape[1] = t->shape[2];
     part.shape[0] = count;
     part.bytes = row * (size_t)count;
     part.data = (char *)t->data + row * (size_t)first;
@@ -6747,6 +6877,11 @@ static void mtt__cpu_residual(const mtt_op *op, const mtt_residual *o)
     mtt__elementwise(op, o->control, o->x, o->branch, o->sum, mtt__add_block);
 }
 
+static void mtt__cpu_add(const mtt_op *op, const mtt_add *o)
+{
+    mtt__elementwise(op, NULL, o->a, o->b, o->sum, mtt__add_block);
+}
+
 static void mtt__cpu_dropout_scores(const mtt_op *op, const mtt_dropout_scores *o)
 {
     mtt__elementwise(op, o->control, NULL, o->probs, o->dropped, NULL);
@@ -6812,6 +6947,81 @@ static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
             }
             mtt__store_column(&dx_t, row, count, dx);
             mtt__store_column(&y_t, row, count, x);
+        }
+    }
+}
+
+/* y = f(x) of the MLP: max(x, 0)^2, or x s with s = 1 / (1 + e^-x), times `up` for SwiGLU. */
+static void mtt__activation_block(mtt_mlp mlp, const float *x, const float *up, float *y, int64_t n)
+{
+    int64_t k;
+    for (k = 0; k < n; k++) {
+        float positive = x[k] > 0 ? x[k] : 0.0f;
+        if (mlp == MTT_MLP_RELU2) y[k] = positive * positive;
+        else y[k] = x[k] / (1.0f + mtt__exp(-x[k])) * (mlp == MTT_MLP_SWIGLU ? up[k] : 1.0f);
+    }
+}
+
+/* A row of x has a second half, `up`, under SwiGLU alone. */
+static void mtt__cpu_activation(const mtt_op *op, const mtt_activation *o)
+{
+    int64_t n = mtt__width(o->y), pitch = mtt__width(o->x), rows = mtt__rows(o->y), row;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < rows; row++) {
+        float x[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK];
+        int64_t at, count;
+        MTT__BLOCKS(at, count, 0, n) {
+            mtt__load(o->x, row * pitch + at, count, x);
+            if (pitch > n) mtt__load(o->x, row * pitch + n + at, count, up);
+            mtt__activation_block(op->shape->mlp, x, up, y, count);
+            mtt__store(o->y, row * n + at, count, y);
+        }
+    }
+}
+
+/* Stores `count` values of a gradient, in columns from `at` up, and under FP8 transposed. */
+static void mtt__store_activation(const mtt_activation_backward *o, int64_t row, int64_t at, int64_t count,
+                                  const float *dx)
+{
+    if (row < mtt__rows(o->x)) mtt__store(o->dx, row * mtt__width(o->x) + at, count, dx);
+    if (o->dx_t) {
+        mtt_tensor dx_t = mtt__row_range(o->dx_t, at, count);
+        mtt__store_column(&dx_t, row, count, dx);
+    }
+}
+
+/* dx = dy 2 max(x, 0), or dy (s + x s (1 - s)), which SwiGLU multiplies by `up`; d_up = dy x s. Under FP8 in
+   both orders, with y transposed, and zeros where transposes have no row of x. */
+static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_activation_backward *o)
+{
+    int64_t n = mtt__width(o->dy), pitch = mtt__width(o->x), rows = mtt__rows(o->x), row;
+    const mtt_mlp mlp = op->shape->mlp;
+    MTT__THREADS(rows * n)
+    for (row = 0; row < (o->dx_t ? mtt__width(o->dx_t) : rows); row++) {
+        float g[MTT__BLOCK], x[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK];
+        int64_t at, count, k;
+        MTT__BLOCKS(at, count, 0, n) {
+            memset(g, 0, sizeof(g));
+            memset(x, 0, sizeof(x));
+            memset(up, 0, sizeof(up));
+            if (row < rows) {
+                mtt__load(o->dy, row * n + at, count, g);
+                mtt__load(o->x, row * pitch + at, count, x);
+                if (pitch > n) mtt__load(o->x, row * pitch + n + at, count, up);
+            }
+            if (o->y_t) {
+                mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
+                mtt__activation_block(mlp, x, up, y, count);
+                mtt__store_column(&y_t, row, count, y);
+            }
+            for (k = 0; k < count; k++) {
+                float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s);
+                if (mlp == MTT_MLP_SWIGLU) y[k] = g[k] * x[k] * s, slope *= up[k];
+                if (mlp == MTT_MLP_RELU2) slope = x[k] > 0 ? 2 * x[k] : 0.0f;
+                g[k] *= slope;
+            }
+            mtt__store_activation(o, row, at, count, g);
+            if (pitch > n) mtt__store_activation(o, row, n + at, count, y);
         }
     }
 }
@@ -7160,8 +7370,8 @@ static void mtt__cpu_pick_row(const mtt_op *op, const mtt_pick_row *o)
 
 /* ---- norms ---- */
 
-/* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + 1e-5). The variance is the biased one and
-   takes a second pass. Keeps mean and rstd for the backward pass. */
+/* y = (x - mean) rstd gain + shift with rstd = 1 / sqrt(variance + eps). The variance is the biased one and
+   takes a second pass. RMSNorm has 0 as its mean, and no shift. Keeps mean and rstd for the backward pass. */
 static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
 {
     int64_t C = op->shape->d_model, rows = mtt__rows(o->y), row;
@@ -7169,16 +7379,17 @@ static void mtt__cpu_norm(const mtt_op *op, const mtt_norm *o)
     for (row = 0; row < rows; row++) {
         float xs[MTT__MAX_WIDTH], gains[MTT__MAX_WIDTH], shifts[MTT__MAX_WIDTH], y[MTT__MAX_WIDTH];
         const float *x = mtt__read(o->x, row * C, C, xs), *gain = mtt__read(o->gain, 0, C, gains);
-        const float *shift = mtt__read(o->shift, 0, C, shifts);
-        float mean = mtt__sum(x, C) / (float)C, lane[MTT__LANES] = {0}, rstd,
+        const float *shift = o->shift ? mtt__read(o->shift, 0, C, shifts) : NULL;
+        float mean = shift ? mtt__sum(x, C) / (float)C : 0.0f, lane[MTT__LANES] = {0}, rstd,
               *stats = (float *)o->stats->data + 2 * row;
         int64_t i, k;
         for (i = 0; i < C; i += 8)
             for (k = 0; k < 8; k++) lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
-        rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)C + 1e-5f);
+        rstd = 1.0f / sqrtf(mtt__sum_lanes(lane) / (float)C + op->shape->norm_eps);
         stats[0] = mean;
         stats[1] = rstd;
-        for (k = 0; k < C; k++) y[k] = (x[k] - mean) * rstd * gain[k] + shift[k];
+        for (k = 0; k < C && shift; k++) y[k] = (x[k] - mean) * rstd * gain[k] + shift[k];
+        for (k = 0; k < C && !shift; k++) y[k] = x[k] * rstd * gain[k];
         mtt__store(o->y, row * C, C, y);
     }
 }
@@ -7198,7 +7409,8 @@ static void mtt__cpu_quantize(const mtt_op *op, const mtt_quantize *o)
             if (row < rows) mtt__load(o->x, row * n + at, count, x);
             if (row < rows && stats) {
                 mtt__load(o->gain, at, count, gain);
-                mtt__load(o->shift, at, count, shift);
+                if (o->shift) mtt__load(o->shift, at, count, shift);
+                else memset(shift, 0, sizeof(shift));
                 for (k = 0; k < count; k++) x[k] = (x[k] - stats[0]) * stats[1] * gain[k] + shift[k];
             }
             if (row < rows && o->y) mtt__store(o->y, row * n + at, count, x);
@@ -7265,14 +7477,14 @@ static void mtt__cpu_residual_norm(const mtt_op *op, const mtt_residual_norm *o)
 
 /* With xhat = (x - mean) rstd and g = dy gain: d_gain (+)= sum over rows of dy xhat, d_shift (+)= sum over
    rows of dy, dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined, the residual's gradient]; under FP8 also
-   in 8 bits, in both orders, and the norm's result, transposed. */
+   in 8 bits, in both orders, and the norm's result, transposed. RMSNorm: without mean(g) and d_shift. */
 static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 {
     mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
     mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     int64_t C = op->shape->d_model, rows = mtt__rows(o->dy), row;
     mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, 0);
-    mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
+    if (o->d_shift) mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
         float g[MTT__MAX_WIDTH], xhat[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH], mean_g, mean_gx;
@@ -7284,7 +7496,7 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
         mtt__load(o->x, row * C, C, xhat);
         for (k = 0; k < C; k++) g[k] *= gain[k];
         for (k = 0; k < C; k++) xhat[k] = (xhat[k] - mean) * rstd;
-        mean_g = mtt__sum(g, C) / (float)C;
+        mean_g = o->d_shift ? mtt__sum(g, C) / (float)C : 0.0f;
         mean_gx = mtt__dot(g, xhat, C) / (float)C;
         for (k = 0; k < C; k++) g[k] = rstd * (g[k] - mean_g - xhat[k] * mean_gx);
         if (o->joined) mtt__add_block(mtt__read(o->joined, row * C, C, xhat), g, C);
@@ -11280,17 +11492,23 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
                               (unsigned long long)here);
 }
 
-/* 1 = the model has a field's default. A checkpoint that is older than the field means that. But every one
-   has the sizes. */
-static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field *field)
+/* 1 = a checkpoint may be without this field, and then means its default. Every one has the sizes, and this
+   version writes three more fields in any case. */
+static int mtt__checkpoint_optional(const mtt_field *field, int writes)
 {
 #define MTT__SIZE(name) offsetof(mtt_model_desc, name)
-    static const size_t sizes[] = {MTT__SIZE(layers), MTT__SIZE(heads), MTT__SIZE(d_model),
-                                   MTT__SIZE(d_ff),   MTT__SIZE(vocab), MTT__SIZE(max_seq)};
-    mtt_model_desc m = *model;
+    static const size_t always[] = {MTT__SIZE(layers),    MTT__SIZE(heads),     MTT__SIZE(d_model),
+                                    MTT__SIZE(d_ff),      MTT__SIZE(vocab),     MTT__SIZE(max_seq),
+                                    MTT__SIZE(positions), MTT__SIZE(tied_head), MTT__SIZE(no_head_bias)};
     size_t i;
-    for (i = 0; i < MTT__LENGTH(sizes); i++)
-        if (field->offset == sizes[i]) return 0;
+    for (i = 0; i < MTT__LENGTH(always) - (writes ? 0 : 3); i++)
+        if (field->offset == always[i]) return 0;
+    return 1;
+}
+
+static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field *field)
+{
+    mtt_model_desc m = *model;
     mtt__field_set(&m, field, 0);
     return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);
 }
@@ -11306,10 +11524,21 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
     for (i = 0; mtt__model_field[i].name; i++) {
         const mtt_field *f = &mtt__model_field[i];
         int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
+        char name[40];
+        mtt__text text;
+        mtt__text_init(&text, name, sizeof(name));
+        mtt__print(&text, f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
         if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
-        if (c->st && !mtt__st_find(&c->st->metadata, f->name) && mtt__checkpoint_default(m, f)) continue;
-        mtt__checkpoint_number(c, f->name, 0, 0, &value, sizeof(value));
+        if (f->kind == MTT_FIELD_FLOAT) memcpy(&value, (const char *)m + f->offset, sizeof(value));
+        if (mtt__checkpoint_optional(f, !c->st) && !(c->st && mtt__st_find(&c->st->metadata, name))) {
+            if (mtt__checkpoint_default(m, f)) continue;
+            if (c->st)
+                return mtt__fail(c->t->env, MTT_E_MISMATCH,
+                                 "%s says nothing of %s, which means the default: use the model of its run",
+                                 c->st->path, f->name);
+        }
+        mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
     MTT__NUMBER("step", counters.steps, 0, most);
     MTT__NUMBER("micro_batch", micro_batch, 0, most);

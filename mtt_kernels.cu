@@ -23,8 +23,8 @@
 
    >>toolbox        loads, stores, reductions, dropout    >>loss         cross-entropy
    >>backend state  contexts, errors, launches            >>optimizer    gradient norm, AdamW
-   >>elementwise    GELU, residuals, sums of columns      >>attention    scores, softmax, values
-   >>norm           LayerNorm and its gradient            >>flash        attention without the scores
+   >>elementwise    GELU, SwiGLU, residuals, sums         >>attention    scores, softmax, values
+   >>norm           LayerNorm, RMSNorm, gradients         >>flash        attention without the scores
    >>eight bits     operands of FP8's products            >>ranks        NCCL, and the wait for other ranks
    >>embedding      and its gradient                      >>backend      memory, graphs, run
    >>products       linear layers, by cuBLASLt            >>hopper       the same, faster, on H100 and H200
@@ -36,12 +36,12 @@
       mtt_k_flash_*_exact           9   FP32; 3 widths; backward dQ, or dK and dV
       mtt_k_flash_*_wgmma          18   E; widths 64 and 128; dropout; forward: short sequences
       mtt_k_linear_gelu             5   E; forward, backward; 8 bits
-      mtt_k_norm                   24   T; 6 widths of rows; BF16 to 8 bits
-      mtt_k_norm_backward          12   T; 3 or 4 widths; 8-bit results
+      mtt_k_norm                   48   T; 6 widths of rows; BF16 to 8 bits; RMSNorm
+      mtt_k_norm_backward          24   T; 3 or 4 widths; 8-bit results; RMSNorm
       mtt_k_softmax, _backward     12   T; packs of 8 or single elements
       mtt_k_cross_entropy           6   T; loss, gradient
       mtt_k_loss_rows               3   T
-      all others                   63   once, or for each T; 5 of them CUB's */
+      all others                   87   once, or for each T; 5 of them CUB's */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -636,6 +636,109 @@ static __global__ void __launch_bounds__(256)
     mtt__store_floats(dx + at, g);
 }
 
+/* s = 1 / (1 + e^-x) */
+template <class T> MTT__DEVICE float mtt__silu_gate(float x)
+{
+    if (sizeof(T) == 4) return 1.0f / (1.0f + expf(-x));
+    return mtt__reciprocal(1.0f + mtt__exp2(-1.4426950409f * x));
+}
+
+/* The MLP's activation y of x, and of `up` under SwiGLU. */
+template <class T, mtt_mlp MLP> MTT__DEVICE float mtt__activated(float x, float up)
+{
+    if (MLP == MTT_MLP_RELU2) return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+    const float y = x * mtt__silu_gate<T>(x);
+    return MLP == MTT_MLP_SWIGLU ? y * up : y;
+}
+
+/* Its gradients: g, of y, becomes that of x, and of `up` that of up. */
+template <class T, mtt_mlp MLP> MTT__DEVICE void mtt__activation_slopes(float x, float &up, float &g)
+{
+    if (MLP == MTT_MLP_RELU2) {
+        g *= 2.0f * fmaxf(x, 0.0f);
+        return;
+    }
+    const float s = mtt__silu_gate<T>(x), y = x * s, slope = fmaf(-s, y, y) + s, dy = g;
+    g *= MLP == MTT_MLP_SWIGLU ? slope * up : slope;
+    up = dy * y;
+}
+
+/* A launch works through packs of 8 elements of y, `packs` a row. Under SwiGLU a row of x and dx has as many
+   of up behind those of the gate. */
+template <class T> struct mtt__activation_operands {
+    const T *x, *dy;
+    T *y, *dx;
+    mtt__eight eight; /* with 8 bits: the place of y */
+    int64_t count;    /* packs */
+    uint32_t packs;
+};
+
+/* Where a pack of y has its elements of x. */
+template <mtt_mlp MLP> MTT__DEVICE int64_t mtt__gate_of(uint32_t pack, uint32_t packs)
+{
+    return ((int64_t)pack + (MLP == MTT_MLP_SWIGLU ? pack / packs * packs : 0)) * 8;
+}
+
+/* Math:        y = max(x, 0)^2, silu(x), or silu(x) up
+   Shapes:      x [rows, F] or [rows, 2 F], y [rows, F] T, or with EIGHT e4m3
+   Launch:      256 threads, PACKS packs of 8 elements each
+   Requires:    F a multiple of 8; fewer than 2^32 packs
+   Traffic:     x read, y written
+   Determinism: elementwise; with EIGHT records a largest value and a count
+   Reference:   mtt__cpu_activation */
+template <class T, mtt_mlp MLP, bool EIGHT>
+static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activation_operands<T> o)
+{
+    enum { GATED = MLP == MTT_MLP_SWIGLU, PACKS = 2 };
+    const uint32_t first = blockIdx.x * (256 * PACKS) + threadIdx.x;
+    const float scale = EIGHT ? mtt__scale_of(o.eight) : 1.0f;
+    mtt__vector<T> xs[PACKS], ups[PACKS];
+    mtt__records records = {};
+    MTT__UNROLL for (int i = 0; i < PACKS; i++) {
+        const int64_t at = mtt__gate_of<MLP>(first + i * 256, o.packs);
+        if (first + i * 256 >= o.count) break;
+        xs[i] = mtt__load_vector(o.x + at);
+        if (GATED) ups[i] = mtt__load_vector(o.x + at + o.packs * 8);
+    }
+    MTT__UNROLL for (int i = 0; i < PACKS; i++) {
+        const int64_t at = ((int64_t)first + i * 256) * 8;
+        float v[8], up[8];
+        if (first + i * 256 >= o.count) break;
+        mtt__to_floats(xs[i], v);
+        if (GATED) mtt__to_floats(ups[i], up);
+        MTT__UNROLL for (int k = 0; k < 8; k++) v[k] = mtt__activated<T, MLP>(v[k], GATED ? up[k] : 1.0f);
+        if (EIGHT) {
+            if (o.eight.recorded) mtt__note(records, v, scale);
+            *(uint2 *)((uint8_t *)o.eight.data + at) = mtt__pack_eight<mtt__e4m3>(v, scale);
+        } else mtt__store_floats(o.y + at, v);
+    }
+    if (EIGHT) mtt__record_warp(o.eight, records);
+}
+
+/* Math:        dx = dy 2 max(x, 0), or dy (s + x s (1 - s)) with s = 1 / (1 + e^-x), times up under SwiGLU;
+                d_up = dy x s
+   Shapes:      dy [rows, F], x and dx [rows, F] or [rows, 2 F], all T
+   Launch:      256 threads, a pack of 8 elements each
+   Requires:    as mtt_k_activation; without a gate dx may be dy
+   Traffic:     dy and x read, dx written
+   Determinism: elementwise
+   Reference:   mtt__cpu_activation_backward */
+template <class T, mtt_mlp MLP>
+static __global__ void __launch_bounds__(256)
+    mtt_k_activation_backward(const mtt__activation_operands<T> o)
+{
+    const uint32_t pack = blockIdx.x * 256 + threadIdx.x;
+    const int64_t at = mtt__gate_of<MLP>(pack, o.packs);
+    float g[8], x[8], up[8] = {};
+    if (pack >= o.count) return;
+    mtt__read_floats(o.dy + (int64_t)pack * 8, g);
+    mtt__read_floats(o.x + at, x);
+    if (MLP == MTT_MLP_SWIGLU) mtt__read_floats(o.x + at + o.packs * 8, up);
+    MTT__UNROLL for (int k = 0; k < 8; k++) mtt__activation_slopes<T, MLP>(x[k], up[k], g[k]);
+    mtt__store_floats(o.dx + at, g);
+    if (MLP == MTT_MLP_SWIGLU) mtt__store_floats(o.dx + at + o.packs * 8, up);
+}
+
 /* Math:        y = a + mask * b, or mask * b where a is NULL
    Shapes:      a, b, y [count] T; BITS: see mtt__dropout_bits
    Launch:      256 threads, 8 elements each, the last thread fewer
@@ -668,11 +771,12 @@ static mtt_status mtt__launch_masked_sum(mtt__cuda *c, const mtt_op *op, const m
                                          const mtt_tensor *b, const mtt_tensor *control, const mtt_tensor *y)
 {
     const int64_t count = mtt__elements(y);
+    const mtt__dropout dropout = control ? mtt__dropout_of(op, control) : mtt__dropout();
     return mtt__by_type(c, y, [&](auto zero) {
         typedef decltype(zero) T;
         const auto kernel = mtt__dropout_bits(op) == 8 ? mtt_k_masked_sum<T, 8> : mtt_k_masked_sum<T, 16>;
         return mtt__launch(c, "masked_sum", kernel, mtt__blocks(count, 2048), 256, mtt__at<T>(a),
-                           mtt__at<T>(b), mtt__at<T>(y), count, mtt__dropout_of(op, control));
+                           mtt__at<T>(b), mtt__at<T>(y), count, dropout);
     });
 }
 
@@ -680,6 +784,12 @@ static mtt_status mtt__cuda_residual(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_residual *o = MTT_OPERANDS_OF(residual, op);
     return mtt__launch_masked_sum(c, op, o->x, o->branch, o->control, o->sum);
+}
+
+static mtt_status mtt__cuda_add(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_add *o = MTT_OPERANDS_OF(add, op);
+    return mtt__launch_masked_sum(c, op, o->a, o->b, NULL, o->sum);
 }
 
 static mtt_status mtt__cuda_dropout_scores(mtt__cuda *c, const mtt_op *op)
@@ -711,6 +821,38 @@ static mtt_status mtt__cuda_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_gelu *o = MTT_OPERANDS_OF(gelu, op);
     return mtt__launch_gelu(c, o->x, o->y);
+}
+
+/* Calls body with the MLP's activation as a constant. */
+template <class BODY> static mtt_status mtt__by_mlp(mtt_mlp mlp, BODY body)
+{
+    switch (mlp) {
+    case MTT_MLP_SWIGLU: return body(std::integral_constant<mtt_mlp, MTT_MLP_SWIGLU>());
+    case MTT_MLP_RELU2: return body(std::integral_constant<mtt_mlp, MTT_MLP_RELU2>());
+    default: return body(std::integral_constant<mtt_mlp, MTT_MLP_SILU>());
+    }
+}
+
+static mtt_status mtt__cuda_activation(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation *o = MTT_OPERANDS_OF(activation, op);
+    const uint32_t packs = (uint32_t)mtt__width(o->y) / 8;
+    const int64_t count = mtt__elements(o->y) / 8;
+    return mtt__by_type(c, o->x, [&](auto zero) {
+        return mtt__by_mlp(op->shape->mlp, [&](auto mlp) {
+            typedef decltype(zero) T;
+            mtt__activation_operands<T> a = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->y), NULL, {}, count,
+                                             packs};
+            if constexpr (std::is_same<T, __nv_bfloat16>::value)
+                if (o->y->dtype == MTT_F8_E4M3) {
+                    a.eight = mtt__eight_of(o->y);
+                    return mtt__launch(c, "activation", mtt_k_activation<T, decltype(mlp)::value, true>,
+                                       mtt__blocks(count, 512), 256, a);
+                }
+            return mtt__launch(c, "activation", mtt_k_activation<T, decltype(mlp)::value, false>,
+                               mtt__blocks(count, 512), 256, a);
+        });
+    });
 }
 
 static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, const mtt_tensor *x,
@@ -810,16 +952,18 @@ template <class T> MTT__DEVICE float mtt__normalized(float x, float2 stats)
 }
 
 template <class T> struct mtt__norm_forward {
-    const T *x, *branch, *w, *b;
+    const T *x, *branch, *w, *b; /* b NULL: RMSNorm */
     T *joined, *y;
     float2 *stats;
     int64_t rows;
     int width;
     mtt__dropout dropout; /* of the branch */
     mtt__eight eight;     /* with 8 bits: the place of y */
+    float eps;
 };
 
-/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + 1e-5), var in a second pass over registers.
+/* Math:        y = (x - mean) rstd w + b, rstd = 1 / sqrt(var + eps), var in a second pass over registers.
+                With RMS the mean is 0, and there is no b.
                 With a branch, joined = x + mask * branch first, and joined, rounded as stored, takes the
                 place of x
    Shapes:      x, branch, joined, y [rows, C], w, b [C] T, y with EIGHT e4m3; stats [rows] (mean, rstd) float
@@ -829,7 +973,7 @@ template <class T> struct mtt__norm_forward {
    Traffic:     x and branch read once, joined and y written once; w and b stay in cache
    Determinism: fixed tree; with a branch, the bits of mtt_k_masked_sum and then this without a branch
    Reference:   mtt__cpu_norm, mtt__cpu_masked_sum */
-template <class T, int THREADS, int PACKS, bool EIGHT>
+template <class T, int THREADS, int PACKS, bool EIGHT, bool RMS>
 static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
                                          THREADS > 32 || PACKS == 1 ? 0 : sizeof(T) == 4 ? 5 : 7)
     mtt_k_norm(const mtt__norm_forward<T> o)
@@ -864,27 +1008,27 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
             *reinterpret_cast<mtt__vector<T> *>(o.joined + at) = xs[p];
         }
     }
-    MTT__UNROLL for (int p = 0; p < PACKS; p++) {
+    MTT__UNROLL for (int p = 0; p < PACKS && !RMS; p++) {
         float v[8];
         if ((p * THREADS + lane) * 8 >= width) break;
         mtt__to_floats(xs[p], v);
         MTT__UNROLL for (int k = 0; k < 8; k++) sum += v[k];
     }
-    float mean = mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
+    float mean = RMS ? 0.0f : mtt__reduce<mtt__plus, THREADS>(sum, shared) / (float)width;
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         float v[8];
         if ((p * THREADS + lane) * 8 >= width) break;
         mtt__to_floats(xs[p], v);
         MTT__UNROLL for (int k = 0; k < 8; k++) squares += (v[k] - mean) * (v[k] - mean);
     }
-    float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + 1e-5f);
+    float rstd = 1.0f / sqrtf(mtt__reduce<mtt__plus, THREADS>(squares, shared) / (float)width + o.eps);
     if (lane == 0) o.stats[row] = make_float2(mean, rstd);
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * THREADS + lane) * 8;
-        float gain[8], shift[8], out[8];
+        float gain[8], shift[8] = {}, out[8];
         if (column >= width) break;
         mtt__read_floats(o.w + column, gain);
-        mtt__read_floats(o.b + column, shift);
+        if (!RMS) mtt__read_floats(o.b + column, shift);
         mtt__to_floats(xs[p], out);
         MTT__UNROLL for (int k = 0; k < 8; k++)
             out[k] = mtt__normalized<T>(out[k], make_float2(mean, rstd)) * gain[k] + shift[k];
@@ -897,12 +1041,12 @@ static __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS,
     if (EIGHT) mtt__record_warp(o.eight, records);
 }
 
-template <class T, bool EIGHT>
+template <class T, bool EIGHT, bool RMS>
 static mtt_status mtt__launch_norm_of(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
 #define MTT__NORM_CASE(threads, packs)                                                                      \
     if (o.width <= threads * packs * 8)                                                                     \
-        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs, EIGHT>,                                 \
+        return mtt__launch(c, "norm", mtt_k_norm<T, threads, packs, EIGHT, RMS>,                            \
                            mtt__blocks(o.rows, threads < 128 ? 128 / threads : 1),                          \
                            threads < 128 ? 128 : threads, o);
     MTT__NORM_SHAPES(MTT__NORM_CASE)
@@ -913,8 +1057,9 @@ static mtt_status mtt__launch_norm_of(mtt__cuda *c, const mtt__norm_forward<T> &
 template <class T> static mtt_status mtt__launch_norm(mtt__cuda *c, const mtt__norm_forward<T> &o)
 {
     if constexpr (std::is_same<T, __nv_bfloat16>::value)
-        if (o.eight.data) return mtt__launch_norm_of<T, true>(c, o);
-    return mtt__launch_norm_of<T, false>(c, o);
+        if (o.eight.data)
+            return o.b ? mtt__launch_norm_of<T, true, false>(c, o) : mtt__launch_norm_of<T, true, true>(c, o);
+    return o.b ? mtt__launch_norm_of<T, false, false>(c, o) : mtt__launch_norm_of<T, false, true>(c, o);
 }
 
 /* A norm's result in 8 bits; otherwise there is no data. */
@@ -930,7 +1075,7 @@ static mtt_status mtt__cuda_norm(mtt__cuda *c, const mtt_op *op)
         typedef decltype(zero) T;
         mtt__norm_forward<T> n = {mtt__at<T>(o->x), NULL, mtt__at<T>(o->gain), mtt__at<T>(o->shift), NULL,
                                   mtt__at<T>(o->y), mtt__at<float2>(o->stats), mtt__rows(o->y),
-                                  (int)mtt__width(o->y), {}, mtt__eight_result(o->y)};
+                                  (int)mtt__width(o->y), {}, mtt__eight_result(o->y), op->shape->norm_eps};
         return mtt__launch_norm(c, n);
     });
 }
@@ -943,7 +1088,8 @@ static mtt_status mtt__cuda_residual_norm(mtt__cuda *c, const mtt_op *op)
         mtt__norm_forward<T> n = {mtt__at<T>(o->x), mtt__at<T>(o->branch), mtt__at<T>(o->gain),
                                   mtt__at<T>(o->shift), mtt__at<T>(o->sum), mtt__at<T>(o->y),
                                   mtt__at<float2>(o->stats), mtt__rows(o->y), (int)mtt__width(o->y),
-                                  mtt__dropout_of(op, o->control), mtt__eight_result(o->y)};
+                                  mtt__dropout_of(op, o->control), mtt__eight_result(o->y),
+                                  op->shape->norm_eps};
         return mtt__launch_norm(c, n);
     });
 }
@@ -986,9 +1132,11 @@ MTT__DEVICE float2 mtt__row_sums(float2 v, float2 *slots, int threads)
    columns), rows are read twice from global memory. With 8-bit results there is one stage, since their codes
    take 64 bytes a column; where warps share a row, such a block has a processor to itself, which lets its
    threads have more than 128 registers. */
-template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool WITH_EIGHT = false> struct mtt__norm_block {
+template <class TYPE, int ROW_THREADS, int BLOCK_SIZE, bool OF_RMS, bool WITH_EIGHT = false>
+struct mtt__norm_block {
     typedef TYPE T;
     enum {
+        RMS = OF_RMS,
         THREADS = ROW_THREADS,
         SIZE = BLOCK_SIZE,
         EIGHT = WITH_EIGHT,
@@ -1048,7 +1196,8 @@ MTT__DEVICE void mtt__turn_tile(const mtt__norm_operands<typename S::T> &o, cons
 
 /* Math:        xhat = (x - mean) rstd, g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)) [+ joined];
                 partial[block] = (sum of dy xhat, sum of dy) over the block's rows. With EIGHT dx_8 = dx, as
-                stored, in 8 bits, dx_t its transpose, y_t that of xhat w + b
+                stored, in 8 bits, dx_t its transpose, y_t that of xhat w + b. RMS: without mean(g), b and
+                the sum of dy
    Shapes:      dy, x, joined, dx [rows, C], w, b [C] T; stats [rows] (mean, rstd) float; partial [blocks,
                 2 C] float; dx_8 [rows, C], dx_t [C, rows in whole 16] e5m2; y_t as dx_t, e4m3
    Launch:      S = mtt__norm_block. Blocks stride over tiles of rows, several rows at a time, and copy STAGES
@@ -1104,8 +1253,8 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             MTT__UNROLL for (int k = 0; k < PACK; k++) {
                 float xhat = mtt__normalized<T>(xs[k], stat);
                 dw[p][k] += dys[k] * xhat;
-                db[p][k] += dys[k];
-                sum.x += dys[k] * gain[k];
+                if (!S::RMS) db[p][k] += dys[k];
+                if (!S::RMS) sum.x += dys[k] * gain[k];
                 sum.y += dys[k] * gain[k] * xhat;
             }
         }
@@ -1134,8 +1283,8 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
                     *(uint2 *)((uint8_t *)o.dx_8.data + row * width + column) = *(uint2 *)to = rounded;
                 }
                 if (o.y_t.data) {
-                    float shift[PACK];
-                    mtt__read_floats<PACK>(o.b + column, shift);
+                    float shift[PACK] = {};
+                    if (!S::RMS) mtt__read_floats<PACK>(o.b + column, shift);
                     MTT__UNROLL for (int k = 0; k < PACK; k++) out[k] = xs[k] * gain[k] + shift[k];
                     *(uint2 *)(to + MTT__NORM_TILE * width) = mtt__pack_eight<mtt__e4m3>(out, y_scale);
                 }
@@ -1149,20 +1298,21 @@ static __global__ void __launch_bounds__(S::SIZE, S::AT_ONCE)
             __syncthreads(); /* all have read them before the next tile's */
         }
     }
-    float *partial = o.partial + (int64_t)blockIdx.x * 2 * width, *sums = reinterpret_cast<float *>(ring);
+    const int sums_width = (2 - S::RMS) * width;
+    float *partial = o.partial + (int64_t)blockIdx.x * sums_width, *sums = reinterpret_cast<float *>(ring);
     if (block_rows > 1) __syncthreads(); /* all rows are read before sums overwrite them */
     MTT__UNROLL for (int p = 0; p < PACKS; p++) {
         int column = (p * threads + lane) * PACK;
-        float *to = (block_rows > 1 ? sums + group * 2 * width : partial) + column;
+        float *to = (block_rows > 1 ? sums + group * sums_width : partial) + column;
         if (column >= width) break;
         mtt__store_floats<PACK>(to, dw[p]);
-        mtt__store_floats<PACK>(to + width, db[p]);
+        if (!S::RMS) mtt__store_floats<PACK>(to + width, db[p]);
     }
     if (block_rows == 1) return;
     __syncthreads(); /* all rows' sums are there before they are added up */
-    for (int j = threadIdx.x; j < 2 * width; j += S::SIZE) {
+    for (int j = threadIdx.x; j < sums_width; j += S::SIZE) {
         float total = 0;
-        for (int r = 0; r < block_rows; r++) total += sums[r * 2 * width + j];
+        for (int r = 0; r < block_rows; r++) total += sums[r * sums_width + j];
         partial[j] = total;
     }
 }
@@ -1181,15 +1331,15 @@ template <class S> static size_t mtt__norm_shared(int64_t width)
     return (size_t)width * (S::SIZE / mtt__norm_threads(width) * row + codes);
 }
 
-typedef mtt__norm_block<__nv_bfloat16, 0, 256, true> mtt__norm_block_eight;
+template <bool RMS> using mtt__norm_block_eight = mtt__norm_block<__nv_bfloat16, 0, 256, RMS, true>;
 
 /* Whether the kernel makes the 8-bit results: their codes must fit the shared memory. An H200's takes widths
    of up to 3,040, one of 99 KB up to 896. quantize makes those of other norms. */
 static bool mtt__norm_rounds(const mtt__cuda *c, const mtt_norm_backward *n)
 {
     const int64_t width = mtt__width(n->dy);
-    return (n->dx_t || n->y_t) && mtt__norm_threads(width) <= mtt__norm_block_eight::SIZE &&
-           mtt__norm_shared<mtt__norm_block_eight>(width) + 1024 <= (size_t)c->shared_bytes;
+    return (n->dx_t || n->y_t) && mtt__norm_threads(width) <= mtt__norm_block_eight<false>::SIZE &&
+           mtt__norm_shared<mtt__norm_block_eight<false>>(width) + 1024 <= (size_t)c->shared_bytes;
 }
 
 template <class S>
@@ -1205,14 +1355,14 @@ static mtt_status mtt__norm_backward_by(mtt__cuda *c, const mtt_op *op, mtt__nor
     status = mtt__launch_shared(c, "norm_backward", mtt_k_norm_backward<S>, (unsigned)blocks, S::SIZE,
                                 mtt__norm_shared<S>(width), o);
     if (status != MTT_OK) return status;
-    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * width, 64), dim3(8, 32),
-                       (const float *)o.partial, mtt__at<float>(n->d_gain), mtt__at<float>(n->d_shift), width,
-                       blocks, 2 * width, blocks, 0);
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks((2 - S::RMS) * width, 64),
+                       dim3(8, 32), (const float *)o.partial, mtt__at<float>(n->d_gain),
+                       mtt__at<float>(n->d_shift), width, blocks, (2 - S::RMS) * width, blocks, 0);
 }
 
 /* The usual block has 512 / sizeof(T) threads: a warp has a row of up to 1,024 columns. The order of sums
    does not depend on which kernel makes the 8-bit results. */
-template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
+template <class T, bool RMS> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_op *op)
 {
     enum { SIZE = 512 / sizeof(T) };
     const mtt_norm_backward *n = MTT_OPERANDS_OF(norm_backward, op);
@@ -1227,14 +1377,14 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
     if (status != MTT_OK) return status;
     if constexpr (std::is_same<T, __nv_bfloat16>::value)
         if (mtt__norm_rounds(c, n)) {
-            if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, true>>(c, op, o);
-            return mtt__norm_backward_by<mtt__norm_block_eight>(c, op, o);
+            if (o.threads > 32) return mtt__norm_backward_by<mtt__norm_block_eight<RMS>>(c, op, o);
+            return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, RMS, true>>(c, op, o);
         }
-    if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE>>(c, op, o);
-    if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE>>(c, op, o);
+    if (o.threads == 32) return mtt__norm_backward_by<mtt__norm_block<T, 32, SIZE, RMS>>(c, op, o);
+    if (o.threads <= SIZE) return mtt__norm_backward_by<mtt__norm_block<T, 0, SIZE, RMS>>(c, op, o);
     if constexpr (SIZE < 256)
-        if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256>>(c, op, o);
-    if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512>>(c, op, o);
+        if (o.threads == 256) return mtt__norm_backward_by<mtt__norm_block<T, 256, 256, RMS>>(c, op, o);
+    if (o.threads == 512) return mtt__norm_backward_by<mtt__norm_block<T, 512, 512, RMS>>(c, op, o);
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT, "a norm over %d columns: at most 16,384", o.width);
 }
 
@@ -1242,13 +1392,14 @@ template <class T> static mtt_status mtt__norm_backward(mtt__cuda *c, const mtt_
    >>eight bits   operands of FP8's products
    -------------------------------------------------------------------------------------------------------- */
 
-/* What mtt_k_quantize rounds: a tensor; a norm again, by its statistics; GELU's gradient and GELU. */
+/* What mtt_k_quantize rounds: a tensor; a norm again, by its statistics; the gradient of GELU or of another
+   activation, which is added to the last one, and its result. */
 enum { MTT__PLAIN, MTT__NORMED, MTT__GELU_BACKWARD };
 
 struct mtt__quantize {
     const __nv_bfloat16 *x, *dy, *gain, *shift;
     const float2 *stats;
-    mtt__eight y, y_t, gelu_t; /* without data: not wanted */
+    mtt__eight y, y_t, gelu_t; /* without data: not wanted. gelu_t: of the activation's result */
     int64_t rows, padded;      /* elements in a row of a transpose that are written, */
     int64_t pitch;             /* and from row to row */
     int width;
@@ -1280,19 +1431,19 @@ MTT__DEVICE void mtt__sum_codes(float c[4], uint32_t word, uint32_t ones)
     mtt__mma(c, halves, ones, ones, __half());
 }
 
-/* Eight values of a row: v[k] becomes what is rounded, u[k] GELU. */
+/* Eight values of a row: v[k] becomes what is rounded, u[k] GELU or its like, and up[k] its gradient. */
 template <int KIND>
 MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int column,
                                        const mtt__vector<__nv_bfloat16> &x,
-                                       const mtt__vector<__nv_bfloat16> &dy, float *v, float *u)
+                                       const mtt__vector<__nv_bfloat16> &dy, float *v, float *u, float *up)
 {
     typedef __nv_bfloat16 T;
     mtt__to_floats(x, v);
     if (KIND == MTT__NORMED) {
         const float2 stats = o.stats[row];
-        float gain[8], shift[8];
+        float gain[8], shift[8] = {};
         mtt__read_floats(o.gain + column, gain);
-        mtt__read_floats(o.shift + column, shift);
+        if (o.shift) mtt__read_floats(o.shift + column, shift);
         MTT__UNROLL for (int k = 0; k < 8; k++)
             v[k] = mtt__normalized<T>(v[k], stats) * gain[k] + shift[k];
     } else if (KIND == MTT__GELU_BACKWARD) {
@@ -1303,53 +1454,78 @@ MTT__DEVICE void mtt__quantized_values(const mtt__quantize &o, int64_t row, int 
             u[k] = v[k] * s;
             v[k] = d[k] * mtt__gelu_slope_of(v[k], s);
         }
+    } else if (KIND > MTT__GELU_BACKWARD) {
+        enum { MLP = KIND > MTT__GELU_BACKWARD ? KIND - MTT__GELU_BACKWARD : MTT_MLP_SILU };
+        float d[8];
+        mtt__to_floats(dy, d);
+        MTT__UNROLL for (int k = 0; k < 8; k++) {
+            u[k] = mtt__activated<T, (mtt_mlp)MLP>(v[k], up[k]);
+            mtt__activation_slopes<T, (mtt_mlp)MLP>(v[k], up[k], d[k]);
+            v[k] = d[k];
+        }
     }
 }
 
 /* A tile of mtt_k_quantize. */
 template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quantize &o, int tile)
 {
-    enum { COLUMNS = MTT__TILE_COLUMNS, WITH_DY = KIND == MTT__GELU_BACKWARD };
-    __shared__ mtt__transposed_tile turned[1 + WITH_DY];
+    enum {
+        COLUMNS = MTT__TILE_COLUMNS,
+        WITH_DY = KIND >= MTT__GELU_BACKWARD,
+        GATED = KIND == MTT__GELU_BACKWARD + MTT_MLP_SWIGLU,
+        TILES = 1 + WITH_DY + GATED
+    };
+    __shared__ mtt__transposed_tile turned[TILES];
+    const int x_width = GATED ? 2 * o.width : o.width;
     const int tiles = (o.width + COLUMNS - 1) / COLUMNS, quad = threadIdx.x / 8;
     const int64_t row0 = (int64_t)(tile / tiles) * MTT__TILE_ROWS;
     const int column0 = tile % tiles * COLUMNS, column = column0 + threadIdx.x % 8 * 8;
     const float scale = mtt__scale_of(o.y_t.data ? o.y_t : o.y);
     const float gelu_scale = WITH_DY ? mtt__scale_of(o.gelu_t) : 1.0f;
-    mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {};
+    mtt__vector<__nv_bfloat16> xs[4] = {}, dys[4] = {}, ups[4] = {};
     mtt__records records = {};
-    uint2 codes[4] = {}, more[4] = {};
+    uint2 codes[4] = {}, more[4] = {}, of_up[4] = {};
     const auto inside = [&](int i) { return column < o.width && row0 + quad * 4 + i < o.rows; };
     MTT__UNROLL for (int i = 0; i < 4; i++) {
         const int64_t at = (row0 + quad * 4 + i) * o.width + column;
-        if (inside(i)) xs[i] = mtt__load_vector(o.x + at);
+        const int64_t x_at = GATED ? (row0 + quad * 4 + i) * x_width + column : at;
+        if (inside(i)) xs[i] = mtt__load_vector(o.x + x_at);
         if (WITH_DY && inside(i)) dys[i] = mtt__load_vector(o.dy + at);
+        if (GATED && inside(i)) ups[i] = mtt__load_vector(o.x + x_at + o.width);
     }
     MTT__UNROLL for (int i = 0; i < 4; i++) {
         const int64_t row = row0 + quad * 4 + i;
-        float v[8], u[8];
+        float v[8], u[8], up[8];
         if (!inside(i)) continue;
-        mtt__quantized_values<KIND>(o, row, column, xs[i], dys[i], v, u);
+        if (WITH_DY) mtt__to_floats(ups[i], up);
+        mtt__quantized_values<KIND>(o, row, column, xs[i], dys[i], v, u, up);
         if (o.y.recorded || o.y_t.recorded) mtt__note(records, v, scale);
         codes[i] = mtt__pack_eight<Q>(v, scale);
         if (WITH_DY) more[i] = mtt__pack_eight<mtt__e4m3>(u, gelu_scale);
-        if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * o.width + column) = codes[i];
+        if (o.y.data) *(uint2 *)((uint8_t *)o.y.data + row * x_width + column) = codes[i];
+        if (!GATED) continue;
+        of_up[i] = mtt__pack_eight<Q>(up, scale);
+        *(uint2 *)((uint8_t *)o.y.data + row * x_width + o.width + column) = of_up[i];
     }
     mtt__record_warp(o.y.recorded ? o.y : o.y_t, records);
     if (!o.y_t.data) return;
-    MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) mtt__transpose_codes(turned[t], t ? more : codes);
+    MTT__UNROLL for (int t = 0; t < TILES; t++)
+        mtt__transpose_codes(turned[t], t == 0 ? codes : t == 1 ? more : of_up);
     __syncthreads(); /* the tile is there before its columns are stored */
     const int64_t at = row0 + threadIdx.x % 32 * 4;
     for (int j = threadIdx.x / 32; j < COLUMNS && column0 + j < o.width && at < o.padded; j += 8)
-        MTT__UNROLL for (int t = 0; t < 1 + WITH_DY; t++) {
-            uint8_t *const to = (uint8_t *)(t ? o.gelu_t : o.y_t).data;
-            *(uint32_t *)(to + (column0 + j) * o.pitch + at) = turned[t][j][threadIdx.x % 32];
+        MTT__UNROLL for (int t = 0; t < TILES; t++) {
+            uint8_t *const to = (uint8_t *)(t == 1 ? o.gelu_t : o.y_t).data;
+            const int64_t to_row = column0 + j + (t == 2 ? o.width : 0);
+            *(uint32_t *)(to + to_row * o.pitch + at) = turned[t][j][threadIdx.x % 32];
         }
 }
 
 /* Math:        y = x, or a function of it, in 8 bits, and its transpose: PLAIN x; NORMED (x - mean) rstd gain
-                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3
-   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q
+                + shift; GELU_BACKWARD dy GELU'(x), and gelu_t the transpose of GELU(x) in e4m3; from there
+                up the same for the other activations
+   Shapes:      x, dy, y [rows, width], y_t, gelu_t [width, padded]; x, dy BF16, y and y_t type Q. SwiGLU:
+                x and y have 2 width columns, y_t as many rows, gate before up
    Launch:      a block of 256 threads for a tile of 128 x 64; a thread has 8 columns of 4 rows
    Requires:    width a multiple of 8; padded one of 16, less than 128 above rows
    Traffic:     x and dy read, what is wanted written: transposes in pieces of 128 bytes, by shared memory
@@ -1485,8 +1661,10 @@ static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
     const mtt_norm_backward *o = MTT_OPERANDS_OF(norm_backward, op);
     const mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
     const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
-    mtt_status status = mtt__by_type(
-        c, o->dy, [&](auto zero) { return mtt__norm_backward<decltype(zero)>(c, op); });
+    mtt_status status = mtt__by_type(c, o->dy, [&](auto zero) {
+        typedef decltype(zero) T;
+        return o->d_shift ? mtt__norm_backward<T, false>(c, op) : mtt__norm_backward<T, true>(c, op);
+    });
     if (mtt__norm_rounds(c, o)) return status;
     if (status == MTT_OK && o->dx_t) status = mtt__quantize_by(c, &dx);
     if (status == MTT_OK && o->y_t) status = mtt__quantize_by(c, &y);
@@ -1521,6 +1699,30 @@ static mtt_status mtt__cuda_gelu_backward(mtt__cuda *c, const mtt_op *op)
     const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, op);
     if (o->dx_t) return mtt__gelu_backward_eight(c, o);
     return mtt__launch_gelu_backward(c, o->dy, o->x, o->dx);
+}
+
+static mtt_status mtt__cuda_activation_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, op);
+    const uint32_t packs = (uint32_t)mtt__width(o->dy) / 8;
+    const int64_t count = mtt__elements(o->dy) / 8;
+    return mtt__by_mlp(op->shape->mlp, [&](auto mlp) {
+        constexpr mtt_mlp MLP = decltype(mlp)::value;
+        if (o->dx_t) {
+            mtt__quantize q = {};
+            q.x = mtt__at<const __nv_bfloat16>(o->x), q.dy = mtt__at<const __nv_bfloat16>(o->dy);
+            q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
+            q.rows = mtt__rows(o->x), q.width = (int)packs * 8, q.padded = q.pitch = mtt__width(o->dx_t);
+            return mtt__launch_quantize<MTT__GELU_BACKWARD + MLP, mtt__e5m2>(c, q);
+        }
+        return mtt__by_type(c, o->dx, [&](auto zero) {
+            typedef decltype(zero) T;
+            mtt__activation_operands<T> a = {mtt__at<T>(o->x), mtt__at<T>(o->dy), NULL, mtt__at<T>(o->dx), {},
+                                             count, packs};
+            return mtt__launch(c, "activation_backward", mtt_k_activation_backward<T, MLP>,
+                               mtt__blocks(count, 256), 256, a);
+        });
+    });
 }
 
 /* Math:        out[j] (+)= sum of row j over its first `count` elements, divided by x's scale
@@ -6616,13 +6818,21 @@ template <typename E> static mtt_status mtt__linear_backward_gelu(mtt__cuda *c, 
     return status;
 }
 
+/* Without a bias the kernel adds zeros: it is made for models with biases. */
 static mtt_status mtt__hopper_linear_gelu(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_gelu *o = MTT_OPERANDS_OF(linear_gelu, op);
     const int64_t rows = mtt__rows(o->pre);
+    mtt_tensor bias = o->bias ? *o->bias : *op->workspace;
+    if (!o->bias) {
+        mtt_status status = mtt__scratch(c, op, mtt__op_scratch(op), &bias.data);
+        if (status == MTT_OK)
+            status = mtt__checked(c, cudaMemsetAsync(bias.data, 0, mtt__op_scratch(op), c->stream), "memset");
+        if (status != MTT_OK) return status;
+    }
     if (o->x->dtype == MTT_F16_BITS)
-        return mtt__launch_tiles<__half, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
-    return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, o->bias, o->pre, o->y, 0, rows, NULL);
+        return mtt__launch_tiles<__half, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
+    return mtt__launch_tiles<__nv_bfloat16, false>(c, o->x, o->weight, &bias, o->pre, o->y, 0, rows, NULL);
 }
 
 static mtt_status mtt__hopper_linear_backward_gelu(mtt__cuda *c, const mtt_op *op)

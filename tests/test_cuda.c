@@ -49,6 +49,17 @@ typedef struct setup {
     int batch, seq_len;
 } setup;
 
+/* Half of the setups have other norms, MLPs or biases than the default, in all combinations. */
+static void set_options(mtt_model_desc *m, int number)
+{
+    int way = number / 2 % 2 ? number / 4 : 0;
+    m->norm = (mtt_norm_form)(way % 2);
+    m->norm_place = (mtt_norm_place)(way / 2 % 3);
+    m->mlp = (mtt_mlp)((way + way / 4) % 4);
+    m->no_biases = way / 6 % 2;
+    m->norm_eps = way % 5 == 1 ? 0.01f : 0;
+}
+
 /* Awkward shapes first, each with what else may vary. */
 static setup random_setup(int number)
 {
@@ -86,11 +97,13 @@ static const char *describe(const setup *s)
 {
     static char text[256];
     snprintf(text, sizeof(text),
-             "%s%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss",
+             "%s%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss, "
+             "norm %d of place %d, MLP %d%s",
              PRECISIONS[s->policy.precision], s->policy.state ? " compact" : "", s->model.d_model,
              s->model.heads, s->model.d_ff, s->model.vocab, s->batch, s->seq_len, s->policy.window,
              (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
-             s->policy.loss ? "chunked" : "full");
+             s->policy.loss ? "chunked" : "full", (int)s->model.norm, (int)s->model.norm_place,
+             (int)s->model.mlp, s->model.no_biases ? ", no biases" : "");
     return text;
 }
 
@@ -503,24 +516,26 @@ static void textbook_linear_backward_weight(const textbook *t)
     if (t->eight) free(x), free(dy);
 }
 
-/* y = (x - mean) rstd gain + shift. What is off in x - mean, whose terms are x and the mean, is off in the
-   variance as well. */
+/* y = (x - mean) rstd gain + shift, for RMSNorm without mean and shift. What is off in x - mean, whose terms
+   are x and the mean, is off in the variance as well. */
 static void norm_rows(const textbook *t, const mtt_tensor *y_out, const double *x, const double *gain,
                       const double *shift, double *y, double *stats, double *y_size, double *stats_size)
 {
     int64_t C = mtt__width(y_out), rows = mtt__rows(y_out), r;
+    const double eps = (double)t->op->shape->norm_eps;
     MTT__OMP(omp parallel for if (rows * C > 10000))
     for (r = 0; r < rows; r++) {
         const double *in = x + r * C;
         double mean = 0, squares = 0, rstd, size = 0, doubt = 0;
         int64_t i;
-        for (i = 0; i < C; i++) mean = fp32(t, mean + in[i]);
+        for (i = 0; i < C && shift; i++) mean = fp32(t, mean + in[i]);
         mean = fp32(t, mean / (double)C);
         for (i = 0; i < C; i++)
             squares = fp32(t, squares + fp32(t, fp32(t, in[i] - mean) * fp32(t, in[i] - mean)));
-        rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, squares / (double)C + (double)1e-5f))));
+        rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, squares / (double)C + eps))));
         for (i = 0; i < C; i++)
-            y[r * C + i] = fp32(t, fp32(t, fp32(t, fp32(t, in[i] - mean) * rstd) * gain[i]) + shift[i]);
+            y[r * C + i] =
+                fp32(t, fp32(t, fp32(t, fp32(t, in[i] - mean) * rstd) * gain[i]) + (shift ? shift[i] : 0));
         stats[2 * r] = mean;
         stats[2 * r + 1] = rstd;
         if (!t->exact) continue;
@@ -529,7 +544,8 @@ static void norm_rows(const textbook *t, const mtt_tensor *y_out, const double *
         doubt = 1 + doubt * rstd * rstd; /* relative, of rstd */
         for (i = 0; i < C; i++)
             y_size[r * C + i] =
-                (fabs(in[i]) + size + fabs(in[i] - mean) * doubt) * rstd * fabs(gain[i]) + fabs(shift[i]);
+                (fabs(in[i]) + size + fabs(in[i] - mean) * doubt) * rstd * fabs(gain[i]) +
+                (shift ? fabs(shift[i]) : 0);
         stats_size[2 * r] = size;
         stats_size[2 * r + 1] = rstd * doubt;
     }
@@ -552,8 +568,9 @@ static void normalize(const textbook *t, const double *x, const double *stats, c
         double mean = stats[2 * r], rstd = stats[2 * r + 1];
         int64_t at = r * width, i;
         for (i = 0; i < width; i++, at++) {
-            y[at] = fp32(t, fp32(t, fp32(t, fp32(t, x[at] - mean) * rstd) * gain[i]) + shift[i]);
-            size[at] = (fabs(x[at]) + fabs(mean)) * rstd * fabs(gain[i]) + fabs(shift[i]);
+            double shifted = shift ? shift[i] : 0;
+            y[at] = fp32(t, fp32(t, fp32(t, fp32(t, x[at] - mean) * rstd) * gain[i]) + shifted);
+            size[at] = (fabs(x[at]) + fabs(mean)) * rstd * fabs(gain[i]) + fabs(shifted);
         }
     }
 }
@@ -596,7 +613,7 @@ static void textbook_norm_backward(const textbook *t)
             sum_size += fabs(g) / (double)C;
             dot_size += fabs(g) * XHAT_SIZE(r, i) / (double)C;
         }
-        sum = fp32(t, sum / (double)C);
+        sum = v->d_shift ? fp32(t, sum / (double)C) : 0;
         dot = fp32(t, dot / (double)C);
         for (i = 0; i < C; i++) {
             value = fp32(t, fp32(t, fp32(t, dy[r * C + i] * w[i]) - sum) - fp32(t, XHAT(r, i) * dot));
@@ -611,7 +628,7 @@ static void textbook_norm_backward(const textbook *t)
     MTT__OMP(omp parallel for if (rows * C > 10000))
     for (c = 0; c < C; c++) {
         double dw = 0, db = 0, dw_size = add ? fabs(v->d_gain[c]) : 0,
-               db_size = add ? fabs(v->d_shift[c]) : 0;
+               db_size = add && v->d_shift ? fabs(v->d_shift[c]) : 0;
         int64_t i;
         for (i = 0; i < rows; i++) {
             dw = fp32(t, dw + fp32(t, dy[i * C + c] * XHAT(i, c)));
@@ -620,10 +637,10 @@ static void textbook_norm_backward(const textbook *t)
             db_size += fabs(dy[i * C + c]);
         }
         v->d_gain[c] = fp32(t, dw + (add ? v->d_gain[c] : 0));
+        if (t->exact) magnitude->d_gain[c] = dw_size;
+        if (!v->d_shift) continue;
         v->d_shift[c] = fp32(t, db + (add ? v->d_shift[c] : 0));
-        if (!t->exact) continue;
-        magnitude->d_gain[c] = dw_size;
-        magnitude->d_shift[c] = db_size;
+        if (t->exact) magnitude->d_shift[c] = db_size;
     }
     if (o->dx_t || o->y_t) norm_backward_eight(t, o);
 #undef XHAT
@@ -723,6 +740,75 @@ static void textbook_gelu_backward(const textbook *t)
     const numbers_gelu_backward *magnitude = MAGNITUDES(gelu_backward, t);
     gelu_gradients(t, v->dy, NULL, v->x, mtt__elements(o->dx), v->dx, magnitude->dx);
     if (o->y_t) gelu_turned(t, o->x, v->x, o->y_t, v->y_t, magnitude->y_t);
+}
+
+/* y = max(x, 0)^2, or x s with s = 1 / (1 + e^-x), which SwiGLU multiplies by the second half of a row. */
+static void activation_elements(const textbook *t, const double *x, int64_t rows, int64_t F, double *y,
+                                double *y_size)
+{
+    mtt_mlp mlp = t->op->shape->mlp;
+    int64_t pitch = mlp == MTT_MLP_SWIGLU ? 2 * F : F, i;
+    MTT__OMP(omp parallel for if (rows * F > 10000))
+    for (i = 0; i < rows * F; i++) {
+        const double *at = x + i / F * pitch + i % F;
+        double s = fp32(t, 1 / fp32(t, 1 + fp32(t, exp(-*at)))), positive = *at > 0 ? *at : 0;
+        y[i] = mlp == MTT_MLP_RELU2 ? fp32(t, positive * positive) : fp32(t, *at * s);
+        if (mlp == MTT_MLP_SWIGLU) y[i] = fp32(t, y[i] * at[F]);
+        if (t->exact) y_size[i] = mlp == MTT_MLP_SWIGLU ? fabs(*at * at[F]) : fmax(fabs(*at), y[i]);
+    }
+}
+
+static void textbook_activation(const textbook *t)
+{
+    const mtt_activation *o = MTT_OPERANDS_OF(activation, t->op);
+    const numbers_activation *v = VALUES(activation, t);
+    activation_elements(t, v->x, mtt__rows(o->y), mtt__width(o->y), v->y, MAGNITUDES(activation, t)->y);
+}
+
+/* dx = dy 2 max(x, 0), or dy (s + x s (1 - s)) [up]; d_up = dy x s */
+static void textbook_activation_backward(const textbook *t)
+{
+    const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, t->op);
+    const numbers_activation_backward *v = VALUES(activation_backward, t);
+    const numbers_activation_backward *magnitude = MAGNITUDES(activation_backward, t);
+    mtt_mlp mlp = t->op->shape->mlp;
+    int64_t F = mtt__width(o->dy), rows = mtt__rows(o->dy), pitch = mtt__width(o->x), i;
+    double *y = malloc((size_t)(rows * F) * sizeof(double));
+    double *size = malloc((size_t)(rows * F) * sizeof(double));
+    MTT__OMP(omp parallel for if (rows * F > 10000))
+    for (i = 0; i < rows * F; i++) {
+        int64_t at = i / F * pitch + i % F;
+        double x = v->x[at], dy = v->dy[i], s = fp32(t, 1 / fp32(t, 1 + fp32(t, exp(-x))));
+        double inner = fp32(t, fp32(t, x * s) * fp32(t, 1 - s)), slope = fp32(t, s + inner);
+        double slope_size = s + fabs(inner);
+        if (mlp == MTT_MLP_RELU2) slope = slope_size = x > 0 ? 2 * x : 0;
+        if (mlp == MTT_MLP_SWIGLU) {
+            v->dx[at + F] = fp32(t, dy * fp32(t, x * s));
+            if (t->exact) magnitude->dx[at + F] = fabs(dy * x);
+            slope = fp32(t, slope * v->x[at + F]), slope_size *= fabs(v->x[at + F]);
+        }
+        v->dx[at] = fp32(t, dy * slope);
+        if (t->exact) magnitude->dx[at] = fabs(dy) * slope_size;
+    }
+    if (o->y_t) {
+        activation_elements(t, v->x, rows, F, y, size);
+        turn(y, rows, F, mtt__width(o->y_t), v->y_t);
+        if (t->exact) turn(size, rows, F, mtt__width(o->y_t), magnitude->y_t);
+    }
+    free(y);
+    free(size);
+}
+
+static void textbook_add(const textbook *t)
+{
+    const mtt_add *o = MTT_OPERANDS_OF(add, t->op);
+    const numbers_add *v = VALUES(add, t);
+    int64_t i;
+    for (i = 0; i < mtt__elements(o->sum); i++) {
+        double a = v->a[i], b = v->b[i];
+        v->sum[i] = fp32(t, a + b);
+        if (t->exact) MAGNITUDES(add, t)->sum[i] = fabs(a) + fabs(b);
+    }
 }
 
 /* Results of the first of two operations are stored before the second one reads them. */
@@ -1308,6 +1394,9 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_linear_backward_input] = textbook_linear_backward_input,
     [MTT_OP_norm_backward] = textbook_norm_backward,
     [MTT_OP_gelu_backward] = textbook_gelu_backward,
+    [MTT_OP_activation] = textbook_activation,
+    [MTT_OP_activation_backward] = textbook_activation_backward,
+    [MTT_OP_add] = textbook_add,
     [MTT_OP_linear_backward_gelu] = textbook_linear_backward_gelu,
     [MTT_OP_attention_values_backward] = textbook_attention_values_backward,
     [MTT_OP_softmax_backward] = textbook_softmax_backward,
@@ -2084,6 +2173,11 @@ static void check_transposes(const setup *s, const mtt_op *op, const char *whose
         const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
         check_transpose(s, op, whose, NULL, o->y_t, rows);
+    } else if (op->kind == MTT_OP_activation_backward) {
+        const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, &stored_op);
+        if (!o->dx_t) return;
+        check_transpose(s, op, whose, o->dx, o->dx_t, rows);
+        check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_linear_backward_gelu) {
         const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
@@ -2102,6 +2196,8 @@ static int is_transpose(const mtt_op *op, int operand)
     if (op->kind == MTT_OP_norm_backward) return t == MTT_OPERANDS_OF(norm_backward, op)->dx_t;
     if (op->kind == MTT_OP_flash_backward) return t == MTT_OPERANDS_OF(flash_backward, op)->d_qkv_t;
     if (op->kind == MTT_OP_gelu_backward) return t == MTT_OPERANDS_OF(gelu_backward, op)->dx_t;
+    if (op->kind == MTT_OP_activation_backward)
+        return t && t == MTT_OPERANDS_OF(activation_backward, op)->dx_t;
     if (op->kind == MTT_OP_linear_backward_gelu) return t == MTT_OPERANDS_OF(linear_backward_gelu, op)->dx_t;
     return op->kind == MTT_OP_chunked_loss && t == MTT_OPERANDS_OF(chunked_loss, op)->d_logits_t;
 }
@@ -2348,6 +2444,7 @@ static setup small_setup(int number)
     s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SEGMENTS
                                        : MTT_RECOMPUTE_NONE; /* which make GELU apart from its product */
     s.policy.kept_inputs = pair % 8 == 3 ? MTT_KEPT_FP8 : MTT_KEPT_FULL;
+    set_options(&s.model, number);
     return s;
 }
 

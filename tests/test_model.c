@@ -97,6 +97,7 @@ typedef struct parameter {
 typedef struct reference {
     mtt_model_desc model;
     int window, batch, seq_len, parameters, layer_first, head_first;
+    int at[8][LAYER_PARAMETERS]; /* of each layer's, its place below; -1: the model has none */
     parameter parameter[MAX_PARAMETERS];
     size_t weights;
 } reference;
@@ -121,7 +122,8 @@ static void add_parameter(reference *r, int from, int rows, int cols, const char
 
 static void reference_init(reference *r, const mtt_model_desc *m, int window, int batch, int seq_len)
 {
-    int C = m->d_model, F = m->d_ff;
+    int C = m->d_model, F = m->d_ff, gated = m->mlp == MTT_MLP_SWIGLU, layers = m->layers;
+    int normed = m->norm_place != MTT_NORM_NONE, shifted = normed && m->norm == MTT_NORM_LAYER;
     memset(r, 0, sizeof(*r));
     r->model = *m;
     r->window = window;
@@ -130,25 +132,31 @@ static void reference_init(reference *r, const mtt_model_desc *m, int window, in
     add_parameter(r, -1, m->vocab, C, "wte.weight", 0);
     if (m->positions == MTT_POSITIONS_LEARNED) add_parameter(r, -1, m->max_seq, C, "wpe.weight", 0);
     r->layer_first = r->parameters;
-    for (int l = 0; l < m->layers; l++) {
-        add_parameter(r, l, C, 0, "h.%d.ln_1.weight", l);
-        add_parameter(r, l, C, 0, "h.%d.ln_1.bias", l);
-        add_parameter(r, l, C, 3 * C, "h.%d.attn.c_attn.weight", l);
-        add_parameter(r, l, 3 * C, 0, "h.%d.attn.c_attn.bias", l);
-        add_parameter(r, l, C, C, "h.%d.attn.c_proj.weight", l);
-        add_parameter(r, l, C, 0, "h.%d.attn.c_proj.bias", l);
-        add_parameter(r, l, C, 0, "h.%d.ln_2.weight", l);
-        add_parameter(r, l, C, 0, "h.%d.ln_2.bias", l);
-        add_parameter(r, l, C, F, "h.%d.mlp.c_fc.weight", l);
-        add_parameter(r, l, F, 0, "h.%d.mlp.c_fc.bias", l);
-        add_parameter(r, l, F, C, "h.%d.mlp.c_proj.weight", l);
-        add_parameter(r, l, C, 0, "h.%d.mlp.c_proj.bias", l);
+    for (int l = 0; l < layers; l++) {
+        const struct { int rows, cols, there; const char *format; } of_layer[LAYER_PARAMETERS] = {
+            {C, 0, normed, "h.%d.ln_1.weight"},
+            {C, 0, shifted, "h.%d.ln_1.bias"},
+            {C, 3 * C, 1, "h.%d.attn.c_attn.weight"},
+            {3 * C, 0, !m->no_biases, "h.%d.attn.c_attn.bias"},
+            {C, C, 1, "h.%d.attn.c_proj.weight"},
+            {C, 0, !m->no_biases, "h.%d.attn.c_proj.bias"},
+            {C, 0, normed, "h.%d.ln_2.weight"},
+            {C, 0, shifted, "h.%d.ln_2.bias"},
+            {C, F << gated, 1, "h.%d.mlp.c_fc.weight"},
+            {F << gated, 0, !m->no_biases, "h.%d.mlp.c_fc.bias"},
+            {F, C, 1, "h.%d.mlp.c_proj.weight"},
+            {C, 0, !m->no_biases, "h.%d.mlp.c_proj.bias"}};
+        for (int k = 0; k < LAYER_PARAMETERS; k++) {
+            r->at[l][k] = of_layer[k].there ? r->parameters : -1;
+            if (of_layer[k].there)
+                add_parameter(r, l, of_layer[k].rows, of_layer[k].cols, of_layer[k].format, l);
+        }
     }
     r->head_first = r->parameters;
-    add_parameter(r, m->layers, C, 0, "ln_f.weight", 0);
-    add_parameter(r, m->layers, C, 0, "ln_f.bias", 0);
-    if (!m->tied_head) add_parameter(r, m->layers, m->vocab, C, "lm_head.weight", 0);
-    if (!m->no_head_bias) add_parameter(r, m->layers, m->vocab, 0, "lm_head.bias", 0);
+    if (m->norm_place == MTT_NORM_PRE) add_parameter(r, layers, C, 0, "ln_f.weight", 0);
+    if (m->norm_place == MTT_NORM_PRE && shifted) add_parameter(r, layers, C, 0, "ln_f.bias", 0);
+    if (!m->tied_head) add_parameter(r, layers, m->vocab, C, "lm_head.weight", 0);
+    if (!m->no_head_bias && !m->no_biases) add_parameter(r, layers, m->vocab, 0, "lm_head.bias", 0);
 }
 
 static size_t mask_count(const reference *r)
@@ -180,13 +188,17 @@ static void note_peak(int at, const double *x, size_t count)
     for (size_t i = 0; peaks && i < count; i++) peaks[at] = fmax(peaks[at], fabs(x[i]));
 }
 
-static void norm(double *y, const double *x, const double *gain, const double *bias, int rows, int width)
+/* RMSNorm without a bias. */
+static void norm(const reference *r, double *y, const double *x, const double *gain, const double *bias)
 {
-    for (int r = 0; r < rows; r++, x += width, y += width) {
+    int width = r->model.d_model, rms = r->model.norm == MTT_NORM_RMS;
+    double eps = r->model.norm_eps > 0 ? (double)r->model.norm_eps : 1e-5;
+    for (int row = 0; row < r->batch * r->seq_len; row++, x += width, y += width) {
         double mean = 0, variance = 0;
-        for (int i = 0; i < width; i++) mean += x[i] / width;
+        for (int i = 0; i < width && !rms; i++) mean += x[i] / width;
         for (int i = 0; i < width; i++) variance += (x[i] - mean) * (x[i] - mean) / width;
-        for (int i = 0; i < width; i++) y[i] = (x[i] - mean) / sqrt(variance + 1e-5) * gain[i] + bias[i];
+        for (int i = 0; i < width; i++)
+            y[i] = (x[i] - mean) / sqrt(variance + eps) * gain[i] + (rms ? 0 : bias[i]);
     }
 }
 
@@ -194,10 +206,27 @@ static void linear(double *restrict y, const double *restrict x, const double *r
                    int rows, int in, int out)
 {
     for (int r = 0; r < rows; r++, x += in, y += out) {
-        memcpy(y, bias, (size_t)out * sizeof(double));
+        for (int o = 0; o < out; o++) y[o] = bias ? bias[o] : 0;
         for (int i = 0; i < in; i++)
             for (int o = 0; o < out; o += 8) /* all widths are multiples of 8 */
                 for (int k = 0; k < 8; k++) y[o + k] += x[i] * w[i * out + o + k];
+    }
+}
+
+/* y [F] of a row of f, [F] or with a gate [2 F] */
+static void activate(const mtt_model_desc *m, const double *f, double *y)
+{
+    int F = m->d_ff;
+    for (int i = 0; i < F; i++) {
+        double x = f[i], silu = x / (1 + exp(-x));
+        switch (m->mlp) {
+        case MTT_MLP_GELU:
+            y[i] = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+            break;
+        case MTT_MLP_SWIGLU: y[i] = silu * f[F + i]; break;
+        case MTT_MLP_RELU2: y[i] = x > 0 ? x * x : 0; break;
+        case MTT_MLP_SILU: y[i] = silu; break;
+        }
     }
 }
 
@@ -223,31 +252,42 @@ static void attend(double *y, const double *qkv, const double *mask, const refer
     free(p);
 }
 
+/* A parameter of a layer; NULL where the model has none. */
+static const double *weight_of(const reference *r, const double *w, int layer, int k)
+{
+    int at = r->at[layer][k];
+    return at < 0 ? NULL : w + r->parameter[at].first;
+}
+
 static void layer_forward(const reference *r, const double *w, const double *masks, int layer,
                           const double *x, double *y)
 {
     int C = r->model.d_model, F = r->model.d_ff, rows = r->batch * r->seq_len;
+    int fc = F << (r->model.mlp == MTT_MLP_SWIGLU), pre = r->model.norm_place == MTT_NORM_PRE;
+    int post = r->model.norm_place == MTT_NORM_POST;
     size_t width = (size_t)(rows * C), scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
-    const parameter *p = r->parameter + r->layer_first + layer * LAYER_PARAMETERS;
     const double *attention_mask = masks + width + (size_t)layer * (scores + 2 * width);
-    double *n = malloc((width * 5 + (size_t)(rows * F)) * sizeof(double)), *qkv = n + width,
-           *o = qkv + 3 * width;
-    double *f = o + width;
-    norm(n, x, w + p[LN1_W].first, w + p[LN1_B].first, rows, C);
+    double *n = malloc((width * 5 + (size_t)(rows * (F + fc))) * sizeof(double)), *qkv = n + width,
+           *o = qkv + 3 * width, *f = o + width, *g = f + rows * fc;
+#define WEIGHT(k) weight_of(r, w, layer, k)
+    if (pre) norm(r, n, x, WEIGHT(LN1_W), WEIGHT(LN1_B));
+    else memcpy(n, x, width * sizeof(double));
     note_peak(4 * layer, n, width);
-    linear(qkv, n, w + p[ATTN_W].first, w + p[ATTN_B].first, rows, C, 3 * C);
+    linear(qkv, n, WEIGHT(ATTN_W), WEIGHT(ATTN_B), rows, C, 3 * C);
     attend(n, qkv, attention_mask, r);
     note_peak(4 * layer + 1, n, width);
-    linear(o, n, w + p[PROJ_W].first, w + p[PROJ_B].first, rows, C, C);
+    linear(o, n, WEIGHT(PROJ_W), WEIGHT(PROJ_B), rows, C, C);
     for (size_t i = 0; i < width; i++) y[i] = x[i] + o[i] * attention_mask[scores + i];
-    norm(n, y, w + p[LN2_W].first, w + p[LN2_B].first, rows, C);
+    if (post) norm(r, y, y, WEIGHT(LN1_W), WEIGHT(LN1_B));
+    if (pre) norm(r, n, y, WEIGHT(LN2_W), WEIGHT(LN2_B));
+    else memcpy(n, y, width * sizeof(double));
     note_peak(4 * layer + 2, n, width);
-    linear(f, n, w + p[FC_W].first, w + p[FC_B].first, rows, C, F);
-    for (int i = 0; i < rows * F; i++)
-        f[i] = 0.5 * f[i] * (1 + tanh(0.7978845608028654 * (f[i] + 0.044715 * f[i] * f[i] * f[i])));
-    note_peak(4 * layer + 3, f, (size_t)(rows * F));
-    linear(o, f, w + p[OUT_W].first, w + p[OUT_B].first, rows, F, C);
+    linear(f, n, WEIGHT(FC_W), WEIGHT(FC_B), rows, C, fc);
+    for (int i = 0; i < rows; i++) activate(&r->model, f + i * fc, g + i * F);
+    note_peak(4 * layer + 3, g, (size_t)(rows * F));
+    linear(o, g, WEIGHT(OUT_W), WEIGHT(OUT_B), rows, F, C);
     for (size_t i = 0; i < width; i++) y[i] += o[i] * attention_mask[scores + width + i];
+    if (post) norm(r, y, y, WEIGHT(LN2_W), WEIGHT(LN2_B));
     free(n);
 }
 
@@ -270,10 +310,13 @@ static void head(const reference *r, const double *w, const double *x, double *l
 {
     int C = r->model.d_model, V = r->model.vocab, rows = r->batch * r->seq_len;
     const parameter *p = r->parameter + r->head_first;
-    const double *matrix = r->model.tied_head ? w : w + p[2].first;
-    const double *bias = r->model.no_head_bias ? NULL : w + p[r->model.tied_head ? 2 : 3].first;
+    int norms = r->model.norm_place != MTT_NORM_PRE ? 0 : r->model.norm == MTT_NORM_RMS ? 1 : 2;
+    const double *matrix = r->model.tied_head ? w : w + p[norms].first;
+    const double *bias = r->model.no_head_bias || r->model.no_biases
+                             ? NULL : w + p[norms + !r->model.tied_head].first;
     double *n = malloc((size_t)(rows * C) * sizeof(double));
-    norm(n, x, w + p[0].first, w + p[1].first, rows, C);
+    if (norms) norm(r, n, x, w + p[0].first, w + p[norms - 1].first);
+    else memcpy(n, x, (size_t)(rows * C) * sizeof(double));
     note_peak(4 * r->model.layers, n, (size_t)(rows * C));
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < V; v++) {
@@ -746,6 +789,102 @@ static void gradients(void)
     printf("gradients: largest error %.3f of the tolerance in FP32, %.1e, %.1e and %.1e of the whole in "
            "BF16, FP16 and FP8; loss %.1e\n",
            worst_gradient, worst_half[MTT_BF16], worst_half[MTT_FP16], worst_half[MTT_FP8], worst_loss);
+}
+
+/* ---- norms, MLPs and biases ---- */
+
+/* The first cases have one option each, or the defaults; the others are drawn. */
+static void draw_options(mtt_model_desc *m, int number)
+{
+    int drawn = number >= 10;
+    m->norm = (mtt_norm_form)(drawn ? below(2) : number == 1 || number == 2);
+    m->norm_eps = number == 2 || (drawn && below(3) == 0) ? 0.05f : 0;
+    m->norm_place = (mtt_norm_place)(drawn ? below(3) : number == 3 || number == 4 ? number - 2 : 0);
+    m->mlp = (mtt_mlp)(drawn ? below(4) : number >= 5 && number <= 7 ? number - 4 : 0);
+    m->no_biases = drawn ? below(2) : number == 8;
+    if (!drawn) return;
+    m->tied_head = below(2);
+    m->no_head_bias = below(2);
+    m->positions = (mtt_positions)below(2);
+    m->dropout = below(3) ? 0 : 0.2f;
+}
+
+/* The gradient of one step in a policy: for FP32 that of the central differences, and the same bits with
+   every recomputation. In 8 bits a kept input has 4 bits of mantissa, as FP8's operands. */
+static void check_options(setup *s, const reference *r, const float *w, const int32_t *tokens,
+                          const int32_t *targets, double loss, const double *gradient, const char *what)
+{
+    static const double MOST[] = {0, 0, 6e-2, 8e-3, 1, 1, 1};
+    size_t bytes = r->weights * sizeof(float);
+    float *g = malloc(bytes), *again = malloc(bytes);
+    for (int kind = 0; kind < MTT_FP8 + 3; kind++) {
+        int fp8 = kind >= MTT_FP8;
+        s->policy.precision = (mtt_precision)(fp8 ? MTT_FP8 : kind);
+        s->policy.fp8_products = (mtt_fp8_products)(fp8 ? kind - MTT_FP8 : 0);
+        s->policy.attention = (mtt_attention)below(2);
+        s->policy.loss = (mtt_loss)below(2);
+        set_recompute(s, 0);
+        mtt_step_info info = one_step(s, w, tokens, targets, g), other;
+        double difference = relative_error(g, gradient, r->weights);
+        if (kind < MTT_BF16) check_gradient(r, g, gradient, what);
+        else
+            check(difference > 1e-5 && difference < MOST[kind],
+                  "%s, precision %d: the gradient is off by %g", what, kind, difference);
+        check(fabs(info.loss / loss - 1) < (kind < MTT_BF16 ? 3e-7 : fp8 ? 0.1 : 1e-2),
+              "%s, precision %d: loss %.9g, the reference says %.9g", what, kind, info.loss, loss);
+        for (int way = 1; way < WAYS; way++) {
+            set_recompute(s, way);
+            other = one_step(s, w, tokens, targets, again);
+            check(other.loss == info.loss && !memcmp(g, again, bytes),
+                  "%s, precision %d: other bits with recompute %s", what, kind, RECOMPUTES[way]);
+        }
+        s->policy.kept_inputs = MTT_KEPT_FP8;
+        set_recompute(s, below(2));
+        other = one_step(s, w, tokens, targets, again);
+        difference = relative_error(again, gradient, r->weights);
+        check(other.loss == info.loss && difference > 1e-3 && difference < 1,
+              "%s, precision %d: with 8-bit kept inputs the gradient is off by %g", what, kind,
+              difference);
+        s->policy.kept_inputs = MTT_KEPT_FULL;
+    }
+    free(g);
+    free(again);
+}
+
+static void model_options(void)
+{
+    for (int number = 0; number < (quick ? 14 : 34); number++) {
+        setup s = small_setup();
+        int32_t tokens[32], targets[32];
+        char what[160];
+        draw_options(&s.model, number);
+        s.policy.window = below(2) * 3;
+        s.policy.state = (mtt_state)below(2);
+        snprintf(what, sizeof(what), "norm %d, eps %g, place %d, MLP %d, no biases %d, tied %d, dropout %g",
+                 (int)s.model.norm, (double)s.model.norm_eps, (int)s.model.norm_place, (int)s.model.mlp,
+                 s.model.no_biases, s.model.tied_head, (double)s.model.dropout);
+        check_parameters(&s);
+        reference r = reference_of(&s);
+        float *w = random_weights(&r);
+        double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
+        if (s.model.norm_place == MTT_NORM_NONE) { /* activations grow from layer to layer */
+            for (int i = r.layer_first; i < r.head_first; i++)
+                for (size_t e = 0; e < r.parameter[i].count; e++) w[r.parameter[i].first + e] /= 2;
+            s.optim.loss_scale = 1024;
+        }
+        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
+        random_tokens(&s, 2, below(4), tokens, targets);
+        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
+                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
+        double loss = reference_loss(&r, wide, mb, 2);
+        central_differences(&r, wide, mb, 2, gradient);
+        check_options(&s, &r, w, tokens, targets, loss, gradient, what);
+        free(w);
+        free(wide);
+        free(gradient);
+        free(mb[0].masks);
+        free(mb[1].masks);
+    }
 }
 
 /* ------------------------------------------------------------------------ formulas, one at a time ---- */
@@ -3973,6 +4112,11 @@ int main(int argc, char **argv)
     quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     use_threads(1);
     if (!open_folder()) return finish();
+    if (argc > 1 && strcmp(argv[1], "options") == 0) {
+        timed("model options", model_options);
+        close_folder();
+        return finish();
+    }
     /* the cheapest first, since a run may end at the first failure */
     timed("conversions", conversions);
     timed("8 bits", eight_conversions);
@@ -4008,6 +4152,7 @@ int main(int argc, char **argv)
     timed("attention", attention_kinds);
     timed("dropout probabilities", dropout_probabilities);
     timed("gradients", gradients);
+    timed("model options", model_options);
     timed("checkpoints", checkpoints);
     timed("FP8", eight_bits);
     timed("repeatable", repeatable);

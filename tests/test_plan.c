@@ -686,6 +686,43 @@ static void check_sums(const configuration *c, const mtt_op *op, const sizes *z)
           op->traffic_bytes, elements);
 }
 
+/* The operations of other MLPs than GELU's, and of norms in other places. A gate doubles the columns of x. */
+static void option_costs(int *seen)
+{
+    for (int i = 0; i < 96; i += each()) {
+        configuration c = random_configuration();
+        mtt_schedule *s = NULL;
+        c.model.norm = (mtt_norm_form)(i % 2);
+        c.model.norm_place = (mtt_norm_place)(i / 2 % 3);
+        c.model.mlp = (mtt_mlp)(i / 6 % 4);
+        c.model.no_biases = i / 24 % 2;
+        describe(&c);
+        if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
+        check(!mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s), "%s: %s", c.text,
+              env.error);
+        if (!s) continue;
+        for (int k = 0; k < s->programs[MTT__TRAIN].op_count; k++) {
+            const mtt_op *op = &s->programs[MTT__TRAIN].ops[k];
+            const mtt_activation_backward *a = MTT_OPERANDS_OF(activation_backward, op);
+            const sizes z = sizes_of(&c);
+            const double padded = ceil(z.R / 16) * 16, X = z.F * (c.model.mlp == MTT_MLP_SWIGLU ? 2 : 1);
+            const double made = bytes_of(op->operands[op->inputs]);
+            double flops, bytes;
+            if (op->kind == MTT_OP_activation) flops = 10 * z.RF, bytes = z.R * (z.E * X + made * z.F);
+            else if (op->kind == MTT_OP_add) flops = z.RC, bytes = 3 * z.E * z.RC;
+            else if (op->kind == MTT_OP_activation_backward) {
+                flops = 12 * z.R * X;
+                bytes = z.R * (z.E * (z.F + X) + made * X) + (a->y_t ? (z.F + X) * padded : 0);
+            } else continue;
+            check(op->flops == flops && op->traffic_bytes == bytes,
+                  "%s: %s costs %g FLOPs and %g bytes instead of %g and %g", c.text, mtt_op_name(op->kind),
+                  op->flops, op->traffic_bytes, flops, bytes);
+            seen[op->kind] = 1;
+        }
+        mtt_schedule_destroy(s);
+    }
+}
+
 static void costs(void)
 {
     int seen[MTT_OP_KIND_COUNT] = {0};
@@ -718,6 +755,7 @@ static void costs(void)
         }
         mtt_schedule_destroy(s);
     }
+    option_costs(seen);
     for (int kind = 0; kind < MTT_OP_all_to_all; kind++) /* the first of those between ranks */
         check(seen[kind], "no schedule has %s", mtt_op_name((mtt_op_kind)kind));
 }

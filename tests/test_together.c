@@ -261,6 +261,10 @@ static void same_bits(void)
         j.model.dropout = kind % 2 ? 0.1f : 0;
         j.model.tied_head = j.model.no_head_bias = kind / 2 % 2;
         j.model.positions = (mtt_positions)(kind / 2 % 2);
+        j.model.norm = (mtt_norm_form)(kind / 3 % 2);
+        j.model.norm_place = (mtt_norm_place)(kind % 3);
+        j.model.mlp = (mtt_mlp)(kind % 4);
+        j.model.no_biases = kind / 7 % 2;
         j.policy.precision = (mtt_precision)(kind % 5);
         j.policy.attention = (mtt_attention)(kind / 3 % 2);
         j.policy.recompute = (mtt_recompute)(kind % 4);
