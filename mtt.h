@@ -87,7 +87,7 @@
       state        P (4 + 8) bytes in FP32; P (2 + 4 + 8) with 16-bit weights, FP32 masters and moments;
                    P (2 + 3.125) compact
       activations  R L s (8C + 2F) with nothing recomputed; selective and FP8 keep 6C + F, layer C alone.
-                   SwiGLU has F more
+                   SwiGLU has F more. With K heads of keys, D wide, 4C + 2 (H + K) D takes the place of 8C.
                    kept_inputs = MTT_KEPT_FP8 takes 1 byte, not s, for 2C + F of these, or for layer's C
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
@@ -224,7 +224,12 @@ typedef void (*mtt_write_fn)(void *user, const char *text, size_t bytes);
 
 /* ---------------------------------------------------------------------------------- model and policy ---- */
 
-typedef enum mtt_positions { MTT_POSITIONS_SINUSOIDAL, MTT_POSITIONS_LEARNED } mtt_positions;
+typedef enum mtt_positions {
+    MTT_POSITIONS_SINUSOIDAL, /* 0.02 times sin and cos, added to the embedding: no parameters */
+    MTT_POSITIONS_LEARNED,    /* a table, added to the embedding */
+    MTT_POSITIONS_ROTARY,     /* q and k are rotated by angles that grow with the position (Su et al. 2021) */
+    MTT_POSITIONS_NONE
+} mtt_positions;
 
 /* LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(variance + eps) * gain + shift. RMSNorm (Zhang & Sennrich
    2019, arXiv 1910.07467): y = x / sqrt(mean of x^2 + eps) * gain. */
@@ -243,7 +248,10 @@ typedef enum mtt_mlp { MTT_MLP_GELU, MTT_MLP_SWIGLU, MTT_MLP_RELU2, MTT_MLP_SILU
 typedef struct mtt_model_desc {
     int layers;              /* transformer blocks, 1..1024, default 4 */
     int heads;               /* attention heads, 1..1024, default 8 */
-    int d_model;             /* width, 8..16384, a multiple of 8 * heads, default 256; a head is 8..256 */
+    int heads_kv;            /* heads of keys and values, a divisor of heads, default heads. With fewer, heads
+                                / heads_kv query heads in a row share one (Ainslie et al. 2023) */
+    int d_head;              /* width of a head, 8..256, a multiple of 8, default d_model / heads */
+    int d_model;             /* width, 8..16384, a multiple of 8, default 256 */
     int d_ff;                /* width inside the MLP, 8..131072, a multiple of 8, default 4 * d_model */
     mtt_norm_form norm;      /* default LayerNorm */
     float norm_eps;          /* added under the norms' square root, 1e-12..1, default 1e-5 */
@@ -253,7 +261,13 @@ typedef struct mtt_model_desc {
                                 shift */
     int vocab;               /* ids, 1..2^24, default 10000 */
     int max_seq;             /* longest sequence, 1..2^20, default 1024; sizes the learned positions only */
-    mtt_positions positions; /* default sinusoidal, 0.02 times sin and cos: no parameters */
+    mtt_positions positions; /* default sinusoidal */
+    float rotary_theta;      /* 1..1e12, default 10000: position t rotates pair i of a head's columns by
+                                t / theta^(2 i / d_head). Sines and cosines are rounded from double */
+    int rotary_interleaved;  /* pair i is columns 2 i and 2 i + 1, as in Meta's weights. Default 0: i and
+                                i + d_head / 2, as in Hugging Face's */
+    int qk_norm;             /* 1 = each head of q and k is divided by the root of its mean square + 1e-6 and
+                                multiplied by gains, d_head for q and d_head for k; before the rotation */
     int tied_head;           /* 1 = the head is the token embedding; default 0, a matrix of its own */
     int no_head_bias;        /* 1 = logits without a bias; default 0 */
     float dropout;           /* 0..0.9, at embedding, attention (in 256ths) and both branches; default 0 */
@@ -918,6 +932,7 @@ typedef struct mtt_shape {
     float norm_eps;
     mtt_mlp mlp;
     int window;    /* keys that a query attends; 0 = all up to it */
+    int rotary_interleaved;
     int64_t rows;  /* batch * seq_len */
     float dropout; /* 0 in evaluation */
     int ranks, rank;
@@ -925,12 +940,12 @@ typedef struct mtt_shape {
 
 /* Operations. A row: name; number of inputs; operands, inputs first; FLOPs; bytes moved; bytes of scratch on
    CUDA. A row makes `struct mtt_<name>` with its operands as members. An operand that is both input and
-   output changes in place. Some operands may be absent (NULL): biases, positions' gradients, `joined`, the
-   `y` of linear_gelu, `shift` of RMSNorm, `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and
-   `ranges` on the CPU. grad_norm and adamw work on all parameters besides, mtt_op's `gradients` and
-   `weights`. o: the row's struct. N: elements, W: width, B: bytes of a tensor. MOVED: each operand once,
-   twice where it is read and written. cuBLASLt's scratch is not in the last column: it takes what
-   mtt_policy.workspace_bytes gives.
+   output changes in place. Some operands may be absent (NULL): biases, positions and their gradients,
+   `angles`, gains of q and k and what only these need, `joined`, the `y` of linear_gelu, `shift` of RMSNorm,
+   `out_8`, `d_qkv_t`, the gradients of chunked_loss, `master`, and `ranges` on the CPU. grad_norm and adamw
+   work on all parameters besides, mtt_op's `gradients` and `weights`. o: the row's struct. N: elements, W:
+   width, B: bytes of a tensor. MOVED: each operand once, twice where it is read and written. cuBLASLt's
+   scratch is not in the last column: it takes what mtt_policy.workspace_bytes gives.
 
    Under FP8 a product sums along the rows of both operands, so some are needed transposed: `_t` is the
    transpose of a tensor in 8 bits, whose rows are padded to 16 elements. quantize rounds x, or x normalized
@@ -944,6 +959,10 @@ typedef struct mtt_shape {
 
    activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
    of two uses of a tensor, where no norm's backward pass does.
+
+   rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
+   sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
+   gradient of rotary is also made in place.
 
    quantize_groups rounds x to e4m3 in groups of MTT_KEPT_GROUP elements: all codes, and then for each group
    the exponent bits of the float that its codes are multiplied by. dequantize_groups makes x of them. */
@@ -968,6 +987,10 @@ enum { MTT_KEPT_GROUP = 128 };
       10 * N(o->y), MOVED, 0)                                                                                \
     X(linear_gelu, 3, MTT_OPERANDS(*x, *weight, *bias, *pre, *y),                                            \
       (2 * W(o->x) + (o->y ? 12 : 0)) * N(o->pre), MOVED, o->bias ? 0 : 2 * mtt__width(o->pre))              \
+    X(rotary, 4, MTT_OPERANDS(*qkv, *angles, *q_gain, *k_gain, *y),                                          \
+      (o->q_gain ? 7 : 3) * N(o->y), MOVED, 0)                                                               \
+    X(linear_rotary, 6, MTT_OPERANDS(*x, *weight, *bias, *angles, *q_gain, *k_gain, *y),                     \
+      (2 * W(o->x) + (o->q_gain ? 7 : 3)) * N(o->y), MOVED + 2 * B(o->y), 0)                                 \
     X(residual, 3, MTT_OPERANDS(*x, *branch, *control, *sum),                                                \
       N(o->sum), MOVED, 0)                                                                                   \
     X(residual_norm, 5, MTT_OPERANDS(*x, *branch, *control, *gain, *shift, *sum, *y, *stats),                \
@@ -1021,7 +1044,10 @@ enum { MTT_KEPT_GROUP = 128 };
     X(attention_scores_backward, 2, MTT_OPERANDS(*d_scores, *qkv, *d_qkv),                                   \
       4 * N(o->d_scores) * d->head_dim, MOVED, 0)                                                            \
     X(flash_backward, 5, MTT_OPERANDS(*d_out, *qkv, *out, *lse, *control, *d_qkv, *d_qkv_t),                 \
-      10 * mtt__attention_pairs(d) * d->head_dim, MOVED, mtt__flash_scratch(d, o->qkv->dtype, 2))            \
+      10 * mtt__attention_pairs(d) * d->head_dim, MOVED,                                     \
+      mtt__flash_scratch(d, o->qkv->dtype, 2 * (d->heads / d->heads_kv)))          \
+    X(rotary_backward, 5, MTT_OPERANDS(*dy, *qkv, *angles, *q_gain, *k_gain, *dx, *d_q_gain, *d_k_gain),     \
+      (o->q_gain ? 15 : 3) * N(o->dx), MOVED, o->q_gain ? mtt__rotary_scratch(d) : 0)                        \
     X(embed_backward, 3, MTT_OPERANDS(*dx, *tokens, *control, *d_wte, *d_wpe),                               \
       N(o->dx), 3 * B(o->dx), mtt__sort_scratch(mtt__min(d->rows, MTT__SORT_LEAST), d->d_model))             \
     X(sum_gradients, 2, MTT_OPERANDS(*ranges, *received),                                                    \
@@ -1623,6 +1649,18 @@ MTT__BOTH size_t mtt__flash_sums(const mtt_shape *d, mtt_dtype dtype)
 MTT__BOTH size_t mtt__flash_scratch(const mtt_shape *d, mtt_dtype dtype, int heads)
 {
     return 256 + (size_t)heads * (mtt__flash_sums(d, dtype) + 8 * (size_t)mtt__round_up(d->seq_len, 64));
+}
+
+/* Added to the mean square of a head of q or k. */
+#define MTT_QK_NORM_EPS 1e-6f
+
+/* The gradients of the gains of q and k: a row of sums for each block, of at least MTT__ROTARY_ROWS tokens.
+   */
+enum { MTT__ROTARY_ROWS = 32, MTT__ROTARY_BLOCKS = 1024 };
+MTT__BOTH size_t mtt__rotary_scratch(const mtt_shape *d)
+{
+    int64_t blocks = mtt__min(mtt__ceil_div(d->rows, MTT__ROTARY_ROWS), MTT__ROTARY_BLOCKS);
+    return 8 * (size_t)(blocks * d->head_dim);
 }
 
 /* The gradient of the embedding sorts the tokens of a slab of rows. Scratch: keys and values before and
@@ -3914,6 +3952,8 @@ static const mtt_field mtt__model_field[] = {
 #define MTT__DESC mtt_model_desc
     MTT__FIELD(layers, INT, 4, 1, 1024, NULL, "transformer blocks")
     MTT__FIELD(heads, INT, 8, 1, 1024, NULL, "attention heads")
+    MTT__FIELD(heads_kv, INT, 0, 1, 1024, NULL, "heads of keys and values (default heads)")
+    MTT__FIELD(d_head, INT, 0, 8, 256, NULL, "width of a head (default d_model / heads)")
     MTT__FIELD(d_model, INT, 256, 8, 16384, NULL, "width")
     MTT__FIELD(d_ff, INT, 0, 8, 131072, NULL, "width of the MLP (default 4 * d_model)")
     MTT__FIELD(norm, CHOICE, 0, 0, MTT_NORM_RMS, "layer|rms", "LayerNorm or RMSNorm")
@@ -3923,7 +3963,11 @@ static const mtt_field mtt__model_field[] = {
     MTT__FIELD(mlp, CHOICE, 0, 0, MTT_MLP_SILU, "gelu|swiglu|relu2|silu", "activation of the MLP")
     MTT__FIELD(no_biases, FLAG, 0, 0, 1, NULL, "linear layers and head without biases")
     MTT__FIELD(vocab, INT, 10000, 1, 1 << 24, NULL, "ids of the vocabulary")
-    MTT__FIELD(positions, CHOICE, 0, 0, MTT_POSITIONS_LEARNED, "sinusoidal|learned", "position encoding")
+    MTT__FIELD(positions, CHOICE, 0, 0, MTT_POSITIONS_NONE, "sinusoidal|learned|rotary|none",
+               "position encoding")
+    MTT__FIELD(rotary_theta, FLOAT, 10000, 1, 1e12, NULL, "base of the angles of rotary positions")
+    MTT__FIELD(rotary_interleaved, FLAG, 0, 0, 1, NULL, "rotary pairs are neighbouring columns")
+    MTT__FIELD(qk_norm, FLAG, 0, 0, 1, NULL, "RMSNorm of each head of q and k")
     MTT__FIELD(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")
     MTT__FIELD(tied_head, FLAG, 0, 0, 1, NULL, "the embedding is the output matrix")
     MTT__FIELD(no_head_bias, FLAG, 0, 0, 1, NULL, "logits without a bias")
@@ -4068,19 +4112,29 @@ MTTDEF mtt_status mtt_model_resolve(mtt_env *env, const mtt_model_desc *model, m
 {
     mtt__faults faults;
     mtt_model_desc m = *model;
+    int sized;
     mtt__faults_init(&faults, env);
     mtt__apply_defaults(&m, mtt__model_field);
     if (m.no_biases) m.no_head_bias = 1;
+    sized = m.heads >= 1 && m.heads <= 1024 && m.d_model >= 8 && m.d_model <= 16384;
     if (!m.d_ff) m.d_ff = m.d_model > 0 && m.d_model <= 16384 ? 4 * m.d_model : 1024;
+    if (!m.heads_kv) m.heads_kv = sized ? m.heads : 1;
+    if (!m.d_head) m.d_head = 8;
     mtt__check_fields(&faults, &m, mtt__model_field);
     mtt__require(&faults, m.d_ff < 8 || m.d_ff % 8 == 0, "d_ff is %d, it must be a multiple of 8", m.d_ff);
-    if (m.heads >= 1 && m.heads <= 1024 && m.d_model >= 8 && m.d_model <= 16384) {
+    mtt__require(&faults, m.heads_kv < 1 || m.heads % m.heads_kv == 0,
+                 "heads_kv is %d, it must divide the %d heads", m.heads_kv, m.heads);
+    if (model->d_head)
+        mtt__require(&faults, m.d_head % 8 == 0 && m.d_model % 8 == 0,
+                     "d_head is %d and d_model %d, they must be multiples of 8", m.d_head, m.d_model);
+    else if (sized) {
+        m.d_head = m.d_model / m.heads;
         if (mtt__require(&faults, m.d_model % m.heads == 0,
-                         "d_model %d does not divide into %d heads: take a multiple of %d", m.d_model,
-                         m.heads, 8 * m.heads))
-            mtt__require(&faults, m.d_model / m.heads % 8 == 0 && m.d_model / m.heads <= 256,
+                         "d_model %d does not divide into %d heads: take a multiple of %d, or set d_head",
+                         m.d_model, m.heads, 8 * m.heads))
+            mtt__require(&faults, m.d_head % 8 == 0 && m.d_head <= 256,
                          "a head is %d wide (d_model / heads), it must be a multiple of 8 up to 256",
-                         m.d_model / m.heads);
+                         m.d_head);
     }
     if (faults.count) return MTT_E_ARGUMENT;
     *resolved = m;
@@ -4107,13 +4161,16 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
         p.loss_chunk_rows = (int)mtt__round_up(p.loss_chunk_rows, 16);
     mtt__in_range(&faults, "batch", batch, 1, 1 << 20);
     mtt__in_range(&faults, "seq_len", seq_len, 1, 1 << 20);
-    mtt__require(&faults, seq_len <= model->max_seq || model->positions == MTT_POSITIONS_SINUSOIDAL,
+    mtt__require(&faults, seq_len <= model->max_seq || model->positions != MTT_POSITIONS_LEARNED,
                  "seq_len is %d but the learned positions end at max_seq %d: raise max_seq", seq_len,
                  model->max_seq);
     mtt__check_fields(&faults, &p, mtt__policy_field);
     mtt__require(&faults, p.precision != MTT_FP8 || (model->d_model % 16 == 0 && model->d_ff % 16 == 0),
                  "precision is fp8: d_model %d and d_ff %d must be multiples of 16", model->d_model,
                  model->d_ff);
+    mtt__require(&faults, p.precision != MTT_FP8 || model->heads_kv * model->d_head % 16 == 0,
+                 "precision is fp8: heads_kv * d_head is %d, it must be a multiple of 16",
+                 model->heads_kv * model->d_head);
     mtt__require(&faults, p.rank >= 0 && p.rank < p.ranks, "rank is %d of %d, it must be 0 to %d", p.rank,
                  p.ranks, p.ranks - 1);
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
@@ -4269,15 +4326,17 @@ static int mtt__fc_width(const mtt_model_desc *m)
 
 /* Every parameter: kind, name, place, rows, columns (0 = a vector), initial values, exists if. Matrices are
    [in, out] as GPT-2's, embedding and head [vocab, d_model]. Only matrices decay. Rows of VOCAB are padded in
-   memory. */
+   memory. QKV_WIDTH: columns of q, k and v. */
 #define MTT__PARAMETERS(X)                                                                              \
     X(WTE, "wte.weight", BEFORE, VOCAB, m->d_model, NORMAL, 1)                                          \
     X(WPE, "wpe.weight", BEFORE, m->max_seq, m->d_model, NORMAL, m->positions == MTT_POSITIONS_LEARNED) \
     X(LN_1_WEIGHT, "h.%d.ln_1.weight", LAYER, m->d_model, 0, ONES, NORMS)                               \
     X(LN_1_BIAS, "h.%d.ln_1.bias", LAYER, m->d_model, 0, ZEROS, NORMS && SHIFTS)                        \
-    X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", LAYER, m->d_model, 3 * m->d_model, NORMAL, 1)              \
-    X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, 3 * m->d_model, 0, ZEROS, !m->no_biases)                \
-    X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", LAYER, m->d_model, m->d_model, NORMAL_RESIDUAL, 1)        \
+    X(QKV_WEIGHT, "h.%d.attn.c_attn.weight", LAYER, m->d_model, QKV_WIDTH, NORMAL, 1)                   \
+    X(QKV_BIAS, "h.%d.attn.c_attn.bias", LAYER, QKV_WIDTH, 0, ZEROS, !m->no_biases)                     \
+    X(Q_NORM_WEIGHT, "h.%d.attn.q_norm.weight", LAYER, m->d_head, 0, ONES, m->qk_norm)                  \
+    X(K_NORM_WEIGHT, "h.%d.attn.k_norm.weight", LAYER, m->d_head, 0, ONES, m->qk_norm)                  \
+    X(PROJ_WEIGHT, "h.%d.attn.c_proj.weight", LAYER, m->heads * m->d_head, m->d_model, NORMAL_RESIDUAL, 1) \
     X(PROJ_BIAS, "h.%d.attn.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                   \
     X(LN_2_WEIGHT, "h.%d.ln_2.weight", LAYER, m->d_model, 0, ONES, NORMS)                               \
     X(LN_2_BIAS, "h.%d.ln_2.bias", LAYER, m->d_model, 0, ZEROS, NORMS && SHIFTS)                        \
@@ -4303,6 +4362,7 @@ static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int64_t VOCAB
 {
     const int NORMS = m->norm_place != MTT_NORM_NONE, PRE_NORM = m->norm_place == MTT_NORM_PRE;
     const int SHIFTS = m->norm == MTT_NORM_LAYER;
+    int64_t QKV_WIDTH = (m->heads + 2 * m->heads_kv) * m->d_head;
     switch (kind) {
 #define MTT__PARAMETER_SHAPE(kind, name, place, rows, columns, init, exists)            \
     case MTT__##kind: shape[0] = rows; shape[1] = columns; return exists;
@@ -4332,20 +4392,21 @@ enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
 /* Every activation of a layer: role, name, shape (0 = no such dimension), type, category, dropped by, frees.
    Layer number `layers` holds the final norm and the head. Frees, for segments: once the backward pass is
    through with the operation that makes this activation, it drops what the layer made before that other
-   one. */
+   one. QKV_RAW is there if q and k are rotated or normalized. */
 #define MTT__ACTIVATIONS(X)                                                                              \
     X(RESIDUAL, "x", d->batch, d->seq_len, d->d_model, USUAL, MTT_ACTIVATIONS, BY_SEGMENT, RESIDUAL)     \
     X(LN_1, "ln_1", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
     X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
+    X(QKV_RAW, "attn.qkv.raw", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
     X(QKV, "attn.qkv", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)       \
     X(PROBS, "attn.probs", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)         \
     X(DROPPED, "attn.dropped", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)     \
     X(LSE, "attn.lse", heads, d->seq_len, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
-    X(ATTENDED, "attn.out", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
-    X(ATTENDED_EIGHT, "attn.out.8", d->rows, d->d_model, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)        \
-    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)         \
+    X(ATTENDED, "attn.out", d->rows, wide, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
+    X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)              \
+    X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)               \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
     X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
@@ -4400,7 +4461,8 @@ typedef struct mtt__program {
     int64_t kept_elements, blocks; /* of master, m and v; of all gradients */
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *kept[MTT__KEPT_KINDS];
-    mtt_tensor *positions, *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
+    mtt_tensor *positions, *angles; /* NULL: none */
+    mtt_tensor *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
     size_t arena_bytes;
 } mtt__program;
 
@@ -4582,7 +4644,7 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
 {
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
-    int64_t heads = (int64_t)d->batch * d->heads;
+    int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->head_dim;
     mtt_tensor *t = &b->nothing;
     switch (role_of) {
 #define MTT__MAKE(role, name, s0, s1, s2, type, category, dropped_by, frees)            \
@@ -4707,6 +4769,7 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     int level = mtt__recompute_level(s, layer);
     if (role == MTT__A_RESIDUAL && layer == 0 && s->policy.recompute == MTT_RECOMPUTE_SEGMENTS)
         return level >= MTT__BY_LAYER;
+    if (role == MTT__A_QKV && s->model.qk_norm) return 1; /* the norm's gradient needs its input, QKV_RAW */
     return mtt__role[role].dropped_by <= level;
 }
 
@@ -4828,6 +4891,17 @@ static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt
     return y;
 }
 
+/* q, k and v of each head, as attention takes them. */
+static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
+{
+    mtt_tensor *angles = b->program->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
+    if (!angles && !q_gain) return MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV);
+    raw = MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV_RAW);
+    y = mtt__make(b, MTT__A_QKV, layer);
+    MTT__EMIT(b, layer, 0, rotary, raw, angles, q_gain, mtt__weight(b, MTT__K_NORM_WEIGHT, layer), y);
+    return y;
+}
+
 /* The result is in 8 bits if the product that reads it is. */
 static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
@@ -4895,8 +4969,7 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     for (i = 0; i < p->shape.layers; i++) {
         h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
         if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
-        h = MTT__LINEAR(b, i, h, QKV, MTT__A_QKV);
-        h = mtt__attention(b, i, h);
+        h = mtt__attention(b, i, mtt__qkv(b, i, h));
         h = MTT__LINEAR(b, i, h, PROJ, MTT__A_PROJ);
         x = mtt__residual(b, i, MTT__FIRST_NORM, x, h, MTT__SITE_PROJ, MTT__A_MIDDLE, i);
         h = mtt__product_input(b, i, MTT__SECOND_NORM, x);
@@ -5310,6 +5383,16 @@ static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
     mtt__activation_adjoint(b, op->layer, MTT_OP_activation_backward, f->x, f->y);
 }
 
+/* In place. */
+static void mtt__adjoint_rotary(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_rotary *f = MTT_OPERANDS_OF(rotary, op);
+    mtt_tensor *d = *mtt__gradient(b, f->y), *raw = f->q_gain ? mtt__need(b, f->qkv) : NULL;
+    mtt_tensor *d_q = mtt__parameter_gradient(b, f->q_gain), *d_k = mtt__parameter_gradient(b, f->k_gain);
+    MTT__EMIT(b, op->layer, 0, rotary_backward, d, raw, f->angles, f->q_gain, f->k_gain, d, d_q, d_k);
+    *mtt__gradient(b, f->qkv) = d;
+}
+
 /* The gradient of the sum is that of both: of the branch without what dropout dropped. */
 static void mtt__adjoint_residual(mtt__builder *b, const mtt_op *op)
 {
@@ -5359,7 +5442,8 @@ static void mtt__adjoint_flash(mtt__builder *b, const mtt_op *op)
     mtt_tensor *qkv = mtt__need(b, f->qkv), *out = mtt__need(b, f->out), *lse = mtt__need(b, f->lse);
     mtt_tensor *dy = *mtt__gradient(b, f->out_8 ? f->out_8 : f->out), *d_qkv = mtt__make_gradient(b, f->qkv);
     mtt__activation *a = mtt__activation_of(b, f->qkv);
-    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.seq_len % 16 == 0)
+    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.seq_len % 16 == 0 &&
+        mtt__maker(b, f->qkv).kind == MTT_OP_linear)
         d_qkv = mtt__add_gradient_eight(b, f->qkv)->gradient_8;
     MTT__EMIT(b, op->layer, op->site, flash_backward, dy, qkv, out, lse, f->control, d_qkv, a->gradient_t);
 }
@@ -5388,7 +5472,7 @@ static void mtt__emit_backward(mtt__builder *b)
             MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(gelu)
             MTT__ADJOINT(activation) MTT__ADJOINT(residual) MTT__ADJOINT(attention_scores)
             MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores) MTT__ADJOINT(attention_values)
-            MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy) MTT__ADJOINT(quantize)
+            MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy) MTT__ADJOINT(quantize) MTT__ADJOINT(rotary)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
@@ -5593,8 +5677,10 @@ static void mtt__add_all_state(mtt__builder *b)
     mtt__divide(b);
     mtt__add_kept(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
-    if (!p->positions)
+    if (b->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
         p->positions = mtt__add_state(b, dtype, MTT_DATA, "positions", train->seq_len, p->shape.d_model);
+    if (b->schedule->model.positions == MTT_POSITIONS_ROTARY)
+        p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", train->seq_len, p->shape.head_dim);
     p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", train->rows, 0);
     p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", train->rows, 0);
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
@@ -5627,6 +5713,20 @@ static int mtt__fuse_residual_norm(mtt__builder *b, mtt_op *op, const mtt_op *ne
     f = (mtt_residual_norm *)mtt__fused(b, op, MTT_OP_residual_norm);
     f->x = r->x, f->branch = r->branch, f->control = r->control, f->sum = r->sum;
     f->gain = n->gain, f->shift = n->shift, f->y = n->y, f->stats = n->stats;
+    return 1;
+}
+
+/* linear, rotary: in place, unless the backward pass needs the product. */
+static int mtt__fuse_linear_rotary(mtt__builder *b, mtt_op *op, const mtt_op *next)
+{
+    const mtt_linear *l = MTT_OPERANDS_OF(linear, op);
+    const mtt_rotary *r = MTT_OPERANDS_OF(rotary, next);
+    mtt_linear_rotary *f;
+    if (op->kind != MTT_OP_linear || next->kind != MTT_OP_rotary || r->qkv != l->y) return 0;
+    if (r->q_gain && b->program == &b->schedule->programs[MTT__TRAIN]) return 0;
+    f = (mtt_linear_rotary *)mtt__fused(b, op, MTT_OP_linear_rotary);
+    f->x = l->x, f->weight = l->weight, f->bias = l->bias, f->angles = r->angles;
+    f->q_gain = r->q_gain, f->k_gain = r->k_gain, f->y = r->y;
     return 1;
 }
 
@@ -5679,7 +5779,8 @@ static void mtt__fuse(mtt__builder *b)
         mtt_op *op = &p->ops[count++], *next = &p->ops[i + 1], *end = &p->ops[p->op_count];
         *op = p->ops[i];
         if (next == end) break;
-        i += mtt__fuse_residual_norm(b, op, next) || (half && mtt__fuse_linear_gelu(b, op, next)) ||
+        i += mtt__fuse_residual_norm(b, op, next) || mtt__fuse_linear_rotary(b, op, next) ||
+             (half && mtt__fuse_linear_gelu(b, op, next)) ||
              (half && mtt__fuse_linear_backward_gelu(b, op, next, end));
     }
     p->op_count = count;
@@ -5737,8 +5838,10 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch)
     d->seq_len = s->seq_len;
     d->layers = m->layers;
     d->d_model = m->d_model;
-    d->heads = d->heads_kv = m->heads;
-    d->head_dim = m->d_model / m->heads;
+    d->heads = m->heads;
+    d->heads_kv = m->heads_kv;
+    d->head_dim = m->d_head;
+    d->rotary_interleaved = m->rotary_interleaved;
     d->d_ff = m->d_ff;
     d->d_fc = mtt__fc_width(m);
     d->norm = m->norm;
@@ -7157,13 +7260,15 @@ static int mtt__has_pairs(void) { return __builtin_cpu_supports("avx512bf16") !=
 static int mtt__has_pairs(void) { return 0; }
 #endif
 
-/* C = scale A B, or A B + bias, or C + A B where `add` is set. `a` is A transposed, so both operands are k
+/* C = scale A B, or A B + bias, or C + A B where `add` is set. Or scale times the sum of `members` products,
+   whose operands are a_next and b_next elements apart. `a` is A transposed, so both operands are k
    rows of vectors side by side. With `pairs`, rows hold words: two BF16 values, neighbours along k. */
 typedef struct mtt__product {
     mtt__view a, b, c;
     const mtt_tensor *bias;
     float scale;
-    int add, pairs;
+    int add, pairs, members;
+    int64_t a_next, b_next;
     int64_t side, down, tiles; /* of tiles of C: rows and columns, tiles in a column of tiles, all tiles */
     mtt_tensor words[2];       /* operands in BF16, as floats */
 } mtt__product;
@@ -7191,6 +7296,7 @@ static void mtt__product_of(mtt__product *g, mtt__view a, mtt__view b, mtt__view
     int64_t large = mtt__ceil_div(c.m, MTT__SIDE) * mtt__ceil_div(c.n, MTT__SIDE);
     memset(g, 0, sizeof(*g));
     g->scale = 1;
+    g->members = 1;
     g->a = mtt__transposed(a);
     g->b = b;
     g->c = c;
@@ -7240,18 +7346,25 @@ static void mtt__product_tile(const mtt__product *g, int64_t tile)
     int64_t j = tile / g->down * g->side, n = mtt__min(g->side, g->c.n - j);
     mtt__multiplier *multiply = g->pairs ? mtt__multiply_pairs : mtt__multiply_block;
     int along = g->a.column != 1; /* A's vectors are contiguous, and stay so; B's are always side by side */
+    mtt__view left = g->a, right = g->b;
+    int member;
     mtt__start_tile(g, i, m, j, n, c);
-    for (p = 0; p < g->a.m; p += K) {
+    for (member = 0, p = 0; member < g->members; p += K) {
         int64_t k = mtt__min(K, g->a.m - p);
         for (r = 0; r < m; r += S)
-            if (along) mtt__load_block(mtt__transposed(g->a), i + r, mtt__min(S, m - r), p, k, a + r * K, K);
-            else mtt__load_stripe(g, g->a, p, k, i + r, mtt__min(S, m - r), a + r * K);
+            if (along) mtt__load_block(mtt__transposed(left), i + r, mtt__min(S, m - r), p, k, a + r * K, K);
+            else mtt__load_stripe(g, left, p, k, i + r, mtt__min(S, m - r), a + r * K);
         for (s = 0; s < n; s += S) {
-            mtt__load_stripe(g, g->b, p, k, j + s, mtt__min(S, n - s), b);
+            mtt__load_stripe(g, right, p, k, j + s, mtt__min(S, n - s), b);
             for (r = 0; r < m; r += S)
                 multiply(mtt__min(S, m - r), S, k, a + r * K, along ? K : 1, along ? 1 : S, b, S,
                          c + r * N + s, N);
         }
+        if (p + K < g->a.m) continue;
+        p = -K;
+        member++;
+        left.first += g->a_next;
+        right.first += g->b_next;
     }
     for (r = 0; r < m * N && g->scale != 1; r++) c[r] *= g->scale;
     mtt__store_block(g->c, i, m, j, n, c, N);
@@ -7332,7 +7445,8 @@ static void mtt__cpu_embed(const mtt_op *op, const mtt_embed *o)
     for (row = 0; row < op->shape->rows; row++) {
         float x[MTT__MAX_WIDTH], buffer[MTT__MAX_WIDTH];
         mtt__load(o->wte, tokens[row] * C, C, x);
-        mtt__add_block(mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer), x, C);
+        if (o->positions)
+            mtt__add_block(mtt__read(o->positions, row % op->shape->seq_len * C, C, buffer), x, C);
         mtt__drop(op, o->control, row * C, C, x);
         mtt__store(o->x, row * C, C, x);
     }
@@ -7568,6 +7682,110 @@ static void mtt__cpu_linear_backward_gelu(const mtt_op *op, const mtt_linear_bac
     if (o->d_bias) mtt__sum_rows(o->dx, NULL, NULL, o->d_bias, 0);
 }
 
+/* ---- rotary positions, and norms of q and k ---- */
+
+/* Rotates the pairs of a head's D columns: (a, b) becomes (a cos - b sin, b cos + a sin); backward = 1: by
+   the negative angles. `angles` holds cos and sin of each pair. */
+static void mtt__rotate(float *x, const float *angles, int64_t D, int interleaved, int backward)
+{
+    int64_t i, near = interleaved ? 2 : 1, far = interleaved ? 1 : D / 2;
+    for (i = 0; i < D / 2; i++) {
+        float a = x[near * i], b = x[near * i + far], c = angles[2 * i];
+        float s = backward ? -angles[2 * i + 1] : angles[2 * i + 1];
+        x[near * i] = a * c - b * s;
+        x[near * i + far] = b * c + a * s;
+    }
+}
+
+/* 1 / sqrt(mean x^2 + 1e-6) */
+static float mtt__head_rstd(const float *x, int64_t D)
+{
+    return 1.0f / sqrtf(mtt__dot(x, x, D) / (float)D + MTT_QK_NORM_EPS);
+}
+
+/* y = qkv, in which each head x of q and k becomes x rstd gain, rotated; y may be qkv. */
+static void mtt__cpu_rotary(const mtt_op *op, const mtt_rotary *o)
+{
+    const mtt_shape *d = op->shape;
+    int64_t D = d->head_dim, heads = d->heads, turned = heads + d->heads_kv, row;
+    MTT__THREADS(mtt__elements(o->y))
+    for (row = 0; row < d->rows; row++) {
+        float x[MTT__MAX_HEAD], gains[2][MTT__MAX_HEAD];
+        int64_t head, at = row * mtt__width(o->y), k;
+        if (o->q_gain) mtt__load(o->q_gain, 0, D, gains[0]);
+        if (o->k_gain) mtt__load(o->k_gain, 0, D, gains[1]);
+        for (head = 0; head < turned + d->heads_kv; head++, at += D) {
+            mtt__load(o->qkv, at, D, x);
+            if (head < turned && o->q_gain) {
+                float rstd = mtt__head_rstd(x, D);
+                for (k = 0; k < D; k++) x[k] *= rstd * gains[head >= heads][k];
+            }
+            if (head < turned && o->angles)
+                mtt__rotate(x, (const float *)o->angles->data + row % d->seq_len * D, D,
+                            d->rotary_interleaved, 0);
+            mtt__store(o->y, at, D, x);
+        }
+    }
+}
+
+static void mtt__cpu_linear_rotary(const mtt_op *op, const mtt_linear_rotary *o)
+{
+    mtt_linear linear = {o->x, o->weight, o->bias, o->y};
+    mtt_rotary rotary = {o->y, o->angles, o->q_gain, o->k_gain, o->y};
+    mtt__cpu_linear(op, &linear);
+    mtt__cpu_rotary(op, &rotary);
+}
+
+/* For each head of q and k of a row, with g = dy rotated back and xhat = x rstd: d_gain += g xhat and
+   dx = rstd (g gain - xhat mean(g gain xhat)). Without gains dx = g. */
+static void mtt__rotary_backward_row(const mtt_op *op, const mtt_rotary_backward *o, int64_t row,
+                                     float sums[2][MTT__MAX_HEAD])
+{
+    const mtt_shape *d = op->shape;
+    int64_t D = d->head_dim, head, at = row * mtt__width(o->dx), k;
+    float g[MTT__MAX_HEAD], x[MTT__MAX_HEAD], gains[MTT__MAX_HEAD];
+    for (head = 0; head < d->heads + d->heads_kv; head++, at += D) {
+        int of_k = head >= d->heads;
+        mtt__load(o->dy, at, D, g);
+        if (o->angles)
+            mtt__rotate(g, (const float *)o->angles->data + row % d->seq_len * D, D, d->rotary_interleaved,
+                        1);
+        if (o->q_gain) {
+            float rstd, mean;
+            mtt__load(o->qkv, at, D, x);
+            mtt__load(of_k ? o->k_gain : o->q_gain, 0, D, gains);
+            rstd = mtt__head_rstd(x, D);
+            for (k = 0; k < D; k++) x[k] *= rstd;
+            for (k = 0; k < D; k++) sums[of_k][k] += g[k] * x[k];
+            for (k = 0; k < D; k++) g[k] *= gains[k];
+            mean = mtt__dot(g, x, D) / (float)D;
+            for (k = 0; k < D; k++) g[k] = rstd * (g[k] - x[k] * mean);
+        }
+        mtt__store(o->dx, at, D, g);
+    }
+}
+
+/* In place: dx is dy. Sums are made of PIECES pieces of all rows, whatever the number of threads. */
+static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_rotary_backward *o)
+{
+    enum { PIECES = 64 };
+    float sums[PIECES][2][MTT__MAX_HEAD];
+    int64_t D = op->shape->head_dim, rows = op->shape->rows, piece, row, k;
+    memset(sums, 0, sizeof(sums));
+    MTT__THREADS(mtt__elements(o->dx))
+    for (piece = 0; piece < PIECES; piece++)
+        for (row = piece * rows / PIECES; row < (piece + 1) * rows / PIECES; row++)
+            mtt__rotary_backward_row(op, o, row, sums[piece]);
+    for (piece = 1; piece < PIECES; piece++)
+        for (k = 0; k < D; k++) {
+            sums[0][0][k] += sums[piece][0][k];
+            sums[0][1][k] += sums[piece][1][k];
+        }
+    if (!o->d_q_gain) return;
+    memcpy(o->d_q_gain->data, sums[0][0], (size_t)D * sizeof(float));
+    memcpy(o->d_k_gain->data, sums[0][1], (size_t)D * sizeof(float));
+}
+
 /* ---- plain attention ---- */
 
 /* Matrices of a head: T x head_dim columns of qkv or of the output, or the T x T square of scores. */
@@ -7593,18 +7811,23 @@ static float mtt__score_scale(const mtt_op *op)
     return 1.0f / sqrtf((float)op->shape->head_dim);
 }
 
-/* C = scale A B for every head */
+/* C = scale A B for every head; the sum over the query heads that share it for a head of K or V */
 static void mtt__heads_gemm(const mtt_op *op, float scale, const mtt_tensor *a, int a_part,
                             const mtt_tensor *b, int b_part, const mtt_tensor *c, int c_part)
 {
+    int group = op->shape->heads / op->shape->heads_kv;
+    int members = c_part == MTT__K || c_part == MTT__V ? group : 1;
     int64_t i;
     MTT__THREADS(mtt__heads(op) * op->shape->seq_len * op->shape->seq_len)
-    for (i = 0; i < mtt__heads(op); i++) {
+    for (i = 0; i < mtt__heads(op); i += members) {
+        mtt__view left = mtt__head(op, a, a_part, i), right = mtt__head(op, b, b_part, i);
         mtt__product g;
         int64_t tile;
-        mtt__product_of(&g, mtt__head(op, a, a_part, i), mtt__head(op, b, b_part, i),
-                        mtt__head(op, c, c_part, i));
+        mtt__product_of(&g, left, right, mtt__head(op, c, c_part, i));
         g.scale = scale;
+        g.members = members;
+        g.a_next = mtt__head(op, a, a_part, i + 1).first - left.first;
+        g.b_next = mtt__head(op, b, b_part, i + 1).first - right.first;
         for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
     }
 }
@@ -7820,7 +8043,8 @@ static void mtt__store_gradients(const mtt_op *op, const mtt_flash_backward *f, 
     mtt__store_block(to, i0, m, 0, D, tile, W);
 }
 
-/* One tile of keys: dV = P^T dO and dK = dS^T Q, summed over the tiles of queries that attend it. */
+/* One tile of keys: dV = P^T dO and dK = dS^T Q, summed over the heads of
+   queries that share it, from `head` up, and their tiles of queries that attend it. */
 static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward *f, int64_t head, int64_t j0)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
@@ -7832,12 +8056,13 @@ static void mtt__flash_backward_keys(const mtt_op *op, const mtt_flash_backward 
     mtt__load_keys(op, f, j0, &t);
     memset(dk, 0, sizeof(dk));
     memset(dv, 0, sizeof(dv));
-    for (i0 = j0; i0 < end; i0 += S) {
-        mtt__load_queries(op, f, i0, &t);
-        mtt__flash_gradients(op, f, &t);
-        mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
-        mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
-    }
+    for (; t.head < head + d->heads / d->heads_kv; t.head++)
+        for (i0 = j0; i0 < end; i0 += S) {
+            mtt__load_queries(op, f, i0, &t);
+            mtt__flash_gradients(op, f, &t);
+            mtt__multiply_block(t.n, d->head_dim, t.m, t.p, 1, S, t.d_out, W, dv, W);
+            mtt__multiply_block(t.n, d->head_dim, t.m, t.ds, 1, S, t.q, W, dk, W);
+        }
     mtt__store_gradients(op, f, MTT__K, head, j0, t.n, dk);
     mtt__store_gradients(op, f, MTT__V, head, j0, t.n, dv);
 }
@@ -7865,11 +8090,12 @@ static void mtt__flash_backward_queries(const mtt_op *op, const mtt_flash_backwa
 static void mtt__cpu_flash_backward(const mtt_op *op, const mtt_flash_backward *f)
 {
     int64_t tiles = mtt__ceil_div(op->shape->seq_len, MTT__TILE), jobs = tiles * mtt__heads(op), i;
+    int group = op->shape->heads / op->shape->heads_kv;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (jobs * MTT__TILE * MTT__TILE > MTT__ALONE))
     for (i = 0; i < 2 * jobs; i++) {
         int64_t head = i / 2 / tiles, first = i / 2 % tiles * MTT__TILE;
         if (i % 2) mtt__flash_backward_queries(op, f, head, first);
-        else mtt__flash_backward_keys(op, f, head, first);
+        else if (head % group == 0) mtt__flash_backward_keys(op, f, head, first);
     }
 }
 
@@ -8486,6 +8712,23 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
     return status;
 }
 
+/* cos and sin of t / theta^(2i / D), for each pair i of each position t. Rounded from double: at 2^20
+   positions a float's angle would be wrong by 0.06. */
+static mtt_status mtt__fill_angles(mtt_trainer *t, const mtt_tensor *table)
+{
+    int64_t D = table->shape[1], row, i;
+    mtt_status status = MTT_OK;
+    for (row = 0; row < table->shape[0] && !status; row++) {
+        for (i = 0; i < D; i++) {
+            double theta = (double)t->schedule->model.rotary_theta;
+            double angle = (double)row * pow(theta, -(double)(i / 2 * 2) / (double)D);
+            t->values[i] = (float)(i % 2 ? sin(angle) : cos(angle));
+        }
+        status = mtt__move(t, MTT__PUT, table, row * D, D, t->values);
+    }
+    return status;
+}
+
 /* The address of a tensor that begins with element `first` of a parameter, reckoned to element 0. */
 static void *mtt__element_0(const mtt_tensor *t, mtt_dtype dtype, int64_t at, int64_t first)
 {
@@ -8587,7 +8830,9 @@ static mtt_status mtt__fill_state(mtt_trainer *t)
         if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
             status = mtt__fill_zeros(t, p->tensors[i]);
     for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
-    if (!status && p->positions->category == MTT_DATA) status = mtt__fill_positions(t, p->positions);
+    if (!status && t->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
+        status = mtt__fill_positions(t, p->positions);
+    if (!status && p->angles) status = mtt__fill_angles(t, p->angles);
     if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
     counters.loss_scale = mtt__first_loss_scale(t);

@@ -1850,10 +1850,10 @@ static __global__ void __launch_bounds__(256)
                 int width, mtt__dropout dropout)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / width, column = at - row * width;
-    float a[8], b[8];
+    float a[8], b[8] = {};
     if (row >= rows) return;
     mtt__read_floats(wte + (int64_t)tokens[row] * width + column, a);
-    mtt__read_floats(positions + row % seq_len * width + column, b);
+    if (positions) mtt__read_floats(positions + row % seq_len * width + column, b);
     MTT__UNROLL for (int k = 0; k < 8; k++) a[k] += b[k];
     mtt__apply_dropout<8>(dropout, at, a);
     mtt__store_floats(x + at, a);
@@ -3334,11 +3334,236 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
    >>attention
    -------------------------------------------------------------------------------------------------------- */
 
+/* ---- rotary positions, and norms of q and k ---- */
+
+/* A head takes 2^log_lanes neighbouring threads, each with 4 pairs. Heads of q come first, then those of k,
+   up to `turned`, then those of v. */
+template <class T> struct mtt__rotary_operands {
+    const T *x, *dy, *gains[2]; /* gains of q and of k; NULL: no norm */
+    const float *angles;        /* [T, D]: cos and sin of each pair; NULL: no rotation */
+    T *y;
+    float *partial;
+    int64_t rows;
+    int seq_len, heads, turned, all, head_dim, interleaved, log_lanes;
+};
+
+/* Pairs 4 lane to 4 lane + 3 of a head: a[k] and b[k]. */
+template <class T>
+MTT__DEVICE void mtt__load_pairs(const mtt__rotary_operands<T> &o, const T *head, int lane, float *a,
+                                 float *b)
+{
+    if (o.interleaved) {
+        float v[8];
+        mtt__read_floats(head + lane * 8, v);
+        MTT__UNROLL for (int k = 0; k < 4; k++) a[k] = v[2 * k], b[k] = v[2 * k + 1];
+    } else {
+        mtt__read_floats<4>(head + lane * 4, a);
+        mtt__read_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+    }
+}
+
+template <class T>
+MTT__DEVICE void mtt__store_pairs(const mtt__rotary_operands<T> &o, T *head, int lane, const float *a,
+                                  const float *b)
+{
+    if (o.interleaved) {
+        float v[8];
+        MTT__UNROLL for (int k = 0; k < 4; k++) v[2 * k] = a[k], v[2 * k + 1] = b[k];
+        mtt__store_floats(head + lane * 8, v);
+    } else {
+        mtt__store_floats<4>(head + lane * 4, a);
+        mtt__store_floats<4>(head + o.head_dim / 2 + lane * 4, b);
+    }
+}
+
+/* (a, b) becomes (a cos - b sin, b cos + a sin), with `sign` -1 by the negative angles. */
+template <class T>
+MTT__DEVICE void mtt__rotate_pairs(const mtt__rotary_operands<T> &o, int64_t row, int lane, float sign,
+                                   float *a, float *b)
+{
+    float angles[8];
+    if (!o.angles) return;
+    mtt__read_floats(o.angles + row % o.seq_len * o.head_dim + lane * 8, angles);
+    MTT__UNROLL for (int k = 0; k < 4; k++) {
+        const float cosine = angles[2 * k], sine = angles[2 * k + 1] * sign, old = a[k];
+        a[k] = old * cosine - b[k] * sine;
+        b[k] = b[k] * cosine + old * sine;
+    }
+}
+
+/* The sum over a head's lanes of the products of their pairs. All lanes of the warp call it. */
+MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, const float *c,
+                                 const float *d)
+{
+    float sum = 0;
+    MTT__UNROLL for (int k = 0; k < 4; k++) sum += a[k] * c[k] + b[k] * d[k];
+    for (int step = 1 << log_lanes >> 1; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+/* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + 1e-6) gain, rotated by its
+                position's angles times `sign`
+   Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
+   Launch:      2^log_lanes threads a head, 256 a block
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; y may be x
+   Traffic:     x read once, y written once, of q and k alone where y is x; angles and gains stay in cache
+   Determinism: a fixed tree of sums
+   Reference:   mtt__cpu_rotary */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_rotary(const mtt__rotary_operands<T> o, int heads_moved, float sign)
+{
+    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), slots = 256 >> o.log_lanes;
+    const int64_t item = (int64_t)blockIdx.x * slots + (threadIdx.x >> o.log_lanes), row = item / heads_moved;
+    const int head = (int)(item - row * heads_moved);
+    const bool valid = row < o.rows && lane * 8 < o.head_dim;
+    const int64_t at = (row * o.all + head) * o.head_dim;
+    float a[4] = {}, b[4] = {};
+    if (valid) mtt__load_pairs(o, o.x + at, lane, a, b);
+    if (o.gains[0]) {
+        const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
+        const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + MTT_QK_NORM_EPS);
+        float gain_a[4], gain_b[4];
+        if (valid && head < o.turned) {
+            mtt__load_pairs(o, o.gains[head >= o.heads], lane, gain_a, gain_b);
+            MTT__UNROLL for (int k = 0; k < 4; k++) a[k] *= rstd * gain_a[k], b[k] *= rstd * gain_b[k];
+        }
+    }
+    if (!valid) return;
+    if (head < o.turned) mtt__rotate_pairs(o, row, lane, sign, a, b);
+    mtt__store_pairs(o, o.y + at, lane, a, b);
+}
+
+/* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + 1e-6): dx = rstd (g gain - xhat
+                mean(g gain xhat)), partial = the block's sums of g xhat over heads of q, and of k
+   Shapes:      as mtt_k_rotary; dy, dx in the q and k of d_qkv; partial [blocks, 2, D] float
+   Launch:      as mtt_k_rotary; blocks take turns at heads
+   Requires:    as mtt_k_rotary, with gains; dx may be dy
+   Traffic:     dy and x of q and k read once, dx written once
+   Determinism: heads of a thread in order, then the threads of a block; mtt_k_column_sums adds up the blocks
+   Reference:   mtt__rotary_backward_row */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_rotary_backward(const mtt__rotary_operands<T> o)
+{
+    __shared__ float shared[256 * 16];
+    const int lane = threadIdx.x & ((1 << o.log_lanes) - 1), slot = threadIdx.x >> o.log_lanes;
+    const int slots = 256 >> o.log_lanes, D = o.head_dim;
+    const int64_t step = (int64_t)gridDim.x * slots, items = o.rows * o.turned;
+    float sums[2][8] = {};
+    for (int64_t first = (int64_t)blockIdx.x * slots; first < items; first += step) {
+        const int64_t row = (first + slot) / o.turned;
+        const int head = (int)(first + slot - row * o.turned), of_k = head >= o.heads;
+        const bool valid = row < o.rows && lane * 8 < D;
+        const int64_t at = (row * o.all + head) * D;
+        float a[4] = {}, b[4] = {}, g_a[4] = {}, g_b[4] = {}, gain_a[4] = {}, gain_b[4] = {};
+        if (valid) {
+            mtt__load_pairs(o, o.x + at, lane, a, b);
+            mtt__load_pairs(o, o.dy + at, lane, g_a, g_b);
+            mtt__load_pairs(o, o.gains[of_k], lane, gain_a, gain_b);
+            mtt__rotate_pairs(o, row, lane, -1.0f, g_a, g_b);
+        }
+        const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
+        const float rstd = 1.0f / sqrtf(squares / (float)D + MTT_QK_NORM_EPS);
+        MTT__UNROLL for (int k = 0; k < 4; k++) {
+            a[k] *= rstd, b[k] *= rstd;
+            MTT__UNROLL for (int part = 0; part < 2; part++) {
+                sums[part][k] += part == of_k ? g_a[k] * a[k] : 0.0f;
+                sums[part][k + 4] += part == of_k ? g_b[k] * b[k] : 0.0f;
+            }
+            g_a[k] *= gain_a[k], g_b[k] *= gain_b[k];
+        }
+        const float mean = mtt__dot_pairs(o.log_lanes, a, b, g_a, g_b) / (float)D;
+        MTT__UNROLL for (int k = 0; k < 4; k++) {
+            g_a[k] = rstd * (g_a[k] - a[k] * mean);
+            g_b[k] = rstd * (g_b[k] - b[k] * mean);
+        }
+        if (valid) mtt__store_pairs(o, o.y + at, lane, g_a, g_b);
+    }
+    if (lane * 8 < D)
+        MTT__UNROLL for (int k = 0; k < 16; k++) {
+            const int pair = lane * 4 + k % 4, second = k / 4 % 2;
+            const int column = o.interleaved ? 2 * pair + second : pair + second * (D / 2);
+            shared[(slot * 2 + k / 8) * D + column] = sums[k / 8][k % 8];
+        }
+    __syncthreads(); /* all sums are there before they are added up */
+    for (int j = threadIdx.x; j < 2 * D; j += 256) {
+        float total = 0;
+        for (int s = 0; s < slots; s++) total += shared[s * 2 * D + j];
+        o.partial[(int64_t)blockIdx.x * 2 * D + j] = total;
+    }
+}
+
+template <class T>
+static mtt__rotary_operands<T> mtt__rotary_of(const mtt_op *op, const mtt_tensor *x, const mtt_tensor *dy,
+                                              const mtt_tensor *q_gain, const mtt_tensor *k_gain,
+                                              const mtt_tensor *angles, const mtt_tensor *y)
+{
+    const mtt_shape *d = op->shape;
+    mtt__rotary_operands<T> o = {};
+    o.x = mtt__at<T>(x), o.dy = mtt__at<T>(dy), o.y = mtt__at<T>(y);
+    o.gains[0] = mtt__at<T>(q_gain), o.gains[1] = mtt__at<T>(k_gain), o.angles = mtt__at<float>(angles);
+    o.rows = d->rows, o.seq_len = d->seq_len, o.heads = d->heads, o.turned = d->heads + d->heads_kv;
+    o.all = o.turned + d->heads_kv, o.head_dim = d->head_dim, o.interleaved = d->rotary_interleaved;
+    while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
+    return o;
+}
+
+/* `sign` as in mtt_k_rotary. */
+static mtt_status mtt__launch_rotary(mtt__cuda *c, const mtt_op *op, const mtt_tensor *x,
+                                     const mtt_tensor *q_gain, const mtt_tensor *k_gain,
+                                     const mtt_tensor *angles, const mtt_tensor *y, float sign)
+{
+    return mtt__by_type(c, y, [&](auto zero) {
+        typedef decltype(zero) T;
+        const auto o = mtt__rotary_of<T>(op, x, NULL, q_gain, k_gain, angles, y);
+        const int moved = x == y ? o.turned : o.all;
+        return mtt__launch(c, "rotary", mtt_k_rotary<T>,
+                           mtt__blocks(o.rows * moved, 256 >> o.log_lanes), 256, o, moved, sign);
+    });
+}
+
+static mtt_status mtt__cuda_rotary(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, op);
+    return mtt__launch_rotary(c, op, o->qkv, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
+}
+
+static mtt_status mtt__cuda_linear_rotary(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+    if (status != MTT_OK) return status;
+    return mtt__launch_rotary(c, op, o->y, o->q_gain, o->k_gain, o->angles, o->y, 1.0f);
+}
+
+/* In place: dx is dy. */
+static mtt_status mtt__cuda_rotary_backward(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, op);
+    const int64_t D = op->shape->head_dim, blocks = (int64_t)mtt__rotary_scratch(op->shape) / (8 * D);
+    void *scratch;
+    mtt_status status;
+    if (!o->q_gain) return mtt__launch_rotary(c, op, o->dx, NULL, NULL, o->angles, o->dx, -1.0f);
+    status = mtt__scratch(c, op, mtt__op_scratch(op), &scratch);
+    if (status != MTT_OK) return status;
+    status = mtt__by_type(c, o->dx, [&](auto zero) {
+        typedef decltype(zero) T;
+        auto r = mtt__rotary_of<T>(op, o->qkv, o->dy, o->q_gain, o->k_gain, o->angles, o->dx);
+        r.partial = (float *)scratch;
+        return mtt__launch(c, "rotary_backward", mtt_k_rotary_backward<T>, (unsigned)blocks, 256, r);
+    });
+    if (status != MTT_OK) return status;
+    return mtt__launch(c, "column_sums", mtt_k_column_sums<float>, mtt__blocks(2 * D, 64), dim3(8, 32),
+                       (const float *)scratch, mtt__at<float>(o->d_q_gain), mtt__at<float>(o->d_k_gain), D,
+                       blocks, 2 * D, blocks, 0);
+}
+
 /* ---- products of all heads ---- */
 
 /* One call of cuBLASLt makes the products of a head batch, matrices at one stride. Heads lie at two strides:
    from sequence to sequence and, within a row, from head to head. So a head batch is one head of all
-   sequences or all heads of one sequence, whichever takes fewer calls. */
+   sequences or all heads of one sequence, whichever takes fewer calls. Heads of q that share one of k and v
+   are at other strides than these, so then it is one head. */
 struct mtt__head_batch {
     int64_t sequence;                 /* the first matrix: its sequence and head */
     int head, next_sequence, next_head; /* 0 or 1: the steps to the next one */
@@ -3349,7 +3574,7 @@ struct mtt__head_batch {
 template <class BODY> static mtt_status mtt__for_head_batches(const mtt_op *op, BODY body)
 {
     const mtt_shape *d = op->shape;
-    const int by_head = d->batch >= d->heads, calls = by_head ? d->heads : d->batch;
+    const int by_head = d->batch >= d->heads || d->heads_kv < d->heads, calls = by_head ? d->heads : d->batch;
     mtt_status status = MTT_OK;
     for (int i = 0; i < calls && status == MTT_OK; i++) {
         mtt__head_batch h;
@@ -3378,7 +3603,7 @@ static mtt__blas_matrix mtt__part_matrix(const mtt_op *op, const mtt_tensor *qkv
 /* Rows of `out` or d_out. */
 static mtt__blas_matrix mtt__out_matrix(const mtt_op *op, const mtt_tensor *out, mtt__head_batch h)
 {
-    const int64_t C = op->shape->d_model, D = op->shape->head_dim, sequence = op->shape->seq_len * C;
+    const int64_t D = op->shape->head_dim, C = op->shape->heads * D, sequence = op->shape->seq_len * C;
     return mtt__blas_matrix_at(out, h.sequence * sequence + h.head * D, C,
                                h.next_sequence * sequence + h.next_head * D, 0);
 }
@@ -3432,21 +3657,85 @@ static mtt_status mtt__cuda_attention_values(mtt__cuda *c, const mtt_op *op)
     });
 }
 
+/* Math:        out[j] = alpha * sum over the query heads h of a group and their queries i of S_h[i][j] x_h[i]
+   Shapes:      S [B H, T, T], x [B T, x_row] with head h in columns h D up, out in the rows of d_qkv, in the
+                columns of `part`, T
+   Launch:      256 threads for 64 keys and 64 columns of a head of K or V, 4 by 4 each; 16 queries at a time
+   Requires:    S[i][j] = 0 for j > i
+   Traffic:     S once for each 64 columns, x once for each 64 keys; 2 D FLOP a pair of query and key
+   Determinism: heads, then queries, in order
+   Reference:   mtt__heads_gemm */
+template <class T>
+static __global__ void __launch_bounds__(256)
+    mtt_k_group_gradient(const T *squares, const T *x, int64_t x_row, T *out, mtt_qkv view, int part,
+                         int seq_len, float alpha)
+{
+    __shared__ float s_smem[16][64];
+    __shared__ float x_smem[16][64];
+    const int keys = (seq_len + 63) / 64, columns = (view.head_dim + 63) / 64;
+    const int members = view.heads / view.heads_kv, j0 = (int)(blockIdx.x % keys) * 64;
+    const int column0 = (int)(blockIdx.x / keys % columns) * 64, y = threadIdx.x / 16, c = threadIdx.x % 16;
+    const int64_t group = blockIdx.x / keys / columns, sequence = group / view.heads_kv;
+    const int first_head = (int)(group % view.heads_kv) * members;
+    float sums[4][4] = {};
+    for (int head = first_head; head < first_head + members; head++) {
+        const T *s_gmem = squares + (sequence * view.heads + head) * seq_len * seq_len;
+        const T *x_gmem = x + sequence * seq_len * x_row + head * view.head_dim;
+        for (int i0 = j0; i0 < seq_len; i0 += 16) {
+            __syncthreads(); /* all have read the queries before */
+            for (int k = threadIdx.x; k < 16 * 64; k += 256) {
+                const int i = i0 + k / 64, j = j0 + k % 64, column = column0 + k % 64;
+                s_smem[k / 64][k % 64] =
+                    i < seq_len && j < seq_len ? mtt__to_float(s_gmem[(int64_t)i * seq_len + j]) : 0.0f;
+                x_smem[k / 64][k % 64] =
+                    i < seq_len && column < view.head_dim ? mtt__to_float(x_gmem[i * x_row + column]) : 0.0f;
+            }
+            __syncthreads(); /* these are there */
+            MTT__UNROLL for (int i = 0; i < 16; i++)
+                MTT__UNROLL for (int k = 0; k < 16; k++)
+                    sums[k / 4][k % 4] += s_smem[i][y + k / 4 * 16] * x_smem[i][c + k % 4 * 16];
+        }
+    }
+    out += sequence * seq_len * view.row + mtt_qkv_column(&view, part, first_head);
+    for (int k = 0; k < 16; k++) {
+        const int j = j0 + y + k / 4 * 16, column = column0 + c + k % 4 * 16;
+        if (j < seq_len && column < view.head_dim)
+            out[j * view.row + column] = mtt__from_float<T>(sums[k / 4][k % 4] * alpha);
+    }
+}
+
+/* Gradients of heads of K or V that heads of q share. */
+static mtt_status mtt__group_gradient(mtt__cuda *c, const mtt_op *op, const mtt_tensor *squares,
+                                      const mtt_tensor *x, const mtt_tensor *d_qkv, int part, float alpha)
+{
+    const mtt_shape *d = op->shape;
+    const int64_t blocks = mtt__ceil_div(d->seq_len, 64) * mtt__ceil_div(d->head_dim, 64) * d->heads_kv;
+    return mtt__by_type(c, d_qkv, [&](auto zero) {
+        typedef decltype(zero) T;
+        return mtt__launch(c, "group_gradient", mtt_k_group_gradient<T>, (unsigned)(blocks * d->batch), 256,
+                           mtt__at<T>(squares), mtt__at<T>(x), mtt__width(x), mtt__at<T>(d_qkv),
+                           mtt_qkv_of(d), part, d->seq_len, alpha);
+    });
+}
+
 /* dP = dO V^T, dV = P^T dO */
 static mtt_status mtt__cuda_attention_values_backward(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_attention_values_backward *o = MTT_OPERANDS_OF(attention_values_backward, op);
     const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+    const bool shared = op->shape->heads_kv < op->shape->heads;
+    mtt_status status = mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix d_out = mtt__out_matrix(op, o->d_out, h);
         mtt__blas_matrix v = mtt__part_matrix(op, o->qkv, MTT__PART_V, h, 1);
         mtt__blas_matrix dv = mtt__part_matrix(op, o->d_qkv, MTT__PART_V, h, 0);
         mtt__blas_matrix p = mtt__square_matrix(op, o->probs, h, 1);
         mtt__blas_matrix dp = mtt__square_matrix(op, o->d_probs, h, 0);
         mtt_status status = mtt__head_product(c, op, h, T, D, d_out, v, dp, 1.0f);
-        if (status != MTT_OK) return status;
+        if (status != MTT_OK || shared) return status;
         return mtt__head_product(c, op, h, D, T, p, d_out, dv, 1.0f);
     });
+    if (status != MTT_OK || !shared) return status;
+    return mtt__group_gradient(c, op, o->probs, o->d_out, o->d_qkv, MTT__PART_V, 1.0f);
 }
 
 /* dQ = dS K / sqrt(D), dK = dS^T Q / sqrt(D) */
@@ -3454,7 +3743,8 @@ static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op
 {
     const mtt_attention_scores_backward *o = MTT_OPERANDS_OF(attention_scores_backward, op);
     const int64_t T = op->shape->seq_len, D = op->shape->head_dim;
-    return mtt__for_head_batches(op, [&](mtt__head_batch h) {
+    const bool shared = op->shape->heads_kv < op->shape->heads;
+    mtt_status status = mtt__for_head_batches(op, [&](mtt__head_batch h) {
         mtt__blas_matrix q = mtt__part_matrix(op, o->qkv, MTT__PART_Q, h, 0);
         mtt__blas_matrix k = mtt__part_matrix(op, o->qkv, MTT__PART_K, h, 0);
         mtt__blas_matrix dq = mtt__part_matrix(op, o->d_qkv, MTT__PART_Q, h, 0);
@@ -3462,9 +3752,11 @@ static mtt_status mtt__cuda_attention_scores_backward(mtt__cuda *c, const mtt_op
         mtt__blas_matrix ds = mtt__square_matrix(op, o->d_scores, h, 0);
         mtt__blas_matrix ds_t = mtt__square_matrix(op, o->d_scores, h, 1);
         mtt_status status = mtt__head_product(c, op, h, D, T, ds, k, dq, mtt__head_scale(op));
-        if (status != MTT_OK) return status;
+        if (status != MTT_OK || shared) return status;
         return mtt__head_product(c, op, h, D, T, ds_t, q, dk, mtt__head_scale(op));
     });
+    if (status != MTT_OK || !shared) return status;
+    return mtt__group_gradient(c, op, o->d_scores, o->qkv, o->d_qkv, MTT__PART_K, mtt__head_scale(op));
 }
 
 /* ---- softmax ---- */
@@ -3625,8 +3917,10 @@ struct mtt__flash {
     uint8_t *d_qkv_t;        /* the transpose of d_qkv, [row of the view, B T], both in e5m2; or NULL */
     float *lse;              /* [B H, T] */
     mtt_qkv view;
-    int64_t seq_len, width, tokens, part[3]; /* T; C; B T; columns from Q to Q, K and V of a head */
-    int window, head_count, first_head, group; /* group: heads whose tiles run side by side */
+    int64_t seq_len, width, tokens; /* T; H D; B T */
+    int window, head_count, first_head;
+    int members; /* heads of Q that share one of K and V; all or none of them are in head_count */
+    int group;   /* heads whose tiles run side by side, in the backward pass of K and V */
     float scale, scale_log2;
     float gradient_scale; /* of dQ and dK, with dropout's scale: 0 where every query attends one key */
     mtt__dropout dropout;
@@ -3637,17 +3931,17 @@ struct mtt__flash {
     int slots;
 };
 
-/* First element of a head in `out`, and of its Q in qkv. */
+/* First element of a head in `out`, and of a part of it in qkv. */
 MTT__DEVICE int64_t mtt__flash_out(const mtt__flash &f, int head)
 {
     const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
     return row * f.width + (int64_t)(head % f.view.heads) * f.view.head_dim;
 }
 
-MTT__DEVICE int64_t mtt__flash_q(const mtt__flash &f, int head)
+MTT__DEVICE int64_t mtt__flash_part(const mtt__flash &f, int part, int head)
 {
     const int64_t row = (int64_t)(head / f.view.heads) * f.seq_len;
-    return row * f.view.row + mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
+    return row * f.view.row + mtt_qkv_column(&f.view, part, head % f.view.heads);
 }
 
 /* ---- the algorithm, in exact FP32 ---- */
@@ -3703,8 +3997,9 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_forward_exact(const mt
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const int head = blockIdx.x / tiles, q0 = (tiles - 1 - (int)(blockIdx.x % tiles)) * TILE;
     const int64_t stride = f.view.row;
-    const float *q_gmem = (const float *)f.qkv + mtt__flash_q(f, head);
-    const float *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
+    const float *q_gmem = (const float *)f.qkv + mtt__flash_part(f, MTT__PART_Q, head);
+    const float *k_gmem = (const float *)f.qkv + mtt__flash_part(f, MTT__PART_K, head);
+    const float *v_gmem = k_gmem + f.view.heads_kv * D;
     float *q_smem = (float *)shared, *kv_smem = q_smem + TILE * (D + 1), *p_smem = kv_smem + TILE * (D + 1);
     float o_rmem[R][WIDTH / 16] = {}, row_max[R], row_sum[R] = {};
     for (int r = 0; r < R; r++) row_max[r] = -CUDART_INF_F;
@@ -3807,7 +4102,7 @@ static __global__ void __launch_bounds__(256) mtt_k_flash_stats(const mtt__flash
    Requires:    stats of mtt_k_flash_stats
    Traffic:     the other side's two tensors once a tile; 8 D FLOP a pair with KEYS, 6 D without: P and dS are
                 made twice
-   Determinism: one block makes a row of a gradient, in one order
+   Determinism: one block makes a row of a gradient, in one order: of K and V, head after head that shares it
    Reference:   mtt__flash_backward_keys, mtt__flash_backward_queries */
 template <int WIDTH, int TILE, bool KEYS>
 static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(const mtt__flash f)
@@ -3816,11 +4111,11 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
     extern __shared__ __align__(128) unsigned char shared[];
     const int D = f.view.head_dim, T = (int)f.seq_len, tiles = (T + TILE - 1) / TILE;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
-    const int local = blockIdx.x / tiles, head = f.first_head + local, own = (int)(blockIdx.x % tiles) * TILE;
-    const int64_t stride = f.view.row, q_at = mtt__flash_q(f, head);
-    const float *q_gmem = (const float *)f.qkv + q_at;
-    const float *do_gmem = (const float *)f.d_out + mtt__flash_out(f, head);
-    const float *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
+    const int members = KEYS ? f.members : 1, own = (int)(blockIdx.x % tiles) * TILE;
+    const int first = blockIdx.x / tiles * members; /* of the heads that share the block's */
+    const int64_t stride = f.view.row, k_at = mtt__flash_part(f, MTT__PART_K, f.first_head + first);
+    const int64_t v_at = mtt__flash_part(f, MTT__PART_V, f.first_head + first);
+    const float *k_gmem = (const float *)f.qkv + k_at, *v_gmem = (const float *)f.qkv + v_at;
     float *q_smem = (float *)shared, *do_smem = q_smem + TILE * (D + 1), *k_smem = do_smem + TILE * (D + 1);
     float *v_smem = k_smem + TILE * (D + 1), *p_smem = v_smem + TILE * (D + 1);
     float *ds_smem = p_smem + TILE * (TILE + 1);
@@ -3828,11 +4123,14 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
     int begin = own, end = min(own + TILE, T);
     if (KEYS) end = f.window ? (int)min((int64_t)T, (int64_t)own + TILE - 1 + f.window) : T;
     else begin = f.window ? max(0, own - f.window + 1) / TILE * TILE : 0;
-    for (int other = begin; other < end; other += TILE) {
+    for (int local = first, other = begin; local < first + members;) {
         const int q0 = KEYS ? other : own, k0 = KEYS ? own : other;
+        const int head = f.first_head + local;
+        const float *q_gmem = (const float *)f.qkv + mtt__flash_part(f, MTT__PART_Q, head);
+        const float *do_gmem = (const float *)f.d_out + mtt__flash_out(f, head);
         float s[R][R] = {}, dp[R][R] = {};
         __syncthreads(); /* the last tile is read before the next overwrites it */
-        if (!KEYS || other == begin) {
+        if (!KEYS || (local == first && other == begin)) {
             mtt__load_exact<TILE>(k_smem, k_gmem + k0 * stride, stride, T - k0, D);
             mtt__load_exact<TILE>(v_smem, v_gmem + k0 * stride, stride, T - k0, D);
         }
@@ -3871,9 +4169,12 @@ static __global__ void __launch_bounds__(256, 2) mtt_k_flash_backward_exact(cons
                     if (KEYS) second_rmem[r][c] += p_smem[at] * do_smem[k * (D + 1) + x + 16 * c];
                 }
             }
+        other += TILE;
+        if (other >= end) other = begin, local++;
     }
-    float *first_gmem = (float *)f.d_qkv + q_at + f.part[KEYS ? MTT__PART_K : MTT__PART_Q];
-    float *second_gmem = (float *)f.d_qkv + q_at + f.part[MTT__PART_V];
+    float *first_gmem =
+        (float *)f.d_qkv + (KEYS ? k_at : mtt__flash_part(f, MTT__PART_Q, f.first_head + first));
+    float *second_gmem = (float *)f.d_qkv + v_at;
     for (int r = 0; r < R; r++)
         for (int c = 0; c < WIDTH / 16; c++) {
             const int row = own + y + 16 * r, column = x + 16 * c;
@@ -4223,10 +4524,10 @@ MTT__DEVICE void mtt__store_eight(uint8_t *rows_gmem, int64_t stride, uint8_t *c
 
 /* ---- tensor cores: forward ---- */
 
-/* A head: its number, its first row of B T, its first column of Q and O. It is in shared memory, because
-   accumulators take all registers. */
+/* A head: its number, its first row of B T, its first columns of Q and O, and of K. It is in shared memory,
+   because accumulators take all registers. */
 struct mtt__flash_head {
-    int head, first_row, column;
+    int head, first_row, column, key_column;
 };
 
 MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, int head)
@@ -4234,12 +4535,19 @@ MTT__DEVICE void mtt__flash_head_set(mtt__flash_head &h, const mtt__flash &f, in
     h.head = head;
     h.first_row = head / f.view.heads * (int)f.seq_len;
     h.column = (int)mtt_qkv_column(&f.view, MTT__PART_Q, head % f.view.heads);
+    h.key_column = (int)mtt_qkv_column(&f.view, MTT__PART_K, head % f.view.heads);
 }
 
 /* First element of a row of a head, in `out` or in the Q of qkv, whose rows are `stride` elements. */
 MTT__DEVICE int64_t mtt__flash_row(const mtt__flash_head &h, int row, int stride)
 {
     return (int64_t)(h.first_row + row) * stride + h.column;
+}
+
+/* The same in the K of qkv. */
+MTT__DEVICE int64_t mtt__key_row(const mtt__flash_head &h, int row, int stride)
+{
+    return (int64_t)(h.first_row + row) * stride + h.key_column;
 }
 
 /* Whether code for sm_90a never runs this kernel, so that its body is left out: the >>hopper room has a
@@ -4296,8 +4604,7 @@ template <class S>
 MTT__DEVICE void mtt__forward_copy(const mtt__flash &f, const mtt__flash_head &h, int k0, uint32_t stage_smem)
 {
     const int stride = (int)f.view.row, left = (int)f.seq_len - k0, D = f.view.head_dim;
-    const typename S::E *q_gmem = (const typename S::E *)f.qkv + mtt__flash_row(h, k0, stride);
-    const typename S::E *k_gmem = q_gmem + f.part[MTT__PART_K];
+    const typename S::E *k_gmem = (const typename S::E *)f.qkv + mtt__key_row(h, k0, stride);
     const typename S::E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * f.view.head_dim;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem, k_gmem, stride, left, D, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(stage_smem + S::KV_BYTES, v_gmem, stride, left, D,
@@ -4664,19 +4971,36 @@ template <class S> MTT__DEVICE uint32_t mtt__backward_thread(void)
     return S::CRAMPED ? mtt__opaque(threadIdx.x) : threadIdx.x;
 }
 
-/* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` heads: the
-   first of each head, then the second, ... So the longest go first. */
-template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+/* The block goes on to head `local` of the slice. For one thread. */
+MTT__DEVICE void mtt__backward_go_to(const mtt__flash &f, mtt__backward_block *block, int local)
 {
-    const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
-    const int first = ticket / (f.group * key_tiles) * f.group, group = min(f.group, f.head_count - first);
-    const int in_group = ticket % (f.group * key_tiles), local = first + in_group % group;
-    const int key_tile = in_group / group;
-    const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
     mtt__flash_head_set(block->head, f, f.first_head + local);
     block->local = local, block->slot = local % f.slots, block->round = local / f.slots;
     block->q_gmem = (const char *)f.qkv + mtt__flash_row(block->head, 0, (int)f.view.row) * 2;
     block->do_gmem = (const char *)f.d_out + mtt__flash_row(block->head, 0, (int)f.width) * 2;
+}
+
+/* To the next head that shares the block's keys, if there is one. All threads call this. */
+MTT__DEVICE bool mtt__backward_next(const mtt__flash &f, mtt__backward_block *block)
+{
+    const int next = mtt__uniform(block->local) + 1;
+    if (next % f.members == 0) return false;
+    __syncthreads(); /* all are through with the head before */
+    if (threadIdx.x == 0) mtt__backward_go_to(f, block, next);
+    __syncthreads(); /* the block's work is known to all */
+    return true;
+}
+
+/* Takes the next tile of keys. For one thread. Blocks draw a ticket and take the tiles of `group` heads of K:
+   the first of each head, then the second, ... So the longest go first. */
+template <class S> MTT__DEVICE void mtt__backward_take(const mtt__flash &f, mtt__backward_block *block)
+{
+    const int ticket = atomicAdd(f.ticket, 1), key_tiles = ((int)f.seq_len + S::BLOCK_KV - 1) / S::BLOCK_KV;
+    const int first = ticket / (f.group * key_tiles) * f.group;
+    const int group = min(f.group, f.head_count / f.members - first);
+    const int in_group = ticket % (f.group * key_tiles), key_tile = in_group / group;
+    const int64_t end = f.window ? (int64_t)(key_tile + 1) * S::BLOCK_KV - 1 + f.window : f.seq_len;
+    mtt__backward_go_to(f, block, (first + in_group % group) * f.members);
     block->k0 = key_tile * S::BLOCK_KV, block->first_tile = block->k0 / S::BLOCK_Q;
     block->last_tile = ((int)min(f.seq_len, end) - 1) / S::BLOCK_Q;
 }
@@ -4918,6 +5242,13 @@ MTT__DEVICE void mtt__backward_queries(typename S::query_sums &dq, const mtt__ba
                                                    (q0 + S::BLOCK_Q - at.k0 + 15) / 16);
 }
 
+/* A head's first column of a part of qkv. */
+template <int PART> MTT__DEVICE int mtt__head_column(const mtt__flash &f, const mtt__flash_head &h)
+{
+    if (PART == MTT__PART_Q) return h.column;
+    return PART == MTT__PART_K ? h.key_column : h.key_column + f.view.heads_kv * f.view.head_dim;
+}
+
 /* 16 M rows of gradients of the warp, from `row`, times `factor`, to columns from `column` of a part of
    d_qkv and, in 8 bits, of d_qkv_t. */
 template <class S, int PART, int M, int COLUMNS>
@@ -4927,7 +5258,7 @@ MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at
     const int stride = (int)f.view.row, lane = mtt__opaque(threadIdx.x) & 31;
     if constexpr (std::is_same<typename S::E, __nv_bfloat16>::value)
         if (f.d_qkv_t) {
-            const int64_t first = at.block->head.column + f.part[PART] + column;
+            const int64_t first = mtt__head_column<PART>(f, at.block->head) + column;
             const int64_t token = at.block->head.first_row + row;
             MTT__UNROLL for (int m = 0; m < M; m++)
                 if (row + m * 16 < (int)f.seq_len)
@@ -4937,8 +5268,8 @@ MTT__DEVICE void mtt__backward_store(const mtt__flash &f, const mtt__backward_at
             return;
         }
     row += lane / 4;
-    typename S::E *to_gmem = (typename S::E *)f.d_qkv + mtt__flash_row(at.block->head, row, stride);
-    to_gmem += f.part[PART] + column;
+    typename S::E *to_gmem = (typename S::E *)f.d_qkv + (int64_t)(at.block->head.first_row + row) * stride;
+    to_gmem += mtt__head_column<PART>(f, at.block->head) + column;
     MTT__UNROLL for (int m = 0; m < M; m++)
         MTT__UNROLL for (int h = 0; h < 2; h++) {
             const int further = m * 16 + h * 8;
@@ -4975,47 +5306,50 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS) mtt_k_flash_
     mtt__backward_at at = mtt__backward_begin<S>(f, shared);
     const uint32_t smem = mtt__smem(shared);
     const int T = (int)f.seq_len, stride = (int)f.view.row, D = f.view.head_dim;
-    const E *q_gmem = (const E *)f.qkv + mtt__flash_row(at.block->head, at.k0, stride);
-    const E *k_gmem = q_gmem + f.part[MTT__PART_K], *v_gmem = q_gmem + f.part[MTT__PART_V];
+    const E *k_gmem = (const E *)f.qkv + mtt__key_row(at.block->head, at.k0, stride);
+    const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * D;
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem, k_gmem, stride, T - at.k0, D, threadIdx.x);
     mtt__copy_tile<S::BLOCK_KV, S::D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, D,
                                                   threadIdx.x);
-    mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
-
     typename S::key_sums dk_rmem = {}, dv_rmem = {};
     mtt__random random = {};
     if (S::DROPOUT && f.dropout.threshold) random = mtt__random_of(f.dropout);
-    for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile); tile--) {
-        const int q0 = tile * S::BLOCK_Q;
-        const uint32_t stage_at = mtt__backward_stage<S>(tile);
-        mtt__backward_opaque(at);
-        mtt__copy_wait();
-        __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
-        if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
-            mtt__backward_copy<S>(f, at, smem, tile - 1);
-        MTT__UNROLL for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
-            mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, random, at,
-                                   at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at, smem, q0,
-                                   chunk);
-        __syncthreads(); /* all of P and dS is written before any of it is read */
+    do { /* for each head that shares the keys */
+        mtt__backward_copy<S>(f, at, smem, mtt__uniform(at.block->last_tile));
+        for (int tile = mtt__uniform(at.block->last_tile); tile >= mtt__uniform(at.block->first_tile);
+             tile--) {
+            const int q0 = tile * S::BLOCK_Q;
+            const uint32_t stage_at = mtt__backward_stage<S>(tile);
+            mtt__backward_opaque(at);
+            mtt__copy_wait();
+            __syncthreads(); /* this tile is in shared memory; the last tile's P and dS have been read */
+            if (S::STAGES > 1 && tile > mtt__uniform(at.block->first_tile))
+                mtt__backward_copy<S>(f, at, smem, tile - 1);
+            MTT__UNROLL for (int chunk = 0; chunk < S::QUERIES / S::CHUNK; chunk++)
+                mtt__backward_chunk<S>(dk_rmem, dv_rmem, f, random, at,
+                                       at.k_b + mtt__key_warp<S>() * S::KEYS * S::D * 2, stage_at, smem, q0,
+                                       chunk);
+            __syncthreads(); /* all of P and dS is written before any of it is read */
 
-        const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
-        typename S::query_sums dq_rmem = {};
-        float (*sums)[4] = dq_rmem[0];
-        if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
-        if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
-        if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
-        mtt__backward_queries<S>(dq_rmem, at, q0);
-        if (order.place == order.contributors - 1)
-            mtt__backward_store<S, MTT__PART_Q, S::QUERY_ROWS, S::DQ_COLUMNS>(
-                f, at, dq_rmem, q0 + mtt__dq_row<S>(), mtt__dq_part<S>() * S::DQ_COLUMNS, f.gradient_scale);
-        if (order.hands_over)
-            mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), sums, order.number + 1);
-        if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
-            __syncthreads(); /* all have read Q and dO before the next tile overwrites them */
-            mtt__backward_copy<S>(f, at, smem, tile - 1);
+            const mtt__dq_order order = mtt__dq_order_of<S>(f, at, q0);
+            typename S::query_sums dq_rmem = {};
+            float (*sums)[4] = dq_rmem[0];
+            if (order.waits) mtt__sums_load<S::SUMS, S::THREADS>(sums, mtt__dq_sums<S>(f, at, tile));
+            if (!S::P_IN_REGISTERS) mtt__backward_keys<S>(dk_rmem, dv_rmem, at, stage_at, q0);
+            if (order.waits) mtt__dq_await<S>(sums, f, at, tile, order);
+            mtt__backward_queries<S>(dq_rmem, at, q0);
+            if (order.place == order.contributors - 1)
+                mtt__backward_store<S, MTT__PART_Q, S::QUERY_ROWS, S::DQ_COLUMNS>(
+                    f, at, dq_rmem, q0 + mtt__dq_row<S>(), mtt__dq_part<S>() * S::DQ_COLUMNS,
+                    f.gradient_scale);
+            if (order.hands_over)
+                mtt__sums_store<S::SUMS, S::THREADS>(mtt__dq_sums<S>(f, at, tile), sums, order.number + 1);
+            if (S::STAGES == 1 && tile > mtt__uniform(at.block->first_tile)) {
+                __syncthreads(); /* all have read Q and dO before the next tile overwrites them */
+                mtt__backward_copy<S>(f, at, smem, tile - 1);
+            }
         }
-    }
+    } while (mtt__backward_next(f, (mtt__backward_block *)(shared + S::BLOCK_AT)));
     const int key = at.k0 + mtt__key_warp<S>() * S::KEYS, column = mtt__query_warp<S>() * S::COLUMNS;
     mtt__backward_store<S, MTT__PART_K, S::KEY_ROWS, S::COLUMNS>(f, at, dk_rmem, key, column,
                                                                  f.gradient_scale);
@@ -5033,8 +5367,7 @@ static mtt__flash mtt__flash_arguments(const mtt_op *op, const mtt_tensor *qkv, 
     f.qkv = qkv->data, f.out = out->data, f.lse = (float *)lse->data;
     f.view = mtt_qkv_of(d);
     f.seq_len = d->seq_len, f.width = (int64_t)d->heads * d->head_dim, f.tokens = d->rows;
-    for (int part = 0; part < 3; part++)
-        f.part[part] = mtt_qkv_column(&f.view, part, 0) - mtt_qkv_column(&f.view, MTT__PART_Q, 0);
+    f.members = d->heads / d->heads_kv;
     f.window = d->window < d->seq_len ? d->window : 0;
     f.head_count = d->batch * d->heads;
     f.scale = mtt__head_scale(op), f.scale_log2 = f.scale * 1.4426950408889634f;
@@ -5061,23 +5394,23 @@ static mtt__flash mtt__flash_backward_arguments(const mtt_op *op)
 
 static bool mtt__flash_takes(const mtt_shape *d)
 {
-    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->heads_kv == d->heads &&
-           d->rows >= 1 && d->rows < (int64_t)1 << 31;
+    return d->head_dim >= 8 && d->head_dim <= 256 && d->head_dim % 8 == 0 && d->rows >= 1 &&
+           d->rows < (int64_t)1 << 31;
 }
 
 static mtt_status mtt__flash_refuse(mtt__cuda *c, const mtt_shape *d)
 {
     return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
-                          "flash attention takes head widths of 8, 16, ... 256, as many heads of K as of Q "
-                          "and fewer than 2^31 tokens: width %d, %d and %d heads, %lld tokens",
-                          d->head_dim, d->heads, d->heads_kv, (long long)d->rows);
+                          "flash attention takes head widths of 8, 16, ... 256 and fewer than 2^31 tokens: "
+                          "width %d, %lld tokens",
+                          d->head_dim, (long long)d->rows);
 }
 
 /* Heads whose K and V stay in L2 together. */
 static int mtt__forward_group(const mtt__flash &f)
 {
     const int64_t group = (32 << 20) / (f.seq_len * f.view.head_dim * 4);
-    return (int)(group < 1 ? 1 : group > f.head_count ? f.head_count : group);
+    return (int)mtt__min((group < 1 ? 1 : group) * f.members, f.head_count);
 }
 
 template <class S> static mtt_status mtt__launch_forward(mtt__cuda *c, mtt__flash f)
@@ -5120,7 +5453,8 @@ template <typename E> static mtt_status mtt__launch_stats(mtt__cuda *c, const mt
    whose blocks fill the device, two at least: with fewer, blocks wait for each other's dQ; with more, L2
    holds less of each. The slots of a second group let blocks go on to its heads. Heads that do not fit at
    once, or whose contributions would take more than 14 bits to number, go slice by slice: 4 heads a slot,
-   since with one each head would be a launch of its own. */
+   since with one each head would be a launch of its own. Here heads are those of K, each with its heads of
+   Q. */
 template <class S, typename Kernel>
 static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *kernel, mtt__flash f)
 {
@@ -5128,9 +5462,11 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
     const int64_t key_tiles = mtt__ceil_div(f.seq_len, S::BLOCK_KV);
     const int64_t in_flight = (int64_t)c->processors * S::MIN_BLOCKS;
     const int64_t group = in_flight / key_tiles > 2 ? in_flight / key_tiles : 2;
-    const size_t header = 256, stats_bytes = (size_t)f.seq_len * sizeof(float2), room = op->workspace->bytes;
-    const size_t slot_bytes = key_tiles > 1 ? (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float) : 0;
-    const int heads = f.head_count;
+    const size_t header = 256, members = (size_t)f.members, room = op->workspace->bytes;
+    const size_t stats_bytes = members * (size_t)f.seq_len * sizeof(float2);
+    const size_t sums_bytes = (size_t)query_tiles * S::BLOCK_Q * S::D * sizeof(float);
+    const size_t slot_bytes = key_tiles > 1 ? members * sums_bytes : 0;
+    const int heads = f.head_count / f.members;
     size_t slots = (size_t)mtt__min(group * 2, heads), slice;
     void *scratch = NULL;
     mtt_status status = mtt__scratch(c, op, header + stats_bytes + slot_bytes, &scratch);
@@ -5144,18 +5480,19 @@ static mtt_status mtt__launch_backward(mtt__cuda *c, const mtt_op *op, Kernel *k
         return mtt__cuda_fail(c->env, MTT_E_ARGUMENT,
                               "flash_backward takes sequences of at most %lld tokens: %lld",
                               (long long)16383 * S::BLOCK_KV, (long long)f.seq_len);
-    f.slots = (int)slots;
-    f.group = (int)mtt__min(group, f.slots);
+    f.slots = (int)slots * f.members;
+    f.group = (int)mtt__min(group, (int64_t)slots);
     f.ticket = (int *)scratch;
     f.dq_partial = (float4 *)((char *)scratch + header);
     f.stats = (float2 *)((char *)scratch + header + slots * slot_bytes); /* a multiple of 256 */
-    for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
-        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
+    for (int first = 0, count; first < heads && status == MTT_OK; first += count) {
+        count = (size_t)(heads - first) < slice ? heads - first : (int)slice;
+        f.first_head = first * f.members, f.head_count = count * f.members;
         status = mtt__checked(c, cudaMemsetAsync(scratch, 0, header + slots * slot_bytes, c->stream),
                               "flash_backward");
         if (status == MTT_OK) status = mtt__launch_stats<typename S::E>(c, f);
         if (status == MTT_OK)
-            status = mtt__launch_shared(c, "flash_backward", kernel, (unsigned)(f.head_count * key_tiles),
+            status = mtt__launch_shared(c, "flash_backward", kernel, (unsigned)(count * key_tiles),
                                         S::THREADS, S::SHARED, f);
     }
     return status;
@@ -5195,26 +5532,28 @@ template <int WIDTH, int TILE> static mtt_status mtt__launch_forward_exact(mtt__
                               mtt__blocks(f.seq_len, TILE) * f.head_count, 256, floats * sizeof(float), f);
 }
 
-/* Scratch: stats of a slice of heads. */
+/* Scratch: stats of a slice of heads of K, each with its heads of Q. */
 template <int WIDTH, int TILE>
 static mtt_status mtt__launch_backward_exact(mtt__cuda *c, const mtt_op *op, mtt__flash f)
 {
     const size_t floats = (size_t)4 * TILE * (f.view.head_dim + 1) + 2 * TILE * (TILE + 1);
-    const size_t stats_bytes = (size_t)f.seq_len * sizeof(float2), slice = op->workspace->bytes / stats_bytes;
-    const int heads = f.head_count;
+    const size_t stats_bytes = f.members * (size_t)f.seq_len * sizeof(float2);
+    const size_t slice = op->workspace->bytes / stats_bytes;
+    const int heads = f.head_count / f.members;
     void *scratch = NULL;
     mtt_status status = mtt__scratch(c, op, stats_bytes, &scratch);
     f.stats = (float2 *)scratch;
-    for (f.first_head = 0; f.first_head < heads && status == MTT_OK; f.first_head += f.head_count) {
-        f.head_count = (size_t)(heads - f.first_head) < slice ? heads - f.first_head : (int)slice;
-        const unsigned blocks = mtt__blocks(f.seq_len, TILE) * f.head_count;
+    for (int first = 0, count; first < heads && status == MTT_OK; first += count) {
+        count = (size_t)(heads - first) < slice ? heads - first : (int)slice;
+        f.first_head = first * f.members, f.head_count = count * f.members;
+        const unsigned blocks = mtt__blocks(f.seq_len, TILE);
         status = mtt__launch_stats<float>(c, f);
         if (status == MTT_OK)
             status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, true>,
-                                        blocks, 256, floats * sizeof(float), f);
+                                        blocks * count, 256, floats * sizeof(float), f);
         if (status == MTT_OK)
             status = mtt__launch_shared(c, "flash_backward", mtt_k_flash_backward_exact<WIDTH, TILE, false>,
-                                        blocks, 256, floats * sizeof(float), f);
+                                        blocks * f.head_count, 256, floats * sizeof(float), f);
     }
     return status;
 }
@@ -5913,7 +6252,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     if (threadIdx.x == 0) mtt__flash_head_set(block.head, f, place.head);
     __syncthreads(); /* the block's work is known to all */
     const E *q_gmem = (const E *)f.qkv + mtt__flash_row(block.head, 0, stride);
-    const E *first_key_gmem = q_gmem + f.part[MTT__PART_K];
+    const E *first_key_gmem = (const E *)f.qkv + mtt__key_row(block.head, 0, stride);
     const int head_dim = f.view.head_dim;
     const auto copy = [&](int k0, uint32_t to_smem) {
         const E *k_gmem = first_key_gmem + (int64_t)k0 * stride;
@@ -5986,11 +6325,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
 /* ---- flash attention, backward ---- */
 
 /* The sizes of mtt_k_flash_backward_wgmma. Each of two warpgroups has 64 of every 128 keys, dK and dV of
-   which fill its registers, and DQ_COLUMNS of the columns of dQ. */
-template <typename ELEMENT, int WIDTH, bool WITH_DROPOUT> struct mtt__backward_wgmma_sizes {
+   which fill its registers, and DQ_COLUMNS of the columns of dQ. GROUPS: heads may share the keys. With
+   dropout, 256 keys leave no registers for that. */
+template <typename ELEMENT, int WIDTH, bool WITH_DROPOUT, bool WITH_GROUPS = true>
+struct mtt__backward_wgmma_sizes {
     typedef ELEMENT E;
-    static constexpr bool DROPOUT = WITH_DROPOUT;
-    static constexpr int D = WIDTH, KEY_ROWS = 128 / D, BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
+    static constexpr bool DROPOUT = WITH_DROPOUT, GROUPS = WITH_GROUPS;
+    static constexpr int D = WIDTH, KEY_ROWS = DROPOUT && GROUPS ? 1 : 128 / D;
+    static constexpr int BLOCK_Q = 64, BLOCK_KV = 128 * KEY_ROWS;
     static constexpr int THREADS = 256, MIN_BLOCKS = 1, DQ_COLUMNS = D / 2, SUMS = DQ_COLUMNS / 8;
     /* shared memory: K, V; two stages of Q, dO, stats; dS^T; random bits of each 128 keys */
     static constexpr int KV_BYTES = BLOCK_KV * D * 2, Q_BYTES = BLOCK_Q * D * 2, STAGE = 2 * Q_BYTES + 1024;
@@ -6065,9 +6407,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     __syncthreads(); /* the block's work is known to all */
     mtt__backward_at at = {};
     at.block = &block, at.k0 = mtt__uniform(block.k0);
-    const int first_tile = mtt__uniform(block.first_tile), last_tile = mtt__uniform(block.last_tile);
-    const E *k_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.part[MTT__PART_K];
-    const E *v_gmem = (const E *)block.q_gmem + (int64_t)at.k0 * stride + f.part[MTT__PART_V];
+    const int first_tile = mtt__uniform(block.first_tile);
+    const E *k_gmem = (const E *)f.qkv + mtt__key_row(block.head, at.k0, stride);
+    const E *v_gmem = k_gmem + (int64_t)f.view.heads_kv * head_dim;
     const auto stage_of = [&](int tile) { return smem + 2 * S::KV_BYTES + (tile & 1) * S::STAGE; };
     const auto copy = [&](int tile) {
         const int row = tile * BLOCK_Q, left = T - row, thread = threadIdx.x;
@@ -6085,7 +6427,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
     };
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem, k_gmem, stride, T - at.k0, head_dim);
     mtt__wgmma_copy<BLOCK_KV, D, S::THREADS>(smem + S::KV_BYTES, v_gmem, stride, T - at.k0, head_dim);
-    copy(last_tile);
+    copy(mtt__uniform(block.last_tile));
 
     const int column = warpgroup * S::DQ_COLUMNS;
     const uint32_t k_columns = mtt__wgmma_tile(smem + column / 64 * BLOCK_KV * 128 + column % 64 * 2, 0);
@@ -6116,12 +6458,6 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
             mtt__draw_tiles<BLOCK_Q / 32, 2>(random, row * T + at.k0 + m * 128 + warp * 16, 32 * (int64_t)T,
                                              bits_smem + m * S::BITS_BYTES);
     };
-    mtt__copy_wait();
-    mtt__wgmma_publish();
-    __syncthreads(); /* K, V and the first tile are in shared memory */
-    score(last_tile, 0);
-    mtt__wgmma_wait();
-    mtt__wgmma_hold(s_rmem[0]);
     /* A tile of queries by the block's first 128 ROWS keys. */
     const auto pass = [&](int tile, auto rows_of_128) {
         constexpr int ROWS = decltype(rows_of_128)::value;
@@ -6194,9 +6530,20 @@ static __global__ void __launch_bounds__(S::THREADS, S::MIN_BLOCKS)
         mtt__wgmma_wait();
         mtt__wgmma_hold(s_rmem[0]);
     };
-    int tile = last_tile; /* the last tiles attend only the first 128 keys */
-    for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--) pass(tile, std::integral_constant<int, KEY_ROWS>());
-    for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>());
+    for (;;) { /* for each head that shares the keys */
+        int tile = mtt__uniform(block.last_tile); /* the last tiles attend only the first 128 keys */
+        mtt__copy_wait();
+        mtt__wgmma_publish();
+        __syncthreads(); /* K, V and the first tile are in shared memory */
+        score(tile, 0);
+        mtt__wgmma_wait();
+        mtt__wgmma_hold(s_rmem[0]);
+        for (; tile >= first_tile + KEY_ROWS * 2 - 2; tile--)
+            pass(tile, std::integral_constant<int, KEY_ROWS>());
+        for (; tile >= first_tile; tile--) pass(tile, std::integral_constant<int, 1>());
+        if (!S::GROUPS || !mtt__backward_next(f, &block)) break;
+        copy(mtt__uniform(block.last_tile));
+    }
     MTT__UNROLL for (int m = 0; m < KEY_ROWS; m++) {
         const int key = at.k0 + m * 128 + warp * 16;
         mtt__backward_store<S, MTT__PART_K, 1, D>(f, at, dk_rmem[m], key, 0, f.gradient_scale);
@@ -6238,6 +6585,11 @@ static mtt_status mtt__hopper_backward_of(mtt__cuda *c, const mtt_op *op, const 
     typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT> D_64;
     typedef mtt__backward_wgmma_sizes<E, 128, DROPOUT> D_128;
     if (f.view.head_dim > 64) return mtt__launch_backward<D_128>(c, op, mtt_k_flash_backward_wgmma<D_128>, f);
+    if constexpr (DROPOUT)
+        if (f.members == 1) {
+            typedef mtt__backward_wgmma_sizes<E, 64, DROPOUT, false> ALONE;
+            return mtt__launch_backward<ALONE>(c, op, mtt_k_flash_backward_wgmma<ALONE>, f);
+        }
     return mtt__launch_backward<D_64>(c, op, mtt_k_flash_backward_wgmma<D_64>, f);
 }
 

@@ -97,10 +97,12 @@ static const char *describe(const setup *s)
 {
     static char text[256];
     snprintf(text, sizeof(text),
-             "%s%s, C %d, H %d, F %d, V %d, B %d, T %d, W %d, dropout %g, %s attention, %s loss, "
-             "norm %d of place %d, MLP %d%s",
+             "%s%s, C %d, H %d:%d of %d, positions %d%s%s, F %d, V %d, B %d, T %d, W %d, dropout %g, "
+             "%s attention, %s loss, norm %d of place %d, MLP %d%s",
              PRECISIONS[s->policy.precision], s->policy.state ? " compact" : "", s->model.d_model,
-             s->model.heads, s->model.d_ff, s->model.vocab, s->batch, s->seq_len, s->policy.window,
+             s->model.heads, s->model.heads_kv, s->model.d_head, s->model.positions,
+             s->model.rotary_interleaved ? " interleaved" : "", s->model.qk_norm ? " norm" : "",
+             s->model.d_ff, s->model.vocab, s->batch, s->seq_len, s->policy.window,
              (double)s->model.dropout, s->policy.attention ? "flash" : "plain",
              s->policy.loss ? "chunked" : "full", (int)s->model.norm, (int)s->model.norm_place,
              (int)s->model.mlp, s->model.no_biases ? ", no biases" : "");
@@ -925,8 +927,42 @@ static matrix part_of(const textbook *t, double *qkv, int64_t head, int part)
 static matrix output_of(const textbook *t, double *out, int64_t head)
 {
     const mtt_shape *d = t->op->shape;
-    return rows_of(out + head / d->heads * d->seq_len * d->d_model + head % d->heads * d->head_dim,
-                   d->d_model);
+    int64_t width = (int64_t)d->heads * d->head_dim;
+    return rows_of(out + head / d->heads * d->seq_len * width + head % d->heads * d->head_dim, width);
+}
+
+/* Gradients of q, k and v of each query head, as if none shared k and v: rows of three times the output's
+   width. NULL without magnitudes. */
+static double *new_gradients(const textbook *t, int exists)
+{
+    const mtt_shape *d = t->op->shape;
+    return exists ? calloc((size_t)(d->rows * 3 * d->heads * d->head_dim), sizeof(double)) : NULL;
+}
+
+static matrix gradient_of(const textbook *t, double *gradients, int64_t head, int part)
+{
+    const mtt_shape *d = t->op->shape;
+    int64_t width = (int64_t)d->heads * d->head_dim;
+    return rows_of(gradients + head / d->heads * d->seq_len * 3 * width + part * width +
+                       head % d->heads * d->head_dim, 3 * width);
+}
+
+/* Parts `from` to `to` of d_qkv: those of heads that share k and v are added up, one after another. */
+static void join_gradients(const textbook *t, double *gradients, int from, int to, double *d_qkv)
+{
+    const mtt_shape *d = t->op->shape;
+    int64_t head, row, i, group = d->heads / d->heads_kv;
+    int part;
+    for (part = from; part <= to && gradients; part++)
+        for (head = 0; head < (int64_t)d->batch * d->heads; head++) {
+            matrix source = gradient_of(t, gradients, head, part), sum = part_of(t, d_qkv, head, part);
+            for (row = 0; row < d->seq_len; row++)
+                for (i = 0; i < d->head_dim; i++) {
+                    double *at = sum.at + row * sum.row + i, term = source.at[row * source.row + i];
+                    *at = part && head % group ? fp32(t, *at + term) : term;
+                }
+        }
+    free(gradients);
 }
 
 /* Probabilities of a query's scores over the keys that it attends, 0 elsewhere; returns log sum e^score. */
@@ -993,15 +1029,18 @@ static void textbook_attention_values_backward(const textbook *t)
 {
     const numbers_attention_values_backward *v = VALUES(attention_values_backward, t);
     const numbers_attention_values_backward *magnitude = MAGNITUDES(attention_values_backward, t);
+    double *gradients = new_gradients(t, 1), *sizes = new_gradients(t, t->exact);
     FOR_EACH_HEAD(h) {
         matrix d_out = output_of(t, v->d_out, h), p = transposed(rows_of(v->probs + h * T * T, T));
         matrix values = transposed(part_of(t, v->qkv, h, 2));
         product(t, T, T, D, d_out, values, rows_of(v->d_probs + h * T * T, T));
-        product(t, T, D, T, p, d_out, part_of(t, v->d_qkv, h, 2));
+        product(t, T, D, T, p, d_out, gradient_of(t, gradients, h, 2));
         if (!t->exact) continue;
         product_magnitude(T, T, D, d_out, values, rows_of(magnitude->d_probs + h * T * T, T));
-        product_magnitude(T, D, T, p, d_out, part_of(t, magnitude->d_qkv, h, 2));
+        product_magnitude(T, D, T, p, d_out, gradient_of(t, sizes, h, 2));
     }
+    join_gradients(t, gradients, 2, 2, v->d_qkv);
+    join_gradients(t, sizes, 2, 2, magnitude->d_qkv);
 }
 
 /* dS = P (mask dP - sum of mask dP P) of a row. */
@@ -1040,25 +1079,28 @@ static void textbook_softmax_backward(const textbook *t)
 
 /* dQ = scale dS K, dK = scale dS^T Q; of magnitudes, the same from those of dS. */
 static void query_and_key_gradients(const textbook *t, double *ds, double *ds_size, double scale, double *qkv,
-                                    int64_t h, double *d_qkv, double *size)
+                                    int64_t h, double *gradients, double *sizes)
 {
     int64_t T = t->op->shape->seq_len, D = t->op->shape->head_dim;
     matrix q = part_of(t, qkv, h, 0), k = part_of(t, qkv, h, 1);
-    scaled_product(t, T, D, T, scale, rows_of(ds, T), k, part_of(t, d_qkv, h, 0));
-    scaled_product(t, T, D, T, scale, transposed(rows_of(ds, T)), q, part_of(t, d_qkv, h, 1));
+    scaled_product(t, T, D, T, scale, rows_of(ds, T), k, gradient_of(t, gradients, h, 0));
+    scaled_product(t, T, D, T, scale, transposed(rows_of(ds, T)), q, gradient_of(t, gradients, h, 1));
     if (!t->exact) return;
-    scaled_magnitude(T, D, T, scale, rows_of(ds_size, T), k, part_of(t, size, h, 0));
-    scaled_magnitude(T, D, T, scale, transposed(rows_of(ds_size, T)), q, part_of(t, size, h, 1));
+    scaled_magnitude(T, D, T, scale, rows_of(ds_size, T), k, gradient_of(t, sizes, h, 0));
+    scaled_magnitude(T, D, T, scale, transposed(rows_of(ds_size, T)), q, gradient_of(t, sizes, h, 1));
 }
 
 static void textbook_attention_scores_backward(const textbook *t)
 {
     const numbers_attention_scores_backward *v = VALUES(attention_scores_backward, t);
     const numbers_attention_scores_backward *magnitude = MAGNITUDES(attention_scores_backward, t);
+    double *gradients = new_gradients(t, 1), *sizes = new_gradients(t, t->exact);
     FOR_EACH_HEAD(h) {
         double *ds = v->d_scores + h * T * T;
-        query_and_key_gradients(t, ds, ds, scale, v->qkv, h, v->d_qkv, t->exact ? magnitude->d_qkv : NULL);
+        query_and_key_gradients(t, ds, ds, scale, v->qkv, h, gradients, sizes);
     }
+    join_gradients(t, gradients, 0, 1, v->d_qkv);
+    join_gradients(t, sizes, 0, 1, magnitude->d_qkv);
 }
 
 static double *new_square(int64_t T)
@@ -1113,12 +1155,13 @@ static void textbook_flash_backward(const textbook *t)
 {
     const mtt_flash_backward *o = MTT_OPERANDS_OF(flash_backward, t->op);
     const numbers_flash_backward *v = VALUES(flash_backward, t), *magnitude = MAGNITUDES(flash_backward, t);
+    double *gradients = new_gradients(t, 1), *sizes = new_gradients(t, t->exact);
     FOR_EACH_HEAD(h) {
         double *s = new_square(T), *dp = new_square(T), *s_size = new_square(T), *dp_size = new_square(T);
         double kept = mtt__dropout_scale(mtt__dropout_threshold(t->op->shape->dropout, 8), 8);
         float *mask = malloc((size_t)T * sizeof(float));
         matrix d_out = output_of(t, v->d_out, h), out = output_of(t, v->out, h),
-               dv = part_of(t, v->d_qkv, h, 2);
+               dv = gradient_of(t, gradients, h, 2);
         matrix q = part_of(t, v->qkv, h, 0), k = transposed(part_of(t, v->qkv, h, 1));
         matrix values = transposed(part_of(t, v->qkv, h, 2));
         int64_t i, j;
@@ -1150,16 +1193,133 @@ static void textbook_flash_backward(const textbook *t)
         }
         scaled_product(t, T, D, T, kept, transposed(rows_of(s, T)), d_out, dv);
         if (t->exact)
-            product_magnitude(T, D, T, transposed(rows_of(s_size, T)), d_out,
-                              part_of(t, magnitude->d_qkv, h, 2));
-        query_and_key_gradients(t, dp, dp_size, scale * kept, v->qkv, h, v->d_qkv,
-                                t->exact ? magnitude->d_qkv : NULL);
+            product_magnitude(T, D, T, transposed(rows_of(s_size, T)), d_out, gradient_of(t, sizes, h, 2));
+        query_and_key_gradients(t, dp, dp_size, scale * kept, v->qkv, h, gradients, sizes);
         free(s);
         free(dp);
         free(s_size);
         free(dp_size);
         free(mask);
     }
+    join_gradients(t, gradients, 0, 2, v->d_qkv);
+    join_gradients(t, sizes, 0, 2, magnitude->d_qkv);
+}
+
+/* A head of q or k: x / sqrt(mean x^2 + 1e-6), whose error grows with those of all x. */
+static void normalize_head(const textbook *t, const double *gain, double *x, double *size)
+{
+    int64_t D = t->op->shape->head_dim, i;
+    double squares = 0, doubt = 0, rstd;
+    for (i = 0; i < D; i++) squares = fp32(t, squares + fp32(t, x[i] * x[i]));
+    rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, fp32(t, squares / (double)D) + (double)MTT_QK_NORM_EPS))));
+    for (i = 0; i < D; i++) doubt += fabs(x[i]) * size[i] / (double)D * rstd * rstd;
+    for (i = 0; i < D; i++) {
+        size[i] = (size[i] + fabs(x[i]) * doubt) * rstd * fabs(gain ? gain[i] : 1);
+        x[i] = fp32(t, fp32(t, x[i] * rstd) * (gain ? gain[i] : 1));
+    }
+}
+
+/* Pairs of a head as complex numbers, times e^(i angle), or backward e^(-i angle). */
+static void rotate_head(const textbook *t, const double *angles, int backward, double *x, double *size)
+{
+    int64_t D = t->op->shape->head_dim, i, apart = t->op->shape->rotary_interleaved ? 1 : D / 2;
+    for (i = 0; i < D / 2 && angles; i++) {
+        int64_t a = apart == 1 ? 2 * i : i, b = a + apart;
+        double c = angles[2 * i], e = backward ? -angles[2 * i + 1] : angles[2 * i + 1];
+        double x_a = x[a], x_b = x[b], size_a = size[a], size_b = size[b];
+        x[a] = fp32(t, fp32(t, x_a * c) - fp32(t, x_b * e));
+        x[b] = fp32(t, fp32(t, x_b * c) + fp32(t, x_a * e));
+        size[a] = size_a * fabs(c) + size_b * fabs(e);
+        size[b] = size_b * fabs(c) + size_a * fabs(e);
+    }
+}
+
+/* Rows of q, k and v, in place, with their magnitudes. */
+static void turn_rows(const textbook *t, const double *angles, const double *q_gain, const double *k_gain,
+                      double *y, double *y_size)
+{
+    const mtt_shape *d = t->op->shape;
+    int64_t D = d->head_dim, width = mtt_qkv_of(d).row, row, head;
+    for (row = 0; row < d->rows; row++)
+        for (head = 0; head < d->heads + d->heads_kv; head++) {
+            double *x = y + row * width + head * D, *size = y_size + row * width + head * D;
+            if (q_gain) normalize_head(t, head < d->heads ? q_gain : k_gain, x, size);
+            rotate_head(t, angles ? angles + row % d->seq_len * D : NULL, 0, x, size);
+        }
+}
+
+static void textbook_rotary(const textbook *t)
+{
+    const mtt_rotary *o = MTT_OPERANDS_OF(rotary, t->op);
+    const numbers_rotary *v = VALUES(rotary, t);
+    int64_t count = mtt__elements(o->y), width = mtt__width(o->y), v_width = 0, i;
+    double *size = malloc((size_t)count * sizeof(double));
+    v_width = (int64_t)t->op->shape->heads_kv * t->op->shape->head_dim;
+    memcpy(v->y, v->qkv, (size_t)count * sizeof(double));
+    for (i = 0; i < count; i++) size[i] = i % width < width - v_width ? fabs(v->y[i]) : 0;
+    turn_rows(t, v->angles, v->q_gain, v->k_gain, v->y, size);
+    if (t->exact) memcpy(MAGNITUDES(rotary, t)->y, size, (size_t)count * sizeof(double));
+    free(size);
+}
+
+/* The product is stored before its heads are normalized and rotated. */
+static void textbook_linear_rotary(const textbook *t)
+{
+    const mtt_linear_rotary *o = MTT_OPERANDS_OF(linear_rotary, t->op);
+    const numbers_linear_rotary *v = VALUES(linear_rotary, t);
+    int64_t count = mtt__elements(o->y);
+    double *size = calloc((size_t)count, sizeof(double));
+    biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight,
+                   t->op->transposed, v->bias, v->y, size);
+    if (!t->exact) store_all(t, o->y, v->y);
+    turn_rows(t, v->angles, v->q_gain, v->k_gain, v->y, size);
+    if (t->exact) memcpy(MAGNITUDES(linear_rotary, t)->y, size, (size_t)count * sizeof(double));
+    free(size);
+}
+
+static void textbook_rotary_backward(const textbook *t)
+{
+    const mtt_rotary_backward *o = MTT_OPERANDS_OF(rotary_backward, t->op);
+    const numbers_rotary_backward *v = VALUES(rotary_backward, t),
+                                  *magnitude = MAGNITUDES(rotary_backward, t);
+    const mtt_shape *d = t->op->shape;
+    int64_t D = d->head_dim, width = mtt__width(o->dx), row, head, i;
+    double *gradients[2] = {v->d_q_gain, v->d_k_gain}, *sizes[2] = {magnitude->d_q_gain, magnitude->d_k_gain};
+    for (i = 0; i < (o->q_gain ? 2 * D : 0); i++) {
+        gradients[i / D][i % D] = 0;
+        if (t->exact) sizes[i / D][i % D] = 0;
+    }
+    for (i = 0; i < d->rows * width && t->exact; i++) magnitude->dx[i] = 0;
+    for (row = 0; row < d->rows; row++)
+        for (head = 0; head < d->heads + d->heads_kv; head++) {
+            int64_t at = row * width + head * D, of_k = head >= d->heads;
+            double g[256], size[256], x[256], x_size[256], mean = 0, mean_size = 0, squares = 0, rstd;
+            for (i = 0; i < D; i++) g[i] = v->dy[at + i], size[i] = fabs(g[i]);
+            rotate_head(t, v->angles ? v->angles + row % d->seq_len * D : NULL, 1, g, size);
+            if (o->q_gain) {
+                const double *gain = of_k ? v->k_gain : v->q_gain;
+                for (i = 0; i < D; i++) x[i] = v->qkv[at + i], x_size[i] = fabs(x[i]), squares += x[i] * x[i];
+                rstd = fp32(t, 1 / sqrt(squares / (double)D + (double)MTT_QK_NORM_EPS));
+                normalize_head(t, NULL, x, x_size);
+                for (i = 0; i < D; i++) {
+                    gradients[of_k][i] = fp32(t, gradients[of_k][i] + fp32(t, g[i] * x[i]));
+                    if (t->exact) sizes[of_k][i] += size[i] * x_size[i];
+                    g[i] = fp32(t, g[i] * gain[i]);
+                    size[i] *= fabs(gain[i]);
+                    mean = fp32(t, mean + fp32(t, g[i] * x[i]));
+                    mean_size += size[i] * x_size[i] / (double)D;
+                }
+                mean = fp32(t, mean / (double)D);
+                for (i = 0; i < D; i++) {
+                    g[i] = fp32(t, rstd * fp32(t, g[i] - fp32(t, x[i] * mean)));
+                    size[i] = rstd * (2 * size[i] + 2 * x_size[i] * mean_size);
+                }
+            }
+            for (i = 0; i < D; i++) {
+                v->dx[at + i] = g[i];
+                if (t->exact) magnitude->dx[at + i] = size[i];
+            }
+        }
 }
 
 /* {loss, hit, log sum e^x} of a row of logits; x_size: magnitudes of the logits, or NULL for 0. */
@@ -1381,6 +1541,9 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_linear] = textbook_linear,
     [MTT_OP_gelu] = textbook_gelu,
     [MTT_OP_linear_gelu] = textbook_linear_gelu,
+    [MTT_OP_rotary] = textbook_rotary,
+    [MTT_OP_linear_rotary] = textbook_linear_rotary,
+    [MTT_OP_rotary_backward] = textbook_rotary_backward,
     [MTT_OP_residual] = textbook_residual,
     [MTT_OP_residual_norm] = textbook_residual_norm,
     [MTT_OP_attention_scores] = textbook_attention_scores,
@@ -1550,7 +1713,13 @@ static void fill_state(const lock_step *l, int which)
     for (i = 0; i < p->tensor_count; i++) {
         const mtt_tensor *t = p->tensors[i];
         if (!t->persistent || t == p->workspace) continue;
-        if (t->category == MTT_WEIGHTS || t == p->positions)
+        if (t == p->angles) {
+            int64_t k;
+            for (k = 0; k < mtt__elements(t); k += 2) {
+                double angle = 6.283185307179586 * (double)below(1 << 20) / (1 << 20);
+                ((float *)t->data)[k] = (float)cos(angle), ((float *)t->data)[k + 1] = (float)sin(angle);
+            }
+        } else if (t->category == MTT_WEIGHTS || t == p->positions)
             fill_tensor(t, t->rank > 1 ? 0.05f : 0.3f, t->rank > 1 ? 0 : 0.7f);
         else memset(t->data, 0, t->bytes);
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
@@ -1686,6 +1855,7 @@ static int is_product(const mtt_op *op)
     switch (op->kind) {
     case MTT_OP_linear:
     case MTT_OP_linear_gelu:
+    case MTT_OP_linear_rotary:
     case MTT_OP_linear_backward_input:
     case MTT_OP_linear_backward_gelu:
     case MTT_OP_linear_backward_weight:
@@ -1737,7 +1907,8 @@ static int parts_of(const mtt_op *op, const mtt_tensor *out)
     if (out->role == MTT__A_ROW_LOSS) return 3;
     if (out->role == MTT__A_LN_1_STATS || out->role == MTT__A_LN_2_STATS || out->role == MTT__A_LN_F_STATS)
         return 2;
-    return gradients && out->rank == 2 ? 3 : 1;
+    if (!gradients || out->rank != 2) return 1;
+    return op->shape->heads_kv == op->shape->heads ? 3 : op->shape->heads + 2 * op->shape->heads_kv;
 }
 
 static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const char *whose,
@@ -1767,7 +1938,9 @@ typedef struct compared {
 /* Whether a part must be 0: the gradients of q and k where every query attends one key. */
 static int is_zero(const mtt_op *op, int part)
 {
-    return op->kind == MTT_OP_flash_backward && part < 2 && mtt__attends_one(op->shape);
+    const mtt_shape *d = op->shape;
+    int first_v = d->heads_kv == d->heads ? 2 : d->heads + d->heads_kv;
+    return op->kind == MTT_OP_flash_backward && part < first_v && mtt__attends_one(d);
 }
 
 static void compare_numbers(const setup *s, const mtt_op *op, compared c)
@@ -2006,7 +2179,7 @@ static int is_new(const mtt_op *op)
     static uint64_t seen[SLOTS];
     const mtt_shape *d = op->shape;
     uint64_t hash = 1469598103934665603u;
-    int64_t key[] = {op->kind,  d->batch,       d->seq_len,     d->heads,
+    int64_t key[] = {op->kind,  d->batch,       d->seq_len,     d->heads, d->heads_kv, d->rotary_interleaved,
                      d->window, d->dropout > 0, op->transposed, op->adds};
     int i, k;
 #define MIX(x) hash = (hash ^ (uint64_t)(x)) * 1099511628211u, hash ^= hash >> 29
@@ -2448,6 +2621,32 @@ static setup small_setup(int number)
     return s;
 }
 
+enum { OPTION_SETUPS = 1600 };
+
+/* Options of attention: groups of heads, every width of a head, positions, norms of q and k. */
+static setup option_setup(int number)
+{
+    static const int GROUPS[] = {1, 2, 3, 4, 8};
+    setup s = small_setup(4 * number + below(4));
+    int group = GROUPS[number % 5], width = number * 7 % 32 + 1;
+    s.model.heads_kv = number % 5 > 2 ? 1 : 1 + below(2);
+    s.model.heads = s.model.heads_kv * group;
+    s.model.d_head = 8 * width;
+    s.model.d_model = 8 * (1 + below(12));
+    s.seq_len = number % 37 == 11 ? 300 + below(200) : 1 + below(s.model.heads * width > 60 ? 70 : 130);
+    s.batch = s.seq_len > 200 ? 1 : 1 + below(2);
+    s.model.max_seq = s.seq_len;
+    s.model.positions = (mtt_positions)(number / 2 % 4);
+    s.model.rotary_interleaved = below(2);
+    s.model.qk_norm = below(2);
+    s.model.dropout = below(3) ? 0 : 0.1f + 0.1f * (float)below(5);
+    s.policy.attention = number % 4 == 3 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
+    s.policy.precision = (mtt_precision)(number / 3 % 4);
+    s.policy.window = below(3) ? 0 : 1 + below(s.seq_len);
+    s.policy.recompute = (mtt_recompute)below(4);
+    return s;
+}
+
 /* Chunked losses alone: rows of logits as long as a block takes in 16 bits, as clusters of 2, 4 and 8 blocks
    take, and longer, each with more rows than the device has such clusters. */
 static void long_rows(void)
@@ -2609,6 +2808,14 @@ static setup eight_setup(int number)
     s.policy.window = below(2) ? 0 : 1 + below(s.seq_len);
     s.policy.accumulate = 1 + below(2);
     s.policy.kept_inputs = number % 8 == 7 ? MTT_KEPT_FP8 : MTT_KEPT_FULL;
+    if (number % 7 == 6) { /* options of attention */
+        s.model.heads_kv = 1 + below(2);
+        s.model.heads = s.model.heads_kv * (1 + below(4));
+        s.model.d_head = 16 * (1 + below(8));
+        s.model.positions = (mtt_positions)below(4);
+        s.model.rotary_interleaved = below(2);
+        s.model.qk_norm = below(2);
+    }
     return s;
 }
 
@@ -3064,6 +3271,11 @@ static void operations(int large, int small)
     }
     for (number = 0; number < small; number++) {
         setup s = small_setup(number);
+        s.policy.accumulate = 1 + below(2);
+        step_schedule(&s, 1);
+    }
+    for (number = 0; number < (small < SMALL_SETUPS ? small : OPTION_SETUPS); number++) {
+        setup s = option_setup(number);
         s.policy.accumulate = 1 + below(2);
         step_schedule(&s, 1);
     }

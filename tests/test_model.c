@@ -98,6 +98,7 @@ typedef struct reference {
     mtt_model_desc model;
     int window, batch, seq_len, parameters, layer_first, head_first;
     int at[8][LAYER_PARAMETERS]; /* of each layer's, its place below; -1: the model has none */
+    int gains_first; /* of q and k, two in a layer */
     parameter parameter[MAX_PARAMETERS];
     size_t weights;
 } reference;
@@ -124,6 +125,7 @@ static void reference_init(reference *r, const mtt_model_desc *m, int window, in
 {
     int C = m->d_model, F = m->d_ff, gated = m->mlp == MTT_MLP_SWIGLU, layers = m->layers;
     int normed = m->norm_place != MTT_NORM_NONE, shifted = normed && m->norm == MTT_NORM_LAYER;
+    int wide = m->heads * m->d_head, row = wide + 2 * m->heads_kv * m->d_head;
     memset(r, 0, sizeof(*r));
     r->model = *m;
     r->window = window;
@@ -136,9 +138,9 @@ static void reference_init(reference *r, const mtt_model_desc *m, int window, in
         const struct { int rows, cols, there; const char *format; } of_layer[LAYER_PARAMETERS] = {
             {C, 0, normed, "h.%d.ln_1.weight"},
             {C, 0, shifted, "h.%d.ln_1.bias"},
-            {C, 3 * C, 1, "h.%d.attn.c_attn.weight"},
-            {3 * C, 0, !m->no_biases, "h.%d.attn.c_attn.bias"},
-            {C, C, 1, "h.%d.attn.c_proj.weight"},
+            {C, row, 1, "h.%d.attn.c_attn.weight"},
+            {row, 0, !m->no_biases, "h.%d.attn.c_attn.bias"},
+            {wide, C, 1, "h.%d.attn.c_proj.weight"},
             {C, 0, !m->no_biases, "h.%d.attn.c_proj.bias"},
             {C, 0, normed, "h.%d.ln_2.weight"},
             {C, 0, shifted, "h.%d.ln_2.bias"},
@@ -157,6 +159,11 @@ static void reference_init(reference *r, const mtt_model_desc *m, int window, in
     if (m->norm_place == MTT_NORM_PRE && shifted) add_parameter(r, layers, C, 0, "ln_f.bias", 0);
     if (!m->tied_head) add_parameter(r, layers, m->vocab, C, "lm_head.weight", 0);
     if (!m->no_head_bias && !m->no_biases) add_parameter(r, layers, m->vocab, 0, "lm_head.bias", 0);
+    r->gains_first = r->parameters;
+    for (int l = 0; l < (m->qk_norm ? m->layers : 0); l++) {
+        add_parameter(r, l, m->d_head, 0, "h.%d.attn.q_norm.weight", l);
+        add_parameter(r, l, m->d_head, 0, "h.%d.attn.k_norm.weight", l);
+    }
 }
 
 static size_t mask_count(const reference *r)
@@ -230,24 +237,48 @@ static void activate(const mtt_model_desc *m, const double *f, double *y)
     }
 }
 
+/* Normalizes the heads of q and k, where the model says so, and rotates their pairs by complex numbers. */
+static void turn_heads(const reference *r, const double *w, int layer, double *qkv)
+{
+    const mtt_model_desc *m = &r->model;
+    int D = m->d_head, heads = m->heads + m->heads_kv, width = (heads + m->heads_kv) * D;
+    for (int row = 0; row < r->batch * r->seq_len; row++)
+        for (int h = 0; h < heads; h++) {
+            const parameter *gain = r->parameter + r->gains_first + 2 * layer + (h >= m->heads);
+            double *x = qkv + row * width + h * D, squares = 0;
+            for (int d = 0; d < D; d++) squares += x[d] * x[d] / D;
+            for (int d = 0; d < D && m->qk_norm; d++)
+                x[d] *= w[gain->first + (size_t)d] / sqrt(squares + 1e-6);
+            for (int i = 0; i < D / 2 && m->positions == MTT_POSITIONS_ROTARY; i++) {
+                double angle = row % r->seq_len * pow((double)m->rotary_theta, -2.0 * i / D);
+                double *a = m->rotary_interleaved ? x + 2 * i : x + i;
+                double *b = m->rotary_interleaved ? x + 2 * i + 1 : x + i + D / 2, old = *a;
+                *a = old * cos(angle) - *b * sin(angle);
+                *b = old * sin(angle) + *b * cos(angle);
+            }
+        }
+}
+
 static void attend(double *y, const double *qkv, const double *mask, const reference *r)
 {
-    int T = r->seq_len, C = r->model.d_model, H = r->model.heads, D = C / H;
+    int T = r->seq_len, H = r->model.heads, K = r->model.heads_kv, D = r->model.d_head;
+    int wide = (H + 2 * K) * D;
     double *p = malloc((size_t)T * sizeof(double));
     for (int row = 0; row < r->batch * H * T; row++) {
         int b = row / (H * T), h = row / T % H, i = row % T,
             lo = r->window && i >= r->window ? i - r->window + 1 : 0;
-        const double *q = qkv + (b * T + i) * 3 * C + h * D, *k = qkv + b * T * 3 * C + C + h * D, *v = k + C;
-        double *out = y + (b * T + i) * C + h * D, largest = -1e300, sum = 0;
+        const double *of_b = qkv + b * T * wide, *q = of_b + i * wide + h * D;
+        const double *k = of_b + (H + h / (H / K)) * D, *v = k + K * D;
+        double *out = y + (b * T + i) * H * D + h * D, largest = -1e300, sum = 0;
         for (int j = lo; j <= i; j++) {
             p[j] = 0;
-            for (int d = 0; d < D; d++) p[j] += q[d] * k[j * 3 * C + d] / sqrt(D);
+            for (int d = 0; d < D; d++) p[j] += q[d] * k[j * wide + d] / sqrt(D);
             if (p[j] > largest) largest = p[j];
         }
         for (int j = lo; j <= i; j++) sum += p[j] = exp(p[j] - largest);
         for (int d = 0; d < D; d++) out[d] = 0;
         for (int j = lo; j <= i; j++)
-            for (int d = 0; d < D; d++) out[d] += p[j] / sum * mask[row * T + j] * v[j * 3 * C + d];
+            for (int d = 0; d < D; d++) out[d] += p[j] / sum * mask[row * T + j] * v[j * wide + d];
     }
     free(p);
 }
@@ -267,16 +298,19 @@ static void layer_forward(const reference *r, const double *w, const double *mas
     int post = r->model.norm_place == MTT_NORM_POST;
     size_t width = (size_t)(rows * C), scores = (size_t)(r->batch * r->model.heads * r->seq_len * r->seq_len);
     const double *attention_mask = masks + width + (size_t)layer * (scores + 2 * width);
-    double *n = malloc((width * 5 + (size_t)(rows * (F + fc))) * sizeof(double)), *qkv = n + width,
-           *o = qkv + 3 * width, *f = o + width, *g = f + rows * fc;
+    int out = r->model.heads * r->model.d_head, wide = out + 2 * r->model.heads_kv * r->model.d_head;
+    size_t most = (size_t)rows * (size_t)(out > C ? out : C);
+    double *n = malloc((2 * most + (size_t)(rows * (wide + F + fc))) * sizeof(double)), *qkv = n + most,
+           *o = qkv + rows * wide, *f = o + most, *g = f + rows * fc;
 #define WEIGHT(k) weight_of(r, w, layer, k)
     if (pre) norm(r, n, x, WEIGHT(LN1_W), WEIGHT(LN1_B));
     else memcpy(n, x, width * sizeof(double));
     note_peak(4 * layer, n, width);
-    linear(qkv, n, WEIGHT(ATTN_W), WEIGHT(ATTN_B), rows, C, 3 * C);
+    linear(qkv, n, WEIGHT(ATTN_W), WEIGHT(ATTN_B), rows, C, wide);
+    turn_heads(r, w, layer, qkv);
     attend(n, qkv, attention_mask, r);
-    note_peak(4 * layer + 1, n, width);
-    linear(o, n, WEIGHT(PROJ_W), WEIGHT(PROJ_B), rows, C, C);
+    note_peak(4 * layer + 1, n, (size_t)(rows * out));
+    linear(o, n, WEIGHT(PROJ_W), WEIGHT(PROJ_B), rows, out, C);
     for (size_t i = 0; i < width; i++) y[i] = x[i] + o[i] * attention_mask[scores + i];
     if (post) norm(r, y, y, WEIGHT(LN1_W), WEIGHT(LN1_B));
     if (pre) norm(r, n, y, WEIGHT(LN2_W), WEIGHT(LN2_B));
@@ -299,6 +333,7 @@ static void embed(const reference *r, const double *w, const micro_batch *mb, do
         for (int c = 0; c < C; c++) {
             double angle = t / pow(10000, c / 2 * 2 / (double)C),
                    position = 0.02 * (c % 2 ? cos(angle) : sin(angle));
+            if (r->model.positions > MTT_POSITIONS_LEARNED) position = 0;
             if (r->model.positions == MTT_POSITIONS_LEARNED)
                 position = w[r->parameter[1].first + (size_t)(t * C + c)];
             x[row * C + c] = (w[mb->tokens[row] * C + c] + position) * mb->masks[row * C + c];
@@ -535,7 +570,7 @@ static float *random_weights(const reference *r)
     float *w = malloc(r->weights * sizeof(float));
     for (int i = 0; i < r->parameters; i++) {
         const parameter *p = r->parameter + i;
-        int gain = strstr(p->name, "ln_") && strstr(p->name, ".weight");
+        int gain = !p->cols && strstr(p->name, ".weight") != NULL;
         double scale = !p->cols ? 0.1 : p->name[0] == 'h' ? 1 / sqrt(p->rows) : 0.5;
         for (size_t e = 0; e < p->count; e++)
             w[p->first + e] = mtt__from_bf16(mtt__to_bf16((float)(gain + scale * normal())));
@@ -887,6 +922,114 @@ static void model_options(void)
     }
 }
 
+/* Grouped heads, widths of heads, rotary positions and norms of q and k: each option alone, then at random.
+   Central differences say what the gradient is; recomputation changes no bit of it; memory is as planned. */
+static void attention_options(void)
+{
+    typedef struct options {
+        int heads, heads_kv, d_head, positions, interleaved, qk_norm;
+        float theta;
+    } options;
+    static const options ALONE[] = {
+        {4, 1, 0, 0, 0, 0, 0},  {4, 2, 0, 1, 0, 0, 0}, {2, 0, 16, 0, 0, 0, 0}, {3, 0, 24, 3, 0, 0, 0},
+        {2, 0, 0, 2, 0, 0, 0},  {2, 0, 0, 2, 1, 0, 3}, {2, 0, 0, 0, 0, 1, 0},  {2, 0, 0, 2, 0, 1, 100},
+        {4, 2, 16, 2, 0, 1, 5}, {6, 2, 8, 2, 1, 0, 0}};
+    enum { FIXED = (int)(sizeof(ALONE) / sizeof(ALONE[0])), CASES = FIXED + 20 };
+    for (int n = 0; n < CASES; n += each() / 2 + 1) {
+        setup s = small_setup();
+        options o = ALONE[n % FIXED];
+        int32_t tokens[32], targets[32];
+        if (n >= FIXED) {
+            static const int GROUPS[] = {1, 2, 3, 4, 8};
+            int group = GROUPS[below(5)];
+            o.heads_kv = 1 + below(group > 3 ? 1 : 2);
+            o = (options){group * o.heads_kv, o.heads_kv, 8 * (1 + below(3)), below(4), below(2), below(2),
+                          (float)(1 + below(200))};
+            s.policy.window = below(2) * (1 + below(9));
+            s.model.dropout = below(3) ? 0 : 0.2f;
+            s.model.tied_head = below(2);
+        }
+        s.model.heads = o.heads, s.model.heads_kv = o.heads_kv, s.model.d_head = o.d_head;
+        if (!o.d_head && o.heads == 4) s.model.d_model = 32;
+        s.model.positions = (mtt_positions)o.positions, s.model.rotary_theta = o.theta;
+        s.model.rotary_interleaved = o.interleaved, s.model.qk_norm = o.qk_norm;
+        check_parameters(&s);
+        reference r = reference_of(&s);
+        float *w = random_weights(&r), *first = malloc(r.weights * sizeof(float));
+        float *g = malloc(r.weights * sizeof(float));
+        double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
+        for (size_t i = 0; i < r.weights; i++) wide[i] = w[i];
+        random_tokens(&s, 2, n % 3, tokens, targets);
+        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
+                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
+        double loss = reference_loss(&r, wide, mb, 2);
+        central_differences(&r, wide, mb, 2, gradient);
+        for (int i = 0; i < 4 * 2; i++) {
+            static const int KINDS[] = {MTT_FP32, MTT_BF16, MTT_FP16, MTT_FP8};
+            char what[160];
+            s.policy.precision = (mtt_precision)KINDS[i / 2];
+            s.policy.attention = (mtt_attention)(i % 2);
+            s.policy.fp8_products = (mtt_fp8_products)(n % 3);
+            if (s.policy.precision == MTT_FP8 && r.model.heads_kv * r.model.d_head % 16) continue;
+            snprintf(what, sizeof(what),
+                     "%d:%d heads of %d, positions %d, interleaved %d, norm %d, %s, %s, window %d",
+                     r.model.heads, r.model.heads_kv, r.model.d_head, o.positions, o.interleaved, o.qk_norm,
+                     PRECISIONS[s.policy.precision], i % 2 ? "flash" : "plain", s.policy.window);
+            set_recompute(&s, 0);
+            if (s.policy.precision == MTT_FP32) {
+                check_execution(&s, &r, w, tokens, targets, loss, gradient, what);
+            } else {
+                float *rounded = malloc(r.weights * sizeof(float));
+                mtt_step_info info = one_step(&s, w, tokens, targets, rounded);
+                static const double MOST[] = {0, 0, 6e-2, 8e-3, 0.6}; /* twice those of check_execution */
+                double most = MOST[s.policy.precision];
+                double difference = relative_error(rounded, gradient, r.weights);
+                check(difference < most && difference > 1e-5, "%s: the gradient is off by %g", what,
+                      difference);
+                check(fabs(info.loss / loss - 1) < most / 4, "%s: loss %g, not %g", what, info.loss, loss);
+                free(rounded);
+            }
+            for (int way = 0; way < WAYS; way++) {
+                mtt_plan_report report = {.ops = 0};
+                set_recompute(&s, way);
+                mtt_step_info info = one_step(&s, w, tokens, targets, way ? g : first);
+                check(!way || !memcmp(first, g, r.weights * sizeof(float)),
+                      "%s: recompute %s changes the gradient", what, RECOMPUTES[way]);
+                check(!mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report), "a plan failed: %s",
+                      env.error);
+                check(report.arena_bytes == info.arena_bytes, "%s: %zu bytes planned, %zu taken", what,
+                      report.arena_bytes, info.arena_bytes);
+            }
+        }
+        free(w), free(first), free(g), free(wide), free(gradient);
+        free(mb[0].masks), free(mb[1].masks);
+    }
+}
+
+/* Angles at the largest position, against long double. */
+static void angles(void)
+{
+    enum { D = 16, T = 1 << 20 };
+    mtt_model_desc model = {.layers = 1, .heads = 1, .d_head = D, .d_model = 8, .d_ff = 8, .vocab = 8,
+                            .positions = MTT_POSITIONS_ROTARY, .rotary_theta = 10000};
+    mtt_policy policy = {.attention = MTT_ATTENTION_FLASH, .window = 1, .loss = MTT_LOSS_CHUNKED,
+                         .recompute = MTT_RECOMPUTE_LAYER};
+    setup s = {.model = model, .policy = policy, .optim = {.lr = 1e-3f}, .batch = 1, .seq_len = T};
+    mtt_trainer *trainer = open_trainer(&s);
+    const float *table = trainer->schedule->programs[MTT__TRAIN].angles->data;
+    double worst = 0;
+    for (int t = T - 1000; t < T; t++)
+        for (int i = 0; i < D / 2; i++) {
+            long double angle = t * powl(10000, -2.0L * i / D);
+            double c = fabs((double)(table[t * D + 2 * i] - cosl(angle)));
+            double e = fabs((double)(table[t * D + 2 * i + 1] - sinl(angle)));
+            worst = fmax(worst, fmax(c, e));
+        }
+    check(worst < 3.1e-8, "cosines and sines are off by %g", worst); /* half a unit: 2.98e-8, and double's */
+    printf("angles: off by %.2e at most\n", worst);
+    mtt_trainer_destroy(trainer);
+}
+
 /* ------------------------------------------------------------------------ formulas, one at a time ---- */
 
 /* GELU's tanh form and its derivative, against both in double. */
@@ -970,7 +1113,7 @@ static void initial_weights(void)
     const parameter *first = r.parameter + r.layer_first, *second = first + LAYER_PARAMETERS;
     size_t all = 0;
     for (const parameter *p = r.parameter; p < r.parameter + r.parameters; p++) {
-        int gain = strstr(p->name, "ln_") && strstr(p->name, ".weight");
+        int gain = !p->cols && strstr(p->name, ".weight") != NULL;
         double deviation = strstr(p->name, "c_proj.weight") ? 0.02 / sqrt(6) : 0.02;
         for (size_t i = p->first; i < p->first + p->count; i++) {
             if (p->cols) z[all++] = w[i] / deviation;
@@ -4151,8 +4294,10 @@ int main(int argc, char **argv)
     timed("allocations", failing_allocations);
     timed("attention", attention_kinds);
     timed("dropout probabilities", dropout_probabilities);
+    timed("angles", angles);
     timed("gradients", gradients);
     timed("model options", model_options);
+    timed("attention options", attention_options);
     timed("checkpoints", checkpoints);
     timed("FP8", eight_bits);
     timed("repeatable", repeatable);

@@ -549,9 +549,11 @@ static void reports_add_up(void)
 /* Widths and counts that costs depend on, worked out here and not by the library. */
 typedef struct sizes {
     double R, C, F, V, D, RC, RF, S; /* S: elements of the scores */
+    double Q, RQ, RO;                /* Q: columns of q, k and v; RO: elements of attention's output */
     double pairs;                    /* of a query and a key that it attends */
     double E;                        /* bytes of an activation or a weight */
     double parameters, matrices;     /* padded; of the layers' matrices */
+    double vectors, table;           /* other parameters of a layer; learned positions */
     double chunks, chunk, chunk_padded; /* of logits; rows of one, and of its transpose under FP8 */
 } sizes;
 
@@ -560,15 +562,20 @@ static sizes sizes_of(const configuration *c)
     const mtt_model_desc *m = &c->model;
     double rows = c->policy.loss_chunk_rows, window = c->policy.window ? c->policy.window : c->seq_len;
     sizes z = {.R = c->batch * c->seq_len, .C = m->d_model, .F = m->d_ff, .V = (m->vocab + 127) / 128 * 128};
-    z.D = z.C / m->heads;
+    z.D = m->d_head ? m->d_head : z.C / m->heads;
+    z.Q = (m->heads + 2 * (m->heads_kv ? m->heads_kv : m->heads)) * z.D;
+    z.RQ = z.R * z.Q;
+    z.RO = z.R * m->heads * z.D;
     z.RC = z.R * z.C;
     z.RF = z.R * z.F;
     z.S = z.R * m->heads * c->seq_len;
     for (int i = 0; i < c->seq_len; i++) z.pairs += c->batch * m->heads * fmin(window, i + 1);
     z.E = c->policy.precision >= MTT_BF16 ? 2 : 4;
-    z.matrices = m->layers * (4 * z.C * z.C + 2 * z.C * z.F);
-    z.parameters = z.matrices + m->layers * (9 * z.C + z.F) + 2 * z.C + z.V * z.C * (m->tied_head ? 1 : 2) +
-                   (m->no_head_bias ? 0 : z.V) + (m->positions ? m->max_seq * z.C : 0);
+    z.matrices = m->layers * (z.C * z.Q + m->heads * z.D * z.C + 2 * z.C * z.F);
+    z.vectors = z.Q + 6 * z.C + z.F + m->qk_norm * 2 * z.D;
+    z.table = m->positions == MTT_POSITIONS_LEARNED ? m->max_seq * z.C : 0;
+    z.parameters = z.matrices + m->layers * z.vectors + 2 * z.C + z.V * z.C * (m->tied_head ? 1 : 2) +
+                   (m->no_head_bias ? 0 : z.V) + z.table;
     if (c->policy.precision == MTT_FP8) rows = ceil(rows / 16) * 16;
     z.chunks = ceil(z.R / rows);
     z.chunk = fmin(z.R, rows);
@@ -590,6 +597,8 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
     const mtt_policy *p = &c->policy;
     const double R = z->R, C = z->C, F = z->F, V = z->V, D = z->D, RC = z->RC, RF = z->RF, S = z->S, E = z->E;
     const double G = 4, P = z->parameters, stats = 8 * R, lse = 4 * R * c->model.heads, chunks = z->chunks;
+    const double RQ = z->RQ, RO = z->RO, q_gain = c->model.qk_norm, gains = q_gain * 2 * D;
+    const double angles = c->model.positions == MTT_POSITIONS_ROTARY ? 4 * c->seq_len * D : 0;
     const double control = sizeof(mtt_control), counters = sizeof(mtt_counters);
     const int weight = op->kind == MTT_OP_linear_backward_weight, compact = p->state == MTT_STATE_COMPACT;
     const mtt_tensor *from = op->operands[0], *to = op->operands[weight ? 1 : op->inputs];
@@ -631,11 +640,16 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
          X * RC + W * C * F + E * (F + RF) + fused * RF},
         {"residual", RC, E * 3 * RC + control},
         {"residual_norm", 9 * RC, E * (3 * RC + 2 * C) + fused * RC + stats + control},
-        {"attention_scores", 2 * S * D, E * (3 * RC + S)},
+        {"rotary", (q_gain ? 7 : 3) * RQ, E * 2 * RQ + angles + E * gains},
+        {"linear_rotary", (2 * C + (q_gain ? 7 : 3)) * RQ,
+         X * RC + W * C * z->Q + E * (z->Q + 3 * RQ) + angles + E * gains},
+        {"rotary_backward", (q_gain ? 15 : 3) * RQ,
+         E * (2 + q_gain) * RQ + angles + (E + G) * gains},
+        {"attention_scores", 2 * S * D, E * (RQ + S)},
         {"softmax", 5 * S, E * 2 * S},
         {"dropout_scores", S, E * 2 * S + control},
-        {"attention_values", 2 * S * D, E * (S + 3 * RC + RC)},
-        {"flash", 4 * z->pairs * D, E * (3 * RC + RC) + last * RC + lse + control},
+        {"attention_values", 2 * S * D, E * (S + RQ + RO)},
+        {"flash", 4 * z->pairs * D, E * (RQ + RO) + last * RO + lse + control},
         {"pick_row", C, E * 2 * C},
         {"cross_entropy", 4 * R * V, E * R * V + targets + losses},
         {"chunked_loss", (train ? 6 : 2) * RC * V,
@@ -655,11 +669,11 @@ static void check_cost(const configuration *c, const mtt_op *op, int which, cons
         {"dropout_backward", RC, E * 2 * RC + control},
         {"gelu_backward", 21 * RF, (2 * E + Y) * RF + last * 2 * F * padded},
         {"linear_backward_gelu", (2 * C + 21) * RF, E * (RC + C * F + 2 * RF) + last * G * F},
-        {"attention_values_backward", 4 * S * D, E * (RC + S + 3 * RC + S + 3 * RC)},
+        {"attention_values_backward", 4 * S * D, E * (RO + S + RQ + S + RQ)},
         {"softmax_backward", 5 * S, E * 3 * S + control},
-        {"attention_scores_backward", 4 * S * D, E * (S + 3 * RC + 3 * RC)},
+        {"attention_scores_backward", 4 * S * D, E * (S + RQ + RQ)},
         {"flash_backward", 10 * z->pairs * D,
-         E * (RC + 3 * RC + RC) + (last ? 6 : 3 * E) * RC + lse + control},
+         E * (RO + RQ + RO) + (last ? 2 : E) * RQ + lse + control},
         {"embed_backward", RC, 3 * E * RC},
         {"grad_norm", 2 * P, 4 * P - (narrow ? 2 * z->matrices : 0) + control + counters},
         {"adamw", 16 * P, (4 + state) * P - (narrow ? 2 * z->matrices : 0) + control + counters}};
@@ -677,9 +691,9 @@ static void check_sums(const configuration *c, const mtt_op *op, const sizes *z)
 {
     const mtt_model_desc *m = &c->model;
     double head = z->V * (m->tied_head ? 0 : z->C) + z->V * !m->no_head_bias;
-    double elements = z->matrices / m->layers + 9 * z->C + z->F;
+    double elements = z->matrices / m->layers + z->vectors;
     if (op->layer < 0)
-        elements = strstr(op->sums[0]->name, "wte") ? (z->V + (m->positions ? m->max_seq : 0)) * z->C
+        elements = strstr(op->sums[0]->name, "wte") ? z->V * z->C + z->table
                                                     : 2 * z->C + head;
     check(op->flops == elements && op->traffic_bytes == 12 * elements,
           "%s: adding gradients costs %g FLOPs and %g bytes for %g elements", c->text, op->flops,
@@ -733,6 +747,10 @@ static void costs(void)
         c.model.heads = 2;
         c.model.d_model = 64;
         c.model.d_ff = 64 * (2 + below(3)); /* a parameter's state is whole groups */
+        if (i / 4 % 2) {
+            c.model.heads = 4, c.model.heads_kv = 1 << below(3), c.model.d_head = 64 * (1 + below(2));
+            c.model.positions = (mtt_positions)(i / 8 % 4), c.model.qk_norm = below(2);
+        }
         c.policy.state = (mtt_state)(i / 2 % 2);
         c.policy.recompute = (mtt_recompute)(i % 4);
         c.policy.split = 0;
@@ -1393,7 +1411,7 @@ static void validation(void)
     REFUSED(c.model.vocab = -1, "vocab");
     REFUSED(c.model.vocab = (1 << 24) + 1, "vocab");
     REFUSED(c.model.max_seq = -1, "max_seq");
-    REFUSED(c.model.positions = (mtt_positions)2, "positions");
+    REFUSED(c.model.positions = (mtt_positions)4, "positions");
     REFUSED(c.model.dropout = NAN, "dropout");
     REFUSED(c.model.dropout = -0.1f, "dropout");
     REFUSED(c.model.dropout = 0.95f, "dropout");
