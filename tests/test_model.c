@@ -840,7 +840,10 @@ static void draw_options(mtt_model_desc *m, int number)
     if (!drawn) return;
     m->tied_head = below(2);
     m->no_head_bias = below(2);
-    m->positions = (mtt_positions)below(2);
+    m->positions = (mtt_positions)below(4);
+    m->rotary_interleaved = below(2);
+    m->qk_norm = below(2);
+    if (below(2)) m->heads_kv = 1, m->d_head = 16;
     m->dropout = below(3) ? 0 : 0.2f;
 }
 
@@ -895,9 +898,10 @@ static void model_options(void)
         draw_options(&s.model, number);
         s.policy.window = below(2) * 3;
         s.policy.state = (mtt_state)below(2);
-        snprintf(what, sizeof(what), "norm %d, eps %g, place %d, MLP %d, no biases %d, tied %d, dropout %g",
-                 (int)s.model.norm, (double)s.model.norm_eps, (int)s.model.norm_place, (int)s.model.mlp,
-                 s.model.no_biases, s.model.tied_head, (double)s.model.dropout);
+        snprintf(what, sizeof(what), "norm %d, eps %g, place %d, MLP %d, no biases %d, tied %d, dropout %g, "
+                 "positions %d, norm of q %d, %d heads of keys", (int)s.model.norm, (double)s.model.norm_eps,
+                 (int)s.model.norm_place, (int)s.model.mlp, s.model.no_biases, s.model.tied_head,
+                 (double)s.model.dropout, (int)s.model.positions, s.model.qk_norm, s.model.heads_kv);
         check_parameters(&s);
         reference r = reference_of(&s);
         float *w = random_weights(&r);
