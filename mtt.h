@@ -9956,7 +9956,7 @@ static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const c
 {
     static const char *const keys[] = {".type", ".single.0.Sequence.id", ".single.0.SpecialToken.id",
                                        ".single.1.Sequence.id", ".single.1", ".single.2"};
-    mtt_slice found[MTT__LENGTH(keys)], name;
+    mtt_slice found[MTT__LENGTH(keys)], name, ids;
     char path[256];
     mtt__text text;
     mtt_json j;
@@ -9976,8 +9976,9 @@ static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const c
     k = mtt__strings_find(&t->added_texts, name.at + 1, name.size - 2);
     mtt__text_init(&text, path, sizeof(path));
     mtt__print(&text, "%s.special_tokens.%.*s.ids", part, (int)name.size - 2, name.at + 1);
-    mtt_json_init(&j, mtt__vocab_value(f, path).at, mtt__vocab_value(f, path).size);
-    if (!j.at || !mtt_json_begin(&j, '[') || !mtt_json_item(&j) || !mtt_json_u64(&j, &id) ||
+    ids = mtt__vocab_value(f, path);
+    mtt_json_init(&j, ids.at ? ids.at : "", ids.size);
+    if (!mtt_json_begin(&j, '[') || !mtt_json_item(&j) || !mtt_json_u64(&j, &id) ||
         mtt_json_item(&j) || k == MTT__NONE || t->added[k].id != id)
         return mtt__vocab_fail(f, "the special token of a TemplateProcessing must be an added token");
     t->begin_of_text = (int32_t)id;
