@@ -734,12 +734,34 @@ MTTDEF int mtt_slice_is(mtt_slice string, const char *text); /* 1 = the bytes ar
 
 /* ----------------------------------------------------------------------------------------- tokenizer ---- */
 
-/* Text to ids and back. mtt.h has byte-level BPE with GPT-2's pre-tokenizer (Radford et al. 2019): the ids
-   are those of Hugging Face's tokenizers, and decode(encode(x)) == x for every byte string. Another kind of
-   tokenizer, such as tools/wordpiece.h, is a table of functions. The caller passes it to the functions that
-   load or train a tokenizer; NULL means BPE only. A tokenizer keeps a cache of words, so it serves one thread
+/* Text to ids and back. mtt.h has byte-level BPE (Radford et al. 2019): the ids are those of Hugging Face's
+   tokenizers, and decode(encode(x)) == x for every byte string. Another kind of tokenizer, such as
+   tools/wordpiece.h, is a table of functions. The caller passes it to the functions that load or train a
+   tokenizer; NULL means BPE with GPT-2's pattern. A tokenizer keeps a cache of words, so it serves one thread
    at a time. */
 typedef struct mtt_tokenizer_kind mtt_tokenizer_kind;
+
+/* How BPE cuts a text into words, before it merges bytes in each of them. The regular expressions of
+      gpt2     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+      smollm   the same, but every digit is a word of its own, and a text ends before it
+      llama3   (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
+               |\s*[\r\n]+|\s+(?!\S)|\s+                     also that of GPT-4, cl100k_base
+      qwen     llama3's with \p{N} instead of \p{N}{1,3}       Qwen 2, 2.5 and 3 */
+typedef enum mtt_pattern {
+    MTT_PATTERN_GPT2,
+    MTT_PATTERN_SMOLLM,
+    MTT_PATTERN_LLAMA3,
+    MTT_PATTERN_QWEN,
+    MTT_PATTERN_COUNT
+} mtt_pattern;
+
+/* For training, and for files that do not say their pattern: vocab.bpe and .tiktoken. */
+typedef struct mtt_bpe_options {
+    mtt_pattern pattern; /* default gpt2 */
+} mtt_bpe_options;
+
+/* BPE as a kind. `options` may be NULL; they must stay until the tokenizer has been loaded or trained. */
+MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 
 /* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
    In BPE, id 0 is <|endoftext|>, 1..256 are the bytes in the order of GPT-2's alphabet, and each merge of the
@@ -753,8 +775,12 @@ MTTDEF mtt_status mtt_vocab_trainer_add(mtt_vocab_trainer *trainer, const char *
 MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab, mtt_tokenizer **out);
 MTTDEF void mtt_vocab_trainer_destroy(mtt_vocab_trainer *trainer);
 
-/* Loads a Hugging Face tokenizer.json, GPT-2's list of merges vocab.bpe (50,257 ids), or the vocabulary file
-   of `kind`. Refuses a tokenizer.json that would not give the same ids here; the error names the key. */
+/* Loads a Hugging Face tokenizer.json (BPE with one of the patterns above), GPT-2's list of merges vocab.bpe
+   (50,257 ids), a .tiktoken file (a token in base64, a space and its rank on each line), or the vocabulary
+   file of `kind`. <|endoftext|> follows the last id of vocab.bpe and .tiktoken. A tokenizer.json must have
+   <|endoftext|>, <|end_of_text|> or </s> among its added tokens: the first of these ends a document. Refuses
+   a tokenizer.json that would not give the same ids here; the error names the key. One exception: Qwen's
+   normalizer NFC is not applied, so text must be in Unicode's form NFC, as nearly all text is. */
 MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_tokenizer_kind *kind,
                                      mtt_tokenizer **out);
 MTTDEF mtt_status mtt_tokenizer_save(const mtt_tokenizer *tokenizer, const char *path); /* a tokenizer.json */
@@ -762,14 +788,21 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *tokenizer);
 
 MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *tokenizer);       /* number of ids */
 MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *tokenizer); /* id that ends a document */
-/* The bytes that mtt_decode writes for an id: none for <|endoftext|>; NULL for an id outside the vocabulary.
+/* The id that the post-processor of a tokenizer.json puts before a text; -1 if there is none. */
+MTTDEF int mtt_tokenizer_begin_of_text(const mtt_tokenizer *tokenizer);
+/* The bytes that mtt_decode writes for an id: none for special tokens; NULL for an id outside the vocabulary.
    They are valid as long as the tokenizer. Bits per byte count these bytes. */
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *tokenizer, int id, size_t *bytes);
 
 /* Encodes text to at most `capacity` ids. *count is the number that the text needs, at most `bytes`; the call
-   fails if it is above the capacity. Special tokens in the text are ordinary text. */
+   fails if it is above the capacity. Special tokens in the text are ordinary text. Added tokens that are not
+   special, as Qwen's <think>, become their ids. */
 MTTDEF mtt_status mtt_encode(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids,
                              size_t capacity, size_t *count);
+/* The same as transformers' tokenizer(text): special tokens in the text become their ids, too, and the text
+   begins with mtt_tokenizer_begin_of_text, if there is one. *count is at most bytes + 1. */
+MTTDEF mtt_status mtt_encode_prompt(mtt_tokenizer *tokenizer, const char *text, size_t bytes, int32_t *ids,
+                                    size_t capacity, size_t *count);
 /* Decodes ids to at most `capacity` bytes, not terminated. *bytes is the number that they need. */
 MTTDEF mtt_status mtt_decode(const mtt_tokenizer *tokenizer, const int32_t *ids, size_t count, char *text,
                              size_t capacity, size_t *bytes);
@@ -833,11 +866,12 @@ typedef struct mtt_prepare_report {
 } mtt_prepare_report;
 
 /* Makes a dataset from a text: {output}.tokenizer.json, {output}.train.tokens, .valid.tokens and
-   .test.tokens. The tokenizer is trained on the train split only. <|endoftext|>, or [SEP], ends each
-   document. A dataset that was made from the same text, options and tokenizer is up to date and stays; the
-   call then reads the text and the token files once. Standard input and pipes are read once and always
-   prepared again; other devices are refused. New files are written beside the old ones, then renamed, the
-   tokenizer last. A process that dies leaves the old dataset, the new one, or one that cannot be opened. */
+   .test.tokens. The tokenizer is trained on the train split only. Each document begins with the tokenizer's
+   begin of text, if it has one, and ends with its end of text, such as <|endoftext|> or [SEP]. A dataset that
+   was made from the same text, options and tokenizer is up to date and stays; the call then reads the text
+   and the token files once. Standard input and pipes are read once and always prepared again; other devices
+   are refused. New files are written beside the old ones, then renamed, the tokenizer last. A process that
+   dies leaves the old dataset, the new one, or one that cannot be opened. */
 MTTDEF mtt_status mtt_prepare(mtt_env *env, const mtt_prepare_desc *desc, mtt_prepare_report *report);
 
 /* Opens the files of a dataset. Fails if one is missing or damaged, or if they do not belong together. */
@@ -9367,7 +9401,7 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
    ------------------------------------------------------------------------------------------------------- */
 
 /* Text to ids and back. A tokenizer cuts a text into words and spells each word as ids. Both steps belong to
-   its kind, a table of functions. The kind here is byte-level BPE: GPT-2's regular expression cuts the words;
+   its kind, a table of functions. The kind here is byte-level BPE: a pattern cuts the words;
    a word is its bytes at first, and then the pair of neighbours that was learned first is merged, again and
    again, until no pair in it was learned. Training counts the different words of a text and merges the most
    frequent pair of neighbours until there are enough ids. The order of this room: Unicode's classes,
@@ -9435,7 +9469,9 @@ enum {
     MTT__GPT2_MERGES = 50000,
     MTT__CACHE_BITS = 17, /* the cache of words has 2^17 entries of 64 bytes: 8 MiB */
     MTT__WORD_BYTES = 22, /* longer words, and those of more ids, are not cached */
-    MTT__WORD_IDS = 10
+    MTT__WORD_IDS = 10,
+    MTT__ADDED_MOST = 4096, /* added tokens of a file */
+    MTT__PARTS_BYTES = 256  /* of a .tiktoken piece that is not made of two earlier ones */
 };
 
 /* ---- containers */
@@ -9532,14 +9568,10 @@ static mtt_status mtt__strings_reserve(mtt__strings *s, size_t size)
     return mtt__reserve(s->env, (void **)&s->bytes, &s->bytes_capacity, mtt__add(s->bytes_size, size), 1);
 }
 
-/* Finds a string, or appends it as number s->count. `at` may be the unused end of s->bytes. */
-static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size, uint32_t *index)
+/* Appends a string that mtt__strings_find does not know. `at` may be the unused end of s->bytes. */
+static mtt_status mtt__strings_append(mtt__strings *s, const char *at, size_t size, uint32_t *index)
 {
     const mtt__string item = {s->bytes_size, size, 0, 0};
-    uint64_t key;
-    if (mtt__table_grow(s->env, &s->table)) return MTT_E_MEMORY;
-    *index = mtt__strings_look(s, at, size, &key);
-    if (*index != MTT__NONE) return MTT_OK;
     if (s->count >= INT32_MAX)
         return mtt__fail(s->env, MTT_E_MEMORY, "more than 2^31 different words: use a sample of the text");
     if (mtt__strings_reserve(s, size) ||
@@ -9549,6 +9581,17 @@ static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size,
     s->bytes_size += size;
     *index = (uint32_t)s->count++;
     s->items[*index] = item;
+    return MTT_OK;
+}
+
+/* Finds a string, or appends it as number s->count. */
+static mtt_status mtt__strings_add(mtt__strings *s, const char *at, size_t size, uint32_t *index)
+{
+    uint64_t key;
+    if (mtt__table_grow(s->env, &s->table)) return MTT_E_MEMORY;
+    *index = mtt__strings_look(s, at, size, &key);
+    if (*index != MTT__NONE) return MTT_OK;
+    if (mtt__strings_append(s, at, size, index)) return MTT_E_MEMORY;
     return mtt__table_put(s->env, &s->table, key, *index);
 }
 
@@ -9570,12 +9613,26 @@ typedef struct mtt__word {
     int32_t ids[MTT__WORD_IDS];
 } mtt__word;
 
+/* A token that is looked for in a text before the text is cut into words. */
+typedef struct mtt__added {
+    uint32_t id, next; /* next: the next shorter one with the same first byte */
+    int special;
+    int normalized; /* 1 = it is looked for after the others, in what is between them */
+    int listed;     /* 1 = it is also in the vocabulary of the model */
+} mtt__added;
+
 struct mtt_tokenizer {
     mtt_env *env;
     mtt_tokenizer_kind kind;
     void *own;           /* the kind's state */
     mtt__strings pieces; /* item i holds the bytes of id i */
     uint32_t end_of_text;
+    mtt__strings added_texts;
+    mtt__added *added; /* by rising ids */
+    size_t added_capacity;
+    uint32_t first[2][256]; /* first[normalized][byte]: the longest added token that begins so */
+    size_t wanted[2][2];    /* wanted[normalized][special]: added tokens that a call looks for */
+    int32_t begin_of_text;
     mtt__word *cache;   /* NULL until the first mtt_encode */
     mtt__strings words; /* of the texts given to mtt_vocab_trainer_add */
 };
@@ -9586,6 +9643,8 @@ MTTDEF void mtt_tokenizer_destroy(mtt_tokenizer *t)
     if (t->own) t->kind.destroy(t);
     mtt__strings_free(&t->pieces);
     mtt__strings_free(&t->words);
+    mtt__strings_free(&t->added_texts);
+    mtt__free(t->env, t->added);
     mtt__free(t->env, t->cache);
     mtt__free(t->env, t);
 }
@@ -9598,9 +9657,12 @@ static mtt_status mtt__tokenizer_make(mtt_env *env, const mtt_tokenizer_kind *ki
     mtt_tokenizer *t = *out = (mtt_tokenizer *)mtt__alloc(env, 1, sizeof(*t));
     mtt_status status;
     if (!t) return MTT_E_MEMORY;
-    t->env = t->pieces.env = t->words.env = env;
+    t->env = t->pieces.env = t->words.env = t->added_texts.env = env;
     t->kind = *kind;
+    t->begin_of_text = -1;
+    memset(t->first, 0xff, sizeof(t->first));
     status = mtt__table_grow(env, &t->pieces.table);
+    if (!status) status = mtt__table_grow(env, &t->added_texts.table);
     if (!status) status = kind->create(t);
     if (!status && file) status = kind->load(t, file);
     if (!status && words) status = kind->learn(t, vocab, words);
@@ -9618,6 +9680,11 @@ MTTDEF int mtt_tokenizer_vocab(const mtt_tokenizer *t)
 MTTDEF int mtt_tokenizer_end_of_text(const mtt_tokenizer *t)
 {
     return (int)t->end_of_text;
+}
+
+MTTDEF int mtt_tokenizer_begin_of_text(const mtt_tokenizer *t)
+{
+    return (int)t->begin_of_text;
 }
 
 MTTDEF const char *mtt_tokenizer_bytes(const mtt_tokenizer *t, int id, size_t *bytes)
@@ -9659,24 +9726,96 @@ MTT__INLINE mtt_status mtt__encode_word(const mtt_tokenizer *t, const char *at, 
     return MTT_OK;
 }
 
-MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids, size_t capacity,
-                             size_t *count)
+/* Appends an added token. It must be new, not empty, and have the highest id. */
+static mtt_status mtt__added_put(mtt_tokenizer *t, mtt_slice text, const mtt__added *token)
+{
+    uint32_t i, *link = &t->first[token->normalized][(unsigned char)*text.at];
+    if (mtt__strings_add(&t->added_texts, text.at, text.size, &i) ||
+        mtt__reserve(t->env, (void **)&t->added, &t->added_capacity, i + 1, sizeof(*t->added)))
+        return MTT_E_MEMORY;
+    while (*link != MTT__NONE && t->added_texts.items[*link].size > text.size) link = &t->added[*link].next;
+    t->added[i] = *token;
+    t->added[i].next = *link;
+    *link = i;
+    t->wanted[token->normalized][0] += !token->special;
+    t->wanted[token->normalized][1]++;
+    return MTT_OK;
+}
+
+/* The number of bytes before the first added token, and which it is: of those that begin there, the longest.
+   All of the text and MTT__NONE if there is none. A special token that is not wanted still hides those that
+   begin within it, as it does in Hugging Face's tokenizers. */
+static size_t mtt__added_find(const mtt_tokenizer *t, int normalized, int special, const char *text,
+                              size_t bytes, uint32_t *found)
+{
+    size_t i;
+    for (i = 0; i < bytes && t->wanted[normalized][special]; i++) {
+        const mtt__string *item = NULL;
+        uint32_t k = t->first[normalized][(unsigned char)text[i]];
+        for (; k != MTT__NONE; k = t->added[k].next) {
+            item = &t->added_texts.items[k];
+            if (item->size <= bytes - i && !memcmp(t->added_texts.bytes + item->at, text + i, item->size))
+                break;
+        }
+        if (k == MTT__NONE) continue;
+        if (special || !t->added[k].special) return *found = k, i;
+        i += item->size - 1;
+    }
+    return *found = MTT__NONE, bytes;
+}
+
+/* Looks for added tokens, then for normalized ones in what is between them. Cuts the rest into words. */
+static mtt_status mtt__encode_text(const mtt_tokenizer *t, int normalized, int special, const char *text,
+                                   size_t bytes, mtt__ids *out)
+{
+    mtt_status status = MTT_OK;
+    while (bytes && !status) {
+        uint32_t found;
+        size_t size, plain = mtt__added_find(t, normalized, special, text, bytes, &found);
+        bytes -= plain;
+        if (!normalized) {
+            status = mtt__encode_text(t, 1, special, text, plain, out);
+            text += plain;
+        }
+        for (; normalized && plain && !status; text += size, plain -= size) {
+            size = t->kind.cut(t, text, plain);
+            status = (size > MTT__WORD_BYTES ? t->kind.spell : mtt__encode_word)(t, text, size, out);
+        }
+        if (status || found == MTT__NONE) continue;
+        mtt__ids_put(out, (const int32_t *)&t->added[found].id, 1);
+        text += t->added_texts.items[found].size;
+        bytes -= t->added_texts.items[found].size;
+    }
+    return status;
+}
+
+static mtt_status mtt__encode(mtt_tokenizer *t, int special, const char *text, size_t bytes, int32_t *ids,
+                              size_t capacity, size_t *count)
 {
     mtt__ids out = {ids, 0, capacity};
-    mtt_status status = MTT_OK;
-    size_t size;
+    mtt_status status;
     *count = 0;
     if (!t->cache) t->cache = (mtt__word *)mtt__alloc(t->env, 1u << MTT__CACHE_BITS, sizeof(*t->cache));
     if (!t->cache) return MTT_E_MEMORY;
-    for (; bytes && !status; text += size, bytes -= size) {
-        size = t->kind.cut(t, text, bytes);
-        status = (size > MTT__WORD_BYTES ? t->kind.spell : mtt__encode_word)(t, text, size, &out);
-    }
+    if (special && t->begin_of_text >= 0) mtt__ids_put(&out, &t->begin_of_text, 1);
+    status = mtt__encode_text(t, 0, special, text, bytes, &out);
     if (status) return status;
     *count = out.count;
     if (out.count <= capacity) return MTT_OK;
     return mtt__fail(t->env, MTT_E_ARGUMENT, "%zu tokens do not fit an array of %zu: enlarge it", out.count,
                      capacity);
+}
+
+MTTDEF mtt_status mtt_encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids, size_t capacity,
+                             size_t *count)
+{
+    return mtt__encode(t, 0, text, bytes, ids, capacity, count);
+}
+
+MTTDEF mtt_status mtt_encode_prompt(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *ids,
+                                    size_t capacity, size_t *count)
+{
+    return mtt__encode(t, 1, text, bytes, ids, capacity, count);
 }
 
 MTTDEF mtt_status mtt_decode(const mtt_tokenizer *t, const int32_t *ids, size_t count, char *text,
@@ -9710,7 +9849,32 @@ typedef struct mtt__merges {
     mtt__table ranks;
 } mtt__merges;
 
+/* A pattern by its differences from GPT-2's, and its expression as a tokenizer.json has it. */
+typedef struct mtt__pattern {
+    int digits;        /* most digits of a word, without a space before them; 0 = any, and a space */
+    int digits_end;    /* 1 = a text ends before a digit */
+    int modern;        /* 1 = contractions in either case, any character before letters, line ends together */
+    const char *regex; /* NULL = the pre-tokenizers Digits and ByteLevel have it */
+} mtt__pattern;
+
+#define MTT__NEITHER "[^\\\\s\\\\p{L}\\\\p{N}]+"
+#define MTT__SPACES "\\\\s+(?!\\\\S)|\\\\s+"
+#define MTT__MODERN(digits)                                                                  \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|"           \
+    "\\\\p{N}" digits "| ?" MTT__NEITHER "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|" MTT__SPACES
+static const mtt__pattern mtt__patterns[MTT_PATTERN_COUNT] = {
+    {0, 0, 0, "'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?" MTT__NEITHER "|" MTT__SPACES},
+    {1, 1, 0, NULL},
+    {3, 0, 1, MTT__MODERN("{1,3}")},
+    {1, 0, 1, MTT__MODERN("")},
+};
+
 typedef struct mtt__bpe {
+    const mtt__pattern *pattern;
+    int whole_words; /* 1 = a word that is a piece is not spelled: ignore_merges */
+    int nfc;         /* 1 = the file asks for text in Unicode's form NFC */
+    char *finish;    /* the post-processor as the file has it, or NULL */
+    size_t finish_bytes;
     unsigned char classes[MTT__UNICODE_END]; /* of the code points */
     uint16_t code[256];                      /* of each byte in GPT-2's printable alphabet */
     int16_t byte[MTT__ALPHABET_END];         /* of each code; -1 = none */
@@ -9723,16 +9887,22 @@ static void mtt__bpe_destroy(mtt_tokenizer *t)
     mtt__bpe *b = (mtt__bpe *)t->own;
     mtt__free(t->env, b->merges.at);
     mtt__free(t->env, b->merges.ranks.cells);
+    mtt__free(t->env, b->finish);
     mtt__free(t->env, b);
 }
 
 /* Bytes 21-7E, A1-AC and AE-FF are themselves in the alphabet; the others, in order, are U+0100 and up. */
 static mtt_status mtt__bpe_create(mtt_tokenizer *t)
 {
+    const mtt_bpe_options *o = (const mtt_bpe_options *)t->kind.options;
+    const int pattern = o ? (int)o->pattern : MTT_PATTERN_GPT2;
     mtt__bpe *b = (mtt__bpe *)mtt__alloc(t->env, 1, sizeof(*b));
     size_t run, c, other = 0x100;
     t->own = b;
     if (!b || mtt__table_grow(t->env, &b->merges.ranks)) return MTT_E_MEMORY;
+    if (pattern < 0 || pattern >= MTT_PATTERN_COUNT)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "pattern %lld: take one of mtt_pattern", (long long)pattern);
+    b->pattern = &mtt__patterns[pattern];
     memset(b->byte, -1, sizeof(b->byte));
     for (c = 0; c < 256; c++) {
         b->code[c] = (uint16_t)(c <= 0x20 || (c >= 0x7f && c <= 0xa0) || c == 0xad ? other++ : c);
@@ -9752,28 +9922,56 @@ MTT__INLINE int mtt__symbol(const unsigned char *classes, const unsigned char *a
     return c < MTT__UNICODE_END ? classes[c] : (int)MTT__OTHER;
 }
 
-/* The length of the first pre-token of a text that is not empty, by GPT-2's expression
-   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+ */
+/* The size of 's, 't, 'm, 'd, 're, 've or 'll at the beginning of a text, or 0. If case does not matter, the
+   long s of U+017F is an s, too. */
+static size_t mtt__contraction(const unsigned char *at, size_t bytes, int any_case)
+{
+    int a = bytes > 1 ? at[1] : 0, b = bytes > 2 ? at[2] : 0;
+    if (*at != '\'') return 0;
+    if (any_case && a == 0xc5 && b == 0xbf) return 3;
+    if (any_case && a >= 'A' && a <= 'Z') a += 'a' - 'A';
+    if (any_case && b >= 'A' && b <= 'Z') b += 'a' - 'A';
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+    return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
+}
+
+MTT__INLINE int mtt__is_line_end(int byte)
+{
+    return byte == '\r' || byte == '\n';
+}
+
+/* The length of the first word of a text that is not empty, by the pattern's regular expression. */
 static size_t mtt__bpe_cut(const mtt_tokenizer *t, const char *text, size_t bytes)
 {
     const unsigned char *classes = ((const mtt__bpe *)t->own)->classes;
+    const mtt__pattern *p = ((const mtt__bpe *)t->own)->pattern;
     const unsigned char *begin = (const unsigned char *)text, *at = begin, *end = at + bytes, *last = at;
-    int size, kind = mtt__symbol(classes, at, end, &size);
-    if (*at == '\'' && bytes > 1) {
-        int a = at[1], b = bytes > 2 ? at[2] : 0;
-        if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
-        if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 3;
-    }
-    if (*at == ' ' && bytes > 1) {
-        int next_size, next = mtt__symbol(classes, at + 1, end, &next_size);
-        if (next != MTT__SPACE) {
+    const unsigned char *line = at; /* after the last line end */
+    int size, kind = mtt__symbol(classes, at, end, &size), next, next_size, most, joins;
+    size_t contraction = mtt__contraction(at, bytes, p->modern);
+    if (contraction) return contraction;
+    if ((kind == MTT__OTHER || kind == MTT__SPACE) && bytes > (size_t)size) {
+        next = mtt__symbol(classes, at + size, end, &next_size);
+        joins = *at == ' ' && next != MTT__SPACE && (next != MTT__NUMBER || !p->digits);
+        joins |= p->modern && next == MTT__LETTER && !mtt__is_line_end(*at);
+        if (joins) {
             kind = next;
-            size = 1 + next_size;
+            size += next_size;
         }
     }
-    for (at += size; at < end && mtt__symbol(classes, at, end, &size) == kind; at += size) last = at;
+    most = kind == MTT__NUMBER ? p->digits : 0;
+    if (mtt__is_line_end(*at)) line = at + 1;
+    for (at += size; at < end && mtt__symbol(classes, at, end, &size) == kind; at += size) {
+        if (most && !--most) break;
+        last = at;
+        if (mtt__is_line_end(*at)) line = at + 1;
+    }
+    if (p->modern && kind == MTT__SPACE && line > begin) return (size_t)(line - begin);
+    while (p->modern && kind == MTT__OTHER && at < end && mtt__is_line_end(*at)) at++;
     /* A run of spaces leaves its last one to the word that follows, unless it has only one. */
-    return (size_t)((kind == MTT__SPACE && at < end && last > begin ? last : at) - begin);
+    if (kind != MTT__SPACE || at == end || last == begin) return (size_t)(at - begin);
+    if (p->digits_end && mtt__symbol(classes, at, end, &size) == MTT__NUMBER) return (size_t)(at - begin);
+    return (size_t)(last - begin);
 }
 
 MTT__INLINE uint64_t mtt__pair_key(uint32_t left, uint32_t right)
@@ -9832,6 +10030,8 @@ static mtt_status mtt__bpe_spell(const mtt_tokenizer *t, const char *at, size_t 
     uint32_t few[64], *tree = few, n = (uint32_t)size, i, gone, after;
     mtt__node some[32], *nodes = some;
     size_t leaves = 1, k;
+    i = b->whole_words ? mtt__strings_find(&t->pieces, at, size) : MTT__NONE;
+    if (i != MTT__NONE) return mtt__ids_put(out, (const int32_t *)&i, 1), MTT_OK;
     while (leaves < size) leaves *= 2;
     if (leaves > 32) {
         tree = (uint32_t *)mtt__alloc_raw(t->env, size < MTT__NONE ? mtt__mul(leaves, 20) : SIZE_MAX);
@@ -10018,6 +10218,17 @@ static mtt_status mtt__learn(mtt_tokenizer *t, mtt__merges *merges, const mtt__s
     return status;
 }
 
+/* Appends <|endoftext|>, which is special. */
+static mtt_status mtt__bpe_add_end(mtt_tokenizer *t)
+{
+    const mtt_slice text = {MTT__END_OF_TEXT, sizeof(MTT__END_OF_TEXT) - 1};
+    mtt__added token = {0, 0, 1, 0, 1};
+    if (mtt__strings_add(&t->pieces, text.at, text.size, &t->end_of_text)) return MTT_E_MEMORY;
+    token.id = t->end_of_text;
+    t->pieces.items[token.id].silent = 1;
+    return mtt__added_put(t, text, &token);
+}
+
 /* Appends the 256 bytes in order of their codes. */
 static mtt_status mtt__bpe_add_bytes(mtt_tokenizer *t)
 {
@@ -10044,7 +10255,7 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
     if (vocab < 257)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "%lld ids cannot hold " MTT__END_OF_TEXT " and the 256 "
                          "bytes: ask for 257 or more", (long long)vocab);
-    status = mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
+    status = mtt__bpe_add_end(t);
     if (!status) status = mtt__bpe_add_bytes(t);
     if (status) return status;
     return mtt__learn(t, &((mtt__bpe *)t->own)->merges, words, mtt__bpe_symbol, 0, (size_t)vocab);
@@ -10052,9 +10263,10 @@ static mtt_status mtt__bpe_learn(mtt_tokenizer *t, int vocab, const mtt__strings
 
 /* ---- tokenizer files */
 
-/* A key of a tokenizer.json, as "key" or "part.key", cut at 63 bytes, and its value as it is in the text. */
+/* A key of a tokenizer.json, as "key" or "part.key", cut at 127 bytes, and its value as it is in the text.
+   The key of an array's element is its index. */
 typedef struct mtt__vocab_key {
-    char path[64];
+    char path[128];
     mtt_slice value;
 } mtt__vocab_key;
 
@@ -10064,7 +10276,7 @@ typedef struct mtt__vocab_file {
     const char *path;
     mtt_json j;
     size_t key_count; /* 0 = not a tokenizer.json */
-    mtt__vocab_key keys[64];
+    mtt__vocab_key keys[192];
 } mtt__vocab_file;
 
 static mtt_status mtt__vocab_fail(mtt__vocab_file *f, const char *fault)
@@ -10083,26 +10295,34 @@ static mtt_slice mtt__vocab_value(const mtt__vocab_file *f, const char *path)
     return none;
 }
 
-/* Lists the keys of the object at the top, whose `part` is "", and of the objects in it. */
-static void mtt__vocab_keys(mtt__vocab_file *f, const char *part)
+/* Lists the keys of the object at the top, whose `part` is "", and of the objects in it; all keys that are in
+   its pre-tokenizer and post-processor. */
+static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
 {
     mtt_json *j = &f->j;
+    const int open = mtt_json_peek(j) == '{' ? '{' : '[';
+    const int deep = (!strncmp(part, "pre_tok", 7) || !strncmp(part, "post_p", 6)) && depth < 8;
     mtt__vocab_key k;
     mtt__text path;
     mtt_slice key;
-    int mark;
-    mtt_json_begin(j, '{');
-    while (mtt_json_key(j, &key)) {
-        key.size = mtt_json_unescape(key, (char *)key.at);
+    int mark, index;
+    mtt_json_begin(j, open);
+    for (index = 0; open == '{' ? mtt_json_key(j, &key) : mtt_json_item(j); index++) {
+        char name[128];
+        mtt__text_init(&path, name, sizeof(name));
+        if (open == '[') mtt__print(&path, "%d", index);
+        else if (key.size < sizeof(name)) name[mtt_json_unescape(key, name)] = 0;
+        else memcpy(name, "(long)", 7);
         mtt__text_init(&path, k.path, sizeof(k.path));
-        mtt__print(&path, "%s%s%.*s", part, *part ? "." : "", (int)(key.size < 64 ? key.size : 64), key.at);
+        mtt__print(&path, "%s%s%s", part, *part ? "." : "", name);
         if (mtt__vocab_value(f, k.path).at) mtt__json_fail(j, "a key occurs twice");
         mark = mtt_json_peek(j);
         k.value.at = j->at;
-        if (mark == '{' && !*part && *k.path) mtt__vocab_keys(f, k.path);
+        if (*k.path && ((mark == '{' && !*part) || (deep && (mark == '{' || mark == '['))))
+            mtt__vocab_keys(f, k.path, depth + 1);
         else mtt_json_skip(j);
         k.value.size = (size_t)(j->at - k.value.at);
-        if (f->key_count == MTT__LENGTH(f->keys)) mtt__json_fail(j, "more than 64 keys");
+        if (f->key_count == MTT__LENGTH(f->keys)) mtt__json_fail(j, "more than 192 keys");
         else f->keys[f->key_count++] = k;
     }
 }
@@ -10133,22 +10353,34 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
     return MTT_OK;
 }
 
-/* Reads one of the added tokens, all of which must be special. */
-static int mtt__vocab_added(mtt_json *j, mtt_slice *content, uint64_t *id)
+/* One of the added tokens of a file. */
+typedef struct mtt__vocab_token {
+    mtt_slice content;
+    uint64_t id;
+    int special, normalized;
+} mtt__vocab_token;
+
+static int mtt__vocab_added(mtt_json *j, mtt__vocab_token *token)
 {
     mtt_slice key;
-    int has_content = 0, has_id = 0, special = 0;
+    int has_content = 0, has_id = 0;
+    token->special = token->normalized = 0;
     mtt_json_begin(j, '{');
     while (mtt_json_key(j, &key)) {
-        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, content);
-        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, id);
+        const int yes = mtt_json_peek(j) == 't';
+        if (mtt_slice_is(key, "content")) has_content = mtt_json_string(j, &token->content);
+        else if (mtt_slice_is(key, "id")) has_id = mtt_json_u64(j, &token->id);
         else {
-            special |= mtt_slice_is(key, "special") && mtt_json_peek(j) == 't';
+            if (mtt_slice_is(key, "special")) token->special = yes;
+            if (mtt_slice_is(key, "normalized")) token->normalized = yes;
+            if (yes && (mtt_slice_is(key, "lstrip") || mtt_slice_is(key, "rstrip") ||
+                        mtt_slice_is(key, "single_word")))
+                mtt__json_fail(j, "lstrip, rstrip and single_word of an added token must be false");
             mtt_json_skip(j);
         }
     }
-    if (has_content && has_id && special) return !j->fault;
-    return mtt__json_fail(j, "an added token must be special, and have a content and an id");
+    if (has_content && has_id && token->content.size && token->id <= INT32_MAX) return !j->fault;
+    return mtt__json_fail(j, "an added token must have a content and an id");
 }
 
 /* Turns a piece in the alphabet into bytes, in place; 0 if it is empty or has another symbol. */
@@ -10211,41 +10443,236 @@ static mtt_status mtt__vocab_gpt2(mtt_tokenizer *t, mtt__vocab_file *f)
     }
     if (status) return status;
     if (merges->count != MTT__GPT2_MERGES) return mtt__vocab_fail(f, "the file ends before merge 50,000");
-    return mtt__strings_add(&t->pieces, "", 0, &t->end_of_text);
+    return mtt__bpe_add_end(t);
 }
 
-/* Reads the pieces, which must be in order of their ids. <|endoftext|> may be absent, as an added token. */
+/* Decodes base64 (RFC 4648) in place; 0 if it is malformed. */
+static int mtt__base64(mtt_slice *text)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    char *out = (char *)text->at;
+    size_t i, n = text->size;
+    uint32_t bits = 0;
+    while (n && text->size - n < 2 && text->at[n - 1] == '=') n--;
+    if (!n || text->size % 4) return 0;
+    for (i = 0; i < n; i++) {
+        const char *digit = text->at[i] ? strchr(digits, text->at[i]) : NULL;
+        if (!digit) return 0;
+        bits = bits << 6 | (uint32_t)(digit - digits);
+        if (i % 4) *out++ = (char)(bits >> (6 - 2 * (i % 4)));
+    }
+    text->size = (size_t)(out - text->at);
+    return 1;
+}
+
+/* The two parts of a piece that come of merging its bytes as tiktoken does: of all neighbours whose bytes
+   together are a piece, those of the lowest id, the leftmost first. 0 if more than two parts remain. */
+static int mtt__piece_parts(const mtt__strings *s, const mtt__string *piece, uint32_t parts[2])
+{
+    uint16_t cut[MTT__PARTS_BYTES + 1];
+    const char *at = s->bytes + piece->at;
+    size_t n = piece->size, i, where = 0;
+    for (i = 0; i <= n; i++) cut[i] = (uint16_t)i;
+    for (; n > 2; n--) {
+        uint32_t id, lowest = MTT__NONE;
+        for (i = 0; i + 2 <= n; i++) {
+            id = mtt__strings_find(s, at + cut[i], (size_t)(cut[i + 2] - cut[i]));
+            if (id < lowest) lowest = id, where = i;
+        }
+        if (lowest == MTT__NONE) return 0;
+        memmove(cut + where + 1, cut + where + 2, (n - where - 1) * sizeof(*cut));
+    }
+    parts[0] = mtt__strings_find(s, at, cut[1]);
+    parts[1] = mtt__strings_find(s, at + cut[1], piece->size - cut[1]);
+    return 1;
+}
+
+/* Adds the merge that makes a piece. tiktoken has no merges: it joins any neighbours that are a piece
+   together. Within the bytes of a piece that does the same in every word, until the piece is made. So each
+   piece is made of the same two, and they can be found by spelling it alone. With the merges of earlier
+   pieces that is fast, and enough for nearly all. A piece without two parts is made by no merge; only a whole
+   word can be it. */
+static mtt_status mtt__piece_merge(mtt_tokenizer *t, mtt__vocab_file *f, uint32_t id)
+{
+    const mtt__string piece = t->pieces.items[id];
+    int32_t ids[2];
+    uint32_t parts[2];
+    mtt__ids out = {ids, 0, 2};
+    if (piece.size < 2) return MTT_OK;
+    if (mtt__bpe_spell(t, t->pieces.bytes + piece.at, piece.size, &out)) return MTT_E_MEMORY;
+    parts[0] = (uint32_t)ids[0];
+    parts[1] = (uint32_t)ids[1];
+    if (out.count > 2 && piece.size > MTT__PARTS_BYTES)
+        return mtt__vocab_fail(f, "a token of more than 256 bytes is not made of two earlier ones");
+    if (out.count > 2 && !mtt__piece_parts(&t->pieces, &piece, parts)) return MTT_OK;
+    return mtt__merges_add(&((mtt__bpe *)t->own)->merges, &t->pieces, parts[0], parts[1], &id);
+}
+
+static void mtt__bpe_find_bytes(mtt_tokenizer *t, mtt_json *j)
+{
+    mtt__bpe *b = (mtt__bpe *)t->own;
+    int i;
+    for (i = 0; i < 256; i++) {
+        char byte = (char)i;
+        b->byte_id[i] = mtt__strings_find(&t->pieces, &byte, 1);
+        if (b->byte_id[i] == MTT__NONE) mtt__json_fail(j, "the vocabulary lacks one of the 256 bytes");
+    }
+}
+
+/* A .tiktoken file: on each line a token in base64, a space and its id. */
+static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__vocab_file *f)
+{
+    mtt_json *j = &f->j;
+    mtt_status status = MTT_OK;
+    uint32_t id;
+    uint64_t rank;
+    for (; j->at < j->end && !j->fault && !status; j->at++) {
+        mtt_slice piece = {j->at, 0};
+        const char *space = (const char *)memchr(j->at, ' ', (size_t)(j->end - j->at));
+        if (!space) return mtt__vocab_fail(f, "a line must be a token, a space and its rank");
+        piece.size = (size_t)(space - j->at);
+        if (!mtt__base64(&piece)) return mtt__vocab_fail(f, "a token is not base64");
+        status = mtt__strings_add(&t->pieces, piece.at, piece.size, &id);
+        j->at = space + 1;
+        if (mtt__json_byte(j) < '0' || !mtt_json_u64(j, &rank) || rank != id || id + 1 != t->pieces.count ||
+            (j->at < j->end && *j->at != '\n'))
+            mtt__json_fail(j, "the ranks must be 0, 1, 2 and so on, of different tokens");
+    }
+    mtt__bpe_find_bytes(t, j);
+    if (!status && j->fault) return mtt__vocab_fail(f, NULL);
+    for (id = 0; id < t->pieces.count && !status; id++) status = mtt__piece_merge(t, f, id);
+    ((mtt__bpe *)t->own)->whole_words = 1;
+    return status ? status : mtt__bpe_add_end(t);
+}
+
+/* Appends the added tokens from number *next on with ids below `id`. */
+static mtt_status mtt__vocab_append(mtt_tokenizer *t, mtt_json *j, uint32_t *next, uint64_t id)
+{
+    uint32_t index;
+    for (; *next < t->added_texts.count && t->added[*next].id < id; ++*next) {
+        const mtt__string *item = &t->added_texts.items[*next];
+        if (mtt__strings_append(&t->pieces, t->added_texts.bytes + item->at, item->size, &index))
+            return MTT_E_MEMORY;
+        t->pieces.items[index].silent = t->added[*next].special;
+        if (index == t->added[*next].id) continue;
+        mtt__json_fail(j, "the id of an added token is not the next");
+        break;
+    }
+    return MTT_OK;
+}
+
+/* Reads the pieces, which must be in order of their ids. Added tokens may be among them. */
 static mtt_status mtt__vocab_pieces(mtt_tokenizer *t, mtt__vocab_file *f)
 {
     mtt_json *j = &f->j;
-    mtt__bpe *b = (mtt__bpe *)t->own;
     mtt__strings *s = &t->pieces;
     mtt_status status = MTT_OK;
     mtt_slice piece;
     uint64_t id;
-    uint32_t index = 0;
-    int i;
+    uint32_t index, next = 0, known;
     for (mtt_json_begin(j, '{'); !status && mtt_json_key(j, &piece) && mtt_json_u64(j, &id);) {
         piece.size = mtt_json_unescape(piece, (char *)piece.at);
-        if (s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
-        if (mtt_slice_is(piece, MTT__END_OF_TEXT)) {
-            index = t->end_of_text;
-            if (id != index) mtt__json_fail(j, MTT__END_OF_TEXT " has two ids");
-        } else {
-            if (!mtt__piece_bytes(b, &piece)) mtt__json_fail(j, "a piece is not of GPT-2's alphabet");
-            if (!status) status = mtt__strings_add(s, piece.at, piece.size, &index);
-        }
+        status = mtt__vocab_append(t, j, &next, id);
+        known = mtt__strings_find(&t->added_texts, piece.at, piece.size);
+        index = (uint32_t)s->count;
+        if (known != MTT__NONE && t->added[known].id != id) mtt__json_fail(j, "an added token has two ids");
+        if (status || j->fault) break;
+        if (mtt__piece_bytes((mtt__bpe *)t->own, &piece))
+            status = mtt__strings_add(s, piece.at, piece.size, &index);
+        else if (known == MTT__NONE) mtt__json_fail(j, "a piece is not of GPT-2's alphabet");
+        else status = mtt__vocab_append(t, j, &next, id + 1);
         if (id != index || id + 1 != s->count)
             mtt__json_fail(j, "the ids must be 0, 1, 2 and so on, of different pieces");
+        if (status || j->fault || known == MTT__NONE) continue;
+        t->added[known].listed = 1;
+        s->items[index].silent = t->added[known].special;
+        next = known + 1;
     }
-    if (!status && s->count == t->end_of_text) status = mtt__strings_add(s, "", 0, &index);
-    if (s->count <= t->end_of_text) mtt__json_fail(j, "the id of " MTT__END_OF_TEXT " is not the next");
-    for (i = 0; i < 256; i++) {
-        char byte = (char)i;
-        b->byte_id[i] = mtt__strings_find(s, &byte, 1);
-        if (b->byte_id[i] == MTT__NONE) mtt__json_fail(j, "the vocabulary lacks one of the 256 bytes");
-    }
+    if (!status) status = mtt__vocab_append(t, j, &next, UINT64_MAX);
+    mtt__bpe_find_bytes(t, j);
     return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
+}
+
+/* Reads the added tokens, which must be in order of their ids. */
+static mtt_status mtt__vocab_tokens(mtt_tokenizer *t, mtt__vocab_file *f)
+{
+    static const char *const ends[] = {MTT__END_OF_TEXT, "<|end_of_text|>", "</s>"};
+    mtt_json *j = &f->j;
+    mtt_status status = MTT_OK;
+    mtt__vocab_token found;
+    size_t i, count = 0;
+    uint32_t end = MTT__NONE;
+    j->at = mtt__vocab_value(f, "added_tokens").at;
+    for (mtt_json_begin(j, '['); !status && mtt_json_item(j) && mtt__vocab_added(j, &found); count++) {
+        mtt__added token = {0, 0, 0, 0, 0};
+        found.content.size = mtt_json_unescape(found.content, (char *)found.content.at);
+        token.id = (uint32_t)found.id;
+        token.special = found.special;
+        token.normalized = found.normalized;
+        if (count == MTT__ADDED_MOST) mtt__json_fail(j, "more than 4096 added tokens");
+        if (count && t->added[count - 1].id >= token.id)
+            mtt__json_fail(j, "the added tokens must be in order of their ids");
+        if (mtt__strings_find(&t->added_texts, found.content.at, found.content.size) != MTT__NONE)
+            mtt__json_fail(j, "an added token has two ids");
+        if (j->fault) break;
+        status = mtt__added_put(t, found.content, &token);
+    }
+    if (status) return status;
+    for (i = 0; i < MTT__LENGTH(ends) && end == MTT__NONE; i++)
+        end = mtt__strings_find(&t->added_texts, ends[i], strlen(ends[i]));
+    if (end == MTT__NONE)
+        mtt__json_fail(j, "one of the added tokens must be <|endoftext|>, <|end_of_text|> or </s>");
+    else t->end_of_text = t->added[end].id;
+    return j->fault ? mtt__vocab_fail(f, NULL) : MTT_OK;
+}
+
+/* The pattern of a tokenizer.json, or NULL. */
+static const mtt__pattern *mtt__vocab_pattern(const mtt__vocab_file *f)
+{
+    const mtt_slice regex = mtt__vocab_value(f, "pre_tokenizer.pretokenizers.0.pattern.Regex");
+    int i;
+    if (mtt_slice_is(mtt__vocab_value(f, "pre_tokenizer.type"), "\"ByteLevel\"")) return mtt__patterns;
+    if (!regex.at) return &mtt__patterns[MTT_PATTERN_SMOLLM];
+    for (i = 0; i < MTT_PATTERN_COUNT; i++) {
+        const char *known = mtt__patterns[i].regex;
+        if (known && regex.size == strlen(known) + 2 && !memcmp(regex.at + 1, known, regex.size - 2))
+            return &mtt__patterns[i];
+    }
+    return NULL;
+}
+
+/* Finds the token that a TemplateProcessing, whose path is `part`, puts before a text. */
+static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const char *part)
+{
+    static const char *const keys[] = {".type", ".single.0.Sequence.id", ".single.0.SpecialToken.id",
+                                       ".single.1.Sequence.id", ".single.1", ".single.2"};
+    mtt_slice found[MTT__LENGTH(keys)], name, ids;
+    char path[256];
+    mtt__text text;
+    mtt_json j;
+    uint64_t id = 0;
+    uint32_t k;
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(keys); i++) {
+        mtt__text_init(&text, path, sizeof(path));
+        mtt__print(&text, "%s%s", part, keys[i]);
+        found[i] = mtt__vocab_value(f, path);
+    }
+    name = found[2];
+    if (!mtt_slice_is(found[0], "\"TemplateProcessing\"")) return MTT_OK;
+    if (mtt_slice_is(found[1], "\"A\"") && !found[4].at) return MTT_OK;
+    if (name.size < 3 || name.size > 64 || !mtt_slice_is(found[3], "\"A\"") || found[5].at)
+        return mtt__vocab_fail(f, "a TemplateProcessing must be a special token and the text A, or A alone");
+    k = mtt__strings_find(&t->added_texts, name.at + 1, name.size - 2);
+    mtt__text_init(&text, path, sizeof(path));
+    mtt__print(&text, "%s.special_tokens.%.*s.ids", part, (int)name.size - 2, name.at + 1);
+    ids = mtt__vocab_value(f, path);
+    mtt_json_init(&j, ids.at ? ids.at : "", ids.size);
+    if (!mtt_json_begin(&j, '[') || !mtt_json_item(&j) || !mtt_json_u64(&j, &id) ||
+        mtt_json_item(&j) || k == MTT__NONE || t->added[k].id != id)
+        return mtt__vocab_fail(f, "the special token of a TemplateProcessing must be an added token");
+    t->begin_of_text = (int32_t)id;
+    return MTT_OK;
 }
 
 static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
@@ -10255,35 +10682,66 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
         {"truncation", "null|missing"},
         {"padding", "null|missing"},
         {"added_tokens", "["},
-        {"normalizer", "null|missing"},
-        {"pre_tokenizer.type", "\"ByteLevel\""},
-        {"pre_tokenizer.add_prefix_space", "false"},
-        {"pre_tokenizer.use_regex", "true|missing"},
+        {"normalizer", "null|{|missing"},
+        {"normalizer.type", "\"NFC\"|missing"},
+        {"pre_tokenizer.type", "\"ByteLevel\"|\"Sequence\""},
         {"post_processor", "null|{|missing"},
-        {"post_processor.type", "\"ByteLevel\"|missing"},
+        {"post_processor.type", "\"ByteLevel\"|\"TemplateProcessing\"|\"Sequence\"|missing"},
+        {"post_processor.processors.0.type", "\"ByteLevel\"|\"TemplateProcessing\"|missing"},
+        {"post_processor.processors.1.type", "\"ByteLevel\"|\"TemplateProcessing\"|missing"},
+        {"post_processor.processors.2", "missing"},
         {"decoder.type", "\"ByteLevel\""},
         {"model.dropout", "null|missing"},
         {"model.continuing_subword_prefix", "null|\"\"|missing"},
         {"model.end_of_word_suffix", "null|\"\"|missing"},
         {"model.byte_fallback", "false|missing"},
-        {"model.ignore_merges", "false|missing"},
+        {"model.ignore_merges", "false|true|missing"},
         {"model.vocab", "{"},
         {"model.merges", "["},
     };
+#define MTT__PARTS "pre_tokenizer.pretokenizers."
+    static const mtt__vocab_rule whole[] = {
+        {"pre_tokenizer.add_prefix_space", "false"},
+        {"pre_tokenizer.use_regex", "true|missing"},
+    };
+    static const mtt__vocab_rule parts[] = {
+        {MTT__PARTS "0.type", "\"Split\"|\"Digits\""},
+        {MTT__PARTS "0.behavior", "\"Isolated\"|missing"},
+        {MTT__PARTS "0.invert", "false|missing"},
+        {MTT__PARTS "0.individual_digits", "true|missing"},
+        {MTT__PARTS "1.type", "\"ByteLevel\""},
+        {MTT__PARTS "1.add_prefix_space", "false"},
+        {MTT__PARTS "2", "missing"},
+        {MTT__PARTS "1.use_regex", "false"}, /* after Split */
+        {MTT__PARTS "1.use_regex", "true|missing"},
+    };
+    const mtt_slice finish = mtt__vocab_value(f, "post_processor");
+    mtt__bpe *b = (mtt__bpe *)t->own;
     mtt_json *j = &f->j;
     mtt_status status;
     mtt_slice text;
-    uint64_t id = 0;
-    int added = 0, other = 0;
-    if (!f->key_count) return mtt__vocab_gpt2(t, f);
+    int split;
+    if (!f->key_count) return *f->j.at == '#' ? mtt__vocab_gpt2(t, f) : mtt__vocab_tiktoken(t, f);
     status = mtt__vocab_check(f, rules, MTT__LENGTH(rules));
     if (status) return status;
-    j->at = mtt__vocab_value(f, "added_tokens").at;
-    for (mtt_json_begin(j, '['); mtt_json_item(j) && mtt__vocab_added(j, &text, &id); added++)
-        other |= !mtt_slice_is(text, MTT__END_OF_TEXT) || id > INT32_MAX;
-    if (added != 1 || other) mtt__json_fail(j, "the one added token must be " MTT__END_OF_TEXT);
-    if (j->fault) return mtt__vocab_fail(f, NULL);
-    t->end_of_text = (uint32_t)id;
+    split = mtt_slice_is(mtt__vocab_value(f, MTT__PARTS "0.type"), "\"Split\"");
+    b->pattern = mtt__vocab_pattern(f);
+    if (!b->pattern || (split && !b->pattern->regex))
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: pre_tokenizer.pretokenizers.0.pattern must be the Regex "
+                         "of GPT-2, Llama 3 or Qwen: mtt has no other", f->path);
+    if (!mtt__vocab_value(f, MTT__PARTS "0.type").at) status = mtt__vocab_check(f, whole, 2);
+    else status = mtt__vocab_check(f, parts, 7);
+    if (!status && b->pattern != mtt__patterns) status = mtt__vocab_check(f, &parts[8 - split], 1);
+    b->whole_words = mtt_slice_is(mtt__vocab_value(f, "model.ignore_merges"), "true");
+    b->nfc = mtt__vocab_value(f, "normalizer.type").at != NULL;
+    if (!status) status = mtt__vocab_tokens(t, f);
+    if (!status) status = mtt__vocab_begin(t, f, "post_processor");
+    if (!status) status = mtt__vocab_begin(t, f, "post_processor.processors.0");
+    if (!status) status = mtt__vocab_begin(t, f, "post_processor.processors.1");
+    if (status) return status;
+    if (finish.at && !(b->finish = (char *)mtt__alloc_raw(t->env, finish.size))) return MTT_E_MEMORY;
+    if (finish.at) memcpy(b->finish, finish.at, b->finish_bytes = finish.size);
+#undef MTT__PARTS
     j->at = mtt__vocab_value(f, "model.vocab").at;
     status = mtt__vocab_pieces(t, f);
     j->at = mtt__vocab_value(f, "model.merges").at;
@@ -10314,39 +10772,69 @@ MTT__PRINTF(2, 3) static void mtt__put_json(const mtt__out *out, const char *for
     out->write(out->user, line, text.size);
 }
 
-/* Writes a piece in the alphabet, without quotes around it. */
+/* Writes a piece in the alphabet. */
 static void mtt__put_piece(const mtt__out *out, const mtt_tokenizer *t, uint32_t id)
 {
-    const mtt__bpe *b = (const mtt__bpe *)t->own;
     const mtt__string *piece = &t->pieces.items[id];
     size_t i;
-    if (id == t->end_of_text) mtt__put_json(out, MTT__END_OF_TEXT);
     for (i = 0; i < piece->size; i++) {
-        uint32_t c = b->code[(unsigned char)t->pieces.bytes[piece->at + i]];
+        uint32_t c = ((const mtt__bpe *)t->own)->code[(unsigned char)t->pieces.bytes[piece->at + i]];
         char symbol[5] = "\\";
         size_t plain = c != '"' && c != '\\', size = 1 + mtt__utf8_put(c, symbol + 1);
         out->write(out->user, symbol + plain, size - plain);
     }
 }
 
+static void mtt__put_added(const mtt__out *out, const mtt_tokenizer *t, uint32_t k)
+{
+    const char *at = t->added_texts.bytes + t->added_texts.items[k].at;
+    size_t size = t->added_texts.items[k].size;
+    char escaped[6];
+    for (; size; size--, at++) out->write(out->user, escaped, mtt__json_escape(*at, escaped));
+}
+
 static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *user)
 {
-    const mtt__merges *merges = &((const mtt__bpe *)t->own)->merges;
+    static const char *const truth[] = {"false", "true"};
+    const mtt__bpe *b = (const mtt__bpe *)t->own;
+    const mtt__merges *merges = &b->merges;
     const mtt__out out = {write, user};
-    const char *rest = "'trim_offsets':true,'use_regex':true";
-    uint32_t i;
+    const char *rest = "'trim_offsets':true,'use_regex':", *between = "";
+    uint32_t i, k;
+    mtt__put_json(&out, "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[");
+    for (k = 0; k < t->added_texts.count; k++) {
+        mtt__put_json(&out, "%s{'id':%u,'content':'", k ? "," : "", (unsigned)t->added[k].id);
+        mtt__put_added(&out, t, k);
+        mtt__put_json(&out, "','single_word':false,'lstrip':false,'rstrip':false,'normalized':%s,"
+                      "'special':%s}", truth[t->added[k].normalized], truth[t->added[k].special]);
+    }
+    mtt__put_json(&out, "],'normalizer':%s,'pre_tokenizer':", b->nfc ? "{'type':'NFC'}" : "null");
+    if (b->pattern != mtt__patterns) {
+        const char *regex = b->pattern->regex;
+        mtt__put_json(&out, "{'type':'Sequence','pretokenizers':[{'type':'%s",
+                      regex ? "Split','pattern':{'Regex':'" : "Digits','individual_digits':true},");
+        if (regex) write(user, regex, strlen(regex));
+        if (regex) mtt__put_json(&out, "'},'behavior':'Isolated','invert':false},");
+    }
+    mtt__put_json(&out, "{'type':'ByteLevel','add_prefix_space':false,%s%s}", rest,
+                  truth[b->pattern == mtt__patterns || !b->pattern->regex]);
+    mtt__put_json(&out, "%s,'post_processor':%s", b->pattern == mtt__patterns ? "" : "]}",
+                  b->finish ? "" : "null");
+    if (b->finish) write(user, b->finish, b->finish_bytes);
     mtt__put_json(&out,
-                  "{'version':'1.0','truncation':null,'padding':null,'added_tokens':[{'id':%u,'content':'%s',"
-                  "'single_word':false,'lstrip':false,'rstrip':false,'normalized':false,'special':true}],"
-                  "'normalizer':null,'pre_tokenizer':{'type':'ByteLevel','add_prefix_space':false,%s},"
-                  "'post_processor':null,'decoder':{'type':'ByteLevel','add_prefix_space':true,%s},"
+                  ",'decoder':{'type':'ByteLevel','add_prefix_space':true,%strue},"
                   "'model':{'type':'BPE','dropout':null,'unk_token':null,'continuing_subword_prefix':null,"
-                  "'end_of_word_suffix':null,'fuse_unk':false,'byte_fallback':false,'ignore_merges':false,"
-                  "'vocab':{", (unsigned)t->end_of_text, MTT__END_OF_TEXT, rest, rest);
-    for (i = 0; i < t->pieces.count; i++) {
-        mtt__put_json(&out, i ? ",'" : "'");
-        mtt__put_piece(&out, t, i);
+                  "'end_of_word_suffix':null,'fuse_unk':false,'byte_fallback':false,'ignore_merges':%s,"
+                  "'vocab':{", rest, truth[b->whole_words]);
+    for (i = k = 0; i < t->pieces.count; i++) {
+        const int added = k < t->added_texts.count && t->added[k].id == i;
+        k += added;
+        if (added && !t->added[k - 1].listed) continue;
+        mtt__put_json(&out, "%s'", between);
+        if (added) mtt__put_added(&out, t, k - 1);
+        else mtt__put_piece(&out, t, i);
         mtt__put_json(&out, "':%u", (unsigned)i);
+        between = ",";
     }
     mtt__put_json(&out, "},'merges':[");
     for (i = 0; i < merges->count; i++) {
@@ -10365,20 +10853,37 @@ static const mtt_tokenizer_kind mtt__bpe_kind = {
     mtt__bpe_spell, mtt__bpe_print,
 };
 
+MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options)
+{
+    mtt_tokenizer_kind kind = mtt__bpe_kind;
+    kind.options = options;
+    kind.options_bytes = options ? sizeof(*options) : 0;
+    return kind;
+}
+
+/* 1 = the first line is a word, a space and 0. */
+static int mtt__is_tiktoken(const mtt_json *j)
+{
+    const char *at = j->at < j->end ? (const char *)memchr(j->at, ' ', (size_t)(j->end - j->at)) : NULL;
+    if (!at || j->end - at < 3 || memchr(j->at, '\n', (size_t)(at - j->at))) return 0;
+    return at[1] == '0' && at[2] == '\n';
+}
+
 /* Chooses the kind that reads a file: BPE or the caller's, which may be NULL. */
 static mtt_status mtt__vocab_kind(mtt__vocab_file *f, const mtt_tokenizer_kind **kind)
 {
     const mtt_tokenizer_kind *other = *kind;
     const char *advice = "for BERT's WordPiece, include tools/wordpiece.h and pass mtt_wordpiece()";
+    const mtt_tokenizer_kind *bpe = other && other->create == mtt__bpe_create ? other : &mtt__bpe_kind;
     int mark = mtt_json_peek(&f->j);
     mtt_slice type;
     f->j.at = f->j.begin;
-    if (mark == '#' || mark == '{') *kind = &mtt__bpe_kind;
-    if (!*kind)
-        return mtt__fail(f->env, MTT_E_FORMAT, "%s is neither a tokenizer.json nor a vocab.bpe: check the "
-                         "path; %s", f->path, advice);
+    if (mark == '#' || mark == '{' || mtt__is_tiktoken(&f->j)) *kind = bpe;
+    else if (!other || bpe == other)
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s is neither a tokenizer.json nor a vocab.bpe or .tiktoken "
+                         "file: check the path; %s", f->path, advice);
     if (mark != '{') return MTT_OK;
-    mtt__vocab_keys(f, "");
+    mtt__vocab_keys(f, "", 0);
     if (!mtt_json_end(&f->j)) return mtt__vocab_fail(f, NULL);
     type = mtt__vocab_value(f, "model.type");
     if (!type.at || mtt_slice_is(type, "\"BPE\"")) return MTT_OK;
@@ -11060,10 +11565,14 @@ static mtt_status mtt__prepare_tokenizer(mtt__prepare *p)
 static mtt_status mtt__prepare_encode(mtt__prepare *p, mtt_split split, const char *text, size_t bytes)
 {
     mtt__token_header *h = &p->header[split];
-    size_t i, count, width = h->bits / 8, most = mtt__add(bytes, 1);
+    size_t i, count, width = h->bits / 8, most = mtt__add(bytes, 2), begun;
     mtt_status status = mtt__reserve(p->env, (void **)&p->ids, &p->capacity, most, sizeof(*p->ids));
-    if (!status) status = mtt_encode(p->tokenizer, text, bytes, p->ids, bytes, &count);
     if (status) return status;
+    p->ids[0] = mtt_tokenizer_begin_of_text(p->tokenizer);
+    begun = p->ids[0] >= 0;
+    status = mtt_encode(p->tokenizer, text, bytes, p->ids + begun, bytes, &count);
+    if (status) return status;
+    count += begun;
     p->ids[count++] = mtt_tokenizer_end_of_text(p->tokenizer);
     for (i = 0; i < count && width == 2; i++) {
         uint16_t narrow = (uint16_t)p->ids[i];
@@ -12246,7 +12755,7 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     int32_t *ids = (int32_t *)mtt__alloc(env, most, sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
     mtt_status status = ids && logits ? mtt__sampling_check(env, sampling) : MTT_E_MEMORY;
-    if (!status) status = mtt_encode(tokenizer, prompt, size, ids, size, &known);
+    if (!status) status = mtt_encode_prompt(tokenizer, prompt, size, ids, size + 1, &known);
     if (!status && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
     for (i = 0; i < count && !status; i++) {
         const char *text;

@@ -210,21 +210,53 @@ static size_t encode(mtt_tokenizer *t, const char *text, size_t bytes, int32_t *
     return count;
 }
 
-/* A tokenizer.json, a vocab.bpe or a vocab.txt. What is saved must load and give the same ids. */
-static void fuzz_tokenizer(const char *data, size_t size)
+/* With special tokens there are no more ids than bytes, but for the first. */
+static void encode_prompt(mtt_tokenizer *t, const char *text, size_t bytes)
+{
+    static int32_t ids[IDS + 1];
+    size_t count = 0, i;
+    bytes = bytes < IDS ? bytes : IDS;
+    MUST(succeeds(mtt_encode_prompt(t, text, bytes, ids, bytes + 1, &count), &env));
+    for (i = 0; i < count; i++) MUST(ids[i] >= 0 && ids[i] < mtt_tokenizer_vocab(t));
+}
+
+/* A tokenizer.json, a vocab.bpe, a vocab.txt or a .tiktoken file. What is saved must load and give the same
+   ids. */
+static void fuzz_kind(const char *data, size_t size, mtt_tokenizer_kind kind)
 {
     static int32_t ids[IDS], again[IDS];
-    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
     mtt_tokenizer *t, *saved;
     size_t count;
     put("vocabulary", data, size);
     if (!succeeds(mtt_tokenizer_load(&env, "vocabulary", &kind, &t), &env)) return;
     count = encode(t, data, size, ids);
+    if (!strcmp(t->kind.name, "BPE")) encode_prompt(t, data, size);
     MUST(succeeds(mtt_tokenizer_save(t, "saved"), &env));
     MUST(succeeds(mtt_tokenizer_load(&env, "saved", &kind, &saved), &env));
     MUST(encode(saved, data, size, again) == count && !memcmp(ids, again, count * sizeof(*ids)));
     mtt_tokenizer_destroy(saved);
     mtt_tokenizer_destroy(t);
+}
+
+static void fuzz_tokenizer(const char *data, size_t size)
+{
+    fuzz_kind(data, size, mtt_wordpiece(NULL));
+}
+
+/* The 256 bytes do not have to be in the input, which is the lines after them. */
+static void fuzz_tiktoken(const char *data, size_t size)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    char *file = (char *)malloc(size + 256 * 9);
+    size_t at = 0;
+    mtt_bpe_options options = {(mtt_pattern)(size % MTT_PATTERN_COUNT)};
+    int id;
+    MUST(file != NULL);
+    for (id = 0; id < 256; id++)
+        at += (size_t)sprintf(file + at, "%c%c== %d\n", digits[id >> 2], digits[(id & 3) << 4], id);
+    memcpy(file + at, data, size);
+    fuzz_kind(file, at + size, mtt_bpe(&options));
+    free(file);
 }
 
 static void seed_tokenizer(const char *path)
@@ -429,6 +461,7 @@ static const struct target {
     {"tokenizer", fuzz_tokenizer, seed_tokenizer},
     {"vocab_bpe", fuzz_tokenizer, NULL},
     {"vocab_txt", fuzz_tokenizer, NULL},
+    {"tiktoken", fuzz_tiktoken, NULL},
     {"corpus", fuzz_corpus, NULL},
     {"tokens", fuzz_tokens, seed_tokens},
     {"prepare", fuzz_prepare, NULL},

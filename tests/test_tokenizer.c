@@ -3,7 +3,8 @@
    Run by hand:  test_tokenizer encode TOKENIZER [text|hex [OPTIONS]] < text
                  test_tokenizer train FILE OUT [VOCAB [OPTIONS]]
                  test_tokenizer bench FILE
-   OPTIONS are for WordPiece: letters of "lacjw", as in word_options. */
+   OPTIONS are letters: "lacjw" for WordPiece, as in word_options; for BPE a digit is a pattern of vocab.bpe
+   and .tiktoken files, p encodes as mtt_encode_prompt does, and S prints a tokenizer.json instead of ids. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "../tools/wordpiece.h"
@@ -237,6 +238,28 @@ static void test_edges(mtt_tokenizer *gpt2)
 }
 
 /* Where pre-tokens end, for strings that the streams may not hold. A dot marks each end. */
+static void check_pretokens(mtt_pattern pattern, const char *marks)
+{
+    mtt_bpe_options options = {pattern};
+    mtt_tokenizer_kind kind = mtt_bpe(&options);
+    mtt_tokenizer *t = NULL;
+    char text[64], marked[64];
+    size_t size = 0, out = 0, at = 0, n;
+    const char *p;
+    check(!mtt__tokenizer_make(NULL, &kind, NULL, NULL, 0, &t), "an empty tokenizer");
+    for (p = marks; *p; p++)
+        if (*p != '.') text[size++] = *p;
+    for (; at < size; at += n) {
+        n = mtt__bpe_cut(t, text + at, size - at);
+        memcpy(marked + out, text + at, n);
+        out += n;
+        marked[out++] = '.';
+    }
+    marked[out] = 0;
+    check(strcmp(marked, marks) == 0, "pre-tokens of pattern %d: %s, not %s", (int)pattern, marked, marks);
+    mtt_tokenizer_destroy(t);
+}
+
 static void test_pretokens(void)
 {
     static const char *const cases[] = {
@@ -248,25 +271,49 @@ static void test_pretokens(void)
         "\xc3\xa9.\xc3.",
         "\xe1\x9a\x80.a."
     };
-    mtt_tokenizer *t = NULL;
-    size_t i, n;
-    check(!mtt__tokenizer_make(NULL, &mtt__bpe_kind, NULL, NULL, 0, &t), "an empty tokenizer");
-    for (i = 0; i < MTT__LENGTH(cases); i++) {
-        char text[64], marked[64];
-        size_t size = 0, out = 0, at = 0;
-        const char *p;
-        for (p = cases[i]; *p; p++)
-            if (*p != '.') text[size++] = *p;
-        for (; at < size; at += n) {
-            n = mtt__bpe_cut(t, text + at, size - at);
-            memcpy(marked + out, text + at, n);
-            out += n;
-            marked[out++] = '.';
-        }
-        marked[out] = 0;
-        check(strcmp(marked, cases[i]) == 0, "pre-tokens of case %zu: %s", i, marked);
-    }
-    mtt_tokenizer_destroy(t);
+    static const struct {
+        mtt_pattern pattern;
+        const char *marks;
+    } others[] = { /* as tokenizers 0.23.3 has them */
+        {MTT_PATTERN_SMOLLM, "a.  .1.b."},
+        {MTT_PATTERN_SMOLLM, " .1.2."},
+        {MTT_PATTERN_SMOLLM, "1.  ."},
+        {MTT_PATTERN_SMOLLM, "x. .1. \n.2.\n."},
+        {MTT_PATTERN_SMOLLM, "\xc2\xbd.\xe2\x85\xab. a."},
+        {MTT_PATTERN_SMOLLM, "'s.1.'s."},
+        {MTT_PATTERN_LLAMA3, "123.45. .678.9."},
+        {MTT_PATTERN_LLAMA3, "1\xc2\xbd\xc2\xb2.\xd9\xa3."},
+        {MTT_PATTERN_LLAMA3, "a. . .1.b."},
+        {MTT_PATTERN_LLAMA3, "'LL.'vE.'S.'\xc5\xbf.'x."},
+        {MTT_PATTERN_LLAMA3, "''.s."},
+        {MTT_PATTERN_LLAMA3, "!a. !.a."},
+        {MTT_PATTERN_LLAMA3, "!!.a."},
+        {MTT_PATTERN_LLAMA3, "_the.\tthe.\n.the."},
+        {MTT_PATTERN_LLAMA3, " \n \n. . a."},
+        {MTT_PATTERN_LLAMA3, "!\r\n\r\n. a."},
+        {MTT_PATTERN_LLAMA3, " !\n."},
+        {MTT_PATTERN_LLAMA3, "\r\n \t\n.x."},
+        {MTT_PATTERN_LLAMA3, "  \n."},
+        {MTT_PATTERN_LLAMA3, "a.\xc2\xa0""b.\xe3\x80\x80.\xe3\x80\x80""c."},
+        {MTT_PATTERN_LLAMA3, " '.sa."},
+        {MTT_PATTERN_LLAMA3, "a. \n."},
+        {MTT_PATTERN_LLAMA3, "\xcc\x81""a."},
+        {MTT_PATTERN_LLAMA3, "?\n. .1."},
+        {MTT_PATTERN_LLAMA3, "!.\t\n."},
+        {MTT_PATTERN_QWEN, "1.2.a.3."},
+        {MTT_PATTERN_QWEN, " .1.2."},
+        {MTT_PATTERN_QWEN, "\xc2\xbd.\xe2\x85\xab."},
+        {MTT_PATTERN_QWEN, "'RE.1.'d.2."},
+    };
+    mtt_bpe_options none = {MTT_PATTERN_COUNT};
+    mtt_tokenizer_kind kind = mtt_bpe(&none);
+    mtt_env env = {0};
+    mtt_vocab_trainer *trainer;
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(cases); i++) check_pretokens(MTT_PATTERN_GPT2, cases[i]);
+    for (i = 0; i < MTT__LENGTH(others); i++) check_pretokens(others[i].pattern, others[i].marks);
+    check(mtt_vocab_trainer_create(&env, &kind, &trainer) == MTT_E_ARGUMENT && strstr(env.error, "pattern 4"),
+          "a pattern that is none: %s", env.error);
 }
 
 static void test_round_trips(mtt_tokenizer *t, const char *name)
@@ -593,6 +640,265 @@ static void test_save(mtt_tokenizer *t, const char *name, mtt_env *env)
     free(other);
 }
 
+/* Replaces the only `from` in a text that the caller frees. */
+static char *edit(char *text, const char *from, const char *to)
+{
+    char *at = strstr(text, from), *new_text = (char *)malloc(strlen(text) + strlen(to) + 1);
+    check(at != NULL, "%s is in the file", from);
+    if (!at) at = text + strlen(text), from = "";
+    sprintf(new_text, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    free(text);
+    return new_text;
+}
+
+#define TOKEN(id, content, special, normalized)                                                        \
+    ",{\"id\":" id ",\"content\":\"" content "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false," \
+    "\"normalized\":" normalized ",\"special\":" special "}"
+#define A_TEXT "{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}"
+#define BEGIN "<|begin_of_text|>"
+
+/* A file of each family: trained by us with its pattern, then given what such files have. */
+static const char *const family_edits[MTT_PATTERN_COUNT][6] = {
+    {"true}]", "true}" TOKEN("300", "<tool>", "false", "true")
+     TOKEN("301", "ol>t", "false", "false") "]"},
+    {NULL},
+    {"true}]", "true}" TOKEN("300", BEGIN, "true", "false") "]",
+     "\"ignore_merges\":false", "\"ignore_merges\":true", "\"post_processor\":null",
+     "\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"ByteLevel\",\"add_prefix_space\":"
+     "true,\"trim_offsets\":false,\"use_regex\":true},{\"type\":\"TemplateProcessing\",\"single\":["
+     "{\"SpecialToken\":{\"id\":\"" BEGIN "\",\"type_id\":0}}," A_TEXT "],\"pair\":[" A_TEXT
+     ",{\"Sequence\":{\"id\":\"B\",\"type_id\":1}}],\"special_tokens\":{\"" BEGIN "\":{\"id\":\"" BEGIN
+     "\",\"ids\":[300],\"tokens\":[\"" BEGIN "\"]}}}]}"},
+    {"true}]", "true}" TOKEN("300", "<|im_start|>", "true", "false") TOKEN("301", "<think>", "false", "false")
+     TOKEN("302", "<th", "false", "false") "]", "\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}"},
+};
+
+static const char family_sample[] =
+    "the then there that at the hat the tat that to the top that's I'll I'LL we've 1234 123 12 99 1 123 \n\n "
+    "the hat  that\n  tat _top .top (the !the ?!\n?!\n --- the--- "
+    "\xe6\x97\xa5\xe6\x9c\xac\xe6\x97\xa5\xe6\x9c\xac";
+
+static const char *const family_texts[] = {
+    "It's I'LL we'VE'x 'the 12345 67 \xc2\xbd\xc2\xbd 1a",
+    " \n\n  the\r\n\r\n  !? \n!\n\n?!\n\t\tx \t the  7   ",
+    "the<|endoftext|>the <|begin_of_text|> <|im_start|>then<think>that<th<thi\xe2\x82\xac<tool>ol>t",
+    "'\xc5\xbfthe hat\xc2\xa0that\xe3\x80\x80\xe3\x80\x80to _top $the "
+    "\xe6\x97\xa5\xe6\x9c\xac\xd9\xa3\xd9\xa4",
+};
+
+/* The ids of tokenizers 0.23.3, with and without special tokens, of the files that test_families makes. */
+static const int32_t family_ids[MTT_PATTERN_COUNT][MTT__LENGTH(family_texts)][2][96] = {
+    {{{41, 84, 282, 274, 7, 285, 299, 7, 54, 37, 7, 88, 221, 7, 267, 268, 20, 21, 221, 22, 23, 221, 127, 122,
+        127, 122, 261, 65, -1},
+      {41, 84, 282, 274, 7, 285, 299, 7, 54, 37, 7, 88, 221, 7, 267, 268, 20, 21, 221, 22, 23, 221, 127,
+        122, 127, 122, 261, 65, -1}},
+     {{221, 288, 221, 260, 202, 199, 202, 289, 290, 31, 221, 199, 1, 199, 199, 269, 199, 198, 198, 88,
+        221, 198, 260, 221, 221, 23, 221, 221, 221, -1},
+      {221, 288, 221, 260, 202, 199, 202, 289, 290, 31, 221, 199, 1, 199, 199, 269, 199, 198, 198, 88,
+        221, 198, 260, 221, 221, 23, 221, 221, 221, -1}},
+     {{267, 28, 92, 69, 78, 68, 79, 70, 84, 69, 88, 84, 92, 30, 267, 221, 28, 92, 66, 69, 71, 73, 78,
+        63, 79, 70, 63, 84, 69, 88, 84, 92, 30, 221, 28, 92, 73, 77, 63, 83, 84, 65, 82, 84, 92, 30,
+        267, 78, 28, 84, 72, 73, 78, 75, 30, 84, 270, 28, 84, 72, 28, 84, 72, 73, 159, 225, 106, 300,
+        301, -1},
+      {267, 0, 267, 221, 28, 92, 66, 69, 71, 73, 78, 63, 79, 70, 63, 84, 69, 88, 84, 92, 30, 221, 28,
+        92, 73, 77, 63, 83, 84, 65, 82, 84, 92, 30, 267, 78, 28, 84, 72, 73, 78, 75, 30, 84, 270, 28,
+        84, 72, 28, 84, 72, 73, 159, 225, 106, 300, 301, -1}},
+     {{7, 130, 124, 267, 275, 127, 255, 84, 270, 160, 223, 223, 160, 223, 223, 84, 79, 293, 271, 221, 4,
+        267, 297, 150, 97, 150, 98, -1},
+      {7, 130, 124, 267, 275, 127, 255, 84, 270, 160, 223, 223, 160, 223, 223, 84, 79, 293, 271, 221, 4,
+        267, 297, 150, 97, 150, 98, -1}}},
+    {{{41, 84, 279, 271, 7, 281, 294, 7, 54, 37, 7, 88, 221, 7, 265, 221, 17, 18, 19, 20, 21, 221, 22, 23,
+        221, 127, 122, 127, 122, 221, 17, 65, -1},
+      {41, 84, 279, 271, 7, 281, 294, 7, 54, 37, 7, 88, 221, 7, 265, 221, 17, 18, 19, 20, 21, 221, 22,
+        23, 221, 127, 122, 127, 122, 221, 17, 65, -1}},
+     {{295, 221, 260, 202, 199, 202, 285, 286, 31, 221, 199, 1, 199, 199, 266, 199, 198, 198, 88, 221,
+        198, 260, 221, 221, 23, 221, 221, 221, -1},
+      {295, 221, 260, 202, 199, 202, 285, 286, 31, 221, 199, 1, 199, 199, 266, 199, 198, 198, 88, 221,
+        198, 260, 221, 221, 23, 221, 221, 221, -1}},
+     {{265, 28, 92, 69, 78, 68, 79, 70, 84, 69, 88, 84, 92, 30, 265, 221, 28, 92, 66, 69, 71, 73, 78,
+        63, 79, 70, 63, 84, 69, 88, 84, 92, 30, 221, 28, 92, 73, 77, 63, 83, 84, 65, 82, 84, 92, 30,
+        265, 78, 28, 84, 72, 73, 78, 75, 30, 84, 267, 28, 84, 72, 28, 84, 72, 73, 159, 225, 106, 28, 84,
+        79, 79, 76, 30, 79, 76, 30, 84, -1},
+      {265, 0, 265, 221, 28, 92, 66, 69, 71, 73, 78, 63, 79, 70, 63, 84, 69, 88, 84, 92, 30, 221, 28,
+        92, 73, 77, 63, 83, 84, 65, 82, 84, 92, 30, 265, 78, 28, 84, 72, 73, 78, 75, 30, 84, 267, 28,
+        84, 72, 28, 84, 72, 73, 159, 225, 106, 28, 84, 79, 79, 76, 30, 79, 76, 30, 84, -1}},
+     {{7, 130, 124, 265, 272, 127, 255, 84, 267, 160, 223, 223, 160, 223, 223, 84, 79, 289, 268, 221, 4,
+        265, 293, 150, 97, 150, 98, -1},
+      {7, 130, 124, 265, 272, 127, 255, 84, 267, 160, 223, 223, 160, 223, 223, 84, 79, 289, 268, 221, 4,
+        265, 293, 150, 97, 150, 98, -1}}},
+    {{{41, 84, 283, 274, 281, 44, 297, 7, 54, 37, 7, 88, 221, 7, 266, 221, 267, 20, 21, 221, 22, 23, 221,
+        127, 122, 127, 122, 221, 17, 65, -1},
+      {300, 41, 84, 283, 274, 281, 44, 297, 7, 54, 37, 7, 88, 221, 7, 266, 221, 267, 20, 21, 221, 22,
+        23, 221, 127, 122, 127, 122, 221, 17, 65, -1}},
+     {{298, 221, 260, 202, 199, 202, 199, 221, 289, 31, 221, 199, 268, 199, 269, 198, 198, 88, 221, 198,
+        260, 221, 221, 23, 221, 221, 221, -1},
+      {300, 298, 221, 260, 202, 199, 202, 199, 221, 289, 31, 221, 199, 268, 199, 269, 198, 198, 88, 221,
+        198, 260, 221, 221, 23, 221, 221, 221, -1}},
+     {{266, 28, 92, 69, 78, 68, 79, 70, 84, 69, 88, 84, 92, 30, 266, 221, 28, 92, 66, 69, 71, 73, 78,
+        63, 79, 70, 63, 84, 69, 88, 84, 92, 30, 221, 28, 92, 73, 77, 63, 83, 84, 65, 82, 84, 92, 30,
+        266, 78, 28, 84, 72, 73, 78, 75, 30, 84, 270, 28, 84, 72, 28, 84, 72, 73, 159, 225, 106, 28, 84,
+        79, 79, 76, 30, 79, 76, 30, 84, -1},
+      {300, 266, 0, 266, 221, 300, 221, 28, 92, 73, 77, 63, 83, 84, 65, 82, 84, 92, 30, 266, 78, 28, 84,
+        72, 73, 78, 75, 30, 84, 270, 28, 84, 72, 28, 84, 72, 73, 159, 225, 106, 28, 84, 79, 79, 76, 30,
+        79, 76, 30, 84, -1}},
+     {{7, 130, 124, 266, 275, 127, 255, 84, 270, 160, 223, 223, 160, 223, 223, 84, 79, 292, 271, 221, 4,
+        266, 296, 150, 97, 150, 98, -1},
+      {300, 7, 130, 124, 266, 275, 127, 255, 84, 270, 160, 223, 223, 160, 223, 223, 84, 79, 292, 271,
+        221, 4, 266, 296, 150, 97, 150, 98, -1}}},
+    {{{41, 84, 281, 272, 279, 44, 294, 7, 54, 37, 7, 88, 221, 7, 265, 221, 17, 18, 19, 20, 21, 221, 22, 23,
+        221, 127, 122, 127, 122, 221, 17, 65, -1},
+      {41, 84, 281, 272, 279, 44, 294, 7, 54, 37, 7, 88, 221, 7, 265, 221, 17, 18, 19, 20, 21, 221, 22,
+        23, 221, 127, 122, 127, 122, 221, 17, 65, -1}},
+     {{295, 221, 260, 202, 199, 202, 199, 221, 286, 31, 221, 199, 266, 199, 267, 198, 198, 88, 221, 198,
+        260, 221, 221, 23, 221, 221, 221, -1},
+      {295, 221, 260, 202, 199, 202, 199, 221, 286, 31, 221, 199, 266, 199, 267, 198, 198, 88, 221, 198,
+        260, 221, 221, 23, 221, 221, 221, -1}},
+     {{265, 28, 92, 69, 78, 68, 79, 70, 84, 69, 88, 84, 92, 30, 265, 221, 28, 92, 66, 69, 71, 73, 78,
+        63, 79, 70, 63, 84, 69, 88, 84, 92, 30, 221, 28, 92, 73, 77, 63, 83, 84, 65, 82, 84, 92, 30,
+        265, 78, 301, 84, 268, 302, 302, 73, 159, 225, 106, 28, 84, 79, 79, 76, 30, 79, 76, 30, 84, -1},
+      {265, 0, 265, 221, 28, 92, 66, 69, 71, 73, 78, 63, 79, 70, 63, 84, 69, 88, 84, 92, 30, 221, 300,
+        265, 78, 301, 84, 268, 302, 302, 73, 159, 225, 106, 28, 84, 79, 79, 76, 30, 79, 76, 30, 84, -1}},
+     {{7, 130, 124, 265, 273, 127, 255, 84, 268, 160, 223, 223, 160, 223, 223, 84, 79, 289, 269, 221, 4,
+        265, 293, 150, 97, 150, 98, -1},
+      {7, 130, 124, 265, 273, 127, 255, 84, 268, 160, 223, 223, 160, 223, 223, 84, 79, 289, 269, 221, 4,
+        265, 293, 150, 97, 150, 98, -1}}},
+};
+
+static mtt_tokenizer *family(mtt_env *env, int pattern, const char *path)
+{
+    mtt_bpe_options options = {(mtt_pattern)pattern};
+    mtt_tokenizer_kind kind = mtt_bpe(&options);
+    mtt_tokenizer *t = train_kind(env, &kind, family_sample, sizeof(family_sample) - 1, 300);
+    size_t size;
+    char *text;
+    int i;
+    check(!mtt_tokenizer_save(t, path) && mtt_tokenizer_vocab(t) == 300, "family %d: %s", pattern,
+          env->error);
+    mtt_tokenizer_destroy(t);
+    text = read_file(path, &size);
+    for (i = 0; i < 6 && family_edits[pattern][i]; i += 2)
+        text = edit(text, family_edits[pattern][i], family_edits[pattern][i + 1]);
+    write_file(path, text, strlen(text));
+    free(text);
+    check(!mtt_tokenizer_load(env, path, NULL, &t), "family %d: %s", pattern, env->error);
+    return t;
+}
+
+/* The ids of a text, ended by -1, are those that are wanted. */
+static int encodes(mtt_tokenizer *t, int prompt, const char *text, const int32_t *want)
+{
+    int32_t ids[256];
+    size_t n, k = 0;
+    if ((prompt ? mtt_encode_prompt : mtt_encode)(t, text, strlen(text), ids, 256, &n)) return 0;
+    while (k < n && ids[k] == want[k]) k++;
+    return k == n && want[n] == -1;
+}
+
+static void test_families(mtt_env *env)
+{
+    mtt_tokenizer *t, *again;
+    size_t i, size;
+    int pattern, prompt, begin;
+    for (pattern = 0; pattern < MTT_PATTERN_COUNT; pattern++) {
+        t = family(env, pattern, in("family.json"));
+        again = NULL;
+        begin = pattern == MTT_PATTERN_LLAMA3 ? 300 : -1;
+        check(mtt_tokenizer_begin_of_text(t) == begin && mtt_tokenizer_end_of_text(t) == 0, "first and last");
+        check(!mtt_tokenizer_save(t, in("again.json")) &&
+                  !mtt_tokenizer_load(env, in("again.json"), NULL, &again),
+              "family %d is loaded again: %s", pattern, env->error);
+        same_tokenizer(t, again, "a family");
+        for (i = 0; i < MTT__LENGTH(family_texts); i++) {
+            for (prompt = 0; prompt < 2; prompt++) {
+                const int32_t *want = family_ids[pattern][i][prompt];
+                check(encodes(t, prompt, family_texts[i], want), "%d, %zu, %d", pattern, i, prompt);
+                check(encodes(again, prompt, family_texts[i], want), "again %d, %zu", pattern, i);
+            }
+            check(round_trip(t, family_texts[i], strlen(family_texts[i]), NULL, NULL), "comes back");
+        }
+        if (pattern == MTT_PATTERN_QWEN)
+            check(mtt_tokenizer_bytes(t, 300, &size) && !size && mtt_tokenizer_bytes(t, 301, &size) &&
+                      size == 7,
+                  "special tokens alone have no bytes");
+        mtt_tokenizer_destroy(t);
+        mtt_tokenizer_destroy(again);
+    }
+}
+
+/* A .tiktoken file of the 256 bytes and further tokens. */
+static void write_tiktoken(const char *path, const char *const *tokens, const char *tail)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    FILE *file = fopen(path, "wb");
+    int id;
+    for (id = 0; id < 256 || tokens[id - 256]; id++) {
+        const char byte = (char)id, *at = id < 256 ? &byte : tokens[id - 256];
+        size_t size = id < 256 ? 1 : strlen(at), i;
+        for (i = 0; i < size; i += 3) {
+            uint32_t bits = (uint32_t)(unsigned char)at[i] << 16;
+            if (i + 1 < size) bits |= (uint32_t)(unsigned char)at[i + 1] << 8;
+            if (i + 2 < size) bits |= (uint32_t)(unsigned char)at[i + 2];
+            fprintf(file, "%c%c%c%c", digits[bits >> 18], digits[bits >> 12 & 63],
+                    i + 1 < size ? digits[bits >> 6 & 63] : '=', i + 2 < size ? digits[bits & 63] : '=');
+        }
+        fprintf(file, " %d\n", id);
+    }
+    fputs(tail, file);
+    fclose(file);
+}
+
+/* The ids are tiktoken 0.14's. "xyz" comes before its parts; "qrst" is only a whole word. */
+static void test_tiktoken(mtt_env *env)
+{
+    static const char *const tokens[] = {"ab", "abc", "bc", "xyz", " a", "yz", "qrst", "rs", "12", "123",
+                                         "34", NULL};
+    static const struct {
+        const char *text;
+        mtt_pattern pattern;
+        int32_t ids[24];
+    } cases[] = {
+        {"abc bc xyz qrst qrstu abcbc", MTT_PATTERN_GPT2,
+         {257, 32, 258, 32, 259, 32, 113, 263, 116, 32, 113, 263, 116, 117, 32, 257, 258, -1}},
+        {"qrst", MTT_PATTERN_GPT2, {262, -1}},
+        {"12345", MTT_PATTERN_GPT2, {265, 52, 53, -1}},
+        {"12345", MTT_PATTERN_LLAMA3, {265, 52, 53, -1}},
+        {"99123 4", MTT_PATTERN_LLAMA3, {57, 57, 49, 50, 51, 32, 52, -1}},
+        {"12345", MTT_PATTERN_QWEN, {49, 50, 51, 52, 53, -1}},
+    };
+    static const struct {
+        const char *tail, *word;
+    } bad[] = {
+        {"YQ== 267\n", "different tokens"}, {"YWE= 268\n", "0, 1, 2"}, {"YWE=267\n", "a space"},
+        {"YW=E 267\n", "base64"}, {"YWE 267\n", "base64"}, {" 267\n", "base64"}, {"YWE=  267\n", "0, 1, 2"},
+        {"YWE= 267", ""}, {"YWE= 267 \n", "0, 1, 2"}, {"YWE= 0x\n", "0, 1, 2"}, {"YWE= \n267\n", "0, 1, 2"},
+    };
+    mtt_tokenizer *t, *again;
+    size_t i;
+    write_tiktoken(in("t.tiktoken"), tokens, "");
+    for (i = 0; i < MTT__LENGTH(cases); i++) {
+        mtt_bpe_options options = {cases[i].pattern};
+        mtt_tokenizer_kind kind = mtt_bpe(&options);
+        check(!mtt_tokenizer_load(env, in("t.tiktoken"), &kind, &t), "tiktoken: %s", env->error);
+        check(mtt_tokenizer_vocab(t) == 268 && mtt_tokenizer_end_of_text(t) == 267, "its vocabulary");
+        check(encodes(t, 0, cases[i].text, cases[i].ids), "tiktoken, case %zu", i);
+        check(!mtt_tokenizer_save(t, in("again.json")) &&
+                  !mtt_tokenizer_load(env, in("again.json"), NULL, &again),
+              "tiktoken is loaded again: %s", env->error);
+        same_tokenizer(t, again, "tiktoken");
+        check(encodes(again, 0, cases[i].text, cases[i].ids), "tiktoken again, case %zu", i);
+        mtt_tokenizer_destroy(t);
+        mtt_tokenizer_destroy(again);
+    }
+    for (i = 0; i < MTT__LENGTH(bad); i++) {
+        mtt_status status;
+        write_tiktoken(in("t.tiktoken"), tokens, bad[i].tail);
+        status = mtt_tokenizer_load(env, in("t.tiktoken"), NULL, &t);
+        check(status == (*bad[i].word ? MTT_E_FORMAT : MTT_OK) && strstr(env->error, bad[i].word),
+              "bad .tiktoken %zu: %s", i, env->error);
+        mtt_tokenizer_destroy(t);
+    }
+}
+
 static void test_bad_json(mtt_env *env)
 {
     static const struct {
@@ -600,7 +906,7 @@ static void test_bad_json(mtt_env *env)
     } cases[] = {
         {"\"1.0\"", "\"2.0\"", "version"}, {"\"version\":\"1.0\",", "", "version"},
         {"\"truncation\":null", "\"truncation\":{\"max_length\":5}", "truncation"},
-        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFC\"}", "NFC"},
+        {"\"normalizer\":null", "\"normalizer\":{\"type\":\"NFKC\"}", "NFKC"},
         {"\"pre_tokenizer\":{\"type\":\"ByteLevel\"", "\"pre_tokenizer\":{\"type\":\"Whitespace\"",
          "Whitespace"},
         {"\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false",
@@ -612,12 +918,30 @@ static void test_bad_json(mtt_env *env)
         {"\"type\":\"BPE\"", "\"type\":\"WordPiece\"", "WordPiece"},
         {"\"dropout\":null", "\"dropout\":0.1", "dropout"},
         {"\"byte_fallback\":false", "\"byte_fallback\":true", "byte_fallback"},
-        {"\"ignore_merges\":false", "\"ignore_merges\":true", "ignore_merges"},
         {"\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"", "</w>"},
+        {"\"single_word\":false", "\"single_word\":true", "single_word"},
+        {"\"lstrip\":false", "\"lstrip\":true", "lstrip"},
+        {"\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "content and an id"},
+        {"\"special\":true}", "\"special\":true},{\"id\":0,\"content\":\"x\"}", "order of their ids"},
+        {"\"special\":true}", "\"special\":true},{\"id\":264,\"content\":\"<|endoftext|>\"}", "two ids"},
+        {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
+         "\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"}}]", "must be the Regex of"},
+        {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
+         "\"type\":\"Split\",\"pattern\":{\"String\":\"a\"}}]", "must be the Regex of"},
+        {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
+         "\"type\":\"Punctuation\"}]", "Punctuation"},
+        {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
+         "\"type\":\"Digits\",\"individual_digits\":false}]", "individual_digits"},
+        {"\"type\":\"ByteLevel\",\"add_prefix_space\":false", "\"type\":\"Sequence\",\"pretokenizers\":[{"
+         "\"type\":\"Digits\",\"individual_digits\":true}]", "1.type is missing"},
+        {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[]}",
+         "the text A"},
+        {"\"post_processor\":null", "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
+         "{\"SpecialToken\":{\"id\":\"q\"}},{\"Sequence\":{\"id\":\"A\"}}]}", "must be an added token"},
         {"\"content\":\"<|endoftext|>\"", "\"content\":\"<pad>\"", "must be <|endoftext|>"},
         {"\"special\":true}", "\"special\":true},{\"id\":1,\"content\":\"[MASK]\",\"special\":true}",
-         "the one added token must be"},
-        {"\"added_tokens\":[", "\"added_tokens\":[],\"x\":[", "the one added token must be"},
+         "not the next"},
+        {"\"added_tokens\":[", "\"added_tokens\":[],\"x\":[", "one of the added tokens must be"},
         {"[{\"id\":0", "[{\"id\":1", "two ids"},
         {"\"!\":1,", "\"!\":2,", "0, 1, 2"}, {"\"!\":1,", "", "0, 1, 2"},
         {"\"!\":1,", "\"!\":1,\"!\":2,", "different"}, {"\"!\":1,", "\"!!\":1,", "256 bytes"},
@@ -1118,18 +1442,22 @@ static mtt_tokenizer *open_tokenizer(const char *path, const char *letters)
 {
     mtt_env *env = (mtt_env *)calloc(1, sizeof(*env));
     mtt_tokenizer *t = NULL;
-    if (load_words(env, path, letters, &t)) {
+    const char *digit = strpbrk(letters, "0123");
+    mtt_bpe_options options = {digit ? (mtt_pattern)(*digit - '0') : MTT_PATTERN_GPT2};
+    mtt_tokenizer_kind kind = mtt_bpe(&options);
+    if (digit ? mtt_tokenizer_load(env, path, &kind, &t) : load_words(env, path, letters, &t)) {
         fprintf(stderr, "%s\n", env->error);
         exit(1);
     }
     return t;
 }
 
-static void print_ids(mtt_tokenizer *t, const char *text, size_t size, const char *between)
+static void print_ids(mtt_tokenizer *t, const char *text, size_t size, const char *between, int prompt)
 {
-    int32_t *ids = (int32_t *)malloc((size + 1) * sizeof(*ids));
+    const size_t most = size + 1;
+    int32_t *ids = (int32_t *)malloc(most * sizeof(*ids));
     size_t i, n = 0;
-    if (mtt_encode(t, text, size, ids, size, &n)) exit(1);
+    if ((prompt ? mtt_encode_prompt : mtt_encode)(t, text, size, ids, most, &n)) exit(1);
     for (i = 0; i < n; i++) printf("%s%d", i ? between : "", (int)ids[i]);
     printf("\n");
     free(ids);
@@ -1139,11 +1467,18 @@ static int mode_encode(const char *path, int hex, const char *letters)
 {
     mtt_tokenizer *t = open_tokenizer(path, letters);
     size_t size, i, n = 0;
-    char *text = read_file("-", &size);
+    const int prompt = strchr(letters, 'p') != NULL;
+    char *text;
     unsigned byte = 0;
-    if (!hex) print_ids(t, text, size, "\n");
+    if (strchr(letters, 'S')) {
+        page json = {NULL, 0, 0};
+        t->kind.print(t, append, &json);
+        return fwrite(json.at, 1, json.size, stdout) != json.size;
+    }
+    text = read_file("-", &size);
+    if (!hex) print_ids(t, text, size, "\n", prompt);
     for (i = 0; hex && i < size; i++) {
-        if (text[i] == '\n') print_ids(t, text, n, " "), n = 0;
+        if (text[i] == '\n') print_ids(t, text, n, " ", prompt), n = 0;
         else {
             char digits[5] = {'0', '0', text[i], text[i + 1], 0};
             mtt__hex(digits, &byte);
@@ -1245,6 +1580,8 @@ int main(int argc, char **argv)
     }
     test_counts(&env);
     test_training(&env);
+    test_families(&env);
+    test_tiktoken(&env);
     test_bad_json(&env);
     test_bad_gpt2(&env);
     test_words(&env);

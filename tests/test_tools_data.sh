@@ -73,6 +73,9 @@ prepare 0 '^vocabulary 300,' --input text.txt --output bpe --vocab-size 300 --se
 check "another seed makes them again" [ "$(stat -c %i bpe.*)" != "$files" -a ! -s err ]
 input=text.txt prepare 0 '^vocabulary 300,' --input - --output bpe --vocab-size 300
 check "standard input makes them again" [ ! -s err ]
+prepare 0 '^vocabulary 300,' --input text.txt --output llama --vocab-size 300 --pattern llama3
+check "it cuts as Llama 3" grep -q 'p{N}{1,3}' llama.tokenizer.json
+prepare 2 'pattern is for BPE' --input text.txt --output o --pattern qwen --tokenizer wordpiece
 prepare 0 '^vocabulary 300,' --input text.txt --output word --vocab-size 300 --tokenizer wordpiece
 check "four files of a WordPiece" whole word
 check "it keeps capitals" grep -q '"A":' word.tokenizer.json

@@ -16,6 +16,7 @@ enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
 
 static mtt_prepare_desc desc;
 static mtt_wordpiece_options words;
+static mtt_bpe_options bytes_options;
 static const char *kind = "bpe", *file;
 static int seed;
 
@@ -29,6 +30,7 @@ static const option options[] = {
     TEXT("tokenizer", &kind, "bpe, wordpiece: train one; gpt2; or the path of a tokenizer"),
     TEXT("vocab-file", &file, "vocab.bpe for gpt2; vocab.txt for wordpiece, to load it"),
     INT("vocab-size", &desc.vocab, 0, "ids of a trained tokenizer, default 10000"),
+    CHOICE("pattern", &bytes_options.pattern, "gpt2|smollm|llama3|qwen", "bpe, .tiktoken: how to cut words"),
     FLAG("lowercase", &words.lowercase, 1, "wordpiece: convert text to lower case"),
     FLAG("strip-accents", &words.strip_accents, 1, "wordpiece: remove accents; not for Polish"),
     FLAG("keep-controls", &words.keep_controls, 1, "wordpiece: treat control characters as text"),
@@ -36,20 +38,21 @@ static const option options[] = {
 };
 
 /* Decides what to train or load; returns an exit code. */
-static int choose_tokenizer(mtt_tokenizer_kind *wordpiece)
+static int choose_tokenizer(mtt_tokenizer_kind *wordpiece, mtt_tokenizer_kind *byte_level)
 {
     int gpt2 = !strcmp(kind, "gpt2"), wp = !strcmp(kind, "wordpiece"), bpe = !strcmp(kind, "bpe");
     FILE *in;
     int first;
     desc.tokenizer = wp || gpt2 ? file : bpe ? NULL : kind;
-    desc.kind = bpe || gpt2 ? NULL : wordpiece;
+    desc.kind = bytes_options.pattern ? byte_level : bpe || gpt2 ? NULL : wordpiece;
+    if (wp && bytes_options.pattern) return option_fail("--pattern is for BPE: leave it out");
     if (gpt2 && !file)
         return option_fail("--tokenizer gpt2 needs its merges: add --vocab-file vocab.bpe (get it with "
                            "tools/get_data.sh vocab.bpe)");
     if (file && !gpt2 && !wp)
         return option_fail("--vocab-file needs --tokenizer gpt2 or wordpiece: give any other file as "
                            "--tokenizer");
-    if (!desc.kind && memcmp(&words, &(mtt_wordpiece_options){0}, sizeof(words)))
+    if (desc.kind != wordpiece && memcmp(&words, &(mtt_wordpiece_options){0}, sizeof(words)))
         return option_fail("--lowercase, --strip-accents, --keep-controls and --keep-cjk need --tokenizer "
                            "wordpiece or a vocab.txt");
     if (!desc.tokenizer) return 0;
@@ -78,7 +81,7 @@ int main(int argc, char **argv)
 {
     static const char *const names[] = {"train", "valid", "test"};
     static mtt_env env;
-    mtt_tokenizer_kind wordpiece = mtt_wordpiece(&words);
+    mtt_tokenizer_kind wordpiece = mtt_wordpiece(&words), byte_level = mtt_bpe(&bytes_options);
     mtt_prepare_report r;
     mtt_status status;
     uint64_t documents = 0, bytes = 0, tokens = 0;
@@ -87,7 +90,7 @@ int main(int argc, char **argv)
     if (!desc.input || !desc.output)
         return option_fail("--input and --output are needed, as in --input text.txt --output data/text "
                            "(--help lists all options)");
-    if ((code = choose_tokenizer(&wordpiece))) return code;
+    if ((code = choose_tokenizer(&wordpiece, &byte_level))) return code;
     desc.seed = (uint64_t)seed;
     status = mtt_prepare(&env, &desc, &r);
     if (status) {
