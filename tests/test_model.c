@@ -3640,6 +3640,24 @@ static void mismatches(void)
         expect_refusal(&other, in(field == 5 ? "learned" : "model"), MTT_E_MISMATCH, NAMES[field],
                        NAMES[field]);
     }
+    for (int field = 0; field < 5; field++) { /* written where they are not the default */
+        static const char *const NAMES[] = {"norm", "norm_eps", "norm_place", "mlp", "no_biases"};
+        setup other = s;
+        if (field == 0) other.model.norm = MTT_NORM_RMS;
+        if (field == 1) other.model.norm_eps = 1e-6f;
+        if (field == 2) other.model.norm_place = MTT_NORM_POST;
+        if (field == 3) other.model.mlp = MTT_MLP_RELU2;
+        if (field == 4) other.model.no_biases = other.model.no_head_bias = 1;
+        setup twin = other;
+        if (field == 4) other.model.no_biases = 0; /* the head's alone */
+        else other.model = s.model;
+        expect_refusal(&twin, in("model"), MTT_E_MISMATCH, NAMES[field], NAMES[field]);
+        trainer = open_trainer(&twin);
+        check(!mtt_save(trainer, in("option"), NULL) && !mtt_resume(trainer, in("option"), NULL),
+              "a checkpoint with %s does not go on: %s", NAMES[field], env.error);
+        mtt_trainer_destroy(trainer);
+        expect_refusal(&other, in("option"), MTT_E_MISMATCH, NAMES[field], NAMES[field]);
+    }
     size_t bytes = 0;
     char *data = read_file(in("model"), &bytes);
     for (int i = 0; i < 40; i++) { /* one byte flipped: half of them anywhere, the others near the ends */

@@ -1408,6 +1408,11 @@ static void validation(void)
     REFUSED((c.model.heads = 1, c.model.d_model = 264), "head", "256");
     REFUSED(c.model.d_ff = 7, "d_ff");
     REFUSED(c.model.d_ff = 1 << 20, "d_ff");
+    REFUSED(c.model.norm = (mtt_norm_form)2, "norm");
+    REFUSED(c.model.norm_eps = -1e-5f, "norm_eps");
+    REFUSED(c.model.norm_eps = 2, "norm_eps");
+    REFUSED(c.model.norm_place = (mtt_norm_place)3, "norm_place");
+    REFUSED(c.model.mlp = (mtt_mlp)4, "mlp");
     REFUSED(c.model.vocab = -1, "vocab");
     REFUSED(c.model.vocab = (1 << 24) + 1, "vocab");
     REFUSED(c.model.max_seq = -1, "max_seq");
