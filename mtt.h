@@ -11297,10 +11297,9 @@ static int mtt__checkpoint_default(const mtt_model_desc *model, const mtt_field 
     static const size_t first[] = {MTT__SIZE(layers),    MTT__SIZE(heads),     MTT__SIZE(d_model),
                                    MTT__SIZE(d_ff),      MTT__SIZE(vocab),     MTT__SIZE(max_seq),
                                    MTT__SIZE(positions), MTT__SIZE(tied_head), MTT__SIZE(no_head_bias)};
-    enum { SIZES = 6 };
     mtt_model_desc m = *model;
-    size_t i;
-    for (i = 0; i < (writes ? MTT__LENGTH(first) : SIZES); i++)
+    size_t i, count = writes ? MTT__LENGTH(first) : 6;
+    for (i = 0; i < count; i++)
         if (field->offset == first[i]) return 0;
     mtt__field_set(&m, field, 0);
     return !mtt_model_resolve(NULL, &m, &m) && mtt__field_get(&m, field) == mtt__field_get(model, field);

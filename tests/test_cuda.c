@@ -3441,6 +3441,8 @@ static setup technique_setup(const technique *t, int layers)
     s.model.layers = layers;
     s.model.d_model = 64;
     s.model.heads = t->heads ? t->heads : 2;
+    s.model.heads_kv = t->heads_kv, s.model.d_head = t->d_head;
+    s.model.qk_norm = t->qk_norm, s.model.positions = t->positions;
     s.model.vocab = 200;
     s.model.max_seq = s.seq_len = t->seq_len ? t->seq_len : 40;
     s.model.dropout = t->dropout;

@@ -260,7 +260,9 @@ static void same_bits(void)
         snprintf(j.tokens, sizeof(j.tokens), "%s", in("data.valid.tokens"));
         j.model.dropout = kind % 2 ? 0.1f : 0;
         j.model.tied_head = j.model.no_head_bias = kind / 2 % 2;
-        j.model.positions = (mtt_positions)(kind / 2 % 2);
+        j.model.positions = (mtt_positions)(kind / 2 % 4);
+        j.model.heads_kv = kind % 3 ? 0 : 1;
+        j.model.qk_norm = kind / 3 % 2;
         j.policy.precision = (mtt_precision)(kind % 5);
         j.policy.attention = (mtt_attention)(kind / 3 % 2);
         j.policy.recompute = (mtt_recompute)(kind % 4);
