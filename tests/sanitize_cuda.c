@@ -180,6 +180,10 @@ static int step(const technique *k)
     int heads = k->heads ? k->heads : 2, seq_len = k->seq_len ? k->seq_len : 40;
     mtt_model_desc model = {.layers = layers,
                             .heads = heads,
+                            .heads_kv = k->heads_kv,
+                            .d_head = k->d_head,
+                            .qk_norm = k->qk_norm,
+                            .positions = k->positions,
                             .d_model = 64,
                             .vocab = VOCAB,
                             .max_seq = seq_len,

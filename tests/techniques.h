@@ -5,6 +5,8 @@ typedef struct technique {
     mtt_policy policy;
     float dropout;
     int heads, seq_len; /* 0: 2 heads of 32, 40 tokens */
+    int heads_kv, d_head, qk_norm;
+    mtt_positions positions;
 } technique;
 
 static const technique TECHNIQUES[] = {
@@ -19,6 +21,25 @@ static const technique TECHNIQUES[] = {
      .heads = 1,
      .seq_len = 300},
     {"fp32_flash", {.precision = MTT_FP32, .attention = MTT_ATTENTION_FLASH}, .dropout = 0},
+    {"bf16_flash_groups",
+     {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH},
+     .dropout = 0.1f,
+     .heads = 6,
+     .heads_kv = 2,
+     .d_head = 64,
+     .seq_len = 300,
+     .positions = MTT_POSITIONS_ROTARY},
+    {"bf16_groups_norm",
+     {.precision = MTT_BF16},
+     .heads = 4,
+     .heads_kv = 1,
+     .qk_norm = 1,
+     .positions = MTT_POSITIONS_ROTARY},
+    {"fp32_flash_groups_norm",
+     {.precision = MTT_FP32, .attention = MTT_ATTENTION_FLASH, .recompute = MTT_RECOMPUTE_LAYER},
+     .heads = 4,
+     .heads_kv = 2,
+     .qk_norm = 1},
     {"bf16_window16", {.precision = MTT_BF16, .attention = MTT_ATTENTION_FLASH, .window = 16}, .dropout = 0},
     {"fp32_checkpointing", {.precision = MTT_FP32, .recompute = MTT_RECOMPUTE_LAYER}, .dropout = 0},
     {"bf16_selective", {.precision = MTT_BF16, .recompute = MTT_RECOMPUTE_SELECTIVE}, .dropout = 0},
@@ -56,6 +77,13 @@ static const technique TECHNIQUES[] = {
       .recompute = MTT_RECOMPUTE_SELECTIVE,
       .kept_inputs = MTT_KEPT_FP8},
      .dropout = 0.1f},
+    {"fp8_flash_groups",
+     {.precision = MTT_FP8, .attention = MTT_ATTENTION_FLASH},
+     .heads = 4,
+     .heads_kv = 2,
+     .d_head = 32,
+     .qk_norm = 1,
+     .positions = MTT_POSITIONS_ROTARY},
     {"fp8_flash_segments_compact",
      {.precision = MTT_FP8,
       .attention = MTT_ATTENTION_FLASH,

@@ -2632,7 +2632,8 @@ static setup option_setup(int number)
     s.model.heads_kv = number % 5 > 2 ? 1 : 1 + below(2);
     s.model.heads = s.model.heads_kv * group;
     s.model.d_head = 8 * width;
-    s.model.d_model = 8 * (1 + below(12));
+    s.model.d_model = 16 * (1 + below(6)); /* the bias within the product: apart, it may cancel what was
+                                              rounded before */
     s.seq_len = number % 37 == 11 ? 300 + below(200) : 1 + below(s.model.heads * width > 60 ? 70 : 130);
     s.batch = s.seq_len > 200 ? 1 : 1 + below(2);
     s.model.max_seq = s.seq_len;
@@ -3537,6 +3538,8 @@ static setup technique_setup(const technique *t, int layers)
     s.model.layers = layers;
     s.model.d_model = 64;
     s.model.heads = t->heads ? t->heads : 2;
+    s.model.heads_kv = t->heads_kv, s.model.d_head = t->d_head;
+    s.model.qk_norm = t->qk_norm, s.model.positions = t->positions;
     s.model.vocab = 200;
     s.model.max_seq = s.seq_len = t->seq_len ? t->seq_len : 40;
     s.model.dropout = t->dropout;

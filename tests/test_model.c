@@ -3618,9 +3618,11 @@ static void mismatches(void)
     mtt_trainer *trainer = open_trainer(&s);
     check(!mtt_save(trainer, in("model"), NULL), "a checkpoint could not be saved: %s", env.error);
     mtt_trainer_destroy(trainer);
-    for (int field = 0; field < 9; field++) {
-        static const char *const NAMES[] = {"layers",  "heads",     "d_model",   "d_ff",        "vocab",
-                                            "max_seq", "positions", "tied_head", "no_head_bias"};
+    for (int field = 0; field < 14; field++) {
+        static const char *const NAMES[] = {"layers",       "heads",     "d_model",      "d_ff",    "vocab",
+                                            "max_seq",      "positions", "tied_head",    "no_head_bias",
+                                            "heads_kv",     "d_head",    "rotary_theta", "rotary_interleaved",
+                                            "qk_norm"};
         setup other = s, learned = s;
         if (field == 0) other.model.layers = 3;
         if (field == 1) other.model.heads = 1;
@@ -3630,6 +3632,11 @@ static void mismatches(void)
         if (field == 6) other.model.positions = MTT_POSITIONS_LEARNED;
         if (field == 7) other.model.tied_head = 1;
         if (field == 8) other.model.no_head_bias = 1;
+        if (field == 9) other.model.heads_kv = 1;
+        if (field == 10) other.model.d_head = 24;
+        if (field == 11) other.model.rotary_theta = 10000.5f;
+        if (field == 12) other.model.rotary_interleaved = 1;
+        if (field == 13) other.model.qk_norm = 1;
         if (field == 5) { /* of learned positions, whose table it sizes */
             learned.model.positions = other.model.positions = MTT_POSITIONS_LEARNED;
             other.model.max_seq = 13;
@@ -3639,6 +3646,12 @@ static void mismatches(void)
         }
         expect_refusal(&other, in(field == 5 ? "learned" : "model"), MTT_E_MISMATCH, NAMES[field],
                        NAMES[field]);
+        if (field < 9) continue;
+        trainer = open_trainer(&other); /* and the other way around; with itself it goes on */
+        check(!mtt_save(trainer, in("other"), NULL), "a checkpoint could not be saved: %s", env.error);
+        check(!mtt_resume(trainer, in("other"), NULL), "%s: %s", NAMES[field], env.error);
+        mtt_trainer_destroy(trainer);
+        expect_refusal(&s, in("other"), MTT_E_MISMATCH, NAMES[field], NAMES[field]);
     }
     for (int field = 0; field < 5; field++) { /* written where they are not the default */
         static const char *const NAMES[] = {"norm", "norm_eps", "norm_place", "mlp", "no_biases"};

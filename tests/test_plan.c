@@ -1405,6 +1405,15 @@ static void validation(void)
     REFUSED(c.model.d_model = 1 << 20, "d_model");
     REFUSED(c.model.d_model = 260, "d_model", "heads");
     REFUSED(c.model.heads = 64, "head", "8");
+    REFUSED(c.model.heads_kv = 3, "heads_kv", "8");
+    REFUSED(c.model.heads_kv = -1, "heads_kv");
+    REFUSED(c.model.heads_kv = 16, "heads_kv");
+    REFUSED(c.model.d_head = 12, "d_head", "12");
+    REFUSED(c.model.d_head = 264, "d_head");
+    REFUSED((c.model.d_head = 16, c.model.d_model = 260), "d_model", "260");
+    REFUSED(c.model.rotary_theta = 0.5f, "rotary_theta");
+    REFUSED(c.model.rotary_theta = INFINITY, "rotary_theta");
+    REFUSED((c.policy.precision = MTT_FP8, c.model.d_head = 8, c.model.heads_kv = 1), "heads_kv", "16");
     REFUSED((c.model.heads = 1, c.model.d_model = 264), "head", "256");
     REFUSED(c.model.d_ff = 7, "d_ff");
     REFUSED(c.model.d_ff = 1 << 20, "d_ff");

@@ -260,7 +260,9 @@ static void same_bits(void)
         snprintf(j.tokens, sizeof(j.tokens), "%s", in("data.valid.tokens"));
         j.model.dropout = kind % 2 ? 0.1f : 0;
         j.model.tied_head = j.model.no_head_bias = kind / 2 % 2;
-        j.model.positions = (mtt_positions)(kind / 2 % 2);
+        j.model.positions = (mtt_positions)(kind / 2 % 4);
+        j.model.heads_kv = kind % 3 ? 0 : 1;
+        j.model.qk_norm = kind / 3 % 2;
         j.model.norm = (mtt_norm_form)(kind / 3 % 2);
         j.model.norm_place = (mtt_norm_place)(kind % 3);
         j.model.mlp = (mtt_mlp)(kind % 4);
