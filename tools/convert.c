@@ -5,9 +5,9 @@
    ./convert results/novel_fp32_best.safetensors novel.gguf --type q8_0            a file for llama.cpp
 
    Writes the FP32 weights of the checkpoint in the type that --type names, and the tokenizer. Both formats
-   are GPT-2's, so the model must not have a bias in its head, or windows. Sinusoidal positions become a table.
-   In GGUF, version 3, the type is that of matrices. Norms, biases and positions are FP32. A Q8_0 matrix with
-   rows that are no multiple of 32 is FP16.
+   are GPT-2's, so the model must not have a bias in its head, or windows. Sinusoidal positions become a
+   table. In GGUF, version 3, the type is that of matrices. Norms, biases and positions are FP32. A matrix
+   with rows that are no multiple of 32 is FP16 in place of Q8_0.
    Each file is written beside its place, synced and renamed. Of a folder, config.json is the last.
    Exit codes: 0; 2 wrong call; 3 a file, or a model that the format cannot express; 4 memory. */
 #define MTT_IMPLEMENTATION
@@ -196,7 +196,7 @@ static void list_pieces(void)
 
 /* ---- the tokenizer ---- */
 
-/* The tokenizer of a run DATA_TECHNIQUE is DATA.tokenizer.json in the same folder. */
+/* The tokenizer of the checkpoint DATA_TECHNIQUE_best.safetensors is DATA.tokenizer.json beside it. */
 static const char *find_tokenizer(void)
 {
     static char found[PATH_MAX + 32];
@@ -204,7 +204,7 @@ static const char *find_tokenizer(void)
     size_t folder = slash ? (size_t)(slash + 1 - source.path) : 0, size = strlen(source.path);
     for (; size > folder; size--) {
         snprintf(found, sizeof(found), "%.*s.tokenizer.json", (int)size, source.path);
-        if (source.path[size] == '_' && !access(found, R_OK)) return found;
+        if (strchr("_.", source.path[size]) && !access(found, R_OK)) return found;
     }
     fail(EXIT_DATA, "there is no tokenizer beside %s: pass --tokenizer FILE, or none", source.path);
     return NULL;
@@ -363,12 +363,13 @@ static void put_q8_0(const float *x, size_t count)
     int8_t codes[32];
     int i;
     for (; count; count -= 32, x += 32) {
-        float largest = 0, scale;
+        float largest = 0, scale, inverse;
         uint16_t half;
         for (i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(x[i]));
         scale = largest / 127;
+        inverse = scale > 0 ? 1 / scale : 0;
         half = to_f16(scale);
-        for (i = 0; i < 32; i++) codes[i] = (int8_t)(scale > 0 ? roundf(x[i] / scale) : 0);
+        for (i = 0; i < 32; i++) codes[i] = (int8_t)roundf(x[i] * inverse);
         put(&half, sizeof(half));
         put(codes, sizeof(codes));
     }
@@ -460,7 +461,8 @@ static void put_config(const char *name, const char *format, ...)
 static void write_folder(void)
 {
     char ids[96] = "";
-    if (mkdir(target, 0777) && errno != EEXIST) fail(EXIT_DATA, "cannot make %s: %s", target, strerror(errno));
+    if (mkdir(target, 0777) && errno != EEXIST)
+        fail(EXIT_DATA, "cannot make %s: %s", target, strerror(errno));
     snprintf(path, sizeof(path), "%s/config.json", target);
     if (unlink(path) && errno != ENOENT) cannot_write();
     if (tokenizer) {
@@ -470,7 +472,8 @@ static void write_folder(void)
                  end_of_text);
         put_config("tokenizer_config.json",
                    "{\n 'tokenizer_class': 'PreTrainedTokenizerFast',\n 'bos_token': '%.*s',\n "
-                   "'eos_token': '%.*s',\n 'clean_up_tokenization_spaces': false,\n 'model_max_length': %d\n}\n",
+                   "'eos_token': '%.*s',\n 'clean_up_tokenization_spaces': false,\n "
+                   "'model_max_length': %d\n}\n",
                    (int)end_token.size, end_token.at, (int)end_token.size, end_token.at, context);
     }
     put_safetensors();
@@ -559,6 +562,7 @@ static void put_tokenizer(void)
 static void write_gguf(void)
 {
     const char *slash = strrchr(source.path, '/'), *name = slash ? slash + 1 : source.path;
+    const char *dot = strrchr(name, '.');
     const float epsilon = 1e-5f;
     const piece *p;
     snprintf(temporary, sizeof(temporary), "%s.tmp", target);
@@ -569,7 +573,7 @@ static void write_gguf(void)
     put_u64(piece_count);
     put_u64(0); /* keys */
     put_text("general.architecture", slice("gpt2"));
-    put_text("general.name", (mtt_slice){name, strcspn(name, ".")});
+    put_text("general.name", (mtt_slice){name, dot ? (size_t)(dot - name) : strlen(name)});
     put_number("general.file_type", (int)types[type].file);
     put_number("general.quantization_version", 2);
     put_number("gpt2.context_length", context);
@@ -606,12 +610,13 @@ int main(int argc, char **argv)
         source.path = argv[1];
         target = argv[2];
         argv[2] = argv[0];
+    } else if (argc < 2 || strcmp(argv[1], "--help")) {
+        fprintf(stderr, "convert: name a checkpoint and what to write, as in convert results/text_fp32_best"
+                        ".safetensors text.gguf (--help lists all options)\n");
+        return EXIT_USAGE;
     }
     code = option_parse(options, LENGTH(options), argc - words, argv + words);
     if (code) return code == OPTION_HELP ? 0 : code;
-    if (!words)
-        return option_fail("name a checkpoint and what to write, as in convert results/text_fp32_best"
-                           ".safetensors text.gguf (--help lists all options)");
     size = strlen(target);
     gguf = size > 5 && !strcmp(target + size - 5, ".gguf");
     if (size > PATH_MAX - 32) return option_fail("the path of the output is too long");

@@ -196,7 +196,7 @@ static int weights_open(weights *w, const char *path)
 }
 
 /* The tensor of a name and shape, columns 0 for a vector; NULL after a failure. */
-static const weight *weights_take(weights *w, const char *name, uint64_t rows, uint64_t columns)
+static inline const weight *weights_take(weights *w, const char *name, uint64_t rows, uint64_t columns)
 {
     weight *t = weights_find(w, name);
     if (t && t->is_f32 && t->shape[0] == rows && t->shape[1] == columns && t->begin <= t->end &&
@@ -209,7 +209,7 @@ static const weight *weights_take(weights *w, const char *name, uint64_t rows, u
 }
 
 /* Reads all values of a tensor that weights_take has found. Values must be finite. */
-static int weights_read(weights *w, const weight *t, float *values)
+static inline int weights_read(weights *w, const weight *t, float *values)
 {
     size_t bytes = (size_t)(t->end - t->begin), i;
     off_t at = (off_t)(w->data_begin + t->begin);
