@@ -12365,8 +12365,8 @@ static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__
 {
     mtt__text_init(&c->metadata, metadata, MTT__CHECKPOINT_PAIRS);
     mtt__checkpoint_numbers(c);
-    mtt__print(&c->metadata, ",\"precision\":\"%s\"",
-               mtt__precisions[c->t->schedule->policy.precision].name);
+    mtt__print(&c->metadata, ",\"precision\":\"%s\",\"window\":\"%d\"",
+               mtt__precisions[c->t->schedule->policy.precision].name, c->t->schedule->policy.window);
     mtt__print(&c->metadata, "%*s", (int)(MTT__CHECKPOINT_PAIRS - 1 - c->metadata.size), "");
     return metadata;
 }

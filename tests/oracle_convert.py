@@ -1,0 +1,164 @@
+"""Compares what convert writes with transformers, gguf and llama.cpp.
+
+usage: python3 tests/oracle_convert.py BUILD_DIR      in the repository root, after make build/train build/convert
+       pip install torch transformers gguf xllamacpp
+
+Trains three small models. Their folders must load in from_pretrained with all keys, and give mtt's logits. In
+GGUF every tensor must have the bytes that the package gguf makes, and llama.cpp must give the log-probabilities
+of transformers for the same weights.
+"""
+
+import os, subprocess, sys, tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+import gguf, gguf.quants, numpy, torch
+from transformers import AutoTokenizer, GPT2LMHeadModel
+
+try:
+    import xllamacpp
+except ImportError:
+    xllamacpp = None
+    print("skipped: llama.cpp: pip install xllamacpp")
+
+build, work = os.path.realpath(sys.argv[1]), tempfile.mkdtemp()
+MODELS = {
+    "learned": "--layers 2 --heads 2 --d-model 64 --positions learned --max-seq 64 --head tied",
+    "sinusoidal": "--layers 3 --heads 4 --d-model 96 --d-ff 160 --technique bf16_flash_chunked_compact",
+    "odd": "--layers 2 --heads 5 --d-model 40 --d-ff 72 --positions learned --max-seq 100 --dropout 0.1",
+}
+TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+SEQ = 64
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, cwd=work)
+    assert done.returncode == 0, (command, done.stdout[-400:], done.stderr[-400:])
+    return done.stdout.decode()
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].double().numpy()
+
+
+def log_probabilities(logits):
+    return torch.log_softmax(torch.tensor(logits), -1).numpy()
+
+
+def check_bytes(file, kind, folder):
+    """Each tensor of a GGUF file against the package's own conversion. Returns a model with these weights."""
+    tensors = {t.name: t for t in gguf.GGUFReader(file).tensors}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 100)
+    model = GPT2LMHeadModel.from_pretrained(folder)
+    model.types = {}
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            key = names.get_name(name, (".weight", ".bias"))
+            linear = value.dim() == 2 and ".h." in name
+            data = (value.T if linear else value).contiguous().numpy()
+            as_type = tensors[key].tensor_type
+            plain = value.dim() == 1 or "wpe" in name
+            fits = kind != "q8_0" or data.shape[-1] % 32 == 0
+            want = "F32" if plain else TYPES[kind] if fits else "F16"
+            assert as_type.name == want, (key, as_type.name, want)
+            bytes_of = gguf.quants.quantize(data, as_type)
+            assert bytes_of.tobytes() == tensors[key].data.tobytes(), (file, key)
+            model.types[name] = as_type
+            back = torch.tensor(gguf.quants.dequantize(bytes_of, as_type).reshape(data.shape))
+            value.copy_(back.T if linear else back)
+    model.types.setdefault("lm_head.weight", model.types["transformer.wte.weight"])  # if it is tied
+    count = len(list(model.named_parameters()))
+    assert len(tensors) == count, (len(tensors), count)
+    return model
+
+
+def like_llama(model):
+    """llama.cpp rounds the inputs of a product to the type of its matrix. So does the model that is returned."""
+
+    def convert(kind):
+        def hook(module, arguments):
+            x = arguments[0].contiguous().numpy()
+            data = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+            return (torch.tensor(data.reshape(x.shape)),)
+
+        return hook
+
+    for name, module in model.named_modules():
+        if name == "lm_head" or name.split(".")[-1].startswith("c_"):
+            module.register_forward_pre_hook(convert(model.types[name + ".weight"]))
+    return model
+
+
+def llama_top(server, prompt):
+    answer = server.handle_completions(
+        {"prompt": prompt, "n_predict": 1, "n_probs": 5, "temperature": 1.0, "cache_prompt": False}
+    )
+    top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    return {entry["id"]: entry["logprob"] for entry in top}
+
+
+def check_llama(file, prompts, text, text_ids, ids, same, exact):
+    """The largest error of a top-5 log-probability: against the same rounding, and against FP32."""
+    p = xllamacpp.CommonParams()
+    p.model.path, p.n_ctx, p.n_parallel, p.verbosity = file, SEQ, 1, -1
+    p.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    p.cache_type_k = p.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    server = xllamacpp.Server(p)
+    errors = [0, 0]
+    for count in prompts:
+        top = llama_top(server, ids[:count])
+        assert len(top) == 5, top
+        for k, reference in enumerate((same, exact)):
+            errors[k] = max([errors[k]] + [abs(reference[count - 1][i] - p) for i, p in top.items()])
+    assert llama_top(server, text) == llama_top(server, text_ids), "llama.cpp has other ids"
+    del server
+    return errors
+
+
+source = open("README.md").read()[:60000]
+open(os.path.join(work, "text"), "w").write(source)
+run("cc", "-O2", "-fopenmp", os.path.realpath("tests/convert_logits.c"), "-o", "logits", "-lm")
+failed = False
+for name, options in MODELS.items():
+    common = f"--data text --dataset {name} --results-dir results --vocab-size 500 --seq-len {SEQ} --steps 60"
+    train = f"{common} --batch-size 8 --lr 3e-3 --no-head-bias {options}"
+    run(f"{build}/train", *train.split())
+    file = [f for f in os.listdir(f"{work}/results") if f.startswith(name) and f.endswith("_step60.safetensors")]
+    checkpoint, folder = f"{work}/results/{file[0]}", f"{work}/{name}"
+    run(f"{build}/convert", checkpoint, folder)
+    model, info = GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = source[2000:2160]
+    text_ids = tokenizer(text)["input_ids"][: SEQ - 1]
+    text = tokenizer.decode(text_ids)
+    assert tokenizer(text)["input_ids"] == text_ids and tokenizer.eos_token_id == model.config.eos_token_id
+    ids = tokenizer(source[5000:6000])["input_ids"][:SEQ]
+    numpy.array(ids, numpy.int32).tofile(f"{work}/ids")
+    run("./logits", checkpoint, "ids", "out")
+    ours = numpy.fromfile(f"{work}/out", numpy.float32).reshape(SEQ, -1)
+    exact = logits_of(model, ids)
+    error = abs(ours - exact).max()
+    print(f"{name}: logits up to {abs(exact).max():.3f}, transformers differs by {error:.1e}")
+    assert error < 1e-5 * max(1, abs(exact).max())
+    for kind in TYPES:
+        path = f"{work}/{name}_{kind}.gguf"
+        run(f"{build}/convert", checkpoint, path, "--type", kind)
+        rounded = check_bytes(path, kind, folder)
+        line = f"{name} {kind}: GGUF has the bytes of gguf-py"
+        if kind != "q8_0":
+            half = f"{work}/{name}_{kind}"
+            run(f"{build}/convert", checkpoint, half, "--type", kind)
+            other = GPT2LMHeadModel.from_pretrained(half, dtype="auto")
+            assert str(other.dtype) == f"torch.{dict(f32='float32', f16='float16', bf16='bfloat16')[kind]}"
+            for (key, a), b in zip(other.named_parameters(), model.parameters()):
+                assert torch.equal(a, b.to(a.dtype)), key
+            line += "; so does the folder"
+        if xllamacpp:
+            same, exact_p = log_probabilities(logits_of(like_llama(rounded), ids)), log_probabilities(exact)
+            errors = check_llama(path, (1, 2, 7, 20, 63), text, text_ids, ids, same, exact_p)
+            line += f"; llama.cpp's top 5 differ by {errors[0]:.5f}, from FP32 by {errors[1]:.5f}"
+            failed |= errors[0] > 0.005
+        print(line)
+if failed:
+    sys.exit("a top-5 log-probability is off by more than 0.005")
