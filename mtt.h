@@ -266,8 +266,8 @@ typedef struct mtt_model_desc {
                                 t / theta^(2 i / d_head). Sines and cosines are rounded from double */
     int rotary_interleaved;  /* pair i is columns 2 i and 2 i + 1, as in Meta's weights. Default 0: i and
                                 i + d_head / 2, as in Hugging Face's */
-    int qk_norm;             /* 1 = each head of q and k is divided by the root of its mean square + 1e-6 and
-                                multiplied by gains, d_head for q and d_head for k; before the rotation */
+    int qk_norm;             /* 1 = RMSNorm of each head of q and k before the rotation, with norm_eps and
+                                d_head gains for q and as many for k */
     int tied_head;           /* 1 = the head is the token embedding; default 0, a matrix of its own */
     int no_head_bias;        /* 1 = logits without a bias; default 0 */
     float dropout;           /* 0..0.9, at embedding, attention (in 256ths) and both branches; default 0 */
@@ -1684,9 +1684,6 @@ MTT__BOTH size_t mtt__flash_scratch(const mtt_shape *d, mtt_dtype dtype, int hea
 {
     return 256 + (size_t)heads * (mtt__flash_sums(d, dtype) + 8 * (size_t)mtt__round_up(d->seq_len, 64));
 }
-
-/* Added to the mean square of a head of q or k. */
-#define MTT_QK_NORM_EPS 1e-6f
 
 /* The gradients of the gains of q and k: a row of sums for each block, of at least MTT__ROTARY_ROWS tokens.
    */
@@ -7731,10 +7728,10 @@ static void mtt__rotate(float *x, const float *angles, int64_t D, int interleave
     }
 }
 
-/* 1 / sqrt(mean x^2 + 1e-6) */
-static float mtt__head_rstd(const float *x, int64_t D)
+/* 1 / sqrt(mean x^2 + eps) */
+static float mtt__head_rstd(const mtt_shape *d, const float *x)
 {
-    return 1.0f / sqrtf(mtt__dot(x, x, D) / (float)D + MTT_QK_NORM_EPS);
+    return 1.0f / sqrtf(mtt__dot(x, x, d->head_dim) / (float)d->head_dim + d->norm_eps);
 }
 
 /* y = qkv, in which each head x of q and k becomes x rstd gain, rotated; y may be qkv. */
@@ -7751,7 +7748,7 @@ static void mtt__cpu_rotary(const mtt_op *op, const mtt_rotary *o)
         for (head = 0; head < turned + d->heads_kv; head++, at += D) {
             mtt__load(o->qkv, at, D, x);
             if (head < turned && o->q_gain) {
-                float rstd = mtt__head_rstd(x, D);
+                float rstd = mtt__head_rstd(d, x);
                 for (k = 0; k < D; k++) x[k] *= rstd * gains[head >= heads][k];
             }
             if (head < turned && o->angles)
@@ -7788,7 +7785,7 @@ static void mtt__rotary_backward_row(const mtt_op *op, const mtt_rotary_backward
             float rstd, mean;
             mtt__load(o->qkv, at, D, x);
             mtt__load(of_k ? o->k_gain : o->q_gain, 0, D, gains);
-            rstd = mtt__head_rstd(x, D);
+            rstd = mtt__head_rstd(d, x);
             for (k = 0; k < D; k++) x[k] *= rstd;
             for (k = 0; k < D; k++) sums[of_k][k] += g[k] * x[k];
             for (k = 0; k < D; k++) g[k] *= gains[k];

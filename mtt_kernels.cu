@@ -3345,6 +3345,7 @@ template <class T> struct mtt__rotary_operands {
     float *partial;
     int64_t rows;
     int seq_len, heads, turned, all, head_dim, interleaved, log_lanes;
+    float eps;
 };
 
 /* Pairs 4 lane to 4 lane + 3 of a head: a[k] and b[k]. */
@@ -3401,7 +3402,7 @@ MTT__DEVICE float mtt__dot_pairs(int log_lanes, const float *a, const float *b, 
     return sum;
 }
 
-/* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + 1e-6) gain, rotated by its
+/* Math:        y = x, in which each head of q and k becomes x / sqrt(mean x^2 + eps) gain, rotated by its
                 position's angles times `sign`
    Shapes:      x, y [B T, row of qkv], gains [D] T, angles [T, D] float
    Launch:      2^log_lanes threads a head, 256 a block
@@ -3422,7 +3423,7 @@ static __global__ void __launch_bounds__(256)
     if (valid) mtt__load_pairs(o, o.x + at, lane, a, b);
     if (o.gains[0]) {
         const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
-        const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + MTT_QK_NORM_EPS);
+        const float rstd = 1.0f / sqrtf(squares / (float)o.head_dim + o.eps);
         float gain_a[4], gain_b[4];
         if (valid && head < o.turned) {
             mtt__load_pairs(o, o.gains[head >= o.heads], lane, gain_a, gain_b);
@@ -3434,7 +3435,7 @@ static __global__ void __launch_bounds__(256)
     mtt__store_pairs(o, o.y + at, lane, a, b);
 }
 
-/* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + 1e-6): dx = rstd (g gain - xhat
+/* Math:        g = dy rotated back, xhat = x rstd, rstd = 1 / sqrt(mean x^2 + eps): dx = rstd (g gain - xhat
                 mean(g gain xhat)), partial = the block's sums of g xhat over heads of q, and of k
    Shapes:      as mtt_k_rotary; dy, dx in the q and k of d_qkv; partial [blocks, 2, D] float
    Launch:      as mtt_k_rotary; blocks take turns at heads
@@ -3463,7 +3464,7 @@ static __global__ void __launch_bounds__(256) mtt_k_rotary_backward(const mtt__r
             mtt__rotate_pairs(o, row, lane, -1.0f, g_a, g_b);
         }
         const float squares = mtt__dot_pairs(o.log_lanes, a, b, a, b);
-        const float rstd = 1.0f / sqrtf(squares / (float)D + MTT_QK_NORM_EPS);
+        const float rstd = 1.0f / sqrtf(squares / (float)D + o.eps);
         MTT__UNROLL for (int k = 0; k < 4; k++) {
             a[k] *= rstd, b[k] *= rstd;
             MTT__UNROLL for (int part = 0; part < 2; part++) {
@@ -3504,6 +3505,7 @@ static mtt__rotary_operands<T> mtt__rotary_of(const mtt_op *op, const mtt_tensor
     o.gains[0] = mtt__at<T>(q_gain), o.gains[1] = mtt__at<T>(k_gain), o.angles = mtt__at<float>(angles);
     o.rows = d->rows, o.seq_len = d->seq_len, o.heads = d->heads, o.turned = d->heads + d->heads_kv;
     o.all = o.turned + d->heads_kv, o.head_dim = d->head_dim, o.interleaved = d->rotary_interleaved;
+    o.eps = d->norm_eps;
     while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
     return o;
 }

@@ -1205,13 +1205,13 @@ static void textbook_flash_backward(const textbook *t)
     join_gradients(t, sizes, 0, 2, magnitude->d_qkv);
 }
 
-/* A head of q or k: x / sqrt(mean x^2 + 1e-6), whose error grows with those of all x. */
+/* A head of q or k: x / sqrt(mean x^2 + eps), whose error grows with those of all x. */
 static void normalize_head(const textbook *t, const double *gain, double *x, double *size)
 {
     int64_t D = t->op->shape->head_dim, i;
     double squares = 0, doubt = 0, rstd;
     for (i = 0; i < D; i++) squares = fp32(t, squares + fp32(t, x[i] * x[i]));
-    rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, fp32(t, squares / (double)D) + (double)MTT_QK_NORM_EPS))));
+    rstd = fp32(t, 1 / fp32(t, sqrt(fp32(t, fp32(t, squares / (double)D) + (double)t->op->shape->norm_eps))));
     for (i = 0; i < D; i++) doubt += fabs(x[i]) * size[i] / (double)D * rstd * rstd;
     for (i = 0; i < D; i++) {
         size[i] = (size[i] + fabs(x[i]) * doubt) * rstd * fabs(gain ? gain[i] : 1);
@@ -1299,7 +1299,7 @@ static void textbook_rotary_backward(const textbook *t)
             if (o->q_gain) {
                 const double *gain = of_k ? v->k_gain : v->q_gain;
                 for (i = 0; i < D; i++) x[i] = v->qkv[at + i], x_size[i] = fabs(x[i]), squares += x[i] * x[i];
-                rstd = fp32(t, 1 / sqrt(squares / (double)D + (double)MTT_QK_NORM_EPS));
+                rstd = fp32(t, 1 / sqrt(squares / (double)D + (double)t->op->shape->norm_eps));
                 normalize_head(t, NULL, x, x_size);
                 for (i = 0; i < D; i++) {
                     gradients[of_k][i] = fp32(t, gradients[of_k][i] + fp32(t, g[i] * x[i]));

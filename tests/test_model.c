@@ -195,11 +195,16 @@ static void note_peak(int at, const double *x, size_t count)
     for (size_t i = 0; peaks && i < count; i++) peaks[at] = fmax(peaks[at], fabs(x[i]));
 }
 
-/* RMSNorm without a bias. */
+static double norm_eps(const reference *r)
+{
+    return r->model.norm_eps > 0 ? (double)r->model.norm_eps : 1e-5;
+}
+
+/* Without `bias` RMSNorm, where the model has that. */
 static void norm(const reference *r, double *y, const double *x, const double *gain, const double *bias)
 {
     int width = r->model.d_model, rms = r->model.norm == MTT_NORM_RMS;
-    double eps = r->model.norm_eps > 0 ? (double)r->model.norm_eps : 1e-5;
+    double eps = norm_eps(r);
     for (int row = 0; row < r->batch * r->seq_len; row++, x += width, y += width) {
         double mean = 0, variance = 0;
         for (int i = 0; i < width && !rms; i++) mean += x[i] / width;
@@ -248,7 +253,7 @@ static void turn_heads(const reference *r, const double *w, int layer, double *q
             double *x = qkv + row * width + h * D, squares = 0;
             for (int d = 0; d < D; d++) squares += x[d] * x[d] / D;
             for (int d = 0; d < D && m->qk_norm; d++)
-                x[d] *= w[gain->first + (size_t)d] / sqrt(squares + 1e-6);
+                x[d] *= w[gain->first + (size_t)d] / sqrt(squares + norm_eps(r));
             for (int i = 0; i < D / 2 && m->positions == MTT_POSITIONS_ROTARY; i++) {
                 double angle = row % r->seq_len * pow((double)m->rotary_theta, -2.0 * i / D);
                 double *a = m->rotary_interleaved ? x + 2 * i : x + i;
