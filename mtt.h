@@ -760,9 +760,6 @@ typedef struct mtt_bpe_options {
     mtt_pattern pattern; /* default gpt2 */
 } mtt_bpe_options;
 
-/* BPE as a kind. `options` may be NULL; they must stay until the tokenizer has been loaded or trained. */
-MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
-
 /* Trains a tokenizer: create, add each document, finish, destroy. The order of the documents does not matter.
    In BPE, id 0 is <|endoftext|>, 1..256 are the bytes in the order of GPT-2's alphabet, and each merge of the
    most frequent pair adds an id. Pairs are counted in 64 bits; of equal ones the smallest ids go first. */
@@ -824,6 +821,9 @@ struct mtt_tokenizer_kind {
     mtt_status (*spell)(const mtt_tokenizer *t, const char *word, size_t bytes, struct mtt__ids *ids);
     void (*print)(const mtt_tokenizer *t, mtt_write_fn write, void *user); /* a tokenizer.json */
 };
+
+/* BPE as a kind. `options` may be NULL; they must stay until the tokenizer has been loaded or trained. */
+MTTDEF mtt_tokenizer_kind mtt_bpe(const mtt_bpe_options *options);
 
 /* ---------------------------------------------------------------------------------------------- data ---- */
 
@@ -10824,7 +10824,7 @@ static void mtt__bpe_print(const mtt_tokenizer *t, mtt_write_fn write, void *use
                   "'end_of_word_suffix':null,'fuse_unk':false,'byte_fallback':false,'ignore_merges':%s,"
                   "'vocab':{", rest, truth[b->whole_words]);
     for (i = k = 0; i < t->pieces.count; i++) {
-        const int added = k < t->added_texts.count && t->added[k].id == i;
+        const uint32_t added = k < t->added_texts.count && t->added[k].id == i;
         k += added;
         if (added && !t->added[k - 1].listed) continue;
         mtt__put_json(&out, "%s'", between);
