@@ -2409,7 +2409,9 @@ static void mtt__tune(mtt__cuda *c, const mtt_op *op, mtt__product_plan *p, cons
     p->candidates = 1;
 }
 
-/* Whether trying is worth its time, harms nothing, and can be judged by one checksum. */
+/* Whether trying is worth its time, harms nothing, and can be judged by one checksum. Sums of 8-bit products
+   are often exact, so that algorithms which round in other places have the same bits until a step's numbers
+   tell them apart. Two GPUs with other micro-batches then chose differently, and had other losses. */
 static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_plan *p, int adds)
 {
     const mtt__product_key *k = &p->key;
@@ -2417,6 +2419,7 @@ static bool mtt__may_tune(mtt__cuda *c, const mtt_op *op, const mtt__product_pla
     bool large = (double)k->m * (double)k->n * (double)k->k >= 1 << 30; /* 3 us and more */
     bool whole = k->batch == 1 && k->ldc == k->n && k->align_c == 16;
     if (p->candidates < 2 || adds || !large || !whole || op->workspace->bytes < 16) return false;
+    if (mtt__element_bytes(k->in_a) == 1) return false;
     return !cudaStreamIsCapturing(c->stream, &capture) && capture == cudaStreamCaptureStatusNone;
 }
 

@@ -72,7 +72,7 @@ for job in ${*:-address memory thread valgrind}; do
   esac
   for test in $tests; do
     compile tests/$test.c || { fail "$test does not compile for $job"; continue; }
-    try $test "$build/$test" $([ $test != test_together ] || echo quick)
+    try $test "$build/$test" $([[ $test != test_@(model|together) ]] || echo quick)
   done
   programs
 done
