@@ -567,9 +567,10 @@ MTTDEF mtt_status mtt_ranks_any(mtt_ranks *ranks, int *flag);
 MTTDEF mtt_status mtt_ranks_busy(mtt_ranks *ranks);
 /* Takes leave of the others and frees the handle. `reason` says why, in words for the errors of those who
    still need this rank; NULL is a normal end. A handle that has failed passes on its first failure instead,
-   so that all ranks name the same cause. Takes up to 2 seconds if other ranks are not at an end. After
-   mtt_ranks_fork, rank 0 then waits up to the timeout for its children to exit, or up to 2 seconds if the
-   handle has failed, and kills those left. */
+   so that all ranks name the same cause. Takes up to 2 seconds if other ranks are not at an end; by MPI up to
+   the timeout, and longer for a busy one, since all ranks must end MPI. After mtt_ranks_fork, rank 0 then
+   waits up to the timeout for its children to exit, or up to 2 seconds if the handle has failed, and kills
+   those left. */
 MTTDEF void mtt_ranks_close(mtt_ranks *ranks, const char *reason);
 
 /* ------------------------------------------------------------------------------------------- trainer ---- */
@@ -3135,12 +3136,12 @@ static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
     mtt_status status = mtt__mpi_start(r, &count);
     for (i = 0; i < r->count; i++) r->peers[i].since = now;
     for (; !status && count; now = mtt__now_ms()) {
+        status = mtt__mpi_notes(r); /* first: the data of a peer that has ended came before its last note */
         for (i = 0; i < count && !status; i++) {
             int ended = 0;
             status = mtt__mpi_test(r, &r->under_way[i], &ended);
             if (ended) r->under_way[i--] = r->under_way[--count];
         }
-        if (!status) status = mtt__mpi_notes(r);
         for (i = 0; i < count && !status; i++) status = mtt__patience(r, r->under_way[i].peer, now);
         if (now - told > r->timeout / 8) told = now, mtt__mpi_note_all(r, MTT__FRAME_WAITING);
         if (count) sched_yield(); /* ranks may share a processor */
@@ -3148,21 +3149,26 @@ static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
     return status;
 }
 
-/* Says the last word, and waits for those of the others. */
+/* Says the last word, and waits for those of the others. At a normal end it has the patience of an exchange:
+   mpirun counts a rank that ends without MPI_Finalize as failed, and kills the others. */
 static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
 {
     char note[sizeof(mtt__frame) + sizeof(r->failure)];
-    int left, i;
+    int left, busy, i;
     memcpy(note, &r->stop, sizeof(r->stop));
     memcpy(note + sizeof(r->stop), text, (size_t)r->stop.bytes);
     for (i = 0; i < r->count; i++)
         if (i != r->rank)
             MPI_Send(note, (int)(sizeof(r->stop) + r->stop.bytes), MPI_BYTE, i, MTT__TAG_NOTE, r->world);
+    if (!r->stop.number && !r->stop.bytes) end = mtt__now_ms() + r->timeout;
     do {
         mtt__mpi_notes(r);
-        for (i = left = 0; i < r->count; i++) left += i != r->rank && !r->peers[i].stopped;
+        for (i = left = busy = 0; i < r->count; i++) {
+            left += i != r->rank && !r->peers[i].stopped;
+            busy |= r->peers[i].busy;
+        }
         poll(NULL, 0, left ? 1 : 0);
-    } while (left && mtt__now_ms() < end);
+    } while (left && (busy || mtt__now_ms() < end));
     r->clean = !left && !r->stop.number;
 }
 
@@ -10545,7 +10551,7 @@ static mtt_status mtt__vocab_tiktoken(mtt_tokenizer *t, mtt__vocab_file *f)
 /* Appends the added tokens from number *next on with ids below `id`. */
 static mtt_status mtt__vocab_append(mtt_tokenizer *t, mtt_json *j, uint32_t *next, uint64_t id)
 {
-    uint32_t index;
+    uint32_t index = 0;
     for (; *next < t->added_texts.count && t->added[*next].id < id; ++*next) {
         const mtt__string *item = &t->added_texts.items[*next];
         if (mtt__strings_append(&t->pieces, t->added_texts.bytes + item->at, item->size, &index))
