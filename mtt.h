@@ -3639,6 +3639,19 @@ static int mtt__say(int fd, const void *data, size_t bytes)
     return done == bytes;
 }
 
+/* Fails if a rank that has connected ends before all have: the others may fail with it, and never come. */
+static mtt_status mtt__watch_connected(mtt_ranks *r)
+{
+    double now = mtt__now_ms();
+    mtt_status status = MTT_OK;
+    int i;
+    for (i = 0; i < r->count && !status; i++) {
+        r->peers[i].since = now; /* it may be silent for as long as this rank waits */
+        status = mtt__watch_peer(r, i, now);
+    }
+    return status;
+}
+
 /* Connects to a rank, again and again until it listens, and says hello. */
 static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int port, const mtt__hello *own)
 {
@@ -3647,7 +3660,10 @@ static mtt_status mtt__reach(mtt_ranks *r, int rank, const char *address, int po
     int fd = -1;
     for (; fd < 0 && left >= 0; left = end - mtt__now_ms()) {
         struct addrinfo *list, *to;
-        int error = mtt__resolve(address, port, AF_UNSPEC, &list);
+        mtt_status status = mtt__watch_connected(r);
+        int error;
+        if (status) return status;
+        error = mtt__resolve(address, port, AF_UNSPEC, &list);
         if (error) reason = gai_strerror(error);
         for (to = list; to && fd < 0; to = to->ai_next) {
             fd = mtt__connect_to(to, left < 5000 ? (int)left : 5000);
@@ -3713,10 +3729,11 @@ static mtt_status mtt__gather(mtt_ranks *r, int listening, const mtt__hello *own
     int i, fd, count = 0, missing = r->count - 1 - r->rank;
     char absent[64], words[512];
     mtt__text refused, names;
+    mtt_status status = MTT_OK;
     if (!guests) return mtt__ranks_fail(r, -1, MTT_E_MEMORY, "out of host memory");
     mtt__text_init(&refused, words, sizeof(words));
     mtt__text_init(&names, absent, sizeof(absent));
-    for (; missing && now - start < r->timeout; now = mtt__now_ms()) {
+    for (; missing && !status && now - start < r->timeout; now = mtt__now_ms()) {
         for (i = 0; i <= count; i++) {
             polls[i].fd = i ? guests[i - 1].fd : count < GUESTS ? listening : -1;
             polls[i].events = POLLIN;
@@ -3744,9 +3761,10 @@ static mtt_status mtt__gather(mtt_ranks *r, int listening, const mtt__hello *own
             else if (g->got == sizeof(g->hello)) missing -= mtt__admit(r, g, own, &refused);
             if (g->fd < 0) *g = guests[--count];
         }
+        if (missing) status = mtt__watch_connected(r);
     }
     while (count) mtt__socket_close(&guests[--count].fd);
-    if (!missing) return MTT_OK;
+    if (!missing || status) return status;
     for (i = r->rank + 1; i < r->count; i++)
         if (r->peers[i].fd < 0) mtt__print(&names, "%s%d", names.size ? ", " : "", i);
     return mtt__ranks_fail(r, r->rank, MTT_E_RANK, "waited %g seconds at port %d for %d of %d ranks: %s%s; "

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -14,8 +15,8 @@
 #include "test.h"
 
 /* Call number fault_at of fork or socketpair fails. With `rough` set, sends and receives are interrupted and
-   cut short. */
-static int fault_at, fault_calls, rough;
+   cut short. The first receive waits for `first_receive` ms. */
+static int fault_at, fault_calls, rough, first_receive;
 
 static int fault(void)
 {
@@ -51,6 +52,9 @@ static ssize_t rough_send(int fd, const void *at, size_t bytes, int flags)
 static ssize_t rough_recv(int fd, void *at, size_t bytes, int flags)
 {
     size_t some = cut(bytes);
+    int ms = first_receive;
+    first_receive = 0;
+    if (ms) poll(NULL, 0, ms);
     return some || !bytes ? recv(fd, at, some, flags) : -1;
 }
 
@@ -103,6 +107,7 @@ static int next_port(void)
 /* A run: `ranks` processes do `body`. The ranks of a TCP run are all children of the test. */
 typedef mtt_status (*body_fn)(mtt_ranks *r);
 static int late = -1; /* a rank that comes late */
+static int slow = -1; /* a rank that has connected to rank 0, and reads late what that says */
 static double patience; /* the timeout of a run's exchanges; ranks have 10 seconds to connect */
 
 static void leave(int rank, mtt_status status)
@@ -134,6 +139,7 @@ static pid_t start_rank(const mtt_ranks_desc *desc, body_fn body)
     if (child) return child;
     alarm(60);
     if (desc->rank == late) pause_ms(300);
+    if (desc->rank == slow) first_receive = 300;
     rough = 1;
     status = mtt_ranks_connect(&env, desc, &r);
     if (status) leave(desc->rank, status);
@@ -403,6 +409,22 @@ static void test_kills(void)
             check(k == kill_victim || shared->rank[k].ms - shared->killed < 3000, "rank %d took %.0f ms", k,
                   shared->rank[k].ms - shared->killed);
     }
+}
+
+/* Rank 0 dies as soon as all have connected to it, while rank 1 waits for rank 2, and rank 3 for them. */
+static void test_kill_at_start(void)
+{
+    int k;
+    kill_after = -1;
+    kill_victim = 0;
+    slow = 2;
+    run(1, 4, 20, until_killed);
+    slow = -1;
+    all_say(4, 0, MTT_E_RANK, "rank ", "kill at the start");
+    all_say(4, 0, MTT_E_RANK, ") ended", "kill at the start");
+    for (k = 1; k < 4; k++)
+        check(shared->rank[k].ms - shared->killed < 3000, "rank %d took %.0f ms", k,
+              shared->rank[k].ms - shared->killed);
 }
 
 /* Each rank waits for the next one; the last one stops. All must name it. */
@@ -809,6 +831,7 @@ int main(int argc, char **argv)
     test_exchanges();
     test_disagreement();
     test_kills();
+    test_kill_at_start();
     test_silence();
     test_strangers();
     test_rendezvous();
