@@ -120,6 +120,8 @@ tiny="--device cpu --layers 1 --heads 2 --d-model 32 --vocab-size 300 --seq-len 
 expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "loss": [0-9.]+\}$' \
   "$build/profile" $tiny --only-step --steps 3
 expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
+expect 0 '^\| all_to_all ' "$build/profile" $tiny --steps 2 --ranks 2
+expect 0 '^rank 1 alone: a step [0-9.]+ ms$' "$build/profile" $tiny --steps 2 --ranks 2
 expect 2 '--steps 1: expected a whole number, 2 or more' "$build/profile" $tiny --steps 1
 printf '%s\n' before '<!-- bench:begin -->' old '<!-- bench:end -->' after > page.md; cp page.md page.old
 mkdir none; printf "#!/bin/sh\nexit 9\n" > none/nvidia-smi; chmod +x none/nvidia-smi

@@ -5,7 +5,8 @@ usage() {
 bench.sh [CASE...]     without a case all of them, into tools/performance.md; with cases to stdout
 bench.sh --table       measures nothing: the table of all figures so far, into tools/performance.md
   cases: a128 a128_dropout a128_tf32 a32 b64 d32 d32_dropout gpt2_16 gpt2_16_dropout gpt2_64 gpt2m_16
-  gpt2xl_8 long largest; with torchao gpt2_16_fp8; and for a CPU tiny tiny_dropout
+  gpt2xl_8 long largest; with torchao gpt2_16_fp8; with two GPUs gpt2_16_ranks2 gpt2_64_ranks2
+  gpt2m_16_ranks2; and for a CPU tiny tiny_dropout tiny_ranks2
 Variables: PROFILE and TRAIN, programs built elsewhere (make builds them); PYTHON (python3), which is left out
 if it has no PyTorch; DEVICE (cuda) or cpu; STEPS (40); PAGE (tools/performance.md); FIGURES
 (results/bench/figures.tsv), where figures are kept for --table.
@@ -30,7 +31,8 @@ ours() { # CASE: each technique, in a process of its own
     case $technique in *:*) rows="--chunk-rows ${technique#*:}";; esac
     if out=$(timeout 120 "$PROFILE" --device "$device" --steps "$steps" --only-step ${model[$1]} \
       --technique ${technique%:*} $rows 2>&1); then
-      record "$1" "mtt $technique" "$(sed -E "$numbers" <<< "$out")"
+      record "$1" "mtt $technique" "$(sed -En "${numbers}p" <<< "$out")"
+      grep -oE 'rank .*' <<< "$out" >&2
     else
       out=${out##*$'\n'} failed=1
       record "$1" "mtt $technique" - "${out:-took too long}"
@@ -54,21 +56,23 @@ from_json='{ gsub(/^ *"|"$/, "", $1); gsub(/^"|"$/, "", $2); v[$1] = $2 }
     print v["case"] tail, v["program"], v["ms"], v["ms"] == "-" ? v["note"] : bytes
   }'
 theirs() { # CASE...: PyTorch; cases of the same modes share a process, since its import takes seconds
-  local group name tail how json=$figures.json
+  local group name tail how start json=$figures.json
   declare -A groups=()
   for name; do
     tail=
-    [[ ! $name =~ _(tf32|dropout|fp8)$ ]] || tail=${BASH_REMATCH[0]}
+    [[ ! $name =~ _(tf32|dropout|fp8|ranks2)$ ]] || tail=${BASH_REMATCH[0]}
     [ -z "${modes[$name]}" ] || groups[${modes[$name]},$tail]+=" ${name%$tail}"
   done
   for group in "${!groups[@]}"; do
+    start=("$python")
     case ${group#*,} in
+      _ranks2) how=bf16 start+=(-m torch.distributed.run --standalone --nproc-per-node 2);;
       _tf32 | _fp8) how=${group#*,_};;
       _dropout) how="bf16 --dropout 0.1";;
       *) how=bf16;;
     esac
     rm -f "$json"
-    "$python" "$root/tools/compare_pytorch.py" --device "$device" --speed ${groups[$group]} \
+    "${start[@]}" "$root/tools/compare_pytorch.py" --device "$device" --speed ${groups[$group]} \
       --pytorch $how --modes ${group%,*} --speed-steps "$steps" --json "$json" >&2
     [ -s "$json" ] && awk -F '": |,$' -v OFS='\t' -v tail="${group#*,}" "$from_json" "$json" >> "$figures"
   done
@@ -156,6 +160,7 @@ for name; do [[ -n ${modes[$name]+set} ]] || fail 2 "there is no case $name (--h
 cases=("$@") failed=
 if [ $# = 0 ]; then
   "$python" -c 'import torchao' 2> /dev/null || all=${all/ gpt2_16_fp8/}
+  [ "$(nvidia-smi -L 2> /dev/null | wc -l)" -ge 2 ] || all=$(sed -E 's/ [a-z0-9_]+_ranks2//g' <<< "$all")
   read -ra cases <<< "$all"
 fi
 if [ "${cases[*]}" != largest ] && [ "$device" = cuda ]; then

@@ -32,6 +32,13 @@ benchmark gpt2_16_fp8 compile "GPT-2 124M, 16 x 1024, PyTorch in FP8 (torchao)" 
 benchmark gpt2_64 compile "GPT-2 124M, 64 x 1024" flash,fp8_flash,$best $gpt2 --batch-size 64
 benchmark gpt2m_16 compile "GPT-2 355M, 16 x 1024" flash,fp8_flash,flash_selective_chunked \
   --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16
+ranks="--ranks 2 --shard gradients"
+benchmark gpt2_16_ranks2 compile "GPT-2 124M, 16 x 1024 on each of 2 GPUs" flash,fp8_flash \
+  $gpt2 --batch-size 16 $ranks
+benchmark gpt2_64_ranks2 compile "GPT-2 124M, 64 x 1024 on each of 2 GPUs" flash \
+  $gpt2 --batch-size 64 $ranks
+benchmark gpt2m_16_ranks2 compile "GPT-2 355M, 16 x 1024 on each of 2 GPUs" flash \
+  --layers 24 --heads 16 --d-model 1024 $head --seq-len 1024 --batch-size 16 $ranks
 benchmark gpt2xl_8 "" "GPT-2 1.5B, 8 x 1024" \
   flash_checkpointing_chunked_compact,fp8_flash_checkpointing_chunked_compact \
   --layers 48 --heads 25 --d-model 1600 $head --seq-len 1024 --batch-size 8
@@ -41,4 +48,5 @@ benchmark largest "" "" ""
 all="${order[*]}"
 tiny="--layers 2 --heads 4 --d-model 64 --vocab-size 1000 --seq-len 64 --batch-size 4"
 benchmark tiny compile "tiny, 4 x 64" flash,fp8_flash,$best $tiny
+benchmark tiny_ranks2 compile "tiny, 4 x 64 on each of 2 ranks" flash $tiny $ranks
 benchmark tiny_dropout compile "tiny, 4 x 64, dropout 0.1" flash $tiny --dropout 0.1

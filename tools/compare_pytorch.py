@@ -5,6 +5,7 @@
     tools/compare_pytorch.py --curves --data my_text.txt --steps 100 --techniques fp32 bf16_flash
     tools/compare_pytorch.py --device cuda --speed gpt2_16 long --json figures.json
     tools/compare_pytorch.py --device cuda --speed a128 --pytorch bf16 --modes compile graphs       PyTorch alone, without the trainer
+    torchrun --nproc-per-node 2 tools/compare_pytorch.py --speed gpt2_16 --pytorch bf16 --modes compile --zero    two GPUs by DDP
 
 Needs Python 3, PyTorch, NumPy and the trainer (`make train`, or the nvcc line of examples/train.c for --device cuda).
 
@@ -48,6 +49,7 @@ CURVE_TECHNIQUES = ["fp32", "tf32", "bf16", "bf16_flash"]
 SPEED_TECHNIQUES = ["bf16_flash" + rest for rest in ("", "_chunked", "_selective_chunked", "_checkpointing_chunked")]
 MODES = {"eager": "eager", "compile": "compiled", "graphs": "compiled, graphs"}
 ATTENTION = getattr(F, "scaled_dot_product_attention", None)  # PyTorch 1 has none
+RANKS = int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets it
 ALLOWED = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 1e-2}  # relative difference of losses
 
 
@@ -236,7 +238,12 @@ def make_step(model, forward, precision, args):
     groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.01},
               {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
     fused = {"fused": True} if args.device == "cuda" else {}
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.999), eps=1e-8, **fused)
+    settings = dict(lr=args.lr, betas=(0.9, 0.999), eps=1e-8, **fused)
+    if args.zero:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **settings)
+    else:
+        optimizer = torch.optim.AdamW(groups, **settings)
 
     def step(tokens, targets):
         with torch.autocast(args.device, dtype=torch.bfloat16, enabled=precision in ("bf16", "fp8")):
@@ -303,6 +310,8 @@ def run_pytorch(args, m, feed, precision, mode):
     forward = model = in_eight_bits(model) if precision == "fp8" else model
     if mode != "eager":
         forward = torch.compile(model, mode="reduce-overhead" if mode == "graphs" else "default")
+    if RANKS > 1:  # each rank has a batch of this size
+        forward = nn.parallel.DistributedDataParallel(forward, gradient_as_bucket_view=True)
     step = make_step(model, forward, precision, args)
     for k in range(args.speed_steps + 1):
         if cuda and k == 1:  # the first step also compiles, and tries variants that take memory of their own
@@ -360,14 +369,15 @@ def compare_speed(args, folder, result):
         ids = open_tokens(prefix + ".train.tokens")[1] if prefix else phrases(args.seed, m["vocab"])(m["seq_len"] * m["batch"] + 1)
         feed = next(batches(ids, m, args.seed, args.device))
         for precision in args.pytorch or dict.fromkeys(map(precision_of, techniques)):
-            rows += [dict(program=f"PyTorch {precision}, {MODES[mode]}", **time_pytorch(args, m, feed, precision, mode))
+            how = precision + ", DDP" * (RANKS > 1) + ", ZeRO-1" * args.zero
+            rows += [dict(program=f"PyTorch {how}, {MODES[mode]}", **time_pytorch(args, m, feed, precision, mode))
                      for mode in modes]
         best = min((row for row in rows if "ms" in row), key=lambda row: row["ms"], default={})
         rows += [dict(program=f"mtt {technique}", **time_mtt(args, m, folder, prefix, technique)) for technique in techniques]
         for row in rows:
             row.update(case=case, batch=m["batch"], seq_len=m["seq_len"])
         table([f"{case}: B = {m['batch']}, T = {m['seq_len']}", "ms/step", "tokens/s", "MiB", "speed", "memory"],
-              [[r["program"], f"{r['ms']:.2f}", f"{1e3 * m['batch'] * m['seq_len'] / r['ms']:,.0f}",
+              [[r["program"], f"{r['ms']:.2f}", f"{1e3 * RANKS * m['batch'] * m['seq_len'] / r['ms']:,.0f}",
                 f"{r['mib']:,.0f}" if r["mib"] else "-", f"{best['ms'] / r['ms']:.2f}x" if best else "-",
                 f"{100 * r['mib'] / best['mib']:.0f} %" if r["mib"] and best.get("mib") else "-"]
                if "ms" in r else [r["program"], r["note"].replace("|", "/"), "", "", "", ""] for r in rows])
@@ -378,7 +388,7 @@ def compare_speed(args, folder, result):
 
 
 def write_json(args, result):
-    if args.json:
+    if args.json and int(os.environ.get("RANK", 0)) == 0:
         with open(args.json, "w") as file:
             json.dump(result, file, indent=1)
 
@@ -412,6 +422,7 @@ def parse():
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--speed-steps", type=int, default=40, help="speed: steps of a run, of which the first half warms up (40)")
     p.add_argument("--sdpa", choices=["flash", "cudnn"], default="flash", help="speed: PyTorch's attention (flash)")
+    p.add_argument("--zero", action="store_true", help="speed, under torchrun: ranks divide the optimizer's state")
     p.add_argument("--limit", type=int, default=90, help="speed: most seconds for a row of PyTorch, compiling included (90)")
     args = p.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -420,11 +431,27 @@ def parse():
         p.error("--steps must be 1 or more, --speed-steps 2 or more")
     if args.pytorch and args.speed is None:
         args.speed = []
+    if RANKS > 1 and not args.pytorch:
+        p.error("torchrun starts PyTorch's ranks alone: name a precision, as in --pytorch bf16")
+    if args.zero and RANKS == 1:
+        p.error("--zero divides between ranks: start them, as in torchrun --nproc-per-node 2 tools/compare_pytorch.py ...")
     return args
+
+
+def join_ranks(args):
+    """Makes this process one of torchrun's ranks. Rank 0 alone prints."""
+    rank = int(os.environ["LOCAL_RANK"])
+    if args.device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    if torch.distributed.get_rank():
+        sys.stdout = open(os.devnull, "w")
 
 
 def main():
     args = parse()
+    if RANKS > 1:
+        join_ranks(args)
     both = not args.curves and args.speed is None
     signal.signal(signal.SIGALRM, on_alarm)
     device = torch.cuda.get_device_name(0) if args.device == "cuda" else f"CPU, {platform.machine()}"
@@ -442,6 +469,8 @@ def main():
             return 2
         finally:
             write_json(args, result)
+    if RANKS > 1:
+        torch.distributed.destroy_process_group()
     return int(failed)
 
 

@@ -9,7 +9,9 @@
    step hides behind other work makes it slower. The floor of an operation is the larger of two times: its
    FLOPs at the peak rate of products, and its bytes at the peak rate of copies. The time of a step is the
    mean over the second half of the steps. It includes the copy of each batch to the device. The host waits
-   for the last step alone. */
+   for the last step alone.
+   With --ranks 2, two processes with a GPU each train together. Each first trains alone, because GPUs of one
+   host differ by a few per cent: the step of all ranks cannot be shorter than that of the slowest. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "options.h"
@@ -48,9 +50,12 @@ typedef struct line {
 static line lines[LINES];
 static int line_count;
 
-static int fail(const mtt_env *env)
+static mtt_env env;
+
+static int fail(mtt_ranks *ranks)
 {
-    fprintf(stderr, "profile: %s\n", env->error);
+    fprintf(stderr, "profile: %s\n", env.error);
+    mtt_ranks_close(ranks, env.error);
     return 1;
 }
 
@@ -100,7 +105,26 @@ static int by_time(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-static mtt_status measure(mtt_env *env, mtt_trainer *t)
+/* Trains with the backend's ranks, or alone. `ms`: of a step. */
+static mtt_status train(const mtt_backend *backend, const int32_t *tokens, const int32_t *targets,
+                        mtt_trainer **t, double *ms, mtt_step_info *info)
+{
+    const mtt_optim_desc optim = {0};
+    const int half = set.steps / 2;
+    mtt_status status;
+    double start = 0;
+    int i;
+    set.policy.ranks = mtt_ranks_count(backend->ranks);
+    status = mtt_trainer_create(&env, &set.model, &set.policy, &optim, backend, set.batch, set.seq_len, t);
+    for (i = 1; i <= set.steps && !status; i++) {
+        status = mtt_train_step(*t, tokens, targets, i == half || i == set.steps ? info : NULL);
+        if (i == half) start = now_ms();
+    }
+    *ms = (now_ms() - start) / (set.steps - half);
+    return status;
+}
+
+static mtt_status measure(mtt_trainer *t)
 {
     int i, count;
     const mtt_op *ops = mtt_schedule_ops(mtt_trainer_schedule(t), &count);
@@ -109,7 +133,7 @@ static mtt_status measure(mtt_env *env, mtt_trainer *t)
         line *l = find_line(&ops[i]);
         double ms;
         if (!l) {
-            snprintf(env->error, sizeof(env->error), "there are more than %d different operations", LINES);
+            snprintf(env.error, sizeof(env.error), "there are more than %d different operations", LINES);
             return MTT_E_ARGUMENT;
         }
         status = mtt_profile(t, i, REPEATS, &ms);
@@ -156,14 +180,13 @@ static void print_lines(void)
 
 int main(int argc, char **argv)
 {
-    mtt_env env = {0};
-    mtt_optim_desc optim = {0};
     mtt_backend backend = *mtt_cpu_backend();
+    mtt_ranks *ranks = NULL;
     mtt_trainer *t;
     mtt_step_info info;
-    int code = option_parse(options, LENGTH(options), argc, argv), half = set.steps / 2, count, i;
+    int code = option_parse(options, LENGTH(options), argc, argv), count, rank;
     int32_t *tokens;
-    double start = 0, step_ms;
+    double step_ms, alone_ms = 0;
     if (code) return code == OPTION_HELP ? 0 : code;
     if (set.seq_len > 1024) set.model.max_seq = set.seq_len;
     count = set.batch * set.seq_len;
@@ -173,25 +196,27 @@ int main(int argc, char **argv)
         return 1;
     }
     fill_tokens(tokens, tokens + count, count);
-    if (set.policy.device == MTT_DEVICE_CUDA && mtt_cuda_backend(&env, 0, &backend)) return fail(&env);
-    if (mtt_trainer_create(&env, &set.model, &set.policy, &optim, &backend, set.batch, set.seq_len, &t))
-        return fail(&env);
-    for (i = 1; i <= set.steps; i++) {
-        int wait = i == half || i == set.steps;
-        if (mtt_train_step(t, tokens, tokens + count, wait ? &info : NULL)) return fail(&env);
-        if (i == half) start = now_ms();
+    if (set.policy.ranks > 1 && mtt_ranks_fork(&env, set.policy.ranks, 0, &ranks)) return fail(ranks);
+    rank = mtt_ranks_rank(ranks);
+    if (set.policy.device == MTT_DEVICE_CUDA && mtt_cuda_backend(&env, rank, &backend)) return fail(ranks);
+    if (ranks) {
+        if (train(&backend, tokens, tokens + count, &t, &alone_ms, &info)) return fail(ranks);
+        fprintf(stderr, "rank %d alone: a step %.3f ms\n", rank, alone_ms);
+        mtt_trainer_destroy(t);
     }
-    step_ms = (now_ms() - start) / (set.steps - half);
-    if (set.only_step) {
+    backend.ranks = ranks;
+    if (train(&backend, tokens, tokens + count, &t, &step_ms, &info)) return fail(ranks);
+    if (!set.only_step && measure(t)) return fail(ranks);
+    if (!rank && set.only_step)
         printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu, \"loss\": %.5f}\n", step_ms,
-               count / step_ms * 1e3, info.arena_bytes, info.loss);
-    } else {
-        if (measure(&env, t)) return fail(&env);
+               count * mtt_ranks_count(ranks) / step_ms * 1e3, info.arena_bytes, info.loss);
+    else if (!rank) {
         print_lines();
-        printf("a step %.3f ms, %.0f tokens/s; arena %.1f MiB\n", step_ms, count / step_ms * 1e3,
-               (double)info.arena_bytes / 1048576);
+        printf("a step %.3f ms, %.0f tokens/s; arena %.1f MiB\n", step_ms,
+               count * mtt_ranks_count(ranks) / step_ms * 1e3, (double)info.arena_bytes / 1048576);
     }
     mtt_trainer_destroy(t);
+    mtt_ranks_close(ranks, NULL);
     free(tokens);
     return 0;
 }
