@@ -7011,6 +7011,8 @@ enum {
     MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
+    MTT__FEW_ROWS = 4,     /* up to so many rows, a product takes as long as reading its matrix once */
+    MTT__FEW_COLUMNS = 192, /* of C that a thread then takes at a time */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -7659,16 +7661,153 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 #endif
 }
 
+/* ---- products of few rows ---- */
+
+/* A token of one sequence at a time: B is read once, and contiguous in memory as far as possible, up to 21
+   GB/s a core. Terms are added as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms
+   begins with 0 in `sum`; then C adds it.
+
+   MTT__FEW_ALONG: B's rows are side by side: n columns, 8 rows at a time. MTT__FEW_ACROSS: B's columns are
+   contiguous. W of them and W rows are transposed in registers: log2 W rounds, each of which interleaves the
+   first half of the vectors with the second, bring the bits of the columns into the rows' places. */
+#define MTT__FEW_ACROSS(name, vector, multiply_add)                                                          \
+    static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
+    {                                                                                                        \
+        enum { W = sizeof(vector) / sizeof(float) };                                                         \
+        typedef int32_t lanes __attribute__((vector_size(sizeof(vector))));                                  \
+        lanes low, high;                                                                                     \
+        int64_t j, p;                                                                                        \
+        int i, round;                                                                                        \
+        for (i = 0; i < W; i++) low[i] = i / 2 + i % 2 * W, high[i] = low[i] + W / 2;                        \
+        for (j = 0; j < n; j += W) {                                                                         \
+            vector total, t[W], u[W];                                                                        \
+            memcpy(&total, sum + j, sizeof(total));                                                          \
+            for (p = 0; p < k; p += W) {                                                                     \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < W; i++) memcpy(&t[i], b + (j + i) * ldb + p, sizeof(vector));                \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (round = 1; round < W; round *= 2) {                                                     \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < W / 2; i++) {                                                            \
+                        u[2 * i] = __builtin_shuffle(t[i], t[i + W / 2], low);                               \
+                        u[2 * i + 1] = __builtin_shuffle(t[i], t[i + W / 2], high);                          \
+                    }                                                                                        \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < W; i++) t[i] = u[i];                                                     \
+                }                                                                                            \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < W; i++) total = multiply_add(total, x[p + i], t[i]);                         \
+            }                                                                                                \
+            memcpy(sum + j, &total, sizeof(total));                                                          \
+        }                                                                                                    \
+    }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
+enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
+MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__MULTIPLY_ADD)
+#else
+enum { MTT__ACROSS = 0 }; /* other compilers have no such shuffle */
+#define mtt__few_across(n, k, x, b, ldb, sum) ((void)(b))
+#endif
+
+static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)
+{
+    int64_t p, j;
+    for (p = 0; p < k; p += 8, b += 8 * ldb, x += 8)
+        for (j = 0; j < n; j++) {
+            float v = sum[j];
+            v = MTT__MULTIPLY_ADD(v, x[0], b[j]);
+            v = MTT__MULTIPLY_ADD(v, x[1], b[j + ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[2], b[j + 2 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[3], b[j + 3 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[4], b[j + 4 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[5], b[j + 5 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[6], b[j + 6 * ldb]);
+            sum[j] = MTT__MULTIPLY_ADD(v, x[7], b[j + 7 * ldb]);
+        }
+}
+
+/* Of words: x has k words, B rows of BF16, of which two make words. */
+#if defined(MTT__X86_BF16) && !defined(__clang__)
+__attribute__((target("avx512f,avx512bf16")))
+MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__vector_16, MTT__PAIRS_ADD)
+__attribute__((target("avx512f,avx512bf16")))
+static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                 float *sum)
+{
+    int64_t p, j;
+    int i;
+    for (p = 0; p < k; p += 4, b += 8 * ldb, x += 4)
+        for (j = 0; j < n; j += 16) {
+            mtt__vector_16 v;
+            memcpy(&v, sum + j, sizeof(v));
+            MTT__UNROLL_ROWS
+            for (i = 0; i < 4; i++) {
+                const __m256i *low = (const __m256i *)(const void *)(b + 2 * i * ldb + j);
+                const __m256i *high = (const __m256i *)(const void *)(b + (2 * i + 1) * ldb + j);
+                __m512i words = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(high)), 16);
+                words = _mm512_or_si512(words, _mm512_cvtepu16_epi32(_mm256_loadu_si256(low)));
+                v = MTT__PAIRS_ADD(v, x[i], words);
+            }
+            memcpy(sum + j, &v, sizeof(v));
+        }
+}
+#else
+#define mtt__few_across_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#endif
+
+/* Columns j0 up of C. */
+static void mtt__few_columns(const mtt__product *g, int64_t j0)
+{
+    enum { K = MTT__DEPTH };
+    int64_t n = mtt__min(MTT__FEW_COLUMNS, g->c.n - j0), p, i, j;
+    float c[MTT__FEW_ROWS][MTT__FEW_COLUMNS], sum[MTT__FEW_COLUMNS];
+    for (i = 0; i < g->c.m; i++) {
+        memset(c[i], 0, sizeof(c[i]));
+        if (g->bias) mtt__load(g->bias, j0, n, c[i]);
+    }
+    for (p = 0; p < g->a.m; p += K)
+        for (i = 0; i < g->c.m; i++) {
+            int64_t k = mtt__min(K, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
+            const float *x = (const float *)g->a.t->data + g->a.first + i * g->a.column + p;
+            const float *b = (const float *)g->b.t->data + at;
+            const uint16_t *halves = (const uint16_t *)g->b.t->data + at + p * g->b.row;
+            memset(sum, 0, sizeof(sum));
+            if (g->b.column != 1 && g->pairs) mtt__few_across_pairs(n, k, x, b, g->b.column, sum);
+            else if (g->b.column != 1) mtt__few_across(n, k, x, b, g->b.column, sum);
+            else if (g->pairs) mtt__few_along_pairs(n, k, x, halves, g->b.row, sum);
+            else mtt__few_along(n, k, x, b, g->b.row, sum);
+            for (j = 0; j < n; j++) c[i][j] += sum[j];
+        }
+    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c[i]);
+}
+
+/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
+static int mtt__few_rows(const mtt__product *g)
+{
+    int across = g->b.column != 1, W = g->pairs ? 16 : MTT__ACROSS;
+    int64_t j0;
+    if (g->c.m > MTT__FEW_ROWS || g->add || g->a.column == 1 || MTT__ACROSS == 0) return 0;
+    if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
+    if (across ? g->a.m % W || g->c.n % W : g->a.m % (g->pairs ? 4 : 8)) return 0;
+    if (!across && g->pairs && g->c.n % 16) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (g->c.n * g->a.m > MTT__ALONE))
+    for (j0 = 0; j0 < g->c.n; j0 += MTT__FEW_COLUMNS) mtt__few_columns(g, j0);
+    return 1;
+}
+
 /* C = A B + bias, or C += A B where `add` is set: one parallel region, in which a late thread holds up no
    other. */
 static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
 {
     mtt__product g;
     int64_t tile;
-    if (mtt__blas_gemm(a, b, c, bias, add)) return;
     mtt__product_of(&g, a, b, c);
     g.bias = bias;
     g.add = add;
+    if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
 }

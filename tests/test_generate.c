@@ -280,6 +280,48 @@ static void test_text(int number)
     mtt_generator_destroy(generator);
 }
 
+/* ---- products of few rows ---- */
+
+/* One to four rows of a product have the bits that they have among more rows, of which tiles are made. */
+static void test_few_rows(int number)
+{
+    enum { ROWS = 7 };
+    mtt_dtype dtype = number % 2 ? MTT_BF16_BITS : MTT_F32;
+    int transposed = number / 2 % 2, few = 1 + below(4), first = below(ROWS - few + 1);
+    int64_t k = 8 * (1 + below(50)), n = transposed ? 128 * (1 + below(4)) : 8 * (1 + below(70));
+    mtt_tensor x = {.dtype = dtype, .rank = 2, .shape = {ROWS, k}}, y = x, w = x, b = x, part;
+    float *values = (float *)malloc(sizeof(float) * (size_t)(k * n));
+    char *all = (char *)malloc(4 * ROWS * (size_t)n);
+    w.shape[0] = transposed ? n : k, w.shape[1] = transposed ? k : n;
+    b.shape[0] = b.shape[1] = n, b.rank = 1;
+    y.shape[1] = n;
+    x.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)k;
+    y.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)n;
+    x.data = malloc(x.bytes), w.data = malloc(4 * (size_t)(k * n)), b.data = malloc(4 * (size_t)n);
+    y.data = all;
+    for (int64_t i = 0; i < k * n; i++) values[i] = (float)(below(2001) - 1000) * 1e-3f;
+    mtt__store(&w, 0, k * n, values);
+    mtt__store(&b, 0, n, values);
+    for (int64_t i = 0; i < ROWS * k; i++) {
+        float value = (float)(below(2001) - 1000) * 1e-3f;
+        mtt__store(&x, i, 1, &value);
+    }
+    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0);
+    x = mtt__row_range(&x, first, few);
+    part = mtt__row_range(&y, first, few);
+    y = part;
+    y.data = malloc(y.bytes);
+    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0);
+    check(!memcmp(y.data, part.data, y.bytes), "product %d: %d of %d rows, %d x %d%s, have other bits",
+          number, few, ROWS, (int)k, (int)n, transposed ? " transposed" : "");
+    free((char *)x.data - (size_t)first * (x.bytes / (size_t)few));
+    free(w.data);
+    free(b.data);
+    free(y.data);
+    free(all);
+    free(values);
+}
+
 /* ---- sampling ---- */
 
 /* Ids below min_p's floor are never drawn; all others are, as often as their share of the rest says. */
@@ -402,6 +444,7 @@ int main(int argc, char **argv)
     for (int k = 0; k < 150; k += each(), new_case()) test_logits(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_text(k);
     for (int k = 0; k < 60; k += each(), new_case()) test_min_p(k);
+    for (int k = 0; k < 300; k += each(), new_case()) test_few_rows(k);
     test_refusals();
     test_memory();
     check(live_blocks == 0, "%d blocks are left", live_blocks);
