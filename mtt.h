@@ -35,9 +35,9 @@
    >>files      atomic writing, CRC-32       >>batches     sequences in shuffled order
    >>ranks      processes that exchange      >>checkpoint  safetensors, save and resume
                 bytes, launchers             >>report      listings, JSON and tables
-   >>config     fields, defaults, checks     >>public      evaluation, sampling, profiling
-   >>tensors    tables of parameters and     >>generator   a cache, passes, prompts
-                activations
+   >>config     fields, defaults, checks     >>models      files of other programs
+   >>tensors    tables of parameters and     >>public      evaluation, sampling, profiling
+                activations                  >>generator   a cache, passes, prompts
    >>schedule   the program of a step
    >>plan       bytes, offsets, budgets
    >>cpu        every operation in plain C
@@ -50,8 +50,8 @@
    arithmetic on that list, so mtt knows every byte of the arena before it allocates anything.
 
    WHAT IT DOES NOT DO
-   No automatic differentiation, no other architectures, one GPU, no loading of other models' weights, no
-   network access except between ranks. It runs on POSIX systems with little-endian processors.
+   No automatic differentiation, no other architectures, no network access except between ranks. It runs on
+   POSIX systems with little-endian processors.
 
    WORDS
    token         an integer id that the tokenizer makes of a piece of text
@@ -772,6 +772,52 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
    values exactly, and a compact trainer rounds those of a full one. A file that is damaged, without
    checksums, or with weights or moments that are not finite is refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
+
+/* -------------------------------------------------------------------------------------------- models ---- */
+
+/* A model in files: a checkpoint of mtt_save, or a folder of Hugging Face's transformers. The folder has
+   config.json, of model_type gpt2, llama or qwen3, and model.safetensors or the shards that
+   model.safetensors.index.json lists, in F32, F16 or BF16. Opening checks every name, type and shape, and
+   maps the files without reading the weights. MTT_E_FORMAT and MTT_E_MISMATCH name the setting that mtt
+   lacks, or the first tensor that is missing, too many, or of another shape. */
+typedef struct mtt_model mtt_model;
+MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out);
+MTTDEF void mtt_model_close(mtt_model *model);
+/* Resolved. max_seq is max_position_embeddings of a folder; dropout is 0. */
+MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *model);
+/* The path of the tokenizer.json in the folder; NULL if there is none. It lives as long as the model. */
+MTTDEF const char *mtt_model_tokenizer(const mtt_model *model);
+/* How a checkpoint was trained: the window, 0 = all keys, and the length of sequences, 0 = unknown. Both are
+   0 for a folder. */
+MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len);
+/* A parameter by its name in mtt_parameter, in FP32 and in mtt's shape. Checks checksums, and that all values
+   are finite. */
+MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *values);
+/* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
+   mtt_trainer_create: no moments, step 0. MTT_E_MISMATCH names the field that differs. All ranks call it. */
+MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
+
+/* Names and layouts of tensors in files: of mtt_save, of Hugging Face's safetensors, of llama.cpp's GGUF. */
+typedef enum mtt_form { MTT_FORM_MTT, MTT_FORM_HUGGING_FACE, MTT_FORM_GGUF } mtt_form;
+
+/* A tensor of a file: a parameter of mtt, or some of its columns. A vector is one row. */
+typedef struct mtt_form_tensor {
+    char name[96], parameter[64]; /* in the file, in mtt */
+    int64_t rows, columns;        /* as mtt has them */
+    int64_t first, width;         /* first column in the parameter, and the parameter's columns */
+    int vector, transposed;       /* transposed: the file has `columns` rows */
+    int pairs, d_head; /* columns of a head are in another order, see mtt_form_column: 1 = the file has rotary
+                          pairs side by side, -1 = mtt has; 0 = the same order */
+} mtt_form_tensor;
+
+/* Lists the tensors of a resolved model; *cursor is 0 at first. Returns 0 past the last one. */
+MTTDEF int mtt_form_next(const mtt_model_desc *model, mtt_form form, int64_t *cursor,
+                         mtt_form_tensor *tensor);
+/* The column of the parameter that is column i of the tensor. */
+MTTDEF int64_t mtt_form_column(const mtt_form_tensor *tensor, int64_t i);
+/* The model_type in which other programs can have a resolved model: gpt2, llama or qwen3. MTT_E_MISMATCH:
+   they cannot; the error names the first field in the way, and the value that it needs. */
+MTTDEF mtt_status mtt_form_family(mtt_env *env, const mtt_model_desc *model, const char **family);
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
 
@@ -7736,6 +7782,8 @@ __attribute__((target("avx512f,avx512bf16")))
 static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
                                  float *sum)
 {
+    typedef uint16_t row __attribute__((vector_size(32)));
+    typedef uint32_t words __attribute__((vector_size(64)));
     int64_t p, j;
     int i;
     for (p = 0; p < k; p += 4, b += 8 * ldb, x += 4)
@@ -7744,11 +7792,11 @@ static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uin
             memcpy(&v, sum + j, sizeof(v));
             MTT__UNROLL_ROWS
             for (i = 0; i < 4; i++) {
-                const __m256i *low = (const __m256i *)(const void *)(b + 2 * i * ldb + j);
-                const __m256i *high = (const __m256i *)(const void *)(b + (2 * i + 1) * ldb + j);
-                __m512i words = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(high)), 16);
-                words = _mm512_or_si512(words, _mm512_cvtepu16_epi32(_mm256_loadu_si256(low)));
-                v = MTT__PAIRS_ADD(v, x[i], words);
+                row low, high;
+                memcpy(&low, b + 2 * i * ldb + j, sizeof(low));
+                memcpy(&high, b + (2 * i + 1) * ldb + j, sizeof(high));
+                v = MTT__PAIRS_ADD(v, x[i], __builtin_convertvector(high, words) << 16 |
+                                                __builtin_convertvector(low, words));
             }
             memcpy(sum + j, &v, sizeof(v));
         }
@@ -10734,7 +10782,7 @@ typedef struct mtt__vocab_key {
 /* A tokenizer file in memory. Loaders undo escapes in its text, which makes pieces only shorter. */
 typedef struct mtt__vocab_file {
     mtt_env *env;
-    const char *path;
+    const char *path, *scope; /* scope: what mtt can read, for errors */
     mtt_json j;
     size_t key_count; /* 0 = not a tokenizer.json */
     mtt__vocab_key keys[192];
@@ -10807,9 +10855,8 @@ static mtt_status mtt__vocab_check(mtt__vocab_file *f, const mtt__vocab_rule *ru
         }
         if (*at) continue;
         size = value.size < 40 ? value.size : 40;
-        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: mtt reads only byte-level "
-                         "BPE and BERT's WordPiece", f->path, rules->path, (int)size, value.at,
-                         rules->allowed);
+        return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be %s: %s", f->path, rules->path,
+                         (int)size, value.at, rules->allowed, f->scope);
     }
     return MTT_OK;
 }
@@ -11365,6 +11412,7 @@ MTTDEF mtt_status mtt_tokenizer_load(mtt_env *env, const char *path, const mtt_t
     if (status) return status;
     f.env = env;
     f.path = path;
+    f.scope = "mtt reads only byte-level BPE and BERT's WordPiece";
     f.key_count = 0;
     mtt_json_init(&f.j, map.data ? map.data : "", map.bytes);
     status = mtt__vocab_kind(&f, &kind);
@@ -12259,6 +12307,7 @@ typedef struct mtt__st_entry {
     const unsigned char *data;
     size_t bytes;
     uint32_t crc;
+    int used; /* of a model: the tensor is one of its weights */
 } mtt__st_entry;
 
 typedef struct mtt__st_list {
@@ -12934,6 +12983,598 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status && batches) *batches = c.batches;
     mtt__free(t->env, c.tensors);
     mtt__st_close(&st);
+    return status;
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>models
+   -------------------------------------------------------------------------------------------------------- */
+
+/* Models in files, read as mtt's parameters. One table has the names that tensors have elsewhere. The reader
+   and tools/convert.c both go through it with mtt_form_next. */
+
+/* WHOLE: a parameter. JOINED: one that is several tensors in Llama's family. They are its columns. */
+enum { MTT__WHOLE, MTT__JOINED, MTT__OF_Q, MTT__OF_K, MTT__OF_V, MTT__OF_GATE, MTT__OF_UP };
+
+/* What names begin with: mtt's, which GPT-2 has in Hugging Face, too; those of Llama and Qwen3 there;
+   llama.cpp's. */
+static const struct {
+    const char *name, *llama, *gguf;
+    int part;
+} mtt__elsewhere[] = {
+    {"wte.", "embed_tokens.", "token_embd.", MTT__WHOLE},
+    {"wpe.", "", "position_embd.", MTT__WHOLE},
+    {"h.%d.ln_1.", "layers.%d.input_layernorm.", "blk.%d.attn_norm.", MTT__WHOLE},
+    {"h.%d.attn.c_attn.", "", "blk.%d.attn_qkv.", MTT__JOINED},
+    {"h.%d.attn.c_attn.", "layers.%d.self_attn.q_proj.", "blk.%d.attn_q.", MTT__OF_Q},
+    {"h.%d.attn.c_attn.", "layers.%d.self_attn.k_proj.", "blk.%d.attn_k.", MTT__OF_K},
+    {"h.%d.attn.c_attn.", "layers.%d.self_attn.v_proj.", "blk.%d.attn_v.", MTT__OF_V},
+    {"h.%d.attn.q_norm.", "layers.%d.self_attn.q_norm.", "blk.%d.attn_q_norm.", MTT__WHOLE},
+    {"h.%d.attn.k_norm.", "layers.%d.self_attn.k_norm.", "blk.%d.attn_k_norm.", MTT__WHOLE},
+    {"h.%d.attn.c_proj.", "layers.%d.self_attn.o_proj.", "blk.%d.attn_output.", MTT__WHOLE},
+    {"h.%d.ln_2.", "layers.%d.post_attention_layernorm.", "blk.%d.ffn_norm.", MTT__WHOLE},
+    {"h.%d.mlp.c_fc.", "", "blk.%d.ffn_up.", MTT__JOINED},
+    {"h.%d.mlp.c_fc.", "layers.%d.mlp.gate_proj.", "blk.%d.ffn_gate.", MTT__OF_GATE},
+    {"h.%d.mlp.c_fc.", "layers.%d.mlp.up_proj.", "blk.%d.ffn_up.", MTT__OF_UP},
+    {"h.%d.mlp.c_proj.", "layers.%d.mlp.down_proj.", "blk.%d.ffn_down.", MTT__WHOLE},
+    {"ln_f.", "norm.", "output_norm.", MTT__WHOLE},
+    {"lm_head.", "lm_head.", "output.", MTT__WHOLE},
+};
+
+/* Fills in a tensor: parameter `kind` of a layer, of which `shape` has the rows and columns, by a row of the
+   table. */
+static void mtt__form_fill(const mtt_model_desc *m, mtt_form form, int kind, int layer, int row,
+                           const int64_t shape[2], mtt_form_tensor *t)
+{
+    const int64_t q = (int64_t)m->heads * m->d_head, kv = (int64_t)m->heads_kv * m->d_head, ff = m->d_ff;
+    const int64_t firsts[] = {0, 0, 0, q, q + kv, 0, ff}, counts[] = {0, 0, q, kv, kv, ff, ff};
+    const int rotary = m->positions == MTT_POSITIONS_ROTARY, part = mtt__elsewhere[row].part;
+    const int turned = part == MTT__OF_Q || part == MTT__OF_K || kind == MTT__Q_NORM_WEIGHT ||
+                       kind == MTT__K_NORM_WEIGHT;
+    const int theirs = form == MTT_FORM_GGUF && !m->qk_norm; /* llama.cpp's llama has pairs side by side */
+    const char *name = mtt__parameter_row[kind].name, *begin = mtt__elsewhere[row].name;
+    const char *suffix = name + strlen(begin), *before = rotary ? "model." : "transformer.";
+    mtt__text text;
+    memset(t, 0, sizeof(*t));
+    mtt__text_init(&text, t->parameter, sizeof(t->parameter));
+    mtt__print(&text, name, layer);
+    t->vector = !shape[1];
+    t->rows = t->vector ? 1 : shape[0];
+    t->width = t->vector ? shape[0] : shape[1];
+    t->first = firsts[part];
+    t->columns = part > MTT__JOINED ? counts[part] : t->width;
+    if (form == MTT_FORM_GGUF) begin = mtt__elsewhere[row].gguf;
+    if (form == MTT_FORM_HUGGING_FACE && rotary) begin = mtt__elsewhere[row].llama;
+    mtt__text_init(&text, t->name, sizeof(t->name));
+    if (form == MTT_FORM_HUGGING_FACE && kind < MTT__HEAD_WEIGHT) mtt__print(&text, "%s", before);
+    mtt__print(&text, begin, layer);
+    mtt__print(&text, "%s", suffix);
+    if (form == MTT_FORM_MTT) return;
+    t->transposed = !t->vector && layer >= 0 && layer < m->layers && (form == MTT_FORM_GGUF || rotary);
+    t->d_head = m->d_head;
+    t->pairs = turned && rotary ? theirs - m->rotary_interleaved : 0;
+}
+
+/* The cursor counts layers, before them and after them; in each, kinds of parameters; for each, the rows. */
+MTTDEF int mtt_form_next(const mtt_model_desc *m, mtt_form form, int64_t *cursor, mtt_form_tensor *t)
+{
+    const int rows = MTT__LENGTH(mtt__elsewhere), rotary = m->positions == MTT_POSITIONS_ROTARY;
+    const int64_t end = (int64_t)(m->layers + 2) * MTT__PARAMETER_KINDS * rows;
+    int64_t shape[2];
+    while (*cursor < end) {
+        const int row = (int)(*cursor % rows), kind = (int)(*cursor / rows % MTT__PARAMETER_KINDS);
+        const int layer = (int)(*cursor / rows / MTT__PARAMETER_KINDS) - 1, part = mtt__elsewhere[row].part;
+        const int place = layer < 0 ? MTT__BEFORE : layer < m->layers ? MTT__LAYER : MTT__AFTER;
+        const char *begin = mtt__elsewhere[row].name;
+        ++*cursor;
+        if (mtt__parameter_row[kind].place != place ||
+            strncmp(mtt__parameter_row[kind].name, begin, strlen(begin)) != 0 ||
+            (part != MTT__WHOLE && (part == MTT__JOINED) != (form == MTT_FORM_MTT || !rotary)) ||
+            !mtt__parameter_shape(m, kind, m->vocab, shape))
+            continue;
+        mtt__form_fill(m, form, kind, layer, row, shape, t);
+        return 1;
+    }
+    return 0;
+}
+
+MTTDEF int64_t mtt_form_column(const mtt_form_tensor *t, int64_t i)
+{
+    const int64_t half = t->d_head / 2, at = t->pairs ? i % t->d_head : 0;
+    if (t->pairs > 0) i += at / 2 + at % 2 * half - at;
+    if (t->pairs < 0) i += at % half * 2 + at / half - at;
+    return t->first + i;
+}
+
+/* Gives a model what every one of its family has. GPT-2 may have other positions, as a table. */
+static const char *mtt__form_impose(mtt_model_desc *m)
+{
+    const int rotary = m->positions == MTT_POSITIONS_ROTARY;
+    m->norm = rotary ? MTT_NORM_RMS : MTT_NORM_LAYER;
+    m->norm_place = MTT_NORM_PRE;
+    m->mlp = rotary ? MTT_MLP_SWIGLU : MTT_MLP_GELU;
+    m->no_head_bias = 1;
+    if (rotary) return m->qk_norm ? m->no_biases = 1, "qwen3" : "llama";
+    if (m->positions == MTT_POSITIONS_NONE) m->positions = MTT_POSITIONS_LEARNED;
+    m->no_biases = m->qk_norm = 0;
+    m->heads_kv = m->heads;
+    m->d_head = m->d_model / m->heads;
+    return "gpt2";
+}
+
+/* A value of a field in words. */
+static void mtt__field_print(mtt__text *text, const void *desc, const mtt_field *f)
+{
+    double value = mtt__field_get(desc, f);
+    const char *at = f->choices;
+    int left = (int)value;
+    for (; at && left > 0; left--) at = strchr(at, '|') + 1;
+    if (at) mtt__print(text, "%.*s", (int)strcspn(at, "|"), at);
+    else mtt__print(text, "%.9g", value);
+}
+
+/* MTT_E_MISMATCH names the first field in which two models differ. */
+static mtt_status mtt__model_compare(mtt_env *env, const mtt_model_desc *is, const mtt_model_desc *must,
+                                     const char *who, const char *remedy)
+{
+    const mtt_field *f;
+    char words[2][40];
+    mtt__text text;
+    for (f = mtt__model_field; f->name; f++) {
+        if (f->offset == offsetof(mtt_model_desc, dropout) ||
+            (f->offset == offsetof(mtt_model_desc, max_seq) && is->positions != MTT_POSITIONS_LEARNED) ||
+            mtt__field_get(is, f) == mtt__field_get(must, f))
+            continue;
+        mtt__text_init(&text, words[0], sizeof(words[0]));
+        mtt__field_print(&text, is, f);
+        mtt__text_init(&text, words[1], sizeof(words[1]));
+        mtt__field_print(&text, must, f);
+        return mtt__fail(env, MTT_E_MISMATCH, "%s is %s in the model, but %s in %s: %s", f->name, words[0],
+                         words[1], who, remedy);
+    }
+    return MTT_OK;
+}
+
+MTTDEF mtt_status mtt_form_family(mtt_env *env, const mtt_model_desc *model, const char **family)
+{
+    mtt_model_desc m = *model;
+    *family = mtt__form_impose(&m);
+    if (!strcmp(*family, "llama") && m.d_model % m.heads)
+        return mtt__fail(env, MTT_E_MISMATCH, "d_model is %d, but in transformers' llama it is a multiple of "
+                         "the %d heads: train with one, or with qk_norm", m.d_model, m.heads);
+    return mtt__model_compare(env, model, &m, *family, "other programs have that only; train with it");
+}
+
+/* ---- opening ---- */
+
+enum { MTT__MODEL_PATH = 2048, MTT__MODEL_FILES = 1000 };
+
+struct mtt_model {
+    mtt_env *env;
+    mtt_model_desc desc;
+    mtt_form form;
+    int window, seq_len;
+    mtt__st *files;
+    size_t file_count, file_capacity;
+    mtt__pool paths;      /* of the files */
+    mtt__st_list tensors; /* of all files; in Hugging Face's without "transformer." and "model." */
+    char path[MTT__MODEL_PATH], tokenizer[MTT__MODEL_PATH + 32];
+};
+
+MTTDEF void mtt_model_close(mtt_model *m)
+{
+    size_t i;
+    if (!m) return;
+    for (i = 0; i < m->file_count; i++) mtt__st_close(&m->files[i]);
+    mtt__free(m->env, m->files);
+    mtt__free(m->env, m->tensors.at);
+    mtt__pool_free(m->env, &m->paths);
+    mtt__free(m->env, m);
+}
+
+/* Opens a file of the model: `name` in its folder, or the path itself where name is NULL. */
+static mtt_status mtt__model_file(mtt_model *m, const char *name)
+{
+    size_t room = strlen(m->path) + (name ? strlen(name) : 0) + 2, i;
+    char *path = (char *)mtt__pool_take(m->env, &m->paths, room);
+    mtt_status status;
+    mtt__text text;
+    if (!path) return MTT_E_MEMORY;
+    mtt__text_init(&text, path, room);
+    mtt__print(&text, name ? "%s/%s" : "%s", m->path, name);
+    for (i = 0; i < m->file_count; i++)
+        if (strcmp(m->files[i].path, path) == 0) return MTT_OK;
+    if (m->file_count == MTT__MODEL_FILES)
+        return mtt__fail(m->env, MTT_E_FORMAT, "%s has more than 1000 files: save it in fewer", m->path);
+    if (mtt__reserve(m->env, (void **)&m->files, &m->file_capacity, i + 1, sizeof(*m->files)))
+        return MTT_E_MEMORY;
+    status = mtt__st_open(m->env, path, &m->files[i]);
+    if (!status) m->file_count++;
+    return status;
+}
+
+/* The files that {"weight_map": {"a tensor": "a file", ...}} names. */
+static mtt_status mtt__model_index(mtt_model *m, const char *path)
+{
+    mtt__map map;
+    mtt_json j;
+    mtt_slice key, file;
+    char name[256];
+    mtt_status status = mtt__map_open(m->env, path, PROT_READ, &map);
+    if (status) return status;
+    mtt_json_init(&j, map.data ? map.data : "", map.bytes);
+    for (mtt_json_begin(&j, '{'); mtt_json_key(&j, &key);)
+        if (!mtt_slice_is(key, "weight_map")) mtt_json_skip(&j);
+        else
+            for (mtt_json_begin(&j, '{'); !status && mtt_json_key(&j, &key) && mtt_json_string(&j, &file);) {
+                size_t size = file.size < sizeof(name) ? mtt_json_unescape(file, name) : 0;
+                name[size] = 0;
+                if (!size || *name == '.' || strlen(name) != size || strchr(name, '/'))
+                    mtt__json_fail(&j, "the name of a file must have 1 to 255 bytes, no / and no . in front");
+                else status = mtt__model_file(m, name);
+            }
+    if (!mtt_json_end(&j) && !status)
+        status = mtt__fail(m->env, MTT_E_FORMAT, "%s: byte %zu: %s: get the file again", path,
+                           (size_t)(j.at - j.begin), j.fault ? j.fault : "something follows");
+    mtt__map_close(&map);
+    return status;
+}
+
+/* Lists the tensors of all files by name. */
+static mtt_status mtt__model_list(mtt_model *m)
+{
+    mtt__st_list *all = &m->tensors;
+    mtt_json twice;
+    size_t i, k;
+    mtt_json_init(&twice, "", 0);
+    for (i = 0; i < m->file_count; i++) {
+        const mtt__st_list *list = &m->files[i].tensors;
+        if (mtt__reserve(m->env, (void **)&all->at, &all->capacity, all->count + list->count + 1,
+                         sizeof(*all->at)))
+            return MTT_E_MEMORY;
+        for (k = 0; k < list->count; k++) {
+            mtt__st_entry *e = &all->at[all->count++];
+            *e = list->at[k];
+            if (m->form == MTT_FORM_MTT) continue;
+            if (strncmp(e->name, "transformer.", 12) == 0) e->name += 12;
+            else if (strncmp(e->name, "model.", 6) == 0) e->name += 6;
+        }
+    }
+    mtt__st_sort(&twice, all);
+    if (!twice.fault) return MTT_OK;
+    return mtt__fail(m->env, MTT_E_FORMAT, "%s: the tensor %.200s comes twice: save the model again", m->path,
+                     twice.at);
+}
+
+/* The entry of a tensor, whose name is without what it begins with. */
+static mtt__st_entry *mtt__model_find(const mtt_model *m, const mtt_form_tensor *t)
+{
+    const char *dot = strchr(t->name, '.');
+    const int begins = m->form != MTT_FORM_MTT && strncmp(t->name, "lm_head", 7) != 0;
+    return (mtt__st_entry *)(uintptr_t)mtt__st_find(&m->tensors, begins ? dot + 1 : t->name);
+}
+
+/* Tensors that are no weights of the model: optimizer state, FP8's scales; masks and frequencies that earlier
+   versions of transformers saved, and a copy of a tied head. */
+static int mtt__model_ignores(const mtt_model *m, const char *name)
+{
+    static const char *const ends[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
+    size_t size = strlen(name), i;
+    if (m->form == MTT_FORM_MTT) return !strncmp(name, "optim.", 6) || !strcmp(name, "fp8.scales");
+    for (i = 0; i < MTT__LENGTH(ends); i++)
+        if (size > strlen(ends[i]) && !strcmp(name + size - strlen(ends[i]), ends[i])) return 1;
+    return m->desc.tied_head && !strcmp(name, "lm_head.weight");
+}
+
+/* Every tensor of the description is there, and no other. */
+static mtt_status mtt__model_match(mtt_model *m)
+{
+    mtt_form_tensor t;
+    int64_t cursor = 0;
+    size_t i;
+    while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
+        mtt__st_entry *e = mtt__model_find(m, &t);
+        const uint64_t rows = (uint64_t)(t.transposed ? t.columns : t.rows);
+        const uint64_t columns = (uint64_t)(t.transposed ? t.rows : t.columns);
+        if (!e || e->rank != (t.vector ? 1 : 2) || e->shape[e->rank - 1] != columns ||
+            (!t.vector && e->shape[0] != rows))
+            return mtt__fail(m->env, MTT_E_MISMATCH, "%s: %s is %s, expected are %llu x %llu values: it is "
+                             "another model's, or not whole", m->path, t.name,
+                             e ? "of another shape" : "missing", (unsigned long long)rows,
+                             (unsigned long long)columns);
+        if (e->dtype != MTT_F32 && (m->form == MTT_FORM_MTT ||
+                                    (e->dtype != MTT_BF16_BITS && e->dtype != MTT_F16_BITS)))
+            return mtt__fail(m->env, MTT_E_MISMATCH, "%s: %s has the type %s: save the model in float32",
+                             m->path, t.name, mtt__dtype_name[e->dtype]);
+        e->used = 1;
+    }
+    for (i = 0; i < m->tensors.count; i++)
+        if (!m->tensors.at[i].used && !mtt__model_ignores(m, m->tensors.at[i].name))
+            return mtt__fail(m->env, MTT_E_MISMATCH, "%s: the model has no tensor %.200s: it is another "
+                             "model's", m->path, m->tensors.at[i].name);
+    return MTT_OK;
+}
+
+/* A number of a checkpoint's metadata; 0 = there is none. */
+static int mtt__model_number(const mtt_model *m, const char *name, uint64_t *value)
+{
+    const mtt__st_entry *pair = mtt__st_find(&m->files[0].metadata, name);
+    mtt_json j;
+    if (pair) mtt_json_init(&j, pair->value, strlen(pair->value));
+    return pair && mtt_json_u64(&j, value) && j.at == j.end && *value <= INT_MAX;
+}
+
+static mtt_status mtt__model_checkpoint(mtt_model *m)
+{
+    mtt_status status = mtt__model_file(m, NULL);
+    const mtt_field *f;
+    uint64_t value;
+    if (status) return status;
+    if (!mtt__st_crc_is(&m->files[0], "crc32", m->files[0].metadata_crc))
+        return mtt__fail(m->env, MTT_E_FORMAT, "%s: its metadata has no checksum or another one: give a "
+                         "checkpoint of mtt_save, or a folder with config.json", m->path);
+    for (f = mtt__model_field; f->name; f++) {
+        char name[40];
+        mtt__text text;
+        int number;
+        mtt__text_init(&text, name, sizeof(name));
+        mtt__print(&text, f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
+        if (mtt__model_number(m, name, &value)) {
+            number = (int)value;
+            memcpy((char *)&m->desc + f->offset, &number, sizeof(number));
+        } else if (!mtt__checkpoint_optional(f, 0))
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s does not say its %s: give a checkpoint of mtt_save",
+                             m->path, f->name);
+    }
+    if (mtt__model_number(m, "window", &value)) m->window = (int)value;
+    if (mtt__model_number(m, "batches.seq_len", &value)) m->seq_len = (int)value;
+    return MTT_OK;
+}
+
+/* Fields of a description in config.json: key of GPT-2, of Llama and Qwen3; 1 = may be absent or null. */
+static const struct {
+    size_t offset;
+    const char *gpt2, *llama;
+    int optional;
+} mtt__config_keys[] = {
+    {MTT__SIZE(layers), "n_layer", "num_hidden_layers", 0},
+    {MTT__SIZE(heads), "n_head", "num_attention_heads", 0},
+    {MTT__SIZE(heads_kv), "", "num_key_value_heads", 1},
+    {MTT__SIZE(d_head), "", "head_dim", 1},
+    {MTT__SIZE(d_model), "n_embd", "hidden_size", 0},
+    {MTT__SIZE(d_ff), "n_inner", "intermediate_size", 1},
+    {MTT__SIZE(norm_eps), "layer_norm_epsilon", "rms_norm_eps", 0},
+    {MTT__SIZE(vocab), "vocab_size", "vocab_size", 0},
+    {MTT__SIZE(max_seq), "n_positions", "max_position_embeddings", 0},
+    {MTT__SIZE(rotary_theta), "", "rope_theta", 1},
+    {MTT__SIZE(rotary_theta), "", "rope_parameters.rope_theta", 1},
+};
+
+static int mtt__config_is(const mtt__vocab_file *f, const char *key, const char *value)
+{
+    mtt_slice text = mtt__vocab_value(f, key);
+    return text.at && mtt_slice_is(text, value);
+}
+
+static mtt_status mtt__config_fields(const mtt__vocab_file *f, int rotary, mtt_model_desc *desc)
+{
+    size_t i, k;
+    for (i = 0; i < MTT__LENGTH(mtt__config_keys); i++) {
+        const char *key = rotary ? mtt__config_keys[i].llama : mtt__config_keys[i].gpt2;
+        const mtt_slice missing = {"null", 4}, found = mtt__vocab_value(f, key);
+        const mtt_slice text = found.at ? found : missing;
+        double value = 0;
+        mtt_json j;
+        if (mtt__config_keys[i].optional && mtt_slice_is(text, "null")) continue;
+        for (k = 0; mtt__model_field[k].offset != mtt__config_keys[i].offset;) k++;
+        mtt_json_init(&j, text.at, text.size);
+        if (!mtt_json_number(&j, &value) || !mtt_json_end(&j) || !(value > 0 && value <= 1e12) ||
+            (mtt__model_field[k].kind != MTT_FIELD_FLOAT && (value > INT_MAX || value != floor(value))))
+            return mtt__fail(f->env, MTT_E_FORMAT, "%s: %s is %.*s, but must be a number above 0: %s",
+                             f->path, key, text.size < 40 ? (int)text.size : 40, text.at, f->scope);
+        mtt__field_set(desc, &mtt__model_field[k], value);
+    }
+    return MTT_OK;
+}
+
+/* The description that config.json gives. Its model_type implies the rest. */
+static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
+{
+    static const mtt__vocab_rule all[] = {{"model_type", "\"gpt2\"|\"llama\"|\"qwen3\""},
+                                          {"quantization_config", "missing|null"}};
+    static const mtt__vocab_rule gpt2[] = {
+        {"activation_function", "\"gelu_new\"|\"gelu_pytorch_tanh\"|missing"},
+        {"scale_attn_weights", "true|missing"},
+        {"scale_attn_by_inverse_layer_idx", "false|missing"},
+        {"add_cross_attention", "false|missing"},
+    };
+    static const mtt__vocab_rule llama[] = {
+        {"hidden_act", "\"silu\"|missing"},
+        {"rope_scaling", "null|missing|{"},
+        {"rope_scaling.type", "\"default\"|missing"},
+        {"rope_scaling.rope_type", "\"default\"|missing"},
+        {"rope_parameters.rope_type", "\"default\"|missing"},
+        {"rope_parameters.partial_rotary_factor", "1.0|1|missing"},
+        {"partial_rotary_factor", "1.0|1|null|missing"},
+        {"use_sliding_window", "false|missing"},
+    };
+    mtt_model_desc *desc = &m->desc;
+    mtt_status status = mtt__vocab_check(f, all, MTT__LENGTH(all));
+    const int is_gpt2 = mtt__config_is(f, "model_type", "\"gpt2\"");
+    const int attention = mtt__config_is(f, "attention_bias", "true");
+    mtt_slice types = mtt__vocab_value(f, "layer_types"), type = {NULL, 0};
+    mtt_json j;
+    if (!status) status = is_gpt2 ? mtt__vocab_check(f, gpt2, MTT__LENGTH(gpt2))
+                                  : mtt__vocab_check(f, llama, MTT__LENGTH(llama));
+    if (!status) status = mtt__config_fields(f, !is_gpt2, desc);
+    if (status) return status;
+    desc->positions = is_gpt2 ? MTT_POSITIONS_LEARNED : MTT_POSITIONS_ROTARY;
+    desc->qk_norm = mtt__config_is(f, "model_type", "\"qwen3\"");
+    desc->tied_head = mtt__config_is(f, "tie_word_embeddings", is_gpt2 ? "false" : "true") != is_gpt2;
+    desc->no_biases = !is_gpt2 && !attention;
+    if (!is_gpt2 && attention != mtt__config_is(f, "mlp_bias", "true"))
+        return mtt__fail(f->env, MTT_E_MISMATCH, "%s: attention_bias and mlp_bias differ: mtt has biases in "
+                         "all layers or in none", f->path);
+    mtt_json_init(&j, types.at ? types.at : "", types.size);
+    for (mtt_json_begin(&j, '['); mtt_json_item(&j) && mtt_json_string(&j, &type);)
+        if (!mtt_slice_is(type, "full_attention"))
+            return mtt__fail(f->env, MTT_E_MISMATCH, "%s: layer_types has %.*s, but must have full_attention "
+                             "alone: %s", f->path, type.size < 40 ? (int)type.size : 40, type.at, f->scope);
+    mtt__form_impose(desc);
+    return MTT_OK;
+}
+
+/* The path of a file in the model's folder, in `text`. */
+static const char *mtt__model_path(const mtt_model *m, const char *name, char text[MTT__MODEL_PATH + 32])
+{
+    mtt__text out;
+    mtt__text_init(&out, text, MTT__MODEL_PATH + 32);
+    mtt__print(&out, "%s/%s", m->path, name);
+    return text;
+}
+
+static mtt_status mtt__model_folder(mtt_model *m)
+{
+    char path[MTT__MODEL_PATH + 32];
+    mtt__vocab_file f;
+    mtt__map map;
+    mtt_status status = mtt__map_open(m->env, mtt__model_path(m, "config.json", path), PROT_READ, &map);
+    if (status) return status;
+    m->form = MTT_FORM_HUGGING_FACE;
+    f.env = m->env;
+    f.path = path;
+    f.scope = "mtt computes no other models";
+    f.key_count = 0;
+    mtt_json_init(&f.j, map.data ? map.data : "", map.bytes);
+    if (mtt_json_peek(&f.j) == '{') mtt__vocab_keys(&f, "", 0);
+    if (!f.key_count || !mtt_json_end(&f.j))
+        status = mtt__fail(m->env, MTT_E_FORMAT, "%s: byte %zu: %s: get the file again", path,
+                           (size_t)(f.j.at - f.j.begin), f.j.fault ? f.j.fault : "expected one object");
+    if (!status) status = mtt__model_config(m, &f);
+    mtt__map_close(&map);
+    if (status) return status;
+    if (access(mtt__model_path(m, "tokenizer.json", m->tokenizer), R_OK)) *m->tokenizer = 0;
+    if (!access(mtt__model_path(m, "model.safetensors", path), F_OK))
+        return mtt__model_file(m, "model.safetensors");
+    if (!access(mtt__model_path(m, "model.safetensors.index.json", path), F_OK))
+        return mtt__model_index(m, path);
+    return mtt__fail(m->env, MTT_E_FILE, "%s has neither model.safetensors nor model.safetensors.index.json: "
+                     "save the model with save_pretrained", m->path);
+}
+
+MTTDEF mtt_status mtt_model_open(mtt_env *env, const char *path, mtt_model **out)
+{
+    mtt_model *m = (mtt_model *)mtt__alloc(env, 1, sizeof(*m));
+    struct stat info;
+    size_t size = strlen(path);
+    mtt_status status;
+    *out = NULL;
+    if (!m) return MTT_E_MEMORY;
+    m->env = env;
+    if (size >= sizeof(m->path)) size = 0, errno = ENAMETOOLONG;
+    memcpy(m->path, path, size);
+    if (!size || stat(path, &info)) status = mtt__file_fail(env, path, "open it", errno);
+    else status = S_ISDIR(info.st_mode) ? mtt__model_folder(m) : mtt__model_checkpoint(m);
+    if (!status) status = mtt_model_resolve(env, &m->desc, &m->desc);
+    if (!status) status = mtt__model_list(m);
+    if (!status) status = mtt__model_match(m);
+    if (status) mtt_model_close(m);
+    else *out = m;
+    return status;
+}
+
+MTTDEF const mtt_model_desc *mtt_model_describe(const mtt_model *m)
+{
+    return &m->desc;
+}
+
+MTTDEF const char *mtt_model_tokenizer(const mtt_model *m)
+{
+    return *m->tokenizer ? m->tokenizer : NULL;
+}
+
+MTTDEF void mtt_model_training(const mtt_model *m, int *window, int *seq_len)
+{
+    *window = m->window;
+    *seq_len = m->seq_len;
+}
+
+/* ---- reading ---- */
+
+/* Copies a tensor to its columns of the parameter, in the order of the file. */
+static mtt_status mtt__model_copy(const mtt_model *m, const mtt_form_tensor *t, const mtt__st_entry *e,
+                                  float *values)
+{
+    const int64_t lines = t->transposed ? t->columns : t->rows, length = t->transposed ? t->rows : t->columns;
+    const size_t size = mtt__dtype_bytes[e->dtype];
+    int64_t line, i;
+    int faults = 0;
+    MTT__OMP(omp parallel for reduction(+ : faults) private(i))
+    for (line = 0; line < lines; line++)
+        for (i = 0; i < length; i++) {
+            const unsigned char *at = e->data + (size_t)(line * length + i) * size;
+            const int64_t row = t->transposed ? i : line;
+            const int64_t column = mtt_form_column(t, t->transposed ? line : i);
+            uint16_t half;
+            float x;
+            memcpy(&half, at, sizeof(half));
+            if (e->dtype == MTT_F32) memcpy(&x, at, sizeof(x));
+            else x = e->dtype == MTT_F16_BITS ? mtt__from_fp16(half) : mtt__from_bf16(half);
+            faults += !(fabsf(x) < INFINITY);
+            values[row * t->width + column] = x;
+        }
+    if (!faults) return MTT_OK;
+    return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s has %d values that are not finite: use another file",
+                     m->path, t->name, faults);
+}
+
+MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
+{
+    mtt_form_tensor t;
+    int64_t cursor = 0;
+    mtt_status status = MTT_E_ARGUMENT;
+    while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
+        const mtt__st_entry *e = mtt__model_find(m, &t);
+        char key[sizeof(t.name) + 8];
+        mtt__text text;
+        if (strcmp(t.parameter, name) != 0) continue;
+        mtt__text_init(&text, key, sizeof(key));
+        mtt__print(&text, "crc32.%s", t.name);
+        if (m->form == MTT_FORM_MTT &&
+            !mtt__st_crc_is(&m->files[0], key, mtt__crc32(&m->files[0].crc, 0, e->data, e->bytes)))
+            return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged",
+                             m->path, name);
+        status = mtt__model_copy(m, &t, e, values);
+        if (status) return status;
+    }
+    return status ? mtt__fail(m->env, status, "%s has no parameter %.100s", m->path, name) : MTT_OK;
+}
+
+/* All weights are read before the first one is set, so that a refusal changes nothing. */
+MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
+{
+    mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model, "the trainer",
+                                           "create the trainer with the model's description");
+    int64_t shape[2], most = 0, count;
+    const char *name;
+    float *values;
+    int i, setting;
+    for (i = 0; mtt_parameter(t, i, shape); i++) {
+        count = shape[0] * (shape[1] ? shape[1] : 1);
+        most = count > most ? count : most;
+    }
+    values = (float *)mtt__alloc(t->env, (size_t)most, sizeof(*values));
+    if (!values) status = MTT_E_MEMORY;
+    for (setting = 0; setting < 2; setting++) {
+        for (i = 0; !status && (name = mtt_parameter(t, i, shape)); i++) {
+            status = mtt_model_read(m, name, values);
+            if (!status && setting) status = mtt_parameter_set(t, i, values);
+        }
+        if (!setting) status = mtt__all_agree(t, status, NULL);
+        if (!setting && !status) status = mtt__fill_state(t);
+    }
+    if (!status) t->step = t->micro_batch = t->measured = 0;
+    mtt__free(t->env, values);
     return status;
 }
 

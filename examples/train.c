@@ -39,6 +39,7 @@ static const option options[] = {
     TEXT("data", &set.data, "text, JSONL, - for standard input, or the prefix of prepared token files"),
     TEXT("field", &set.field, "field of the JSONL documents, default text"),
     TEXT("tokenizer", &set.tokenizer, "tokenizer.json, vocab.bpe or vocab.txt; default: train a BPE"),
+    TEXT("init", &files.init, "first weights: a checkpoint, or a folder of Hugging Face's"),
     TEXT("dataset", &set.dataset, "name of the result files, default the name of the data file"),
     TEXT("results-dir", &set.results, "folder of metrics, logs, checkpoints and token files"),
     CHOICE("log", &files.curves, "none|csv|tensorboard", "write the log as a table, too, or for TensorBoard"),
@@ -132,8 +133,7 @@ static mtt_status open_data(mtt_dataset *data, mtt_batches *batches)
     if (prepared && (set.tokenizer || (option_given("vocab-size") && set.model.vocab != vocab)))
         return run_fail(&files, MTT_E_ARGUMENT, "%s has its own tokenizer: leave out --tokenizer and "
                         "--vocab-size, or give the text", prefix);
-    set.model.vocab = vocab;
-    status = run_check_text(&files, set.data, data, set.seq_len);
+    status = run_check_text(&files, set.data, data, set.seq_len, &set.model);
     if (!status)
         status = mtt_batches_init(&env, batches, data->train, set.batch, set.seq_len, (uint64_t)set.seed, 0);
     batches->rank = run_rank;
@@ -234,6 +234,7 @@ static int prepare(mtt_dataset *data, mtt_batches *batches)
     size_t budget = set.policy.budget_bytes;
     mtt_plan_report plan;
     mtt_status status = run_rank ? run_meet(&files) : MTT_OK;
+    if (!status) status = run_open_init(&files, &set.model, set.data, &set.tokenizer);
     if (!status && !set.dry_run) status = open_data(data, batches);
     if (!status && budget)
         status = mtt_plan_max_batch(&env, &set.model, &set.policy, set.seq_len, budget, &max_batch);

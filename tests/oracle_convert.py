@@ -3,7 +3,7 @@
 usage: python3 tests/oracle_convert.py BUILD_DIR      in the repository root, after make build/train build/convert
        pip install torch transformers gguf xllamacpp
 
-Trains three small models. Their folders must load in from_pretrained with all keys, and give mtt's logits. In
+Trains small models of each family. Their folders must load in from_pretrained with all keys, and give mtt's logits. In
 GGUF every tensor must have the bytes that the package gguf makes, and llama.cpp must give the log-probabilities
 of transformers for the same weights.
 """
@@ -12,7 +12,7 @@ import os, random, subprocess, sys, tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 import gguf, gguf.quants, numpy, torch
-from transformers import AutoTokenizer, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 try:
     import xllamacpp
@@ -21,10 +21,15 @@ except ImportError:
     print("skipped: llama.cpp: pip install xllamacpp")
 
 build, work = os.path.realpath(sys.argv[1]), tempfile.mkdtemp()
+LLAMA = "--norm rms --mlp swiglu --positions rotary"
 MODELS = {
     "learned": "--layers 2 --heads 2 --d-model 64 --positions learned --max-seq 64 --head tied",
     "sinusoidal": "--layers 3 --heads 4 --d-model 96 --d-ff 160 --technique bf16_flash_chunked_compact",
     "odd": "--layers 2 --heads 5 --d-model 40 --d-ff 72 --positions learned --max-seq 100 --dropout 0.1",
+    "llama": f"--layers 3 --heads 4 --heads-kv 2 --d-model 64 --d-ff 96 --no-biases {LLAMA}",
+    "pairs": f"--layers 2 --heads 4 --d-model 96 --head tied --rotary-interleaved --rotary-theta 500000 {LLAMA}",
+    "qwen": f"--layers 2 --heads 4 --heads-kv 1 --d-head 24 --d-model 64 --no-biases --qk-norm {LLAMA}",
+    "qwen_pairs": f"--layers 2 --heads 2 --d-head 16 --d-model 64 --no-biases --qk-norm --rotary-interleaved {LLAMA}",
 }
 TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 SEQ = 64
@@ -48,14 +53,19 @@ def log_probabilities(logits):
 def check_bytes(file, kind, folder):
     """Each tensor of a GGUF file against the package's own conversion. Returns a model with these weights."""
     tensors = {t.name: t for t in gguf.GGUFReader(file).tensors}
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, 100)
-    model = GPT2LMHeadModel.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    family = model.config.model_type
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], 100)
     model.types = {}
     with torch.no_grad():
         for name, value in model.named_parameters():
             key = names.get_name(name, (".weight", ".bias"))
             linear = value.dim() == 2 and ".h." in name
             data = (value.T if linear else value).contiguous().numpy()
+            turned = family == "llama" and ("q_proj" in name or "k_proj" in name)
+            d = model.config.head_dim if turned else 0
+            if turned:  # llama.cpp has rotary pairs side by side
+                data = data.reshape(-1, 2, d // 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape).copy()
             as_type = tensors[key].tensor_type
             plain = value.dim() == 1 or "wpe" in name
             fits = kind != "q8_0" or data.shape[-1] % 32 == 0
@@ -65,8 +75,10 @@ def check_bytes(file, kind, folder):
             assert bytes_of.tobytes() == tensors[key].data.tobytes(), (file, key)
             model.types[name] = as_type
             back = torch.tensor(gguf.quants.dequantize(bytes_of, as_type).reshape(data.shape))
+            if turned:
+                back = back.reshape(-1, d // 2, 2, *back.shape[1:]).swapaxes(1, 2).reshape(back.shape)
             value.copy_(back.T if linear else back)
-    model.types.setdefault("lm_head.weight", model.types["transformer.wte.weight"])  # if it is tied
+    model.types.setdefault("lm_head.weight", next(iter(model.types.values())))  # if it is tied
     count = len(list(model.named_parameters()))
     assert len(tensors) == count, (len(tensors), count)
     return model
@@ -84,7 +96,7 @@ def like_llama(model):
         return hook
 
     for name, module in model.named_modules():
-        if name == "lm_head" or name.split(".")[-1].startswith("c_"):
+        if name == "lm_head" or name.split(".")[-1].startswith("c_") or name.endswith("_proj"):
             module.register_forward_pre_hook(convert(model.types[name + ".weight"]))
     return model
 
@@ -120,7 +132,7 @@ words = ["".join(rng.choices("aeiouklmnprst", k=rng.randrange(1, 8))) for _ in r
 weights = [1 / (k + 1) for k in range(300)]
 source = "\n\n".join(" ".join(rng.choices(words, weights, k=200)) for _ in range(60))
 open(os.path.join(work, "text"), "w").write(source)
-run("cc", "-O2", "-fopenmp", os.path.realpath("tests/convert_logits.c"), "-o", "logits", "-lm")
+run("cc", "-O2", "-fopenmp", os.path.realpath("tests/model_values.c"), "-o", "values", "-lm")
 failed = False
 for name, options in MODELS.items():
     common = f"--data text --dataset {name} --results-dir results --vocab-size 500 --seq-len {SEQ} --steps 60"
@@ -129,7 +141,7 @@ for name, options in MODELS.items():
     file = [f for f in os.listdir(f"{work}/results") if f.startswith(name) and f.endswith("_step60.safetensors")]
     checkpoint, folder = f"{work}/results/{file[0]}", f"{work}/{name}"
     run(f"{build}/convert", checkpoint, folder)
-    model, info = GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = source[2000:2160]
@@ -137,9 +149,9 @@ for name, options in MODELS.items():
     text = tokenizer.decode(text_ids)
     assert tokenizer(text)["input_ids"] == text_ids and tokenizer.eos_token_id == model.config.eos_token_id
     ids = tokenizer(source[5000:6000])["input_ids"][:SEQ]
-    numpy.array(ids, numpy.int32).tofile(f"{work}/ids")
-    run("./logits", checkpoint, "ids", "out")
-    ours = numpy.fromfile(f"{work}/out", numpy.float32).reshape(SEQ, -1)
+    numpy.array(ids + ids[:1], numpy.int32).tofile(f"{work}/ids")
+    run("./values", checkpoint, "ids", "out")
+    ours = numpy.fromfile(f"{work}/out", numpy.float32)[: SEQ * 500].reshape(SEQ, 500)
     exact = logits_of(model, ids)
     error = abs(ours - exact).max()
     print(f"{name}: logits up to {abs(exact).max():.3f}, transformers differs by {error:.1e}")
@@ -152,7 +164,7 @@ for name, options in MODELS.items():
         if kind != "q8_0":
             half = f"{work}/{name}_{kind}"
             run(f"{build}/convert", checkpoint, half, "--type", kind)
-            other = GPT2LMHeadModel.from_pretrained(half, dtype="auto")
+            other = AutoModelForCausalLM.from_pretrained(half, dtype="auto")
             assert str(other.dtype) == f"torch.{dict(f32='float32', f16='float16', bf16='bfloat16')[kind]}"
             for (key, a), b in zip(other.named_parameters(), model.parameters()):
                 assert torch.equal(a, b.to(a.dtype)), key

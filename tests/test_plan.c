@@ -773,7 +773,8 @@ static void generator_costs(int *seen)
             }
         }
         for (int k = 0; k < 2 * s.model.layers; k++) cache += s.programs[MTT__CHUNK].cache[k]->bytes;
-        check((double)cache == 2 * E * s.model.layers * c.batch * c.seq_len * s.model.heads_kv * s.model.d_head,
+        check((double)cache ==
+                  2 * E * s.model.layers * c.batch * c.seq_len * s.model.heads_kv * s.model.d_head,
               "%s: the cache has %zu bytes", c.text, cache);
         check(!mtt_generator_plan(&env, &c.model, &desc, &report) && report.arena_bytes == most &&
                   report.bytes[MTT_ACTIVATIONS] >= cache && !report.bytes[MTT_OPTIMIZER] &&

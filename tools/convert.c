@@ -1,20 +1,20 @@
-/* convert.c - writes the weights of a checkpoint in the formats of other programs.
+/* convert.c - writes a model in the formats of other programs.
 
    cc -O3 -march=native tools/convert.c -o convert -lm                          (or: make build/convert)
    ./convert results/novel_fp32_best.safetensors novel             a folder for Hugging Face's from_pretrained
    ./convert results/novel_fp32_best.safetensors novel.gguf --type q8_0            a file for llama.cpp
 
-   Writes the FP32 weights of the checkpoint in the type that --type names, and the tokenizer. Both formats
-   are GPT-2's, so the model must not have a bias in its head, or windows. Sinusoidal positions become a
-   table. In GGUF, version 3, the type is that of matrices. Norms, biases and positions are FP32. A matrix
-   with rows that are no multiple of 32 is FP16 in place of Q8_0.
+   Reads a checkpoint, or a folder of Hugging Face's. Writes the weights in the type that --type names, and
+   the tokenizer. The model must be of the form of GPT-2, Llama or Qwen3, without windows, and without a bias
+   in its head. Sinusoidal positions become a table. In GGUF, version 3, the type is that of matrices. Norms,
+   biases and positions are FP32. A matrix with rows that are no multiple of 32 is FP16 in place of Q8_0.
    Each file is written beside its place, synced and renamed. Of a folder, config.json is the last.
    Exit codes: 0; 2 wrong call; 3 a file, or a model that the format cannot express; 4 memory. */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 #include "wordpiece.h"
 #include "options.h"
-#include "weights.h"
+#include "results.h"
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -29,46 +29,18 @@ static const struct {
 } types[] = {{"F32", "float32", 0, 0}, {"F16", "float16", 1, 1}, {"BF16", "bfloat16", 30, 32},
              {NULL, "q8_0", 8, 7}};
 
-/* Parameters of mtt, and their names in GGUF. Rows and columns: Vocabulary, Positions, width C, 3 C, F; a
-   vector has no columns. Hugging Face has the same names and orientation: linear layers are [in, out]. GGUF
-   has them transposed. */
-static const struct {
-    const char *name, *gguf;
-    char rows, columns;
-} parameters[] = {
-    {"wte.weight", "token_embd.weight", 'V', 'C'},
-    {"wpe.weight", "position_embd.weight", 'P', 'C'},
-    {"h.%d.ln_1.weight", "blk.%d.attn_norm.weight", 'C', 0},
-    {"h.%d.ln_1.bias", "blk.%d.attn_norm.bias", 'C', 0},
-    {"h.%d.attn.c_attn.weight", "blk.%d.attn_qkv.weight", 'C', '3'},
-    {"h.%d.attn.c_attn.bias", "blk.%d.attn_qkv.bias", '3', 0},
-    {"h.%d.attn.c_proj.weight", "blk.%d.attn_output.weight", 'C', 'C'},
-    {"h.%d.attn.c_proj.bias", "blk.%d.attn_output.bias", 'C', 0},
-    {"h.%d.ln_2.weight", "blk.%d.ffn_norm.weight", 'C', 0},
-    {"h.%d.ln_2.bias", "blk.%d.ffn_norm.bias", 'C', 0},
-    {"h.%d.mlp.c_fc.weight", "blk.%d.ffn_up.weight", 'C', 'F'},
-    {"h.%d.mlp.c_fc.bias", "blk.%d.ffn_up.bias", 'F', 0},
-    {"h.%d.mlp.c_proj.weight", "blk.%d.ffn_down.weight", 'F', 'C'},
-    {"h.%d.mlp.c_proj.bias", "blk.%d.ffn_down.bias", 'C', 0},
-    {"ln_f.weight", "output_norm.weight", 'C', 0},
-    {"ln_f.bias", "output_norm.bias", 'C', 0},
-    {"lm_head.weight", "output.weight", 'V', 'C'},
-};
-enum { LAYER_FIRST = 2, LAYER_END = 14 };
-
 /* A tensor of the output: `rows` rows of `length` elements, in `bytes` bytes at `offset`. */
 typedef struct piece {
-    char name[64];
-    const weight *from; /* NULL: the sinusoidal table */
-    int type, vector, transposed;
+    mtt_form_tensor t;
+    int type;
     size_t rows, length, bytes, offset;
 } piece;
 
 static mtt_env env;
+static mtt_model *source;
 static mtt_model_desc model;
-static weights source;
+static const char *family, *origin, *target, *tokenizer_file; /* origin: the path of the source */
 static int type, context, gguf;
-static const char *target, *tokenizer_file;
 static char path[PATH_MAX], temporary[PATH_MAX + 8]; /* of the file under way */
 static FILE *out;
 static piece *pieces;
@@ -76,15 +48,16 @@ static size_t piece_count, parameter_count;
 static uint64_t key_count; /* of GGUF's metadata */
 
 static mtt_tokenizer *tokenizer; /* NULL: none */
-static int end_of_text;
-static mtt_slice *tokens, end_token, merges; /* text of each id; in JSON: of end_of_text, and all merges */
-static unsigned char *is_control;            /* of each id */
+static int end_of_text, begin_of_text; /* the second is the first where there is none */
+static mtt_slice *tokens, end_token, begin_token, merges; /* text of each id; in JSON: the others */
+static unsigned char *kinds;                 /* of each id, as in GGUF; 0: an ordinary one */
+static const char *cut_name = "gpt-2";       /* llama.cpp's name of the pre-tokenizer */
 
 static const option options[] = {
-    TITLE("usage: convert CHECKPOINT.safetensors FOLDER|FILE.gguf [option...]"),
+    TITLE("usage: convert CHECKPOINT.safetensors|FOLDER FOLDER|FILE.gguf [option...]"),
     CHOICE("type", &type, "f32|f16|bf16|q8_0", "of matrices, default f16 in a file, f32 in a folder"),
-    INT("context", &context, 1, "positions, default: all that are learned; of sinusoidal ones those trained"),
-    TEXT("tokenizer", &tokenizer_file, "its file, or none; default: the one beside the checkpoint"),
+    INT("context", &context, 1, "positions, default: all that are learned; of others those trained"),
+    TEXT("tokenizer", &tokenizer_file, "its file, or none; default: the one beside the model"),
 };
 
 /* Ends the program. An unfinished file does not stay. */
@@ -114,40 +87,23 @@ static void *allocate(size_t count, size_t size)
 
 /* ---- the model ---- */
 
-/* Refuses what GPT-2's format cannot express. */
+/* Refuses what the formats cannot express. */
 static void check_model(void)
 {
-    const mtt_field *f;
-    mtt_model_desc plain;
-    check(mtt_model_resolve(&env, &source.model, &model));
-    plain = (mtt_model_desc){.layers = model.layers, .heads = model.heads, .d_model = model.d_model,
-                             .d_ff = model.d_ff, .vocab = model.vocab, .max_seq = model.max_seq,
-                             .positions = model.positions, .tied_head = model.tied_head, .no_head_bias = 1};
-    check(mtt_model_resolve(&env, &plain, &plain));
-    if (!model.no_head_bias)
-        fail(EXIT_DATA, "%s has a bias in its head, which GPT-2's format lacks: train with --no-head-bias",
-             source.path);
-    if (source.window)
-        fail(EXIT_DATA, "%s has learned windows of %d keys, which GPT-2's format lacks: train without "
-             "--window-size and without windowN in --technique", source.path, source.window);
-    for (f = mtt_model_fields(); f->name; f++)
-        if (memcmp((char *)&plain + f->offset, (char *)&model + f->offset, sizeof(int)))
-            fail(EXIT_DATA, "%s has another %s than GPT-2: train with the default", source.path, f->name);
-    if (model.positions == MTT_POSITIONS_SINUSOIDAL && !context)
-        context = source.seq_len ? source.seq_len : model.max_seq;
-    if (model.positions == MTT_POSITIONS_SINUSOIDAL) return;
-    if (context > model.max_seq)
-        fail(EXIT_USAGE, "--context %d: %s has learned %d positions", context, source.path, model.max_seq);
-    if (!context && source.seq_len && source.seq_len < model.max_seq)
+    int window, seq_len;
+    model = *mtt_model_describe(source);
+    mtt_model_training(source, &window, &seq_len);
+    if (mtt_form_family(&env, &model, &family)) fail(EXIT_DATA, "%s: %s", origin, env.error);
+    if (window)
+        fail(EXIT_DATA, "%s has learned windows of %d keys, which the formats lack: train without "
+             "--window-size and without windowN in --technique", origin, window);
+    if (model.positions == MTT_POSITIONS_LEARNED && context > model.max_seq)
+        fail(EXIT_USAGE, "--context %d: %s has learned %d positions", context, origin, model.max_seq);
+    if (model.positions == MTT_POSITIONS_LEARNED && !context && seq_len && seq_len < model.max_seq)
         fprintf(stderr, "convert: note: the run trained %d of %d positions; --context %d leaves out the "
-                "others\n", source.seq_len, model.max_seq, source.seq_len);
+                "others\n", seq_len, model.max_seq, seq_len);
+    if (!context && model.positions != MTT_POSITIONS_LEARNED) context = seq_len;
     if (!context) context = model.max_seq;
-}
-
-static size_t size_of(char letter)
-{
-    const int sizes[] = {model.vocab, context, model.d_model, 3 * model.d_model, model.d_ff};
-    return letter ? (size_t)sizes[strchr("VPC3F", letter) - "VPC3F"] : 1;
 }
 
 /* Tensors of GGUF begin at multiples of 32. */
@@ -156,73 +112,52 @@ static size_t padded(size_t bytes)
     return gguf ? (bytes + 31) / 32 * 32 : bytes;
 }
 
-static void add_piece(int row, int layer)
+static void add_piece(const mtt_form_tensor *t)
 {
-    size_t rows = size_of(parameters[row].rows), columns = size_of(parameters[row].columns);
-    int is_table = parameters[row].rows == 'P';
-    piece p = {.vector = !parameters[row].columns}, *last = pieces + piece_count - 1;
-    char name[40];
-    snprintf(name, sizeof(name), parameters[row].name, layer);
-    if (gguf) snprintf(p.name, sizeof(p.name), parameters[row].gguf, layer);
-    else snprintf(p.name, sizeof(p.name), "%s%s", *name == 'l' && name[1] == 'm' ? "" : "transformer.", name);
-    if (!is_table || model.positions == MTT_POSITIONS_LEARNED) {
-        size_t stored = is_table ? (size_t)model.max_seq : rows;
-        p.from = weights_take(&source, name, stored, p.vector ? 0 : columns);
-        if (!p.from) fail(EXIT_DATA, "%s", source.error);
-    }
-    p.transposed = gguf && !p.vector && layer >= 0;
-    p.rows = p.vector ? 1 : p.transposed ? columns : rows;
-    p.length = p.vector || p.transposed ? rows : columns;
-    p.type = gguf && (p.vector || is_table) ? F32 : type == Q8_0 && p.length % 32 ? F16 : type;
+    piece p = {.t = *t}, *last = pieces + piece_count - 1;
+    int is_table = !strcmp(t->parameter, "wpe.weight");
+    p.rows = (size_t)(t->transposed ? t->columns : t->rows);
+    p.length = (size_t)(t->transposed ? t->rows : t->columns);
+    p.type = gguf && (t->vector || is_table) ? F32 : type == Q8_0 && p.length % 32 ? F16 : type;
     p.bytes = p.rows * (p.type == Q8_0 ? p.length / 32 * 34 : p.length * (p.type == F32 ? 4 : 2));
     if (piece_count) p.offset = padded(last->offset + last->bytes);
-    parameter_count += rows * columns;
+    parameter_count += p.rows * p.length;
+    if (!(piece_count & (piece_count + 1))) /* 0, 1, 3, 7, ...: the room is full */
+        pieces = realloc(pieces, (2 * piece_count + 1) * sizeof(*pieces));
+    if (!pieces) fail(EXIT_MEMORY, "out of memory");
     pieces[piece_count++] = p;
 }
 
 static void list_pieces(void)
 {
-    int layer, row, last = LENGTH(parameters) - (model.tied_head != 0);
-    size_t i;
-    pieces = allocate((size_t)model.layers * LENGTH(parameters) + LENGTH(parameters), sizeof(*pieces));
-    for (row = 0; row < LAYER_FIRST; row++) add_piece(row, -1);
-    for (layer = 0; layer < model.layers; layer++)
-        for (row = LAYER_FIRST; row < LAYER_END; row++) add_piece(row, layer);
-    for (row = LAYER_END; row < last; row++) add_piece(row, -1);
-    for (i = 0; i < source.count; i++)
-        if (!source.at[i].taken)
-            fail(EXIT_DATA, "%s has a tensor %s, which GPT-2's format lacks", source.path, source.at[i].name);
+    mtt_model_desc written = model;
+    mtt_form_tensor t;
+    int64_t cursor = 0;
+    if (model.positions == MTT_POSITIONS_SINUSOIDAL) written.positions = MTT_POSITIONS_LEARNED;
+    written.max_seq = context;
+    while (mtt_form_next(&written, gguf ? MTT_FORM_GGUF : MTT_FORM_HUGGING_FACE, &cursor, &t)) add_piece(&t);
 }
 
 /* ---- the tokenizer ---- */
-
-/* The tokenizer of the checkpoint DATA_TECHNIQUE_best.safetensors is DATA.tokenizer.json beside it. */
-static const char *find_tokenizer(void)
-{
-    static char found[PATH_MAX + 32];
-    const char *slash = strrchr(source.path, '/');
-    size_t folder = slash ? (size_t)(slash + 1 - source.path) : 0, size = strlen(source.path);
-    for (; size > folder; size--) {
-        snprintf(found, sizeof(found), "%.*s.tokenizer.json", (int)size, source.path);
-        if (strchr("_.", source.path[size]) && !access(found, R_OK)) return found;
-    }
-    fail(EXIT_DATA, "there is no tokenizer beside %s: pass --tokenizer FILE, or none", source.path);
-    return NULL;
-}
 
 static void read_added(mtt_json *j)
 {
     mtt_slice key, content = {"", 0};
     uint64_t id = 0;
+    int special = 1;
     char *text;
     for (mtt_json_begin(j, '{'); mtt_json_key(j, &key);)
         if (mtt_slice_is(key, "id")) mtt_json_u64(j, &id);
-        else if (!mtt_slice_is(key, "content") || !mtt_json_string(j, &content)) mtt_json_skip(j);
+        else if (!mtt_slice_is(key, "content") || !mtt_json_string(j, &content)) {
+            if (mtt_slice_is(key, "special")) special = mtt_json_peek(j) == 't';
+            mtt_json_skip(j);
+        }
     if (id >= (uint64_t)model.vocab) return;
     if ((int)id == end_of_text) end_token = content;
+    if ((int)id == begin_of_text) begin_token = content;
     text = allocate(content.size, 1); /* stays */
     tokens[id] = (mtt_slice){text, mtt_json_unescape(content, text)};
-    is_control[id] = 1;
+    kinds[id] = special ? 3 : 4;
 }
 
 /* The value of a key of an object; 0 bytes if there is none. */
@@ -244,15 +179,19 @@ static mtt_slice value_of(mtt_slice object, const char *name)
 static void read_words(mtt_slice file)
 {
     mtt_slice bpe = value_of(file, "model"), added = value_of(file, "added_tokens");
-    mtt_slice cut = value_of(value_of(file, "pre_tokenizer"), "type"), vocab = value_of(bpe, "vocab"), key;
+    mtt_slice cut = value_of(file, "pre_tokenizer"), vocab = value_of(bpe, "vocab"), key;
+    char pattern[2048];
     mtt_json j;
     uint64_t id;
     merges = value_of(bpe, "merges");
-    if (gguf && !(mtt_slice_is(value_of(bpe, "type"), "\"BPE\"") && mtt_slice_is(cut, "\"ByteLevel\"")))
-        fail(EXIT_DATA, "a GGUF file can have GPT-2's byte-level BPE only: convert to a folder, or pass "
-             "--tokenizer none");
+    if (gguf && !mtt_slice_is(value_of(bpe, "type"), "\"BPE\""))
+        fail(EXIT_DATA, "a GGUF file can have byte-level BPE only: convert to a folder, or pass --tokenizer "
+             "none");
+    snprintf(pattern, sizeof(pattern), "%.*s", (int)cut.size, cut.at);
+    if (strstr(pattern, "Split")) cut_name = strstr(pattern, "{1,3}") ? "llama-bpe" : "qwen2";
+    if (strstr(pattern, "Digits")) cut_name = "smollm";
     tokens = allocate((size_t)model.vocab, sizeof(*tokens));
-    is_control = allocate((size_t)model.vocab, 1);
+    kinds = allocate((size_t)model.vocab, 1);
     mtt_json_init(&j, added.at, added.size);
     for (mtt_json_begin(&j, '['); mtt_json_item(&j);) read_added(&j);
     mtt_json_init(&j, vocab.at, vocab.size);
@@ -265,13 +204,18 @@ static void read_words(mtt_slice file)
 static void load_tokenizer(void)
 {
     mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
-    if (!tokenizer_file) tokenizer_file = find_tokenizer();
+    if (!tokenizer_file) tokenizer_file = mtt_model_tokenizer(source);
+    if (!tokenizer_file) tokenizer_file = result_find_tokenizer(origin);
+    if (!tokenizer_file)
+        fail(EXIT_DATA, "there is no tokenizer beside %s: pass --tokenizer FILE, or none", origin);
     if (!strcmp(tokenizer_file, "none")) return;
     check(mtt_tokenizer_load(&env, tokenizer_file, &kind, &tokenizer));
     if (mtt_tokenizer_vocab(tokenizer) > model.vocab)
         fail(EXIT_DATA, "%s has %d ids, the model %d: pass --tokenizer with that of its run", tokenizer_file,
              mtt_tokenizer_vocab(tokenizer), model.vocab);
     end_of_text = mtt_tokenizer_end_of_text(tokenizer);
+    begin_of_text = mtt_tokenizer_begin_of_text(tokenizer);
+    if (begin_of_text < 0) begin_of_text = end_of_text;
 }
 
 /* Saves the tokenizer as a tokenizer.json, and reads that. */
@@ -384,7 +328,7 @@ static void put_row(const piece *p, const float *x, uint16_t *half)
         for (i = 0; i < p->length; i++) {
             half[i] = p->type == F16 ? to_f16(x[i]) : to_bf16(x[i]);
             if (p->type == F16 && (half[i] & 0x7fff) == 0x7c00)
-                fail(EXIT_DATA, "%s has a weight of %g, too large for f16: pass --type bf16", p->name,
+                fail(EXIT_DATA, "%s has a weight of %g, too large for f16: pass --type bf16", p->t.name,
                      (double)x[i]);
         }
         put(half, p->length * sizeof(*half));
@@ -404,14 +348,20 @@ static void make_positions(float *values)
 
 static void put_piece(const piece *p)
 {
-    size_t count = p->from ? (size_t)(p->from->end - p->from->begin) / 4 : p->rows * p->length, k, row;
-    float *values = allocate(count, sizeof(*values)), *line = allocate(p->length, sizeof(*line));
+    const mtt_form_tensor *t = &p->t;
+    int is_table = !strcmp(t->parameter, "wpe.weight");
+    size_t rows = (size_t)(is_table && model.max_seq > t->rows ? model.max_seq : t->rows), row, k;
+    float *values = allocate(rows * (size_t)t->width, sizeof(*values));
+    float *line = allocate(p->length, sizeof(*line));
     uint16_t *half = allocate(p->length, sizeof(*half));
-    if (!p->from) make_positions(values);
-    else if (!weights_read(&source, p->from, values)) fail(EXIT_DATA, "%s", source.error);
+    if (is_table && model.positions == MTT_POSITIONS_SINUSOIDAL) make_positions(values);
+    else check(mtt_model_read(source, t->parameter, values));
     for (row = 0; row < p->rows; row++) {
-        for (k = 0; p->transposed && k < p->length; k++) line[k] = values[k * p->rows + row];
-        put_row(p, p->transposed ? line : values + row * p->length, half);
+        for (k = 0; k < p->length; k++) {
+            size_t column = (size_t)mtt_form_column(t, (int64_t)(t->transposed ? row : k));
+            line[k] = values[(t->transposed ? k : row) * (size_t)t->width + column];
+        }
+        put_row(p, line, half);
     }
     put_padding();
     free(values);
@@ -429,8 +379,8 @@ static void put_safetensors(void)
     put_u64(0);
     fprintf(out, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (p = pieces; p < end; p++) {
-        fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", p->name, types[p->type].tensor);
-        if (!p->vector) fprintf(out, "%zu,", p->rows);
+        fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", p->t.name, types[p->type].tensor);
+        if (!p->t.vector) fprintf(out, "%zu,", p->rows);
         fprintf(out, "%zu],\"data_offsets\":[%zu,%zu]}", p->length, p->offset, p->offset + p->bytes);
     }
     fprintf(out, "}");
@@ -445,7 +395,7 @@ static void put_safetensors(void)
 /* Writes a file of JSON. Each ' of the format becomes a ". */
 static void put_config(const char *name, const char *format, ...)
 {
-    char quoted[1024], *c;
+    char quoted[2048], *c;
     va_list arguments;
     snprintf(quoted, sizeof(quoted), "%s", format);
     for (c = quoted; *c; c++)
@@ -460,7 +410,8 @@ static void put_config(const char *name, const char *format, ...)
 /* A folder without config.json cannot be loaded, so an unfinished one is not taken for a model. */
 static void write_folder(void)
 {
-    char ids[96] = "";
+    const char *tied = model.tied_head ? "true" : "false", *bias = model.no_biases ? "false" : "true";
+    char end[160], ids[96] = "";
     if (mkdir(target, 0777) && errno != EEXIST)
         fail(EXIT_DATA, "cannot make %s: %s", target, strerror(errno));
     snprintf(path, sizeof(path), "%s/config.json", target);
@@ -468,24 +419,39 @@ static void write_folder(void)
     if (tokenizer) {
         snprintf(path, sizeof(path), "%s/tokenizer.json", target);
         save_tokenizer(path);
-        snprintf(ids, sizeof(ids), ",\n \"bos_token_id\": %d,\n \"eos_token_id\": %d", end_of_text,
+        snprintf(ids, sizeof(ids), ",\n \"bos_token_id\": %d,\n \"eos_token_id\": %d", begin_of_text,
                  end_of_text);
         put_config("tokenizer_config.json",
                    "{\n 'tokenizer_class': 'PreTrainedTokenizerFast',\n 'bos_token': '%.*s',\n "
                    "'eos_token': '%.*s',\n 'clean_up_tokenization_spaces': false,\n "
                    "'model_max_length': %d\n}\n",
-                   (int)end_token.size, end_token.at, (int)end_token.size, end_token.at, context);
+                   (int)begin_token.size, begin_token.at, (int)end_token.size, end_token.at, context);
     }
     put_safetensors();
     put_config("generation_config.json", "{\n 'do_sample': true%s\n}\n", ids);
-    put_config("config.json",
-               "{\n 'model_type': 'gpt2',\n 'architectures': ['GPT2LMHeadModel'],\n 'vocab_size': %d,\n "
-               "'n_positions': %d,\n 'n_embd': %d,\n 'n_layer': %d,\n 'n_head': %d,\n 'n_inner': %d,\n "
-               "'activation_function': 'gelu_new',\n 'layer_norm_epsilon': 1e-05,\n 'embd_pdrop': 0.0,\n "
-               "'attn_pdrop': 0.0,\n 'resid_pdrop': 0.0,\n 'tie_word_embeddings': %s,\n "
-               "'torch_dtype': '%s',\n 'dtype': '%s'%s\n}\n",
-               model.vocab, context, model.d_model, model.layers, model.heads, model.d_ff,
-               model.tied_head ? "true" : "false", types[type].config, types[type].config, ids);
+    snprintf(end, sizeof(end), " \"tie_word_embeddings\": %s,\n \"torch_dtype\": \"%s\",\n \"dtype\": \"%s\"",
+             tied, types[type].config, types[type].config);
+    if (model.positions != MTT_POSITIONS_ROTARY)
+        put_config("config.json",
+                   "{\n 'model_type': 'gpt2',\n 'architectures': ['GPT2LMHeadModel'],\n 'vocab_size': %d,\n "
+                   "'n_positions': %d,\n 'n_embd': %d,\n 'n_layer': %d,\n 'n_head': %d,\n 'n_inner': %d,\n "
+                   "'activation_function': 'gelu_new',\n 'layer_norm_epsilon': %.7g,\n 'embd_pdrop': 0.0,\n "
+                   "'attn_pdrop': 0.0,\n 'resid_pdrop': 0.0,\n%s%s\n}\n",
+                   model.vocab, context, model.d_model, model.layers, model.heads, model.d_ff,
+                   (double)model.norm_eps, end, ids);
+    else
+        put_config("config.json",
+                   "{\n 'model_type': '%s',\n 'architectures': ['%sForCausalLM'],\n 'vocab_size': %d,\n "
+                   "'max_position_embeddings': %d,\n 'hidden_size': %d,\n 'num_hidden_layers': %d,\n "
+                   "'num_attention_heads': %d,\n 'num_key_value_heads': %d,\n 'head_dim': %d,\n "
+                   "'intermediate_size': %d,\n 'hidden_act': 'silu',\n 'rms_norm_eps': %.7g,\n "
+                   "'rope_theta': %.7g,\n "
+                   "'rope_parameters': {'rope_type': 'default', 'rope_theta': %.7g},\n "
+                   "'attention_bias': %s,\n 'mlp_bias': %s,\n 'attention_dropout': 0.0,\n%s%s\n}\n",
+                   family, model.qk_norm ? "Qwen3" : "Llama", model.vocab, context, model.d_model,
+                   model.layers, model.heads, model.heads_kv, model.d_head, model.d_ff,
+                   (double)model.norm_eps, (double)model.rotary_theta, (double)model.rotary_theta, bias, bias,
+                   end, ids);
 }
 
 /* ---- GGUF ---- */
@@ -520,6 +486,20 @@ static void put_number(const char *name, int number)
     put_u32((uint32_t)number);
 }
 
+/* A key of the architecture, as in llama.block_count. */
+static const char *own(const char *name)
+{
+    static char key[64];
+    snprintf(key, sizeof(key), "%s.%s", family, name);
+    return key;
+}
+
+static void put_float(const char *name, float number)
+{
+    put_key(name, FLOAT32);
+    put(&number, sizeof(number));
+}
+
 static void put_array(const char *name, uint32_t kind, uint64_t count)
 {
     put_key(name, ARRAY);
@@ -537,14 +517,14 @@ static void put_tokenizer(void)
     int i;
     put_text("tokenizer.ggml.model", slice(tokenizer ? "gpt2" : "no_vocab"));
     if (!tokenizer) return;
-    put_text("tokenizer.ggml.pre", slice("gpt-2"));
+    put_text("tokenizer.ggml.pre", slice(cut_name));
     put_array("tokenizer.ggml.tokens", STRING, (uint64_t)model.vocab);
     for (i = 0; i < model.vocab; i++) {
         snprintf(pad, sizeof(pad), "[PAD%d]", i);
         put_string(tokens[i].at ? tokens[i] : slice(pad));
     }
     put_array("tokenizer.ggml.token_type", I32, (uint64_t)model.vocab);
-    for (i = 0; i < model.vocab; i++) put_u32(is_control[i] ? 3 : tokens[i].at ? 1 : 5);
+    for (i = 0; i < model.vocab; i++) put_u32(kinds[i] ? kinds[i] : tokens[i].at ? 1 : 5);
     mtt_json_init(&j, merges.at, merges.size);
     for (mtt_json_begin(&j, '['); mtt_json_item(&j) && mtt_json_string(&j, &text);) count++;
     put_array("tokenizer.ggml.merges", STRING, count);
@@ -553,17 +533,16 @@ static void put_tokenizer(void)
         text.size = mtt_json_unescape(text, (char *)text.at);
         put_string(text);
     }
-    put_number("tokenizer.ggml.bos_token_id", end_of_text);
+    put_number("tokenizer.ggml.bos_token_id", begin_of_text);
     put_number("tokenizer.ggml.eos_token_id", end_of_text);
     put_key("tokenizer.ggml.add_bos_token", BOOL);
-    put("", 1); /* 0: no */
+    put(begin_of_text == end_of_text ? "\0" : "\1", 1);
 }
 
 static void write_gguf(void)
 {
-    const char *slash = strrchr(source.path, '/'), *name = slash ? slash + 1 : source.path;
+    const char *slash = strrchr(origin, '/'), *name = slash ? slash + 1 : origin;
     const char *dot = strrchr(name, '.');
-    const float epsilon = 1e-5f;
     const piece *p;
     snprintf(temporary, sizeof(temporary), "%s.tmp", target);
     if (tokenizer) save_tokenizer(temporary);
@@ -572,24 +551,32 @@ static void write_gguf(void)
     put_u32(3);
     put_u64(piece_count);
     put_u64(0); /* keys */
-    put_text("general.architecture", slice("gpt2"));
+    put_text("general.architecture", slice(family));
     put_text("general.name", (mtt_slice){name, dot ? (size_t)(dot - name) : strlen(name)});
     put_number("general.file_type", (int)types[type].file);
     put_number("general.quantization_version", 2);
-    put_number("gpt2.context_length", context);
-    put_number("gpt2.embedding_length", model.d_model);
-    put_number("gpt2.block_count", model.layers);
-    put_number("gpt2.feed_forward_length", model.d_ff);
-    put_number("gpt2.attention.head_count", model.heads);
-    put_key("gpt2.attention.layer_norm_epsilon", FLOAT32);
-    put(&epsilon, sizeof(epsilon));
-    put_number("gpt2.vocab_size", model.vocab);
+    put_number(own("vocab_size"), model.vocab);
+    put_number(own("context_length"), context);
+    put_number(own("embedding_length"), model.d_model);
+    put_number(own("block_count"), model.layers);
+    put_number(own("feed_forward_length"), model.d_ff);
+    put_number(own("attention.head_count"), model.heads);
+    if (model.positions != MTT_POSITIONS_ROTARY)
+        put_float(own("attention.layer_norm_epsilon"), model.norm_eps);
+    else {
+        put_number(own("attention.head_count_kv"), model.heads_kv);
+        put_number(own("attention.key_length"), model.d_head);
+        put_number(own("attention.value_length"), model.d_head);
+        put_float(own("attention.layer_norm_rms_epsilon"), model.norm_eps);
+        put_number(own("rope.dimension_count"), model.d_head);
+        put_float(own("rope.freq_base"), model.rotary_theta);
+    }
     put_tokenizer();
     for (p = pieces; p < pieces + piece_count; p++) {
-        put_string(slice(p->name));
-        put_u32(p->vector ? 1 : 2);
+        put_string(slice(p->t.name));
+        put_u32(p->t.vector ? 1 : 2);
         put_u64(p->length);
-        if (!p->vector) put_u64(p->rows);
+        if (!p->t.vector) put_u64(p->rows);
         put_u32(types[p->type].code);
         put_u64(p->offset);
     }
@@ -607,11 +594,11 @@ int main(int argc, char **argv)
     int words = argc > 2 && *argv[1] != '-' && *argv[2] != '-' ? 2 : 0, code;
     mtt_wait_passively(argv); /* before argv changes */
     if (words) {
-        source.path = argv[1];
+        origin = argv[1];
         target = argv[2];
         argv[2] = argv[0];
     } else if (argc < 2 || strcmp(argv[1], "--help")) {
-        fprintf(stderr, "convert: name a checkpoint and what to write, as in convert results/text_fp32_best"
+        fprintf(stderr, "convert: name a model and what to write, as in convert results/text_fp32_best"
                         ".safetensors text.gguf (--help lists all options)\n");
         return EXIT_USAGE;
     }
@@ -624,14 +611,15 @@ int main(int argc, char **argv)
     if (!gguf && !stat(target, &info) && !S_ISDIR(info.st_mode))
         return option_fail("the output is neither a folder nor a name that ends in .gguf");
     if (gguf && !option_given("type")) type = F16;
-    if (!weights_open(&source, source.path)) fail(EXIT_DATA, "%s", source.error);
+    check(mtt_model_open(&env, origin, &source));
     check_model();
     list_pieces();
     load_tokenizer();
     if (gguf) write_gguf();
     else write_folder();
-    printf("%s: GPT-2 with %d layers of %d, %d heads, %d ids, %d positions: %zu parameters in %s\n", target,
-           model.layers, model.d_model, model.heads, model.vocab, context, parameter_count,
+    printf("%s: %s with %d layers of %d, %d heads, %d ids, %d positions: %zu parameters in %s\n", target,
+           family, model.layers, model.d_model, model.heads, model.vocab, context, parameter_count,
            types[type].config);
+    mtt_model_close(source);
     return 0;
 }

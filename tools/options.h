@@ -158,6 +158,19 @@ static inline int option_given(const char *name)
     return o && option_all.given[o - option_all.list];
 }
 
+/* The option that gave a field of `model` another value than `fixed` has; NULL if there is none. */
+static inline const char *option_contradicted(const mtt_model_desc *model, const mtt_model_desc *fixed)
+{
+    const mtt_field *f;
+    const option *o;
+    for (f = mtt_model_fields(); f->name; f++)
+        for (o = option_all.list; o < option_all.list + option_all.count; o++)
+            if (o->at == (const char *)model + f->offset && option_all.given[o - option_all.list] &&
+                memcmp(o->at, (const char *)fixed + f->offset, sizeof(int)))
+                return o->name;
+    return NULL;
+}
+
 /* ---- values ---- */
 
 /* Choices are enums, which an int * must not reach: clang drops such a store at -O2. */

@@ -97,6 +97,20 @@ static inline int result_has_tokens(const char *prefix)
     return size < (int)sizeof(path) && access(path, F_OK) == 0;
 }
 
+/* The tokenizer of a checkpoint DATASET_TECHNIQUE_best.safetensors: DATASET.tokenizer.json beside it, in
+   static storage; NULL if there is none. */
+static inline const char *result_find_tokenizer(const char *checkpoint)
+{
+    static char found[RESULT_FOLDER + 1024];
+    const char *slash = strrchr(checkpoint, '/');
+    size_t folder = slash ? (size_t)(slash + 1 - checkpoint) : 0, size = strlen(checkpoint);
+    for (; size > folder && size < RESULT_FOLDER; size--) {
+        snprintf(found, sizeof(found), "%.*s.tokenizer.json", (int)size, checkpoint);
+        if (strchr("_.", checkpoint[size]) && !access(found, R_OK)) return found;
+    }
+    return NULL;
+}
+
 /* Closes a file; 1 = all of it was written. */
 static inline int result_close(FILE *f)
 {

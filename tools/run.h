@@ -1,7 +1,7 @@
 /* run.h - what guards the files of a training run: its folder, a lock, its log, and checkpoints by step.
 
-   Include it after mtt.h and results.h. A run is {dataset}_{technique}. In its folder it has the files of
-   results.h, checkpoints {run}_step{N}.safetensors, and the best one so far by validation loss,
+   Include it after mtt.h, options.h and results.h. A run is {dataset}_{technique}. In its folder it has the
+   files of results.h, checkpoints {run}_step{N}.safetensors, and the best one so far by validation loss,
    {run}_best.safetensors. If asked for, it has the log's numbers as {run}.csv, or for TensorBoard in the
    folder {run}_tensorboard. A run that starts over moves the earlier one's files into the folder {run}.old.
    Functions return a status, with the reason in env->error.
@@ -30,6 +30,8 @@ typedef struct run {
     float timeout;    /* seconds that a rank waits for another one; 0 = mtt.h's default */
     int local;        /* this rank's number on its host */
     int stopped;      /* 1 = all ranks know that the run shall end */
+    const char *init; /* a checkpoint or folder with the first weights; NULL: random ones */
+    mtt_model *model; /* opened */
     const char *folder;
     char dataset[RUN_NAME + 1], name[512];
     int keep;         /* checkpoints by step that stay */
@@ -252,6 +254,32 @@ static mtt_status run_check_dataset(run *r, const mtt_dataset *data)
     return status ? status : mtt_ranks_agree(r->ranks, "the validation text", mtt_tokens_crc32(data->valid));
 }
 
+/* ---- the first weights ---- */
+
+/* Opens the model of --init, whose description and tokenizer the run takes. Prepared data has a tokenizer. */
+static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data, const char **tokenizer)
+{
+    mtt_model_desc fixed = *model;
+    const char *other, *found;
+    mtt_status status = r->init ? mtt_model_open(r->env, r->init, &r->model) : MTT_OK;
+    if (!r->model) return status;
+    fixed = *mtt_model_describe(r->model);
+    fixed.dropout = model->dropout;
+    if (fixed.positions != MTT_POSITIONS_LEARNED) fixed.max_seq = model->max_seq;
+    other = option_contradicted(model, &fixed);
+    if (other)
+        return run_fail(r, MTT_E_ARGUMENT, "--%s has another value than the model in %s: leave it out", other,
+                        r->init);
+    *model = fixed;
+    found = mtt_model_tokenizer(r->model) ? mtt_model_tokenizer(r->model) : result_find_tokenizer(r->init);
+    if (!*tokenizer && data && !result_has_tokens(data)) *tokenizer = found;
+    if (!*tokenizer && data && !result_has_tokens(data))
+        return run_fail(r, MTT_E_ARGUMENT, "there is no tokenizer beside %s: pass --tokenizer", r->init);
+    run_say("train: model and first weights of %s%s%s\n", r->init, *tokenizer ? ", tokenizer " : "",
+            *tokenizer ? *tokenizer : "");
+    return MTT_OK;
+}
+
 /* ---- files ---- */
 
 /* Makes a file beside `path`; never follows a link that is there. */
@@ -286,11 +314,18 @@ static mtt_status run_write_memory(run *r, const mtt_schedule *schedule)
     return run_commit(r, f, temporary, run_path(r, RESULT_MEMORY));
 }
 
-/* A sequence must fit into the validation split, which is a tenth of the text. */
-static mtt_status run_check_text(run *r, const char *text, const mtt_dataset *data, int seq_len)
+/* A sequence must fit into the validation split, which is a tenth of the text. The model gets the data's
+   vocabulary; that of --init must have all of it. */
+static mtt_status run_check_text(run *r, const char *text, const mtt_dataset *data, int seq_len,
+                                 mtt_model_desc *model)
 {
     unsigned long long tokens = mtt_tokens_count(data->valid);
+    int vocab = mtt_tokens_vocab(data->train);
     char shorter[64] = "";
+    if (!r->model) model->vocab = vocab;
+    if (vocab > model->vocab)
+        return run_fail(r, MTT_E_MISMATCH, "%s has %d ids, but the model in %s %d: use its tokenizer", text,
+                        vocab, r->init, model->vocab);
     if (tokens > (unsigned long long)seq_len) return MTT_OK;
     if (tokens > 1) snprintf(shorter, sizeof(shorter), ", or --seq-len %llu", tokens - 1);
     return run_fail(r, MTT_E_DATA, "%s is too short: a tenth of its documents is for validation, which has "
@@ -622,6 +657,9 @@ static mtt_status run_begin(run *r, mtt_trainer *t, mtt_batches *batches, int of
     mtt_status status = often < 0 ? MTT_OK : run_check_room(r, mtt_checkpoint_bytes(t), often, resume);
     int evaluated;
     if (!status) status = resume ? run_resume(r, t, batches) : run_set_aside(r);
+    if (!status && !resume && r->model) status = mtt_trainer_load(t, r->model);
+    mtt_model_close(r->model);
+    r->model = NULL;
     if (!status) status = run_open_log(r, mtt_trainer_step(t));
     evaluated = r->evaluated == (double)mtt_trainer_step(t); /* by rank 0's log */
     if (!status) status = run_decide(r, &evaluated);
