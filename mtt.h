@@ -796,6 +796,8 @@ MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *valu
 /* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
    mtt_trainer_create: no moments, step 0. MTT_E_MISMATCH names the field that differs. All ranks call it. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
+/* The same for a generator. */
+MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
 
 /* Names and layouts of tensors in files: of mtt_save, of Hugging Face's safetensors, of llama.cpp's GGUF. */
 typedef enum mtt_form { MTT_FORM_MTT, MTT_FORM_HUGGING_FACE, MTT_FORM_GGUF } mtt_form;
@@ -6868,6 +6870,9 @@ static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_
         return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %d, it must be 1 to %d", chunk, 1 << 20);
     status = mtt_model_resolve(env, model, &s->model);
     s->seq_len = desc->context ? desc->context : s->model.max_seq;
+    if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "context is %d, but learned positions end at max_seq %d: lower "
+                           "the context", s->seq_len, s->model.max_seq);
     s->chunk = chunk > s->batch ? chunk : s->batch;
     if (!status) status = mtt_policy_resolve(env, &policy, &s->model, s->batch, s->seq_len, &s->policy);
     for (i = MTT__CHUNK; i <= MTT__TOKEN && !status; i++) {
@@ -9557,9 +9562,10 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
     int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    mtt__message *mine = &t->messages[rank];
+    mtt__message *mine;
     mtt_status sent;
     if (ranks == 1) return status;
+    mine = &t->messages[rank];
     memset(mine, 0, sizeof(*mine));
     mine->status = (int32_t)status;
     if (number) mine->number = *number;
@@ -13553,8 +13559,9 @@ MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
 /* All weights are read before the first one is set, so that a refusal changes nothing. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 {
-    mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model, "the trainer",
-                                           "create the trainer with the model's description");
+    mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model,
+                                           t->schedule->chunk ? "the generator" : "the trainer",
+                                           "create it with the model's description");
     int64_t shape[2], most = 0, count;
     const char *name;
     float *values;
@@ -13571,7 +13578,7 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
             if (!status && setting) status = mtt_parameter_set(t, i, values);
         }
         if (!setting) status = mtt__all_agree(t, status, NULL);
-        if (!setting && !status) status = mtt__fill_state(t);
+        if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0;
     mtt__free(t->env, values);
@@ -14140,6 +14147,11 @@ MTTDEF const char *mtt_generator_parameter(const mtt_generator *g, int index, in
 MTTDEF mtt_status mtt_generator_set(mtt_generator *g, int index, const float *values)
 {
     return mtt_parameter_set(&g->trainer, index, values);
+}
+
+MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
+{
+    return mtt_trainer_load(&g->trainer, model);
 }
 
 MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
