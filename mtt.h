@@ -37,7 +37,7 @@
                 bytes, launchers             >>report      listings, JSON and tables
    >>config     fields, defaults, checks     >>models      files of other programs
    >>tensors    tables of parameters and     >>public      evaluation, sampling, profiling
-                activations
+                activations                  >>generator   a cache, passes, prompts
    >>schedule   the program of a step
    >>plan       bytes, offsets, budgets
    >>cpu        every operation in plain C
@@ -649,6 +649,12 @@ typedef struct mtt_sampling {
     float top_p;       /* and of these from the fewest of the most likely ones that have this share of their
                           probability (nucleus sampling, Holtzman et al. 2020); 0 or 1 = all */
     uint64_t seed;
+    float min_p;       /* and of these those that have at least this share of the most likely one's
+                          probability (Nguyen et al. 2024, arXiv 2407.01082); 0 = all */
+    float repetition_penalty; /* before all this, logits of ids that the prompt or the text has already are
+                                 divided by it if positive, else multiplied (Keskar et al. 2019, arXiv
+                                 1909.05858), as in transformers; above 0, 0 or 1 = off. mtt_sample does not
+                                 know these ids, and leaves it to mtt_generate and mtt_generator_run */
 } mtt_sampling;
 
 /* Draws an id, a function of (logits, sampling, index). */
@@ -658,6 +664,79 @@ MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *sa
    <|endoftext|>. A call of one rank alone. */
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
                                const mtt_sampling *sampling, mtt_write_fn write, void *user);
+
+/* ----------------------------------------------------------------------------------------- generator ---- */
+
+/* Generates text by weights alone, without gradients or an optimizer. A cache keeps the keys and values of
+   the tokens before, so a step computes one token of each sequence. Prompts pass through in chunks of many
+   rows, in which any sequences may meet. Everything is in one arena, which a plan knows to the byte before.
+   FP32 and BF16. On a CPU without a BLAS the logits of a sequence are the same bits whatever is computed
+   beside it; on CUDA and with a BLAS, products of another size may round otherwise. */
+typedef struct mtt_generator mtt_generator;
+
+/* Zero means the default. */
+typedef struct mtt_generator_desc {
+    mtt_precision precision; /* of weights, activations and cache: FP32, the default, or BF16 */
+    int window;              /* keys that a query attends to, its own too; default 0, all up to it */
+    int batch;               /* sequences at a time, 1..2^20, default 1 */
+    int context;             /* tokens of a sequence in the cache, 1..2^20, default the model's max_seq, which
+                                also limits learned positions */
+    int chunk;               /* tokens of prompts that pass at a time, 1..2^20, default 256, at least batch */
+    mtt_device device;       /* target of the plan, default the CPU; a generator takes its backend's */
+} mtt_generator_desc;
+
+/* The plan. Its bytes, FLOPs and operations are those of a pass over a chunk. The cache counts as
+   activations, and is part of the state. MTT_E_ARGUMENT: another precision. */
+MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
+                                     const mtt_generator_desc *desc, mtt_plan_report *report);
+/* Takes the arena. Weights are 0 until they are set. MTT_E_BUDGET, MTT_E_MEMORY: the arena does not fit. */
+MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model,
+                                       const mtt_generator_desc *desc, const mtt_backend *backend,
+                                       mtt_generator **out);
+MTTDEF void mtt_generator_destroy(mtt_generator *generator);
+/* Its schedule has the operations of a pass over a chunk. */
+MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *generator);
+/* As mtt_trainer_device_bytes. */
+MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *generator);
+/* Parameters by number, as mtt_parameter and mtt_parameter_set have them. */
+MTTDEF const char *mtt_generator_parameter(const mtt_generator *generator, int index, int64_t shape[2]);
+MTTDEF mtt_status mtt_generator_set(mtt_generator *generator, int index, const float *values);
+
+/* Appends counts[i] tokens to sequence i of the cache, for each of the batch; 0 leaves it alone. `logits`, a
+   row of `vocab` for each sequence, get those of the token after the last one; rows of sequences without new
+   tokens stay. MTT_E_ARGUMENT: a sequence would be longer than the context; nothing has changed. */
+MTTDEF mtt_status mtt_generator_append(mtt_generator *generator, const int32_t *const *tokens,
+                                       const int *counts, float *logits);
+/* Forgets all but the first `length` tokens of a sequence. */
+MTTDEF mtt_status mtt_generator_cut(mtt_generator *generator, int sequence, int length);
+
+/* What happens when a sequence fills its context. Slide: its last half is kept and computed again, at places
+   from 0. Keeping all but one token would cost a pass over the context for each token; this costs about two
+   tokens' work for each. Of a prompt longer than the context the end is taken. Stop: the sequence ends, and a
+   longer prompt is refused. */
+typedef enum mtt_full_context { MTT_CONTEXT_SLIDE, MTT_CONTEXT_STOP } mtt_full_context;
+
+/* Receives a drawn id and the text that is ready now, if any. Text that may begin a stop string waits. At the
+   end of a sequence `id` is -1, and the text is what waited. `prompt` is the number of its prompt. */
+typedef void (*mtt_token_fn)(void *user, int prompt, int32_t id, const char *text, size_t bytes);
+
+typedef struct mtt_generation {
+    const int32_t *const *prompts; /* ids; an empty one is the tokenizer's end of text */
+    const int *sizes;              /* of each, in ids */
+    int prompt_count;              /* any number: `batch` of them are under way at a time */
+    int count;                     /* ids to draw for each, at most; end of text ends a sequence before */
+    mtt_sampling sampling;         /* of prompt number i, with seed + i: the same text alone or with others */
+    const char *const *stops;      /* a sequence ends before the first of these strings in its text */
+    int stop_count;
+    mtt_full_context full_context;
+    mtt_token_fn write;
+    void *user;
+} mtt_generation;
+
+/* Continues prompts. Forgets what the cache had. `tokenizer` may be NULL: then there is no text, no end of
+   text, and no stop string. */
+MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenizer *tokenizer,
+                                    const mtt_generation *generation);
 
 /* Steps done; without info, steps handed to the device. */
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
@@ -717,6 +796,8 @@ MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *valu
 /* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
    mtt_trainer_create: no moments, step 0. MTT_E_MISMATCH names the field that differs. All ranks call it. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
+/* The same for a generator. */
+MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
 
 /* Names and layouts of tensors in files: of mtt_save, of Hugging Face's safetensors, of llama.cpp's GGUF. */
 typedef enum mtt_form { MTT_FORM_MTT, MTT_FORM_HUGGING_FACE, MTT_FORM_GGUF } mtt_form;
@@ -1045,6 +1126,12 @@ typedef struct mtt_shape {
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
    gradient of rotary is also made in place.
 
+   gather and cached_attention generate text. Row i of y is row index[i] of x, or zeros if that is negative.
+   cached_attention takes rows of any sequences: row i is the token of sequence sequences[i] at place
+   places[i], or none if that is negative; its output is then zeros. It writes k and v of its rows to the
+   cache, [batch * heads_kv, context, head_dim], and then attends to places up to each row's own. To all other
+   operations of such a program, its rows are one sequence.
+
    quantize_groups rounds x to e4m3 in groups of MTT_KEPT_GROUP elements: all codes, and then for each group
    the exponent bits of the float that its codes are multiplied by. dequantize_groups makes x of them. */
 enum { MTT_KEPT_GROUP = 128 };
@@ -1088,6 +1175,10 @@ enum { MTT_KEPT_GROUP = 128 };
       4 * mtt__attention_pairs(d) * d->head_dim, MOVED, 0)                                                   \
     X(pick_row, 2, MTT_OPERANDS(*x, *control, *row),                                                         \
       N(o->row), 2 * B(o->row), 0)                                                                           \
+    X(gather, 2, MTT_OPERANDS(*x, *index, *y),                                                               \
+      N(o->y), 2 * B(o->y), 0)                                                                               \
+    X(cached_attention, 3, MTT_OPERANDS(*qkv, *sequences, *places, *keys, *values, *out),                    \
+      4 * N(o->out) * (double)o->keys->shape[1], MOVED, 0)                                                   \
     X(cross_entropy, 2, MTT_OPERANDS(*logits, *targets, *losses),                                            \
       4 * N(o->logits), MOVED, 0)                                                                            \
     X(chunked_loss, 8, MTT_OPERANDS(*x, *x_t, *weight, *weight_t, *bias, *targets, *control, *counters,      \
@@ -4519,7 +4610,7 @@ enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
     X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
     X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
-    X(LAST_ROW, "last_row", 1, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)                  \
+    X(LAST_ROW, "last_row", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)       \
     X(LN_F, "ln_f", b->head_rows, d->d_model, 0, HEAD_INPUT, MTT_ACTIVATIONS, BY_NOTHING, NONE)          \
     X(LN_F_STATS, "ln_f.stats", b->head_rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_NOTHING, NONE)             \
     X(LOGITS, "logits", b->head_rows, d->vocab_padded, 0, USUAL, MTT_LOGITS, BY_NOTHING, NONE)           \
@@ -4563,17 +4654,21 @@ typedef struct mtt__program {
     int step_begin; /* the forward and backward pass end here */
     mtt_tensor *kept[MTT__KEPT_KINDS];
     mtt_tensor *positions, *angles; /* NULL: none */
+    mtt_tensor *sequences, *places, *last, **cache; /* of generation: see mtt_generator */
     mtt_tensor *tokens, *targets, *control, *counters, *ranges, *scales, *workspace, *output;
     size_t arena_bytes;
 } mtt__program;
 
-enum { MTT__TRAIN, MTT__EVALUATE, MTT__NEXT, MTT__PROGRAMS };
+/* A schedule trains, or else it generates: with a program for `chunk` rows of any sequences, and one for the
+   next token of each. The first program of a schedule owns the state. */
+enum { MTT__TRAIN, MTT__EVALUATE, MTT__NEXT, MTT__PROGRAMS, MTT__CHUNK = 0, MTT__TOKEN };
 
 struct mtt_schedule {
     mtt_env *env;
     mtt_model_desc model;
     mtt_policy policy;
-    int batch, seq_len;                        /* of a micro-batch */
+    int batch, seq_len;                        /* of a micro-batch, or of the cache */
+    int chunk;                                 /* rows of a pass over prompts; 0 = this schedule trains */
     int recompute_layers, recompute_selective; /* of the first layers recomputed whole, of the next in part */
     int split;    /* micro-batches in a batch; the policy's `accumulate` counts them */
     size_t least; /* bytes of the smallest plan that was tried for a budget */
@@ -4636,6 +4731,7 @@ typedef struct mtt__builder {
     mtt__parameter **parameters;     /* [kind][layer]; NULL = the model has none */
     size_t tensor_capacity, op_capacity;
     int64_t head_rows;               /* rows that reach the final norm and the head */
+    mtt_tensor *positions, *angles;  /* as operations read them: for each place, or gathered for each row */
     mtt_phase phase;
     int recomputing;
     mtt_status status;
@@ -4995,7 +5091,7 @@ static mtt_tensor *mtt__product_input(mtt__builder *b, int layer, int which, mtt
 /* q, k and v of each head, as attention takes them. */
 static mtt_tensor *mtt__qkv(mtt__builder *b, int layer, mtt_tensor *x)
 {
-    mtt_tensor *angles = b->program->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
+    mtt_tensor *angles = b->angles, *q_gain = mtt__weight(b, MTT__Q_NORM_WEIGHT, layer), *raw, *y;
     if (!angles && !q_gain) return MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV);
     raw = MTT__LINEAR(b, layer, x, QKV, MTT__A_QKV_RAW);
     y = mtt__make(b, MTT__A_QKV, layer);
@@ -5008,6 +5104,14 @@ static mtt_tensor *mtt__attention(mtt__builder *b, int layer, mtt_tensor *qkv)
 {
     mtt_tensor *control = b->program->control, *scores, *probs, *dropped, *out, *out_8 = NULL, *lse;
     int in_eight = mtt__in_eight(b, MTT_FP8_FORWARD);
+    if (b->schedule->chunk) {
+        mtt__program *p = b->program;
+        out = mtt__make(b, MTT__A_ATTENDED, layer);
+        if (!b->status)
+            MTT__EMIT(b, layer, 0, cached_attention, qkv, p->sequences, p->places, p->cache[2 * layer],
+                      p->cache[2 * layer + 1], out);
+        return out;
+    }
     if (b->policy->attention == MTT_ATTENTION_FLASH) {
         lse = mtt__make(b, MTT__A_LSE, layer);
         out = mtt__make(b, MTT__A_ATTENDED, layer);
@@ -5066,7 +5170,7 @@ static mtt_tensor *mtt__emit_layers(mtt__builder *b)
     mtt__program *p = b->program;
     mtt_tensor *x = mtt__make(b, MTT__A_RESIDUAL, 0), *wte = mtt__weight(b, MTT__WTE, -1), *h;
     int i;
-    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, p->positions, p->control, x);
+    MTT__EMIT(b, -1, MTT__SITE_EMBED, embed, p->tokens, wte, b->positions, p->control, x);
     for (i = 0; i < p->shape.layers; i++) {
         h = mtt__product_input(b, i, MTT__FIRST_NORM, x);
         if (mtt__in_eight(b, MTT_FP8_FORWARD)) mtt__emit_weights(b, i, 1);
@@ -5761,11 +5865,31 @@ static int64_t mtt__scale_count(const mtt__program *p)
     return MTT__LAYER_SCALES * p->shape.layers + MTT__MODEL_SCALES;
 }
 
+/* The keys and values of each layer, and what a pass reads besides tokens. */
+static void mtt__add_cache(mtt__builder *b)
+{
+    const mtt_schedule *s = b->schedule;
+    const mtt_model_desc *m = &s->model;
+    mtt__program *p = b->program;
+    int64_t rows = s->programs[0].shape.rows;
+    int i;
+    p->sequences = mtt__add_state(b, MTT_I32, MTT_DATA, "sequences", rows, 0);
+    p->places = mtt__add_state(b, MTT_I32, MTT_DATA, "places", rows, 0);
+    p->last = mtt__add_state(b, MTT_I32, MTT_DATA, "last", s->batch, 0);
+    p->cache = (mtt_tensor **)mtt__take(b, 2 * (size_t)m->layers * sizeof(*p->cache));
+    for (i = 0; i < 2 * m->layers && !b->status; i++) {
+        p->cache[i] = mtt__add_tensor(b, mtt__dtype(b), MTT_ACTIVATIONS, i / 2, "attn.",
+                                      i % 2 ? "values" : "keys", (int64_t)s->batch * m->heads_kv, s->seq_len,
+                                      m->d_head);
+        p->cache[i]->persistent = 1;
+    }
+}
+
 /* Everything that lives from step to step, in one order for all programs. The workspace comes last: its size
    is known when the operations are. */
 static void mtt__add_all_state(mtt__builder *b)
 {
-    const mtt_shape *train = &b->schedule->programs[MTT__TRAIN].shape;
+    const mtt_shape *first = &b->schedule->programs[0].shape;
     mtt__program *p = b->program;
     mtt_dtype dtype = mtt__dtype(b);
     int place, layer, kind;
@@ -5776,16 +5900,21 @@ static void mtt__add_all_state(mtt__builder *b)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
     mtt__divide(b);
-    mtt__add_kept(b);
+    if (!b->schedule->chunk) mtt__add_kept(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
     if (b->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
-        p->positions = mtt__add_state(b, dtype, MTT_DATA, "positions", train->seq_len, p->shape.d_model);
+        p->positions = mtt__add_state(b, dtype, MTT_DATA, "positions", b->schedule->seq_len,
+                                      p->shape.d_model);
     if (b->schedule->model.positions == MTT_POSITIONS_ROTARY)
-        p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", train->seq_len, p->shape.head_dim);
-    p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", train->rows, 0);
-    p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", train->rows, 0);
+        p->angles = mtt__add_state(b, MTT_F32, MTT_DATA, "angles", b->schedule->seq_len, p->shape.head_dim);
+    b->positions = p->positions, b->angles = p->angles;
+    p->tokens = mtt__add_state(b, MTT_I32, MTT_DATA, "tokens", first->rows, 0);
     p->control = mtt__add_state(b, MTT_U8, MTT_DATA, "control", (int64_t)sizeof(mtt_control), 0);
-    p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
+    if (b->schedule->chunk) mtt__add_cache(b);
+    else {
+        p->targets = mtt__add_state(b, MTT_I32, MTT_DATA, "targets", first->rows, 0);
+        p->counters = mtt__add_state(b, MTT_U8, MTT_DATA, "counters", (int64_t)sizeof(mtt_counters), 0);
+    }
     if (b->policy->precision == MTT_FP8)
         p->scales = mtt__add_state(b, MTT_U8, MTT_DATA, "scales", mtt__scale_count(p),
                                    (int64_t)sizeof(mtt_scale));
@@ -5899,7 +6028,7 @@ static void mtt__use(mtt_tensor *t, int op)
 /* Sizes the workspace, finds out when each tensor lives, and copies the list for later micro-batches. */
 static void mtt__close_program(mtt__builder *b)
 {
-    const mtt__program *train = &b->schedule->programs[MTT__TRAIN];
+    const mtt__program *first = b->schedule->programs;
     mtt__program *p = b->program;
     size_t scratch = b->policy->workspace_bytes;
     int i, k;
@@ -5913,7 +6042,7 @@ static void mtt__close_program(mtt__builder *b)
         if (p->workspace && mtt__op_scratch(op) > scratch) scratch = mtt__op_scratch(op);
     }
     if (p->workspace) {
-        p->workspace->bytes = p == train ? scratch : train->workspace->bytes;
+        p->workspace->bytes = p == first ? scratch : first->workspace->bytes;
         p->workspace->shape[0] = (int64_t)p->workspace->bytes;
     }
     for (i = k = 0; i < p->tensor_count; i++) { /* what a fusion has left without a use goes */
@@ -5932,11 +6061,11 @@ static void mtt__close_program(mtt__builder *b)
     }
 }
 
-static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch)
+static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch, int seq_len)
 {
     const mtt_model_desc *m = &s->model;
     d->batch = batch;
-    d->seq_len = s->seq_len;
+    d->seq_len = seq_len;
     d->layers = m->layers;
     d->d_model = m->d_model;
     d->heads = m->heads;
@@ -5951,10 +6080,43 @@ static void mtt__set_shape(mtt_shape *d, const mtt_schedule *s, int batch)
     d->vocab = m->vocab;
     d->vocab_padded = (int)mtt__round_up(m->vocab, 128);
     d->window = s->policy.window;
-    d->rows = (int64_t)batch * s->seq_len;
+    d->rows = (int64_t)batch * seq_len;
     d->dropout = m->dropout;
     d->ranks = s->policy.ranks;
     d->rank = s->policy.rank;
+}
+
+/* The rows of a table at an index. */
+static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tensor *index, const char *name)
+{
+    mtt_tensor *y;
+    if (!table) return NULL;
+    y = mtt__add_tensor(b, table->dtype, MTT_DATA, -1, name, ".row", b->program->shape.rows,
+                        mtt__width(table), 0);
+    MTT__EMIT(b, -1, 0, gather, table, index, y);
+    return y;
+}
+
+/* The logits of the token after each sequence's last one. Rows are in any order only before the head. */
+static void mtt__emit_generation(mtt__builder *b, int which)
+{
+    mtt__program *p = b->program;
+    int layers = p->shape.layers;
+    mtt_tensor *x, *row;
+    mtt__add_all_state(b);
+    if (b->status) return;
+    b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
+    b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
+    x = mtt__emit_layers(b);
+    if (which == MTT__CHUNK) {
+        row = mtt__make(b, MTT__A_LAST_ROW, layers);
+        MTT__EMIT(b, -1, 0, gather, x, p->last, row);
+        x = row;
+    }
+    p->output = mtt__emit_logits(b, mtt__product_input(b, layers, MTT__FINAL_NORM, x));
+    mtt__fuse(b);
+    p->step_begin = p->op_count;
+    if (!b->status) mtt__close_program(b);
 }
 
 static void mtt__emit_program(mtt__builder *b, int which)
@@ -5993,14 +6155,16 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which)
     b.schedule = s;
     b.policy = &s->policy;
     b.program = p;
-    mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch);
-    if (which != MTT__TRAIN) p->shape.dropout = 0;
-    b.head_rows = which == MTT__NEXT ? 1 : p->shape.rows;
+    if (s->chunk) mtt__set_shape(&p->shape, s, 1, which == MTT__CHUNK ? s->chunk : s->batch);
+    else mtt__set_shape(&p->shape, s, which == MTT__NEXT ? 1 : s->batch, s->seq_len);
+    if (which != MTT__TRAIN || s->chunk) p->shape.dropout = 0;
+    b.head_rows = s->chunk ? s->batch : which == MTT__NEXT ? 1 : p->shape.rows;
     p->parameters = (mtt__parameter *)mtt__take(&b, kinds * sizeof(*p->parameters));
     b.parameters = (mtt__parameter **)mtt__pool_take(s->env, &pool, kinds * sizeof(*b.parameters));
     b.activations = (mtt__activation *)mtt__pool_take(s->env, &pool, roles * sizeof(*b.activations));
     if (!b.parameters || !b.activations) b.status = MTT_E_MEMORY;
-    if (!b.status) mtt__emit_program(&b, which);
+    if (!b.status && s->chunk) mtt__emit_generation(&b, which);
+    else if (!b.status) mtt__emit_program(&b, which);
     mtt__pool_free(s->env, &pool);
     return b.status;
 }
@@ -6682,6 +6846,44 @@ static mtt_status mtt__schedule_init(mtt_schedule *s, mtt_env *env, const mtt_mo
     return status;
 }
 
+/* The schedule of a generator. */
+static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_model_desc *model,
+                                       const mtt_generator_desc *desc, mtt_device device)
+{
+    int chunk = desc->chunk ? desc->chunk : 256, i;
+    mtt_policy policy;
+    mtt_status status;
+    memset(s, 0, sizeof(*s));
+    memset(&policy, 0, sizeof(policy));
+    policy.precision = desc->precision;
+    policy.window = desc->window;
+    policy.attention = MTT_ATTENTION_FLASH;
+    policy.device = device;
+    s->env = env;
+    s->split = 1;
+    s->batch = desc->batch ? desc->batch : 1;
+    if (desc->precision != MTT_FP32 && desc->precision != MTT_BF16)
+        return mtt__fail(env, MTT_E_ARGUMENT, "precision is %s, a generator computes in fp32 or bf16: take "
+                         "bf16, whatever the weights were trained in",
+                         (unsigned)desc->precision > MTT_FP8 ? "?" : mtt__precisions[desc->precision].name);
+    if (chunk < 1 || chunk > 1 << 20)
+        return mtt__fail(env, MTT_E_ARGUMENT, "chunk is %d, it must be 1 to %d", chunk, 1 << 20);
+    status = mtt_model_resolve(env, model, &s->model);
+    s->seq_len = desc->context ? desc->context : s->model.max_seq;
+    if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "context is %d, but learned positions end at max_seq %d: lower "
+                           "the context", s->seq_len, s->model.max_seq);
+    s->chunk = chunk > s->batch ? chunk : s->batch;
+    if (!status) status = mtt_policy_resolve(env, &policy, &s->model, s->batch, s->seq_len, &s->policy);
+    for (i = MTT__CHUNK; i <= MTT__TOKEN && !status; i++) {
+        status = mtt__build_program(s, i);
+        if (!status) status = mtt__measure(env, &s->programs[i]);
+        if (!status) status = mtt__pack(env, &s->programs[i], SIZE_MAX);
+    }
+    if (status) mtt__release_programs(s);
+    return status;
+}
+
 MTTDEF mtt_status mtt_schedule_create(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                       int batch, int seq_len, mtt_schedule **out)
 {
@@ -6771,6 +6973,17 @@ MTTDEF mtt_status mtt_plan(mtt_env *env, const mtt_model_desc *model, const mtt_
     return MTT_OK;
 }
 
+MTTDEF mtt_status mtt_generator_plan(mtt_env *env, const mtt_model_desc *model,
+                                     const mtt_generator_desc *desc, mtt_plan_report *report)
+{
+    mtt_schedule s;
+    mtt_status status = mtt__generation_init(&s, env, model, desc, desc->device);
+    if (status) return status;
+    mtt_schedule_report(&s, report);
+    mtt__release_programs(&s);
+    return MTT_OK;
+}
+
 MTTDEF mtt_status mtt_plan_max_batch(mtt_env *env, const mtt_model_desc *model, const mtt_policy *policy,
                                      int seq_len, size_t budget_bytes, int *batch)
 {
@@ -6849,6 +7062,8 @@ enum {
     MTT__STRIPE = 32,      /* rows of A or columns of B that are packed together */
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
+    MTT__FEW_ROWS = 4,     /* up to so many rows, a product takes as long as reading its matrix once */
+    MTT__FEW_COLUMNS = 192, /* of C that a thread then takes at a time */
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -7497,16 +7712,155 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
 #endif
 }
 
+/* ---- products of few rows ---- */
+
+/* A token of one sequence at a time: B is read once, and contiguous in memory as far as possible, up to 21
+   GB/s a core. Terms are added as mtt__product_tile adds them, so the bits are the same. A sum of DEPTH terms
+   begins with 0 in `sum`; then C adds it.
+
+   MTT__FEW_ALONG: B's rows are side by side: n columns, 8 rows at a time. MTT__FEW_ACROSS: B's columns are
+   contiguous. W of them and W rows are transposed in registers: log2 W rounds, each of which interleaves the
+   first half of the vectors with the second, bring the bits of the columns into the rows' places. */
+#define MTT__FEW_ACROSS(name, vector, multiply_add)                                                          \
+    static void name(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)          \
+    {                                                                                                        \
+        enum { W = sizeof(vector) / sizeof(float) };                                                         \
+        typedef int32_t lanes __attribute__((vector_size(sizeof(vector))));                                  \
+        lanes low, high;                                                                                     \
+        int64_t j, p;                                                                                        \
+        int i, round;                                                                                        \
+        for (i = 0; i < W; i++) low[i] = i / 2 + i % 2 * W, high[i] = low[i] + W / 2;                        \
+        for (j = 0; j < n; j += W) {                                                                         \
+            vector total, t[W], u[W];                                                                        \
+            memcpy(&total, sum + j, sizeof(total));                                                          \
+            for (p = 0; p < k; p += W) {                                                                     \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < W; i++) memcpy(&t[i], b + (j + i) * ldb + p, sizeof(vector));                \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (round = 1; round < W; round *= 2) {                                                     \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < W / 2; i++) {                                                            \
+                        u[2 * i] = __builtin_shuffle(t[i], t[i + W / 2], low);                               \
+                        u[2 * i + 1] = __builtin_shuffle(t[i], t[i + W / 2], high);                          \
+                    }                                                                                        \
+                    MTT__UNROLL_VECTORS                                                                      \
+                    for (i = 0; i < W; i++) t[i] = u[i];                                                     \
+                }                                                                                            \
+                MTT__UNROLL_VECTORS                                                                          \
+                for (i = 0; i < W; i++) total = multiply_add(total, x[p + i], t[i]);                         \
+            }                                                                                                \
+            memcpy(sum + j, &total, sizeof(total));                                                          \
+        }                                                                                                    \
+    }
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define MTT__UNROLL_VECTORS _Pragma("GCC unroll 16")
+enum { MTT__ACROSS = sizeof(mtt__vector) / sizeof(float) };
+MTT__FEW_ACROSS(mtt__few_across, mtt__vector, MTT__MULTIPLY_ADD)
+#else
+enum { MTT__ACROSS = 0 }; /* other compilers have no such shuffle */
+#define mtt__few_across(n, k, x, b, ldb, sum) ((void)(b))
+#endif
+
+static void mtt__few_along(int64_t n, int64_t k, const float *x, const float *b, int64_t ldb, float *sum)
+{
+    int64_t p, j;
+    for (p = 0; p < k; p += 8, b += 8 * ldb, x += 8)
+        for (j = 0; j < n; j++) {
+            float v = sum[j];
+            v = MTT__MULTIPLY_ADD(v, x[0], b[j]);
+            v = MTT__MULTIPLY_ADD(v, x[1], b[j + ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[2], b[j + 2 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[3], b[j + 3 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[4], b[j + 4 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[5], b[j + 5 * ldb]);
+            v = MTT__MULTIPLY_ADD(v, x[6], b[j + 6 * ldb]);
+            sum[j] = MTT__MULTIPLY_ADD(v, x[7], b[j + 7 * ldb]);
+        }
+}
+
+/* Of words: x has k words, B rows of BF16, of which two make words. */
+#if defined(MTT__X86_BF16) && !defined(__clang__)
+__attribute__((target("avx512f,avx512bf16")))
+MTT__FEW_ACROSS(mtt__few_across_pairs, mtt__vector_16, MTT__PAIRS_ADD)
+__attribute__((target("avx512f,avx512bf16")))
+static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uint16_t *b, int64_t ldb,
+                                 float *sum)
+{
+    typedef uint16_t row __attribute__((vector_size(32)));
+    typedef uint32_t words __attribute__((vector_size(64)));
+    int64_t p, j;
+    int i;
+    for (p = 0; p < k; p += 4, b += 8 * ldb, x += 4)
+        for (j = 0; j < n; j += 16) {
+            mtt__vector_16 v;
+            memcpy(&v, sum + j, sizeof(v));
+            MTT__UNROLL_ROWS
+            for (i = 0; i < 4; i++) {
+                row low, high;
+                memcpy(&low, b + 2 * i * ldb + j, sizeof(low));
+                memcpy(&high, b + (2 * i + 1) * ldb + j, sizeof(high));
+                v = MTT__PAIRS_ADD(v, x[i], __builtin_convertvector(high, words) << 16 |
+                                                __builtin_convertvector(low, words));
+            }
+            memcpy(sum + j, &v, sizeof(v));
+        }
+}
+#else
+#define mtt__few_across_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
+#endif
+
+/* Columns j0 up of C. */
+static void mtt__few_columns(const mtt__product *g, int64_t j0)
+{
+    enum { K = MTT__DEPTH };
+    int64_t n = mtt__min(MTT__FEW_COLUMNS, g->c.n - j0), p, i, j;
+    float c[MTT__FEW_ROWS][MTT__FEW_COLUMNS], sum[MTT__FEW_COLUMNS];
+    for (i = 0; i < g->c.m; i++) {
+        memset(c[i], 0, sizeof(c[i]));
+        if (g->bias) mtt__load(g->bias, j0, n, c[i]);
+    }
+    for (p = 0; p < g->a.m; p += K)
+        for (i = 0; i < g->c.m; i++) {
+            int64_t k = mtt__min(K, g->a.m - p), at = g->b.first + p * g->b.row + j0 * g->b.column;
+            const float *x = (const float *)g->a.t->data + g->a.first + i * g->a.column + p;
+            const float *b = (const float *)g->b.t->data + at;
+            const uint16_t *halves = (const uint16_t *)g->b.t->data + at + p * g->b.row;
+            memset(sum, 0, sizeof(sum));
+            if (g->b.column != 1 && g->pairs) mtt__few_across_pairs(n, k, x, b, g->b.column, sum);
+            else if (g->b.column != 1) mtt__few_across(n, k, x, b, g->b.column, sum);
+            else if (g->pairs) mtt__few_along_pairs(n, k, x, halves, g->b.row, sum);
+            else mtt__few_along(n, k, x, b, g->b.row, sum);
+            for (j = 0; j < n; j++) c[i][j] += sum[j];
+        }
+    for (i = 0; i < g->c.m; i++) mtt__store(g->c.t, g->c.first + i * g->c.row + j0, n, c[i]);
+}
+
+/* 1 = done, 0 = C has too many rows, or the operands are of other types or widths. */
+static int mtt__few_rows(const mtt__product *g)
+{
+    int across = g->b.column != 1, W = g->pairs ? 16 : MTT__ACROSS;
+    int64_t j0;
+    if (g->c.m > MTT__FEW_ROWS || g->add || g->a.column == 1 || MTT__ACROSS == 0) return 0;
+    if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
+    if (across ? g->a.m % W || g->c.n % W : g->a.m % (g->pairs ? 4 : 8)) return 0;
+    if (!across && g->pairs && g->c.n % 16) return 0;
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (g->c.n * g->a.m > MTT__ALONE))
+    for (j0 = 0; j0 < g->c.n; j0 += MTT__FEW_COLUMNS) mtt__few_columns(g, j0);
+    return 1;
+}
+
 /* C = A B + bias, or C += A B where `add` is set: one parallel region, in which a late thread holds up no
    other. */
 static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
 {
     mtt__product g;
     int64_t tile;
-    if (mtt__blas_gemm(a, b, c, bias, add)) return;
     mtt__product_of(&g, a, b, c);
     g.bias = bias;
     g.add = add;
+    if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
 }
@@ -7581,6 +7935,20 @@ static void mtt__cpu_pick_row(const mtt_op *op, const mtt_pick_row *o)
     size_t bytes = o->row->bytes;
     (void)op;
     memcpy(o->row->data, (const char *)o->x->data + (size_t)mtt__control(o->control)->row * bytes, bytes);
+}
+
+/* y[i] = x[index[i]], or 0 */
+static void mtt__cpu_gather(const mtt_op *op, const mtt_gather *o)
+{
+    const int32_t *index = (const int32_t *)o->index->data;
+    size_t bytes = o->y->bytes / (size_t)o->y->shape[0];
+    int64_t i;
+    (void)op;
+    for (i = 0; i < o->y->shape[0]; i++)
+        if (index[i] < 0) memset((char *)o->y->data + (size_t)i * bytes, 0, bytes);
+        else
+            memcpy((char *)o->y->data + (size_t)i * bytes,
+                   (const char *)o->x->data + (size_t)index[i] * bytes, bytes);
 }
 
 /* ---- norms ---- */
@@ -8023,25 +8391,34 @@ static void mtt__attended(const mtt_shape *d, int64_t query, int64_t j0, int64_t
      l' = e^(m - m') l + rowsum P
      O' = e^(m - m') O + mask P V
    At the end O is divided by l. Keeps lse = m + log l, from which the backward pass recomputes P. */
-static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, int64_t i0)
+typedef struct mtt__attention_tile {
+    mtt__view q, k_t, v, out;
+    int64_t i0, m, place; /* rows of q from i0 up; the first one's place among the keys */
+    int64_t keys;
+    const mtt_tensor *control; /* for dropout; NULL: none */
+    int64_t element;           /* of the first row's scores */
+    float *lse;                /* of the first row, or NULL */
+} mtt__attention_tile;
+
+static void mtt__attend(const mtt_op *op, const mtt__attention_tile *t)
 {
     enum { S = MTT__TILE, W = MTT__MAX_HEAD };
     mtt__tile q, k_t, v, o;
     mtt__score_tile s;
-    float row_max[S], row_sum[S], scale = mtt__score_scale(op), *lse = (float *)f->lse->data;
-    int64_t T = op->shape->seq_len, D = op->shape->head_dim, m = mtt__min(S, T - i0), j0, i, j;
-    mtt__load_block(mtt__head(op, f->qkv, MTT__Q, head), i0, m, 0, D, q, W);
+    float row_max[S], row_sum[S], scale = mtt__score_scale(op);
+    int64_t D = op->shape->head_dim, m = t->m, j0, i, j;
+    mtt__load_block(t->q, t->i0, m, 0, D, q, W);
     memset(o, 0, sizeof(o));
     for (i = 0; i < S; i++) row_max[i] = -3.4e38f, row_sum[i] = 0;
-    for (j0 = mtt__first_key(op->shape->window, i0) / S * S; j0 < i0 + m; j0 += S) {
-        int64_t n = mtt__min(S, T - j0), low, high;
-        mtt__load_block(mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head), 0, D, j0, n, k_t, S);
-        mtt__load_block(mtt__head(op, f->qkv, MTT__V, head), j0, n, 0, D, v, W);
+    for (j0 = mtt__first_key(op->shape->window, t->place) / S * S; j0 < t->place + m; j0 += S) {
+        int64_t n = mtt__min(S, t->keys - j0), low, high;
+        mtt__load_block(t->k_t, 0, D, j0, n, k_t, S);
+        mtt__load_block(t->v, j0, n, 0, D, v, W);
         memset(s, 0, sizeof(s));
         mtt__multiply_block(m, n, D, q, W, 1, k_t, S, s, S);
         for (i = 0; i < m; i++) {
             float *p = s + i * S, *out = o + i * W, most, rescale;
-            mtt__attended(op->shape, i0 + i, j0, &low, &high);
+            mtt__attended(op->shape, t->place + i, j0, &low, &high);
             for (j = 0; j < S; j++) p[j] = j < low || j >= high ? 0.0f : p[j] * scale;
             most = fmaxf(row_max[i], mtt__largest(p + low, high - low));
             rescale = mtt__exp(row_max[i] - most);
@@ -8049,15 +8426,76 @@ static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, 
             row_sum[i] = row_sum[i] * rescale + mtt__sum(p + low, high - low);
             for (j = 0; j < D; j++) out[j] *= rescale;
             row_max[i] = most;
-            mtt__drop(op, f->control, ((head * T) + i0 + i) * T + j0, n, p);
+            if (t->control) mtt__drop(op, t->control, t->element + i * t->keys + j0, n, p);
         }
         mtt__multiply_block(m, D, n, s, S, 1, v, W, o, W);
     }
     for (i = 0; i < m; i++) {
         for (j = 0; j < D; j++) o[i * W + j] /= row_sum[i];
-        lse[head * T + i0 + i] = row_max[i] + logf(row_sum[i]);
+        if (t->lse) t->lse[i] = row_max[i] + logf(row_sum[i]);
     }
-    mtt__store_block(mtt__head(op, f->out, MTT__OUT, head), i0, m, 0, D, o, W);
+    mtt__store_block(t->out, t->i0, m, 0, D, o, W);
+}
+
+static void mtt__flash_tile(const mtt_op *op, const mtt_flash *f, int64_t head, int64_t i0)
+{
+    int64_t T = op->shape->seq_len, row = head * T + i0;
+    mtt__attention_tile t = {mtt__head(op, f->qkv, MTT__Q, head),
+                             mtt__head(op, f->qkv, MTT__K | MTT__TRANSPOSED, head),
+                             mtt__head(op, f->qkv, MTT__V, head), mtt__head(op, f->out, MTT__OUT, head),
+                             i0, mtt__min(MTT__TILE, T - i0), i0, T,
+                             f->control, row * T, (float *)f->lse->data + row};
+    mtt__attend(op, &t);
+}
+
+/* The rows of a tile from row i up: neighbours in their sequence, up to a place that tiles of keys divide. So
+   a row's bits do not depend on which rows are computed with it. 0 = row i is within a tile, or no token. */
+static int64_t mtt__tile_rows(const mtt_op *op, const int32_t *sequences, const int32_t *places, int64_t i)
+{
+    int64_t n = 1;
+    if (places[i] < 0) return 0;
+    if (i && places[i] % MTT__TILE && sequences[i - 1] == sequences[i] && places[i - 1] == places[i] - 1)
+        return 0;
+    while (i + n < op->shape->rows && (places[i] + n) % MTT__TILE && sequences[i + n] == sequences[i] &&
+           places[i + n] == places[i] + n)
+        n++;
+    return n;
+}
+
+/* k and v of each row into the cache; then flash attention with the keys and values there */
+static void mtt__cpu_cached_attention(const mtt_op *op, const mtt_cached_attention *o)
+{
+    const mtt_shape *d = op->shape;
+    const int32_t *sequences = (const int32_t *)o->sequences->data;
+    const int32_t *places = (const int32_t *)o->places->data;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int64_t D = d->head_dim, context = o->keys->shape[1], i, job;
+    size_t size = mtt__dtype_bytes[o->qkv->dtype], row = size * (size_t)qkv.row;
+    for (i = 0; i < d->rows; i++) {
+        const char *from = (const char *)o->qkv->data + (size_t)i * row;
+        int head;
+        if (places[i] < 0) memset((char *)o->out->data + size * (size_t)(i * d->heads * D), 0,
+                                  size * (size_t)(d->heads * D));
+        for (head = 0; head < d->heads_kv && places[i] >= 0; head++) {
+            size_t at = size * (size_t)(((sequences[i] * d->heads_kv + head) * context + places[i]) * D);
+            int query = head * (d->heads / d->heads_kv);
+            memcpy((char *)o->keys->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__K, query), size * (size_t)D);
+            memcpy((char *)o->values->data + at,
+                   from + size * (size_t)mtt_qkv_column(&qkv, MTT__V, query), size * (size_t)D);
+        }
+    }
+    MTT__OMP(omp parallel for schedule(dynamic, 1) if (d->rows * d->heads * context > MTT__ALONE))
+    for (job = 0; job < d->rows * d->heads; job++) {
+        int64_t at = job / d->heads, head = job % d->heads, m = mtt__tile_rows(op, sequences, places, at);
+        int64_t kv = sequences[at] * d->heads_kv + head / (d->heads / d->heads_kv);
+        mtt__attention_tile t = {mtt__head(op, o->qkv, MTT__Q, head),
+                                 mtt__matrix_at(o->keys, kv * context * D, context, D, 1),
+                                 mtt__matrix_at(o->values, kv * context * D, context, D, 0),
+                                 mtt__head(op, o->out, MTT__OUT, head), at, m, places[at], places[at] + m,
+                                 NULL, 0, NULL};
+        if (m) mtt__attend(op, &t);
+    }
 }
 
 static void mtt__cpu_flash(const mtt_op *op, const mtt_flash *f)
@@ -8921,19 +9359,28 @@ static mtt_status mtt__fill_scales(mtt_trainer *t)
     return status;
 }
 
-static mtt_status mtt__fill_state(mtt_trainer *t)
+/* All but what training has besides: tables of positions, and zeros. */
+static mtt_status mtt__fill_tables(mtt_trainer *t)
 {
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    const mtt__program *p = &t->schedule->programs[0];
     mtt_status status = MTT_OK;
-    mtt_counters counters;
     int i;
     for (i = 0; i < p->tensor_count && !status; i++)
         if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
             status = mtt__fill_zeros(t, p->tensors[i]);
-    for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
     if (!status && t->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
         status = mtt__fill_positions(t, p->positions);
     if (!status && p->angles) status = mtt__fill_angles(t, p->angles);
+    return status;
+}
+
+static mtt_status mtt__fill_state(mtt_trainer *t)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_status status = mtt__fill_tables(t);
+    mtt_counters counters;
+    int i;
+    for (i = 0; i < p->parameter_count && !status; i++) status = mtt__fill_parameter(t, i);
     if (!status && p->ranges) status = mtt__fill_ranges(t);
     memset(&counters, 0, sizeof(counters));
     counters.loss_scale = mtt__first_loss_scale(t);
@@ -9115,9 +9562,10 @@ MTTDEF void mtt_trainer_destroy(mtt_trainer *t)
 static mtt_status mtt__all_agree(mtt_trainer *t, mtt_status status, int64_t *number)
 {
     int ranks = t->schedule->policy.ranks, rank = t->schedule->policy.rank, peer, count = 0;
-    mtt__message *mine = &t->messages[rank];
+    mtt__message *mine;
     mtt_status sent;
     if (ranks == 1) return status;
+    mine = &t->messages[rank];
     memset(mine, 0, sizeof(*mine));
     mine->status = (int32_t)status;
     if (number) mine->number = *number;
@@ -13111,8 +13559,9 @@ MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
 /* All weights are read before the first one is set, so that a refusal changes nothing. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
 {
-    mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model, "the trainer",
-                                           "create the trainer with the model's description");
+    mtt_status status = mtt__model_compare(t->env, &m->desc, &t->schedule->model,
+                                           t->schedule->chunk ? "the generator" : "the trainer",
+                                           "create it with the model's description");
     int64_t shape[2], most = 0, count;
     const char *name;
     float *values;
@@ -13129,7 +13578,7 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
             if (!status && setting) status = mtt_parameter_set(t, i, values);
         }
         if (!setting) status = mtt__all_agree(t, status, NULL);
-        if (!setting && !status) status = mtt__fill_state(t);
+        if (!setting && !status && !t->schedule->chunk) status = mtt__fill_state(t);
     }
     if (!status) t->step = t->micro_batch = t->measured = 0;
     mtt__free(t->env, values);
@@ -13367,6 +13816,12 @@ static float mtt__sample_least(const float *x, int n, float low, float most, flo
     return low;
 }
 
+/* The logit of this share of the largest one's probability, which stays itself. */
+static float mtt__sample_floor(float most, float temperature, float share)
+{
+    return fminf(most, (float)((double)most + (double)temperature * log((double)share)));
+}
+
 MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s, uint64_t index)
 {
     float temperature = s->temperature, most, least;
@@ -13386,6 +13841,10 @@ MTTDEF int32_t mtt_sample(const float *logits, int vocab, const mtt_sampling *s,
         least = mtt__sample_least(logits, vocab, least, most, temperature, (double)s->top_p * sum);
         sum = mtt__sample_mass(logits, vocab, least, most, temperature);
     }
+    if (s->min_p > 0) {
+        least = fmaxf(least, mtt__sample_floor(most, temperature, s->min_p));
+        sum = mtt__sample_mass(logits, vocab, least, most, temperature);
+    }
     left = sum * mtt__random_uniform(s->seed, mtt__stream(MTT__SITE_SAMPLE, 0, 0), index);
     for (i = 0; i < vocab && left >= 0; i++)
         if (logits[i] >= least) {
@@ -13402,30 +13861,172 @@ static mtt_status mtt__sampling_check(mtt_env *env, const mtt_sampling *s)
     mtt__in_range(&faults, "temperature", (double)s->temperature, 0, 1e30);
     mtt__in_range(&faults, "top_k", s->top_k, 0, INT_MAX);
     mtt__in_range(&faults, "top_p", (double)s->top_p, 0, 1);
+    mtt__in_range(&faults, "min_p", (double)s->min_p, 0, 1);
+    mtt__in_range(&faults, "repetition_penalty", (double)s->repetition_penalty, 0, 1e6);
     return faults.count ? MTT_E_ARGUMENT : MTT_OK;
+}
+
+/* A sequence while its text is generated: `place` ids from `first` up are in the cache. */
+typedef struct mtt__sequence {
+    int number;  /* of its prompt; -1 = none */
+    int32_t *ids;
+    size_t ids_capacity, held_capacity, held; /* bytes of text that may begin a stop string */
+    char *text;
+    unsigned char *seen; /* 1 = the id is in the prompt or the text; NULL without a repetition penalty */
+    int known, drawn, first, place;
+} mtt__sequence;
+
+static void mtt__free_sequence(mtt_env *env, mtt__sequence *q)
+{
+    mtt__free(env, q->ids);
+    mtt__free(env, q->text);
+    mtt__free(env, q->seen);
+}
+
+static mtt_status mtt__add_ids(mtt_env *env, mtt__sequence *q, const int32_t *ids, int count)
+{
+    size_t most = mtt__add((size_t)q->known, (size_t)count);
+    mtt_status status = MTT_OK;
+    int i;
+    if (most > INT_MAX) status = mtt__fail(env, MTT_E_ARGUMENT, "a text has at most 2^31 - 1 ids");
+    if (!status) status = mtt__reserve(env, (void **)&q->ids, &q->ids_capacity, most, sizeof(*ids));
+    if (status) return status;
+    for (i = 0; i < count; i++) {
+        q->ids[q->known++] = ids[i];
+        if (q->seen) q->seen[ids[i]] = 1;
+    }
+    return MTT_OK;
+}
+
+/* Begins with a prompt. */
+static mtt_status mtt__begin_sequence(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
+                                      int vocab, int number, mtt__sequence *q)
+{
+    int32_t end = tokenizer ? mtt_tokenizer_end_of_text(tokenizer) : 0;
+    const int32_t *ids = g->sizes[number] ? g->prompts[number] : &end;
+    int count = g->sizes[number] ? g->sizes[number] : 1, i;
+    float penalty = g->sampling.repetition_penalty;
+    if (count < 0 || (!g->sizes[number] && !tokenizer))
+        return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has %d ids, it needs at least one", number,
+                         g->sizes[number]);
+    for (i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= vocab)
+            return mtt__fail(env, MTT_E_ARGUMENT, "prompt %d has id %lld, the vocabulary has 0 to %d: was it "
+                             "encoded with another tokenizer?", number, (long long)ids[i], vocab - 1);
+    if (penalty > 0 && !q->seen && !(q->seen = (unsigned char *)mtt__alloc(env, (size_t)vocab, 1)))
+        return MTT_E_MEMORY;
+    if (q->seen) memset(q->seen, 0, (size_t)vocab);
+    q->number = number;
+    q->known = q->drawn = q->first = q->place = 0;
+    q->held = 0;
+    return mtt__add_ids(env, q, ids, count);
+}
+
+/* Hands out an id, and the text before a stop string or what may become one. Returns 1 at a stop string. */
+static int mtt__hand_out(const mtt_generation *g, mtt__sequence *q, int32_t id)
+{
+    size_t at, size;
+    int stopped = 0, waits = 0, i;
+    for (at = 0; at < q->held && !stopped && !waits; at += !stopped && !waits)
+        for (i = 0; i < g->stop_count && !stopped; i++) {
+            size = strlen(g->stops[i]);
+            stopped = q->held - at >= size && !memcmp(q->text + at, g->stops[i], size);
+            waits |= q->held - at < size && !memcmp(q->text + at, g->stops[i], q->held - at);
+        }
+    g->write(g->user, q->number, id, q->text, at);
+    q->held -= at;
+    memmove(q->text, q->text + at, q->held);
+    return stopped;
+}
+
+/* Draws the next id of a sequence, and hands it out. At the end of the sequence its number becomes -1. */
+static mtt_status mtt__draw_id(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g,
+                               int vocab, float *logits, mtt__sequence *q)
+{
+    mtt_sampling sampling = g->sampling;
+    float penalty = sampling.repetition_penalty;
+    const char *text;
+    size_t bytes = 0;
+    mtt_status status;
+    int32_t id;
+    int i, ends;
+    for (i = 0; i < vocab && q->seen; i++)
+        if (q->seen[i]) logits[i] = logits[i] > 0 ? logits[i] / penalty : logits[i] * penalty;
+    sampling.seed += (uint64_t)q->number;
+    id = mtt_sample(logits, vocab, &sampling, (uint64_t)q->drawn);
+    ends = tokenizer && id == mtt_tokenizer_end_of_text(tokenizer);
+    if (!ends) {
+        status = mtt__add_ids(env, q, &id, 1);
+        text = tokenizer ? mtt_tokenizer_bytes(tokenizer, id, &bytes) : NULL;
+        if (!status)
+            status = mtt__reserve(env, (void **)&q->text, &q->held_capacity, mtt__add(q->held, bytes) + 1, 1);
+        if (status) return status;
+        if (text) memcpy(q->text + q->held, text, bytes), q->held += bytes;
+        ends = mtt__hand_out(g, q, id);
+        if (ends) q->held = 0;
+        ends |= ++q->drawn >= g->count;
+    }
+    if (!ends) return MTT_OK;
+    g->write(g->user, q->number, -1, q->text, q->held);
+    q->number = -1;
+    return MTT_OK;
+}
+
+static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *tokenizer, const mtt_generation *g)
+{
+    int i;
+    if (g->stop_count && !tokenizer)
+        return mtt__fail(env, MTT_E_ARGUMENT, "stop strings need a tokenizer");
+    for (i = 0; i < g->stop_count; i++)
+        if (!g->stops[i] || !g->stops[i][0])
+            return mtt__fail(env, MTT_E_ARGUMENT, "stop string %d is empty", i);
+    return mtt__sampling_check(env, &g->sampling);
+}
+
+/* Text for a caller who asks for no more. */
+typedef struct mtt__plain_write {
+    mtt_write_fn write;
+    void *user;
+} mtt__plain_write;
+
+static void mtt__write_text(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    const mtt__plain_write *to = (const mtt__plain_write *)user;
+    (void)prompt, (void)id;
+    if (bytes) to->write(to->user, text, bytes);
 }
 
 MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char *prompt, int count,
                                const mtt_sampling *sampling, mtt_write_fn write, void *user)
 {
     mtt_env *env = trainer->env;
-    int vocab = trainer->schedule->model.vocab, i;
-    size_t size = strlen(prompt), known = 0, bytes;
-    size_t most = mtt__add(size + 1, (size_t)(count > 0 ? count : 0));
-    int32_t *ids = (int32_t *)mtt__alloc(env, most, sizeof(*ids));
+    int vocab = trainer->schedule->model.vocab, known_ids;
+    size_t size = strlen(prompt), known = 0;
+    int32_t *ids = (int32_t *)mtt__alloc(env, size + 1, sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
-    mtt_status status = ids && logits ? mtt__sampling_check(env, sampling) : MTT_E_MEMORY;
+    const int32_t *prompts = ids;
+    mtt__plain_write to = {write, user};
+    mtt__sequence q;
+    mtt_generation g;
+    mtt_status status = ids && logits ? MTT_OK : MTT_E_MEMORY;
+    memset(&q, 0, sizeof(q));
+    memset(&g, 0, sizeof(g));
+    g.prompts = &prompts;
+    g.sizes = &known_ids;
+    g.prompt_count = 1;
+    g.count = count;
+    g.sampling = *sampling;
+    g.write = mtt__write_text;
+    g.user = &to;
+    if (!status) status = mtt__generation_check(env, tokenizer, &g);
     if (!status) status = mtt_encode_prompt(tokenizer, prompt, size, ids, size + 1, &known);
-    if (!status && !known) ids[known++] = mtt_tokenizer_end_of_text(tokenizer);
-    for (i = 0; i < count && !status; i++) {
-        const char *text;
-        status = mtt_next_logits(trainer, ids, (int)known, logits);
-        if (status) break;
-        ids[known] = mtt_sample(logits, vocab, sampling, (uint64_t)i);
-        if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break;
-        text = mtt_tokenizer_bytes(tokenizer, ids[known++], &bytes);
-        if (text) write(user, text, bytes);
+    known_ids = (int)known;
+    if (!status) status = mtt__begin_sequence(env, tokenizer, &g, vocab, 0, &q);
+    while (!status && q.number >= 0 && count > 0) {
+        status = mtt_next_logits(trainer, q.ids, q.known, logits);
+        if (!status) status = mtt__draw_id(env, tokenizer, &g, vocab, logits, &q);
     }
+    mtt__free_sequence(env, &q);
     mtt__free(env, ids);
     mtt__free(env, logits);
     return status;
@@ -13463,6 +14064,210 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *t, int index, int times, double *ms)
     if (!status && both) status = mtt__copy(t, MTT__PUT, both->data, before, both->bytes);
     if (!status && both) status = t->backend.run(t->context, op, 1);
     mtt__free(t->env, before);
+    return status;
+}
+
+/* -----------------------------------------------------------------------------------------------------------
+   >>generator
+   -------------------------------------------------------------------------------------------------------- */
+
+/* A generator is a trainer whose schedule has no backward pass, no optimizer and no counters: its first
+   program passes over a chunk of prompts, its second one computes a token of each sequence. Rows of a program
+   are tokens of any sequences, at any places. The cache has `context` places for each sequence, of which the
+   first `lengths` are in use; what is behind them is never read. */
+struct mtt_generator {
+    mtt_trainer trainer;
+    mtt_schedule schedule;
+    int *lengths;
+    int32_t *tokens, *sequences, *places, *last; /* of a pass; last: the row of each sequence's last token */
+};
+
+MTTDEF void mtt_generator_destroy(mtt_generator *g)
+{
+    if (!g) return;
+    if (g->trainer.opened) {
+        mtt__unbind(&g->trainer);
+        g->trainer.backend.close(g->trainer.context);
+    }
+    mtt__release_programs(&g->schedule);
+    mtt__free(g->trainer.env, g->trainer.staging);
+    mtt__free(g->trainer.env, g->tokens);
+    mtt__free(g->trainer.env, g->lengths);
+    mtt__free(g->trainer.env, g);
+}
+
+MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model,
+                                       const mtt_generator_desc *desc, const mtt_backend *backend,
+                                       mtt_generator **out)
+{
+    mtt_generator *g = (mtt_generator *)mtt__alloc(env, 1, sizeof(*g));
+    mtt_trainer *t = &g->trainer;
+    size_t all_bytes, rows;
+    mtt_status status;
+    *out = NULL;
+    if (!g) return MTT_E_MEMORY;
+    t->env = env;
+    t->backend = *backend;
+    t->backend.ranks = NULL;
+    t->schedule = &g->schedule;
+    status = mtt__generation_init(&g->schedule, env, model, desc, backend->device);
+    rows = (size_t)g->schedule.chunk;
+    if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
+        status = MTT_E_MEMORY;
+    if (!status) t->values = t->staging + MTT__STAGING;
+    if (!status) g->lengths = (int *)mtt__alloc(env, (size_t)g->schedule.batch, sizeof(int));
+    if (!status) g->tokens = (int32_t *)mtt__alloc(env, 3 * rows + (size_t)g->schedule.batch, sizeof(int));
+    if (!status && (!g->lengths || !g->tokens)) status = MTT_E_MEMORY;
+    if (!status) g->sequences = g->tokens + rows, g->places = g->sequences + rows, g->last = g->places + rows;
+    if (!status) status = backend->open(env, &t->backend, &g->schedule.policy, &t->context);
+    t->opened = !status;
+    if (!status) status = backend->memory(t->context, &t->free_before, &all_bytes);
+    if (!status) status = mtt__bind(t);
+    if (!status) status = mtt__fill_tables(t);
+    if (!status) *out = g;
+    else mtt_generator_destroy(g);
+    return status;
+}
+
+MTTDEF const mtt_schedule *mtt_generator_schedule(const mtt_generator *g)
+{
+    return &g->schedule;
+}
+
+MTTDEF size_t mtt_generator_device_bytes(const mtt_generator *g)
+{
+    return mtt_trainer_device_bytes(&g->trainer);
+}
+
+MTTDEF const char *mtt_generator_parameter(const mtt_generator *g, int index, int64_t shape[2])
+{
+    return mtt_parameter(&g->trainer, index, shape);
+}
+
+MTTDEF mtt_status mtt_generator_set(mtt_generator *g, int index, const float *values)
+{
+    return mtt_parameter_set(&g->trainer, index, values);
+}
+
+MTTDEF mtt_status mtt_generator_load(mtt_generator *g, mtt_model *model)
+{
+    return mtt_trainer_load(&g->trainer, model);
+}
+
+MTTDEF mtt_status mtt_generator_cut(mtt_generator *g, int sequence, int length)
+{
+    if (sequence < 0 || sequence >= g->schedule.batch || length < 0)
+        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "sequence %d to %d tokens: sequences are 0 to %d",
+                         sequence, length, g->schedule.batch - 1);
+    if (length < g->lengths[sequence]) g->lengths[sequence] = length;
+    return MTT_OK;
+}
+
+/* Runs a program over the first rows of the pass, and fetches the logits of sequences that end in it. */
+static mtt_status mtt__pass(mtt_generator *g, int which, int rows, float *logits)
+{
+    const mtt__program *p = &g->schedule.programs[which];
+    const mtt_tensor *to[] = {p->tokens, p->sequences, p->places, p->last};
+    int32_t *from[] = {g->tokens, g->sequences, g->places, g->last};
+    int64_t vocab = g->schedule.model.vocab;
+    mtt_trainer *t = &g->trainer;
+    mtt_status status = MTT_OK;
+    int i;
+    for (; rows < p->shape.rows; rows++) g->tokens[rows] = g->sequences[rows] = 0, g->places[rows] = -1;
+    for (i = 0; i < (which == MTT__CHUNK ? 4 : 3) && !status; i++)
+        status = t->backend.upload(t->context, to[i]->data, from[i],
+                                   sizeof(int32_t) * (size_t)(i < 3 ? p->shape.rows : g->schedule.batch));
+    if (!status) status = t->backend.run(t->context, p->ops, p->op_count);
+    for (i = 0; i < g->schedule.batch && !status; i++)
+        if (g->last[i] >= 0)
+            status = mtt__move(t, MTT__GET, p->output, i * (int64_t)p->shape.vocab_padded, vocab,
+                               logits + i * vocab);
+    return status;
+}
+
+MTTDEF mtt_status mtt_generator_append(mtt_generator *g, const int32_t *const *tokens, const int *counts,
+                                       float *logits)
+{
+    int batch = g->schedule.batch, context = g->schedule.seq_len, most = 0, rows = 0, i, k;
+    mtt_status status = MTT_OK;
+    for (i = 0; i < batch && !status; i++) {
+        most = counts[i] > most ? counts[i] : most;
+        if (counts[i] < 0 || counts[i] > context - g->lengths[i])
+            return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "%d tokens for sequence %d, which has %d of %d: "
+                             "raise the context, or cut the sequence", counts[i], i, g->lengths[i], context);
+        status = mtt__check_ids(&g->trainer, tokens[i], counts[i], 0, "token");
+    }
+    for (i = 0; i < batch; i++) g->last[i] = -1;
+    for (i = 0; i < batch && !status; i++)
+        for (k = 0; k < (most > 1 ? counts[i] : 1) && !status; k++) {
+            g->tokens[rows] = counts[i] ? tokens[i][k] : 0;
+            g->sequences[rows] = i;
+            g->places[rows] = counts[i] ? g->lengths[i] + k : -1;
+            if (k == counts[i] - 1) g->last[i] = rows;
+            if (++rows < g->schedule.chunk || most < 2) continue;
+            status = mtt__pass(g, MTT__CHUNK, rows, logits);
+            for (rows = 0; rows < batch; rows++) g->last[rows] = -1;
+            rows = 0;
+        }
+    if (!status && most && rows) status = mtt__pass(g, most > 1 ? MTT__CHUNK : MTT__TOKEN, rows, logits);
+    for (i = 0; i < batch && !status; i++) g->lengths[i] += counts[i];
+    return status;
+}
+
+/* Makes room in the context for the ids of a sequence that are not in the cache. Returns their number. */
+static mtt_status mtt__make_room(mtt_generator *g, int slot, const mtt_generation *o, mtt__sequence *q)
+{
+    int context = g->schedule.seq_len, half = context > 1 ? context / 2 : 1;
+    if (q->known - q->first <= context) return MTT_OK;
+    if (o->full_context == MTT_CONTEXT_STOP && !q->drawn)
+        return mtt__fail(g->trainer.env, MTT_E_ARGUMENT, "prompt %d has %d ids, the context %d: raise it, or "
+                         "let it slide", q->number, q->known, context);
+    if (o->full_context == MTT_CONTEXT_STOP) {
+        o->write(o->user, q->number, -1, q->text, q->held);
+        q->number = -1;
+        return MTT_OK;
+    }
+    q->first = q->known - (q->drawn ? half : context);
+    q->place = 0;
+    return mtt_generator_cut(g, slot, 0);
+}
+
+MTTDEF mtt_status mtt_generator_run(mtt_generator *g, const mtt_tokenizer *tokenizer, const mtt_generation *o)
+{
+    mtt_env *env = g->trainer.env;
+    int batch = g->schedule.batch, vocab = g->schedule.model.vocab, next = 0, busy = 1, i;
+    float *logits = (float *)mtt__alloc(env, (size_t)batch * (size_t)vocab, sizeof(*logits));
+    mtt__sequence *all = (mtt__sequence *)mtt__alloc(env, (size_t)batch, sizeof(*all));
+    const int32_t **tokens = (const int32_t **)mtt__alloc(env, (size_t)batch, sizeof(*tokens));
+    int *counts = (int *)mtt__alloc(env, (size_t)batch, sizeof(*counts));
+    mtt_status status = logits && all && tokens && counts ? MTT_OK : MTT_E_MEMORY;
+    if (!status) status = mtt__generation_check(env, tokenizer, o);
+    for (i = 0; i < batch && all; i++) all[i].number = -1;
+    while (!status && busy && o->count > 0) {
+        for (i = busy = 0; i < batch && !status; i++) {
+            mtt__sequence *q = &all[i];
+            if (q->number >= 0) status = mtt__make_room(g, i, o, q);
+            while (!status && q->number < 0 && next < o->prompt_count) {
+                status = mtt__begin_sequence(env, tokenizer, o, vocab, next++, q);
+                if (!status) status = mtt_generator_cut(g, i, 0);
+                if (!status) status = mtt__make_room(g, i, o, q);
+            }
+            if (status) break;
+            counts[i] = q->number < 0 ? 0 : q->known - q->first - q->place;
+            tokens[i] = counts[i] ? q->ids + q->first + q->place : NULL;
+            q->place += counts[i];
+            busy |= counts[i];
+        }
+        if (!status && busy) status = mtt_generator_append(g, tokens, counts, logits);
+        for (i = 0; i < batch && !status; i++)
+            if (counts[i])
+                status = mtt__draw_id(env, tokenizer, o, vocab, logits + (size_t)i * (size_t)vocab, &all[i]);
+    }
+    for (i = 0; i < batch && all; i++) mtt__free_sequence(env, &all[i]);
+    mtt__free(env, counts);
+    mtt__free(env, (void *)tokens);
+    mtt__free(env, all);
+    mtt__free(env, logits);
     return status;
 }
 

@@ -41,7 +41,7 @@
       mtt_k_softmax, _backward     12   T; packs of 8 or single elements
       mtt_k_cross_entropy           6   T; loss, gradient
       mtt_k_loss_rows               3   T
-      all others                   87   once, or for each T; 5 of them CUB's */
+      all others                   94   once, or for each T; 5 of them CUB's */
 #ifndef MTT_CUDA
 #define MTT_CUDA
 #endif
@@ -2100,6 +2100,29 @@ static mtt_status mtt__cuda_pick_row(mtt__cuda *c, const mtt_op *op)
                        (int64_t)(o->row->bytes / 16));
 }
 
+/* Math:        y[i] = x[index[i]], or 0 where index[i] < 0
+   Shapes:      x [.., W], index [N] int32, y [N, W], any type
+   Launch:      256 threads, 16 bytes each
+   Requires:    a row is a multiple of 16 bytes
+   Traffic:     N rows read and written
+   Determinism: copy
+   Reference:   mtt__cpu_gather */
+static __global__ void __launch_bounds__(256)
+    mtt_k_gather(const uint4 *x, const int32_t *index, uint4 *y, int64_t rows, int64_t packs)
+{
+    const int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x, row = at / packs;
+    if (row < rows)
+        y[at] = index[row] < 0 ? make_uint4(0, 0, 0, 0) : x[index[row] * packs + at - row * packs];
+}
+
+static mtt_status mtt__cuda_gather(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_gather *o = MTT_OPERANDS_OF(gather, op);
+    const int64_t rows = o->y->shape[0], packs = (int64_t)o->y->bytes / rows / 16;
+    return mtt__launch(c, "gather", mtt_k_gather, mtt__blocks(rows * packs, 256), 256,
+                       mtt__at<uint4>(o->x), mtt__at<int32_t>(o->index), mtt__at<uint4>(o->y), rows, packs);
+}
+
 /* ----------------------------------------------------------------------------------------------------------
    >>products   cuBLASLt, and GELU beside it
    ------------------------------------------------------------------------------------------------------- */
@@ -3892,6 +3915,119 @@ static mtt_status mtt__cuda_softmax_backward(mtt__cuda *c, const mtt_op *op)
     const mtt_tensor *ds = MTT_OPERANDS_OF(softmax_backward, op)->d_scores;
     return mtt__by_type(
         c, ds, [&](auto zero) { return mtt__launch_softmax_backward<decltype(zero)>(c, op); });
+}
+
+/* ---- attention over a cache ---- */
+
+template <class T> struct mtt__cached {
+    const T *qkv;
+    const int32_t *sequences, *places;
+    T *keys, *values, *out;
+    mtt_qkv view;
+    int64_t rows, context;
+    int window, log_lanes;
+    float scale;
+};
+
+/* Math:        keys, values [sequences[r], head, places[r]] = k, v of row r, if there is a place
+   Shapes:      qkv [R, row of the view], keys and values [B heads_kv, context, D] T; the indices [R]
+   Launch:      256 threads, 8 elements each of k and v
+   Requires:    D a multiple of 8; no two rows have the same place of a sequence
+   Traffic:     k and v read and written once
+   Determinism: copy
+   Reference:   mtt__cpu_cached_attention */
+template <class T> static __global__ void __launch_bounds__(256) mtt_k_cache(const mtt__cached<T> o)
+{
+    const int D = o.view.head_dim, wide = 2 * o.view.heads_kv * D;
+    const int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8, row = at / wide;
+    if (row >= o.rows || o.places[row] < 0) return;
+    const int column = (int)(at - row * wide), head = column / D % o.view.heads_kv;
+    T *to = column < wide / 2 ? o.keys : o.values;
+    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head;
+    *reinterpret_cast<mtt__vector<T> *>(to + (kv * o.context + o.places[row]) * D + column % D) =
+        mtt__load_vector(o.qkv + row * o.view.row + o.view.heads * D + column);
+}
+
+/* Math:        O = softmax(scale q K^T) V over the places that a row attends; 0 for a row without a place
+   Shapes:      as mtt_k_cache; out [R, H D]
+   Launch:      a block of 256 threads a row and head. 2^log_lanes threads, 8 columns each, are a slot; each
+                slot takes every 256 / 2^log_lanes-th key, with a running maximum and sum. Then the slots join
+   Requires:    D a multiple of 8, at most 8 2^log_lanes; the row's own k and v are in the cache
+   Traffic:     K and V of the row's places once
+   Determinism: keys of a slot in order, then the slots in order
+   Reference:   mtt__attend */
+template <class T>
+static __global__ void __launch_bounds__(256) mtt_k_cached_attention(const mtt__cached<T> o)
+{
+    __shared__ float shared[2048];
+    __shared__ float most_of[256];
+    __shared__ float sum_of[256];
+    const int D = o.view.head_dim, lane = threadIdx.x & ((1 << o.log_lanes) - 1);
+    const int slot = threadIdx.x >> o.log_lanes, slots = 256 >> o.log_lanes;
+    const int64_t row = blockIdx.x / o.view.heads;
+    const int head = (int)(blockIdx.x - row * o.view.heads), place = o.places[row];
+    const bool valid = lane * 8 < D;
+    T *out = o.out + (row * o.view.heads + head) * D;
+    if (place < 0) {
+        for (int d = threadIdx.x; d < D; d += 256) out[d] = mtt__from_float<T>(0.0f);
+        return;
+    }
+    const int64_t kv = (int64_t)o.sequences[row] * o.view.heads_kv + head / (o.view.heads / o.view.heads_kv);
+    const T *k_gmem = o.keys + kv * o.context * D + lane * 8;
+    const T *v_gmem = o.values + kv * o.context * D + lane * 8;
+    const int first = (int)mtt__first_key(o.window, place);
+    float q[8] = {}, acc[8] = {}, most = -CUDART_INF_F, sum = 0;
+    if (valid) mtt__read_floats(o.qkv + row * o.view.row + head * D + lane * 8, q);
+    for (int key = first; key <= place; key += slots) { /* all lanes of a warp come to the shuffles */
+        const int64_t j = key + slot;
+        const bool attends = j <= place;
+        float k[8] = {}, v[8] = {}, s = 0;
+        if (attends && valid) mtt__read_floats(k_gmem + j * D, k);
+        if (attends && valid) mtt__read_floats(v_gmem + j * D, v);
+        MTT__UNROLL for (int i = 0; i < 8; i++) s += q[i] * k[i];
+        for (int step = 1 << o.log_lanes >> 1; step; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
+        if (!attends) continue;
+        s *= o.scale;
+        const float larger = fmaxf(most, s), rescale = mtt__exp_for<T>(most - larger);
+        const float p = mtt__exp_for<T>(s - larger);
+        sum = sum * rescale + p;
+        MTT__UNROLL for (int i = 0; i < 8; i++) acc[i] = acc[i] * rescale + p * v[i];
+        most = larger;
+    }
+    if (lane == 0) most_of[slot] = most, sum_of[slot] = sum;
+    if (valid) MTT__UNROLL for (int i = 0; i < 8; i++) shared[slot * D + lane * 8 + i] = acc[i];
+    __syncthreads(); /* the slots' sums are there before they are joined */
+    for (int s = 0; s < slots; s++) most = fmaxf(most, most_of[s]);
+    for (int d = threadIdx.x; d < D; d += 256) {
+        float all = 0, value = 0;
+        for (int s = 0; s < slots; s++) {
+            const float share = mtt__exp_for<T>(most_of[s] - most);
+            all += share * sum_of[s];
+            value += share * shared[s * D + d];
+        }
+        out[d] = mtt__from_float<T>(value / all);
+    }
+}
+
+static mtt_status mtt__cuda_cached_attention(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_cached_attention *p = MTT_OPERANDS_OF(cached_attention, op);
+    const mtt_shape *d = op->shape;
+    return mtt__by_type(c, p->out, [&](auto zero) {
+        typedef decltype(zero) T;
+        mtt__cached<T> o = {};
+        o.qkv = mtt__at<T>(p->qkv), o.keys = mtt__at<T>(p->keys), o.values = mtt__at<T>(p->values);
+        o.out = mtt__at<T>(p->out);
+        o.sequences = mtt__at<int32_t>(p->sequences), o.places = mtt__at<int32_t>(p->places);
+        o.view = mtt_qkv_of(d), o.rows = d->rows, o.context = p->keys->shape[1], o.window = d->window;
+        o.scale = 1.0f / sqrtf((float)d->head_dim);
+        while (8 << o.log_lanes < d->head_dim) o.log_lanes++;
+        const int64_t moved = d->rows * 2 * d->heads_kv * d->head_dim;
+        mtt_status status = mtt__launch(c, "cache", mtt_k_cache<T>, mtt__blocks(moved, 2048), 256, o);
+        if (status != MTT_OK) return status;
+        return mtt__launch(c, "cached_attention", mtt_k_cached_attention<T>, (unsigned)(d->rows * d->heads),
+                           256, o);
+    });
 }
 
 /* ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 build=$1; shift
 passed=0 failed=0 skipped=0 closing='^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$'
 for program in "$@" test_golden.sh test_tools_data.sh test_convert.sh test_explorer.sh test_train.sh \
-  test_suites.sh; do
+  test_generate.sh test_suites.sh; do
   start=$(date +%s.%N)
   case $program in
     *.sh) out=$(bash "tests/$program" "$build" 2>&1);;

@@ -1111,6 +1111,57 @@ static double *new_square(int64_t T)
 /* Plain attention whose scores stay FP32: only the probabilities are rounded, on their way into the second
    product. What is off in a score is off in its probability, relative to it, and in the sum of all. Values in
    8 bits are those that the operation has stored in 16. */
+/* Of each row and head, over the places of its sequence in the cache. */
+static void textbook_cached_attention(const textbook *t)
+{
+    const mtt_cached_attention *o = MTT_OPERANDS_OF(cached_attention, t->op);
+    const numbers_cached_attention *v = VALUES(cached_attention, t);
+    const mtt_shape *d = t->op->shape;
+    const int32_t *sequences = (const int32_t *)o->sequences->data;
+    const int32_t *places = (const int32_t *)o->places->data;
+    mtt_qkv qkv = mtt_qkv_of(d);
+    int64_t D = d->head_dim, context = o->keys->shape[1], C = d->heads * D, r, j, k;
+    double *s = malloc((size_t)context * sizeof(double)), scale = 1 / sqrt((double)D);
+    for (r = 0; r < d->rows; r++)
+        for (j = 0; j < 2 * d->heads_kv && places[r] >= 0; j++) {
+            double *to = j < d->heads_kv ? v->keys : v->values;
+            int64_t kv = sequences[r] * d->heads_kv + j % d->heads_kv;
+            memcpy(to + (kv * context + places[r]) * D, v->qkv + r * qkv.row + (d->heads + j) * D,
+                   (size_t)D * sizeof(double));
+        }
+    if (t->exact) memset(MAGNITUDES(cached_attention, t)->keys, 0, mtt__elements(o->keys) * sizeof(double));
+    if (t->exact) memset(MAGNITUDES(cached_attention, t)->values, 0, mtt__elements(o->keys) * sizeof(double));
+    for (r = 0; r < d->rows * d->heads; r++) {
+        int64_t row = r / d->heads, head = r % d->heads, place = places[row];
+        int64_t first = ((sequences[row] * d->heads_kv + head / (d->heads / d->heads_kv)) * context) * D;
+        int64_t low = place < 0 ? 0 : mtt__first_key(d->window, place);
+        double *out = v->out + row * C + head * D, sum = 0, doubt = 0, most = -1e300;
+        double *size = t->exact ? MAGNITUDES(cached_attention, t)->out + row * C + head * D : NULL;
+        double *sizes = calloc((size_t)context, sizeof(double));
+        memset(out, 0, (size_t)D * sizeof(double));
+        if (t->exact) memset(size, 0, (size_t)D * sizeof(double));
+        for (j = low; j <= place; j++) {
+            for (k = 0, s[j] = 0; k < D; k++) {
+                double term = v->qkv[row * qkv.row + head * D + k] * v->keys[first + j * D + k];
+                s[j] = fp32(t, s[j] + term);
+                sizes[j] += fabs(term) * scale;
+            }
+            s[j] = fp32(t, s[j] * scale);
+            most = fmax(most, s[j]);
+        }
+        for (j = low; j <= place; j++) sum = fp32(t, sum + (s[j] = fp32(t, exp(fp32(t, s[j] - most)))));
+        for (j = low; j <= place; j++) doubt += s[j] / sum * sizes[j];
+        for (j = low; j <= place; j++)
+            for (k = 0; k < D; k++) {
+                double p = stored(t, fp32(t, s[j] / sum)), term = p * v->values[first + j * D + k];
+                out[k] = fp32(t, out[k] + term);
+                if (t->exact) size[k] += fabs(term) * (1 + sizes[j] + doubt);
+            }
+        free(sizes);
+    }
+    free(s);
+}
+
 static void textbook_flash(const textbook *t)
 {
     const mtt_flash *o = MTT_OPERANDS_OF(flash, t->op);
@@ -1550,6 +1601,7 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_softmax] = textbook_softmax,
     [MTT_OP_attention_values] = textbook_attention_values,
     [MTT_OP_flash] = textbook_flash,
+    [MTT_OP_cached_attention] = textbook_cached_attention,
     [MTT_OP_cross_entropy] = textbook_cross_entropy,
     [MTT_OP_chunked_loss] = textbook_chunked_loss,
     [MTT_OP_cross_entropy_backward] = textbook_cross_entropy_backward,
@@ -1629,17 +1681,15 @@ static void bind_arena(mtt_schedule *s, char *arena)
         }
 }
 
-/* The same schedule twice, on the host and on the device. */
-static lock_step open_lock_step(const setup *s)
+/* Two schedules that are the same, on the host and on the device. */
+static lock_step bind_lock_step(const setup *s, mtt_schedule *host, mtt_schedule *device)
 {
     lock_step l;
     new_case();
     memset(&l, 0, sizeof(l));
     l.s = *s;
-    l.s.policy.device = MTT_DEVICE_CUDA;
-    check(mtt_schedule_create(&env, &s->model, &l.s.policy, s->batch, s->seq_len, &l.host) == MTT_OK &&
-              mtt_schedule_create(&env, &s->model, &l.s.policy, s->batch, s->seq_len, &l.device) == MTT_OK,
-          "schedule: %s", env.error);
+    l.host = host;
+    l.device = device;
     l.host_arena = calloc(1, mtt__arena_bytes(l.host));
     l.context = context_of(&l.host->policy);
     check(cuda.alloc(l.context, mtt__arena_bytes(l.host), (void **)&l.device_arena) == MTT_OK, "alloc: %s",
@@ -1647,6 +1697,17 @@ static lock_step open_lock_step(const setup *s)
     bind_arena(l.host, l.host_arena);
     bind_arena(l.device, l.device_arena);
     return l;
+}
+
+static lock_step open_lock_step(const setup *s)
+{
+    mtt_schedule *host, *device;
+    setup d = *s;
+    d.policy.device = MTT_DEVICE_CUDA;
+    check(mtt_schedule_create(&env, &s->model, &d.policy, s->batch, s->seq_len, &host) == MTT_OK &&
+              mtt_schedule_create(&env, &s->model, &d.policy, s->batch, s->seq_len, &device) == MTT_OK,
+          "schedule: %s", env.error);
+    return bind_lock_step(&d, host, device);
 }
 
 static void close_lock_step(lock_step *l)
@@ -3240,6 +3301,75 @@ static void eight_operations(int setups)
     random_state = others;
 }
 
+/* ---- generation ---- */
+
+/* Rows of one sequence after the other, at places from any one up, and rows without a place between them. */
+static void fill_rows(const mtt_schedule *s, mtt__program *p)
+{
+    int32_t *tokens = (int32_t *)p->tokens->data, *sequences = (int32_t *)p->sequences->data;
+    int32_t *places = (int32_t *)p->places->data, *last = (int32_t *)p->last->data;
+    int row = 0, i, rows = (int)p->shape.rows;
+    for (i = 0; i < rows; i++) tokens[i] = below(s->model.vocab), sequences[i] = 0, places[i] = -1;
+    for (i = 0; i < s->batch; i++) {
+        int count = p == &s->programs[MTT__TOKEN] ? 1 : 1 + below(rows), place = below(s->seq_len);
+        last[i] = below(3) ? below(rows) : -1;
+        row += below(2) && rows > s->batch;
+        for (; count-- && row < rows && place < s->seq_len; row++) {
+            sequences[row] = i;
+            places[row] = below(8) || rows > s->batch ? place++ : -1;
+        }
+    }
+}
+
+enum { GENERATION_SETUPS = 600 };
+
+/* The programs of a generator, operation by operation: groups, every width of a head, windows. */
+static void generation(int setups)
+{
+    static const int GROUPS[] = {1, 2, 3, 8};
+    for (int number = 0; number < setups; number++) {
+        setup s = random_setup(number);
+        mtt_generator_desc desc = {number % 3 ? MTT_BF16 : MTT_FP32, .batch = 1 + below(4),
+                                   .chunk = 1 + below(40), .context = 1 + below(number % 5 ? 150 : 700)};
+        mtt_schedule *both[2];
+        lock_step l;
+        int k, which, i;
+        s.model.heads_kv = 1 + below(2);
+        s.model.heads = s.model.heads_kv * GROUPS[number % 4];
+        s.model.d_head = 8 * (1 + number % 32);
+        s.model.d_model = 16 * (1 + below(6));
+        s.model.layers = 1;
+        s.model.max_seq = desc.context;
+        s.model.positions = (mtt_positions)below(4);
+        s.model.qk_norm = below(2);
+        s.policy.precision = desc.precision;
+        s.policy.state = MTT_STATE_FULL;
+        s.policy.device = MTT_DEVICE_CUDA;
+        s.policy.window = desc.window = below(2) ? 1 + below(desc.context) : 0;
+        s.batch = desc.batch, s.seq_len = desc.context;
+        set_options(&s.model, number);
+        for (k = 0; k < 2; k++) {
+            both[k] = calloc(1, sizeof(**both));
+            check(!mtt__generation_init(both[k], &env, &s.model, &desc, MTT_DEVICE_CUDA), "%s", env.error);
+        }
+        l = bind_lock_step(&s, both[0], both[1]);
+        l.once = 1;
+        for (which = MTT__CHUNK; which <= MTT__TOKEN; which++) {
+            mtt__program *p = &l.host->programs[which];
+            for (i = 0; i < p->tensor_count; i++)
+                if (p->tensors[i]->persistent && p->tensors[i] != p->workspace && which == MTT__CHUNK) {
+                    mtt_tensor *t = p->tensors[i];
+                    if (t->category == MTT_ACTIVATIONS) fill_tensor(t, 1, 0); /* the cache */
+                    else if (t->dtype != MTT_I32 && t->dtype != MTT_U8)
+                        fill_tensor(t, 0.3f, t->rank > 1 ? 0 : 0.7f);
+                }
+            fill_rows(l.host, p);
+            for (i = 0; i < p->op_count; i++) step_op(&l, which, i, 0);
+        }
+        close_lock_step(&l);
+    }
+}
+
 static void print_worst(int all)
 {
     int i, k;
@@ -3280,6 +3410,7 @@ static void operations(int large, int small)
         s.policy.accumulate = 1 + below(2);
         step_schedule(&s, 1);
     }
+    generation(small < SMALL_SETUPS ? small : GENERATION_SETUPS);
     if (eight) eight_operations(small < SMALL_SETUPS ? small / 2 : EIGHT_SETUPS);
     print_worst(eight && small >= SMALL_SETUPS);
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",

@@ -737,6 +737,53 @@ static void option_costs(int *seen)
     }
 }
 
+/* The operations of a generator, its cache and its weights, and that no two tensors overlap. */
+static void generator_costs(int *seen)
+{
+    for (int i = 0; i < 60; i += each()) {
+        configuration c = random_configuration();
+        mtt_generator_desc desc = {below(2) ? MTT_BF16 : MTT_FP32, .batch = c.batch, .context = c.seq_len,
+                                   .chunk = 1 + below(300)};
+        const double E = desc.precision ? 2 : 4, chunk = desc.chunk > c.batch ? desc.chunk : c.batch;
+        mtt_plan_report report = {0};
+        mtt_schedule s;
+        size_t most = 0, cache = 0;
+        describe(&c);
+        mtt_status status = mtt__generation_init(&s, &env, &c.model, &desc, MTT_DEVICE_CPU);
+        check(!status, "%s: %s", c.text, env.error);
+        if (status) continue;
+        for (int which = MTT__CHUNK; which <= MTT__TOKEN; which++) {
+            const mtt__program *p = &s.programs[which];
+            const double rows = which == MTT__CHUNK ? chunk : c.batch, D = s.model.d_head;
+            check_program(p, c.text);
+            if (p->arena_bytes > most) most = p->arena_bytes;
+            for (int k = 0; k < p->op_count; k++) {
+                const mtt_op *op = &p->ops[k];
+                double flops = 4 * rows * s.model.heads * D * c.seq_len, bytes;
+                double kept = 2.0 * c.batch * s.model.heads_kv * c.seq_len * D;
+                bytes = E * (rows * (2 * s.model.heads + 2 * s.model.heads_kv) * D + kept) + 8 * chunk;
+                if (op->kind == MTT_OP_gather) {
+                    const mtt_tensor *y = MTT_OPERANDS_OF(gather, op)->y;
+                    flops = (double)mtt__elements(y), bytes = 2 * (double)y->bytes;
+                } else if (op->kind != MTT_OP_cached_attention) continue;
+                check(op->flops == flops && op->traffic_bytes == bytes,
+                      "%s: %s costs %g FLOPs and %g bytes, not %g and %g", c.text, mtt_op_name(op->kind),
+                      op->flops, op->traffic_bytes, flops, bytes);
+                seen[op->kind] = 1;
+            }
+        }
+        for (int k = 0; k < 2 * s.model.layers; k++) cache += s.programs[MTT__CHUNK].cache[k]->bytes;
+        check((double)cache ==
+                  2 * E * s.model.layers * c.batch * c.seq_len * s.model.heads_kv * s.model.d_head,
+              "%s: the cache has %zu bytes", c.text, cache);
+        check(!mtt_generator_plan(&env, &c.model, &desc, &report) && report.arena_bytes == most &&
+                  report.bytes[MTT_ACTIVATIONS] >= cache && !report.bytes[MTT_OPTIMIZER] &&
+                  !report.bytes[MTT_GRADIENTS],
+              "%s: the plan has %zu bytes, its programs %zu", c.text, report.arena_bytes, most);
+        mtt__release_programs(&s);
+    }
+}
+
 static void costs(void)
 {
     int seen[MTT_OP_KIND_COUNT] = {0};
@@ -774,6 +821,7 @@ static void costs(void)
         mtt_schedule_destroy(s);
     }
     option_costs(seen);
+    generator_costs(seen);
     for (int kind = 0; kind < MTT_OP_all_to_all; kind++) /* the first of those between ranks */
         check(seen[kind], "no schedule has %s", mtt_op_name((mtt_op_kind)kind));
 }

@@ -1,0 +1,100 @@
+/* generate.c - continues a text with a model: a checkpoint of train.c, or a Hugging Face folder.
+
+   cc -O3 -march=native -fopenmp examples/generate.c -o generate -lm                (or: make build/generate)
+   ./generate results/novel_fp32_best.safetensors --prompt "It was" --count 200
+   ./generate SmolLM2-135M --precision bf16 --temperature 0.8 --min-p 0.1 --stop "."
+
+   The tokenizer is in the folder, or beside the checkpoint. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include "../tools/results.h"
+#include "../tools/wordpiece.h"
+#include "../tools/options.h"
+
+enum { EXIT_DATA = 3, EXIT_MEMORY = 4, MOST_CONTEXT = 4096 /* unless --context asks for more */ };
+
+static void write_token(void *unused, int number, int32_t id, const char *text, size_t bytes)
+{
+    (void)unused, (void)number, (void)id;
+    result_write_text(stdout, text, bytes);
+    fflush(stdout);
+}
+
+static mtt_env env;
+static mtt_generator_desc desc;
+static mtt_generation job = {.count = 100, .prompt_count = 1, .write = write_token};
+static const char *prompt = "\n", *stop, *tokenizer_path;
+static int plan;
+
+static const option options[] = {
+    TITLE("usage: generate MODEL [option...], a checkpoint of train or a folder of Hugging Face's"),
+    TEXT("prompt", &prompt, "text to continue, default a new line"),
+    INT("count", &job.count, 0, "tokens to write, at most"),
+    TEXT("stop", &stop, "end before this text"),
+    TEXT("tokenizer", &tokenizer_path, "tokenizer.json, vocab.bpe or vocab.txt; default: the model's"),
+    REAL("temperature", &job.sampling.temperature, 0, "0: always the most likely token"),
+    INT("top-k", &job.sampling.top_k, 0, "draw from the N most likely tokens; 0: all"),
+    OPTION("top-p", MTT_FIELD_FLOAT, &job.sampling.top_p, 0, 0, 1, "draw from the top X of probability"),
+    OPTION("min-p", MTT_FIELD_FLOAT, &job.sampling.min_p, 0, 0, 1, "and from X of the likeliest one's up"),
+    REAL("repetition-penalty", &job.sampling.repetition_penalty, 0, "divides logits of earlier tokens"),
+    OPTION("seed", MTT_FIELD_INT64, &job.sampling.seed, 0, 0, 9e18, "of the draws"),
+    INT("context", &desc.context, 0, "tokens that the model sees; default as it was trained"),
+    CHOICE("full-context", &job.full_context, "slide|stop", "what happens when the context is full"),
+    CHOICE("precision", &desc.precision, "fp32|tf32|bf16|fp16|fp8", "of weights and cache: fp32 or bf16"),
+    CHOICE("device", &desc.device, "cpu|cuda", "device"),
+    FLAG("plan", &plan, 1, "print the plan of memory to stderr"),
+};
+
+static mtt_status generate(const char *path)
+{
+    mtt_backend backend = *mtt_cpu_backend();
+    mtt_tokenizer_kind kind = mtt_wordpiece(NULL);
+    size_t bytes = strlen(prompt), count = 0;
+    int32_t *ids = malloc((bytes + 1) * sizeof(*ids));
+    const int32_t *prompts = ids;
+    mtt_model *model = NULL;
+    mtt_tokenizer *tokenizer = NULL;
+    mtt_generator *generator = NULL;
+    mtt_plan_report report;
+    mtt_status status = ids ? mtt_model_open(&env, path, &model) : MTT_E_MEMORY;
+    int size, trained = 0;
+    if (!status && !tokenizer_path) tokenizer_path = mtt_model_tokenizer(model);
+    if (!status && !tokenizer_path) tokenizer_path = result_find_tokenizer(path);
+    if (!status && !tokenizer_path)
+        status = MTT_E_FILE, strcpy(env.error, "there is no tokenizer beside the model: pass --tokenizer");
+    if (!status) status = mtt_tokenizer_load(&env, tokenizer_path, &kind, &tokenizer);
+    if (!status) mtt_model_training(model, &desc.window, &trained);
+    if (!status && !trained) trained = mtt_model_describe(model)->max_seq;
+    if (!desc.context) desc.context = trained < MOST_CONTEXT ? trained : MOST_CONTEXT;
+    if (!status) status = mtt_generator_plan(&env, mtt_model_describe(model), &desc, &report);
+    if (!status && plan) mtt_plan_print(&report, result_write_text, stderr);
+    if (!status && desc.device == MTT_DEVICE_CUDA) status = mtt_cuda_backend(&env, 0, &backend);
+    if (!status) status = mtt_generator_create(&env, mtt_model_describe(model), &desc, &backend, &generator);
+    if (!status) status = mtt_generator_load(generator, model);
+    if (!status) status = mtt_encode_prompt(tokenizer, prompt, bytes, ids, bytes + 1, &count);
+    size = (int)count;
+    job.prompts = &prompts, job.sizes = &size, job.stops = &stop, job.stop_count = stop != NULL;
+    if (!status) fputs(prompt, stdout), status = mtt_generator_run(generator, tokenizer, &job);
+    if (!status) putchar('\n');
+    mtt_generator_destroy(generator);
+    mtt_tokenizer_destroy(tokenizer);
+    mtt_model_close(model);
+    free(ids);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    int named = argc > 1 && argv[1][0] != '-', code;
+    const char *path = argv[named];
+    mtt_status status = MTT_OK;
+    mtt_wait_passively(argv);
+    argv[named] = argv[0];
+    code = option_parse(options, LENGTH(options), argc - named, argv + named);
+    if (code) return code == OPTION_HELP ? 0 : code;
+    if (!named) return option_fail("the model comes first: generate MODEL [option...] (--help lists all)");
+    status = generate(path);
+    if (status) fprintf(stderr, "generate: %s\n", env.error[0] ? env.error : mtt_status_string(status));
+    if (status == MTT_E_MEMORY || status == MTT_E_BUDGET) return EXIT_MEMORY;
+    return status == MTT_E_ARGUMENT ? OPTION_ERROR : status ? EXIT_DATA : 0;
+}

@@ -1,0 +1,452 @@
+/* test_generate.c - generation with a cache gives, bit for bit, the logits and the text of full forward
+   passes: for all options of the model, and however rows meet in a pass. Sampling, stop strings, failures. */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include "test.h"
+
+/* The environment counts blocks, and fails the one that `fails_at` says. The backend counts its bytes. */
+static int live_blocks, allocations, fails_at = -1;
+static size_t taken_bytes;
+static mtt_backend backend;
+
+static mtt_status counted_arena(void *context, size_t bytes, void **block)
+{
+    taken_bytes += bytes;
+    return mtt_cpu_backend()->alloc(context, bytes, block);
+}
+
+static void *counted_alloc(void *user, size_t bytes)
+{
+    (void)user;
+    if (allocations++ == fails_at) return NULL;
+    live_blocks++;
+    return malloc(bytes);
+}
+
+static void counted_free(void *user, void *block)
+{
+    (void)user;
+    live_blocks -= block != NULL;
+    free(block);
+}
+
+static mtt_env env = {counted_alloc, counted_free, NULL, ""};
+
+#define must(call)                                                                                \
+    do {                                                                                          \
+        mtt_status must_status = (call);                                                          \
+        check(!must_status, "%s: %s", #call, env.error);                                          \
+        if (must_status) exit(finish());                                                          \
+    } while (0)
+
+/* A model of any options. */
+static mtt_model_desc draw_model(void)
+{
+    static const int groups[] = {1, 2, 3};
+    int kv = 1 + below(3), group = groups[below(3)];
+    mtt_model_desc m = {.layers = 1 + below(3), .vocab = 40 + below(200), .max_seq = 512};
+    m.heads = kv * group;
+    m.heads_kv = kv;
+    m.d_head = 8 * (1 + below(5));
+    m.d_model = 8 * (2 + below(10));
+    m.d_ff = 8 * (1 + below(20));
+    m.norm = (mtt_norm_form)below(2);
+    m.norm_place = (mtt_norm_place)below(3);
+    m.mlp = (mtt_mlp)below(4);
+    m.no_biases = below(2);
+    m.positions = (mtt_positions)below(4);
+    m.rotary_interleaved = below(2);
+    m.qk_norm = below(2);
+    m.tied_head = below(2);
+    m.no_head_bias = below(2);
+    m.dropout = below(2) ? 0.1f : 0;
+    return m;
+}
+
+/* A trainer with drawn weights, large enough to make a text of many ids, and a generator with the same. */
+static void make_pair(const mtt_model_desc *model, const mtt_generator_desc *desc, mtt_trainer **trainer,
+                      mtt_generator **generator)
+{
+    mtt_policy policy = {desc->precision, .attention = MTT_ATTENTION_FLASH, .window = desc->window};
+    mtt_optim_desc optim = {.seed = random_bits()};
+    int64_t shape[2], i;
+    must(mtt_trainer_create(&env, model, &policy, &optim, mtt_cpu_backend(), 1, desc->context, trainer));
+    taken_bytes = 0;
+    must(mtt_generator_create(&env, model, desc, &backend, generator));
+    for (int k = 0; mtt_parameter(*trainer, k, shape); k++) {
+        int64_t count = shape[0] * (shape[1] ? shape[1] : 1);
+        float *values = (float *)malloc((size_t)count * sizeof(float));
+        must(mtt_parameter_get(*trainer, k, values));
+        for (i = 0; i < count; i++) values[i] = values[i] * 6 + (float)(below(2001) - 1000) * 2e-4f;
+        must(mtt_parameter_set(*trainer, k, values));
+        check(!strcmp(mtt_generator_parameter(*generator, k, shape), mtt_parameter(*trainer, k, shape)),
+              "parameter %d has two names", k);
+        must(mtt_generator_set(*generator, k, values));
+        free(values);
+    }
+}
+
+/* Tokens come in pieces of any length, to some sequences at a time. */
+static void test_logits(int number)
+{
+    enum { BATCH = 4, CONTEXT = 90 };
+    mtt_model_desc model = draw_model();
+    mtt_generator_desc desc = {.precision = number % 3 ? MTT_FP32 : MTT_BF16,
+                               .window = below(2) ? 1 + below(CONTEXT) : 0,
+                               .batch = 1 + below(BATCH),
+                               .context = 1 + below(CONTEXT),
+                               .chunk = 1 + below(below(2) ? 8 : CONTEXT)};
+    int32_t ids[BATCH][CONTEXT];
+    const int32_t *tokens[BATCH];
+    int known[BATCH] = {0}, counts[BATCH], vocab = model.vocab, calls = 0;
+    float *logits = (float *)malloc(sizeof(float) * BATCH * (size_t)vocab);
+    float *expected = (float *)malloc(sizeof(float) * (size_t)vocab);
+    mtt_plan_report plan;
+    mtt_trainer *trainer;
+    mtt_generator *generator;
+    make_pair(&model, &desc, &trainer, &generator);
+    must(mtt_generator_plan(&env, &model, &desc, &plan));
+    check(plan.arena_bytes == taken_bytes, "model %d: %zu planned, %zu taken", number, plan.arena_bytes,
+          taken_bytes);
+    for (int i = 0; i < BATCH; i++)
+        for (int k = 0; k < CONTEXT; k++) ids[i][k] = below(vocab);
+    for (int done = 0; done < desc.batch && calls < 40; calls++) {
+        for (int i = done = 0; i < desc.batch; i++) {
+            int room = desc.context - known[i], most = below(3) ? 1 : 1 + below(30);
+            counts[i] = below(4) ? most < room ? most : room : 0;
+            tokens[i] = ids[i] + known[i];
+            done += room == 0;
+        }
+        must(mtt_generator_append(generator, tokens, counts, logits));
+        for (int i = 0; i < desc.batch; i++) {
+            known[i] += counts[i];
+            if (!counts[i]) continue;
+            must(mtt_next_logits(trainer, ids[i], known[i], expected));
+            check(!memcmp(expected, logits + (size_t)i * (size_t)vocab, sizeof(float) * (size_t)vocab),
+                  "model %d: sequence %d: other logits after %d tokens", number, i, known[i]);
+        }
+        if (below(10)) continue;
+        known[0] = below(known[0] + 1);
+        must(mtt_generator_cut(generator, 0, known[0]));
+    }
+    free(logits);
+    free(expected);
+    mtt_trainer_destroy(trainer);
+    mtt_generator_destroy(generator);
+}
+
+/* ---- text ---- */
+
+enum { PROMPTS = 7, COUNT = 500 };
+
+/* What each prompt has received. */
+typedef struct received {
+    int32_t ids[COUNT];
+    char text[COUNT * 32];
+    size_t bytes;
+    int count, ends;
+} received;
+static received got[PROMPTS];
+
+static void receive(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    received *r = (received *)user + prompt;
+    memcpy(r->text + r->bytes, text, bytes);
+    r->bytes += bytes;
+    if (id < 0) r->ends++;
+    else r->ids[r->count++] = id;
+}
+
+/* A tokenizer of words and pieces of words, so that strings begin and end within tokens. */
+static mtt_tokenizer *make_tokenizer(int vocab)
+{
+    static const char text[] = "the cat sat on the mat and that was that; then another cat came to the mat ";
+    mtt_vocab_trainer *trainer;
+    mtt_tokenizer *tokenizer;
+    must(mtt_vocab_trainer_create(&env, NULL, &trainer));
+    must(mtt_vocab_trainer_add(trainer, text, sizeof(text) - 1));
+    must(mtt_vocab_trainer_finish(trainer, vocab, &tokenizer));
+    mtt_vocab_trainer_destroy(trainer);
+    return tokenizer;
+}
+
+/* The largest logit that a naive penalty leaves, or a draw. */
+static int32_t next_id(const mtt_sampling *s, float *logits, int vocab, const int32_t *ids, int known,
+                       int drawn)
+{
+    float penalty = s->repetition_penalty;
+    for (int v = 0; v < vocab && penalty > 0; v++)
+        for (int k = 0; k < known; k++)
+            if (ids[k] == v) {
+                logits[v] = logits[v] > 0 ? logits[v] / penalty : logits[v] * penalty;
+                break;
+            }
+    return mtt_sample(logits, vocab, s, (uint64_t)drawn);
+}
+
+/* Ends the text before the first stop string in it. */
+static int cut_at_stop(const mtt_generation *g, received *r)
+{
+    for (size_t at = 0; at < r->bytes; at++)
+        for (int k = 0; k < g->stop_count; k++)
+            if (r->bytes - at >= strlen(g->stops[k]) &&
+                !memcmp(r->text + at, g->stops[k], strlen(g->stops[k]))) {
+                r->bytes = at;
+                return 1;
+            }
+    return 0;
+}
+
+/* The text of prompt number `number` by full passes over what the context has then: all, or after it was full
+   the last half and what was drawn since. */
+static void reference(mtt_trainer *trainer, const mtt_tokenizer *tokenizer, const mtt_generation *g,
+                      int vocab, int context, int number, received *r)
+{
+    static int32_t ids[COUNT + 1000];
+    int known = g->sizes[number], first = known > context ? known - context : 0;
+    float *logits = (float *)malloc(sizeof(float) * (size_t)vocab);
+    mtt_sampling s = g->sampling;
+    s.seed += (uint64_t)number;
+    memcpy(ids, g->prompts[number], sizeof(*ids) * (size_t)known);
+    memset(r, 0, sizeof(*r));
+    while (r->count < g->count) {
+        size_t bytes;
+        const char *text;
+        if (known - first > context && g->full_context == MTT_CONTEXT_STOP) break;
+        if (known - first > context) first = known - (context > 1 ? context / 2 : 1);
+        must(mtt_next_logits(trainer, ids + first, known - first, logits));
+        ids[known] = next_id(&s, logits, vocab, ids, known, r->count);
+        if (ids[known] == mtt_tokenizer_end_of_text(tokenizer)) break;
+        text = mtt_tokenizer_bytes(tokenizer, ids[known], &bytes);
+        if (text) memcpy(r->text + r->bytes, text, bytes), r->bytes += bytes;
+        r->ids[r->count++] = ids[known++];
+        if (cut_at_stop(g, r)) break;
+    }
+    free(logits);
+}
+
+static void test_text(int number)
+{
+    static received expected;
+    static const char *const stops[] = {"at th", "e m", "zz"};
+    mtt_model_desc model = draw_model();
+    mtt_generator_desc desc = {.precision = number % 4 ? MTT_FP32 : MTT_BF16,
+                               .window = below(3) ? 0 : 1 + below(60),
+                               .batch = 1 + below(PROMPTS),
+                               .context = 1 + below(100),
+                               .chunk = 1 + below(40)};
+    mtt_tokenizer *tokenizer = make_tokenizer(model.vocab = 280);
+    mtt_generation g = {.prompt_count = PROMPTS, .count = number < 2 ? COUNT : 1 + below(150)};
+    int32_t ids[PROMPTS][200];
+    const int32_t *prompts[PROMPTS];
+    int sizes[PROMPTS], longest = 0;
+    mtt_trainer *trainer;
+    mtt_generator *generator;
+    model.vocab = mtt_tokenizer_vocab(tokenizer);
+    make_pair(&model, &desc, &trainer, &generator);
+    for (int i = 0; i < PROMPTS; i++) {
+        prompts[i] = ids[i];
+        sizes[i] = 1 + below(below(2) ? 10 : 150);
+        if (sizes[i] > longest) longest = sizes[i];
+        for (int k = 0; k < sizes[i]; k++) ids[i][k] = below(model.vocab);
+    }
+    g.prompts = prompts;
+    g.sizes = sizes;
+    g.full_context = longest > desc.context ? MTT_CONTEXT_SLIDE : (mtt_full_context)below(2);
+    g.stops = stops;
+    g.stop_count = below(2) ? (int)(sizeof(stops) / sizeof(*stops)) : 0;
+    g.write = receive;
+    g.user = got;
+    if (number % 3) {
+        g.sampling = (mtt_sampling){.temperature = 0.5f + (float)below(10) * 0.1f, .seed = random_bits()};
+        if (below(2)) g.sampling.top_k = 1 + below(50);
+        if (below(2)) g.sampling.min_p = (float)below(100) * 0.01f;
+    }
+    if (number % 2) g.sampling.repetition_penalty = 0.8f + (float)below(10) * 0.1f;
+    memset(got, 0, sizeof(got));
+    must(mtt_generator_run(generator, tokenizer, &g));
+    for (int i = 0; i < PROMPTS; i++) {
+        received *r = &got[i];
+        reference(trainer, tokenizer, &g, model.vocab, desc.context, i, &expected);
+        check(r->count == expected.count && !memcmp(r->ids, expected.ids, sizeof(*r->ids) * (size_t)r->count),
+              "text %d, prompt %d: %d ids, and not the %d expected", number, i, r->count, expected.count);
+        check(r->bytes == expected.bytes && !memcmp(r->text, expected.text, r->bytes),
+              "text %d, prompt %d: \"%.*s\", and not \"%.*s\"", number, i, (int)r->bytes, r->text,
+              (int)expected.bytes, expected.text);
+        check(r->ends == 1, "text %d, prompt %d ends %d times", number, i, r->ends);
+    }
+    mtt_tokenizer_destroy(tokenizer);
+    mtt_trainer_destroy(trainer);
+    mtt_generator_destroy(generator);
+}
+
+/* ---- products of few rows ---- */
+
+/* One to four rows of a product have the bits that they have among more rows, of which tiles are made. */
+static void test_few_rows(int number)
+{
+    enum { ROWS = 7 };
+    mtt_dtype dtype = number % 2 ? MTT_BF16_BITS : MTT_F32;
+    int transposed = number / 2 % 2, few = 1 + below(4), first = below(ROWS - few + 1);
+    int64_t k = 8 * (1 + below(50)), n = transposed ? 128 * (1 + below(4)) : 8 * (1 + below(70));
+    mtt_tensor x = {.dtype = dtype, .rank = 2, .shape = {ROWS, k}}, y = x, w = x, b = x, part;
+    float *values = (float *)malloc(sizeof(float) * (size_t)(k * n));
+    char *all = (char *)malloc(4 * ROWS * (size_t)n);
+    w.shape[0] = transposed ? n : k, w.shape[1] = transposed ? k : n;
+    b.shape[0] = b.shape[1] = n, b.rank = 1;
+    y.shape[1] = n;
+    x.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)k;
+    y.bytes = mtt__dtype_bytes[dtype] * ROWS * (size_t)n;
+    x.data = malloc(x.bytes), w.data = malloc(4 * (size_t)(k * n)), b.data = malloc(4 * (size_t)n);
+    y.data = all;
+    for (int64_t i = 0; i < k * n; i++) values[i] = (float)(below(2001) - 1000) * 1e-3f;
+    mtt__store(&w, 0, k * n, values);
+    mtt__store(&b, 0, n, values);
+    for (int64_t i = 0; i < ROWS * k; i++) {
+        float value = (float)(below(2001) - 1000) * 1e-3f;
+        mtt__store(&x, i, 1, &value);
+    }
+    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0);
+    x = mtt__row_range(&x, first, few);
+    part = mtt__row_range(&y, first, few);
+    y = part;
+    y.data = malloc(y.bytes);
+    mtt__gemm(mtt__matrix(&x, 0), mtt__matrix(&w, transposed), mtt__matrix(&y, 0), number % 3 ? &b : NULL, 0);
+    check(!memcmp(y.data, part.data, y.bytes), "product %d: %d of %d rows, %d x %d%s, have other bits",
+          number, few, ROWS, (int)k, (int)n, transposed ? " transposed" : "");
+    free((char *)x.data - (size_t)first * (x.bytes / (size_t)few));
+    free(w.data);
+    free(b.data);
+    free(y.data);
+    free(all);
+    free(values);
+}
+
+/* ---- sampling ---- */
+
+/* Ids below min_p's floor are never drawn; all others are, as often as their share of the rest says. */
+static void test_min_p(int number)
+{
+    enum { V = 12, DRAWS = 4000 };
+    float logits[V], min_p = (float)(1 + below(60)) * 0.01f, temperature = 0.5f + (float)below(20) * 0.1f;
+    double p[V], most = 0, sum = 0;
+    int count[V] = {0};
+    mtt_sampling s = {.temperature = temperature, .seed = random_bits(), .min_p = min_p};
+    for (int v = 0; v < V; v++) logits[v] = (float)below(8000) * 1e-3f;
+    for (int v = 0; v < V; v++) p[v] = exp((double)logits[v] / (double)temperature);
+    for (int v = 0; v < V; v++) most = p[v] > most ? p[v] : most;
+    for (int v = 0; v < V; v++) p[v] = p[v] >= (double)min_p * most * (1 - 1e-6) ? p[v] : 0, sum += p[v];
+    for (int k = 0; k < DRAWS; k++) count[mtt_sample(logits, V, &s, (uint64_t)k)]++;
+    for (int v = 0; v < V; v++) {
+        double share = p[v] / sum, deviation = sqrt(share * (1 - share) * DRAWS);
+        check(fabs(count[v] - share * DRAWS) <= 6 * deviation, "min_p %d: id %d is drawn %d times, not %.0f",
+              number, v, count[v], share * DRAWS);
+    }
+}
+
+/* ---- failures ---- */
+
+static mtt_status run_all(void)
+{
+    mtt_model_desc model = {.layers = 2, .heads = 2, .d_model = 16, .vocab = 300};
+    mtt_generator_desc desc = {.batch = 2, .context = 8, .chunk = 4};
+    int32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+    const int32_t *prompts[] = {ids, ids + 2, ids};
+    int sizes[] = {10, 5, 1};
+    mtt_generation g = {prompts, sizes, 3, 12, {.repetition_penalty = 1.1f}, .write = receive, .user = got};
+    mtt_generator *generator = NULL;
+    mtt_status status = mtt_generator_create(&env, &model, &desc, mtt_cpu_backend(), &generator);
+    memset(got, 0, sizeof(got));
+    if (!status) status = mtt_generator_run(generator, NULL, &g);
+    else check(!generator, "a generator that was not made");
+    mtt_generator_destroy(generator);
+    return status;
+}
+
+/* Each allocation fails once. */
+static void test_memory(void)
+{
+    int blocks = live_blocks, all;
+    allocations = 0;
+    must(run_all());
+    all = allocations;
+    check(all > 30, "%d allocations", all);
+    for (int k = 0; k < all; k++) {
+        mtt_status status;
+        allocations = 0;
+        fails_at = k;
+        status = run_all();
+        fails_at = -1;
+        check(status == MTT_E_MEMORY, "allocation %d of %d fails: %s", k, all, mtt_status_string(status));
+        check(live_blocks == blocks, "allocation %d of %d fails: %d blocks are left", k, all,
+              live_blocks - blocks);
+    }
+}
+
+static void refused(mtt_status status, const char *text)
+{
+    check(status == MTT_E_ARGUMENT && strstr(env.error, text), "\"%s\", and not \"%s\"", env.error, text);
+}
+
+static void test_refusals(void)
+{
+    mtt_model_desc model = {.layers = 1, .heads = 2, .d_model = 16, .vocab = 50, .max_seq = 20,
+                            .positions = MTT_POSITIONS_LEARNED};
+    mtt_generator_desc desc = {.batch = 2, .context = 8};
+    mtt_plan_report plan;
+    int32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 50};
+    const int32_t *prompts[] = {ids, ids};
+    float logits[100];
+    int sizes[] = {9, 1};
+    mtt_generation g = {prompts, sizes, 2, 2, .write = receive, .user = got};
+    mtt_generator *generator;
+    for (int p = 0; p <= MTT_FP8; p++) {
+        desc.precision = (mtt_precision)p;
+        if (p == MTT_FP32 || p == MTT_BF16) must(mtt_generator_plan(&env, &model, &desc, &plan));
+        else refused(mtt_generator_plan(&env, &model, &desc, &plan), "take bf16");
+    }
+    desc = (mtt_generator_desc){.context = 21};
+    refused(mtt_generator_plan(&env, &model, &desc, &plan), "max_seq 20");
+    desc = (mtt_generator_desc){.chunk = -1};
+    refused(mtt_generator_plan(&env, &model, &desc, &plan), "chunk is -1");
+    desc = (mtt_generator_desc){.batch = -1};
+    refused(mtt_generator_plan(&env, &model, &desc, &plan), "batch is -1");
+    desc = (mtt_generator_desc){.batch = 2, .context = 8};
+    must(mtt_generator_create(&env, &model, &desc, mtt_cpu_backend(), &generator));
+    refused(mtt_generator_append(generator, prompts, sizes, logits), "9 tokens for sequence 0");
+    prompts[0] = ids + 9;
+    sizes[0] = 1;
+    refused(mtt_generator_append(generator, prompts, sizes, logits), "is 50");
+    refused(mtt_generator_run(generator, NULL, &g), "has id 50");
+    refused(mtt_generator_cut(generator, 2, 0), "sequences are 0 to 1");
+    prompts[0] = ids;
+    sizes[0] = 9;
+    g.full_context = MTT_CONTEXT_STOP;
+    refused(mtt_generator_run(generator, NULL, &g), "or let it slide");
+    sizes[0] = 0;
+    refused(mtt_generator_run(generator, NULL, &g), "prompt 0 has 0 ids");
+    g.stops = (const char *const[]){""};
+    g.stop_count = 1;
+    refused(mtt_generator_run(generator, NULL, &g), "need a tokenizer");
+    g.stop_count = 0;
+    g.sampling.min_p = 1.5f;
+    refused(mtt_generator_run(generator, NULL, &g), "min_p is 1.5");
+    refused(mtt_generator_set(generator, 1000, logits), "no parameter 1000");
+    mtt_generator_destroy(generator);
+}
+
+int main(int argc, char **argv)
+{
+    mtt_wait_passively(argv);
+    backend = *mtt_cpu_backend();
+    backend.alloc = counted_arena;
+    quick = argc > 1 && !strcmp(argv[1], "quick");
+    for (int k = 0; k < 150; k += each(), new_case()) test_logits(k);
+    for (int k = 0; k < 60; k += each(), new_case()) test_text(k);
+    for (int k = 0; k < 60; k += each(), new_case()) test_min_p(k);
+    for (int k = 0; k < 300; k += each(), new_case()) test_few_rows(k);
+    test_refusals();
+    test_memory();
+    check(live_blocks == 0, "%d blocks are left", live_blocks);
+    return finish();
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# test_generate.sh BUILD_DIR - what BUILD_DIR/generate promises on its command line: text, options, messages,
+# exit codes. Prints what fails, what is skipped, and the closing line. Runs in the repository root.
+set -u
+. tests/lib.sh
+build=$(realpath "$1") work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export OMP_WAIT_POLICY=passive
+sample_text > text.txt
+
+run() { timeout 120 "$build/generate" "$@" > out 2> err < /dev/null; code=$?; }
+expect() { # CODE PATTERN ARGUMENT...: the exit code, and what it must say
+  local want=$1 pattern=$2; shift 2
+  run "$@"
+  if [ $code = "$want" ] && cat out err | grep -qE -- "$pattern"; then pass; return; fi
+  fail "generate $*: exit $code, expected $want and /$pattern/;" \
+    "it said: $(cat err out | tail -n 2 | cut -c1-300)"
+}
+text() { run "$@"; tr -d '\0' < out; }
+
+"$build/train" --data text.txt --layers 2 --heads 2 --d-model 32 --seq-len 64 --batch-size 4 --steps 30 \
+  --vocab-size 300 --positions learned --head tied --no-head-bias --max-seq 64 --lr 1e-2 \
+  --sample 30 --temperature 0 --prompt alabeta > trained 2> err || fail "train: $(tail -n 1 err)"
+model=results/text.txt_fp32_best.safetensors
+run $model --prompt alabeta --count 30
+check "the same greedy text as a full pass for each token" [ "$(tail -n 1 trained)" = "$(cat out)" ]
+expect 0 '^alabeta.' $model --prompt alabeta --count 200 --precision bf16
+check "text past the context, a byte a token at least" [ "$(wc -c < out)" -gt 200 ]
+full() { text $model --prompt alabeta --count 200 "$@" | wc -c; }
+check "--full-context stop ends there" [ "$(full --full-context stop)" -lt "$(full --full-context slide)" ]
+drawn() { text $model --prompt alabeta --count 60 --temperature 1 "$@"; }
+check "the same seed, the same text" [ "$(drawn --seed 3)" = "$(drawn --seed 3)" ]
+check "another seed, another text" [ "$(drawn --seed 3)" != "$(drawn --seed 4)" ]
+check "--min-p 1 leaves the likeliest" [ "$(drawn --min-p 1)" = "$(text $model --prompt alabeta --count 60)" ]
+check "--repetition-penalty changes the text" [ "$(drawn --repetition-penalty 2)" != "$(drawn)" ]
+long=$(text $model --prompt alabeta --count 60)
+stop=${long:30:3} after=${long#alabeta}
+check "--stop ends the text before it" \
+  [ "$(text $model --prompt alabeta --count 60 --stop "$stop")" = "alabeta${after%%"$stop"*}" ]
+expect 0 'parameters [0-9]+, arena [0-9]+ bytes' $model --plan --count 1
+expect 0 'usage: generate MODEL' --help
+expect 2 'the model comes first'
+expect 2 'did you mean --prompt' $model --promt x
+expect 2 'precision is fp16, a generator computes in fp32 or bf16' $model --precision fp16
+expect 2 'context is 65, but learned positions end at max_seq 64' $model --context 65
+expect 2 '--min-p 2: expected a number from 0 to 1' $model --min-p 2
+expect 3 'nothing: cannot open it' nothing
+expect 3 'nothing: cannot read it' $model --tokenizer nothing
+cp $model alone.safetensors
+expect 3 'there is no tokenizer beside the model: pass --tokenizer' alone.safetensors
+expect 0 . alone.safetensors --tokenizer results/text.txt.tokenizer.json --count 1
+
+# a folder of other programs
+if "$build/convert" $model folder > out 2> err; then
+  check "a converted folder gives the same text" \
+    [ "$(text folder --prompt alabeta --count 40)" = "$(text $model --prompt alabeta --count 40)" ]
+  rm folder/tokenizer.json
+  expect 3 'there is no tokenizer beside the model' folder
+else fail "convert: $(tail -n 1 err)"; fi
+
+closing_line
