@@ -357,6 +357,8 @@ typedef struct mtt_policy {
                                 gradient, no optimizer state and no master: 16-bit weights are all there is
                                 of it. Below the lowest one that is trained there is no backward pass. The
                                 text is read until the schedule or the trainer has been created */
+    int keep_gradients;      /* 1 = mtt_gradient_get can read them even if nothing accumulates: they stay in
+                                memory. Default 0. Ranks must not divide them */
     int ranks;               /* processes that train one model together, 1..1024, default 1; a trainer takes
                                 its backend's */
     int rank;                /* whose plan it is, from 0, default 0; shares differ by a block of 8,192
@@ -371,6 +373,14 @@ typedef struct mtt_policy {
 } mtt_policy;
 
 typedef enum mtt_lr_schedule { MTT_LR_CONSTANT, MTT_LR_LINEAR, MTT_LR_COSINE } mtt_lr_schedule;
+
+/* Parameters with rates of their own. Zero means the default, a negative number none. */
+typedef struct mtt_group {
+    const char *names;  /* required: patterns, as those of mtt_policy.freeze */
+    float lr_scale;     /* multiplies the learning rate, at most 1000, default 1 */
+    float weight_decay; /* of matrices and vectors, at most 100, default as without the group */
+} mtt_group;
+enum { MTT_MOST_GROUPS = 7 };
 
 /* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Zero means the default; where the
    default is not zero, a negative number means none. */
@@ -387,6 +397,9 @@ typedef struct mtt_optim_desc {
     float loss_scale;            /* first loss scale, default 65536: FP16's; FP8's for 16,384 tokens a step,
                                     in proportion for others */
     uint64_t seed;               /* of weights and dropout, default 0 */
+    const mtt_group *groups;     /* the first with a parameter's name counts. They are read until the trainer
+                                    has been created */
+    int group_count;             /* at most 7, default 0 */
 } mtt_optim_desc;
 
 /* The descriptors with every default filled in. A fault of any field is reported, all faults at once, each
@@ -667,6 +680,9 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
 
 /* Steps done; without info, steps handed to the device. */
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
+/* The learning rate of the steps that follow, 0 to 100, in place of the schedule's; a negative one: the
+   schedule's again. It is no part of a checkpoint. */
+MTTDEF mtt_status mtt_trainer_set_lr(mtt_trainer *trainer, float lr);
 /* How much the device's free memory has dropped since just before the arena was allocated, by any process. On
    the CPU: the arena's size. On CUDA: the arena, rounded up to pages of 2 MiB. The first trainer of its kind
    in a process takes 2 to 18 MiB more, for the driver's graphs and the code of kernels (measured on an
@@ -680,9 +696,11 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *trainer, int index, int times, double
 /* Parameters by number, from 0, in Hugging Face's GPT-2 names; NULL past the last. shape[2] is rows and
    columns, or elements and 0. */
 MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
+MTTDEF int mtt_parameter_find(const mtt_trainer *trainer, const char *name); /* its number; -1: none */
 /* Copies a parameter's FP32 values out or in: masters and 16-bit copies alike, rounded in the compact state.
    Gradients are those of the last step. They can be read when the policy accumulates (accumulate > 1), since
-   they stay in memory then, but not from ranks that divide them. All ranks call these, in one order. */
+   they stay in memory then, or has keep_gradients, but not from ranks that divide them. All ranks call these,
+   in one order. */
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *trainer, int index, float *values);
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *trainer, int index, const float *values);
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *values);
@@ -693,11 +711,12 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
-/* Continues exactly where mtt_save stopped. Model and token file must be the same, or MTT_E_MISMATCH names
-   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. A file that is
-   older than a field of the model means its default. The file holds FP32 in either state: the compact state's
-   values exactly, and a compact trainer rounds those of a full one. A file that is damaged, without
-   checksums, or with weights or moments that are not finite is refused before anything changes. */
+/* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
+   must be the same, or MTT_E_MISMATCH names the difference. Policy, batch, backend and learning rate may
+   differ; the seed is the file's. A file that is older than a field of the model means its default. The file
+   holds FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a
+   full one. A file that is damaged, without checksums, or with weights or moments that are not finite is
+   refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* ---------------------------------------------------------------------------------------------- json ---- */
@@ -1152,7 +1171,7 @@ struct mtt_op {
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
     mtt_tensor **gradients;            /* sum_gradients, grad_norm, adamw: of some parameters, in order */
     mtt_tensor **sums, **weights;      /* sum_gradients: what they are added to; adamw: the parameters */
-    const struct mtt_part *parts;      /* which elements of each are this rank's */
+    struct mtt_part *parts;            /* which elements of each are this rank's */
     int parameters;                    /* how many these are */
     int first_range, range_count;      /* their entries in `ranges`, if there is one */
     const mtt_transfer *transfers;     /* all_to_all, all_gather: of the backend's memory. Those with one */
@@ -1167,13 +1186,19 @@ struct mtt_op {
 /* The operands by name: const mtt_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_##name *)(const void *)(op)->operands)
 
+/* The rates of some parameters: a factor of the learning rate, and the decay. */
+typedef struct mtt_rate {
+    float lr, decay;
+} mtt_rate;
+
 /* What changes from micro-batch to micro-batch: a tensor, so that a captured graph can be replayed. */
 typedef struct mtt_control {
     uint64_t seed, micro_batch; /* random numbers are functions of both, site, layer and element */
-    float lr, beta1, beta2, eps, weight_decay, clip;
+    float lr, beta1, beta2, eps, clip;
     int64_t targets;            /* that count, in all micro-batches of the step */
     int32_t scaling;            /* 1 = FP16, FP8: scale the loss, skip steps that overflow */
     int32_t row;                /* the row that pick_row takes */
+    mtt_rate rates[2 * MTT_MOST_GROUPS + 2]; /* of matrices and of vectors: without a group; of each group */
 } mtt_control;
 
 /* What the device counts; the host reads it after a step. */
@@ -1556,7 +1581,7 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
 typedef struct mtt_adamw_rates {
     float step;       /* lr / (1 - b1^t) */
     float correction; /* 1 / sqrt(1 - b2^t) */
-    float keep;       /* 1 - lr * decay for a matrix, 1 for a vector */
+    float keep;       /* 1 - lr * decay */
     float scale, b1, b2, eps;
 } mtt_adamw_rates;
 
@@ -1571,13 +1596,13 @@ MTT__BOTH float mtt__adamw_correction(const mtt_control *c, const mtt_counters *
     return (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, (double)counters->updates)));
 }
 
-MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int decays,
+MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int group,
                                            float step, float correction)
 {
     mtt_adamw_rates r;
-    r.step = step;
+    r.step = step * c->rates[group].lr;
     r.correction = correction;
-    r.keep = decays ? 1.0f - c->lr * c->weight_decay : 1.0f;
+    r.keep = 1.0f - c->lr * c->rates[group].lr * c->rates[group].decay;
     r.scale = counters->gradient_scale;
     r.b1 = c->beta1;
     r.b2 = c->beta2;
@@ -1610,7 +1635,7 @@ typedef struct mtt_range {
     int32_t count;         /* and as many */
     int32_t block;         /* blocks with elements in all entries before */
     int32_t parameter;     /* its number */
-    uint8_t decays, made_dtype, gradient_dtype, unused;
+    uint8_t group, made_dtype, gradient_dtype, unused; /* group: its entry in mtt_control.rates */
 } mtt_range;
 
 /* How a parameter is divided. The elements of a layer, and those before or after the layers, are blocks of
@@ -1618,7 +1643,7 @@ typedef struct mtt_range {
    and v are one tensor each, in which a parameter's part begins at a multiple of MTT__PART elements. */
 enum { MTT__PART = 64 };
 typedef struct mtt_part {
-    int number;           /* of the parameter */
+    int number, group;    /* of the parameter; its entry in mtt_control.rates */
     int64_t elements;     /* of the parameter, padded; 0 if it is frozen */
     int64_t block, share; /* its first block in the layer; blocks of a share */
     int64_t square;       /* its first block in the model */
@@ -4053,6 +4078,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
     MTT__FIELD(freeze, TEXT, 0, 0, 0, NULL, "parameters that are not trained, as in wte.*,h.0.*")
+    MTT__FIELD(keep_gradients, FLAG, 0, 0, 1, NULL, "gradients stay in memory, to be read")
     MTT__FIELD(ranks, INT, 1, 1, 1024, NULL, "processes that train together")
     MTT__FIELD(shard, CHOICE, 0, 0, MTT_SHARD_GRADIENTS, "none|optimizer|gradients", "what ranks divide")
     MTT__FIELD(bandwidth, FLOAT, 0, 0, 1e6, NULL, "GB/s of a rank to others, for times in the plan")
@@ -4238,6 +4264,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  model->heads_kv * model->d_head);
     mtt__require(&faults, p.rank >= 0 && p.rank < p.ranks, "rank is %d of %d, it must be 0 to %d", p.rank,
                  p.ranks, p.ranks - 1);
+    mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
+                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
                  "recompute is budget: set budget_bytes");
     if (faults.count) return MTT_E_ARGUMENT;
@@ -4249,10 +4277,19 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
 {
     mtt__faults faults;
     mtt_optim_desc o = *optim;
+    int i;
     mtt__faults_init(&faults, env);
     mtt__apply_defaults(&o, mtt__optim_field);
     mtt__check_fields(&faults, &o, mtt__optim_field);
     mtt__require(&faults, o.beta1 != 1 && o.beta2 != 1, "beta1 and beta2 must be below 1");
+    for (i = 0; mtt__in_range(&faults, "group_count", o.group_count, 0, MTT_MOST_GROUPS) &&
+                i < o.group_count; i++) {
+        const mtt_group *g = &o.groups[i];
+        mtt__require(&faults, g->names != NULL, "group %d has no names", i);
+        mtt__require(&faults, g->lr_scale <= 1000 && g->weight_decay <= 100,
+                     "group %d has lr_scale %g and weight_decay %g, they must be at most 1000 and 100", i,
+                     (double)g->lr_scale, (double)g->weight_decay);
+    }
     mtt__require(&faults, o.min_lr <= o.lr, "min_lr is %g, it must not be above lr", (double)o.min_lr);
     mtt__require(&faults, o.lr_schedule == MTT_LR_CONSTANT || o.total_steps > o.warmup_steps,
                  "total_steps is %lld, a linear or cosine schedule needs more than the %lld of the warmup",
@@ -5720,6 +5757,7 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->frozen = mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
+    q->part.group = q->weight->rank == 1; /* a trainer may have others */
     q->part.number = q->weight->parameter = p->parameter_count++;
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
@@ -5768,16 +5806,19 @@ static void mtt__add_kept(mtt__builder *b)
     int64_t elements = p->kept_elements;
     mtt_dtype dtype = mtt__dtype(b);
     int compact = b->policy->state == MTT_STATE_COMPACT, i;
+    int sums = b->policy->accumulate > 1 || (b->policy->keep_gradients && b->policy->ranks > 1);
 #define MTT__ADD_KEPT(kind, name, prefix, exists)                                       \
     if (exists) p->kept[MTT__##kind] = mtt__add_kept_tensor(b, name, elements, compact, MTT__##kind);
     MTT__KEPT(MTT__ADD_KEPT)
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", p->range_count * (int64_t)sizeof(mtt_range),
                                    0);
-    for (i = 0; i < p->parameter_count && b->policy->accumulate > 1 && !b->status; i++) {
+    for (i = 0; i < p->parameter_count && (sums || b->policy->keep_gradients) && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
-        if (!q->frozen) q->sum = mtt__add_sum(b, q);
-        if (q->sum) q->sum->persistent = 1;
+        mtt_tensor *kept = q->frozen ? NULL
+                           : sums    ? (q->sum = mtt__add_sum(b, q))
+                                     : mtt__parameter_gradient(b, q->weight);
+        if (kept) kept->persistent = 1;
     }
 }
 
@@ -6335,8 +6376,7 @@ static double mtt__count(const mtt_tensor *t)
 static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 {
     int twice = t->category == MTT_OPTIMIZER ||
-                (written && t->category == MTT_WEIGHTS && t->persistent && !copies) ||
-                (written && t->category == MTT_GRADIENTS && t->persistent);
+                (written && t->category == MTT_WEIGHTS && t->persistent && !copies);
     return (double)t->bytes * (1 + twice);
 }
 
@@ -6352,7 +6392,7 @@ static double mtt__op_bytes(const mtt_op *op)
         if (op->operands[i]) bytes += mtt__tensor_traffic(op->operands[i], i >= op->inputs, copies);
     for (i = 0; i < op->parameters; i++) {
         if (op->gradients && op->gradients[i]) bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
-        if (op->sums && op->sums[i]) bytes += mtt__tensor_traffic(op->sums[i], 1, copies);
+        if (op->sums && op->sums[i]) bytes += (double)op->sums[i]->bytes * (1 + op->sums[i]->persistent);
         if (op->weights) bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
     }
     return bytes;
@@ -8532,7 +8572,7 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
         uint64_t stream = mtt__stream(op->site, op->parts[p].number, (uint64_t)counters->updates);
         mtt_adamw_rates r =
-            mtt__adamw_rates(c, counters, op->weights[p]->rank > 1, mtt__adamw_step(c, counters),
+            mtt__adamw_rates(c, counters, op->parts[p].group, mtt__adamw_step(c, counters),
                              mtt__adamw_correction(c, counters));
         int64_t begin = op->parts[p].begin, count = op->parts[p].count, i;
         MTT__THREADS(count)
@@ -8681,6 +8721,9 @@ struct mtt_trainer {
     void *context;
     mtt_schedule *schedule;
     mtt_optim_desc optim;
+    mtt_rate rates[2 * MTT_MOST_GROUPS + 2];
+    uint64_t groups;    /* a hash of the optimizer's; 0 = none */
+    float lr;           /* the caller's; negative: the schedule's */
     void *arena;
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
@@ -8888,7 +8931,7 @@ static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_po
     r.weight = q->weight->data;
     r.first = part->first - part->begin;
     r.parameter = index;
-    r.decays = q->weight->rank > 1;
+    r.group = (uint8_t)part->group;
     r.made_dtype = (uint8_t)(q->gradient ? q->gradient->dtype : MTT_F32);
     r.gradient_dtype = q->sum ? (uint8_t)MTT_F32 : r.made_dtype;
     return r;
@@ -9194,6 +9237,33 @@ static uint64_t mtt__hash_fields(uint64_t hash, const void *desc, const mtt_fiel
     return hash;
 }
 
+/* Gives each parameter the rates of its group. */
+static void mtt__assign_groups(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_optim_desc *o = &t->optim;
+    int i, k;
+    for (i = 0; i < 2 * o->group_count + 2; i++) {
+        const mtt_group *g = i > 1 ? &o->groups[i / 2 - 1] : NULL;
+        float scale = g ? g->lr_scale : 0, decay = g ? g->weight_decay : 0;
+        t->rates[i].lr = scale < 0 ? 0 : scale > 0 ? scale : 1;
+        t->rates[i].decay = decay < 0 ? 0 : decay > 0 ? decay : i % 2 ? 0 : o->weight_decay;
+        if (!g || i % 2) continue;
+        t->groups = mtt__hash(t->groups, g->names, strlen(g->names) + 1);
+        t->groups = mtt__hash(t->groups, (const char *)&t->rates[i].lr, sizeof(float));
+        t->groups = mtt__hash(t->groups, (const char *)&g->weight_decay, sizeof(float));
+    }
+    for (i = 0; i < p->parameter_count; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        for (k = 0; k < o->group_count && !mtt__matches(o->groups[k].names, q->weight->name);) k++;
+        if (k < o->group_count) q->part.group += 2 * (k + 1);
+    }
+    for (i = 0; i < p->op_count; i++)
+        for (k = 0; k < p->ops[i].parameters; k++)
+            p->ops[i].parts[k].group = p->parameters[p->ops[i].parts[k].number].part.group;
+    o->groups = NULL; /* the caller's */
+}
+
 /* Ranks that would train different models must not begin. */
 static mtt_status mtt__check_ranks(mtt_trainer *t)
 {
@@ -9203,6 +9273,7 @@ static mtt_status mtt__check_ranks(mtt_trainer *t)
         {"model", mtt__hash_fields(0, &s->model, mtt__model_field)},
         {"policy", mtt__hash_fields(0, &s->policy, mtt__policy_field)},
         {"optimizer", mtt__hash_fields(0, &t->optim, mtt__optim_field)},
+        {"groups of parameters", t->groups},
         {"seed", t->optim.seed},
         {"batch", (uint64_t)s->batch},
         {"seq_len", (uint64_t)s->seq_len},
@@ -9226,6 +9297,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
     t->env = env;
+    t->lr = -1;
     t->backend = *backend;
     t->backend.exchange = mtt__exchange;
     t->backend.watch = mtt__watch;
@@ -9245,6 +9317,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         status = MTT_E_MEMORY;
     if (!status && !(t->messages = (mtt__message *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->messages))))
         status = MTT_E_MEMORY;
+    if (!status) mtt__assign_groups(t);
     if (!status && p.ranks > 1) status = mtt__check_ranks(t);
     if (!status) status = backend->open(env, &t->backend, &t->schedule->policy, &t->context);
     t->opened = !status;
@@ -9273,6 +9346,11 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     return MTT_OK;
 }
 
+static float mtt__lr(const mtt_trainer *t)
+{
+    return t->lr >= 0 ? t->lr : mtt_learning_rate(&t->optim, t->step);
+}
+
 /* Uploads everything that a run of a program reads besides state. Targets may be NULL. `counted` is the
    number of targets of the whole step. */
 static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
@@ -9282,9 +9360,10 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
     int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
     uint64_t micro_batch = (uint64_t)(t->micro_batch + t->schedule->policy.rank);
-    mtt_control control = {o->seed, micro_batch, mtt_learning_rate(o, t->step), o->beta1,
-                           o->beta2, o->eps, o->weight_decay, o->clip, counted, scaling, row};
+    mtt_control control = {o->seed, micro_batch, mtt__lr(t), o->beta1, o->beta2, o->eps, o->clip, counted,
+                           scaling, row, {{0, 0}}};
     mtt_status status;
+    memcpy(control.rates, t->rates, sizeof(control.rates));
     status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
     if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
     if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
@@ -9377,7 +9456,8 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->policy.accumulate, 1);
     if (!status) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin);
     if (status) return status;
-    lr = mtt_learning_rate(&t->optim, t->step++);
+    lr = mtt__lr(t);
+    t->step++;
     if (!info) return MTT_OK;
     status = mtt__receive(t, &counters, info);
     if (status) return status;
@@ -9436,6 +9516,13 @@ MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
     return t->step;
 }
 
+MTTDEF mtt_status mtt_trainer_set_lr(mtt_trainer *t, float lr)
+{
+    if (lr <= 100) t->lr = lr;
+    else return mtt__fail(t->env, MTT_E_ARGUMENT, "lr is %g, it must be at most 100", (double)lr);
+    return MTT_OK;
+}
+
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *t)
 {
     size_t free_bytes, all_bytes;
@@ -9456,6 +9543,14 @@ MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[
     shape[0] = p->parameters[index].shape[0];
     shape[1] = p->parameters[index].shape[1];
     return p->parameters[index].weight->name;
+}
+
+MTTDEF int mtt_parameter_find(const mtt_trainer *t, const char *name)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int i = p->parameter_count;
+    while (i-- && strcmp(p->parameters[i].weight->name, name)) {}
+    return i;
 }
 
 /* NULL with the error recorded if there is no such parameter. */
@@ -9488,19 +9583,21 @@ MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *valu
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
+    const mtt_tensor *kept;
     mtt_counters counters;
     int64_t i, count;
     mtt_status status;
     if (!q) return MTT_E_ARGUMENT;
     if (q->frozen)
         return mtt__fail(t->env, MTT_E_ARGUMENT, "%s is frozen and has no gradient", q->weight->name);
-    if (!q->sum || !q->sum->persistent || mtt__exchanges_at_once(&t->schedule->policy))
+    kept = q->sum ? q->sum : q->gradient;
+    if (!kept || !kept->persistent || mtt__elements(kept) != mtt__elements(q->weight))
         return mtt__fail(t->env, MTT_E_ARGUMENT,
-                         "gradients share their memory with activations: set accumulate above 1 to "
-                         "keep them, and no shard of gradients");
+                         "gradients share their memory with activations: set keep_gradients to 1, and no "
+                         "shard of gradients");
     count = mtt__parameter_elements(q);
     status = mtt__move_counters(t, MTT__GET, &counters);
-    if (!status) status = mtt__move(t, MTT__GET, q->sum, 0, count, values);
+    if (!status) status = mtt__move(t, MTT__GET, kept, 0, count, values);
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
@@ -12408,6 +12505,11 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         }
         mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
+    if (c->st && c->t->groups && !mtt__st_find(&c->st->metadata, "groups"))
+        return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no groups of parameters: use the optimizer of "
+                         "its run", c->st->path);
+    if (c->st ? mtt__st_find(&c->st->metadata, "groups") != NULL : c->t->groups != 0)
+        MTT__NUMBER("groups", t->groups, 0, 0);
     MTT__NUMBER("step", counters.steps, 0, most);
     MTT__NUMBER("micro_batch", micro_batch, 0, most);
     MTT__NUMBER("updates", counters.updates, 0, most);

@@ -3124,7 +3124,7 @@ struct mtt__update {
 
 MTT__DEVICE mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
 {
-    return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
+    return mtt__adamw_rates(u.control, u.counters, r.group, u.corrections[0], u.corrections[1]);
 }
 
 /* Math:        mtt__adamw_element

@@ -1506,14 +1506,16 @@ static void textbook_adamw(const textbook *t)
     const mtt_control *c = mtt__control(o->control);
     const mtt_counters *counters = mtt__counters(o->counters);
     double b1 = (double)c->beta1, b2 = (double)c->beta2, updates = (double)counters->updates;
-    double step = fp32(t, (double)c->lr / (1 - pow(b1, updates))),
+    double all = fp32(t, (double)c->lr / (1 - pow(b1, updates))),
            correction = fp32(t, 1 / sqrt(1 - pow(b2, updates)));
     int p;
     for (p = 0; p < t->op->parameters && !counters->skipped; p++) {
         int64_t first = t->op->parts[p].first;
         double *weight = t->weights[p], *m = v->m + first, *second = v->v + first;
         double *master = v->master ? v->master + first : NULL, *kept = master ? master : weight;
-        double keep = t->op->weights[p]->rank > 1 ? fp32(t, 1 - (double)c->lr * (double)c->weight_decay) : 1;
+        const mtt_rate rate = c->rates[t->op->parts[p].group];
+        double keep = fp32(t, 1 - fp32(t, (double)c->lr * (double)rate.lr) * (double)rate.decay);
+        double step = fp32(t, all * (double)rate.lr);
         int64_t count = mtt__elements(t->op->weights[p]), i;
         MTT__OMP(omp parallel for if (count > 10000))
         for (i = 0; i < count; i++) {
@@ -1707,6 +1709,17 @@ static void fill_scales(const mtt_tensor *scales)
     }
 }
 
+/* Some parameters are in groups. */
+static void set_groups(mtt_schedule *s)
+{
+    mtt__program *p = &s->programs[MTT__TRAIN];
+    int i, k;
+    for (i = 1; i < p->parameter_count; i += 2) p->parameters[i].part.group = i % (2 * MTT_MOST_GROUPS + 2);
+    for (i = 0; i < p->op_count; i++)
+        for (k = 0; k < p->ops[i].parameters; k++)
+            p->ops[i].parts[k].group = p->parameters[p->ops[i].parts[k].number].part.group;
+}
+
 static void fill_state(const lock_step *l, int which)
 {
     const setup *s = &l->s;
@@ -1729,6 +1742,8 @@ static void fill_state(const lock_step *l, int which)
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
     }
     if (s->policy.state == MTT_STATE_COMPACT) fill_compact(s, p);
+    set_groups(l->host);
+    set_groups(l->device);
     mtt__list_ranges(&l->device->programs[which], &s->policy, (mtt_range *)p->ranges->data);
     random_tokens(s, (int32_t *)p->tokens->data, (int32_t *)p->targets->data, (int)p->shape.rows);
     control->seed = random_bits();
@@ -1737,7 +1752,10 @@ static void fill_state(const lock_step *l, int which)
     control->beta1 = 0.9f;
     control->beta2 = 0.99f;
     control->eps = 1e-8f;
-    control->weight_decay = 0.1f;
+    for (i = 0; i < 2 * MTT_MOST_GROUPS + 2; i++) {
+        control->rates[i].lr = i < 2 ? 1 : 0.5f + (float)i / 4;
+        control->rates[i].decay = i % 2 ? 0 : i < 2 ? 0.1f : 0.3f;
+    }
     control->clip = below(2) ? 1.0f : 0;
     control->targets = p->shape.rows;
     control->scaling = mtt__precisions[s->policy.precision].scaled;
@@ -1799,7 +1817,7 @@ static textbook open_textbook(const lock_step *l, const mtt_op *op, int exact)
 {
     int operands = op->inputs + op->outputs;
     textbook t = {.op = op, .precision = l->s.policy.precision, .exact = exact};
-    t.eight = is_8_bit(op->operands[0]);
+    t.eight = is_8_bit(op->operands[op->kind == MTT_OP_linear_backward_weight]); /* x may be absent */
     if (t.precision == MTT_FP8) t.precision = MTT_BF16;
     t.fast = op->kind != MTT_OP_linear_backward_input && op->kind != MTT_OP_linear_backward_weight;
     t.values = widen_all(op->operands, 0, operands);

@@ -1014,6 +1014,7 @@ static void frozen_parameters(void)
         s.policy.loss = (mtt_loss)below(2);
         s.policy.attention = (mtt_attention)below(2);
         s.policy.accumulate = 1 + below(2);
+        s.policy.keep_gradients = below(2);
         s.policy.kept_inputs = (mtt_kept_inputs)(number % 5 < 4 && below(4) == 0);
         s.optim.clip = -1; /* the norm is that of what is trained */
         s.optim.weight_decay = 0.3f;
@@ -1047,8 +1048,8 @@ static void frozen_parameters(void)
             check(!memcmp(a[3] + p->first, a[frozen[i] ? 1 : 2] + p->first, bytes), "%s: %s %s", what,
                   p->name, frozen[i] ? "has changed" : "is updated otherwise");
             mtt_status got = mtt_gradient_get(t[1], at, a[5] + p->first);
-            check((got == MTT_OK) == (!frozen[i] && s.policy.accumulate > 1), "%s: the gradient of %s: %s",
-                  what, p->name, mtt_status_string(got));
+            check((got == MTT_OK) == (!frozen[i] && (s.policy.accumulate > 1 || s.policy.keep_gradients)),
+                  "%s: the gradient of %s: %s", what, p->name, mtt_status_string(got));
             if (got) continue;
             mtt_gradient_get(t[0], at, a[4] + p->first);
             check(!memcmp(a[4] + p->first, a[5] + p->first, bytes), "%s: another gradient of %s", what,
@@ -2836,12 +2837,28 @@ static void full_device(void)
           "%d is not the largest batch in 4000000 bytes", batch);
 }
 
-/* AdamW in double from the gradients that the library reports, with its learning rates; clipped and not. */
+/* The factor of the learning rate and the decay of a parameter in the groups of the test below. */
+static double group_rate(const parameter *p, int grouped, double *decay)
+{
+    *decay = p->cols ? 0.3f : 0;
+    if (!grouped) return 1;
+    if (!strncmp(p->name, "h.0.", 4)) *decay = 0.1f;
+    else if (strstr(p->name, "c_proj") || !strcmp(p->name, "wte.weight")) return 0.5;
+    else if (strstr(p->name, "ln_")) *decay = 0;
+    else if (!strncmp(p->name, "lm_head", 7)) return 0;
+    return !strncmp(p->name, "h.0.", 4) ? 2 : 1;
+}
+
+/* AdamW in double from the gradients that the library reports, with its learning rates; clipped and not; in
+   groups, with rates set by the caller, and gradients that nothing accumulates. */
 static void optimizer(void)
 {
+    static const mtt_group GROUPS[] = {{"h.0.*", 2, 0.1f}, {"*c_proj*,wte.weight", 0.5f, 0}, {"*ln_*", 0, -1},
+                                       {"lm_head*", -1, 0}, {"*", 0, 0}};
     int32_t tokens[32], targets[32];
     double worst = 0;
-    for (int clipped = 0; clipped < 2; clipped++) {
+    for (int way = 0; way < 6; way++) {
+        int clipped = way % 2, grouped = way > 1;
         setup s = small_setup();
         s.optim = (mtt_optim_desc){.lr = 0.02f,
                                    .beta1 = 0.8f,
@@ -2854,6 +2871,8 @@ static void optimizer(void)
                                    .total_steps = 8,
                                    .min_lr = 1e-3f,
                                    .seed = SEED};
+        if (grouped) s.optim.groups = GROUPS, s.optim.group_count = MTT__LENGTH(GROUPS);
+        if (way > 3) s.policy.accumulate = 1, s.policy.keep_gradients = 1, s.batch = 4;
         reference r = reference_of(&s);
         mtt_optim_desc resolved;
         mtt_optim_resolve(&env, &s.optim, &resolved);
@@ -2865,11 +2884,14 @@ static void optimizer(void)
         for (size_t i = 0; i < r.weights; i++) wide[i] = w[i], m[i] = v[i] = 0;
         for (int step = 0; step < 6; step++) {
             mtt_step_info info;
-            random_tokens(&s, 2, 0, tokens, targets);
+            float set = step < 3 ? 0 : 0.005f * (float)step;
+            random_tokens(&s, s.policy.accumulate, 0, tokens, targets);
+            if (grouped && step > 2) check(!mtt_trainer_set_lr(trainer, step < 5 ? set : -1), "no rate");
             check(!mtt_train_step(trainer, tokens, targets, &info), "a step failed: %s", env.error);
             read_all(trainer, &r, mtt_gradient_get, g);
             read_all(trainer, &r, mtt_parameter_get, w);
             double rate = mtt_learning_rate(&resolved, step), norm = 0;
+            if (grouped && step > 2 && step < 5) rate = set;
             for (size_t i = 0; i < r.weights; i++) norm += (double)g[i] * g[i];
             double scale = clipped ? 0.05 / sqrt(norm) : 1;
             check(info.lr == (float)rate, "step %d ran at a learning rate of %g instead of %g", step,
@@ -2880,11 +2902,12 @@ static void optimizer(void)
             beta2 *= 0.95f;
             for (int p = 0; p < r.parameters; p++)
                 for (size_t i = r.parameter[p].first; i < r.parameter[p].first + r.parameter[p].count; i++) {
-                    double gradient = g[i] * scale, decay = r.parameter[p].cols ? 0.3f : 0;
+                    double gradient = g[i] * scale, decay;
+                    double own = rate * group_rate(&r.parameter[p], grouped, &decay);
                     m[i] = 0.8f * m[i] + (1 - 0.8f) * gradient;
                     v[i] = 0.95f * v[i] + (1 - 0.95f) * gradient * gradient;
                     wide[i] -=
-                        rate * (m[i] / (1 - beta1) / (sqrt(v[i] / (1 - beta2)) + 1e-3f) + decay * wide[i]);
+                        own * (m[i] / (1 - beta1) / (sqrt(v[i] / (1 - beta2)) + 1e-3f) + decay * wide[i]);
                     double error = fabs(wide[i] - w[i]);
                     worst = fmax(worst, error);
                     if (error > 2e-5) {
@@ -2903,6 +2926,54 @@ static void optimizer(void)
     }
     check(1, "AdamW");
     printf("optimizer: largest difference from AdamW in double %.1e\n", worst);
+}
+
+/* Refusals of groups and rates; a checkpoint goes on with the groups of its run alone. */
+static void groups(void)
+{
+    mtt_group group = {"h.*", 0.5f, 0}, many[MTT_MOST_GROUPS + 1];
+    mtt_optim_desc resolved;
+    setup s = small_setup(), grouped = s, other;
+    for (size_t i = 0; i < MTT__LENGTH(many); i++) many[i] = group;
+    s.optim.groups = many, s.optim.group_count = MTT_MOST_GROUPS;
+    check(!mtt_optim_resolve(&env, &s.optim, &resolved), "%d groups: %s", MTT_MOST_GROUPS, env.error);
+    s.optim.group_count++;
+    check(mtt_optim_resolve(&env, &s.optim, &resolved) == MTT_E_ARGUMENT, "too many groups");
+    s.optim.group_count = 2;
+    many[1].lr_scale = 1001;
+    check(mtt_optim_resolve(&env, &s.optim, &resolved) == MTT_E_ARGUMENT && strstr(env.error, "group 1"),
+          "%s", env.error);
+    many[1] = (mtt_group){NULL, 0, NAN};
+    check(mtt_optim_resolve(&env, &s.optim, &resolved) == MTT_E_ARGUMENT && strstr(env.error, "no names") &&
+          strstr(env.error, "weight_decay nan"), "%s", env.error);
+    s.optim.group_count = 0;
+    grouped.optim.groups = &group, grouped.optim.group_count = 1;
+    mtt_trainer *trainer = open_trainer(&grouped);
+    check(!mtt_save(trainer, in("grouped"), NULL), "%s", env.error);
+    check(!mtt_resume(trainer, in("grouped"), NULL), "%s", env.error);
+    check(mtt_trainer_set_lr(trainer, NAN) == MTT_E_ARGUMENT && mtt_trainer_set_lr(trainer, 101) &&
+          !mtt_trainer_set_lr(trainer, 0), "a learning rate");
+    check(mtt_parameter_find(trainer, "wte.weight") == 0 && mtt_parameter_find(trainer, "wte") == -1 &&
+          mtt_parameter_find(trainer, "h.1.ln_1.bias") > 9, "parameters by name");
+    mtt_trainer_destroy(trainer);
+    for (int i = 0; i < 4; i++) {
+        mtt_group changed = group;
+        other = grouped;
+        other.optim.groups = &changed;
+        if (i == 0) changed.names = "h.0.*";
+        if (i == 1) changed.lr_scale = 0.6f;
+        if (i == 2) changed.weight_decay = -1;
+        if (i == 3) other.optim.group_count = 0;
+        trainer = open_trainer(&other);
+        check(mtt_resume(trainer, in("grouped"), NULL) == MTT_E_MISMATCH && strstr(env.error, "groups"),
+              "change %d: %s", i, env.error);
+        check(!mtt_save(trainer, in("plain"), NULL), "%s", env.error);
+        mtt_trainer_destroy(trainer);
+    }
+    trainer = open_trainer(&grouped); /* saved without groups */
+    check(mtt_resume(trainer, in("plain"), NULL) == MTT_E_MISMATCH && strstr(env.error, "groups"), "%s",
+          env.error);
+    mtt_trainer_destroy(trainer);
 }
 
 /* All of a parameter's weights, first or second moments in FP32. */
@@ -4480,6 +4551,7 @@ int main(int argc, char **argv)
     timed("threads", product_threads);
     timed("learning rates", learning_rates);
     timed("optimizer", optimizer);
+    timed("groups", groups);
     timed("compact update", compact_update);
     timed("uneven targets", uneven_targets);
     timed("single key", single_key);
