@@ -352,6 +352,13 @@ typedef struct mtt_policy {
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
                                 added up in FP32, in sums that stay in memory */
+    const char *freeze;      /* parameters that stay as they are: patterns of names, joined by commas, in
+                                which * is any text, as in "wte.*,h.0.*"; default none. A frozen one has no
+                                gradient, no optimizer state and no master: 16-bit weights are all there is
+                                of it. Below the lowest one that is trained there is no backward pass. The
+                                text is read until the schedule or the trainer has been created */
+    int keep_gradients;      /* 1 = mtt_gradient_get can read them even if nothing accumulates: they stay in
+                                memory. Default 0. Ranks must not divide them */
     int ranks;               /* processes that train one model together, 1..1024, default 1; a trainer takes
                                 its backend's */
     int rank;                /* whose plan it is, from 0, default 0; shares differ by a block of 8,192
@@ -366,6 +373,14 @@ typedef struct mtt_policy {
 } mtt_policy;
 
 typedef enum mtt_lr_schedule { MTT_LR_CONSTANT, MTT_LR_LINEAR, MTT_LR_COSINE } mtt_lr_schedule;
+
+/* Parameters with rates of their own. Zero means the default, a negative number none. */
+typedef struct mtt_group {
+    const char *names;  /* required: patterns, as those of mtt_policy.freeze */
+    float lr_scale;     /* multiplies the learning rate, at most 1000, default 1 */
+    float weight_decay; /* of matrices and vectors, at most 100, default as without the group */
+} mtt_group;
+enum { MTT_MOST_GROUPS = 7 };
 
 /* AdamW with decoupled decay (Loshchilov & Hutter 2019) on matrices only. Zero means the default; where the
    default is not zero, a negative number means none. */
@@ -382,6 +397,9 @@ typedef struct mtt_optim_desc {
     float loss_scale;            /* first loss scale, default 65536: FP16's; FP8's for 16,384 tokens a step,
                                     in proportion for others */
     uint64_t seed;               /* of weights and dropout, default 0 */
+    const mtt_group *groups;     /* the first with a parameter's name counts. They are read until the trainer
+                                    has been created */
+    int group_count;             /* at most 7, default 0 */
 } mtt_optim_desc;
 
 /* The descriptors with every default filled in. A fault of any field is reported, all faults at once, each
@@ -411,7 +429,8 @@ typedef enum mtt_field_kind {
     MTT_FIELD_BYTES, /* size_t */
     MTT_FIELD_FLOAT,
     MTT_FIELD_CHOICE, /* an enum */
-    MTT_FIELD_FLAG    /* an int, 0 or 1 */
+    MTT_FIELD_FLAG,   /* an int, 0 or 1 */
+    MTT_FIELD_TEXT    /* const char *, NULL by default */
 } mtt_field_kind;
 
 typedef struct mtt_field {
@@ -740,6 +759,9 @@ MTTDEF mtt_status mtt_generator_run(mtt_generator *generator, const mtt_tokenize
 
 /* Steps done; without info, steps handed to the device. */
 MTTDEF int64_t mtt_trainer_step(const mtt_trainer *trainer);
+/* The learning rate of the steps that follow, 0 to 100, in place of the schedule's; a negative one: the
+   schedule's again. It is no part of a checkpoint. */
+MTTDEF mtt_status mtt_trainer_set_lr(mtt_trainer *trainer, float lr);
 /* How much the device's free memory has dropped since just before the arena was allocated, by any process. On
    the CPU: the arena's size. On CUDA: the arena, rounded up to pages of 2 MiB. The first trainer of its kind
    in a process takes 2 to 18 MiB more, for the driver's graphs and the code of kernels (measured on an
@@ -753,9 +775,11 @@ MTTDEF mtt_status mtt_profile(mtt_trainer *trainer, int index, int times, double
 /* Parameters by number, from 0, in Hugging Face's GPT-2 names; NULL past the last. shape[2] is rows and
    columns, or elements and 0. */
 MTTDEF const char *mtt_parameter(const mtt_trainer *trainer, int index, int64_t shape[2]);
+MTTDEF int mtt_parameter_find(const mtt_trainer *trainer, const char *name); /* its number; -1: none */
 /* Copies a parameter's FP32 values out or in: masters and 16-bit copies alike, rounded in the compact state.
    Gradients are those of the last step. They can be read when the policy accumulates (accumulate > 1), since
-   they stay in memory then, but not from ranks that divide them. All ranks call these, in one order. */
+   they stay in memory then, or has keep_gradients, but not from ranks that divide them. All ranks call these,
+   in one order. */
 MTTDEF mtt_status mtt_parameter_get(mtt_trainer *trainer, int index, float *values);
 MTTDEF mtt_status mtt_parameter_set(mtt_trainer *trainer, int index, const float *values);
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *values);
@@ -766,11 +790,12 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
-/* Continues exactly where mtt_save stopped. Model and token file must be the same, or MTT_E_MISMATCH names
-   the difference. Policy, batch, backend and learning rate may differ; the seed is the file's. A file that is
-   older than a field of the model means its default. The file holds FP32 in either state: the compact state's
-   values exactly, and a compact trainer rounds those of a full one. A file that is damaged, without
-   checksums, or with weights or moments that are not finite is refused before anything changes. */
+/* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
+   must be the same, or MTT_E_MISMATCH names the difference. Policy, batch, backend and learning rate may
+   differ; the seed is the file's. A file that is older than a field of the model means its default. The file
+   holds FP32 in either state: the compact state's values exactly, and a compact trainer rounds those of a
+   full one. A file that is damaged, without checksums, or with weights or moments that are not finite is
+   refused before anything changes. */
 MTTDEF mtt_status mtt_resume(mtt_trainer *trainer, const char *path, mtt_batches *batches);
 
 /* -------------------------------------------------------------------------------------------- models ---- */
@@ -1190,7 +1215,7 @@ enum { MTT_KEPT_GROUP = 128 };
     X(cross_entropy_backward, 5, MTT_OPERANDS(*logits, *losses, *targets, *control, *counters, *d_logits),   \
       4 * N(o->d_logits), MOVED, 0)                                                                          \
     X(linear_backward_weight, 2, MTT_OPERANDS(*x, *dy, *d_weight, *d_bias),                                  \
-      2 * N(o->d_weight) * (double)d->rows, MOVED, 0)                                                        \
+      o->d_weight ? 2 * N(o->d_weight) * (double)d->rows : N(o->dy), MOVED, 0)                               \
     X(linear_backward_input, 2, MTT_OPERANDS(*dy, *weight, *dx),                                             \
       2 * N(o->dx) * W(o->dy), MOVED, 0)                                                                     \
     X(dequantize_groups, 1, MTT_OPERANDS(*codes, *x),                                                        \
@@ -1283,8 +1308,8 @@ struct mtt_op {
     mtt_tensor **operands;             /* as in the row, inputs first: see MTT_OPERANDS_OF */
     mtt_tensor **gradients;            /* sum_gradients, grad_norm, adamw: of some parameters, in order */
     mtt_tensor **sums, **weights;      /* sum_gradients: what they are added to; adamw: the parameters */
-    const struct mtt_part *parts;      /* which elements of each are this rank's */
-    int first_parameter, parameters;   /* number of the first of these, and how many they are */
+    struct mtt_part *parts;            /* which elements of each are this rank's */
+    int parameters;                    /* how many these are */
     int first_range, range_count;      /* their entries in `ranges`, if there is one */
     const mtt_transfer *transfers;     /* all_to_all, all_gather: of the backend's memory. Those with one */
     int transfer_count;                /* peer are in the order of the peer's with this rank */
@@ -1298,13 +1323,19 @@ struct mtt_op {
 /* The operands by name: const mtt_norm *o = MTT_OPERANDS_OF(norm, op); then o->x, o->gain, ... */
 #define MTT_OPERANDS_OF(name, op) ((const mtt_##name *)(const void *)(op)->operands)
 
+/* The rates of some parameters: a factor of the learning rate, and the decay. */
+typedef struct mtt_rate {
+    float lr, decay;
+} mtt_rate;
+
 /* What changes from micro-batch to micro-batch: a tensor, so that a captured graph can be replayed. */
 typedef struct mtt_control {
     uint64_t seed, micro_batch; /* random numbers are functions of both, site, layer and element */
-    float lr, beta1, beta2, eps, weight_decay, clip;
+    float lr, beta1, beta2, eps, clip;
     int64_t targets;            /* that count, in all micro-batches of the step */
     int32_t scaling;            /* 1 = FP16, FP8: scale the loss, skip steps that overflow */
     int32_t row;                /* the row that pick_row takes */
+    mtt_rate rates[2 * MTT_MOST_GROUPS + 2]; /* of matrices and of vectors: without a group; of each group */
 } mtt_control;
 
 /* What the device counts; the host reads it after a step. */
@@ -1687,7 +1718,7 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
 typedef struct mtt_adamw_rates {
     float step;       /* lr / (1 - b1^t) */
     float correction; /* 1 / sqrt(1 - b2^t) */
-    float keep;       /* 1 - lr * decay for a matrix, 1 for a vector */
+    float keep;       /* 1 - lr * decay */
     float scale, b1, b2, eps;
 } mtt_adamw_rates;
 
@@ -1702,13 +1733,13 @@ MTT__BOTH float mtt__adamw_correction(const mtt_control *c, const mtt_counters *
     return (float)(1.0 / sqrt(1.0 - pow((double)c->beta2, (double)counters->updates)));
 }
 
-MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int decays,
+MTT__BOTH mtt_adamw_rates mtt__adamw_rates(const mtt_control *c, const mtt_counters *counters, int group,
                                            float step, float correction)
 {
     mtt_adamw_rates r;
-    r.step = step;
+    r.step = step * c->rates[group].lr;
     r.correction = correction;
-    r.keep = decays ? 1.0f - c->lr * c->weight_decay : 1.0f;
+    r.keep = 1.0f - c->lr * c->rates[group].lr * c->rates[group].decay;
     r.scale = counters->gradient_scale;
     r.b1 = c->beta1;
     r.b2 = c->beta2;
@@ -1741,7 +1772,7 @@ typedef struct mtt_range {
     int32_t count;         /* and as many */
     int32_t block;         /* blocks with elements in all entries before */
     int32_t parameter;     /* its number */
-    uint8_t decays, made_dtype, gradient_dtype, unused;
+    uint8_t group, made_dtype, gradient_dtype, unused; /* group: its entry in mtt_control.rates */
 } mtt_range;
 
 /* How a parameter is divided. The elements of a layer, and those before or after the layers, are blocks of
@@ -1749,7 +1780,8 @@ typedef struct mtt_range {
    and v are one tensor each, in which a parameter's part begins at a multiple of MTT__PART elements. */
 enum { MTT__PART = 64 };
 typedef struct mtt_part {
-    int64_t elements;     /* of the parameter, padded */
+    int number, group;    /* of the parameter; its entry in mtt_control.rates */
+    int64_t elements;     /* of the parameter, padded; 0 if it is frozen */
     int64_t block, share; /* its first block in the layer; blocks of a share */
     int64_t square;       /* its first block in the model */
     int64_t begin, count; /* elements that this rank updates: its share, or all */
@@ -4182,6 +4214,8 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
+    MTT__FIELD(freeze, TEXT, 0, 0, 0, NULL, "parameters that are not trained, as in wte.*,h.0.*")
+    MTT__FIELD(keep_gradients, FLAG, 0, 0, 1, NULL, "gradients stay in memory, to be read")
     MTT__FIELD(ranks, INT, 1, 1, 1024, NULL, "processes that train together")
     MTT__FIELD(shard, CHOICE, 0, 0, MTT_SHARD_GRADIENTS, "none|optimizer|gradients", "what ranks divide")
     MTT__FIELD(bandwidth, FLOAT, 0, 0, 1e6, NULL, "GB/s of a rank to others, for times in the plan")
@@ -4234,6 +4268,7 @@ static double mtt__field_get(const void *desc, const mtt_field *field)
     case MTT_FIELD_FLOAT: return (double)*(const float *)at;
     case MTT_FIELD_INT64: return (double)*(const int64_t *)at;
     case MTT_FIELD_BYTES: return (double)*(const size_t *)at;
+    case MTT_FIELD_TEXT: return 0;
     default: memcpy(&number, at, sizeof(number)); return number; /* or an enum: see mtt__technique */
     }
 }
@@ -4246,6 +4281,7 @@ static void mtt__field_set(void *desc, const mtt_field *field, double value)
     case MTT_FIELD_FLOAT: *(float *)at = (float)value; break;
     case MTT_FIELD_INT64: *(int64_t *)at = (int64_t)value; break;
     case MTT_FIELD_BYTES: *(size_t *)at = (size_t)value; break;
+    case MTT_FIELD_TEXT: break;
     default: number = (int)value; memcpy(at, &number, sizeof(number));
     }
 }
@@ -4365,6 +4401,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  model->heads_kv * model->d_head);
     mtt__require(&faults, p.rank >= 0 && p.rank < p.ranks, "rank is %d of %d, it must be 0 to %d", p.rank,
                  p.ranks, p.ranks - 1);
+    mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
+                 "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
                  "recompute is budget: set budget_bytes");
     if (faults.count) return MTT_E_ARGUMENT;
@@ -4376,10 +4414,19 @@ MTTDEF mtt_status mtt_optim_resolve(mtt_env *env, const mtt_optim_desc *optim, m
 {
     mtt__faults faults;
     mtt_optim_desc o = *optim;
+    int i;
     mtt__faults_init(&faults, env);
     mtt__apply_defaults(&o, mtt__optim_field);
     mtt__check_fields(&faults, &o, mtt__optim_field);
     mtt__require(&faults, o.beta1 != 1 && o.beta2 != 1, "beta1 and beta2 must be below 1");
+    for (i = 0; mtt__in_range(&faults, "group_count", o.group_count, 0, MTT_MOST_GROUPS) &&
+                i < o.group_count; i++) {
+        const mtt_group *g = &o.groups[i];
+        mtt__require(&faults, g->names != NULL, "group %d has no names", i);
+        mtt__require(&faults, g->lr_scale <= 1000 && g->weight_decay <= 100,
+                     "group %d has lr_scale %g and weight_decay %g, they must be at most 1000 and 100", i,
+                     (double)g->lr_scale, (double)g->weight_decay);
+    }
     mtt__require(&faults, o.min_lr <= o.lr, "min_lr is %g, it must not be above lr", (double)o.min_lr);
     mtt__require(&faults, o.lr_schedule == MTT_LR_CONSTANT || o.total_steps > o.warmup_steps,
                  "total_steps is %lld, a linear or cosine schedule needs more than the %lld of the warmup",
@@ -4399,6 +4446,24 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *o, int64_t step)
     share = 1 - progress;
     if (o->lr_schedule == MTT_LR_COSINE) share = 0.5 * (1 + cos(3.14159265358979323846 * progress));
     return (float)(o->min_lr + (o->lr - o->min_lr) * share);
+}
+
+/* 1 = one of the patterns, joined by commas, is the name; * is any text. */
+static int mtt__matches(const char *patterns, const char *name)
+{
+    const char *p = patterns ? patterns : "", *n = name, *star = NULL, *tried = NULL;
+    for (;;) {
+        int ends = !*p || *p == ',';
+        if (*p == '*') star = ++p, tried = n;
+        else if (ends && !*n) return 1;
+        else if (!ends && *p == *n) p++, n++;
+        else if (star && *tried) p = star, n = ++tried;
+        else {
+            p += strcspn(p, ",");
+            if (!*p++) return 0;
+            n = name, star = NULL;
+        }
+    }
 }
 
 /* ---- techniques ---- */
@@ -4631,6 +4696,7 @@ enum { MTT__LAYER_SCALES = 8, MTT__SCALE_LN_F = 0, MTT__SCALE_HEAD, MTT__SCALE_L
 
 typedef struct mtt__parameter {
     int kind, layer;  /* layer -1 outside the layers */
+    int frozen;       /* 1 = not trained: nothing below but its shape and weight */
     int64_t shape[2]; /* without padding; shape[1] is 0 for a vector */
     mtt_part part;
     int first_range;  /* its first entry in the table of ranges */
@@ -4718,6 +4784,7 @@ typedef struct mtt__activation {
     mtt_tensor *gradient; /* the tensor that holds its gradient */
     mtt_tensor *gradient_8, *gradient_t; /* the gradient in 8 bits and its transpose, if they are made */
     int maker;            /* the operation that made it in the forward pass */
+    int trains;           /* 1 = a parameter that is trained had a part in it: its gradient is wanted */
 } mtt__activation;
 
 /* Builds one program. After the first failure everything does nothing; `nothing`, `no_op` and `no_operands`
@@ -4875,6 +4942,21 @@ static mtt_tensor *mtt__add_eight(mtt__builder *b, const mtt_tensor *t, int entr
     return eight;
 }
 
+/* 1 = the gradient of an operand is wanted. */
+static int mtt__trains(const mtt__builder *b, const mtt_tensor *t)
+{
+    if (!t || b->status) return 0;
+    if (t->parameter >= 0) return !b->program->parameters[t->parameter].frozen;
+    return t->role >= 0 && mtt__activation_of(b, t)->trains;
+}
+
+/* The same for some operand from number `k` up to `end`. */
+static int mtt__some_train(const mtt__builder *b, mtt_tensor **operands, int k, int end)
+{
+    while (k < end && !mtt__trains(b, operands[k])) k++;
+    return k < end;
+}
+
 /* Appends an operation. `operands` is its row's struct. The result is valid until the next operation. */
 static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site, const void *operands)
 {
@@ -4882,7 +4964,7 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
     size_t bytes = (size_t)mtt__op_row[kind].operands * sizeof(mtt_tensor *), count = (size_t)p->op_count + 1;
     mtt_tensor **copy = (mtt_tensor **)mtt__take(b, bytes);
     mtt_op *op;
-    int k;
+    int k, trains;
     if (copy) b->status = mtt__reserve(b->env, (void **)&p->ops, &b->op_capacity, count, sizeof(*op));
     if (b->status) return &b->no_op;
     memcpy(copy, operands, bytes);
@@ -4896,8 +4978,12 @@ static mtt_op *mtt__emit(mtt__builder *b, mtt_op_kind kind, int layer, int site,
     op->operands = copy;
     op->inputs = mtt__op_row[kind].inputs;
     op->outputs = mtt__op_row[kind].operands - op->inputs;
+    trains = mtt__some_train(b, copy, 0, op->inputs);
     for (k = op->inputs; k < op->inputs + op->outputs && b->phase == MTT_FORWARD; k++)
-        if (copy[k] && copy[k]->role >= 0) mtt__activation_of(b, copy[k])->maker = p->op_count;
+        if (copy[k] && copy[k]->role >= 0) {
+            mtt__activation_of(b, copy[k])->maker = p->op_count;
+            mtt__activation_of(b, copy[k])->trains = trains;
+        }
     p->op_count++;
     return op;
 }
@@ -4970,13 +5056,17 @@ static int mtt__is_dropped(const mtt_schedule *s, int role, int layer)
     return mtt__role[role].dropped_by <= level;
 }
 
-/* Keeps an input of a norm or of GELU in 8 bits, if the policy says so and it is not recomputed. */
+/* Keeps an input of a norm or of GELU in 8 bits, if the policy says so, it is not recomputed, and there is a
+   backward pass in its layer. */
 static void mtt__keep(mtt__builder *b, mtt_tensor *t)
 {
     const mtt_schedule *s = b->schedule;
+    const mtt__parameter *next;
     mtt_tensor *codes;
     if (b->policy->kept_inputs != MTT_KEPT_FP8 || b->program != &s->programs[MTT__TRAIN] || b->status) return;
     if (mtt__is_dropped(s, t->role, t->layer)) return;
+    next = b->parameters[mtt__slot(b, MTT__QKV_WEIGHT, t->layer + 1)];
+    if (t->layer + 1 < s->model.layers && !next->first_range) return;
     codes = mtt__add_tensor(b, MTT_U8, t->category, t->layer, mtt__role[t->role].name, ".kept",
                             mtt__ceil_div(mtt__elements(t), MTT_KEPT_GROUP), MTT_KEPT_GROUP + 1, 0);
     mtt__activation_of(b, t)->codes = codes;
@@ -5214,15 +5304,15 @@ static mtt_tensor *mtt__emit_logits(mtt__builder *b, mtt_tensor *normed)
 
 /* ---- the backward pass ---- */
 
-/* A micro-batch's gradient of a parameter, made when it is first asked for. In the compact state with one
-   micro-batch a step nothing is added to those of the layers' matrices, so they may be as wide as the
-   weights. */
+/* A micro-batch's gradient of a parameter, made when it is first asked for; NULL if that is frozen. In the
+   compact state with one micro-batch a step nothing is added to those of the layers' matrices, so they may be
+   as wide as the weights. */
 static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *weight)
 {
     const mtt_policy *policy = b->policy;
     mtt__parameter *q;
     int once;
-    if (!weight || weight->parameter < 0 || b->status) return NULL;
+    if (!weight || weight->parameter < 0 || !mtt__trains(b, weight)) return NULL;
     q = &b->program->parameters[weight->parameter];
     if (q->gradient) return q->gradient;
     weight = q->weight; /* and not its 8-bit transpose */
@@ -5232,33 +5322,39 @@ static mtt_tensor *mtt__parameter_gradient(mtt__builder *b, const mtt_tensor *we
     return q->gradient;
 }
 
-/* Lets the last operation work on these lists of parameters `first` to `end` - 1. After the backward pass,
-   gradients are sums where there are any. */
+/* Entries of parameters `first` to `end` - 1 in the table of ranges; 0: all of them are frozen. */
+static int mtt__ranges_of(const mtt__program *p, int first, int end)
+{
+    return (end < p->parameter_count ? p->parameters[end].first_range : p->range_count) -
+           p->parameters[first].first_range;
+}
+
+/* Lets the last operation work on these lists of parameters `first` to `end` - 1 without the frozen ones.
+   After the backward pass, gradients are sums where there are any. */
 enum { MTT__GRADIENTS = 1, MTT__SUMS = 2, MTT__WEIGHTS = 4 };
 static void mtt__use_parameters(mtt__builder *b, int first, int end, int lists)
 {
     mtt__program *p = b->program;
     int sums = b->phase == MTT_STEP && (b->policy->accumulate > 1 || b->policy->ranks > 1);
-    size_t count = (size_t)(end - first), i;
+    size_t count = (size_t)(end - first), i = 0;
     mtt_tensor **list = (mtt_tensor **)mtt__take(b, 3 * count * sizeof(*list));
     mtt_part *parts = (mtt_part *)mtt__take(b, count * sizeof(*parts));
+    const mtt__parameter *q;
     if (b->status) return;
-    for (i = 0; i < count; i++) {
-        const mtt__parameter *q = &p->parameters[(size_t)first + i];
+    for (q = p->parameters + first; q < p->parameters + end; q++) {
+        if (q->frozen) continue;
         list[i] = sums ? q->sum : q->gradient; /* NULL: this rank has no share of it */
         list[count + i] = q->sum;
         list[2 * count + i] = q->weight;
-        parts[i] = q->part;
+        parts[i++] = q->part;
     }
     b->op->gradients = lists & MTT__GRADIENTS ? list : NULL;
     b->op->sums = lists & MTT__SUMS ? list + count : NULL;
     b->op->weights = lists & MTT__WEIGHTS ? list + 2 * count : NULL;
     b->op->parts = parts;
-    b->op->first_parameter = first;
-    b->op->parameters = (int)count;
+    b->op->parameters = (int)i;
     b->op->first_range = p->parameters[first].first_range;
-    b->op->range_count = end < p->parameter_count ? p->parameters[end].first_range : p->range_count;
-    b->op->range_count -= b->op->first_range;
+    b->op->range_count = mtt__ranges_of(p, first, end);
 }
 
 /* The end of the parameters that are with parameter `first` in a layer, or before or after the layers. */
@@ -5324,7 +5420,7 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
     int64_t bytes = 0;
     for (i = first; i < end && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
-        mtt_dtype dtype = b->phase == MTT_STEP ? MTT_F32 : q->gradient->dtype;
+        mtt_dtype dtype = b->phase == MTT_STEP || q->frozen ? MTT_F32 : q->gradient->dtype;
         int64_t begin, count = mtt__share(&q->part, b->policy->rank, &begin);
         q->received_at = bytes;
         bytes += count * (int64_t)mtt__dtype_bytes[dtype];
@@ -5349,8 +5445,9 @@ static void mtt__end_layer(mtt__builder *b, int place, int layer)
     while (first < count && (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer))
         first++;
     if (first == count) return; /* a tied head without a bias and without a norm before it */
+    if (!mtt__ranges_of(b->program, first, mtt__layer_end(b->program, first))) return;
     for (i = first; i < mtt__layer_end(b->program, first); i++)
-        if (!q[i].sum) q[i].sum = mtt__add_sum(b, &q[i]);
+        if (!q[i].sum && !q[i].frozen) q[i].sum = mtt__add_sum(b, &q[i]);
     if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, NULL);
     else mtt__emit_exchange(b, first);
 }
@@ -5428,7 +5525,7 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
     mtt_tensor *shift = b->waiting.dy ? f->shift : NULL, *y_t = NULL;
     mtt__activation *a = mtt__activation_of(b, f->x);
     mtt_tensor *d_gain = mtt__parameter_gradient(b, f->gain), *d_shift = mtt__parameter_gradient(b, f->shift);
-    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.dropout == 0 &&
+    if (mtt__in_eight(b, MTT_FP8_LAYERS) && b->program->shape.dropout == 0 && mtt__trains(b, f->x) &&
         mtt__maker(b, f->x).kind == MTT_OP_residual)
         mtt__add_gradient_eight(b, f->x);
     if (b->waiting.dy) y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
@@ -5437,15 +5534,18 @@ static void mtt__adjoint_norm(mtt__builder *b, const mtt_op *op)
     if (y_t) mtt__emit_waiting(b, op->layer, y_t);
 }
 
-/* dW first: after it x may die. */
+/* dW first: after it x may die. Frozen weights leave dx alone, and the lowest ones that are trained dW. */
 static void mtt__linear_gradients(mtt__builder *b, const mtt_op *op, mtt_tensor *x, mtt_tensor *weight,
                                   mtt_tensor *dy, int transposed)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *d_weight = mtt__parameter_gradient(b, weight), *d_bias = mtt__parameter_gradient(b, f->bias);
     mtt_tensor *other = *mtt__gradient(b, f->x), *dx;
-    MTT__EMIT(b, op->layer, 0, linear_backward_weight, x, dy, d_weight, d_bias);
-    b->op->transposed = transposed;
+    if (d_weight || d_bias) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, d_weight ? x : NULL, dy, d_weight, d_bias);
+        b->op->transposed = transposed;
+    }
+    if (!mtt__trains(b, f->x)) return;
     dx = mtt__make_gradient(b, f->x);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, weight, dx);
     b->op->transposed = transposed;
@@ -5499,21 +5599,23 @@ static mtt_tensor *mtt__weight_eight(mtt__builder *b, const mtt_tensor *weight)
 }
 
 /* The weight's gradient comes first, unless its x is the result of a norm or of GELU or its like: then it
-   waits for their backward pass, which makes x. GELU's input is recomputed now, so that its backward pass can
-   follow the product. */
+   waits for their backward pass, if there is one, which makes x. GELU's input is recomputed now, so that its
+   backward pass can follow the product. */
 static void mtt__adjoint_linear_eight(mtt__builder *b, const mtt_op *op)
 {
     const mtt_linear *f = MTT_OPERANDS_OF(linear, op);
     mtt_tensor *weight = b->program->parameters[f->weight->parameter].weight, *x_t = NULL, *dx;
     const mtt__activation *y = mtt__gradient_eight(b, op, f->y);
     mtt_op maker = mtt__maker(b, f->x);
-    if (maker.kind != MTT_OP_norm && !mtt__is_activation(maker.kind))
-        x_t = mtt__input_again(b, op->layer, f->x, 1);
-    if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]);
-    b->waiting.dy = y->gradient_t;
+    int trains = mtt__trains(b, f->x), activation = mtt__is_activation(maker.kind);
+    int waits = trains && mtt__trains(b, weight) && (maker.kind == MTT_OP_norm || activation);
+    if (!waits && mtt__trains(b, weight)) x_t = mtt__input_again(b, op->layer, f->x, 1);
+    if (trains && activation) mtt__need(b, maker.operands[0]);
     b->waiting.d_weight = mtt__parameter_gradient(b, weight);
     b->waiting.d_bias = mtt__parameter_gradient(b, f->bias);
-    if (x_t) mtt__emit_waiting(b, op->layer, x_t);
+    if (b->waiting.d_weight || b->waiting.d_bias) b->waiting.dy = y->gradient_t;
+    if (!waits && b->waiting.dy) mtt__emit_waiting(b, op->layer, x_t);
+    if (!trains) return;
     if (b->eights_layer != op->layer) mtt__emit_weights(b, op->layer, 0);
     dx = mtt__make_gradient(b, f->x);
     MTT__EMIT(b, op->layer, 0, linear_backward_input, y->gradient_8, mtt__weight_eight(b, weight), dx);
@@ -5530,13 +5632,14 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
             mtt__adjoint_linear_eight(b, op);
             return;
         }
-        x = mtt__input_again(b, op->layer, f->x, 0);
+        x = mtt__trains(b, weight) ? mtt__input_again(b, op->layer, f->x, 0) : NULL;
         weight = b->program->parameters[weight->parameter].weight;
         transposed = 0;
     } else {
         mtt_op maker = mtt__maker(b, f->x);
-        x = mtt__need(b, f->x);
-        if (mtt__is_activation(maker.kind)) mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
+        x = mtt__trains(b, weight) ? mtt__need(b, f->x) : NULL;
+        if (mtt__is_activation(maker.kind) && mtt__trains(b, f->x))
+            mtt__need(b, maker.operands[0]); /* now: GELU's can be fused */
     }
     dy = *mtt__gradient(b, f->y);
     mtt__linear_gradients(b, op, x, weight, dy, transposed);
@@ -5562,7 +5665,7 @@ static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind
     mtt_activation_backward row = {dy, x, dy, NULL, NULL};
     mtt__activation *a;
     if (b->status) return;
-    if (!b->waiting.dy) {
+    if (!mtt__in_eight(b, MTT_FP8_LAYERS)) {
         if (mtt__width(x) == mtt__width(dy)) *mtt__gradient(b, x) = dy;
         else row.dx = mtt__make_gradient(b, x);
         mtt__emit(b, kind, layer, 0, &row);
@@ -5571,9 +5674,9 @@ static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind
     mtt__make_gradient(b, x); /* never used, but gives the others its name */
     a = mtt__add_gradient_eight(b, x);
     row.dx = a->gradient_8, row.dx_t = a->gradient_t;
-    row.y_t = mtt__add_eight(b, y_made, y_made->entry, 1);
+    if (b->waiting.dy) row.y_t = mtt__add_eight(b, y_made, y_made->entry, 1);
     mtt__emit(b, kind, layer, 0, &row);
-    mtt__emit_waiting(b, layer, row.y_t);
+    if (row.y_t) mtt__emit_waiting(b, layer, row.y_t);
 }
 
 static void mtt__adjoint_gelu(mtt__builder *b, const mtt_op *op)
@@ -5662,7 +5765,8 @@ static void mtt__adjoint_cross_entropy(mtt__builder *b, const mtt_op *op)
     *mtt__gradient(b, x) = x;
 }
 
-/* The backward pass: the forward list in reverse. chunked_loss has made its gradients in the forward pass. */
+/* The backward pass: the forward list in reverse, down to the lowest parameter that is trained. chunked_loss
+   has made its gradients in the forward pass. */
 static void mtt__emit_backward(mtt__builder *b)
 {
     int i;
@@ -5671,7 +5775,8 @@ static void mtt__emit_backward(mtt__builder *b)
     if (!b->status) mtt__drop_activations(b);
     for (i = b->program->op_count; i-- > 0 && !b->status;) {
         mtt_op op = b->program->ops[i];
-        switch (op.kind) {
+        int trains = mtt__some_train(b, op.operands, op.inputs, op.inputs + op.outputs);
+        switch (trains ? op.kind : MTT_OP_KIND_COUNT) {
 #define MTT__ADJOINT(name)                                                              \
     case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
             MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(gelu)
@@ -5706,7 +5811,7 @@ static void mtt__emit_chunked_loss(mtt__builder *b, mtt_tensor *x, mtt_tensor *l
     }
     if (eight) weight = mtt__head_eight(b, gradients, &weight_t);
     if (eight && gradients) {
-        x_t = mtt__input_again(b, -1, x, 1);
+        if (d_weight) x_t = mtt__input_again(b, -1, x, 1);
         d_logits = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.8", rows, vocab, 0);
         d_logits_t = mtt__add_tensor(b, MTT_F8_E5M2, MTT_LOGITS, -1, "", "d_logits.t8", vocab,
                                      mtt__round_up(rows, 16), 0);
@@ -5753,7 +5858,8 @@ static void mtt__emit_step(mtt__builder *b)
     int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i, end;
     b->phase = MTT_STEP;
     for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = mtt__layer_end(p, i))
-        if (!mtt__exchanges_at_once(b->policy)) mtt__emit_exchange(b, i);
+        if (!mtt__exchanges_at_once(b->policy) && mtt__ranges_of(p, i, mtt__layer_end(p, i)))
+            mtt__emit_exchange(b, i);
     mtt__emit_arrived(b);
     if (shares) {
         squares = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "squares", p->blocks, 8, 0);
@@ -5766,6 +5872,7 @@ static void mtt__emit_step(mtt__builder *b)
     mtt__use_parameters(b, 0, p->parameter_count, MTT__GRADIENTS);
     for (i = 0; i < p->parameter_count && !b->status; i = end) {
         end = shares ? mtt__layer_end(p, i) : p->parameter_count;
+        if (!mtt__ranges_of(p, i, end)) continue;
         MTT__EMIT(b, shares ? p->parameters[i].layer : -1, MTT__SITE_ROUND, adamw, p->control, p->counters,
                   p->ranges, kept[MTT__MASTER], kept[MTT__FIRST], kept[MTT__SECOND]);
         mtt__use_parameters(b, i, end, MTT__GRADIENTS | MTT__WEIGHTS);
@@ -5797,13 +5904,15 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     q->kind = kind;
     q->layer = layer;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
+    q->frozen = mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
-    p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
-    q->weight->parameter = p->parameter_count++;
+    if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
+    q->part.group = q->weight->rank == 1; /* a trainer may have others */
+    q->part.number = q->weight->parameter = p->parameter_count++;
     b->parameters[mtt__slot(b, kind, layer)] = q;
 }
 
-/* Divides the parameters. */
+/* Divides the parameters that are trained. */
 static void mtt__divide(mtt__builder *b)
 {
     const mtt_policy *policy = b->policy;
@@ -5814,7 +5923,7 @@ static void mtt__divide(mtt__builder *b)
         end = mtt__layer_end(p, first);
         for (i = first; i < end; i++) {
             mtt_part *part = &p->parameters[i].part;
-            part->elements = mtt__elements(p->parameters[i].weight);
+            part->elements = p->parameters[i].frozen ? 0 : mtt__elements(p->parameters[i].weight);
             part->block = blocks;
             part->square = p->blocks + blocks;
             blocks += mtt__ceil_div(part->elements, MTT__RANGE_BLOCK);
@@ -5847,16 +5956,19 @@ static void mtt__add_kept(mtt__builder *b)
     int64_t elements = p->kept_elements;
     mtt_dtype dtype = mtt__dtype(b);
     int compact = b->policy->state == MTT_STATE_COMPACT, i;
+    int sums = b->policy->accumulate > 1 || (b->policy->keep_gradients && b->policy->ranks > 1);
 #define MTT__ADD_KEPT(kind, name, prefix, exists)                                       \
     if (exists) p->kept[MTT__##kind] = mtt__add_kept_tensor(b, name, elements, compact, MTT__##kind);
     MTT__KEPT(MTT__ADD_KEPT)
     if (b->policy->device == MTT_DEVICE_CUDA)
         p->ranges = mtt__add_state(b, MTT_U8, MTT_DATA, "ranges", p->range_count * (int64_t)sizeof(mtt_range),
                                    0);
-    for (i = 0; i < p->parameter_count && b->policy->accumulate > 1 && !b->status; i++) {
+    for (i = 0; i < p->parameter_count && (sums || b->policy->keep_gradients) && !b->status; i++) {
         mtt__parameter *q = &p->parameters[i];
-        q->sum = mtt__add_sum(b, q);
-        if (q->sum) q->sum->persistent = 1;
+        mtt_tensor *kept = q->frozen ? NULL
+                           : sums    ? (q->sum = mtt__add_sum(b, q))
+                                     : mtt__parameter_gradient(b, q->weight);
+        if (kept) kept->persistent = 1;
     }
 }
 
@@ -5892,13 +6004,20 @@ static void mtt__add_all_state(mtt__builder *b)
     const mtt_shape *first = &b->schedule->programs[0].shape;
     mtt__program *p = b->program;
     mtt_dtype dtype = mtt__dtype(b);
-    int place, layer, kind;
+    int place, layer, kind, frozen = 0;
     for (place = MTT__BEFORE; place <= MTT__AFTER; place++)
         for (layer = 0; layer < (place == MTT__LAYER ? p->shape.layers : 1); layer++)
             for (kind = 0; kind < MTT__PARAMETER_KINDS && !b->status; kind++)
                 if (mtt__parameter_row[kind].place == place)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
+    for (kind = 0; kind < p->parameter_count; kind++) frozen += p->parameters[kind].frozen;
+    if (frozen == p->parameter_count || (b->policy->freeze && !frozen)) {
+        b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %s, which is the name of %s parameter%s",
+                              b->policy->freeze, frozen ? "every" : "no",
+                              frozen ? ": leave some to train" : ": mtt_parameter lists the names");
+        return;
+    }
     mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_kept(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
@@ -5986,14 +6105,14 @@ static int mtt__fuse_linear_backward_gelu(mtt__builder *b, mtt_op *op, mtt_op *n
     const mtt_gelu_backward *g = MTT_OPERANDS_OF(gelu_backward, next);
     mtt_linear_backward_gelu *f;
     if (op->kind != MTT_OP_linear_backward_input || next->kind != MTT_OP_gelu_backward) return 0;
-    if (g->dy != l->dx || (g->y_t && b->policy->device == MTT_DEVICE_CPU)) return 0;
+    if (g->dy != l->dx || (g->dx_t && b->policy->device == MTT_DEVICE_CPU)) return 0;
     f = (mtt_linear_backward_gelu *)mtt__fused(b, op, MTT_OP_linear_backward_gelu);
     f->dy = l->dy, f->weight = l->weight, f->pre = g->x, f->dx = g->dx, f->d_bias = NULL;
     f->dx_t = g->dx_t, f->y_t = g->y_t;
-    if (g->y_t) return 1; /* the bias's gradient is the sum of rows of dx_t */
+    if (g->dx_t) return 1; /* the bias's gradient is the sum of rows of dx_t */
     while (++next < end) {
         mtt_linear_backward_weight *w = (mtt_linear_backward_weight *)(void *)next->operands;
-        if (next->kind != MTT_OP_linear_backward_weight || w->dy != f->dx) continue;
+        if (next->kind != MTT_OP_linear_backward_weight || w->dy != f->dx || !w->d_weight) continue;
         f->d_bias = w->d_bias;
         w->d_bias = NULL;
         break;
@@ -6467,8 +6586,7 @@ static double mtt__count(const mtt_tensor *t)
 static double mtt__tensor_traffic(const mtt_tensor *t, int written, int copies)
 {
     int twice = t->category == MTT_OPTIMIZER ||
-                (written && t->category == MTT_WEIGHTS && t->persistent && !copies) ||
-                (written && t->category == MTT_GRADIENTS && t->persistent);
+                (written && t->category == MTT_WEIGHTS && t->persistent && !copies);
     return (double)t->bytes * (1 + twice);
 }
 
@@ -6484,7 +6602,7 @@ static double mtt__op_bytes(const mtt_op *op)
         if (op->operands[i]) bytes += mtt__tensor_traffic(op->operands[i], i >= op->inputs, copies);
     for (i = 0; i < op->parameters; i++) {
         if (op->gradients && op->gradients[i]) bytes += mtt__tensor_traffic(op->gradients[i], 0, copies);
-        if (op->sums && op->sums[i]) bytes += mtt__tensor_traffic(op->sums[i], 1, copies);
+        if (op->sums && op->sums[i]) bytes += (double)op->sums[i]->bytes * (1 + op->sums[i]->persistent);
         if (op->weights) bytes += mtt__tensor_traffic(op->weights[i], 1, copies);
     }
     return bytes;
@@ -7354,7 +7472,7 @@ static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
         float dx[MTT__BLOCK], x[MTT__BLOCK];
         int64_t at, count;
         MTT__BLOCKS(at, count, 0, n) {
-            mtt_tensor dx_t = mtt__row_range(o->dx_t, at, count), y_t = mtt__row_range(o->y_t, at, count);
+            mtt_tensor dx_t = mtt__row_range(o->dx_t, at, count), y_t;
             memset(dx, 0, sizeof(dx));
             memset(x, 0, sizeof(x));
             if (row < rows) {
@@ -7365,6 +7483,8 @@ static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
                 mtt__store(o->dx, row * n + at, count, dx);
             }
             mtt__store_column(&dx_t, row, count, dx);
+            if (!o->y_t) continue;
+            y_t = mtt__row_range(o->y_t, at, count);
             mtt__store_column(&y_t, row, count, x);
         }
     }
@@ -7913,9 +8033,10 @@ static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *
 {
     enum { STRIPE = 32 };
     const int32_t *tokens = (const int32_t *)o->tokens->data;
-    float *d_wte = (float *)o->d_wte->data, *d_wpe = o->d_wpe ? (float *)o->d_wpe->data : NULL;
+    float *d_wte = o->d_wte ? (float *)o->d_wte->data : NULL;
+    float *d_wpe = o->d_wpe ? (float *)o->d_wpe->data : NULL;
     int64_t C = op->shape->d_model, stripe;
-    if (!op->adds) memset(d_wte, 0, o->d_wte->bytes);
+    if (d_wte && !op->adds) memset(d_wte, 0, o->d_wte->bytes);
     if (d_wpe) memset(d_wpe, 0, o->d_wpe->bytes);
     MTT__THREADS(op->shape->rows * C)
     for (stripe = 0; stripe < C; stripe += STRIPE) {
@@ -7924,7 +8045,7 @@ static void mtt__cpu_embed_backward(const mtt_op *op, const mtt_embed_backward *
             float dx[STRIPE];
             mtt__load(o->dx, row * C + stripe, n, dx);
             mtt__drop(op, o->control, row * C + stripe, n, dx);
-            mtt__add_block(dx, d_wte + tokens[row] * C + stripe, n);
+            if (d_wte) mtt__add_block(dx, d_wte + tokens[row] * C + stripe, n);
             if (d_wpe) mtt__add_block(dx, d_wpe + row % op->shape->seq_len * C + stripe, n);
         }
     }
@@ -8066,7 +8187,7 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
     mtt_quantize dx = {o->dx, NULL, NULL, NULL, o->dx_8, o->dx_t};
     mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     int64_t C = op->shape->d_model, rows = mtt__rows(o->dy), row;
-    mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, 0);
+    if (o->d_gain) mtt__sum_rows(o->dy, o->x, o->stats, o->d_gain, 0);
     if (o->d_shift) mtt__sum_rows(o->dy, NULL, NULL, o->d_shift, 0);
     MTT__THREADS(rows * C)
     for (row = 0; row < rows; row++) {
@@ -8079,7 +8200,7 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
         mtt__load(o->x, row * C, C, xhat);
         for (k = 0; k < C; k++) g[k] *= gain[k];
         for (k = 0; k < C; k++) xhat[k] = (xhat[k] - mean) * rstd;
-        mean_g = o->d_shift ? mtt__sum(g, C) / (float)C : 0.0f;
+        mean_g = op->shape->norm == MTT_NORM_LAYER ? mtt__sum(g, C) / (float)C : 0.0f;
         mean_gx = mtt__dot(g, xhat, C) / (float)C;
         for (k = 0; k < C; k++) g[k] = rstd * (g[k] - mean_g - xhat[k] * mean_gx);
         if (o->joined) mtt__add_block(mtt__read(o->joined, row * C, C, xhat), g, C);
@@ -8123,13 +8244,12 @@ static void mtt__sum_columns(const mtt_tensor *dy_t, const mtt_tensor *sums, int
 static void mtt__cpu_linear_backward_weight(const mtt_op *op, const mtt_linear_backward_weight *o)
 {
     const mtt_tensor *left = op->transposed ? o->dy : o->x, *right = op->transposed ? o->x : o->dy;
-    if (o->dy->dtype == MTT_F8_E5M2) {
-        mtt__gemm(mtt__matrix(left, 0), mtt__matrix(right, 1), mtt__matrix(o->d_weight, 0), NULL, op->adds);
-        if (o->d_bias) mtt__sum_columns(o->dy, o->d_bias, op->adds);
-        return;
-    }
-    mtt__gemm(mtt__matrix(left, 1), mtt__matrix(right, 0), mtt__matrix(o->d_weight, 0), NULL, op->adds);
-    if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
+    int eight = o->dy->dtype == MTT_F8_E5M2;
+    if (o->d_weight)
+        mtt__gemm(mtt__matrix(left, !eight), mtt__matrix(right, eight), mtt__matrix(o->d_weight, 0), NULL,
+                  op->adds);
+    if (o->d_bias && eight) mtt__sum_columns(o->dy, o->d_bias, op->adds);
+    else if (o->d_bias) mtt__sum_rows(o->dy, NULL, NULL, o->d_bias, op->adds);
 }
 
 /* pre = x W + b, y = GELU(pre) if there is a y */
@@ -8250,9 +8370,8 @@ static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_rotary_backward
             sums[0][0][k] += sums[piece][0][k];
             sums[0][1][k] += sums[piece][1][k];
         }
-    if (!o->d_q_gain) return;
-    memcpy(o->d_q_gain->data, sums[0][0], (size_t)D * sizeof(float));
-    memcpy(o->d_k_gain->data, sums[0][1], (size_t)D * sizeof(float));
+    if (o->d_q_gain) memcpy(o->d_q_gain->data, sums[0][0], (size_t)D * sizeof(float));
+    if (o->d_k_gain) memcpy(o->d_k_gain->data, sums[0][1], (size_t)D * sizeof(float));
 }
 
 /* ---- plain attention ---- */
@@ -8717,14 +8836,16 @@ static void mtt__chunk_gradients(const mtt_op *op, const mtt_chunked_loss *o, mt
 {
     mtt_linear_backward_input d_input = {d_logits, o->weight_t, dx};
     mtt_quantize transpose = {d_logits, NULL, NULL, NULL, NULL, o->d_logits_t};
-    mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
     mtt_op plain = *op;
     plain.transposed = 0; /* weight_t is [in, out] */
     mtt__cpu_quantize(op, &transpose);
     mtt__cpu_linear_backward_input(&plain, &d_input);
-    left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
-    right.first += first;
-    mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds);
+    if (o->d_weight) {
+        mtt__view left = mtt__matrix(o->d_logits_t, 0), right = mtt__matrix(o->x_t, 1);
+        left.n = right.m = mtt__round_up(mtt__rows(d_logits), 16);
+        right.first += first;
+        mtt__gemm(left, right, mtt__matrix(o->d_weight, 0), NULL, op->adds);
+    }
     if (o->d_bias) mtt__sum_columns(o->d_logits_t, o->d_bias, op->adds);
 }
 
@@ -8933,9 +9054,9 @@ static void mtt__cpu_adamw(const mtt_op *op, const mtt_adamw *o)
     const mtt_counters *counters = mtt__counters(o->counters);
     int p;
     for (p = 0; p < op->parameters && !counters->skipped; p++) {
-        uint64_t stream = mtt__stream(op->site, op->first_parameter + p, (uint64_t)counters->updates);
+        uint64_t stream = mtt__stream(op->site, op->parts[p].number, (uint64_t)counters->updates);
         mtt_adamw_rates r =
-            mtt__adamw_rates(c, counters, op->weights[p]->rank > 1, mtt__adamw_step(c, counters),
+            mtt__adamw_rates(c, counters, op->parts[p].group, mtt__adamw_step(c, counters),
                              mtt__adamw_correction(c, counters));
         int64_t begin = op->parts[p].begin, count = op->parts[p].count, i;
         MTT__THREADS(count)
@@ -9084,6 +9205,9 @@ struct mtt_trainer {
     void *context;
     mtt_schedule *schedule;
     mtt_optim_desc optim;
+    mtt_rate rates[2 * MTT_MOST_GROUPS + 2];
+    uint64_t groups;    /* a hash of the optimizer's; 0 = none */
+    float lr;           /* the caller's; negative: the schedule's */
     void *arena;
     float *staging;     /* MTT__STAGING floats: a piece in the device's types */
     float *values;      /* as many floats: a piece of initial values */
@@ -9167,7 +9291,7 @@ static mtt_status mtt__move_mine(mtt_trainer *t, int way, const mtt__parameter *
 {
     const mtt_tensor *kept = t->schedule->programs[MTT__TRAIN].kept[kind];
     mtt_status status = MTT_OK;
-    if (!kept) return mtt__move(t, way, q->weight, at, count, values);
+    if (!kept || q->frozen) return mtt__move(t, way, q->weight, at, count, values);
     if (!mine && kind != MTT__MASTER) return MTT_OK;
     if (kept->dtype == MTT_U8) return mtt__move_compact(t, way, q, kind, at, count, mine, values);
     if (mine) status = mtt__move(t, way, kept, q->part.first + at - q->part.begin, count, values);
@@ -9196,7 +9320,8 @@ static mtt_status mtt__move_kept(mtt_trainer *t, int way, const mtt__parameter *
                                  int64_t count, float *values)
 {
     const mtt_policy *policy = &t->schedule->policy;
-    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].kept[kind], rank;
+    int everywhere = policy->shard == MTT_SHARD_NONE || !t->schedule->programs[MTT__TRAIN].kept[kind] ||
+                     q->frozen, rank;
     mtt_status status = MTT_OK;
     if (policy->ranks == 1 || everywhere) return mtt__move_mine(t, way, q, kind, at, count, 1, values);
     for (rank = 0; rank < policy->ranks && !status; rank++) {
@@ -9290,7 +9415,7 @@ static mtt_range mtt__whole_range(const mtt__program *p, int index, const mtt_po
     r.weight = q->weight->data;
     r.first = part->first - part->begin;
     r.parameter = index;
-    r.decays = q->weight->rank > 1;
+    r.group = (uint8_t)part->group;
     r.made_dtype = (uint8_t)(q->gradient ? q->gradient->dtype : MTT_F32);
     r.gradient_dtype = q->sum ? (uint8_t)MTT_F32 : r.made_dtype;
     return r;
@@ -9302,7 +9427,7 @@ static void mtt__list_ranges(const mtt__program *p, const mtt_policy *policy, mt
     int32_t block = 0;
     int i;
     for (i = 0; i < p->parameter_count; i++) {
-        int64_t count = mtt__elements(p->parameters[i].weight), begin;
+        int64_t count = p->parameters[i].part.elements, begin;
         for (begin = 0; begin < count; begin += MTT__RANGE, r++) {
             *r = mtt__whole_range(p, i, policy);
             r->begin = begin;
@@ -9598,9 +9723,39 @@ static uint64_t mtt__hash_fields(uint64_t hash, const void *desc, const mtt_fiel
 {
     for (; f->name; f++) {
         double value = mtt__field_get(desc, f);
+        const char *text = NULL;
+        if (f->kind == MTT_FIELD_TEXT) memcpy(&text, (const char *)desc + f->offset, sizeof(text));
         hash = mtt__hash(hash, (const char *)&value, sizeof(value));
+        if (text) hash = mtt__hash(hash, text, strlen(text));
     }
     return hash;
+}
+
+/* Gives each parameter the rates of its group. */
+static void mtt__assign_groups(mtt_trainer *t)
+{
+    mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_optim_desc *o = &t->optim;
+    int i, k;
+    for (i = 0; i < 2 * o->group_count + 2; i++) {
+        const mtt_group *g = i > 1 ? &o->groups[i / 2 - 1] : NULL;
+        float scale = g ? g->lr_scale : 0, decay = g ? g->weight_decay : 0;
+        t->rates[i].lr = scale < 0 ? 0 : scale > 0 ? scale : 1;
+        t->rates[i].decay = decay < 0 ? 0 : decay > 0 ? decay : i % 2 ? 0 : o->weight_decay;
+        if (!g || i % 2) continue;
+        t->groups = mtt__hash(t->groups, g->names, strlen(g->names) + 1);
+        t->groups = mtt__hash(t->groups, (const char *)&t->rates[i].lr, sizeof(float));
+        t->groups = mtt__hash(t->groups, (const char *)&g->weight_decay, sizeof(float));
+    }
+    for (i = 0; i < p->parameter_count; i++) {
+        mtt__parameter *q = &p->parameters[i];
+        for (k = 0; k < o->group_count && !mtt__matches(o->groups[k].names, q->weight->name);) k++;
+        if (k < o->group_count) q->part.group += 2 * (k + 1);
+    }
+    for (i = 0; i < p->op_count; i++)
+        for (k = 0; k < p->ops[i].parameters; k++)
+            p->ops[i].parts[k].group = p->parameters[p->ops[i].parts[k].number].part.group;
+    o->groups = NULL; /* the caller's */
 }
 
 /* Ranks that would train different models must not begin. */
@@ -9612,6 +9767,7 @@ static mtt_status mtt__check_ranks(mtt_trainer *t)
         {"model", mtt__hash_fields(0, &s->model, mtt__model_field)},
         {"policy", mtt__hash_fields(0, &s->policy, mtt__policy_field)},
         {"optimizer", mtt__hash_fields(0, &t->optim, mtt__optim_field)},
+        {"groups of parameters", t->groups},
         {"seed", t->optim.seed},
         {"batch", (uint64_t)s->batch},
         {"seq_len", (uint64_t)s->seq_len},
@@ -9635,6 +9791,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     *out = NULL;
     if (!t) return MTT_E_MEMORY;
     t->env = env;
+    t->lr = -1;
     t->backend = *backend;
     t->backend.exchange = mtt__exchange;
     t->backend.watch = mtt__watch;
@@ -9654,6 +9811,7 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
         status = MTT_E_MEMORY;
     if (!status && !(t->messages = (mtt__message *)mtt__alloc(env, (size_t)p.ranks, sizeof(*t->messages))))
         status = MTT_E_MEMORY;
+    if (!status) mtt__assign_groups(t);
     if (!status && p.ranks > 1) status = mtt__check_ranks(t);
     if (!status) status = backend->open(env, &t->backend, &t->schedule->policy, &t->context);
     t->opened = !status;
@@ -9682,6 +9840,11 @@ static mtt_status mtt__check_ids(const mtt_trainer *t, const int32_t *ids, int64
     return MTT_OK;
 }
 
+static float mtt__lr(const mtt_trainer *t)
+{
+    return t->lr >= 0 ? t->lr : mtt_learning_rate(&t->optim, t->step);
+}
+
 /* Uploads everything that a run of a program reads besides state. Targets may be NULL. `counted` is the
    number of targets of the whole step. */
 static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t *tokens,
@@ -9691,9 +9854,10 @@ static mtt_status mtt__send(mtt_trainer *t, const mtt__program *p, const int32_t
     size_t bytes = (size_t)p->shape.rows * sizeof(int32_t);
     int scaling = mtt__precisions[t->schedule->policy.precision].scaled;
     uint64_t micro_batch = (uint64_t)(t->micro_batch + t->schedule->policy.rank);
-    mtt_control control = {o->seed, micro_batch, mtt_learning_rate(o, t->step), o->beta1,
-                           o->beta2, o->eps, o->weight_decay, o->clip, counted, scaling, row};
+    mtt_control control = {o->seed, micro_batch, mtt__lr(t), o->beta1, o->beta2, o->eps, o->clip, counted,
+                           scaling, row, {{0, 0}}};
     mtt_status status;
+    memcpy(control.rates, t->rates, sizeof(control.rates));
     status = t->backend.upload(t->context, p->tokens->data, tokens, bytes);
     if (!status && targets) status = t->backend.upload(t->context, p->targets->data, targets, bytes);
     if (!status) status = t->backend.upload(t->context, p->control->data, &control, sizeof(control));
@@ -9786,7 +9950,8 @@ MTTDEF mtt_status mtt_train_step(mtt_trainer *t, const int32_t *tokens, const in
     mtt_status status = mtt__run_micro_batches(t, p, tokens, targets, t->schedule->policy.accumulate, 1);
     if (!status) status = t->backend.run(t->context, p->ops + p->step_begin, p->op_count - p->step_begin);
     if (status) return status;
-    lr = mtt_learning_rate(&t->optim, t->step++);
+    lr = mtt__lr(t);
+    t->step++;
     if (!info) return MTT_OK;
     status = mtt__receive(t, &counters, info);
     if (status) return status;
@@ -9845,6 +10010,13 @@ MTTDEF int64_t mtt_trainer_step(const mtt_trainer *t)
     return t->step;
 }
 
+MTTDEF mtt_status mtt_trainer_set_lr(mtt_trainer *t, float lr)
+{
+    if (lr <= 100) t->lr = lr;
+    else return mtt__fail(t->env, MTT_E_ARGUMENT, "lr is %g, it must be at most 100", (double)lr);
+    return MTT_OK;
+}
+
 MTTDEF size_t mtt_trainer_device_bytes(const mtt_trainer *t)
 {
     size_t free_bytes, all_bytes;
@@ -9865,6 +10037,14 @@ MTTDEF const char *mtt_parameter(const mtt_trainer *t, int index, int64_t shape[
     shape[0] = p->parameters[index].shape[0];
     shape[1] = p->parameters[index].shape[1];
     return p->parameters[index].weight->name;
+}
+
+MTTDEF int mtt_parameter_find(const mtt_trainer *t, const char *name)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int i = p->parameter_count;
+    while (i-- && strcmp(p->parameters[i].weight->name, name)) {}
+    return i;
 }
 
 /* NULL with the error recorded if there is no such parameter. */
@@ -9897,17 +10077,21 @@ MTTDEF mtt_status mtt_parameter_set(mtt_trainer *t, int index, const float *valu
 MTTDEF mtt_status mtt_gradient_get(mtt_trainer *t, int index, float *values)
 {
     const mtt__parameter *q = mtt__parameter_at(t, index);
+    const mtt_tensor *kept;
     mtt_counters counters;
     int64_t i, count;
     mtt_status status;
     if (!q) return MTT_E_ARGUMENT;
-    if (!q->sum || !q->sum->persistent || mtt__exchanges_at_once(&t->schedule->policy))
+    if (q->frozen)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "%s is frozen and has no gradient", q->weight->name);
+    kept = q->sum ? q->sum : q->gradient;
+    if (!kept || !kept->persistent || mtt__elements(kept) != mtt__elements(q->weight))
         return mtt__fail(t->env, MTT_E_ARGUMENT,
-                         "gradients share their memory with activations: set accumulate above 1 to "
-                         "keep them, and no shard of gradients");
+                         "gradients share their memory with activations: set keep_gradients to 1, and no "
+                         "shard of gradients");
     count = mtt__parameter_elements(q);
     status = mtt__move_counters(t, MTT__GET, &counters);
-    if (!status) status = mtt__move(t, MTT__GET, q->sum, 0, count, values);
+    if (!status) status = mtt__move(t, MTT__GET, kept, 0, count, values);
     for (i = 0; i < count && !status; i++) values[i] /= counters.step_scale;
     return status;
 }
@@ -12688,6 +12872,7 @@ typedef struct mtt__checkpoint {
     const mtt__st *st; /* the file to read; NULL when saving */
     mtt_status status;
     mtt__st_entry *tensors;
+    int *kinds;         /* of each tensor of a parameter: MTT__KEPT_KINDS times its number, and its kind */
     size_t kept, count; /* tensors of parameters; all */
     size_t read_tensors, read_bytes; /* when saving: tensors read, and bytes of the next one */
     mtt__text metadata;
@@ -12704,28 +12889,33 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     static const char *const prefixes[] = {MTT__KEPT(MTT__KEPT_PREFIX)};
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
     char *name;
-    size_t i;
+    size_t i, most;
     memset(c, 0, sizeof(*c));
     c->t = t;
     c->micro_batch = t->micro_batch;
     c->seed = t->optim.seed;
     if (batches) c->batches = *batches;
     if (c->batches.tokens) c->tokens_crc = c->batches.tokens->header.crc;
-    c->kept = MTT__KEPT_KINDS * (size_t)p->parameter_count;
-    c->count = c->kept + (p->scales != NULL);
-    c->tensors = (mtt__st_entry *)mtt__alloc(t->env, c->count, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME);
+    most = MTT__KEPT_KINDS * (size_t)p->parameter_count + 1;
+    c->tensors = (mtt__st_entry *)mtt__alloc(t->env, most, sizeof(*c->tensors) + MTT__CHECKPOINT_NAME +
+                                             sizeof(int));
     if (!c->tensors) return MTT_E_MEMORY;
+    c->kinds = (int *)(void *)(c->tensors + most);
+    for (i = 0; i < most - 1; i++) /* of a frozen one the weight alone */
+        if (i % MTT__KEPT_KINDS == MTT__MASTER || !p->parameters[i / MTT__KEPT_KINDS].frozen)
+            c->kinds[c->kept++] = (int)i;
+    c->count = c->kept + (p->scales != NULL);
     if (p->scales) {
         c->tensors[c->kept].name = "fp8.scales";
         c->tensors[c->kept].dtype = MTT_F32;
         c->tensors[c->kept].rank = 1;
         c->tensors[c->kept].shape[0] = (uint64_t)p->scales->shape[0];
     }
-    for (i = 0, name = (char *)(c->tensors + c->count); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
-        const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
+    for (i = 0, name = (char *)(c->kinds + most); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
+        const mtt__parameter *q = &p->parameters[c->kinds[i] / MTT__KEPT_KINDS];
         mtt__text text;
         mtt__text_init(&text, name, MTT__CHECKPOINT_NAME);
-        mtt__print(&text, "%s%s", prefixes[i % MTT__KEPT_KINDS], q->weight->name);
+        mtt__print(&text, "%s%s", prefixes[c->kinds[i] % MTT__KEPT_KINDS], q->weight->name);
         c->tensors[i].name = name;
         c->tensors[i].dtype = MTT_F32;
         c->tensors[i].rank = q->shape[1] ? 2 : 1;
@@ -12810,6 +13000,11 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         }
         mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
+    if (c->st && c->t->groups && !mtt__st_find(&c->st->metadata, "groups"))
+        return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no groups of parameters: use the optimizer of "
+                         "its run", c->st->path);
+    if (c->st ? mtt__st_find(&c->st->metadata, "groups") != NULL : c->t->groups != 0)
+        MTT__NUMBER("groups", t->groups, 0, 0);
     MTT__NUMBER("step", counters.steps, 0, most);
     MTT__NUMBER("micro_batch", micro_batch, 0, most);
     MTT__NUMBER("updates", counters.updates, 0, most);
@@ -12847,13 +13042,13 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     mtt__checkpoint *c = (mtt__checkpoint *)user;
     mtt_trainer *t = c->t;
     const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    const mtt__parameter *q = &p->parameters[index / MTT__KEPT_KINDS];
+    const mtt__parameter *q = &p->parameters[c->kinds[index] / MTT__KEPT_KINDS];
     int64_t at = (int64_t)(offset / sizeof(float)), count = (int64_t)(bytes / sizeof(float));
     mtt_status status;
     c->read_tensors = index;
     c->read_bytes = offset + bytes;
     if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
-    status = mtt__move_kept(t, MTT__GET, q, (int)(index % MTT__KEPT_KINDS), at, count, (float *)buffer);
+    status = mtt__move_kept(t, MTT__GET, q, c->kinds[index] % MTT__KEPT_KINDS, at, count, (float *)buffer);
     if (!status) status = mtt_ranks_busy(t->backend.ranks); /* the writer may take long before it reads on */
     return status;
 }
@@ -12914,6 +13109,24 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
     return bytes;
 }
 
+/* What is frozen here must be so in the file. The name of a first moment says it. */
+static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
+{
+    const mtt__program *p = &c->t->schedule->programs[MTT__TRAIN];
+    int i;
+    for (i = 0; i < p->parameter_count; i++) {
+        char name[MTT__CHECKPOINT_NAME];
+        mtt__text text;
+        mtt__text_init(&text, name, sizeof(name));
+        mtt__print(&text, "optim.m.%s", p->parameters[i].weight->name);
+        if ((mtt__st_find(&c->st->tensors, name) == NULL) != p->parameters[i].frozen)
+            return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: %s is %s there, but not here: freeze what its "
+                             "run froze", c->st->path, name + 8,
+                             p->parameters[i].frozen ? "trained" : "frozen");
+    }
+    return MTT_OK;
+}
+
 /* Finds all tensors in the file. */
 static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
 {
@@ -12923,15 +13136,16 @@ static mtt_status mtt__checkpoint_find(mtt__checkpoint *c)
         const mtt__st_entry *e = mtt__st_find(&c->st->tensors, want->name);
         if (!e && i == c->kept) { /* of a run in another precision */
             c->count = c->kept;
-            return MTT_OK;
+            break;
         }
+        if (!e && c->kinds[i] % MTT__KEPT_KINDS == MTT__FIRST) break;
         if (!e || (uintptr_t)e->data % sizeof(float) || e->dtype != want->dtype || e->rank != want->rank ||
             memcmp(e->shape, want->shape, sizeof(e->shape)) != 0)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: tensor %s is %s: use the checkpoint's model",
                              c->st->path, want->name, e ? "of another shape, type or alignment" : "missing");
         *want = *e;
     }
-    return MTT_OK;
+    return mtt__checkpoint_frozen(c);
 }
 
 /* Refuses numbers that no training leaves: a forged file has the right checksums. */
@@ -12941,7 +13155,7 @@ static mtt_status mtt__checkpoint_values(const mtt__checkpoint *c)
     for (i = 0; i < c->count; i++) {
         const mtt__st_entry *e = &c->tensors[i];
         const float *x = (const float *)(uintptr_t)e->data;
-        const float least = i == c->kept || i % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
+        const float least = i == c->kept || c->kinds[i] % MTT__KEPT_KINDS == MTT__SECOND ? 0.0f : -INFINITY;
         for (k = 0; k < e->bytes / sizeof(float); k++)
             if (!(x[k] >= least && fabsf(x[k]) < INFINITY) ||
                 (i == c->kept && x[k] != (x[0] > 0 ? mtt__power_of_two(x[k]) : 0.0f)))
@@ -12968,8 +13182,9 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     if (!status) status = mtt__checkpoint_values(&c);
     status = mtt__all_agree(t, status, NULL);
     for (i = 0; i < c.kept && !status; i++) /* the trainer changes from here on */
-        status = mtt__move_kept(t, MTT__PUT, &p->parameters[i / MTT__KEPT_KINDS], (int)(i % MTT__KEPT_KINDS),
-                                0, (int64_t)(c.tensors[i].bytes / sizeof(float)),
+        status = mtt__move_kept(t, MTT__PUT, &p->parameters[c.kinds[i] / MTT__KEPT_KINDS],
+                                c.kinds[i] % MTT__KEPT_KINDS, 0,
+                                (int64_t)(c.tensors[i].bytes / sizeof(float)),
                                 (float *)(uintptr_t)c.tensors[i].data);
     if (!status && p->scales) {
         const float *scales = c.count > c.kept ? (const float *)(uintptr_t)c.tensors[c.kept].data : NULL;

@@ -867,8 +867,8 @@ static mtt_status mtt__launch_gelu_backward(mtt__cuda *c, const mtt_tensor *dy, 
 }
 
 /* Math:        out[j] (+)= sum over rows r of x[r][j], of each slice of rows
-   Shapes:      x [rows, width] T; columns j < first go to out[j], the others to more[j - first]; slice s
-                writes s * width elements further on
+   Shapes:      x [rows, width] T; columns j < first go to out[j], the others to more[j - first], unless that
+                is NULL; slice s writes s * width elements further on
    Launch:      grid (width / 64, slices), 8 x 32 threads: a thread sums every 32nd row of 8 columns
    Requires:    width and first multiples of 8
    Traffic:     x read once
@@ -897,7 +897,9 @@ static __global__ void __launch_bounds__(256)
     if (j >= 64 || column >= width) return;
     float total = 0;
     MTT__UNROLL for (int r = 0; r < 32; r++) total += partial[r][j];
-    float *at = (column < first ? out + column : more + column - first) + blockIdx.y * width;
+    float *at = column < first ? out : more;
+    if (!at) return;
+    at += column - (column < first ? 0 : first) + blockIdx.y * width;
     *at = total + (add ? *at : 0.0f);
 }
 
@@ -1517,6 +1519,7 @@ template <int KIND, class Q> MTT__DEVICE void mtt__quantize_tile(const mtt__quan
         MTT__UNROLL for (int t = 0; t < TILES; t++) {
             uint8_t *const to = (uint8_t *)(t == 1 ? o.gelu_t : o.y_t).data;
             const int64_t to_row = column0 + j + (t == 2 ? o.width : 0);
+            if (t == 1 && !to) continue;
             *(uint32_t *)(to + to_row * o.pitch + at) = turned[t][j][threadIdx.x % 32];
         }
 }
@@ -1663,7 +1666,8 @@ static mtt_status mtt__cuda_norm_backward(mtt__cuda *c, const mtt_op *op)
     const mtt_quantize y = {o->x, o->stats, o->gain, o->shift, NULL, o->y_t};
     mtt_status status = mtt__by_type(c, o->dy, [&](auto zero) {
         typedef decltype(zero) T;
-        return o->d_shift ? mtt__norm_backward<T, false>(c, op) : mtt__norm_backward<T, true>(c, op);
+        if (op->shape->norm == MTT_NORM_LAYER) return mtt__norm_backward<T, false>(c, op);
+        return mtt__norm_backward<T, true>(c, op);
     });
     if (mtt__norm_rounds(c, o)) return status;
     if (status == MTT_OK && o->dx_t) status = mtt__quantize_by(c, &dx);
@@ -2050,11 +2054,11 @@ template <class T> static mtt_status mtt__embed_backward(mtt__cuda *c, const mtt
     mtt__dropout dropout = mtt__dropout_of(op, o->control);
     int width = d->d_model, slab = MTT__SLAB;
     mtt_status status = MTT_OK;
-    if (!op->adds)
+    if (o->d_wte && !op->adds)
         status = mtt__checked(c, cudaMemsetAsync(o->d_wte->data, 0, o->d_wte->bytes, c->stream),
                               "zeroing a gradient");
     while (slab > MTT__SORT_LEAST && (size_t)slab * 32 > op->workspace->bytes) slab /= 2;
-    for (int64_t first = 0; first < d->rows && status == MTT_OK; first += slab) {
+    for (int64_t first = 0; first < d->rows && o->d_wte && status == MTT_OK; first += slab) {
         int n = (int)mtt__min(slab, d->rows - first);
         unsigned blocks;
         mtt__sorted s;
@@ -2537,7 +2541,7 @@ static mtt_status mtt__gradient_of_transposes(mtt__cuda *c, const mtt_op *op,
 {
     const int64_t rows = mtt__width(o->dy);
     mtt_status status = o->d_bias ? mtt__launch_row_sums(c, o->dy, rows, o->d_bias, 0) : MTT_OK;
-    if (status != MTT_OK) return status;
+    if (status != MTT_OK || !o->d_weight) return status;
     return mtt__weight_gradient_eight(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
 }
 
@@ -2548,7 +2552,7 @@ static mtt_status mtt__cuda_linear_backward_weight(mtt__cuda *c, const mtt_op *o
     const int64_t rows = mtt__rows(o->dy);
     if (o->dy->dtype == MTT_F8_E5M2) return mtt__gradient_of_transposes(c, op, o);
     mtt_status status = o->d_bias ? mtt__bias_gradient(c, op, o->dy, rows, o->d_bias, 0) : MTT_OK;
-    if (status != MTT_OK) return status;
+    if (status != MTT_OK || !o->d_weight) return status;
     return mtt__weight_gradient(c, op, o->x, 0, o->dy, rows, o->d_weight, 0);
 }
 
@@ -2581,7 +2585,8 @@ static mtt_status mtt__backward_gelu_slabs(mtt__cuda *c, const mtt_op *op, const
         q.x = mtt__at<const __nv_bfloat16>(o->pre) + first * n, q.dy = mtt__at<const __nv_bfloat16>(&d_gelu);
         q.y = mtt__eight_of(o->dx), q.y_t = mtt__eight_of(o->dx_t), q.gelu_t = mtt__eight_of(o->y_t);
         q.y.data = (char *)q.y.data + first * n;
-        q.y_t.data = (char *)q.y_t.data + first, q.gelu_t.data = (char *)q.gelu_t.data + first;
+        q.y_t.data = (char *)q.y_t.data + first;
+        if (q.gelu_t.data) q.gelu_t.data = (char *)q.gelu_t.data + first;
         q.rows = count, q.width = (int)n, q.pitch = mtt__width(o->dx_t), q.padded = q.pitch - first;
         status = mtt__multiply(c, &part, g);
         if (status == MTT_OK) status = mtt__launch_quantize<MTT__GELU_BACKWARD, mtt__e5m2>(c, q);
@@ -2735,7 +2740,7 @@ static mtt_status mtt__chunked_loss_by(mtt__cuda *c, const mtt_op *op, mtt__loss
         mtt__blas_product back = {count, C, Vp, logits, weight,
                                   mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
         status = mtt__multiply(c, op, back);
-        if (status == MTT_OK)
+        if (status == MTT_OK && o->d_weight)
             status = mtt__weight_gradient(c, op, o->x, first, o->logits, count, o->d_weight, add);
     }
     return status;
@@ -2905,7 +2910,7 @@ static mtt_status mtt__chunked_loss_eight(mtt__cuda *c, const mtt_op *op)
                                   mtt__blas_whole(o->weight_t, 1),
                                   mtt__blas_matrix_at(o->dx, first * C, C, 0, 0)};
         status = mtt__multiply(c, op, back);
-        if (status == MTT_OK)
+        if (status == MTT_OK && o->d_weight)
             status = mtt__weight_gradient_eight(c, op, o->x_t, first, o->d_logits_t, mtt__round_up(count, 16),
                                                 o->d_weight, add);
     }
@@ -3142,7 +3147,7 @@ struct mtt__update {
 
 MTT__DEVICE mtt_adamw_rates mtt__update_rates(const mtt__update &u, const mtt_range &r)
 {
-    return mtt__adamw_rates(u.control, u.counters, r.decays, u.corrections[0], u.corrections[1]);
+    return mtt__adamw_rates(u.control, u.counters, r.group, u.corrections[0], u.corrections[1]);
 }
 
 /* Math:        mtt__adamw_element
@@ -3349,7 +3354,7 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     u.site = mtt__stream(op->site, 0, 0);
     u.dtype = type;
     for (int i = 0; i < op->parameters; i++) u.mine |= op->parts[i].count < op->parts[i].elements;
-    if (status == MTT_OK && op->first_parameter == 0) /* those after it find them in the workspace */
+    if (status == MTT_OK && op->first_range == 0) /* those after it find them in the workspace */
         status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
                              (float *)scratch);
     if (status != MTT_OK) return status;
@@ -7142,7 +7147,7 @@ MTT__DEVICE void mtt__tile_gelu_backward_eight(const mtt__tile_types<mtt__eights
         uint32_t w[4];
         asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-        if (column + j < o.n && row < o.padded)
+        if (out && column + j < o.n && row < o.padded)
             *(uint4 *)(out + (int64_t)(column + j) * o.padded + row) =
                 make_uint4(__byte_perm(w[0], w[1], 0x6420), __byte_perm(w[2], w[3], 0x6420),
                            __byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x7531));

@@ -34,7 +34,7 @@ pow(10000.0, -(double) => pow(9990.0, -(double)
 x + 0.044715f * x * x => x + 0.0448f * x * x
 (float)C + 1e-5f) => (float)C + 1e-6f)
 query - window + 1 : 0 => query - window : 0
-decays ? 1.0f - c->lr => 1 ? 1.0f - c->lr
+part.group = q->weight->rank == 1 => part.group = 0
 8 * N(o->x), MOVED, 0) => 9 * N(o->x), MOVED, 0)
 16 * PARAMETERS, MOVED => 20 * PARAMETERS, MOVED
 4 * mtt__attention_pairs(d) => 5 * mtt__attention_pairs(d)

@@ -507,13 +507,13 @@ static void textbook_linear_backward_weight(const textbook *t)
     const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, t->op);
     const numbers_linear_backward_weight *v = VALUES(linear_backward_weight, t);
     const numbers_linear_backward_weight *magnitude = MAGNITUDES(linear_backward_weight, t);
-    int64_t k = mtt__width(o->x), n = mtt__width(o->dy), rows = mtt__rows(o->dy);
+    int64_t k = o->x ? mtt__width(o->x) : 0, n = mtt__width(o->dy), rows = mtt__rows(o->dy);
     double *x = v->x, *dy = v->dy;
     if (t->eight) { /* both are transposed */
-        k = mtt__rows(o->x), n = mtt__rows(o->dy), rows = mtt__width(o->dy);
-        x = turned(v->x, k, rows, k), dy = turned(v->dy, n, rows, n);
+        k = o->x ? mtt__rows(o->x) : 0, n = mtt__rows(o->dy), rows = mtt__width(o->dy);
+        x = o->x ? turned(v->x, k, rows, k) : NULL, dy = turned(v->dy, n, rows, n);
     }
-    weight_gradient(t, x, k, dy, NULL, n, rows, v->d_weight, magnitude->d_weight);
+    if (v->d_weight) weight_gradient(t, x, k, dy, NULL, n, rows, v->d_weight, magnitude->d_weight);
     if (v->d_bias) column_sums(t, dy, NULL, rows, n, v->d_bias, magnitude->d_bias);
     if (t->eight) free(x), free(dy);
 }
@@ -615,7 +615,7 @@ static void textbook_norm_backward(const textbook *t)
             sum_size += fabs(g) / (double)C;
             dot_size += fabs(g) * XHAT_SIZE(r, i) / (double)C;
         }
-        sum = v->d_shift ? fp32(t, sum / (double)C) : 0;
+        sum = t->op->shape->norm == MTT_NORM_LAYER ? fp32(t, sum / (double)C) : 0;
         dot = fp32(t, dot / (double)C);
         for (i = 0; i < C; i++) {
             value = fp32(t, fp32(t, fp32(t, dy[r * C + i] * w[i]) - sum) - fp32(t, XHAT(r, i) * dot));
@@ -629,7 +629,7 @@ static void textbook_norm_backward(const textbook *t)
     }
     MTT__OMP(omp parallel for if (rows * C > 10000))
     for (c = 0; c < C; c++) {
-        double dw = 0, db = 0, dw_size = add ? fabs(v->d_gain[c]) : 0,
+        double dw = 0, db = 0, dw_size = add && v->d_gain ? fabs(v->d_gain[c]) : 0,
                db_size = add && v->d_shift ? fabs(v->d_shift[c]) : 0;
         int64_t i;
         for (i = 0; i < rows; i++) {
@@ -638,8 +638,8 @@ static void textbook_norm_backward(const textbook *t)
             dw_size += fabs(dy[i * C + c]) * XHAT_SIZE(i, c);
             db_size += fabs(dy[i * C + c]);
         }
-        v->d_gain[c] = fp32(t, dw + (add ? v->d_gain[c] : 0));
-        if (t->exact) magnitude->d_gain[c] = dw_size;
+        if (v->d_gain) v->d_gain[c] = fp32(t, dw + (add ? v->d_gain[c] : 0));
+        if (v->d_gain && t->exact) magnitude->d_gain[c] = dw_size;
         if (!v->d_shift) continue;
         v->d_shift[c] = fp32(t, db + (add ? v->d_shift[c] : 0));
         if (t->exact) magnitude->d_shift[c] = db_size;
@@ -892,11 +892,11 @@ static void textbook_embed_backward(const textbook *t)
     const numbers_embed_backward *v = VALUES(embed_backward, t), *magnitude = MAGNITUDES(embed_backward, t);
     const mtt_shape *d = t->op->shape;
     const int32_t *tokens = (const int32_t *)o->tokens->data;
-    int64_t C = d->d_model, count = d->rows * C, words = mtt__elements(o->d_wte), c;
+    int64_t C = d->d_model, count = d->rows * C, words = o->d_wte ? mtt__elements(o->d_wte) : 0, c;
     int64_t positions = o->d_wpe ? mtt__elements(o->d_wpe) : 0;
     float *mask = malloc((size_t)count * sizeof(float));
     mask_of(t, o->control, 0, count, mask);
-    if (!t->op->adds) memset(v->d_wte, 0, (size_t)words * sizeof(double));
+    if (words && !t->op->adds) memset(v->d_wte, 0, (size_t)words * sizeof(double));
     if (positions) memset(v->d_wpe, 0, (size_t)positions * sizeof(double));
     for (c = 0; c < words && t->exact; c++) magnitude->d_wte[c] = fabs(v->d_wte[c]);
     for (c = 0; c < positions && t->exact; c++) magnitude->d_wpe[c] = fabs(v->d_wpe[c]);
@@ -906,9 +906,9 @@ static void textbook_embed_backward(const textbook *t)
         for (r = 0; r < d->rows; r++) {
             double dx = fp32(t, v->dx[r * C + c] * (double)mask[r * C + c]);
             int64_t word = tokens[r] * C + c, position = r % d->seq_len * C + c;
-            v->d_wte[word] = fp32(t, v->d_wte[word] + dx);
+            if (words) v->d_wte[word] = fp32(t, v->d_wte[word] + dx);
             if (positions) v->d_wpe[position] = fp32(t, v->d_wpe[position] + dx);
-            if (t->exact) magnitude->d_wte[word] += fabs(dx);
+            if (t->exact && words) magnitude->d_wte[word] += fabs(dx);
             if (t->exact && positions) magnitude->d_wpe[position] += fabs(dx);
         }
     }
@@ -1337,6 +1337,7 @@ static void textbook_rotary_backward(const textbook *t)
     int64_t D = d->head_dim, width = mtt__width(o->dx), row, head, i;
     double *gradients[2] = {v->d_q_gain, v->d_k_gain}, *sizes[2] = {magnitude->d_q_gain, magnitude->d_k_gain};
     for (i = 0; i < (o->q_gain ? 2 * D : 0); i++) {
+        if (!gradients[i / D]) continue;
         gradients[i / D][i % D] = 0;
         if (t->exact) sizes[i / D][i % D] = 0;
     }
@@ -1353,8 +1354,9 @@ static void textbook_rotary_backward(const textbook *t)
                 rstd = fp32(t, 1 / sqrt(squares / (double)D + (double)t->op->shape->norm_eps));
                 normalize_head(t, NULL, x, x_size);
                 for (i = 0; i < D; i++) {
-                    gradients[of_k][i] = fp32(t, gradients[of_k][i] + fp32(t, g[i] * x[i]));
-                    if (t->exact) sizes[of_k][i] += size[i] * x_size[i];
+                    double *gradient = gradients[of_k];
+                    if (gradient) gradient[i] = fp32(t, gradient[i] + fp32(t, g[i] * x[i]));
+                    if (gradient && t->exact) sizes[of_k][i] += size[i] * x_size[i];
                     g[i] = fp32(t, g[i] * gain[i]);
                     size[i] *= fabs(gain[i]);
                     mean = fp32(t, mean + fp32(t, g[i] * x[i]));
@@ -1489,9 +1491,10 @@ static void textbook_chunked_loss_eight(const textbook *t)
         if (t->exact)
             product_magnitude(rows, C, width, rows_of(gradients, width),
                               transposed(rows_of(v->weight_t, width)), rows_of(magnitude->dx, C));
-        x = turned(v->x_t, C, mtt__width(o->x_t), C);
-        weight_gradient(&back, x, C, gradients, NULL, width, rows, v->d_weight,
-                        t->exact ? magnitude->d_weight : NULL);
+        x = o->x_t ? turned(v->x_t, C, mtt__width(o->x_t), C) : NULL;
+        if (v->d_weight)
+            weight_gradient(&back, x, C, gradients, NULL, width, rows, v->d_weight,
+                            t->exact ? magnitude->d_weight : NULL);
         if (v->d_bias)
             column_sums(t, gradients, NULL, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
         free(x);
@@ -1537,8 +1540,9 @@ static void textbook_chunked_loss(const textbook *t)
     if (o->dx) {
         product(t, rows, C, width, all, weight, rows_of(v->dx, C));
         if (t->exact) product_magnitude(rows, C, width, all_sizes, weight, rows_of(magnitude->dx, C));
-        weight_gradient(t, v->x, C, logits, sizes, width, rows, v->d_weight,
-                        t->exact ? magnitude->d_weight : NULL);
+        if (v->d_weight)
+            weight_gradient(t, v->x, C, logits, sizes, width, rows, v->d_weight,
+                            t->exact ? magnitude->d_weight : NULL);
         if (v->d_bias)
             column_sums(t, logits, sizes, rows, width, v->d_bias, t->exact ? magnitude->d_bias : NULL);
     }
@@ -1553,14 +1557,16 @@ static void textbook_adamw(const textbook *t)
     const mtt_control *c = mtt__control(o->control);
     const mtt_counters *counters = mtt__counters(o->counters);
     double b1 = (double)c->beta1, b2 = (double)c->beta2, updates = (double)counters->updates;
-    double step = fp32(t, (double)c->lr / (1 - pow(b1, updates))),
+    double all = fp32(t, (double)c->lr / (1 - pow(b1, updates))),
            correction = fp32(t, 1 / sqrt(1 - pow(b2, updates)));
     int p;
     for (p = 0; p < t->op->parameters && !counters->skipped; p++) {
         int64_t first = t->op->parts[p].first;
         double *weight = t->weights[p], *m = v->m + first, *second = v->v + first;
         double *master = v->master ? v->master + first : NULL, *kept = master ? master : weight;
-        double keep = t->op->weights[p]->rank > 1 ? fp32(t, 1 - (double)c->lr * (double)c->weight_decay) : 1;
+        const mtt_rate rate = c->rates[t->op->parts[p].group];
+        double keep = fp32(t, 1 - fp32(t, (double)c->lr * (double)rate.lr) * (double)rate.decay);
+        double step = fp32(t, all * (double)rate.lr);
         int64_t count = mtt__elements(t->op->weights[p]), i;
         MTT__OMP(omp parallel for if (count > 10000))
         for (i = 0; i < count; i++) {
@@ -1737,7 +1743,7 @@ static void fill_compact(const setup *s, const mtt__program *p)
     int i;
     for (i = 0; i < p->parameter_count; i++) {
         const mtt__parameter *q = &p->parameters[i];
-        int64_t count = mtt__elements(q->weight), first = q->part.first, k;
+        int64_t count = q->part.elements, first = q->part.first, k; /* none if it is frozen */
         float *values = malloc((size_t)count * sizeof(float));
         for (k = 0; k < count; k++) values[k] = q->weight->rank > 1 ? 0.05f * noise() : 0.7f + 0.3f * noise();
         if (master)
@@ -1764,6 +1770,17 @@ static void fill_scales(const mtt_tensor *scales)
     }
 }
 
+/* Some parameters are in groups. */
+static void set_groups(mtt_schedule *s)
+{
+    mtt__program *p = &s->programs[MTT__TRAIN];
+    int i, k;
+    for (i = 1; i < p->parameter_count; i += 2) p->parameters[i].part.group = i % (2 * MTT_MOST_GROUPS + 2);
+    for (i = 0; i < p->op_count; i++)
+        for (k = 0; k < p->ops[i].parameters; k++)
+            p->ops[i].parts[k].group = p->parameters[p->ops[i].parts[k].number].part.group;
+}
+
 static void fill_state(const lock_step *l, int which)
 {
     const setup *s = &l->s;
@@ -1786,6 +1803,8 @@ static void fill_state(const lock_step *l, int which)
         if (t->category == MTT_GRADIENTS) fill_tensor(t, 0.1f, 0);
     }
     if (s->policy.state == MTT_STATE_COMPACT) fill_compact(s, p);
+    set_groups(l->host);
+    set_groups(l->device);
     mtt__list_ranges(&l->device->programs[which], &s->policy, (mtt_range *)p->ranges->data);
     random_tokens(s, (int32_t *)p->tokens->data, (int32_t *)p->targets->data, (int)p->shape.rows);
     control->seed = random_bits();
@@ -1794,7 +1813,10 @@ static void fill_state(const lock_step *l, int which)
     control->beta1 = 0.9f;
     control->beta2 = 0.99f;
     control->eps = 1e-8f;
-    control->weight_decay = 0.1f;
+    for (i = 0; i < 2 * MTT_MOST_GROUPS + 2; i++) {
+        control->rates[i].lr = i < 2 ? 1 : 0.5f + (float)i / 4;
+        control->rates[i].decay = i % 2 ? 0 : i < 2 ? 0.1f : 0.3f;
+    }
     control->clip = below(2) ? 1.0f : 0;
     control->targets = p->shape.rows;
     control->scaling = mtt__precisions[s->policy.precision].scaled;
@@ -1856,7 +1878,7 @@ static textbook open_textbook(const lock_step *l, const mtt_op *op, int exact)
 {
     int operands = op->inputs + op->outputs;
     textbook t = {.op = op, .precision = l->s.policy.precision, .exact = exact};
-    t.eight = is_8_bit(op->operands[0]);
+    t.eight = is_8_bit(op->operands[op->kind == MTT_OP_linear_backward_weight]); /* x may be absent */
     if (t.precision == MTT_FP8) t.precision = MTT_BF16;
     t.fast = op->kind != MTT_OP_linear_backward_input && op->kind != MTT_OP_linear_backward_weight;
     t.values = widen_all(op->operands, 0, operands);
@@ -2406,16 +2428,16 @@ static void check_transposes(const setup *s, const mtt_op *op, const char *whose
     } else if (op->kind == MTT_OP_gelu_backward) {
         const mtt_gelu_backward *o = MTT_OPERANDS_OF(gelu_backward, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
-        check_transpose(s, op, whose, NULL, o->y_t, rows);
+        if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_activation_backward) {
         const mtt_activation_backward *o = MTT_OPERANDS_OF(activation_backward, &stored_op);
         if (!o->dx_t) return;
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
-        check_transpose(s, op, whose, NULL, o->y_t, rows);
+        if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_linear_backward_gelu) {
         const mtt_linear_backward_gelu *o = MTT_OPERANDS_OF(linear_backward_gelu, &stored_op);
         check_transpose(s, op, whose, o->dx, o->dx_t, rows);
-        check_transpose(s, op, whose, NULL, o->y_t, rows);
+        if (o->y_t) check_transpose(s, op, whose, NULL, o->y_t, rows);
     } else if (op->kind == MTT_OP_chunked_loss) {
         const mtt_chunked_loss *o = MTT_OPERANDS_OF(chunked_loss, &stored_op);
         if (!o->d_logits) return;
@@ -2652,6 +2674,9 @@ enum { SMALL_SETUPS = 1280 };
    of threads holds. */
 static setup small_setup(int number)
 {
+    static const char *const frozen[] = {NULL, "wte.*", NULL, "*c_*.weight", "h.0.*", NULL,
+                                         "lm_head.*,*ln_*,w*", "*q_norm*,*ln_1.bias,wte.*", "*c_attn*,wte.*",
+                                         NULL, "*ln_*.weight,w*"};
     static const int lengths[] = {1, 31, 33, 97};
     setup s = random_setup(number);
     int pair = number / 2, flash = number % 2 == 0;
@@ -2678,6 +2703,7 @@ static setup small_setup(int number)
     s.policy.recompute = pair % 8 == 5 ? MTT_RECOMPUTE_SEGMENTS
                                        : MTT_RECOMPUTE_NONE; /* which make GELU apart from its product */
     s.policy.kept_inputs = pair % 8 == 3 ? MTT_KEPT_FP8 : MTT_KEPT_FULL;
+    s.policy.freeze = frozen[number % (int)MTT__LENGTH(frozen)];
     set_options(&s.model, number);
     return s;
 }

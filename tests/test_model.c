@@ -931,6 +931,174 @@ static void model_options(void)
     }
 }
 
+/* ---- frozen parameters ---- */
+
+/* Draws what is frozen: names, or patterns of them; some are left. */
+static void draw_frozen(const reference *r, char *patterns, size_t capacity, int *frozen)
+{
+    static const char *const PATTERNS[] = {"wte.*,h.0.*", "*.weight", "h.*", "*ln_*,*.bias", "w*,*c_*",
+                                           "h.0.*,h.1.a*n.c_attn.*,wte.weight"};
+    int left = 0, number = below(3), which = below((int)MTT__LENGTH(PATTERNS));
+    snprintf(patterns, capacity, "%s", number ? "" : PATTERNS[which]);
+    for (int i = 0; i < r->parameters; i++) {
+        const char *name = r->parameter[i].name;
+        if (number) frozen[i] = below(4) >= number;
+        else if (which == 0) frozen[i] = !strncmp(name, "wte", 3) || !strncmp(name, "h.0", 3);
+        else if (which == 1) frozen[i] = strstr(name, ".weight") != NULL;
+        else if (which == 2) frozen[i] = name[0] == 'h';
+        else if (which == 3) frozen[i] = strstr(name, "ln_") || strstr(name, ".bias");
+        else if (which == 4) frozen[i] = name[0] == 'w' || strstr(name, "c_");
+        else frozen[i] = !strncmp(name, "h.0", 3) || strstr(name, "h.1.attn.c_attn.") || name[1] == 't';
+        if (number && frozen[i])
+            snprintf(patterns + strlen(patterns), capacity - strlen(patterns), "%s%s", *patterns ? "," : "",
+                     name);
+        left += !frozen[i];
+    }
+    if (!left || left == r->parameters) draw_frozen(r, patterns, capacity, frozen);
+}
+
+/* What a schedule must not have: tensors for gradients of what is frozen, a backward pass below the lowest
+   layer with something to train. The optimizer's state has the trained elements alone. */
+static void check_frozen_plan(const mtt_schedule *schedule, const reference *r, const int *frozen,
+                              const char *what)
+{
+    int count, lowest = r->model.layers, trained = 0;
+    const mtt_tensor *const *tensors = mtt_schedule_tensors(schedule, &count);
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < r->parameters; k++) {
+            const char *name = tensors[i]->name;
+            int gradient = !strncmp(name, "d_", 2) ? 2 : !strncmp(name, "sum_", 4) ? 4 : 0;
+            check(!gradient || !frozen[k] || strcmp(name + gradient, r->parameter[k].name),
+                  "%s: %s is planned", what, name);
+        }
+    for (int k = 0; k < r->parameters; k++)
+        if (!frozen[k] && r->parameter[k].from < lowest) lowest = r->parameter[k].from;
+    for (int k = 0; k < r->parameters; k++)
+        trained += frozen[k] ? 0 : (int)(r->parameter[k].count + 63) / 64 * 64;
+    if (r->model.tied_head && !frozen[0]) lowest = -1;
+    const mtt_op *ops = mtt_schedule_ops(schedule, &count);
+    for (int i = 0; i < count; i++) {
+        const mtt_op *op = ops + i;
+        int outside = op->layer < 0 && op->kind != MTT_OP_embed_backward; /* the head */
+        check(op->phase != MTT_BACKWARD || outside || op->recomputed || op->layer >= lowest,
+              "%s: %s in layer %d, below layer %d",
+              what, mtt_op_name(op->kind), op->layer, lowest);
+        if (op->kind == MTT_OP_linear_backward_weight) {
+            const mtt_linear_backward_weight *o = MTT_OPERANDS_OF(linear_backward_weight, op);
+            check(o->d_weight || o->d_bias, "%s: a linear_backward_weight for nothing", what);
+        }
+    }
+    for (int i = 0; i < count; i++)
+        if (ops[i].kind == MTT_OP_adamw) {
+            const mtt_tensor *m = MTT_OPERANDS_OF(adamw, &ops[i])->m;
+            int64_t padded = (int64_t)(r->model.vocab + 127) / 128 * 128 * (r->model.d_model + 1) * 2;
+            int64_t kept = m->shape[0] * (m->dtype == MTT_U8 ? 32 : 1);
+            check(kept >= trained && kept <= trained + padded, "%s: state of %d elements for %d", what,
+                  (int)kept, trained);
+        }
+}
+
+/* The first step from the same weights gives the bits of a model without frozen parameters: loss, gradients,
+   updates. Frozen ones stay as they are. A checkpoint goes on to the bit, and not where others are frozen. */
+static void frozen_parameters(void)
+{
+    for (int number = 0; number < (quick ? 60 : 600); number++) {
+        setup s = small_setup(), whole;
+        int32_t tokens[32], targets[32];
+        int frozen[MAX_PARAMETERS];
+        char what[1600], patterns[1500];
+        draw_options(&s.model, 10 + number);
+        s.policy.precision = (mtt_precision)(number % 5);
+        s.policy.fp8_products = (mtt_fp8_products)below(3);
+        s.policy.state = (mtt_state)below(2);
+        s.policy.loss = (mtt_loss)below(2);
+        s.policy.attention = (mtt_attention)below(2);
+        s.policy.accumulate = 1 + below(2);
+        s.policy.keep_gradients = below(2);
+        s.policy.kept_inputs = (mtt_kept_inputs)(number % 5 < 4 && below(4) == 0);
+        s.optim.clip = -1; /* the norm is that of what is trained */
+        s.optim.weight_decay = 0.3f;
+        s.optim.loss_scale = 1024;
+        whole = s;
+        if (!s.policy.kept_inputs) set_recompute(&s, below(5)); /* else bits depend on what is recomputed */
+        reference r = reference_of(&s);
+        draw_frozen(&r, patterns, sizeof(patterns), frozen);
+        s.policy.freeze = patterns;
+        snprintf(what, sizeof(what), "%s %d, recompute %d, kept %d, freeze %.1400s",
+                 PRECISIONS[s.policy.precision], s.policy.fp8_products, s.policy.recompute,
+                 s.policy.kept_inputs, patterns);
+        float *w = random_weights(&r), *a[6];
+        for (int i = 0; i < 6; i++) a[i] = calloc(r.weights, sizeof(float));
+        random_tokens(&s, 2, below(4), tokens, targets);
+        mtt_trainer *t[2] = {open_trainer(&whole), open_trainer(&s)};
+        mtt_step_info info[2];
+        check_frozen_plan(mtt_trainer_schedule(t[1]), &r, frozen, what);
+        for (int i = 0; i < 2; i++) {
+            write_all(t[i], &r, w);
+            read_all(t[i], &r, mtt_parameter_get, a[i]);
+            check(!mtt_train_step(t[i], tokens, targets, &info[i]), "%s: %s", what, env.error);
+            read_all(t[i], &r, mtt_parameter_get, a[2 + i]);
+        }
+        check(info[0].loss == info[1].loss, "%s: loss %.9g, not %.9g", what, info[1].loss, info[0].loss);
+        check(info[1].arena_bytes <= info[0].arena_bytes || s.policy.recompute, "%s: more memory", what);
+        for (int i = 0; i < r.parameters; i++) {
+            const parameter *p = &r.parameter[i];
+            size_t bytes = p->count * sizeof(float);
+            int at = find_parameter(t[1], p->name);
+            check(!memcmp(a[3] + p->first, a[frozen[i] ? 1 : 2] + p->first, bytes), "%s: %s %s", what,
+                  p->name, frozen[i] ? "has changed" : "is updated otherwise");
+            mtt_status got = mtt_gradient_get(t[1], at, a[5] + p->first);
+            check((got == MTT_OK) == (!frozen[i] && (s.policy.accumulate > 1 || s.policy.keep_gradients)),
+                  "%s: the gradient of %s: %s", what, p->name, mtt_status_string(got));
+            if (got) continue;
+            mtt_gradient_get(t[0], at, a[4] + p->first);
+            check(!memcmp(a[4] + p->first, a[5] + p->first, bytes), "%s: another gradient of %s", what,
+                  p->name);
+        }
+        if (number % 4 == 0) {
+            check(!mtt_save(t[1], in("frozen"), NULL), "%s: %s", what, env.error);
+            size_t bytes = 0;
+            free(read_file(in("frozen"), &bytes));
+            check(bytes == mtt_checkpoint_bytes(t[1]), "%s: a file of %zu bytes, not %d", what, bytes,
+                  (int)mtt_checkpoint_bytes(t[1]));
+            check(mtt_resume(t[0], in("frozen"), NULL) == MTT_E_MISMATCH &&
+                  strstr(env.error, "is frozen there"), "%s: a frozen run goes on with all: %s", what,
+                  env.error);
+            check(!mtt_save(t[0], in("whole"), NULL), "%s: %s", what, env.error);
+            check(mtt_resume(t[1], in("whole"), NULL) == MTT_E_MISMATCH &&
+                  strstr(env.error, "is trained there"), "%s: a run of all goes on frozen: %s", what,
+                  env.error);
+            check(!mtt_train_step(t[1], tokens, targets, &info[1]), "%s: %s", what, env.error);
+            read_all(t[1], &r, mtt_parameter_get, a[4]);
+            mtt_trainer_destroy(t[0]);
+            t[0] = open_trainer(&s);
+            check(!mtt_resume(t[0], in("frozen"), NULL), "%s: %s", what, env.error);
+            check(!mtt_train_step(t[0], tokens, targets, &info[0]), "%s: %s", what, env.error);
+            read_all(t[0], &r, mtt_parameter_get, a[5]);
+            check(info[0].loss == info[1].loss && !memcmp(a[4], a[5], r.weights * sizeof(float)),
+                  "%s: resumed, the run differs", what);
+        }
+        for (int i = 0; i < 2; i++) mtt_trainer_destroy(t[i]);
+        for (int i = 0; i < 6; i++) free(a[i]);
+        free(w);
+    }
+}
+
+/* Patterns that freeze everything or nothing are mistakes. */
+static void frozen_misuse(void)
+{
+    static const char *const WRONG[] = {"*", "wte", "",  "h.9.*",    "wte.*,h.*,ln_f.*,lm_head.*",
+                                        "*.*", ",", "wte.weigh"};
+    for (size_t i = 0; i < MTT__LENGTH(WRONG); i++) {
+        setup s = small_setup();
+        mtt_plan_report report;
+        s.policy.freeze = WRONG[i];
+        mtt_status status = mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
+        check(status == MTT_E_ARGUMENT && strstr(env.error, "freeze is"), "freeze \"%s\": %s: %s", WRONG[i],
+              mtt_status_string(status), env.error);
+    }
+}
+
 /* Grouped heads, widths of heads, rotary positions and norms of q and k: each option alone, then at random.
    Central differences say what the gradient is; recomputation changes no bit of it; memory is as planned. */
 static void attention_options(void)
@@ -2669,12 +2837,28 @@ static void full_device(void)
           "%d is not the largest batch in 4000000 bytes", batch);
 }
 
-/* AdamW in double from the gradients that the library reports, with its learning rates; clipped and not. */
+/* The factor of the learning rate and the decay of a parameter in the groups of the test below. */
+static double group_rate(const parameter *p, int grouped, double *decay)
+{
+    *decay = p->cols ? 0.3f : 0;
+    if (!grouped) return 1;
+    if (!strncmp(p->name, "h.0.", 4)) *decay = 0.1f;
+    else if (strstr(p->name, "c_proj") || !strcmp(p->name, "wte.weight")) return 0.5;
+    else if (strstr(p->name, "ln_")) *decay = 0;
+    else if (!strncmp(p->name, "lm_head", 7)) return 0;
+    return !strncmp(p->name, "h.0.", 4) ? 2 : 1;
+}
+
+/* AdamW in double from the gradients that the library reports, with its learning rates; clipped and not; in
+   groups, with rates set by the caller, and gradients that nothing accumulates. */
 static void optimizer(void)
 {
+    static const mtt_group GROUPS[] = {{"h.0.*", 2, 0.1f}, {"*c_proj*,wte.weight", 0.5f, 0}, {"*ln_*", 0, -1},
+                                       {"lm_head*", -1, 0}, {"*", 0, 0}};
     int32_t tokens[32], targets[32];
     double worst = 0;
-    for (int clipped = 0; clipped < 2; clipped++) {
+    for (int way = 0; way < 6; way++) {
+        int clipped = way % 2, grouped = way > 1;
         setup s = small_setup();
         s.optim = (mtt_optim_desc){.lr = 0.02f,
                                    .beta1 = 0.8f,
@@ -2687,6 +2871,8 @@ static void optimizer(void)
                                    .total_steps = 8,
                                    .min_lr = 1e-3f,
                                    .seed = SEED};
+        if (grouped) s.optim.groups = GROUPS, s.optim.group_count = MTT__LENGTH(GROUPS);
+        if (way > 3) s.policy.accumulate = 1, s.policy.keep_gradients = 1, s.batch = 4;
         reference r = reference_of(&s);
         mtt_optim_desc resolved;
         mtt_optim_resolve(&env, &s.optim, &resolved);
@@ -2698,11 +2884,14 @@ static void optimizer(void)
         for (size_t i = 0; i < r.weights; i++) wide[i] = w[i], m[i] = v[i] = 0;
         for (int step = 0; step < 6; step++) {
             mtt_step_info info;
-            random_tokens(&s, 2, 0, tokens, targets);
+            float set = step < 3 ? 0 : 0.005f * (float)step;
+            random_tokens(&s, s.policy.accumulate, 0, tokens, targets);
+            if (grouped && step > 2) check(!mtt_trainer_set_lr(trainer, step < 5 ? set : -1), "no rate");
             check(!mtt_train_step(trainer, tokens, targets, &info), "a step failed: %s", env.error);
             read_all(trainer, &r, mtt_gradient_get, g);
             read_all(trainer, &r, mtt_parameter_get, w);
             double rate = mtt_learning_rate(&resolved, step), norm = 0;
+            if (grouped && step > 2 && step < 5) rate = set;
             for (size_t i = 0; i < r.weights; i++) norm += (double)g[i] * g[i];
             double scale = clipped ? 0.05 / sqrt(norm) : 1;
             check(info.lr == (float)rate, "step %d ran at a learning rate of %g instead of %g", step,
@@ -2713,11 +2902,12 @@ static void optimizer(void)
             beta2 *= 0.95f;
             for (int p = 0; p < r.parameters; p++)
                 for (size_t i = r.parameter[p].first; i < r.parameter[p].first + r.parameter[p].count; i++) {
-                    double gradient = g[i] * scale, decay = r.parameter[p].cols ? 0.3f : 0;
+                    double gradient = g[i] * scale, decay;
+                    double own = rate * group_rate(&r.parameter[p], grouped, &decay);
                     m[i] = 0.8f * m[i] + (1 - 0.8f) * gradient;
                     v[i] = 0.95f * v[i] + (1 - 0.95f) * gradient * gradient;
                     wide[i] -=
-                        rate * (m[i] / (1 - beta1) / (sqrt(v[i] / (1 - beta2)) + 1e-3f) + decay * wide[i]);
+                        own * (m[i] / (1 - beta1) / (sqrt(v[i] / (1 - beta2)) + 1e-3f) + decay * wide[i]);
                     double error = fabs(wide[i] - w[i]);
                     worst = fmax(worst, error);
                     if (error > 2e-5) {
@@ -2736,6 +2926,54 @@ static void optimizer(void)
     }
     check(1, "AdamW");
     printf("optimizer: largest difference from AdamW in double %.1e\n", worst);
+}
+
+/* Refusals of groups and rates; a checkpoint goes on with the groups of its run alone. */
+static void groups(void)
+{
+    mtt_group group = {"h.*", 0.5f, 0}, many[MTT_MOST_GROUPS + 1];
+    mtt_optim_desc resolved;
+    setup s = small_setup(), grouped = s, other;
+    for (size_t i = 0; i < MTT__LENGTH(many); i++) many[i] = group;
+    s.optim.groups = many, s.optim.group_count = MTT_MOST_GROUPS;
+    check(!mtt_optim_resolve(&env, &s.optim, &resolved), "%d groups: %s", MTT_MOST_GROUPS, env.error);
+    s.optim.group_count++;
+    check(mtt_optim_resolve(&env, &s.optim, &resolved) == MTT_E_ARGUMENT, "too many groups");
+    s.optim.group_count = 2;
+    many[1].lr_scale = 1001;
+    check(mtt_optim_resolve(&env, &s.optim, &resolved) == MTT_E_ARGUMENT && strstr(env.error, "group 1"),
+          "%s", env.error);
+    many[1] = (mtt_group){NULL, 0, NAN};
+    check(mtt_optim_resolve(&env, &s.optim, &resolved) == MTT_E_ARGUMENT && strstr(env.error, "no names") &&
+          strstr(env.error, "weight_decay nan"), "%s", env.error);
+    s.optim.group_count = 0;
+    grouped.optim.groups = &group, grouped.optim.group_count = 1;
+    mtt_trainer *trainer = open_trainer(&grouped);
+    check(!mtt_save(trainer, in("grouped"), NULL), "%s", env.error);
+    check(!mtt_resume(trainer, in("grouped"), NULL), "%s", env.error);
+    check(mtt_trainer_set_lr(trainer, NAN) == MTT_E_ARGUMENT && mtt_trainer_set_lr(trainer, 101) &&
+          !mtt_trainer_set_lr(trainer, 0), "a learning rate");
+    check(mtt_parameter_find(trainer, "wte.weight") == 0 && mtt_parameter_find(trainer, "wte") == -1 &&
+          mtt_parameter_find(trainer, "h.1.ln_1.bias") > 9, "parameters by name");
+    mtt_trainer_destroy(trainer);
+    for (int i = 0; i < 4; i++) {
+        mtt_group changed = group;
+        other = grouped;
+        other.optim.groups = &changed;
+        if (i == 0) changed.names = "h.0.*";
+        if (i == 1) changed.lr_scale = 0.6f;
+        if (i == 2) changed.weight_decay = -1;
+        if (i == 3) other.optim.group_count = 0;
+        trainer = open_trainer(&other);
+        check(mtt_resume(trainer, in("grouped"), NULL) == MTT_E_MISMATCH && strstr(env.error, "groups"),
+              "change %d: %s", i, env.error);
+        check(!mtt_save(trainer, in("plain"), NULL), "%s", env.error);
+        mtt_trainer_destroy(trainer);
+    }
+    trainer = open_trainer(&grouped); /* saved without groups */
+    check(mtt_resume(trainer, in("plain"), NULL) == MTT_E_MISMATCH && strstr(env.error, "groups"), "%s",
+          env.error);
+    mtt_trainer_destroy(trainer);
 }
 
 /* All of a parameter's weights, first or second moments in FP32. */
@@ -4297,6 +4535,8 @@ int main(int argc, char **argv)
     if (!open_folder()) return finish();
     if (argc > 1 && strcmp(argv[1], "options") == 0) {
         timed("model options", model_options);
+        timed("frozen", frozen_parameters);
+        timed("frozen misuse", frozen_misuse);
         close_folder();
         return finish();
     }
@@ -4311,6 +4551,7 @@ int main(int argc, char **argv)
     timed("threads", product_threads);
     timed("learning rates", learning_rates);
     timed("optimizer", optimizer);
+    timed("groups", groups);
     timed("compact update", compact_update);
     timed("uneven targets", uneven_targets);
     timed("single key", single_key);
@@ -4337,6 +4578,8 @@ int main(int argc, char **argv)
     timed("angles", angles);
     timed("gradients", gradients);
     timed("model options", model_options);
+    timed("frozen", frozen_parameters);
+    timed("frozen misuse", frozen_misuse);
     timed("attention options", attention_options);
     timed("checkpoints", checkpoints);
     timed("FP8", eight_bits);

@@ -279,6 +279,7 @@ static void same_bits(void)
         j.policy.state = (mtt_state)(kind / 4 % 3 == 2);
         j.policy.kept_inputs = (mtt_kept_inputs)(kind % 7 == 3 && kind % 4 < 2); /* see mtt_kept_inputs */
         j.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 3);
+        j.policy.freeze = kind % 2 == 0 ? NULL : kind % 3 ? "wte.weight,h.1.*" : "h.*.weight";
         if (emulated) j.steps = 3; /* the second one is captured, the third replayed */
         for (int n = 2; n <= 4; n++) {
             job one = j;
