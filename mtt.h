@@ -3279,8 +3279,8 @@ static mtt_status mtt__mpi_test(mtt_ranks *r, mtt__message_under_way *m, int *en
     if (status || !*ended) return status;
     r->peers[m->peer].since = mtt__now_ms();
     if (m->bytes < 0) return MTT_OK;
-    MPI_Get_count(&state, MPI_BYTE, &bytes);
-    if (bytes == m->bytes) return MTT_OK;
+    status = mtt__mpi_checked(r, MPI_Get_count(&state, MPI_BYTE, &bytes));
+    if (status || bytes == m->bytes) return status;
     return mtt__ranks_fail(r, m->peer, MTT_E_MISMATCH, "sends %d bytes, but rank %d expects %d: run the same "
                            "program with the same settings everywhere", bytes, r->rank, m->bytes);
 }
@@ -3323,12 +3323,11 @@ static mtt_status mtt__mpi_transfer_all(mtt_ranks *r)
 static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
 {
     char note[sizeof(mtt__frame) + sizeof(r->failure)];
-    int left, busy, i;
+    int left, busy, lost = 0, bytes = (int)(sizeof(r->stop) + r->stop.bytes), i;
     memcpy(note, &r->stop, sizeof(r->stop));
     memcpy(note + sizeof(r->stop), text, (size_t)r->stop.bytes);
     for (i = 0; i < r->count; i++)
-        if (i != r->rank)
-            MPI_Send(note, (int)(sizeof(r->stop) + r->stop.bytes), MPI_BYTE, i, MTT__TAG_NOTE, r->world);
+        if (i != r->rank) lost |= MPI_Send(note, bytes, MPI_BYTE, i, MTT__TAG_NOTE, r->world);
     if (!r->stop.number && !r->stop.bytes) end = mtt__now_ms() + r->timeout;
     do {
         mtt__mpi_notes(r);
@@ -3338,7 +3337,7 @@ static void mtt__mpi_farewell(mtt_ranks *r, const char *text, double end)
         }
         poll(NULL, 0, left ? 1 : 0);
     } while (left && (busy || mtt__now_ms() < end));
-    r->clean = !left && !r->stop.number;
+    r->clean = !left && !lost && !r->stop.number; /* else MPI_Finalize could wait forever */
 }
 
 static mtt_status mtt__mpi_watch(mtt_ranks *r, double now)
@@ -3983,13 +3982,15 @@ static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const m
 /* The ranks of MPI_COMM_WORLD. */
 static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, double seconds, mtt_ranks **out)
 {
-    int started = 0, rank = 0, count = 0, level;
+    int started = 0, rank = 0, count = 0, level = MPI_THREAD_FUNNELED;
     mtt_ranks *r;
     mtt_status status;
-    MPI_Initialized(&started);
-    if (!started) MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    if (MPI_Initialized(&started) ||
+        (!started && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level)) ||
+        level < MPI_THREAD_FUNNELED || MPI_Comm_rank(MPI_COMM_WORLD, &rank) ||
+        MPI_Comm_size(MPI_COMM_WORLD, &count))
+        return mtt__fail(env, MTT_E_RANK, "MPI does not start, or knows no MPI_THREAD_FUNNELED: start the "
+                         "program by the mpirun of the MPI that it was compiled with");
     if (rank != desc->rank || count != desc->ranks)
         return mtt__fail(env, MTT_E_ARGUMENT, "rank %d of %d is rank %d of %d for MPI: start it by the "
                          "mpirun of the MPI that it was compiled with", desc->rank, desc->ranks, rank, count);
@@ -3998,7 +3999,7 @@ static mtt_status mtt__mpi_connect(mtt_env *env, const mtt_ranks_desc *desc, dou
     r->by_mpi = 1;
     r->starts_mpi = !started;
     status = mtt__mpi_checked(r, MPI_Comm_dup(MPI_COMM_WORLD, &r->world));
-    if (!status) MPI_Comm_set_errhandler(r->world, MPI_ERRORS_RETURN);
+    if (!status) status = mtt__mpi_checked(r, MPI_Comm_set_errhandler(r->world, MPI_ERRORS_RETURN));
     if (!status)
         status = mtt__mpi_checked(r, MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, r->sites,
                                                    (int)sizeof(*r->sites), MPI_BYTE, r->world));

@@ -2163,7 +2163,7 @@ struct mtt__product_plan {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulHeuristicResult_t found[MTT__ALGORITHMS];
     int candidates; /* of found; 1 when mtt__tune has put the best one first */
-    int bias_apart; /* no algorithm adds the bias: a kernel does */
+    int bias_apart; /* no algorithm adds the bias: the product adds to it */
 };
 
 static int mtt__element_bytes(int dtype)
@@ -2334,22 +2334,22 @@ static mtt_status mtt__find_plan(mtt__cuda *c, const mtt__product_key *key, cons
                           cublasLtGetStatusString(made));
 }
 
-/* Math:        y[r][j] += bias[j]
+/* Math:        y[r][j] = bias[j]
    Shapes:      y [rows, width] and bias [width], both T
    Launch:      256 threads, 8 elements each
    Requires:    width a multiple of 8
-   Traffic:     y read and written
+   Traffic:     y written
    Determinism: elementwise
-   Reference:   mtt__gemm; only for products that have no algorithm with the bias in its epilogue */
-template <class T> static __global__ void mtt_k_add_bias(T *y, const T *bias, int64_t count, int64_t width)
+   Reference:   mtt__gemm; only for products that have no algorithm with the bias in its epilogue. They add to
+                y and so round once: a bias added afterwards may cancel all but the rounding */
+template <class T>
+static __global__ void mtt_k_spread_bias(T *y, const T *bias, int64_t count, int64_t width)
 {
     int64_t at = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 8;
-    float a[8], b[8];
+    float b[8];
     if (at >= count) return;
-    mtt__read_floats(y + at, a);
     mtt__read_floats(bias + at % width, b);
-    MTT__UNROLL for (int k = 0; k < 8; k++) a[k] += b[k];
-    mtt__store_floats(y + at, a);
+    mtt__store_floats(y + at, b);
 }
 
 /* Math:        sums[0] += the bits of x, each word mixed with its index; sums[1] += words that are neither 0
@@ -2476,16 +2476,17 @@ static mtt_status mtt__multiply(mtt__cuda *c, const mtt_op *op, const mtt__blas_
             cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
     if (!blas && mtt__element_bytes(key.in_a) == 1) blas = mtt__set_scales(p, g);
     if (!blas && mtt__may_tune(c, op, p, g.adds)) mtt__tune(c, op, p, g);
-    if (!blas) blas = mtt__blas_run(c, op, p, 0, g, g.adds ? 1.0f : 0.0f);
-    if (blas)
-        return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s",
-                              (long long)g.m, (long long)g.n, (long long)g.k, cublasLtGetStatusString(blas));
-    if (!bias || !p->bias_apart) return MTT_OK;
-    return mtt__by_type(c, g.bias, [&](auto zero) {
-        typedef decltype(zero) T;
-        return mtt__launch(c, "add_bias", mtt_k_add_bias<T>, mtt__blocks(g.m * g.n, 2048), 256, (T *)g.c.data,
-                           (const T *)bias, g.m * g.n, g.n);
-    });
+    if (!blas && p->bias_apart)
+        status = mtt__by_type(c, g.bias, [&](auto zero) {
+            typedef decltype(zero) T;
+            return mtt__launch(c, "spread_bias", mtt_k_spread_bias<T>, mtt__blocks(g.m * g.n, 2048), 256,
+                               (T *)g.c.data, (const T *)bias, g.m * g.n, g.n);
+        });
+    if (status != MTT_OK) return status;
+    if (!blas) blas = mtt__blas_run(c, op, p, 0, g, g.adds || p->bias_apart ? 1.0f : 0.0f);
+    if (!blas) return MTT_OK;
+    return mtt__cuda_fail(c->env, MTT_E_DEVICE, "cuBLASLt, a product of %lld x %lld x %lld: %s",
+                          (long long)g.m, (long long)g.n, (long long)g.k, cublasLtGetStatusString(blas));
 }
 
 /* y = x W + b, or x W^T + b where the weight is transposed: forward, and with dy as x backward. */

@@ -20,21 +20,21 @@ big_seeds() { # TARGET FOLDER: inputs too large for the repository
     json) printf '[%.0s' {1..60000} > "$2/nested";;
   esac
 }
-finish() { # TARGET LOG STATUS: prints a target's line, and after a failure how to repeat it
+finish() { # TARGET LOG STATUS: prints a target's line, and after a failure how to repeat it; its status
   local runs input
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$2" | tail -1)
   printf '%-12s %9s executions, %d findings\n' "$1" "${runs:-0}" $(($3 != 0))
-  if [ "$3" = 0 ]; then passed=$((passed + 1)); return; fi
-  failed=$((failed + 1))
+  [ "$3" != 0 ] || return 0
   input=$(grep -oE "(Test unit written to|Running:) .*" "$2" | tail -1 | sed 's/.*: *//; s/.* to //')
   echo "FAILED: $1: (cd $build/$1 && FUZZ_TARGET=$1 $program ${input:-(no input)})"
   grep -E 'does not hold|runtime error|ERROR:|SUMMARY:|^ +#[0-9] ' "$2" | head -12 | cut -c1-160
+  return 1
 }
 fuzz() { # TARGET: with large inputs, once; then with those of the corpus and what it makes of them
-  local out=$build/$1 longest=8192 status=0 given=()
+  local out=$build/$1 work=$work/$1 longest=8192 status=0 given=()
   [ "$1" != checkpoint ] || longest=20000
   [ ! -d "$corpus/$1" ] || given=("$corpus/$1")
-  rm -rf "$work" && mkdir -p "$work/seeds" "$out/found" "$out/big" && cd "$work" || exit 1
+  mkdir -p "$work/seeds" "$out/found" "$out/big" && cd "$work" || exit 1
   export FUZZ_TARGET=$1 FUZZ_SEED=seeds/made
   big_seeds "$1" "$out/big"
   [ -z "$(ls "$out/big")" ] ||
@@ -45,13 +45,29 @@ fuzz() { # TARGET: with large inputs, once; then with those of the corpus and wh
   cd - > /dev/null || exit 1
   finish "$1" "$out/log" $status
 }
+room() { while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done; } # one job a processor
+for define in LIBRARY TRAIN REPORT; do
+  room
+  rm -f "$build/$define"
+  clang -std=gnu99 -O1 -g -Wall -Wextra -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+    -DFUZZ_$define tests/fuzz.c -o "$build/$define" -lm &
+done
+wait
+targets=()
 for define in LIBRARY TRAIN REPORT; do
   program=$build/$define
-  clang -std=gnu99 -O1 -g -Wall -Wextra -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-    -DFUZZ_$define tests/fuzz.c -o "$program" -lm || { failed=$((failed + 1)); continue; }
+  [ -x "$program" ] || { failed=$((failed + 1)); continue; }
   for target in $(FUZZ_TARGET='' "$program"); do
-    if [ $# = 0 ] || [[ " $* " = *" $target "* ]]; then fuzz "$target"; fi
+    [ $# = 0 ] || [[ " $* " = *" $target "* ]] || continue
+    room
+    { fuzz "$target" > "$work/$target.said" && touch "$work/$target.passed"; } &
+    targets+=("$target")
   done
+done
+wait
+for target in "${targets[@]}"; do
+  cat "$work/$target.said"
+  if [ -e "$work/$target.passed" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 done
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ] && [ $passed -gt 0 ]

@@ -1,24 +1,65 @@
 #!/usr/bin/env bash
-# gpu.sh PROGRAM JSON - runs the GPU tests and writes what they proved, on which GPU and for which sources.
-program=$1 json=$2
-out=$("$program" 2>&1); status=$?
-printf '%s\n' "$out"
-line=$(printf '%s\n' "$out" | grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' | tail -1)
-read -r passed _ failed _ skipped _ <<< "${line:-0 passed, 1 failed, 0 skipped}"
-case $out in *"skipped: "*CUDA*) exit $status;; esac # no GPU: nothing to write down
-[ $status = 0 ] || [ "$failed" != 0 ] || failed=1
-query() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -1; }
-blob() { { printf 'blob %d\0' "$(wc -c < "$1")"; cat "$1"; } | sha1sum | cut -d' ' -f1; } # as git hash-object
-{
-  printf '{"date": "%s", "gpu": "%s",' "$(date -u +%Y-%m-%d)" "$(query name)"
-  printf ' "driver": "%s",' "$(query driver_version)"
-  printf ' "cuda": "%s",' "$(nvidia-smi | grep -oE 'CUDA Version: [0-9.]+' | grep -oE '[0-9.]+')"
-  printf ' "passed": %d, "failed": %d, "skipped": %d,\n "sources": {' "$passed" "$failed" "$skipped"
-  comma=
-  for file in mtt.h mtt_kernels.cu tests/test_cuda.c; do
-    printf '%s"%s": "%s"' "$comma" $file "$(blob $file)"
-    comma=', '
+# gpu.sh PROGRAM JSON [PART PARTS] - runs the GPU tests, or one part of them, and records what they proved, on
+#                                    which GPU and for which sources; JSON.log keeps the output
+# gpu.sh join JSON RECORD...       - joins the records of all parts, which must be of the same sources
+#
+# Where a command may take 10 minutes: three calls, on one machine or on several, each with nvcc and a GPU
+#
+#   make build/test_cuda && tests/gpu.sh build/test_cuda "$OUT/part1.json" 1 3
+#   make build/test_cuda && tests/gpu.sh build/test_cuda "$OUT/part2.json" 2 3
+#   make build/test_cuda && tests/gpu.sh build/test_cuda "$OUT/part3.json" 3 3
+#
+# and, where the records are, tests/gpu.sh join tests/gpu_last_run.json part1.json part2.json part3.json. A
+# part that has not ended, as after a time-out, or is missing makes a record incomplete, which it says.
+set -u
+record() { # RECORD...: prints the record of all their parts
+  local lines all part line p f s passed=0 failed=0 skipped=0 list='' missing='' complete=true
+  if [ "$(grep -h '"sources"' "$@" | sort -u | wc -l)" != 1 ]; then
+    echo "gpu.sh: the records are of different sources: run the parts again with the same" >&2
+    return 1
+  fi
+  lines=$(grep -hE '^ +\{"part"' "$@" | sed 's/}.*/}/')
+  all=$(sed 's,.*"part": "[0-9]*/\([0-9]*\)".*,\1,' <<< "$lines" | sort -u)
+  [[ $all =~ ^[0-9]+$ ]] || { echo "gpu.sh: these are parts of" $all "parts: choose one" >&2; return 1; }
+  for ((part = 1; part <= all; part++)); do
+    line=$(grep "\"part\": \"$part/" <<< "$lines" | tail -1)
+    list+=${line:+${list:+,$'\n'}$line}
+    if [[ $line != *'"ended": true'* ]]; then complete=false missing+=${missing:+, }$part; continue; fi
+    read -r p f s <<< "$(sed 's/.*"passed"//; s/[^0-9]\+/ /g' <<< "$line")"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   done
-  printf '}}\n'
-} > "$json"
+  printf '{"complete": %s, "missing": [%s], ' $complete "$missing"
+  printf '"passed": %d, "failed": %d, "skipped": %d,\n' $passed $failed $skipped
+  printf '%s\n "parts": [\n%s]}\n' "$(grep -h '"sources"' "$1")" "$list"
+}
+if [ "$1" = join ]; then
+  json=$2; shift 2
+  text=$(record "$@") || exit 1
+  printf '%s\n' "$text" > "$json"
+  printf '%s\n' "${text%%$'\n'*}"
+  exit
+fi
+program=$1 json=$2 part=${3:-1} parts=${4:-1}
+query() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2> /dev/null | head -1; }
+blob() { { printf 'blob %d\0' "$(wc -c < "$1")"; cat "$1"; } | sha1sum | cut -d' ' -f1; } # as git hash-object
+hash() { printf '"%s": "%s"' "$1" "$(blob "$1")"; }
+sources="$(hash mtt.h), $(hash mtt_kernels.cu), $(hash tests/test_cuda.c)" # of the beginning
+cuda=$(nvidia-smi 2> /dev/null | grep -oE 'CUDA Version: [0-9.]+' | grep -oE '[0-9.]+')
+gpu=$(query name) driver=$(query driver_version)
+write() { # ENDED PASSED FAILED SKIPPED
+  {
+    printf ' "sources": {%s},\n' "$sources"
+    printf '  {"part": "%d/%d", "ended": %s, "date": "%s", "gpu": "%s", "driver": "%s", "cuda": "%s",' \
+      $part $parts $1 "$(date -u +%Y-%m-%d)" "$gpu" "$driver" "$cuda"
+    printf ' "seconds": %d, "passed": %d, "failed": %d, "skipped": %d}\n' $SECONDS $2 $3 $4
+  } > "$json.part"
+  record "$json.part" > "$json" && rm "$json.part"
+}
+[ -z "$gpu" ] || write false 0 0 0
+"$program" part $part $parts 2>&1 | tee "$json.log"; status=${PIPESTATUS[0]}
+[ -n "$gpu" ] || exit $status # no GPU: nothing to write down
+line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$json.log" | tail -1)
+read -r passed _ failed _ skipped _ <<< "${line:-0 passed, 1 failed, 0 skipped}"
+[ $status = 0 ] || [ "$failed" != 0 ] || failed=1
+write "$([ -n "$line" ] && echo true || echo false)" "$passed" "$failed" "$skipped"
 exit $status

@@ -26,6 +26,18 @@ compile() { # SOURCE: for the job
   $compiler -std=gnu99 -O1 -g -fno-omit-frame-pointer "${sanitizer[@]}" $defines "$1" \
     -o "$build/$(basename "$1" .c)" -lm
 }
+compile_all() { # SOURCE...: as many at a time as there are processors; what does not compile is absent
+  local source
+  for source; do
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    rm -f "$build/$(basename "$source" .c)"
+    compile "$source" &
+  done
+  wait
+}
+compiled() { # SOURCE
+  [ -x "$build/$(basename "$1" .c)" ] || { fail "$1 does not compile for $job"; return 1; }
+}
 under() { # COMMAND...: with three threads, under valgrind where that is the job
   local before=()
   [ "$job" != valgrind ] || before=(valgrind -q --error-exitcode=9 --leak-check=full)
@@ -46,9 +58,7 @@ try() { # NAME COMMAND...
 programs() { # a dataset with each tokenizer, a run, its continuation, another technique, the report
   local source technique out=$room/$job
   local small=(--layers 1 --heads 2 --d-model 16 --d-ff 16 --batch-size 2 --seq-len 16 --eval-batches 2)
-  for source in tools/prepare.c examples/train.c tools/report.c; do
-    compile $source || { fail "$source does not compile for $job"; return; }
-  done
+  for source in $programs; do compiled $source || return; done
   mkdir -p "$out"
   try "prepare" "$build/prepare" --input "$room/text" --output "$out/d" --vocab-size 280
   try "prepare, wordpiece" "$build/prepare" --input - --output "$out/w" --tokenizer wordpiece \
@@ -64,14 +74,17 @@ programs() { # a dataset with each tokenizer, a run, its continuation, another t
   try "train --dry-run" "$build/train" "${small[@]}" --dry-run --json
   try "report" "$build/report" --results-dir "$out/runs"
 }
+programs="tools/prepare.c examples/train.c tools/report.c"
 for job in ${*:-address memory thread valgrind}; do
   case $job in
     address) tests="test_tokenizer test_files test_models test_ranks test_plan test_model test_together";;
     memory) tests=test_files;;
     *) tests=;;
   esac
+  # shellcheck disable=SC2086
+  compile_all ${tests:+$(printf 'tests/%s.c ' $tests)} $programs
   for test in $tests; do
-    compile tests/$test.c || { fail "$test does not compile for $job"; continue; }
+    compiled tests/$test.c || continue
     try $test "$build/$test" $([[ $test != test_@(model|together) ]] || echo quick)
   done
   programs

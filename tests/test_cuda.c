@@ -17,6 +17,8 @@
    test_cuda quick TEST...                  one of the tests above with a tenth of their fixed cases, and
                                             without recomputation, ways to run and large products: for
                                             tests/emulate.sh
+   test_cuda part I N [TEST...]             the I-th of N parts of that: the cases are shared out, all parts
+                                            count the shapes of all. I = 0 runs none, but counts
    test_cuda textbook [SCHEDULES]           FP8's operations with the CPU in place of the device, no models:
                                             tests the CPU's and the textbook, needs no GPU */
 #define MTT_CUDA
@@ -32,6 +34,17 @@ static mtt_env env;
 static mtt_backend cuda;
 static const char *const PRECISIONS[] = {"FP32", "TF32", "BF16", "FP16", "FP8"};
 enum { PRECISION_COUNT = 5 };
+
+/* ------------------------------------------------------------------------------------ parts of a run ---- */
+
+static int part = 1, parts = 1;
+
+/* Whether this part runs the next case. Each part gets its share of every stretch of cases. */
+static int mine(void)
+{
+    static uint32_t number;
+    return (int)((uint64_t)(number++ * 2654435769u) * (uint32_t)parts >> 32) == part - 1;
+}
 
 /* ---------------------------------------------------------------------------------------- randomness ---- */
 
@@ -60,13 +73,14 @@ static void set_options(mtt_model_desc *m, int number)
     m->norm_eps = way % 5 == 1 ? 0.01f : 0;
 }
 
-/* Awkward shapes first, each with what else may vary. */
+/* Awkward shapes first, each with what else may vary. Setups follow from their numbers alone. */
 static setup random_setup(int number)
 {
     static const int widths[][2] = {{8, 1},   {24, 3}, {256, 8},  {40, 1},  {64, 2},
                                     {512, 8}, {24, 1}, {768, 12}, {264, 3}, {1032, 43}};
     static const int lengths[] = {1, 31, 33, 97, 64, 8, 129}, vocabs[] = {7, 129, 1003, 256, 1, 2049};
     setup s;
+    random_state = (uint64_t)number;
     memset(&s, 0, sizeof(s));
     s.model.d_model = widths[number % 10][0];
     s.model.heads = widths[number % 10][1];
@@ -2255,11 +2269,13 @@ static void compare_output(lock_step *l, const mtt_op *op, int operand, const mt
 }
 
 /* Whether no other of its kind had the same operands' shapes and types, batch, heads and settings; counts it
-   if so. */
+   if so. Of a kind with many shapes, such as the 33,000 of linear, ever fewer are taken: one in two after
+   4,000, one in three after 6,000. */
 static int is_new(const mtt_op *op)
 {
-    enum { SLOTS = 1 << 18 };
+    enum { SLOTS = 1 << 18, MANY = 4 * TRIES };
     static uint64_t seen[SLOTS];
+    static int met[MTT_OP_KIND_COUNT];
     const mtt_shape *d = op->shape;
     uint64_t hash = 1469598103934665603u;
     int64_t key[] = {op->kind,  d->batch,       d->seq_len,     d->heads, d->heads_kv, d->rotary_interleaved,
@@ -2276,8 +2292,9 @@ static int is_new(const mtt_op *op)
 #undef MIX
     for (i = (int)(hash % SLOTS); seen[i] && seen[i] != hash; i = (i + 1) % SLOTS) {}
     if (seen[i]) return 0;
-    distinct[op->kind]++;
     seen[i] = hash;
+    if (++met[op->kind] > MANY && hash / SLOTS % (uint64_t)(met[op->kind] / MANY)) return 0;
+    distinct[op->kind]++;
     return 1;
 }
 
@@ -2654,15 +2671,34 @@ static void step_op(lock_step *l, int which, int i, int later)
     tried[host->kind]++;
 }
 
+/* The shapes of a schedule that another part runs. */
+static void count_shapes(setup s, int later)
+{
+    mtt_schedule *all = NULL;
+    int which, i;
+    s.policy.device = MTT_DEVICE_CUDA;
+    check(mtt_schedule_create(&env, &s.model, &s.policy, s.batch, s.seq_len, &all) == MTT_OK, "schedule: %s",
+          env.error);
+    for (which = 0; which < MTT__PROGRAMS; which++)
+        for (i = 0; i < all->programs[which].op_count; i++)
+            is_new(op_at(all, which, i, later && which == MTT__TRAIN));
+    mtt_schedule_destroy(all);
+}
+
 static void step_schedule(const setup *s, int once)
 {
-    lock_step l = open_lock_step(s);
-    int which, i;
+    int later = s->policy.accumulate > 1 && below(2), which, i;
+    lock_step l;
+    if (!mine()) {
+        count_shapes(*s, later);
+        return;
+    }
+    l = open_lock_step(s);
     l.once = once;
     for (which = 0; which < MTT__PROGRAMS; which++) {
-        int later = which == MTT__TRAIN && s->policy.accumulate > 1 && below(2);
         fill_state(&l, which);
-        for (i = 0; i < l.host->programs[which].op_count; i++) step_op(&l, which, i, later);
+        for (i = 0; i < l.host->programs[which].op_count; i++)
+            step_op(&l, which, i, later && which == MTT__TRAIN);
     }
     close_lock_step(&l);
 }
@@ -2714,13 +2750,12 @@ enum { OPTION_SETUPS = 1600 };
 static setup option_setup(int number)
 {
     static const int GROUPS[] = {1, 2, 3, 4, 8};
-    setup s = small_setup(4 * number + below(4));
+    setup s = small_setup(4 * number + number * 7 / 5 % 4);
     int group = GROUPS[number % 5], width = number * 7 % 32 + 1;
     s.model.heads_kv = number % 5 > 2 ? 1 : 1 + below(2);
     s.model.heads = s.model.heads_kv * group;
     s.model.d_head = 8 * width;
-    s.model.d_model = 16 * (1 + below(6)); /* the bias within the product: apart, it may cancel what was
-                                              rounded before */
+    s.model.d_model = 8 * (1 + below(12));
     s.seq_len = number % 37 == 11 ? 300 + below(200) : 1 + below(s.model.heads * width > 60 ? 70 : 130);
     s.batch = s.seq_len > 200 ? 1 : 1 + below(2);
     s.model.max_seq = s.seq_len;
@@ -2741,11 +2776,11 @@ static void long_rows(void)
 {
     static const int vocabs[] = {25600, 25601, 51201, 102401, 204801}, rows[] = {140, 140, 70, 40, 10};
     static const mtt_precision precisions[] = {MTT_FP32, MTT_BF16, MTT_FP16};
-    const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, which, i;
     for (number = 0; number < 15; number += each()) {
         setup s = random_setup(number);
         lock_step l;
+        if (!mine()) continue;
         s.model.vocab = vocabs[number / 3];
         s.model.d_model = 8;
         s.model.heads = s.model.layers = s.batch = 1;
@@ -2765,15 +2800,17 @@ static void long_rows(void)
         }
         close_lock_step(&l);
     }
-    random_state = others;
 }
 
 /* One model's operations of two kinds; the others are made by the host, for those that need their results. */
 static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, int later)
 {
-    lock_step l = open_lock_step(s);
-    const mtt__program *p = &l.host->programs[MTT__TRAIN];
+    lock_step l;
+    const mtt__program *p;
     int i;
+    if (!mine()) return;
+    l = open_lock_step(s);
+    p = &l.host->programs[MTT__TRAIN];
     fill_state(&l, MTT__TRAIN);
     for (i = 0; i < p->step_begin; i++)
         if (p->ops[i].kind == forward || p->ops[i].kind == backward) step_op(&l, MTT__TRAIN, i, later);
@@ -2793,7 +2830,6 @@ static void turns_of_heads(void)
                  {1024, 12, 64, 1, 0, 0.5f},   {1025, 12, 64, 1, 0, 0.1f},  {1025, 8, 128, 1, 0, 0.2f},
                  {1024, 12, 64, 1, 200, 0.1f}, {1024, 8, 128, 1, 20, 0.2f}, {264, 4, 64, 30, 0, 0.8f},
                  {257, 4, 128, 30, 0, 0.3f}};
-    const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
     for (number = 0; number < (int)MTT__LENGTH(cases); number += each()) {
         setup s = random_setup(number);
@@ -2810,7 +2846,6 @@ static void turns_of_heads(void)
                                 .workspace_bytes = (size_t)2 << 20};
         step_two(&s, MTT_OP_flash, MTT_OP_flash_backward, 0);
     }
-    random_state = others;
 }
 
 /* Attention at the edges of its tiles, of the widths that Hopper's warpgroups take, without dropout and with
@@ -2818,7 +2853,6 @@ static void turns_of_heads(void)
 static void edges_of_tiles(void)
 {
     static const int lengths[] = {1, 63, 65, 128, 129, 193, 256, 385, 640}, widths[] = {40, 64, 104, 128};
-    const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
     for (number = 0; number < 2 * 4 * 9 * 3; number += each()) {
         setup s = random_setup(number);
@@ -2836,7 +2870,6 @@ static void edges_of_tiles(void)
         s.policy.workspace_bytes = below(2) ? 0 : (size_t)2 << 20;
         step_two(&s, MTT_OP_flash, MTT_OP_flash_backward, 0);
     }
-    random_state = others;
 }
 
 /* Products with GELU behind them, of up to 6 x 3 tiles of 128 x 256 and of what does not fill one; every
@@ -2844,7 +2877,6 @@ static void edges_of_tiles(void)
    rows than the workspace holds sums of. */
 static void products_with_gelu(void)
 {
-    const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number;
     for (number = 0; number <= 64; number += each()) {
         setup s = random_setup(number);
@@ -2868,7 +2900,6 @@ static void products_with_gelu(void)
         }
         step_two(&s, MTT_OP_linear_gelu, MTT_OP_linear_backward_gelu, s.policy.accumulate > 1 && below(2));
     }
-    random_state = others;
 }
 
 /* Models of FP8: widths from 16 up in steps of 16, one in 256 of 1,600; rows that fill no tile; every third
@@ -2983,12 +3014,12 @@ static void gelu_backward_alone(lock_step *l, int i, float size)
 static void eight_products_with_gelu(void)
 {
     enum { LAST = 24 };
-    const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, i;
     for (number = 0; number <= LAST; number += quick ? 11 : 1) {
         setup s = eight_setup(0);
         lock_step l;
         mtt__program *p;
+        if (!mine()) continue;
         s.model.layers = s.batch = s.model.heads = 1;
         s.model.d_model = number % 16 == 6 ? 1600 : 16 * (1 + below(15));
         s.model.heads = number % 16 == 6 ? 25 : 1;
@@ -3015,7 +3046,6 @@ static void eight_products_with_gelu(void)
         }
         close_lock_step(&l);
     }
-    random_state = others;
 }
 
 /* Attention's results in 8 bits have the bits of quantize after attention in 16 bits. */
@@ -3065,12 +3095,12 @@ static void attention_in_eight(void)
 {
     static const int lengths[] = {16, 48, 80, 112, 272, 33, 640};
     static const int widths[] = {8, 32, 40, 64, 80, 96, 128, 256};
-    const uint64_t others = random_state; /* the setups that follow stay what they are */
     int number, i;
     for (number = 0; number < 7 * 8 * 4; number += quick ? 11 : 1) { /* not 7: there are 7 lengths */
         setup s = eight_setup(0);
         lock_step l;
         mtt__program *p;
+        if (!mine()) continue;
         s.seq_len = s.model.max_seq = lengths[number % 7];
         s.batch = s.seq_len > 200 ? 1 : 1 + below(3);
         s.model.layers = 1;
@@ -3099,7 +3129,6 @@ static void attention_in_eight(void)
         }
         close_lock_step(&l);
     }
-    random_state = others;
 }
 
 /* All 65,536 numbers of BF16, in 8 bits and transposed, infinities and NaN among them. The records join what
@@ -3205,7 +3234,7 @@ static void norms_eight(void *context)
         mtt_tensor t[WAYS][KINDS];
         mtt_shape shape = {.rows = rows, .d_model = width};
         int way, k;
-        if (rows > 1000 && width > 1040) continue;
+        if ((rows > 1000 && width > 1040) || !mine()) continue;
         new_case();
         for (k = 0; k < KINDS; k++) {
             mtt_tensor host;
@@ -3304,7 +3333,6 @@ enum { EIGHT_SETUPS = 600 };
 /* FP8, operation by operation. */
 static void eight_operations(int setups)
 {
-    const uint64_t others = random_state; /* the setups that follow stay what they are */
     setup s = eight_setup(0);
     mtt_policy policy;
     int number, i;
@@ -3324,7 +3352,6 @@ static void eight_operations(int setups)
         if (eights[i])
             printf("%-26s %9lld results in 8 bits, %lld are the textbook's neighbours\n",
                    mtt_op_name((mtt_op_kind)i), (long long)eights[i], (long long)neighbours[i]);
-    random_state = others;
 }
 
 /* ---- generation ---- */
@@ -3414,9 +3441,79 @@ static void print_worst(int all)
     }
 }
 
+/* What a model's first product with a bias makes of rows of x of `first`, `second` and zeros, weights of 1
+   and biases of `bias`. */
+static float small_linear(setup s, float first, float second, float bias)
+{
+    lock_step l;
+    mtt_op *op, *device;
+    mtt_tensor y;
+    double *results;
+    float result;
+    int64_t i;
+    int o;
+    s.model.no_biases = 0;
+    l = open_lock_step(&s);
+    for (i = 0; l.host->programs[MTT__EVALUATE].ops[i].kind != MTT_OP_linear; i++) {}
+    op = &l.host->programs[MTT__EVALUATE].ops[i];
+    device = &l.device->programs[MTT__EVALUATE].ops[i];
+    for (o = 0; o < op->inputs; o++) { /* x, weight, bias */
+        for (i = 0; i < mtt__elements(op->operands[o]); i++) {
+            int64_t column = i % mtt__width(op->operands[o]);
+            float value = o ? o == 1 ? 1 : bias : column == 0 ? first : column == 1 ? second : 0;
+            mtt__store(op->operands[o], i, 1, &value);
+        }
+        cuda.upload(l.context, device->operands[o]->data, op->operands[o]->data, op->operands[o]->bytes);
+    }
+    check(cuda.run(l.context, device, 1) == MTT_OK, "linear: %s", env.error);
+    y = downloaded(&l, MTT_OPERANDS_OF(linear, device)->y);
+    results = widen(&y);
+    result = (float)results[0];
+    for (i = 0; i < mtt__elements(&y) && results[i] == results[0]; i++) {}
+    check(i == mtt__elements(&y), "equal rows and columns give different results (%s)", describe(&s));
+    free(results);
+    free(y.data);
+    close_lock_step(&l);
+    return result;
+}
+
+/* Which of two simple references of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded,
+   1 if cut off. */
+static void probe_tf32(void)
+{
+    setup s = random_setup(2);
+    float y;
+    s.model.vocab = 129;
+    s.batch = 1;
+    s.seq_len = s.model.max_seq = 128;
+    s.policy.precision = MTT_TF32;
+    y = small_linear(s, 1 + 0x1p-11f + 0x1p-12f, 0, 0);
+    tf32_truncates = y < 1 + 0x1p-12f;
+    printf("TF32 operands are %s by this device (1 + 2^-11 + 2^-12 is to it 1 + %g * 2^-10)\n",
+           tf32_truncates ? "cut off" : y == 1 + 0x1p-10f ? "rounded" : "kept", ((double)y - 1) * 1024);
+}
+
+/* A bias is added before the result is rounded, also to a product that has no algorithm for it, as those of 8
+   and 24 columns in tests/emulate.sh: in 16 bits, 1 + 2^-12 would be 1, and less 1 it would be 0. */
+static void bias_cancels(void)
+{
+    int number;
+    for (number = 0; number < 4; number++) {
+        setup s = random_setup(2);
+        float y;
+        s.model.d_model = number % 2 ? 16 : 8;
+        s.model.heads = 1;
+        s.policy.precision = number / 2 ? MTT_FP16 : MTT_BF16;
+        y = small_linear(s, 1, 0x1p-12f, -1);
+        check(y == 0x1p-12f, "1 + 2^-12 - 1 is %g (%s)", (double)y, describe(&s));
+    }
+}
+
 static void operations(int large, int small)
 {
     int number;
+    probe_tf32();
+    bias_cancels();
     long_rows();
     edges_of_tiles();
     turns_of_heads();
@@ -3442,40 +3539,6 @@ static void operations(int large, int small)
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",
            (long long)compact_others, (long long)compact_numbers);
     check(compact_others <= compact_numbers / 50, "too many numbers of the compact state are not the CPU's");
-}
-
-/* Which of two simple references of TF32 the device's is: 1 + 2^-11 + 2^-12 becomes 1 + 2^-10 if rounded,
-   1 if cut off. */
-static void probe_tf32(void)
-{
-    setup s = random_setup(2);
-    lock_step l;
-    mtt_op *op, *device;
-    int64_t i;
-    int o;
-    float y = 0;
-    s.model.vocab = 129;
-    s.batch = 1;
-    s.seq_len = s.model.max_seq = 128;
-    s.policy.precision = MTT_TF32;
-    l = open_lock_step(&s);
-    for (i = 0; l.host->programs[MTT__EVALUATE].ops[i].kind != MTT_OP_linear; i++) {}
-    op = &l.host->programs[MTT__EVALUATE].ops[i];
-    device = &l.device->programs[MTT__EVALUATE].ops[i];
-    for (o = 0; o < op->inputs; o++) { /* x, weight, bias */
-        float *values = (float *)op->operands[o]->data;
-        for (i = 0; i < mtt__elements(op->operands[o]); i++)
-            values[i] = o == 0 ? 1 + 0x1p-11f + 0x1p-12f : o == 1 ? 1 : 0;
-        cuda.upload(l.context, device->operands[o]->data, values, op->operands[o]->bytes);
-    }
-    check(cuda.run(l.context, device, 1) == MTT_OK &&
-              cuda.download(l.context, &y, MTT_OPERANDS_OF(linear, device)->y->data, sizeof(y)) == MTT_OK,
-          "TF32: %s", env.error);
-    y /= (float)s.model.d_model;
-    tf32_truncates = y < 1 + 0x1p-12f;
-    printf("TF32 operands are %s by this device (1 + 2^-11 + 2^-12 is to it 1 + %g * 2^-10)\n",
-           tf32_truncates ? "cut off" : y == 1 + 0x1p-10f ? "rounded" : "kept", ((double)y - 1) * 1024);
-    close_lock_step(&l);
 }
 
 /* Runs the flash operations of a layer with a window; the first time keeps the results, after that compares
@@ -3515,6 +3578,7 @@ static void full_windows(void)
         mtt_op *ops[2] = {NULL, NULL};
         char *results[3] = {NULL, NULL, NULL};
         int i, T = lengths[number / 4 % 7];
+        if (!mine()) continue;
         s.seq_len = s.model.max_seq = T;
         s.batch = s.model.layers = 1;
         s.model.heads = 2;
@@ -3615,6 +3679,11 @@ static void whole_model(setup s, int number)
                                            : 1e-5;
     mtt_trainer *t[3];
     mtt_step_info info[3];
+    if (!mine()) {
+        free(tokens);
+        free(targets);
+        return;
+    }
     if (precision == MTT_TF32) floor = 5e-3;
     random_tokens(&s, tokens, targets, all);
     targets[0] = 0;
@@ -3786,7 +3855,7 @@ static void repetition(mtt_precision from)
     for (i = 0; i < TECHNIQUE_COUNT; i += each()) {
         setup s = technique_setup(&TECHNIQUES[i], 2);
         history first;
-        if (s.policy.precision < from || (s.policy.precision == MTT_FP8 && !eight)) continue;
+        if (s.policy.precision < from || (s.policy.precision == MTT_FP8 && !eight) || !mine()) continue;
         first = trained(&s, STEPS, 0);
         for (run = 1; run < RUNS / each(); run++)
             same_history(&first, trained(&s, STEPS, 0), "from the same seed", &s);
@@ -3808,6 +3877,7 @@ static void repetition(mtt_precision from)
         s.seq_len = s.model.max_seq = 512;
         s.policy.precision = (mtt_precision)i;
         s.policy.accumulate = 1;
+        if (!mine()) continue;
         first = trained(&s, 2, 0);
         for (run = 1; run < 8; run++)
             same_history(&first, trained(&s, 2, 0), "from the same seed, with large products", &s);
@@ -3872,6 +3942,7 @@ static void ways_to_run(mtt_precision from)
         float *weights[2];
         size_t count;
         cudaStream_t stream = NULL;
+        if (!mine()) continue;
         s.model.layers = 3;
         s.model.d_ff = 0;
         s.model.dropout = 0.1f;
@@ -3917,6 +3988,7 @@ static void recomputation(mtt_precision from)
             for (loss = 0; loss < 2; loss++) {
                 setup s = random_setup(2);
                 history first;
+                if (!mine()) continue;
                 s.model.layers = 4;
                 s.model.d_ff = 0;
                 s.model.vocab = 1003;
@@ -4160,6 +4232,7 @@ static void largest_batch(void)
         mtt_trainer *t;
         int32_t *tokens;
         int count;
+        if (!mine()) continue;
         check(mtt_plan_max_batch(&env, &s.model, &policy, s.seq_len, budget, &batch) == MTT_OK,
               "largest batch: %s", env.error);
         s.batch = batch;
@@ -4208,8 +4281,8 @@ static void programs(int models, mtt_precision from, double start)
     if (quick) skip("recomputation, ways to run, large products: too long for quick");
     else recomputation(from), ways_to_run(from);
     told("recomputation and ways to run", start);
-    if (from <= MTT_FP16) overflow(MTT_FP16);
-    if (eight) overflow(MTT_FP8);
+    if (from <= MTT_FP16 && mine()) overflow(MTT_FP16);
+    if (eight && mine()) overflow(MTT_FP8);
     whole_models(models / each(), from);
     told("whole models", start);
 }
@@ -4217,9 +4290,15 @@ static void programs(int models, mtt_precision from, double start)
 int main(int argc, char **argv)
 {
     double start = mtt__now_ms();
+    int scale, all;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is ended keeps its lines */
     quick = argc > 1 && !strcmp(argv[1], "quick");
     argc -= quick, argv += quick;
-    int scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1, all;
+    if (argc > 3 && !strcmp(argv[1], "part")) {
+        part = atoi(argv[2]), parts = atoi(argv[3]);
+        argc -= 3, argv += 3;
+    }
+    scale = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
     mallopt(M_MMAP_MAX, 0); /* large blocks are used again: the kernel need not clear their pages each time */
     mallopt(M_TRIM_THRESHOLD, INT_MAX);
     if (argc > 1 && !strcmp(argv[1], "textbook")) {
@@ -4236,7 +4315,7 @@ int main(int argc, char **argv)
         return finish();
     }
     all = argc < 2 || atoi(argv[1]) > 0;
-    if (all) planned_bytes(), told("planned bytes", start); /* before anything else has used the device */
+    if (all && mine()) planned_bytes(), told("planned bytes", start); /* before all else uses the device */
     eight = takes_eight();
     if (!eight) skip(env.error);
     if (argc > 1 && !strcmp(argv[1], "fp8")) {
@@ -4249,7 +4328,6 @@ int main(int argc, char **argv)
         return finish();
     }
     if (argc > 2 && !strcmp(argv[1], "operations")) {
-        probe_tf32();
         operations(atoi(argv[2]), argc > 3 ? atoi(argv[3]) : 0);
         return finish();
     }
@@ -4262,15 +4340,14 @@ int main(int argc, char **argv)
         told("full windows", start);
         return finish();
     }
-    probe_tf32();
     operations(80 * scale, SMALL_SETUPS * scale);
     told("operations", start);
     full_windows();
     told("full windows", start);
     close_contexts();
     programs(40 * scale, MTT_FP32, start);
-    out_of_memory();
-    too_large();
+    if (mine()) out_of_memory();
+    if (mine()) too_large();
     largest_batch();
     told("all", start);
     return finish();
