@@ -330,7 +330,10 @@ static void refusals(void)
         {1, "'model_type'", "'type'", "model_type is missing"},
         {1, "'silu'", "'gelu'", "hidden_act is \"gelu\""},
         {0, "gelu_new", "relu", "activation_function is \"relu\""},
-        {1, "'rope_scaling': null", "'rope_scaling': {'rope_type': 'llama3'}", "rope_type is \"llama3\""},
+        {1, "'rope_scaling': null", "'rope_scaling': {'rope_type': 'llama3', 'low_freq_factor': 2}",
+         "low_freq_factor is 2, but must be 1.0"},
+        {1, "'rope_scaling': null", "'rope_scaling': {'original_max_position_embeddings': 4096}",
+         "original_max_position_embeddings is 4096"},
         {1, "'rope_scaling': null", "'rope_scaling': {'type': 'linear'}", "rope_scaling.type is \"linear\""},
         {2, "'default'", "'yarn'", "rope_parameters.rope_type is \"yarn\""},
         {2, "'rope_type': 'default'", "'partial_rotary_factor': 0.5", "partial_rotary_factor is 0.5"},
@@ -473,6 +476,20 @@ static void damage(void)
     check(opened > 0, "no change was harmless");
 }
 
+/* Llama 3.2's turns, as transformers has them. */
+static void scaled(void)
+{
+    static const struct { int pair; double step; } CASES[] = {
+        {0, 1}, {5, 0.128687382}, {14, 0.00321144611}, {15, 0.00129054801},
+        {16, 0.000429556705}, {17, 9.70828623e-05}, {18, 1.94616387e-05},
+        {20, 8.57025589e-06}, {31, 9.41830649e-08}};
+    mtt_model_desc m = {.d_head = 64, .rotary_theta = 5e5f, .rotary_factor = 32};
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(CASES); i++)
+        check(fabs(mtt_rotary_step(&m, CASES[i].pair) / CASES[i].step - 1) < 1e-6, "pair %d: %.9g",
+              CASES[i].pair, mtt_rotary_step(&m, CASES[i].pair));
+}
+
 /* The folder of a sharded Llama that damage() changes. */
 static void leave_folder(void)
 {
@@ -497,6 +514,7 @@ int main(int argc, char **argv)
     checkpoints();
     refusals();
     wrong_files();
+    scaled();
     leave_folder();
     damage();
     forget();

@@ -80,8 +80,7 @@ static const option_recipe option_presets[] = {
     {NULL, NULL},
 };
 
-/* Published networks, with their numbers of parameters. llama-tiny is the one of Stanford's course CS336. mtt
-   lacks Llama 3.2's rope scaling, which matters from 8,192 tokens up. */
+/* Published networks, with their numbers of parameters. llama-tiny is the one of Stanford's course CS336. */
 #define OPTION_GPT2 "vocab-size=50257 positions=learned head=tied no-head-bias "
 #define OPTION_LLAMA "norm=rms mlp=swiglu positions=rotary no-biases "
 static const option_recipe option_models[] = {
@@ -94,7 +93,7 @@ static const option_recipe option_models[] = {
     {"smollm-135m", OPTION_LLAMA "layers=30 heads=9 heads-kv=3 d-model=576 d-ff=1536 vocab-size=49152 "
                     "head=tied max-seq=2048"},                       /* 134,515,008 */
     {"llama3.2-1b", OPTION_LLAMA "layers=16 heads=32 heads-kv=8 d-model=2048 d-ff=8192 vocab-size=128256 "
-                    "head=tied rotary-theta=500000"},                /* 1,235,814,400 */
+                    "head=tied rotary-theta=500000 rotary-factor=32"}, /* 1,235,814,400 */
     {"qwen3-0.6b", OPTION_LLAMA "layers=28 heads=16 heads-kv=8 d-head=128 d-model=1024 d-ff=3072 "
                    "vocab-size=151936 head=tied rotary-theta=1000000 norm-eps=1e-6 qk-norm"},
                                                                      /* 596,049,920 */
