@@ -266,6 +266,9 @@ typedef struct mtt_model_desc {
                                 t / theta^(2 i / d_head). Sines and cosines are rounded from double */
     int rotary_interleaved;  /* pair i is columns 2 i and 2 i + 1, as in Meta's weights. Default 0: i and
                                 i + d_head / 2, as in Hugging Face's */
+    float rotary_factor;     /* 1..1000, default 1. Above 1, as in Llama 3.1 and later: pairs that take more
+                                than 8192 tokens for a full turn take so many times as long, those below
+                                2048 stay, and those between are blended */
     int qk_norm;             /* 1 = RMSNorm of each head of q and k before the rotation, with norm_eps and
                                 d_head gains for q and as many for k */
     int tied_head;           /* 1 = the head is the token embedding; default 0, a matrix of its own */
@@ -817,6 +820,8 @@ MTTDEF int mtt_form_next(const mtt_model_desc *model, mtt_form form, int64_t *cu
                          mtt_form_tensor *tensor);
 /* The column of the parameter that is column i of the tensor. */
 MTTDEF int64_t mtt_form_column(const mtt_form_tensor *tensor, int64_t i);
+/* Radians by which pair i of a head turns from token to token, in a resolved model. */
+MTTDEF double mtt_rotary_step(const mtt_model_desc *model, int pair);
 /* The model_type in which other programs can have a resolved model: gpt2, llama or qwen3. MTT_E_MISMATCH:
    they cannot; the error names the first field in the way, and the value that it needs. */
 MTTDEF mtt_status mtt_form_family(mtt_env *env, const mtt_model_desc *model, const char **family);
@@ -4159,6 +4164,7 @@ static const mtt_field mtt__model_field[] = {
                "position encoding")
     MTT__FIELD(rotary_theta, FLOAT, 10000, 1, 1e12, NULL, "base of the angles of rotary positions")
     MTT__FIELD(rotary_interleaved, FLAG, 0, 0, 1, NULL, "rotary pairs are neighbouring columns")
+    MTT__FIELD(rotary_factor, FLOAT, 1, 1, 1000, NULL, "Llama 3's scaling of slow rotary pairs")
     MTT__FIELD(qk_norm, FLAG, 0, 0, 1, NULL, "RMSNorm of each head of q and k")
     MTT__FIELD(max_seq, INT, 1024, 1, 1 << 20, NULL, "longest sequence of learned positions")
     MTT__FIELD(tied_head, FLAG, 0, 0, 1, NULL, "the embedding is the output matrix")
@@ -9252,6 +9258,15 @@ static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
     return status;
 }
 
+MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
+{
+    double step = pow((double)m->rotary_theta, -(double)(2 * pair) / (double)m->d_head), share;
+    double turns = 8192 * step / 6.28318530717958647692, slow = step / (double)m->rotary_factor;
+    if (m->rotary_factor == 1 || turns > 4) return step;
+    share = (turns - 1) / 3;
+    return turns < 1 ? slow : (1 - share) * slow + share * step;
+}
+
 /* cos and sin of t / theta^(2i / D), for each pair i of each position t. Rounded from double: at 2^20
    positions a float's angle would be wrong by 0.06. */
 static mtt_status mtt__fill_angles(mtt_trainer *t, const mtt_tensor *table)
@@ -9260,8 +9275,7 @@ static mtt_status mtt__fill_angles(mtt_trainer *t, const mtt_tensor *table)
     mtt_status status = MTT_OK;
     for (row = 0; row < table->shape[0] && !status; row++) {
         for (i = 0; i < D; i++) {
-            double theta = (double)t->schedule->model.rotary_theta;
-            double angle = (double)row * pow(theta, -(double)(i / 2 * 2) / (double)D);
+            double angle = (double)row * mtt_rotary_step(&t->schedule->model, (int)(i / 2));
             t->values[i] = (float)(i % 2 ? sin(angle) : cos(angle));
         }
         status = mtt__move(t, MTT__PUT, table, row * D, D, t->values);
@@ -13101,7 +13115,8 @@ static const char *mtt__form_impose(mtt_model_desc *m)
     m->norm_place = MTT_NORM_PRE;
     m->mlp = rotary ? MTT_MLP_SWIGLU : MTT_MLP_GELU;
     m->no_head_bias = 1;
-    if (rotary) return m->qk_norm ? m->no_biases = 1, "qwen3" : "llama";
+    if (rotary && m->qk_norm) return m->no_biases = 1, m->rotary_factor = 1, "qwen3";
+    if (rotary) return "llama";
     if (m->positions == MTT_POSITIONS_NONE) m->positions = MTT_POSITIONS_LEARNED;
     m->no_biases = m->qk_norm = 0;
     m->heads_kv = m->heads;
@@ -13355,6 +13370,8 @@ static const struct {
     {MTT__SIZE(max_seq), "n_positions", "max_position_embeddings", 0},
     {MTT__SIZE(rotary_theta), "", "rope_theta", 1},
     {MTT__SIZE(rotary_theta), "", "rope_parameters.rope_theta", 1},
+    {MTT__SIZE(rotary_factor), "", "rope_scaling.factor", 1},
+    {MTT__SIZE(rotary_factor), "", "rope_parameters.factor", 1},
 };
 
 static int mtt__config_is(const mtt__vocab_file *f, const char *key, const char *value)
@@ -13398,9 +13415,15 @@ static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
     static const mtt__vocab_rule llama[] = {
         {"hidden_act", "\"silu\"|missing"},
         {"rope_scaling", "null|missing|{"},
-        {"rope_scaling.type", "\"default\"|missing"},
-        {"rope_scaling.rope_type", "\"default\"|missing"},
-        {"rope_parameters.rope_type", "\"default\"|missing"},
+        {"rope_scaling.type", "\"default\"|\"llama3\"|missing"},
+        {"rope_scaling.rope_type", "\"default\"|\"llama3\"|missing"},
+        {"rope_scaling.low_freq_factor", "1.0|1|missing"},
+        {"rope_scaling.high_freq_factor", "4.0|4|missing"},
+        {"rope_scaling.original_max_position_embeddings", "8192|missing"},
+        {"rope_parameters.rope_type", "\"default\"|\"llama3\"|missing"},
+        {"rope_parameters.low_freq_factor", "1.0|1|missing"},
+        {"rope_parameters.high_freq_factor", "4.0|4|missing"},
+        {"rope_parameters.original_max_position_embeddings", "8192|missing"},
         {"rope_parameters.partial_rotary_factor", "1.0|1|missing"},
         {"partial_rotary_factor", "1.0|1|null|missing"},
         {"use_sliding_window", "false|missing"},
@@ -13419,6 +13442,9 @@ static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
     desc->qk_norm = mtt__config_is(f, "model_type", "\"qwen3\"");
     desc->tied_head = mtt__config_is(f, "tie_word_embeddings", is_gpt2 ? "false" : "true") != is_gpt2;
     desc->no_biases = !is_gpt2 && !attention;
+    if (!mtt__config_is(f, "rope_parameters.rope_type", "\"llama3\"") &&
+        !mtt__config_is(f, "rope_scaling.rope_type", "\"llama3\""))
+        desc->rotary_factor = 1;
     if (!is_gpt2 && attention != mtt__config_is(f, "mlp_bias", "true"))
         return mtt__fail(f->env, MTT_E_MISMATCH, "%s: attention_bias and mlp_bias differ: mtt has biases in "
                          "all layers or in none", f->path);

@@ -444,6 +444,63 @@ static void seed_checkpoint(const char *path)
     mtt_trainer_destroy(t);
 }
 
+/* ---- models ---- */
+
+/* A folder: config.json, the index and one of its files, a NUL between two. */
+static void fuzz_model(const char *data, size_t size)
+{
+    static float values[1 << 16];
+    const char *at = data, *const names[] = {"config.json", "model.safetensors.index.json"};
+    mtt_model *m;
+    mtt_form_tensor t;
+    int64_t cursor = 0;
+    size_t bytes, k;
+    for (k = 0; k < 2; k++) {
+        char *part = next_part(&at, data + size, 0, &bytes);
+        put(names[k], part ? part : "", part ? bytes : 0);
+        free(part);
+    }
+    put("a", at < data + size ? at : "", at < data + size ? (size_t)(data + size - at) : 0);
+    if (!succeeds(mtt_model_open(&env, ".", &m), &env)) return;
+    while (mtt_form_next(mtt_model_describe(m), MTT_FORM_MTT, &cursor, &t))
+        if (t.rows * t.width <= 1 << 16) succeeds(mtt_model_read(m, t.parameter, values), &env);
+    mtt_model_close(m);
+}
+
+static void seed_model(const char *path)
+{
+    static const char config[] = "{\"model_type\":\"qwen3\",\"vocab_size\":5,\"max_position_embeddings\":8,"
+        "\"hidden_size\":8,\"intermediate_size\":8,\"num_hidden_layers\":1,\"num_attention_heads\":1,"
+        "\"rms_norm_eps\":1e-6,\"layer_types\":[\"full_attention\"],\"tie_word_embeddings\":true,"
+        "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e4},\"head_dim\":null}";
+    static const char index[] = "{\"metadata\":{},\"weight_map\":{\"embed_tokens.weight\":\"a\"}}";
+    mtt_model_desc model = {.layers = 1, .heads = 1, .d_model = 8, .d_ff = 8, .vocab = 5, .tied_head = 1,
+                            .norm = MTT_NORM_RMS, .mlp = MTT_MLP_SWIGLU, .positions = MTT_POSITIONS_ROTARY,
+                            .qk_norm = 1, .no_biases = 1};
+    mtt_form_tensor t;
+    char header[8192];
+    size_t n = 8, end = 0, k;
+    uint64_t size;
+    int64_t cursor = 0;
+    FILE *file = fopen(path, "wb");
+    MUST(file && succeeds(mtt_model_resolve(&env, &model, &model), &env));
+    while (mtt_form_next(&model, MTT_FORM_HUGGING_FACE, &cursor, &t)) {
+        long long rows = t.transposed ? t.columns : t.rows, columns = t.transposed ? t.rows : t.columns;
+        size_t bytes = (size_t)(rows * columns) * 2;
+        n += (size_t)sprintf(header + n, "%c\"%s\":{\"dtype\":\"BF16\",\"shape\":[", end ? ',' : '{', t.name);
+        if (!t.vector) n += (size_t)sprintf(header + n, "%lld,", rows);
+        n += (size_t)sprintf(header + n, "%lld],\"data_offsets\":[%zu,%zu]}", columns, end, end + bytes);
+        end += bytes;
+    }
+    header[n++] = '}';
+    size = n - 8;
+    memcpy(header, &size, 8);
+    MUST(fwrite(config, sizeof(config), 1, file) && fwrite(index, sizeof(index), 1, file) &&
+         fwrite(header, n, 1, file));
+    for (k = 0; k < end; k++) fputc(0, file);
+    MUST(!fclose(file));
+}
+
 #endif
 
 static const struct target {
@@ -466,6 +523,7 @@ static const struct target {
     {"tokens", fuzz_tokens, seed_tokens},
     {"prepare", fuzz_prepare, NULL},
     {"checkpoint", fuzz_checkpoint, seed_checkpoint},
+    {"model", fuzz_model, seed_model},
 #endif
 };
 enum { TARGET_COUNT = sizeof(TARGETS) / sizeof(TARGETS[0]) };

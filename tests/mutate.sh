@@ -58,12 +58,13 @@ tests_of() {
     tokenizer) echo test_tokenizer test_model;;
     json | files | data | batches) echo test_files test_model;;
     base | checkpoint) echo test_files test_model;;
+    models) echo test_models;;
     report) echo test_plan;;
     ranks) echo test_ranks;;
     *) echo test_model;; # numbers, cpu, trainer, public
   esac
 }
-ALL="test_plan test_files test_tokenizer test_ranks test_model"
+ALL="test_plan test_files test_tokenizer test_ranks test_models test_model"
 
 # Every place: LINE, COLUMN, LENGTH, ROOM, NEW. Comments, strings and tables of numbers are passed over.
 # Operators: a constant off by one or by 1 %, a comparison turned, + for -, && for ||, a `!` or a statement

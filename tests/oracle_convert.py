@@ -28,6 +28,7 @@ MODELS = {
     "odd": "--layers 2 --heads 5 --d-model 40 --d-ff 72 --positions learned --max-seq 100 --dropout 0.1",
     "llama": f"--layers 3 --heads 4 --heads-kv 2 --d-model 64 --d-ff 96 --no-biases {LLAMA}",
     "pairs": f"--layers 2 --heads 4 --d-model 96 --head tied --rotary-interleaved --rotary-theta 500000 {LLAMA}",
+    "scaled": f"--layers 2 --heads 4 --d-model 64 --no-biases --rotary-theta 500000 --rotary-factor 32 {LLAMA}",
     "qwen": f"--layers 2 --heads 4 --heads-kv 1 --d-head 24 --d-model 64 --no-biases --qk-norm {LLAMA}",
     "qwen_pairs": f"--layers 2 --heads 2 --d-head 16 --d-model 64 --no-biases --qk-norm --rotary-interleaved {LLAMA}",
 }
@@ -79,7 +80,7 @@ def check_bytes(file, kind, folder):
                 back = back.reshape(-1, d // 2, 2, *back.shape[1:]).swapaxes(1, 2).reshape(back.shape)
             value.copy_(back.T if linear else back)
     model.types.setdefault("lm_head.weight", next(iter(model.types.values())))  # if it is tied
-    count = len(list(model.named_parameters()))
+    count = len(list(model.named_parameters())) + ("rope_freqs.weight" in tensors)
     assert len(tensors) == count, (len(tensors), count)
     return model
 

@@ -26,6 +26,10 @@ MODELS = {
     "llama biases tied": LlamaForCausalLM(
         LlamaConfig(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5,
                     rope_parameters={"rope_type": "default", "rope_theta": 500000.0}, **llama)),
+    "llama scaled": LlamaForCausalLM(
+        LlamaConfig(rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0,
+                                     "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                     "original_max_position_embeddings": 8192}, **llama)),
     "qwen3": Qwen3ForCausalLM(Qwen3Config(head_dim=24, tie_word_embeddings=True, **llama)),
     "qwen3 untied": Qwen3ForCausalLM(Qwen3Config(head_dim=16, rope_theta=1e6, **llama)),
 }

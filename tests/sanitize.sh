@@ -66,7 +66,7 @@ programs() { # a dataset with each tokenizer, a run, its continuation, another t
 }
 for job in ${*:-address memory thread valgrind}; do
   case $job in
-    address) tests="test_tokenizer test_files test_ranks test_plan test_model test_together";;
+    address) tests="test_tokenizer test_files test_models test_ranks test_plan test_model test_together";;
     memory) tests=test_files;;
     *) tests=;;
   esac

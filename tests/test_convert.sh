@@ -142,6 +142,34 @@ for word in general.architecture tokenizer.ggml.merges blk.1.ffn_down.weight out
   check "it has $word" grep -q "$word" f16.gguf
 done
 
+# Llama and Qwen3: a folder is a model again, and gives the same files
+while read -r name type options; do
+  train $name $plain --norm rms --mlp swiglu --positions rotary $options
+  mkdir $name.d
+  expect 0 "^$name.d/$name: $type with 2 layers" $name.safetensors $name.d/$name
+  check "$name: config.json is JSON" is_json $name.d/$name/config.json
+  check "$name: its type" says $name.d/$name/config.json "\"model_type\": \"$type\""
+  for to in f32 q8_0; do
+    expect 0 "$type with" $name.safetensors $name.$to.gguf --type $to
+    expect 0 "$type with" $name.d/$name $name.again.gguf --type $to --context 32
+    check "$name: $to by way of a folder" cmp $name.$to.gguf $name.again.gguf
+  done
+  expect 0 "$type with" $name.d/$name $name.d/again --context 32
+  check "$name: the same folder" diff -r $name.d/$name $name.d/again
+done << 'FAMILIES'
+llama llama --heads-kv 1 --no-biases
+pairs llama --rotary-interleaved --head tied --rotary-theta 500000
+qwen3 qwen3 --qk-norm --no-biases --d-head 16 --rotary-interleaved
+FAMILIES
+tensor llama.safetensors h.1.mlp.c_fc.weight | decoded f32 > a
+tensor llama.d/llama/model.safetensors model.layers.1.mlp.up_proj.weight | decoded f32 > b
+check "up is the second half of c_fc, transposed" awk 'NR == FNR {a[NR - 1] = $1; next}
+  {i = FNR - 1; if ($1 != a[i % 64 * 512 + 256 + int(i / 64)]) bad++} END {exit bad || FNR != 16384}' a b
+train other $plain --norm rms
+expect 3 'norm is rms in the model, but layer in gpt2' other.safetensors a.gguf
+train biased $plain --norm rms --mlp swiglu --positions rotary --qk-norm
+expect 3 'no_biases is 0 in the model, but 1 in qwen3' biased.safetensors a.gguf
+
 # the tokenizer
 mv run.tokenizer.json away; cp run/run.tokenizer.json run/other.json; rm run/run.tokenizer.json
 expect 3 'no tokenizer beside.*--tokenizer FILE, or none' run.safetensors a.gguf

@@ -22,7 +22,7 @@ typedef struct job {
     mtt_model_desc model;
     mtt_policy policy;
     int ranks, steps;
-    char save[300], resume[300]; /* after the last step; before the first; "": not */
+    char save[300], resume[300], load[300]; /* after the last step; before the first, twice; "": not */
     char tokens[300];            /* a file to evaluate at the end */
     int begin;                 /* step of the data */
     int victim;                /* a rank that ... */
@@ -114,11 +114,15 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     mtt_plan_report plan;
     mtt_policy policy = j->policy;
     mtt_trainer *t = NULL;
+    mtt_model *model = NULL;
     int rank = mtt_ranks_rank(backend->ranks), i;
     mtt_status status;
     optim.seed += j->fate == OTHER_SEED && rank == j->victim;
     status = mtt_trainer_create(&env, &j->model, &policy, &optim, backend, BATCH, LENGTH, &t);
     if (!status && *j->resume) status = mtt_resume(t, j->resume, NULL);
+    if (!status && *j->load) status = mtt_model_open(&env, j->load, &model);
+    if (model) status = mtt_trainer_load(t, model);
+    mtt_model_close(model);
     for (i = 0; i < j->steps && !status; i++) status = train(j, t, rank, j->begin + i, o);
     if (!status) status = hash_weights(t, o);
     if (!status && *j->tokens) status = evaluate(j, t, rank, o);
@@ -360,6 +364,34 @@ static void resumed(void)
     }
 }
 
+/* First weights of a checkpoint: the same for every number of ranks, with and without steps after them. */
+static void loaded(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        job first = plain(2);
+        first.policy.precision = kind ? MTT_BF16 : MTT_FP32;
+        first.policy.state = (mtt_state)kind;
+        save_to(&first, "first.safetensors");
+        succeeded(&first);
+        for (int steps = 0; steps < 3; steps += 2) {
+            uint64_t hash = 0;
+            new_case();
+            for (int ranks = 1; ranks <= most_ranks; ranks++) {
+                job j = first;
+                j.ranks = ranks;
+                j.steps = steps;
+                j.policy.accumulate = MICRO_BATCHES / ranks;
+                j.policy.shard = steps ? MTT_SHARD_GRADIENTS : (mtt_shard)(ranks % 3);
+                memcpy(j.load, first.save, sizeof(j.load));
+                *j.save = 0;
+                succeeded(&j);
+                if (ranks == 1) hash = outcomes[0].hash;
+                check(outcomes[ranks - 1].hash == hash, "%s: other weights were loaded", described(&j));
+            }
+        }
+    }
+}
+
 /* One rank fails: the others end with its words, and what was saved stays whole. */
 static void failures(void)
 {
@@ -438,7 +470,7 @@ int main(int argc, char **argv)
     if (!open_folder()) return finish();
     write_tokens(in("text.txt"), in("data"));
     same_bits();
-    if (!emulated) sums_of_ranks(), resumed();
+    if (!emulated) sums_of_ranks(), resumed(), loaded();
     failures();
     close_folder();
     return finish();

@@ -30,6 +30,55 @@ once() { # starts a run of the resume test, and signals it when its log has 8 Ki
 
 sample_text > text.txt
 
+# published networks
+while read -r name count; do
+  run --dry-run --json --model $name
+  check "$name has $count parameters" [ "$(field out parameters)" = $count ]
+done << 'MODELS'
+gpt2 124439808
+gpt2-medium 354823168
+gpt2-large 774030080
+gpt2-xl 1557611200
+llama-tiny 22696448
+smollm-135m 134515008
+llama3.2-1b 1235814400
+qwen3-0.6b 596049920
+MODELS
+expect 2 '--model bert: expected gpt2.gpt2-medium' --dry-run --model bert
+expect 0 '"parameters": 124439808' --dry-run --json --preset small --model gpt2
+
+# first weights of a checkpoint and of a folder
+llama="--norm rms --mlp swiglu --positions rotary --no-biases --qk-norm"
+run --data text.txt --dataset first --results-dir first $model $llama --steps 3 --lr 1e-2
+check "a Qwen3 trains" [ $code = 0 ]
+run --data text.txt --dataset more --results-dir more --init first/first_fp32_step3.safetensors --seq-len 32 \
+  --batch-size 4 --steps 1 --lr 1e-30 --log csv
+check "--init" [ $code = 0 ]
+check "it says whose weights and tokenizer it takes" says err \
+  'weights of first/first_fp32_step3.safetensors, tokenizer first/first.tokenizer.json'
+check "it has their loss" near "$(field first/first_fp32_metrics.json val_loss)" \
+  "$(field more/more_fp32_metrics.json val_loss)"
+"$(dirname "$train")/convert" first/first_fp32_step3.safetensors folder > /dev/null
+run --data text.txt --dataset folder --results-dir more --init folder --seq-len 32 --batch-size 4 --steps 1 \
+  --lr 1e-30 --technique bf16_flash_compact
+check "--init with a folder" [ $code = 0 ]
+check "it has their loss, too" awk -v a="$(field first/first_fp32_metrics.json val_loss)" \
+  -v b="$(field more/folder_bf16_flash_compact_metrics.json val_loss)" \
+  'BEGIN {exit !(a / b > .99 && a / b < 1.01)}'
+run --data text.txt --dataset ranks --results-dir more --init folder --seq-len 32 --batch-size 4 --steps 1 \
+  --lr 1e-30 --ranks 2 --shard gradients
+check "two ranks begin with it" near "$(field first/first_fp32_metrics.json val_loss)" \
+  "$(field more/ranks_fp32_zero2_metrics.json val_loss)"
+run --data text.txt --dataset more --results-dir more --init folder --seq-len 32 --batch-size 4 --steps 2 \
+  --resume
+check "--resume continues what --init began" says err 'steps 2 to 2'
+expect 2 '--d-model has another value than the model in folder: leave it out' --data text.txt --init folder \
+  --d-model 64
+expect 2 'has its own model: leave out --model' --dry-run --init folder --model gpt2
+rm folder/tokenizer.json
+expect 2 'no tokenizer beside folder: pass --tokenizer' --data text.txt --init folder
+expect 3 'cannot open it' --data text.txt --init absent
+
 # the command line
 expect 2 'did you mean --steps\?' --stepz 3
 expect 2 'did you mean --batch-size\?' --batch-sise 3

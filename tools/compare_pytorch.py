@@ -3,6 +3,7 @@
 
     tools/compare_pytorch.py --device cuda                       both parts: 100 steps of losses, the cases a32 a128 gpt2_16
     tools/compare_pytorch.py --curves --data my_text.txt --steps 100 --techniques fp32 bf16_flash
+    tools/compare_pytorch.py --curves --data my_text.txt --init folder        from a folder, beside transformers' model
     tools/compare_pytorch.py --device cuda --speed gpt2_16 long --json figures.json
     tools/compare_pytorch.py --device cuda --speed a128 --pytorch bf16 --modes compile graphs       PyTorch alone, without the trainer
 
@@ -58,7 +59,7 @@ def train(args, folder, name, model, technique, *options):
     command = [args.train, "--device", args.device, "--results-dir", folder, "--dataset", name, "--technique", technique,
                "--lr", str(args.lr), "--seed", str(args.seed), "--eval-batches", "1", "--no-memory-profiling"]
     for key in ("layers", "d_model", "heads", "d_ff", "seq_len", "positions", "head"):
-        command += ["--" + key.replace("_", "-"), str(model[key])]
+        command += ["--" + key.replace("_", "-"), str(model[key])] if key in model else []
     command += ["--batch-size", str(model["batch"]), "--dropout", str(model.get("dropout", 0)), *map(str, options)]
     command += ["--no-head-bias"] * (not model.get("bias", True))
     try:
@@ -254,10 +255,15 @@ def make_step(model, forward, precision, args):
 def compare_curves(args, folder, result):
     m = dict(layers=args.layers, d_model=args.d_model, heads=args.heads, d_ff=args.d_ff or 4 * args.d_model,
              vocab=args.vocab_size, seq_len=args.seq_len, batch=args.batch_size, positions=args.positions, head=args.head)
+    init = ["--init", args.init] if args.init else []
+    if init:
+        from transformers import AutoModelForCausalLM
+        m = {key: m[key] for key in ("seq_len", "batch")}
     data = args.data or synthetic_data(args, folder, m)
     prefix = data if os.path.exists(data + ".train.tokens") else f"{folder}/start"
     # A rate this small leaves every weight as it was: the checkpoint holds the initial values.
-    train(args, folder, "start", m, "fp32", "--data", data, "--vocab-size", args.vocab_size, "--steps", 1, "--lr", 1e-30)
+    options = init or ["--vocab-size", args.vocab_size]
+    train(args, folder, "start", m, "fp32", "--data", data, *options, "--steps", 1, "--lr", 1e-30)
     weights = load_safetensors(f"{folder}/start_fp32_step1.safetensors")
     m["vocab"], ids = open_tokens(prefix + ".train.tokens")
     m["bias"] = "lm_head.bias" in weights
@@ -267,12 +273,16 @@ def compare_curves(args, folder, result):
         precision, window = precision_of(technique), int((re.search(r"window(\d+)", technique) or [0, 0])[1])
         key = (precision, window)
         if key not in theirs:
-            model = Gpt(m, window).to(args.device)
-            model.load(weights)
-            step = make_step(model, model, precision, args)
+            if init:
+                model = AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32).to(args.device)
+                forward = lambda x, y: F.cross_entropy(model(x).logits.float().flatten(0, 1), y.flatten())
+            else:
+                forward = model = Gpt(m, window).to(args.device)
+                model.load(weights)
+            step = make_step(model, forward, precision, args)
             feed = itertools.islice(batches(ids, m, args.seed, args.device), args.steps)
             theirs[key] = torch.stack([step(*batch) for batch in feed]).tolist()
-        log = train(args, folder, "run", m, technique, "--data", prefix, "--steps", args.steps)
+        log = train(args, folder, "run", m, technique, "--data", prefix, *init, "--steps", args.steps)
         ours = [row["loss"] for row in log if "loss" in row]
         gaps = [abs(a - b) / abs(b) for a, b in zip(ours, theirs[key])]
         good = len(gaps) == args.steps and all(gap <= ALLOWED[precision] for gap in gaps)  # not so with one that is no number
@@ -402,6 +412,7 @@ def parse():
     p.add_argument("--dropout", type=float, default=0, help="speed: probability (0)")
     p.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="speed: how PyTorch runs (all of them)")
     p.add_argument("--json", metavar="FILE", help="the figures as JSON too")
+    p.add_argument("--init", metavar="FOLDER", help="curves: from these weights, for example of build/convert")
     p.add_argument("--data", help="curves: text, or the prefix of prepared token files (phrases made up)")
     p.add_argument("--vocab-size", type=int, default=10000, help="curves: ids of the tokenizer made of a text (10000)")
     for name, value in dict(steps=100, layers=4, d_model=256, heads=8, d_ff=0, seq_len=256, batch_size=32).items():
@@ -418,6 +429,8 @@ def parse():
         p.error("PyTorch sees no CUDA device: install its CUDA build, or take --device cpu")
     if min(args.steps, args.speed_steps // 2) < 1:
         p.error("--steps must be 1 or more, --speed-steps 2 or more")
+    if args.init and not args.data:
+        p.error("--init needs --data: a text")
     if args.pytorch and args.speed is None:
         args.speed = []
     return args

@@ -136,6 +136,9 @@ static void list_pieces(void)
     if (model.positions == MTT_POSITIONS_SINUSOIDAL) written.positions = MTT_POSITIONS_LEARNED;
     written.max_seq = context;
     while (mtt_form_next(&written, gguf ? MTT_FORM_GGUF : MTT_FORM_HUGGING_FACE, &cursor, &t)) add_piece(&t);
+    if (!gguf || model.positions != MTT_POSITIONS_ROTARY || model.rotary_factor == 1) return;
+    t = (mtt_form_tensor){.name = "rope_freqs.weight", .rows = 1, .columns = model.d_head / 2, .vector = 1};
+    add_piece(&t);
 }
 
 /* ---- the tokenizer ---- */
@@ -346,6 +349,18 @@ static void make_positions(float *values)
         }
 }
 
+/* By what llama.cpp divides the turn of each pair. */
+static void put_rotary_factors(void)
+{
+    int i;
+    for (i = 0; i < model.d_head / 2; i++) {
+        double whole = pow((double)model.rotary_theta, -2.0 * i / model.d_head);
+        float factor = (float)(whole / mtt_rotary_step(&model, i));
+        put(&factor, sizeof(factor));
+    }
+    put_padding();
+}
+
 static void put_piece(const piece *p)
 {
     const mtt_form_tensor *t = &p->t;
@@ -411,7 +426,7 @@ static void put_config(const char *name, const char *format, ...)
 static void write_folder(void)
 {
     const char *tied = model.tied_head ? "true" : "false", *bias = model.no_biases ? "false" : "true";
-    char end[160], ids[96] = "";
+    char end[160], ids[96] = "", rope[256];
     if (mkdir(target, 0777) && errno != EEXIST)
         fail(EXIT_DATA, "cannot make %s: %s", target, strerror(errno));
     snprintf(path, sizeof(path), "%s/config.json", target);
@@ -429,6 +444,13 @@ static void write_folder(void)
     }
     put_safetensors();
     put_config("generation_config.json", "{\n 'do_sample': true%s\n}\n", ids);
+    snprintf(rope, sizeof(rope), "{\"rope_type\": \"default\", \"rope_theta\": %.7g}",
+             (double)model.rotary_theta);
+    if (model.rotary_factor != 1)
+        snprintf(rope, sizeof(rope), "{\"rope_type\": \"llama3\", \"rope_theta\": %.7g, \"factor\": %.7g, "
+                 "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+                 "\"original_max_position_embeddings\": 8192}",
+                 (double)model.rotary_theta, (double)model.rotary_factor);
     snprintf(end, sizeof(end), " \"tie_word_embeddings\": %s,\n \"torch_dtype\": \"%s\",\n \"dtype\": \"%s\"",
              tied, types[type].config, types[type].config);
     if (model.positions != MTT_POSITIONS_ROTARY)
@@ -445,13 +467,12 @@ static void write_folder(void)
                    "'max_position_embeddings': %d,\n 'hidden_size': %d,\n 'num_hidden_layers': %d,\n "
                    "'num_attention_heads': %d,\n 'num_key_value_heads': %d,\n 'head_dim': %d,\n "
                    "'intermediate_size': %d,\n 'hidden_act': 'silu',\n 'rms_norm_eps': %.7g,\n "
-                   "'rope_theta': %.7g,\n "
-                   "'rope_parameters': {'rope_type': 'default', 'rope_theta': %.7g},\n "
+                   "'rope_theta': %.7g,\n 'rope_scaling': %s,\n 'rope_parameters': %s,\n "
                    "'attention_bias': %s,\n 'mlp_bias': %s,\n 'attention_dropout': 0.0,\n%s%s\n}\n",
                    family, model.qk_norm ? "Qwen3" : "Llama", model.vocab, context, model.d_model,
                    model.layers, model.heads, model.heads_kv, model.d_head, model.d_ff,
-                   (double)model.norm_eps, (double)model.rotary_theta, (double)model.rotary_theta, bias, bias,
-                   end, ids);
+                   (double)model.norm_eps, (double)model.rotary_theta,
+                   model.rotary_factor != 1 ? rope : "null", rope, bias, bias, end, ids);
 }
 
 /* ---- GGUF ---- */
@@ -581,7 +602,9 @@ static void write_gguf(void)
         put_u64(p->offset);
     }
     put_padding();
-    for (p = pieces; p < pieces + piece_count; p++) put_piece(p);
+    for (p = pieces; p < pieces + piece_count; p++)
+        if (*p->t.parameter) put_piece(p);
+        else put_rotary_factors();
     if (fseeko(out, 16, SEEK_SET)) cannot_write();
     put_u64(key_count);
     close_output();

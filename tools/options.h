@@ -10,10 +10,11 @@
       };
 
    The option of a field has the field's name with - for _, unless option_names has another. A program's own
-   row replaces a field of the same name. The fields of a model bring --preset, a row of option_presets.
+   row replaces a field of the same name. The fields of a model bring --preset, a row of option_presets,
+   and --model, a row of option_models.
    Those of a policy bring --technique, words joined by _, of which bsN sets the option batch-size. Each word
-   alone is an option as well: --bf16, --flash, --window16. Options override a technique, and a technique
-   overrides a preset, in any order. */
+   alone is an option as well: --bf16, --flash, --window16. Options override a technique, which overrides
+   --model, which overrides --preset, in any order. */
 #ifndef OPTIONS_H_INCLUDED
 #define OPTIONS_H_INCLUDED
 
@@ -57,9 +58,11 @@ static const struct {
 
 /* Values of options. A program skips options that it does not have. tiny and small suit a CPU. a to d are the
    models of tools/suites.sh. */
-static const struct {
+typedef struct option_recipe {
     const char *name, *options;
-} option_presets[] = {
+} option_recipe;
+
+static const option_recipe option_presets[] = {
     {"tiny", "layers=2 heads=2 d-model=64 seq-len=64 batch-size=16 vocab-size=512 steps=400 lr=3e-3 "
              "lr-schedule=cosine warmup-steps=20 sample=200"},
     {"small", "layers=4 heads=4 d-model=128 seq-len=64 batch-size=16 vocab-size=1024 steps=600 lr=3e-3 "
@@ -74,11 +77,32 @@ static const struct {
              "head=tied no-head-bias lr=6e-4 warmup-steps=100"},
     {"gpt2-medium", "layers=24 heads=16 d-model=1024 seq-len=1024 batch-size=4 vocab-size=50257 "
                     "positions=learned head=tied no-head-bias lr=3e-4 warmup-steps=100"},
+    {NULL, NULL},
+};
+
+/* Published networks, with their numbers of parameters. llama-tiny is the one of Stanford's course CS336. */
+#define OPTION_GPT2 "vocab-size=50257 positions=learned head=tied no-head-bias "
+#define OPTION_LLAMA "norm=rms mlp=swiglu positions=rotary no-biases "
+static const option_recipe option_models[] = {
+    {"gpt2", OPTION_GPT2 "layers=12 heads=12 d-model=768"},          /* 124,439,808 */
+    {"gpt2-medium", OPTION_GPT2 "layers=24 heads=16 d-model=1024"},  /* 354,823,168 */
+    {"gpt2-large", OPTION_GPT2 "layers=36 heads=20 d-model=1280"},   /* 774,030,080 */
+    {"gpt2-xl", OPTION_GPT2 "layers=48 heads=25 d-model=1600"},      /* 1,557,611,200 */
+    {"llama-tiny", OPTION_LLAMA "layers=4 heads=16 d-model=512 d-ff=1344 vocab-size=10000 "
+                   "rotary-interleaved"},                            /* 22,696,448 */
+    {"smollm-135m", OPTION_LLAMA "layers=30 heads=9 heads-kv=3 d-model=576 d-ff=1536 vocab-size=49152 "
+                    "head=tied max-seq=2048"},                       /* 134,515,008 */
+    {"llama3.2-1b", OPTION_LLAMA "layers=16 heads=32 heads-kv=8 d-model=2048 d-ff=8192 vocab-size=128256 "
+                    "head=tied rotary-theta=500000 rotary-factor=32"}, /* 1,235,814,400 */
+    {"qwen3-0.6b", OPTION_LLAMA "layers=28 heads=16 heads-kv=8 d-head=128 d-model=1024 d-ff=3072 "
+                   "vocab-size=151936 head=tied rotary-theta=1000000 norm-eps=1e-6 qk-norm"},
+                                                                     /* 596,049,920 */
+    {NULL, NULL},
 };
 
 /* The program's table, with the fields of descriptors in it. */
 static struct {
-    const char *program, *technique, *preset;
+    const char *program, *technique, *preset, *model;
     const char *fallback; /* preset on a CPU where the command line names no size of the model; or NULL */
     mtt_policy *policy;   /* changed by words of a technique; NULL if there is none */
     option list[OPTION_MOST];
@@ -144,11 +168,12 @@ static void option_add_fields(const option *table, int count, const option *grou
 {
     option title = TITLE(group->name);
     option preset = TEXT("preset", &option_all.preset, "a set of options, which other options override:");
+    option model = TEXT("model", &option_all.model, "a published network, which other options change:");
     const mtt_field *f;
     option_add(title);
     for (f = group->fields(); f->name; f++) option_add_field(table, count, (char *)group->at, f);
     if (group->fields == mtt_policy_fields) option_add_words((mtt_policy *)group->at);
-    if (group->fields == mtt_model_fields) option_add(preset);
+    if (group->fields == mtt_model_fields) option_add(model), option_add(preset);
 }
 
 /* 1 = the command line has the option. */
@@ -206,7 +231,8 @@ static void option_print(const option *o)
     static const char *const kinds[] = {" N", " N", " SIZE", " X", " NAME", "", " TEXT"};
     const char *text = o->kind == OPTION_TEXT ? *(const char **)o->at : NULL, *choice = o->choices;
     double value = option_value(o);
-    int left = choice ? (int)value : 0, k;
+    const option_recipe *r = o->at == &option_all.preset ? option_presets : option_models;
+    int left = choice ? (int)value : 0;
     printf("  --%s%-*s %s", o->name, 25 - (int)strlen(o->name), kinds[o->kind], o->help);
     if (choice) printf(": %s", choice);
     for (; choice && left > 0; left--) choice = strchr(choice, '|') + 1;
@@ -215,8 +241,8 @@ static void option_print(const option *o)
     if (!choice && value > 0) printf(" (%.6g)", value);
     if (text && *text > ' ') printf(" (%s)", text);
     putchar('\n');
-    for (k = 0; o->at == &option_all.preset && k < LENGTH(option_presets); k++)
-        printf("    %-12s %s\n", option_presets[k].name, option_presets[k].options);
+    for (; (o->at == &option_all.preset || o->at == &option_all.model) && r->name; r++)
+        printf("    %-12s %s\n", r->name, r->options);
 }
 
 static int option_usage(void)
@@ -347,18 +373,17 @@ static int option_read(int argc, char **argv)
     return 0;
 }
 
-/* Sets the options of a preset. Returns 0, or OPTION_ERROR after a message. */
-static int option_use_preset(const char *preset)
+/* Sets the options of a row of `r`, a preset or model. Returns 0, or OPTION_ERROR after a message. */
+static int option_use(const char *what, const option_recipe *r, const char *name)
 {
     char message[512];
     const char *at, *value;
-    size_t size, used = (size_t)snprintf(message, sizeof(message), "--preset %.100s: expected ", preset);
-    int k;
-    for (k = 0; k < LENGTH(option_presets) && strcmp(option_presets[k].name, preset); k++)
-        used += (size_t)snprintf(message + used, sizeof(message) - used, "%s|", option_presets[k].name);
+    size_t size, used = (size_t)snprintf(message, sizeof(message), "--%s %.100s: expected ", what, name);
+    for (; r->name && strcmp(r->name, name); r++)
+        used += (size_t)snprintf(message + used, sizeof(message) - used, "%s|", r->name);
     message[used - 1] = 0;
-    if (k == LENGTH(option_presets)) return option_fail(message);
-    for (at = option_presets[k].options; *at; at += strspn(at, " ")) {
+    if (!r->name) return option_fail(message);
+    for (at = r->options; *at; at += strspn(at, " ")) {
         const option *o = option_find(option_all.list, option_all.count, at, strcspn(at, "= "));
         size = strcspn(at, " ");
         snprintf(message, sizeof(message), "%.*s", (int)size, at);
@@ -403,9 +428,11 @@ static int option_parse(const option *table, int count, int argc, char **argv)
         else option_add(table[i]);
     code = option_read(argc, argv);
     if (!option_all.preset && option_all.fallback && option_all.policy->device == MTT_DEVICE_CPU &&
-        !option_given("layers") && !option_given("heads") && !option_given("d-model"))
+        !option_all.model && !option_given("init") && !option_given("layers") && !option_given("heads") &&
+        !option_given("d-model"))
         option_all.preset = option_all.fallback;
-    if (!code && option_all.preset) code = option_use_preset(option_all.preset);
+    if (!code && option_all.preset) code = option_use("preset", option_presets, option_all.preset);
+    if (!code && option_all.model) code = option_use("model", option_models, option_all.model);
     if (!code && option_all.technique) code = option_use_technique(batch ? (int *)batch->at : NULL);
     return code ? code : option_read(argc, argv); /* again: options override both */
 }

@@ -259,10 +259,11 @@ static mtt_status run_check_dataset(run *r, const mtt_dataset *data)
 /* Opens the model of --init, whose description and tokenizer the run takes. Prepared data has a tokenizer. */
 static mtt_status run_open_init(run *r, mtt_model_desc *model, const char *data, const char **tokenizer)
 {
-    mtt_model_desc fixed = *model;
+    mtt_model_desc fixed;
     const char *other, *found;
     mtt_status status = r->init ? mtt_model_open(r->env, r->init, &r->model) : MTT_OK;
     if (!r->model) return status;
+    if (option_all.model) return run_fail(r, MTT_E_ARGUMENT, "--init has its own model: leave out --model");
     fixed = *mtt_model_describe(r->model);
     fixed.dropout = model->dropout;
     if (fixed.positions != MTT_POSITIONS_LEARNED) fixed.max_seq = model->max_seq;

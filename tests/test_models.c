@@ -1,0 +1,523 @@
+/* test_models.c - models in files: folders as transformers writes them, written here by a second, naive table
+   of names, and checkpoints. What is read must be what was written, and loads into every kind of trainer.
+   Settings and tensors that do not belong to mtt's models are refused by name; damage is an error.
+
+      test_models [quick] */
+#define MTT_IMPLEMENTATION
+#include "../mtt.h"
+#include "test.h"
+
+enum { VOCAB = 19, MOST = 1 << 15, BATCH = 2, LENGTH = 8 };
+static mtt_env env;
+
+static const mtt_model_desc GPT2 = {.layers = 2, .heads = 2, .d_model = 16, .d_ff = 40, .vocab = VOCAB,
+                                    .max_seq = 12, .positions = MTT_POSITIONS_LEARNED, .tied_head = 1,
+                                    .no_head_bias = 1};
+static const mtt_model_desc LLAMA = {.layers = 2, .heads = 4, .heads_kv = 2, .d_model = 32, .d_ff = 24,
+                                     .vocab = VOCAB, .max_seq = 12, .positions = MTT_POSITIONS_ROTARY,
+                                     .norm = MTT_NORM_RMS, .norm_eps = 1e-6f, .mlp = MTT_MLP_SWIGLU,
+                                     .rotary_theta = 5e5f, .no_biases = 1};
+static const char *const CONFIGS[] = {
+    "{'model_type': 'gpt2', 'vocab_size': 19, 'n_positions': 12, 'n_embd': 16, 'n_layer': 2, 'n_head': 2, "
+    "'n_inner': 40, 'layer_norm_epsilon': 1e-05, 'activation_function': 'gelu_new', 'unknown': [{}]}",
+    "{'model_type': 'llama', 'vocab_size': 19, 'max_position_embeddings': 12, 'hidden_size': 32, "
+    "'intermediate_size': 24, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2, "
+    "'head_dim': null, 'rms_norm_eps': 1e-06, 'hidden_act': 'silu', 'attention_bias': false, 'mlp_bias': "
+    "false, 'rope_scaling': null, 'rope_theta': 500000.0, 'tie_word_embeddings': false}",
+    "{'model_type': 'qwen3', 'vocab_size': 19, 'max_position_embeddings': 12, 'hidden_size': 32, "
+    "'intermediate_size': 24, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2, "
+    "'head_dim': 16, 'rms_norm_eps': 1e-06, 'hidden_act': 'silu', 'layer_types': ['full_attention', "
+    "'full_attention'], 'use_sliding_window': false, 'tie_word_embeddings': true, "
+    "'rope_parameters': {'rope_type': 'default', 'rope_theta': 500000.0}}",
+};
+
+/* Family 0, 1 or 2. */
+static mtt_model_desc model_of(int family)
+{
+    mtt_model_desc m = family ? LLAMA : GPT2;
+    if (family == 2) m.qk_norm = m.tied_head = 1, m.d_head = 16;
+    return m;
+}
+
+static mtt_trainer *make(const mtt_model_desc *model, mtt_policy policy, uint64_t seed)
+{
+    mtt_optim_desc optim = {.lr = 1e-2f, .seed = seed};
+    mtt_trainer *t = NULL;
+    check(!mtt_trainer_create(&env, model, &policy, &optim, mtt_cpu_backend(), BATCH, LENGTH, &t), "%s",
+          env.error);
+    return t;
+}
+
+static void step(mtt_trainer *t)
+{
+    int32_t tokens[2 * BATCH * LENGTH]; /* two micro-batches at most */
+    int i;
+    for (i = 0; i < 2 * BATCH * LENGTH; i++) tokens[i] = i * 5 % VOCAB;
+    check(!mtt_train_step(t, tokens, tokens, NULL), "%s", env.error);
+}
+
+/* ---- a writer of folders ---- */
+
+typedef struct tensor {
+    char name[100];
+    const char *dtype; /* NULL: left out */
+    int rank;
+    long long shape[2];
+    float *values;
+} tensor;
+
+static tensor tensors[64];
+static int tensor_count;
+static const char *dtype = "F32", *prefix = "";
+
+static void put_text(const char *path, const char *text)
+{
+    char quoted[4096], *c;
+    snprintf(quoted, sizeof(quoted), "%s", text);
+    for (c = quoted; *c; c++)
+        if (*c == '\'') *c = '"';
+    write_file(path, quoted, strlen(quoted));
+}
+
+/* Columns `first` to `first` + `count` of a matrix, or of a vector that has no rows. */
+static void add(const char *name, const float *values, long long rows, long long width, long long first,
+                long long count, int transposed)
+{
+    tensor *t = &tensors[tensor_count++];
+    long long lines = rows ? rows : 1, r, c;
+    snprintf(t->name, sizeof(t->name), "%s%s", strncmp(name, "lm_head", 7) ? prefix : "", name);
+    t->dtype = dtype;
+    t->rank = rows ? 2 : 1;
+    t->shape[0] = !rows || transposed ? count : rows;
+    t->shape[1] = transposed ? rows : count;
+    t->values = (float *)malloc((size_t)(lines * count) * sizeof(float));
+    for (r = 0; r < lines; r++)
+        for (c = 0; c < count; c++)
+            t->values[transposed ? c * lines + r : r * count + c] = values[r * width + first + c];
+}
+
+/* A parameter under its names in transformers. */
+static void add_parameter(const mtt_model_desc *m, const char *name, const float *v, const int64_t shape[2])
+{
+    static const struct { const char *ours, *theirs; } names[] = {
+        {"ln_1", "input_layernorm"},          {"ln_2", "post_attention_layernorm"},
+        {"attn.c_proj", "self_attn.o_proj"},  {"mlp.c_proj", "mlp.down_proj"},
+        {"attn.q_norm", "self_attn.q_norm"},  {"attn.k_norm", "self_attn.k_norm"}};
+    const char *last = strrchr(name, '.');
+    long long rows = shape[1] ? shape[0] : 0, width = shape[1] ? shape[1] : shape[0];
+    long long head = m->d_head ? m->d_head : m->d_model / m->heads, q = m->heads * head;
+    long long kv = m->heads_kv * head;
+    char stem[64], full[100];
+    int layer = -1, k;
+    if (m->positions == MTT_POSITIONS_LEARNED || !strcmp(name, "lm_head.weight")) {
+        add(name, v, rows, width, 0, width, 0);
+        return;
+    }
+    if (!strcmp(name, "wte.weight")) add("embed_tokens.weight", v, rows, width, 0, width, 0);
+    if (!strcmp(name, "ln_f.weight")) add("norm.weight", v, rows, width, 0, width, 0);
+    if (sscanf(name, "h.%d.%60s", &layer, stem) < 2) return;
+    stem[strlen(stem) - strlen(last)] = 0;
+#define ADD(theirs, first, count)                                                       \
+    snprintf(full, sizeof(full), "layers.%d.%s%s", layer, theirs, last);                \
+    add(full, v, rows, width, first, count, rows > 0)
+    for (k = 0; k < 6; k++)
+        if (!strcmp(stem, names[k].ours)) {
+            ADD(names[k].theirs, 0, width);
+        }
+    if (!strcmp(stem, "attn.c_attn")) {
+        ADD("self_attn.q_proj", 0, q);
+        ADD("self_attn.k_proj", q, kv);
+        ADD("self_attn.v_proj", q + kv, kv);
+    }
+    if (!strcmp(stem, "mlp.c_fc")) {
+        ADD("mlp.gate_proj", 0, m->d_ff);
+        ADD("mlp.up_proj", m->d_ff, m->d_ff);
+    }
+}
+
+static size_t size_of(const tensor *t)
+{
+    return (size_t)(t->shape[0] * (t->rank > 1 ? t->shape[1] : 1));
+}
+
+/* Every `every`th tensor from `first` on. */
+static void put_tensors(const char *path, int first, int every)
+{
+    char text[16384];
+    size_t n = 8, at = 0;
+    uint64_t header;
+    FILE *file = fopen(path, "wb");
+    int i;
+    size_t k;
+    for (i = first; i < tensor_count; i += every) {
+        const tensor *t = &tensors[i];
+        size_t bytes = size_of(t) * (t->dtype && strstr(t->dtype, "16") ? 2 : 4);
+        if (!t->dtype) continue;
+        n += (size_t)sprintf(text + n, "%c\"%s\":{\"dtype\":\"%s\",\"shape\":[%lld", at ? ',' : '{', t->name,
+                             t->dtype, t->shape[0]);
+        if (t->rank > 1) n += (size_t)sprintf(text + n, ",%lld", t->shape[1]);
+        n += (size_t)sprintf(text + n, "],\"data_offsets\":[%zu,%zu]}", at, at + bytes);
+        at += bytes;
+    }
+    n += (size_t)sprintf(text + n, "}");
+    header = n - 8;
+    memcpy(text, &header, 8);
+    fwrite(text, 1, n, file);
+    for (i = first; i < tensor_count; i += every)
+        for (k = 0; tensors[i].dtype && k < size_of(&tensors[i]); k++) {
+            float x = tensors[i].values[k];
+            uint16_t half = strcmp(tensors[i].dtype, "F16") ? mtt__to_bf16(x) : mtt__to_fp16(x);
+            if (strstr(tensors[i].dtype, "32")) fwrite(&x, sizeof(x), 1, file);
+            else fwrite(&half, sizeof(half), 1, file);
+        }
+    check(!fclose(file), "%s cannot be written", path);
+}
+
+static void forget(void)
+{
+    while (tensor_count) free(tensors[--tensor_count].values);
+    unlink(in("model.safetensors"));
+    unlink(in("model.safetensors.index.json"));
+}
+
+/* Makes the folder's tensors of a trainer's weights, not yet in a file. */
+static void list(mtt_trainer *t, const mtt_model_desc *m)
+{
+    static float values[MOST];
+    int64_t shape[2];
+    const char *name;
+    int i;
+    forget();
+    for (i = 0; (name = mtt_parameter(t, i, shape)); i++) {
+        check(!mtt_parameter_get(t, i, values), "%s", env.error);
+        add_parameter(m, name, values, shape);
+    }
+}
+
+/* ---- what is read ---- */
+
+/* All weights of a trainer are those of a model, rounded to `type`. */
+static void same(mtt_trainer *t, mtt_model *m, const char *type, const char *what)
+{
+    static float ours[MOST], theirs[MOST];
+    int64_t shape[2], k;
+    const char *name;
+    int i;
+    for (i = 0; (name = mtt_parameter(t, i, shape)); i++) {
+        check(!mtt_parameter_get(t, i, ours) && !mtt_model_read(m, name, theirs), "%s", env.error);
+        for (k = 0; k < shape[0] * (shape[1] ? shape[1] : 1); k++) {
+            float x = ours[k];
+            if (!strcmp(type, "F16")) x = mtt__from_fp16(mtt__to_fp16(x));
+            if (!strcmp(type, "BF16")) x = mtt__from_bf16(mtt__to_bf16(x));
+            if (x != theirs[k]) break;
+        }
+        check(k == shape[0] * (shape[1] ? shape[1] : 1), "%s: element %lld of %s", what, (long long)k, name);
+    }
+}
+
+/* Loading gives the weights that mtt_parameter_set gives, and forgets the training before. */
+static void loads(mtt_model *m, mtt_policy policy)
+{
+    static float values[MOST], others[MOST];
+    mtt_trainer *used = make(mtt_model_describe(m), policy, 7), *set = make(mtt_model_describe(m), policy, 7);
+    int64_t shape[2];
+    const char *name;
+    int i, turn;
+    step(used);
+    check(!mtt_trainer_load(used, m) && mtt_trainer_step(used) == 0, "%s", env.error);
+    for (i = 0; (name = mtt_parameter(set, i, shape)); i++)
+        check(!mtt_model_read(m, name, values) && !mtt_parameter_set(set, i, values), "%s", env.error);
+    for (turn = 0; turn < 2; turn++, step(used), step(set))
+        for (i = 0; mtt_parameter(set, i, shape); i++) {
+            size_t bytes = (size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * sizeof(float);
+            check(!mtt_parameter_get(used, i, values) && !mtt_parameter_get(set, i, others), "%s", env.error);
+            check(!memcmp(values, others, bytes), "parameter %d after %d steps", i, turn);
+        }
+    mtt_trainer_destroy(used);
+    mtt_trainer_destroy(set);
+}
+
+static void folders(void)
+{
+    static const char *const types[] = {"F32", "F16", "BF16"};
+    static const char *const prefixes[][2] = {{"", "transformer."}, {"", "model."}, {"", "model."}};
+    const mtt_policy policies[] = {{0}, {.precision = MTT_BF16}, {.precision = MTT_FP16, .accumulate = 2},
+                                   {.precision = MTT_BF16, .state = MTT_STATE_COMPACT},
+                                   {.state = MTT_STATE_COMPACT}};
+    int family, type, i, k;
+    for (family = 0; family < 3; family++)
+        for (type = 0; type < 3; type++)
+            for (i = 0; i < 2; i++, new_case()) {
+                mtt_model_desc m = model_of(family), resolved;
+                mtt_trainer *t = make(&m, policies[0], 3);
+                mtt_model *model = NULL;
+                int shards = i ? 3 : 1;
+                char index[4096] = "{'metadata': {}, 'weight_map': {";
+                mtt_model_resolve(&env, &m, &resolved);
+                step(t);
+                dtype = types[type];
+                prefix = prefixes[family][i];
+                list(t, &resolved);
+                put_text(in("config.json"), CONFIGS[family]);
+                for (k = 0; k < shards; k++) {
+                    char name[40];
+                    snprintf(name, sizeof(name), shards > 1 ? "shard%d.safetensors" : "model.safetensors", k);
+                    put_tensors(in(name), k, shards);
+                    snprintf(index + strlen(index), 200, "%s'%.99s': '%s'", k ? ", " : "", tensors[k].name,
+                             name);
+                }
+                strcat(index, "}}");
+                if (shards > 1) put_text(in("model.safetensors.index.json"), index);
+                check(!mtt_model_open(&env, folder, &model), "family %d: %s", family, env.error);
+                check(!memcmp(mtt_model_describe(model), &resolved, sizeof(resolved)), "family %d", family);
+                same(t, model, types[type], "a folder");
+                check(!mtt_model_tokenizer(model), "a tokenizer");
+                if (!type)
+                    for (k = 0; k < (int)MTT__LENGTH(policies); k++) loads(model, policies[k]);
+                check(mtt_model_read(model, "h.2.ln_1.weight", NULL) == MTT_E_ARGUMENT &&
+                      strstr(env.error, "no parameter h.2"), "%s", env.error);
+                mtt_model_close(model);
+                mtt_trainer_destroy(t);
+            }
+    dtype = "F32";
+    prefix = "";
+}
+
+static void checkpoints(void)
+{
+    int k;
+    for (k = 0; k < 4; k++, new_case()) {
+        mtt_model_desc m = model_of(k % 3), other;
+        mtt_policy policy = {.precision = MTT_BF16, .window = 5, .state = k % 2 ? MTT_STATE_COMPACT : 0};
+        mtt_model *model = NULL;
+        mtt_trainer *t;
+        int window, seq_len;
+        if (k == 3) m.norm_place = MTT_NORM_POST, m.rotary_interleaved = 1, m.no_biases = 0;
+        other = m;
+        t = make(&m, policy, 3);
+        step(t);
+        check(!mtt_save(t, in("c.safetensors"), NULL), "%s", env.error);
+        check(!mtt_model_open(&env, in("c.safetensors"), &model), "%s", env.error);
+        same(t, model, "F32", "a checkpoint");
+        mtt_model_training(model, &window, &seq_len);
+        check(window == 5 && seq_len == 0 && !mtt_model_tokenizer(model), "window %d, %d", window, seq_len);
+        loads(model, policy);
+        mtt_trainer_destroy(t);
+        other.d_ff += 8;
+        t = make(&other, policy, 3);
+        check(mtt_trainer_load(t, model) == MTT_E_MISMATCH && strstr(env.error, "d_ff is "), "%s", env.error);
+        mtt_trainer_destroy(t);
+        mtt_model_close(model);
+    }
+}
+
+/* ---- refusals ---- */
+
+static void refused(int family, const char *path, const char *words)
+{
+    mtt_model *model = NULL;
+    *env.error = 0;
+    check(mtt_model_open(&env, path, &model) && !model && strstr(env.error, words),
+          "family %d: \"%s\" has not \"%s\"", family, env.error, words);
+    if (model) mtt_model_close(model);
+    new_case();
+}
+
+static void refusals(void)
+{
+    static const struct { int family; const char *from, *to, *words; } CASES[] = {
+        {1, "'llama'", "'mistral'", "model_type is \"mistral\", but must be \"gpt2\""},
+        {1, "'model_type'", "'type'", "model_type is missing"},
+        {1, "'silu'", "'gelu'", "hidden_act is \"gelu\""},
+        {0, "gelu_new", "relu", "activation_function is \"relu\""},
+        {1, "'rope_scaling': null", "'rope_scaling': {'rope_type': 'llama3', 'low_freq_factor': 2}",
+         "low_freq_factor is 2, but must be 1.0"},
+        {1, "'rope_scaling': null", "'rope_scaling': {'original_max_position_embeddings': 4096}",
+         "original_max_position_embeddings is 4096"},
+        {1, "'rope_scaling': null", "'rope_scaling': {'type': 'linear'}", "rope_scaling.type is \"linear\""},
+        {2, "'default'", "'yarn'", "rope_parameters.rope_type is \"yarn\""},
+        {2, "'rope_type': 'default'", "'partial_rotary_factor': 0.5", "partial_rotary_factor is 0.5"},
+        {2, "'use_sliding_window': false", "'use_sliding_window': true", "use_sliding_window is true"},
+        {2, "'full_attention']", "'sliding_attention']", "layer_types has sliding_attention"},
+        {1, "'attention_bias': false", "'attention_bias': true", "attention_bias and mlp_bias differ"},
+        {1, "'mlp_bias': false", "'mlp_bias': true", "attention_bias and mlp_bias differ"},
+        {1, "'silu'", "'silu', 'quantization_config': {}", "quantization_config is {}"},
+        {1, "'hidden_size': 32", "'width': 32", "hidden_size is null, but must be a number"},
+        {1, "'hidden_size': 32", "'hidden_size': '32'", "hidden_size is \"32\""},
+        {1, "'hidden_size': 32", "'hidden_size': 32.5", "hidden_size is 32.5"},
+        {1, "'hidden_size': 32", "'hidden_size': -32", "hidden_size is -32"},
+        {1, "'hidden_size': 32", "'hidden_size': 1e999", "hidden_size is 1e999"},
+        {1, "'hidden_size': 32", "'hidden_size': 4294967328", "hidden_size is 4294967328"},
+        {1, "'hidden_size': 32", "'hidden_size': 36", "must be a multiple of 8"},
+        {1, "'hidden_size': 32", "'hidden_size': 64", "model.embed_tokens.weight is of another shape"},
+        {0, "'n_layer': 2", "'n_layer': 3", "transformer.h.2.ln_1.weight is missing"},
+        {0, "'n_layer': 2", "'n_layer': 1", "no tensor h.1."},
+        {0, "'n_layer': 2", "'n_layer': 2, 'n_layer': 2", "a key occurs twice"},
+        {0, "[{}]}", "[{}]", "expected a comma or }"},
+        {0, "[{}]}", "[{}]} x", "something follows"},
+        {0, "{'model_type'", "[{'model_type'", "expected one object"},
+        {1, "'tie_word_embeddings': false", "'tie_word_embeddings': true", ""},
+        {2, "'tie_word_embeddings': true", "'tie_word_embeddings': false", "lm_head.weight is missing"},
+    };
+    char text[4096];
+    mtt_model *model = NULL;
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(CASES); i++) {
+        const char *config = CONFIGS[CASES[i].family], *at = strstr(config, CASES[i].from);
+        mtt_model_desc m = model_of(CASES[i].family), resolved;
+        mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
+        mtt_model_resolve(&env, &m, &resolved);
+        list(t, &resolved);
+        put_tensors(in("model.safetensors"), 0, 1);
+        snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - config), config, CASES[i].to,
+                 at + strlen(CASES[i].from));
+        put_text(in("config.json"), text);
+        if (*CASES[i].words) refused(CASES[i].family, folder, CASES[i].words);
+        else { /* a copy of the tied head */
+            check(!mtt_model_open(&env, folder, &model), "%s", env.error);
+            mtt_model_close(model);
+        }
+        mtt_trainer_destroy(t);
+    }
+}
+
+/* Faults of tensors, of the index and of paths, in a Llama's folder. */
+static void wrong_files(void)
+{
+    static const struct { const char *map, *words; } INDEXES[] = {
+        {"{'weight_map': {'a': '../model.safetensors'}}", "no / and no . in front"},
+        {"{'weight_map': {'a': '/etc/passwd'}}", "no / and no . in front"},
+        {"{'weight_map': {'a': ''}}", "1 to 255 bytes"},
+        {"{'weight_map': {'a': 'x\\u0000y'}}", "1 to 255 bytes"},
+        {"{'weight_map': {'a': 'absent.safetensors'}}", "absent.safetensors: cannot read it"},
+        {"{'weight_map': {'a': 'one.safetensors', 'b': 'two.safetensors'}}", "comes twice"},
+        {"{'weight_map': {'a': 'one.safetensors'", "expected a comma or }"},
+        {"{'weight_map': ['one.safetensors']}", "expected an object"},
+        {"{}", "model.embed_tokens.weight is missing"},
+    };
+    mtt_model_desc m = model_of(1), resolved;
+    mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
+    mtt_model *model = NULL;
+    float values[MOST], *kept;
+    size_t i;
+    mtt_model_resolve(&env, &m, &resolved);
+    put_text(in("config.json"), CONFIGS[1]);
+    for (i = 0; i < 6; i++) {
+        list(t, &resolved);
+        kept = tensors[3].values;
+        if (i == 0) tensors[3].dtype = NULL;
+        if (i == 1) tensors[3].dtype = "I32";
+        if (i == 2) tensors[3].shape[0] /= 2, tensors[3].shape[1] *= 2;
+        if (i == 3) strcpy(tensors[3].name, "layers.0.self_attn.rotary_emb.other");
+        if (i == 4) snprintf(tensors[4].name, 100, "model.%.90s", tensors[3].name);
+        if (i == 5) kept[1] = NAN;
+        put_tensors(in("model.safetensors"), 0, 1);
+        if (i == 0 || i == 3) refused(1, folder, "layers.0.self_attn.k_proj.weight is missing");
+        if (i == 1) refused(1, folder, "layers.0.self_attn.k_proj.weight has the type I32");
+        if (i == 2) refused(1, folder, "layers.0.self_attn.k_proj.weight is of another shape");
+        if (i == 4) refused(1, folder, "layers.0.self_attn.k_proj.weight comes twice");
+        if (i < 5) continue;
+        check(!mtt_model_open(&env, folder, &model), "%s", env.error);
+        check(mtt_model_read(model, "h.0.attn.c_attn.weight", values) == MTT_E_FORMAT &&
+              strstr(env.error, "not finite"), "%s", env.error);
+        mtt_parameter_get(t, 0, values);
+        step(t);
+        check(mtt_trainer_load(t, model) == MTT_E_FORMAT && mtt_trainer_step(t) == 1, "a load of NaN");
+        mtt_model_close(model);
+    }
+    list(t, &resolved);
+    put_tensors(in("one.safetensors"), 0, 1);
+    put_tensors(in("two.safetensors"), 1, 2);
+    for (i = 0; i < MTT__LENGTH(INDEXES); i++) {
+        put_text(in("model.safetensors.index.json"), INDEXES[i].map);
+        refused(1, folder, INDEXES[i].words);
+    }
+    unlink(in("model.safetensors.index.json"));
+    refused(1, folder, "has neither model.safetensors nor");
+    refused(1, in("one.safetensors"), "give a checkpoint of mtt_save, or a folder");
+    refused(1, in("absent"), "cannot open it");
+    refused(1, "", "cannot open it");
+    mtt_trainer_destroy(t);
+}
+
+/* Changed bytes: an error that says why, or a model that can be read. */
+static void damage(void)
+{
+    static const char *const files[] = {"config.json", "model.safetensors.index.json", "shard0.safetensors",
+                                        "c.safetensors"};
+    static float values[MOST];
+    mtt_form_tensor f;
+    int turn, opened = 0;
+    for (turn = 0; turn < 2000; turn += each()) {
+        const char *path = in(files[turn % 4]);
+        size_t bytes, at, header = 8;
+        char *whole = read_file(path, &bytes), *bad = (char *)malloc(bytes);
+        mtt_model *model = NULL;
+        int64_t cursor = 0;
+        memcpy(bad, whole, bytes);
+        if (turn % 4 > 1) memcpy(&header, whole, 8), header += 8;
+        else header = bytes;
+        at = (size_t)below((int)header);
+        bad[at] = (char)(below(2) ? below(256) : "0123456789\"{}[],:"[below(17)]);
+        write_file(path, bad, below(20) ? bytes : at);
+        *env.error = 0;
+        if (mtt_model_open(&env, turn % 4 == 3 ? path : folder, &model))
+            check(*env.error && !model, "%s, byte %zu: no reason", path, at);
+        else {
+            opened++;
+            while (mtt_form_next(mtt_model_describe(model), MTT_FORM_MTT, &cursor, &f))
+                check(!mtt_model_read(model, f.parameter, values) || *env.error, "no reason");
+            mtt_model_close(model);
+        }
+        write_file(path, whole, bytes);
+        free(whole);
+        free(bad);
+    }
+    check(opened > 0, "no change was harmless");
+}
+
+/* Llama 3.2's turns, as transformers has them. */
+static void scaled(void)
+{
+    static const struct { int pair; double step; } CASES[] = {
+        {0, 1}, {5, 0.128687382}, {14, 0.00321144611}, {15, 0.00129054801},
+        {16, 0.000429556705}, {17, 9.70828623e-05}, {18, 1.94616387e-05},
+        {20, 8.57025589e-06}, {31, 9.41830649e-08}};
+    mtt_model_desc m = {.d_head = 64, .rotary_theta = 5e5f, .rotary_factor = 32};
+    size_t i;
+    for (i = 0; i < MTT__LENGTH(CASES); i++)
+        check(fabs(mtt_rotary_step(&m, CASES[i].pair) / CASES[i].step - 1) < 1e-6, "pair %d: %.9g",
+              CASES[i].pair, mtt_rotary_step(&m, CASES[i].pair));
+}
+
+/* The folder of a sharded Llama that damage() changes. */
+static void leave_folder(void)
+{
+    mtt_model_desc m = model_of(1), resolved;
+    mtt_trainer *t = make(&m, (mtt_policy){0}, 3);
+    mtt_model_resolve(&env, &m, &resolved);
+    list(t, &resolved);
+    put_text(in("config.json"), CONFIGS[1]);
+    put_tensors(in("shard0.safetensors"), 0, 2);
+    put_tensors(in("shard1.safetensors"), 1, 2);
+    put_text(in("model.safetensors.index.json"),
+             "{'weight_map': {'a': 'shard0.safetensors', 'b': 'shard1.safetensors'}}");
+    mtt_trainer_destroy(t);
+}
+
+int main(int argc, char **argv)
+{
+    quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    mtt_wait_passively(argv);
+    if (!open_folder()) return finish();
+    folders();
+    checkpoints();
+    refusals();
+    wrong_files();
+    scaled();
+    leave_folder();
+    damage();
+    forget();
+    close_folder();
+    return finish();
+}
