@@ -76,9 +76,10 @@
       mtt_schedule_print shows the program.
    3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
       mtt_resume.
+   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_load, mtt_generator_run.
    Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Functions
    return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
-   the shortest whole program, examples/train.c a full trainer.
+   the shortest whole program, examples/train.c a full trainer, examples/generate.c writes text.
 
    MEMORY
    Let P be the number of parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H
@@ -91,6 +92,7 @@
                    kept_inputs = MTT_KEPT_FP8 takes 1 byte, not s, for 2C + F of these, or for layer's C
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
+   A generator holds P s bytes of weights, and for each token of its contexts a cache of 2 L K D s bytes.
    Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step, or, if micro-batches
    accumulate, until they are added to sums of 4 bytes a parameter. These formulas are for orientation: the
    plan adds up the schedule. mtt_plan_print also says what is outside the arena at most.
