@@ -76,9 +76,10 @@
       mtt_schedule_print shows the program.
    3. The trainer: mtt_trainer_create, mtt_train_step, mtt_evaluate_tokens, mtt_generate, mtt_save,
       mtt_resume.
+   4. The generator: mtt_generator_plan, mtt_generator_create, mtt_generator_load, mtt_generator_run.
    Descriptors are structs in which zero means the default. mtt_*_resolve fills the defaults in. Functions
    return a status; the environment's `error` then says what is wrong and how to fix it. examples/hello.c is
-   the shortest whole program, examples/train.c a full trainer.
+   the shortest whole program, examples/train.c a full trainer, examples/generate.c writes text.
 
    MEMORY
    Let P be the number of parameters, R = batch * seq_len rows, L layers of width C, an MLP of width F = 4C, H
@@ -91,6 +92,7 @@
                    kept_inputs = MTT_KEPT_FP8 takes 1 byte, not s, for 2C + F of these, or for layer's C
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
+   A generator holds P s bytes of weights, and for each token of its contexts a cache of 2 L K D s bytes.
    Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step, or, if micro-batches
    accumulate, until they are added to sums of 4 bytes a parameter. These formulas are for orientation: the
    plan adds up the schedule. mtt_plan_print also says what is outside the arena at most.
@@ -6996,8 +6998,8 @@ static mtt_status mtt__generation_init(mtt_schedule *s, mtt_env *env, const mtt_
     status = mtt_model_resolve(env, model, &s->model);
     s->seq_len = desc->context ? desc->context : s->model.max_seq;
     if (!status && s->model.positions == MTT_POSITIONS_LEARNED && s->seq_len > s->model.max_seq)
-        status = mtt__fail(env, MTT_E_ARGUMENT, "context is %d, but learned positions end at max_seq %d: lower "
-                           "the context", s->seq_len, s->model.max_seq);
+        status = mtt__fail(env, MTT_E_ARGUMENT, "context is %d, but learned positions end at max_seq %d: "
+                           "lower the context", s->seq_len, s->model.max_seq);
     s->chunk = chunk > s->batch ? chunk : s->batch;
     if (!status) status = mtt_policy_resolve(env, &policy, &s->model, s->batch, s->seq_len, &s->policy);
     for (i = MTT__CHUNK; i <= MTT__TOKEN && !status; i++) {
@@ -7188,7 +7190,8 @@ enum {
     MTT__DEPTH = 64,       /* terms of a product that are packed and summed at a time, before C adds them */
     MTT__SIDE = 128,       /* rows and columns of a tile of a product, at most */
     MTT__FEW_ROWS = 4,     /* up to so many rows, a product takes as long as reading its matrix once */
-    MTT__FEW_COLUMNS = 192, /* of C that a thread then takes at a time */
+    MTT__FEW_COLUMNS = 192, /* of C that a thread then takes at a time; and if these are B's rows */
+    MTT__FEW_ACROSS_COLUMNS = 16,
     MTT__LANES = 16,       /* partial sums of a long sum */
     MTT__MAX_WIDTH = 16384,
     MTT__MAX_HEAD = 256
@@ -7938,11 +7941,11 @@ static void mtt__few_along_pairs(int64_t n, int64_t k, const float *x, const uin
 #define mtt__few_along_pairs(n, k, x, b, ldb, sum) ((void)(b))
 #endif
 
-/* Columns j0 up of C. */
-static void mtt__few_columns(const mtt__product *g, int64_t j0)
+/* n columns of C, from j0 up. */
+static void mtt__few_columns(const mtt__product *g, int64_t j0, int64_t n)
 {
     enum { K = MTT__DEPTH };
-    int64_t n = mtt__min(MTT__FEW_COLUMNS, g->c.n - j0), p, i, j;
+    int64_t p, i, j;
     float c[MTT__FEW_ROWS][MTT__FEW_COLUMNS], sum[MTT__FEW_COLUMNS];
     for (i = 0; i < g->c.m; i++) {
         memset(c[i], 0, sizeof(c[i]));
@@ -7968,13 +7971,13 @@ static void mtt__few_columns(const mtt__product *g, int64_t j0)
 static int mtt__few_rows(const mtt__product *g)
 {
     int across = g->b.column != 1, W = g->pairs ? 16 : MTT__ACROSS;
-    int64_t j0;
+    int64_t columns = across ? MTT__FEW_ACROSS_COLUMNS : MTT__FEW_COLUMNS, j0;
     if (g->c.m > MTT__FEW_ROWS || g->add || g->a.column == 1 || MTT__ACROSS == 0) return 0;
     if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
     if (across ? g->a.m % W || g->c.n % W : g->a.m % (g->pairs ? 4 : 8)) return 0;
     if (!across && g->pairs && g->c.n % 16) return 0;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (g->c.n * g->a.m > MTT__ALONE))
-    for (j0 = 0; j0 < g->c.n; j0 += MTT__FEW_COLUMNS) mtt__few_columns(g, j0);
+    for (j0 = 0; j0 < g->c.n; j0 += columns) mtt__few_columns(g, j0, mtt__min(columns, g->c.n - j0));
     return 1;
 }
 
@@ -14343,11 +14346,12 @@ MTTDEF mtt_status mtt_generator_create(mtt_env *env, const mtt_model_desc *model
                                        mtt_generator **out)
 {
     mtt_generator *g = (mtt_generator *)mtt__alloc(env, 1, sizeof(*g));
-    mtt_trainer *t = &g->trainer;
+    mtt_trainer *t;
     size_t all_bytes, rows;
     mtt_status status;
     *out = NULL;
     if (!g) return MTT_E_MEMORY;
+    t = &g->trainer;
     t->env = env;
     t->backend = *backend;
     t->backend.ranks = NULL;

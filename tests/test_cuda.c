@@ -3423,6 +3423,62 @@ static void generation(int setups)
     }
 }
 
+/* A whole generator beside the CPU's: prompts in chunks, then steps, which replay a graph from the second one
+   on. The same tokens once more give the same bits. */
+static void generators(int count)
+{
+    enum { STEPS = 6, MOST = 40, VOCAB = 130 };
+    for (int number = 0; number < count; number++) {
+        mtt_model_desc model = {.layers = 2, .heads = 4, .heads_kv = 1 << below(3), .d_model = 64,
+                                .vocab = VOCAB, .max_seq = 64, .positions = (mtt_positions)(number % 4),
+                                .qk_norm = below(2), .tied_head = below(2)};
+        mtt_generator_desc desc = {number % 2 ? MTT_BF16 : MTT_FP32, .window = below(2) ? 5 : 0, .batch = 2,
+                                   .context = MOST + STEPS, .chunk = 1 + below(20)};
+        float logits[3][2 * VOCAB];
+        mtt_generator *g[2];
+        int64_t shape[2];
+        int32_t ids[2][MOST + STEPS];
+        mtt_plan_report plan;
+        new_case();
+        set_options(&model, number);
+        for (int i = 0; i < 2 * (MOST + STEPS); i++) ids[i % 2][i / 2] = below(VOCAB);
+        desc.device = MTT_DEVICE_CUDA;
+        mtt_status status = mtt_generator_create(&env, &model, &desc, mtt_cpu_backend(), &g[0]);
+        if (!status) status = mtt_generator_create(&env, &model, &desc, &cuda, &g[1]);
+        check(!status && !mtt_generator_plan(&env, &model, &desc, &plan), "generator %d: %s", number,
+              env.error);
+        if (status) return;
+        for (int k = 0; mtt_generator_parameter(g[0], k, shape); k++) {
+            int64_t elements = shape[0] * (shape[1] ? shape[1] : 1), i;
+            float *values = malloc((size_t)elements * sizeof(float));
+            for (i = 0; i < elements; i++) values[i] = shape[1] ? 0.1f * noise() : 0.7f + 0.3f * noise();
+            for (i = 0; i < 2; i++)
+                check(!mtt_generator_set(g[i], k, values), "generator %d: %s", number, env.error);
+            free(values);
+        }
+        for (int round = 0; round < 3; round++) { /* the CPU, the device, the device again */
+            int known[2] = {0, 0}, counts[2];
+            uint64_t before = random_state;
+            random_state = 77 + (uint64_t)number;
+            for (int i = 0; i < 2; i++) {
+                counts[i] = 1 + below(MOST);
+                check(!mtt_generator_cut(g[round > 0], i, 0), "%s", env.error);
+            }
+            for (int step = 0; step <= STEPS; step++) {
+                const int32_t *tokens[2] = {ids[0] + known[0], ids[1] + known[1]};
+                status = mtt_generator_append(g[round > 0], tokens, counts, logits[round]);
+                check(!status, "generator %d: %s", number, env.error);
+                for (int i = 0; i < 2; i++) known[i] += counts[i], counts[i] = 1;
+            }
+            random_state = before;
+        }
+        double error = relative_error(logits[1], logits[0], 2 * VOCAB);
+        check(error < (number % 2 ? 0.05 : 1e-5), "generator %d: error %g", number, error);
+        check(!memcmp(logits[1], logits[2], sizeof(logits[1])), "generator %d: other bits again", number);
+        for (int i = 0; i < 2; i++) mtt_generator_destroy(g[i]);
+    }
+}
+
 static void print_worst(int all)
 {
     int i, k;
@@ -3534,6 +3590,7 @@ static void operations(int large, int small)
         step_schedule(&s, 1);
     }
     generation(small < SMALL_SETUPS ? small : GENERATION_SETUPS);
+    generators(small < SMALL_SETUPS ? 8 : 40);
     if (eight) eight_operations(small < SMALL_SETUPS ? small / 2 : EIGHT_SETUPS);
     print_worst(eight && small >= SMALL_SETUPS);
     printf("compact state: %lld of %lld numbers are not the CPU's but next to them\n",

@@ -106,8 +106,8 @@ static void test_logits(int number)
     mtt_generator *generator;
     make_pair(&model, &desc, &trainer, &generator);
     must(mtt_generator_plan(&env, &model, &desc, &plan));
-    check(plan.arena_bytes == taken_bytes, "model %d: %zu planned, %zu taken", number, plan.arena_bytes,
-          taken_bytes);
+    check(MTT__SEPARATE || plan.arena_bytes == taken_bytes, "model %d: %zu planned, %zu taken", number,
+          plan.arena_bytes, taken_bytes);
     for (int i = 0; i < BATCH; i++)
         for (int k = 0; k < CONTEXT; k++) ids[i][k] = below(vocab);
     for (int done = 0; done < desc.batch && calls < 40; calls++) {
