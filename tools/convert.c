@@ -15,7 +15,9 @@
 #include "wordpiece.h"
 #include "options.h"
 #include "results.h"
+#include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <unistd.h>
 
 enum { EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
