@@ -3417,7 +3417,7 @@ static void times(void)
 
 static int drawn(const float *logits, int vocab, float temperature, int top_k, uint64_t seed, int index)
 {
-    mtt_sampling sampling = {temperature, top_k, 0, seed};
+    mtt_sampling sampling = {.temperature = temperature, .top_k = top_k, .seed = seed};
     return mtt_sample(logits, vocab, &sampling, (uint64_t)index);
 }
 
@@ -3447,7 +3447,7 @@ static void nucleus(void)
         float logits[IDS];
         double p[IDS], inside = 0;
         int counts[IDS] = {0};
-        mtt_sampling s = {n % 3 ? 1 : 0.4f, tops[n % 7 % 6], shares[n % 6], (uint64_t)n};
+        mtt_sampling s = {n % 3 ? 1 : 0.4f, tops[n % 7 % 6], shares[n % 6], .seed = (uint64_t)n};
         for (int v = 0; v < IDS; v++) {
             logits[v] = (float)(below(2000) - 1000) / 250 + (v % 10 ? 0 : 3); /* some of them equal */
             p[v] = exp(logits[v] / (double)s.temperature);
@@ -3618,7 +3618,7 @@ static void generated(mtt_trainer *trainer, mtt_tokenizer *tokenizer, const char
                       int top_k, uint64_t seed, char text[1000])
 {
     mtt__text out;
-    mtt_sampling sampling = {temperature, top_k, 0, seed};
+    mtt_sampling sampling = {.temperature = temperature, .top_k = top_k, .seed = seed};
     mtt__text_init(&out, text, 1000);
     check(!mtt_generate(trainer, tokenizer, prompt, GENERATED, &sampling, collect, &out),
           "no text: %s", env.error);
@@ -3663,9 +3663,13 @@ static void generation(const mtt_tokens *tokens, mtt_tokenizer *tokenizer)
     static const char *const PROMPTS[] = {"", "abk", "abk bcl acm bbn aak cdo dap ebq"};
     static const char *const words[] = {"temperature is -1", "temperature is NaN", "temperature is Inf",
                                         "top_k is -1", "top_p is -0.5, it must be 0 to 1", "top_p is 1.5",
-                                        "top_p is NaN"};
-    const mtt_sampling bad[] = {{-1, 0, 0, 0},   {NAN, 0, 0, 0},     {INFINITY, 0, 0, 0}, {1, -1, 0, 0},
-                                {1, 0, -0.5f, 0}, {1, 0, 1.5f, 0}, {1, 0, NAN, 0}};
+                                        "top_p is NaN",
+                                        "min_p is -0.1", "min_p is 1.5", "repetition_penalty is -1",
+                                        "repetition_penalty is NaN"};
+    const mtt_sampling bad[] = {{.temperature = -1}, {.temperature = NAN}, {.temperature = INFINITY},
+                                {.top_k = -1}, {.top_p = -0.5f}, {.top_p = 1.5f}, {.top_p = NAN},
+                                {.min_p = -0.1f}, {.min_p = 1.5f}, {.repetition_penalty = -1},
+                                {.repetition_penalty = NAN}};
     setup s = small_setup(), one;
     char text[1000], wanted[1000], other[1000];
     int32_t id = 0;
