@@ -48,6 +48,9 @@
    accumulation. A model, a policy and a batch are compiled into a schedule: one flat list of operations over
    named tensors. It holds the forward pass, the backward pass, recomputation, loss and optimizer. Memory is
    arithmetic on that list, so mtt knows every byte of the arena before it allocates anything.
+   Fine-tuning: the policy's `freeze` names parameters that stay as they are, `lora_rank` trains adapters
+   alone. Neither has gradients, optimizer state or a backward pass for the rest. mtt_adapter_save writes
+   adapters for Hugging Face's PEFT, mtt_save_merged adds them to the weights.
 
    WHAT IT DOES NOT DO
    No automatic differentiation, no other architectures, one GPU, no loading of other models' weights, no

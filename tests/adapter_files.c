@@ -1,7 +1,7 @@
 /* adapter_files.c - makes what oracle_adapter.py compares: small models with adapters, a few steps trained.
 
-   adapter_files FOLDER      writes FOLDER/NAME.safetensors, the checkpoint, FOLDER/NAME.merged.safetensors, the
-                             folder of the adapter FOLDER/NAME, and FOLDER/NAME.logits after 1, 2, ... ids */
+   adapter_files FOLDER      writes the checkpoint FOLDER/NAME.safetensors, FOLDER/NAME.merged.safetensors,
+                             the adapter's folder FOLDER/NAME, and FOLDER/NAME.logits after 1, 2, ... ids */
 #define MTT_IMPLEMENTATION
 #include "../mtt.h"
 
