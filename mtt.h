@@ -48,6 +48,9 @@
    accumulation. A model, a policy and a batch are compiled into a schedule: one flat list of operations over
    named tensors. It holds the forward pass, the backward pass, recomputation, loss and optimizer. Memory is
    arithmetic on that list, so mtt knows every byte of the arena before it allocates anything.
+   Fine-tuning: the policy's `freeze` names parameters that stay as they are, `lora_rank` trains adapters
+   alone. Neither has gradients, optimizer state or a backward pass for the rest. mtt_adapter_save writes
+   adapters for Hugging Face's PEFT, mtt_save_merged adds them to the weights.
 
    WHAT IT DOES NOT DO
    No automatic differentiation, no other architectures, no network access except between ranks. It runs on
@@ -362,6 +365,17 @@ typedef struct mtt_policy {
                                 gradient, no optimizer state and no master: 16-bit weights are all there is
                                 of it. Below the lowest one that is trained there is no backward pass. The
                                 text is read until the schedule or the trainer has been created */
+    int lora_rank;           /* 0..1024, a multiple of 8, default 0. Above 0 linear layers of the blocks get
+                                adapters, which are trained alone ("LoRA", Hu et al. 2021, arXiv 2106.09685):
+                                y = x W + b + (lora_alpha / lora_rank) (x A) B. The parameters lora_A and
+                                lora_B of a layer, as in h.0.attn.c_attn.lora_A, are [in, rank] and [rank,
+                                out]; A begins uniform, up to 1 / sqrt(in), and B with zeros, as PEFT's. Not
+                                for FP8. All others are frozen; `freeze` may add some adapters */
+    float lora_alpha;        /* above 0, up to 1e6, default lora_rank */
+    const char *lora_targets; /* patterns, as above, of attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj, or
+                                with h.N. before them; default attn.c_attn, as PEFT's for GPT-2: attention's
+                                adapters take least memory. * are all, which learn more (Dettmers et al. 2023,
+                                arXiv 2305.14314) */
     int keep_gradients;      /* 1 = mtt_gradient_get can read them even if nothing accumulates: they stay in
                                 memory. Default 0. Ranks must not divide them */
     int ranks;               /* processes that train one model together, 1..1024, default 1; a trainer takes
@@ -793,6 +807,15 @@ MTTDEF mtt_status mtt_gradient_get(mtt_trainer *trainer, int index, float *value
    with a checksum for each tensor. At any instant the path holds the old checkpoint or the new one. `batches`
    may be NULL. */
 MTTDEF mtt_status mtt_save(mtt_trainer *trainer, const char *path, const mtt_batches *batches);
+/* The same without moments, with the adapters added to the weights, W + (lora_alpha / lora_rank) A B: for
+   programs that read weights, such as tools/convert. mtt_resume refuses it. */
+MTTDEF mtt_status mtt_save_merged(mtt_trainer *trainer, const char *path);
+/* Writes the adapters to a folder, which is made if it is missing: adapter_model.safetensors and
+   adapter_config.json, as Hugging Face's PEFT reads them for the model's Hugging Face folder. Models are
+   GPT-2's (LayerNorm, GELU, learned or sinusoidal positions), or Llama's and Qwen3's (RMSNorm, rotary,
+   SwiGLU, no biases). PEFT has adapters for q, k and v, and for gate and up. Here they share A, which is
+   written for each, and have a part of B's columns each: the same function. */
+MTTDEF mtt_status mtt_adapter_save(mtt_trainer *trainer, const char *folder);
 /* Bytes of the file that mtt_save writes, at any step, with or without batches; 0 when out of host memory. */
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer);
 /* Continues exactly where mtt_save stopped. Model, token file, what is frozen and the groups of parameters
@@ -1154,6 +1177,9 @@ typedef struct mtt_shape {
    activation is the MLP's where that is not GELU; x has 2 * d_ff columns with a gate. add joins the gradients
    of two uses of a tensor, where no norm's backward pass does.
 
+   linear_adapted adds an adapter's (x A) B to a linear layer. The linear before it has made x A, times
+   mtt_op's `scale`, by which linear_backward_input multiplies the gradient of x A.
+
    rotary normalizes q and k, if there are gains, and rotates them, if there are angles: the cosine and the
    sine of each position and pair. linear_rotary does so in place, where the product is needed no further. The
    gradient of rotary is also made in place.
@@ -1177,6 +1203,8 @@ enum { MTT_KEPT_GROUP = 128 };
       3 * N(o->x), MOVED, 0)                                                                                 \
     X(linear, 3, MTT_OPERANDS(*x, *weight, *bias, *y),                                                       \
       2 * N(o->y) * W(o->x), MOVED, 0)                                                                       \
+    X(linear_adapted, 5, MTT_OPERANDS(*x, *weight, *bias, *xa, *lora_b, *y),                                 \
+      2 * N(o->y) * (W(o->x) + W(o->xa)), MOVED + 2 * B(o->y), 0)                                            \
     X(quantize, 4, MTT_OPERANDS(*x, *stats, *gain, *shift, *y, *y_t),                                        \
       (o->stats ? 5 : 1) * N(o->x), MOVED, 0)                                                                \
     X(quantize_weights, 4, MTT_OPERANDS(*qkv, *proj, *fc, *mlp, *qkv_8, *proj_8, *fc_8, *mlp_8),             \
@@ -1309,6 +1337,7 @@ struct mtt_op {
     int adds;       /* 1 = adds to the gradient of its first parameter: embed_backward to a tied head's, a
                        chunk of a loss to those of the chunks before */
     int later;      /* sum_loss, sum_gradients: 1 = of a micro-batch after the first one of a step */
+    float scale;    /* linear, linear_backward_input: multiplies the product; 0 = 1 */
     int transposed; /* linear: the weight is [out, in], as the head's, and not [in, out]; quantize_weights:
                        the results are */
     int inputs, outputs;
@@ -1819,6 +1848,8 @@ MTT__BOTH void mtt__add_count(mtt_counters *counters, const mtt_count *count, in
     counters->loss += count->loss;
     counters->hits += count->hits;
 }
+
+MTT__BOTH float mtt__op_scale(const mtt_op *op) { return op->scale > 0 ? op->scale : 1.0f; }
 
 /* Operations between ranks, and those which begin when transfers have ended: see MTT_RANK_OPS. */
 MTT__BOTH int mtt__is_transfer(const mtt_op *op)
@@ -4224,6 +4255,9 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
     MTT__FIELD(freeze, TEXT, 0, 0, 0, NULL, "parameters that are not trained, as in wte.*,h.0.*")
+    MTT__FIELD(lora_rank, INT, 0, 0, 1024, NULL, "rank of adapters, which are trained alone; 0: none")
+    MTT__FIELD(lora_alpha, FLOAT, 0, 0, 1e6, NULL, "adapters are multiplied by alpha / rank (default rank)")
+    MTT__FIELD(lora_targets, TEXT, 0, 0, 0, NULL, "layers with adapters (default attn.c_attn), * for all")
     MTT__FIELD(keep_gradients, FLAG, 0, 0, 1, NULL, "gradients stay in memory, to be read")
     MTT__FIELD(ranks, INT, 1, 1, 1024, NULL, "processes that train together")
     MTT__FIELD(shard, CHOICE, 0, 0, MTT_SHARD_GRADIENTS, "none|optimizer|gradients", "what ranks divide")
@@ -4393,6 +4427,8 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
             p.loss_chunk_rows *= 2;
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
+    if (p.lora_rank && !p.lora_alpha) p.lora_alpha = (float)p.lora_rank;
+    if (p.lora_rank && !p.lora_targets) p.lora_targets = "attn.c_attn";
     if (p.precision == MTT_FP8 && p.fp8_products == MTT_FP8_ALL) p.loss = MTT_LOSS_CHUNKED;
     if (p.precision == MTT_FP8 && p.loss_chunk_rows > 0)
         p.loss_chunk_rows = (int)mtt__round_up(p.loss_chunk_rows, 16);
@@ -4410,6 +4446,9 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  model->heads_kv * model->d_head);
     mtt__require(&faults, p.rank >= 0 && p.rank < p.ranks, "rank is %d of %d, it must be 0 to %d", p.rank,
                  p.ranks, p.ranks - 1);
+    mtt__require(&faults, p.lora_rank % 8 == 0, "lora_rank is %d, it must be a multiple of 8", p.lora_rank);
+    mtt__require(&faults, !p.lora_rank || p.precision != MTT_FP8,
+                 "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
     mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
                  "keep_gradients is 1: ranks must not divide gradients, set shard to none");
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
@@ -4581,8 +4620,9 @@ static const struct {
 };
 
 enum { MTT__BEFORE, MTT__LAYER, MTT__AFTER }; /* place of a parameter in the model */
-/* Initial values. The last two are N(0, 0.02), and the same over sqrt(2 * layers). */
-enum { MTT__ZEROS, MTT__ONES, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
+/* Initial values. The last three are uniform up to 1 / sqrt(rows), N(0, 0.02), and that over sqrt(2 *
+   layers). */
+enum { MTT__ZEROS, MTT__ONES, MTT__UNIFORM, MTT__NORMAL, MTT__NORMAL_RESIDUAL };
 
 /* Columns of the MLP's first matrix: SwiGLU has the gate's, and then those of up. */
 static int mtt__fc_width(const mtt_model_desc *m)
@@ -4610,6 +4650,14 @@ static int mtt__fc_width(const mtt_model_desc *m)
     X(FC_BIAS, "h.%d.mlp.c_fc.bias", LAYER, mtt__fc_width(m), 0, ZEROS, !m->no_biases)                  \
     X(MLP_WEIGHT, "h.%d.mlp.c_proj.weight", LAYER, m->d_ff, m->d_model, NORMAL_RESIDUAL, 1)             \
     X(MLP_BIAS, "h.%d.mlp.c_proj.bias", LAYER, m->d_model, 0, ZEROS, !m->no_biases)                     \
+    X(QKV_A, "h.%d.attn.c_attn.lora_A", LAYER, m->d_model, RANK, UNIFORM, RANK)                         \
+    X(QKV_B, "h.%d.attn.c_attn.lora_B", LAYER, RANK, QKV_WIDTH, ZEROS, RANK)                            \
+    X(PROJ_A, "h.%d.attn.c_proj.lora_A", LAYER, m->heads * m->d_head, RANK, UNIFORM, RANK)              \
+    X(PROJ_B, "h.%d.attn.c_proj.lora_B", LAYER, RANK, m->d_model, ZEROS, RANK)                          \
+    X(FC_A, "h.%d.mlp.c_fc.lora_A", LAYER, m->d_model, RANK, UNIFORM, RANK)                             \
+    X(FC_B, "h.%d.mlp.c_fc.lora_B", LAYER, RANK, mtt__fc_width(m), ZEROS, RANK)                         \
+    X(MLP_A, "h.%d.mlp.c_proj.lora_A", LAYER, m->d_ff, RANK, UNIFORM, RANK)                             \
+    X(MLP_B, "h.%d.mlp.c_proj.lora_B", LAYER, RANK, m->d_model, ZEROS, RANK)                            \
     X(LN_F_WEIGHT, "ln_f.weight", AFTER, m->d_model, 0, ONES, PRE_NORM)                                 \
     X(LN_F_BIAS, "ln_f.bias", AFTER, m->d_model, 0, ZEROS, PRE_NORM && SHIFTS)                          \
     X(HEAD_WEIGHT, "lm_head.weight", AFTER, VOCAB, m->d_model, NORMAL, !m->tied_head)                   \
@@ -4623,8 +4671,14 @@ static const struct {
     int place, init;
 } mtt__parameter_row[] = {MTT__PARAMETERS(MTT__PARAMETER_ROW)};
 
-/* The shape of a parameter whose rows of VOCAB count `VOCAB`; 0 if the model has no such parameter. */
-static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int64_t VOCAB, int64_t shape[2])
+static int mtt__is_adapter(int kind)
+{
+    return kind >= MTT__QKV_A && kind <= MTT__MLP_B;
+}
+
+/* The shape of a parameter whose rows of VOCAB count `VOCAB`, with adapters of rank RANK; 0 if the model has
+   no such parameter. */
+static int mtt__parameter_shape(const mtt_model_desc *m, int kind, int RANK, int64_t VOCAB, int64_t shape[2])
 {
     const int NORMS = m->norm_place != MTT_NORM_NONE, PRE_NORM = m->norm_place == MTT_NORM_PRE;
     const int SHIFTS = m->norm == MTT_NORM_LAYER;
@@ -4664,6 +4718,7 @@ enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
     X(LN_1, "ln_1", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                  \
     X(LN_1_STATS, "ln_1.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(QKV_EIGHT, "attn.c_attn.t8", qkv.row, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)             \
+    X(QKV_XA, "attn.c_attn.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                \
     X(QKV_RAW, "attn.qkv.raw", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)              \
     X(QKV, "attn.qkv", d->rows, qkv.row, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                      \
     X(SCORES, "attn.scores", heads, d->seq_len, d->seq_len, USUAL, MTT_SCORES, BY_SELECTIVE, NONE)       \
@@ -4673,15 +4728,18 @@ enum { MTT__USUAL, MTT__WIDE, MTT__INPUT, MTT__HEAD_INPUT, MTT__EIGHT };
     X(ATTENDED, "attn.out", d->rows, wide, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(ATTENDED_EIGHT, "attn.out.8", d->rows, wide, 0, EIGHT, MTT_ACTIVATIONS, ALWAYS, NONE)              \
     X(PROJ_EIGHT, "attn.c_proj.t8", d->d_model, wide, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)               \
+    X(PROJ_XA, "attn.c_proj.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)               \
     X(PROJ, "attn.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, QKV)                  \
     X(SUM_1, "sum_1", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(MIDDLE, "x_mid", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                   \
     X(LN_2, "ln_2", d->rows, d->d_model, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, LN_2)                  \
     X(LN_2_STATS, "ln_2.stats", d->rows, 2, 0, WIDE, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(FC_EIGHT, "mlp.c_fc.t8", d->d_fc, d->d_model, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)                 \
+    X(FC_XA, "mlp.c_fc.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(FC, "mlp.fc", d->rows, d->d_fc, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                         \
     X(GELU, "mlp.gelu", d->rows, d->d_ff, 0, INPUT, MTT_ACTIVATIONS, BY_SELECTIVE, NONE)                 \
     X(MLP_EIGHT, "mlp.c_proj.t8", d->d_model, d->d_ff, 0, EIGHT, MTT_WEIGHTS, ALWAYS, NONE)              \
+    X(MLP_XA, "mlp.c_proj.xa", d->rows, rank, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                 \
     X(MLP, "mlp.proj", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, FC)                     \
     X(SUM_2, "sum_2", d->rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_LAYER, NONE)                    \
     X(LAST_ROW, "last_row", b->head_rows, d->d_model, 0, USUAL, MTT_ACTIVATIONS, BY_NOTHING, NONE)       \
@@ -4918,6 +4976,7 @@ static mtt_tensor *mtt__make(mtt__builder *b, int role_of, int layer)
     const mtt_shape *d = &b->program->shape;
     mtt_qkv qkv = mtt_qkv_of(d);
     int64_t heads = (int64_t)d->batch * d->heads, wide = (int64_t)d->heads * d->head_dim;
+    int rank = b->policy->lora_rank;
     mtt_tensor *t = &b->nothing;
     switch (role_of) {
 #define MTT__MAKE(role, name, s0, s1, s2, type, category, dropped_by, frees)            \
@@ -5044,6 +5103,7 @@ static mtt_tensor *mtt__need(mtt__builder *b, mtt_tensor *t)
     again = mtt__emit(b, source.kind, source.layer, source.site, operands);
     b->recomputing = 0;
     again->transposed = source.transposed;
+    again->scale = source.scale;
     return mtt__activation_of(b, t)->current;
 }
 
@@ -5137,14 +5197,31 @@ static void mtt__emit_weights(mtt__builder *b, int layer, int transposed)
     b->eights_layer = layer;
 }
 
-/* y = x W + b. Under FP8 both operands are in 8 bits, the weight transposed. */
-#define MTT__LINEAR(b, layer, x, name, y_role)                                          \
-    mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name##_EIGHT, y_role)
-static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int eight,
-                               int y_role)
+/* An adapter's part in a product: alpha / rank. */
+static float mtt__lora_scale(const mtt_policy *policy)
 {
-    mtt_tensor *w = mtt__weight(b, weight, layer), *y;
+    return policy->lora_alpha / (float)policy->lora_rank;
+}
+
+/* y = x W + b, with an adapter if there is one. Under FP8 both operands are in 8 bits, the weight
+   transposed. */
+#define MTT__LINEAR(b, layer, x, name, y_role)                                          \
+    mtt__linear(b, layer, x, MTT__##name##_WEIGHT, MTT__##name##_BIAS, MTT__A_##name##_EIGHT,                \
+                MTT__##name##_A, MTT__A_##name##_XA, y_role)
+static mtt_tensor *mtt__linear(mtt__builder *b, int layer, mtt_tensor *x, int weight, int bias, int eight,
+                               int adapter, int xa_role, int y_role)
+{
+    mtt_tensor *w = mtt__weight(b, weight, layer), *lora_a = mtt__weight(b, adapter, layer), *xa, *y;
     int in_eight = mtt__in_eight(b, MTT_FP8_FORWARD);
+    if (lora_a) {
+        xa = mtt__make(b, xa_role, layer);
+        MTT__EMIT(b, layer, 0, linear, x, lora_a, NULL, xa);
+        b->op->scale = mtt__lora_scale(b->policy);
+        y = mtt__make(b, y_role, layer);
+        MTT__EMIT(b, layer, 0, linear_adapted, x, w, mtt__weight(b, bias, layer), xa,
+                  mtt__weight(b, adapter + 1, layer), y);
+        return y;
+    }
     if (in_eight) w = b->activations[mtt__slot(b, eight, layer)].current;
     y = mtt__make(b, y_role, layer);
     MTT__EMIT(b, layer, 0, linear, x, w, mtt__weight(b, bias, layer), y);
@@ -5654,6 +5731,25 @@ static void mtt__adjoint_linear(mtt__builder *b, const mtt_op *op)
     mtt__linear_gradients(b, op, x, weight, dy, transposed);
 }
 
+/* Of B and x A; then those of the layer itself. */
+static void mtt__adjoint_linear_adapted(mtt__builder *b, const mtt_op *op)
+{
+    const mtt_linear_adapted *f = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_linear linear = {f->x, f->weight, f->bias, f->y};
+    mtt_tensor *dy = *mtt__gradient(b, f->y), *d_b = mtt__parameter_gradient(b, f->lora_b);
+    mtt_op base = *op;
+    if (d_b) {
+        mtt_tensor *xa = mtt__need(b, f->xa);
+        MTT__EMIT(b, op->layer, 0, linear_backward_weight, xa, dy, d_b, NULL);
+    }
+    if (mtt__trains(b, f->xa)) {
+        MTT__EMIT(b, op->layer, 0, linear_backward_input, dy, f->lora_b, mtt__make_gradient(b, f->xa));
+        b->op->scale = mtt__lora_scale(b->policy);
+    }
+    base.operands = (mtt_tensor **)(void *)&linear;
+    mtt__adjoint_linear(b, &base);
+}
+
 /* The gradient passes through, and joins that of another use. Weights' are made by their products, and
    transposes need none. */
 static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
@@ -5792,6 +5888,7 @@ static void mtt__emit_backward(mtt__builder *b)
             MTT__ADJOINT(activation) MTT__ADJOINT(residual) MTT__ADJOINT(attention_scores)
             MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores) MTT__ADJOINT(attention_values)
             MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy) MTT__ADJOINT(quantize) MTT__ADJOINT(rotary)
+            MTT__ADJOINT(linear_adapted)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
@@ -5899,21 +5996,32 @@ static void mtt__emit_step(mtt__builder *b)
 
 /* ---- state ---- */
 
+/* 1 = a linear layer has an adapter, which `name` is a part of, as h.0.attn.c_attn.lora_A. */
+static int mtt__is_target(const char *targets, const char *name)
+{
+    size_t size = strlen(name) - strlen(".lora_A");
+    char layer[40] = "";
+    memcpy(layer, name, size);
+    return mtt__matches(targets, layer) || mtt__matches(targets, strchr(layer + 2, '.') + 1);
+}
+
 static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
 {
     mtt__program *p = b->program;
     mtt__parameter *q = &p->parameters[p->parameter_count];
     int64_t stored[2];
+    int rank = b->policy->lora_rank;
     char name[40];
     mtt__text text;
-    if (!mtt__parameter_shape(&b->schedule->model, kind, p->shape.vocab, q->shape)) return;
-    mtt__parameter_shape(&b->schedule->model, kind, p->shape.vocab_padded, stored);
+    if (!mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab, q->shape)) return;
+    mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab_padded, stored);
     mtt__text_init(&text, name, sizeof(name));
     mtt__print(&text, mtt__parameter_row[kind].name, layer);
+    if (mtt__is_adapter(kind) && !mtt__is_target(b->policy->lora_targets, name)) return;
     q->kind = kind;
     q->layer = layer;
     q->weight = mtt__add_state(b, mtt__dtype(b), MTT_WEIGHTS, name, stored[0], stored[1]);
-    q->frozen = mtt__matches(b->policy->freeze, name);
+    q->frozen = (rank && !mtt__is_adapter(kind)) || mtt__matches(b->policy->freeze, name);
     q->first_range = p->range_count;
     if (!q->frozen) p->range_count += (int)mtt__ceil_div(mtt__elements(q->weight), MTT__RANGE);
     q->part.group = q->weight->rank == 1; /* a trainer may have others */
@@ -6021,12 +6129,15 @@ static void mtt__add_all_state(mtt__builder *b)
                     mtt__add_parameter(b, kind, place == MTT__LAYER ? layer : -1);
     if (b->status) return;
     for (kind = 0; kind < p->parameter_count; kind++) frozen += p->parameters[kind].frozen;
-    if (frozen == p->parameter_count || (b->policy->freeze && !frozen)) {
+    if (frozen == p->parameter_count && b->policy->lora_rank)
+        b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "lora_targets is %s, and freeze %s: no adapter is left "
+                              "to train; layers are attn.c_attn, attn.c_proj, mlp.c_fc and mlp.c_proj",
+                              b->policy->lora_targets, b->policy->freeze ? b->policy->freeze : "nothing");
+    else if (frozen == p->parameter_count || (b->policy->freeze && !frozen))
         b->status = mtt__fail(b->env, MTT_E_ARGUMENT, "freeze is %s, which is the name of %s parameter%s",
                               b->policy->freeze, frozen ? "every" : "no",
                               frozen ? ": leave some to train" : ": mtt_parameter lists the names");
-        return;
-    }
+    if (b->status) return;
     mtt__divide(b);
     if (!b->schedule->chunk) mtt__add_kept(b);
     p->positions = mtt__weight(b, MTT__WPE, -1);
@@ -7816,10 +7927,10 @@ static void mtt__product_tile(const mtt__product *g, int64_t tile)
     mtt__store_block(g->c, i, m, j, n, c, N);
 }
 
-/* C = A B + bias, or C += A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no BLAS.
-   OpenBLAS copies all rows of A, some hundred columns at a time, to buffers of its own: 61 MiB for the 50,304
-   rows of a head's gradient. ROWS at a time take 2 MiB and no more time. */
-static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
+/* C = scale A B + bias, or C += scale A B where `add` is set, by a BLAS. 1 = done, 0 = not in FP32 or no
+   BLAS. OpenBLAS copies all rows of A, some hundred columns at a time, to buffers of its own: 61 MiB for the
+   50,304 rows of a head's gradient. ROWS at a time take 2 MiB and no more time. */
+static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add, float scale)
 {
 #ifdef MTT_CBLAS
     enum { ROWS = 1024 };
@@ -7832,12 +7943,12 @@ static int mtt__blas_gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tenso
     for (i = 0; i < c.m; i += ROWS)
         cblas_sgemm(CblasRowMajor, a.column == 1 ? CblasNoTrans : CblasTrans,
                     b.column == 1 ? CblasNoTrans : CblasTrans, (int)mtt__min(ROWS, c.m - i), (int)c.n,
-                    (int)a.n, 1.0f, (const float *)a.t->data + a.first + i * a.row, (int)(a.row * a.column),
+                    (int)a.n, scale, (const float *)a.t->data + a.first + i * a.row, (int)(a.row * a.column),
                     (const float *)b.t->data + b.first, (int)(b.row * b.column), bias || add ? 1.0f : 0.0f,
                     out + i * c.row, (int)c.row);
     return 1;
 #else
-    (void)a, (void)b, (void)c, (void)bias, (void)add;
+    (void)a, (void)b, (void)c, (void)bias, (void)add, (void)scale;
     return 0;
 #endif
 }
@@ -7972,7 +8083,7 @@ static int mtt__few_rows(const mtt__product *g)
 {
     int across = g->b.column != 1, W = g->pairs ? 16 : MTT__ACROSS;
     int64_t columns = across ? MTT__FEW_ACROSS_COLUMNS : MTT__FEW_COLUMNS, j0;
-    if (g->c.m > MTT__FEW_ROWS || g->add || g->a.column == 1 || MTT__ACROSS == 0) return 0;
+    if (g->c.m > MTT__FEW_ROWS || g->add || g->scale != 1 || g->a.column == 1 || MTT__ACROSS == 0) return 0;
     if (!g->pairs && (g->a.t->dtype != MTT_F32 || g->b.t->dtype != MTT_F32)) return 0;
     if (across ? g->a.m % W || g->c.n % W : g->a.m % (g->pairs ? 4 : 8)) return 0;
     if (!across && g->pairs && g->c.n % 16) return 0;
@@ -7981,18 +8092,25 @@ static int mtt__few_rows(const mtt__product *g)
     return 1;
 }
 
-/* C = A B + bias, or C += A B where `add` is set: one parallel region, in which a late thread holds up no
-   other. */
-static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
+/* C = A B + bias, or C += A B where `add` is set, or C = scale A B: one parallel region, in which a late
+   thread holds up no other. */
+static void mtt__gemm_scaled(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add,
+                             float scale)
 {
     mtt__product g;
     int64_t tile;
     mtt__product_of(&g, a, b, c);
     g.bias = bias;
     g.add = add;
-    if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add)) return;
+    g.scale = scale;
+    if (mtt__few_rows(&g) || mtt__blas_gemm(a, b, c, bias, add, scale)) return;
     MTT__OMP(omp parallel for schedule(dynamic, 1) if (c.m * c.n * a.n > 32 * MTT__ALONE))
     for (tile = 0; tile < g.tiles; tile++) mtt__product_tile(&g, tile);
+}
+
+static void mtt__gemm(mtt__view a, mtt__view b, mtt__view c, const mtt_tensor *bias, int add)
+{
+    mtt__gemm_scaled(a, b, c, bias, add, 1.0f);
 }
 
 /* sums (+)= the sum over rows of dy, or of dy xhat if x and its statistics are given, with
@@ -8222,18 +8340,26 @@ static void mtt__cpu_norm_backward(const mtt_op *op, const mtt_norm_backward *o)
 
 /* ---- linear layers ---- */
 
-/* y = x W + b, or x W^T + b for a transposed weight */
+/* y = x W + b, or x W^T + b for a transposed weight; scale x W for an adapter's A */
 static void mtt__cpu_linear(const mtt_op *op, const mtt_linear *o)
 {
-    mtt__gemm(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0), o->bias,
-              0);
+    mtt__gemm_scaled(mtt__matrix(o->x, 0), mtt__matrix(o->weight, op->transposed), mtt__matrix(o->y, 0),
+                     o->bias, 0, mtt__op_scale(op));
 }
 
-/* dx = dy W^T */
+/* y = x W + b, rounded; y += xa B */
+static void mtt__cpu_linear_adapted(const mtt_op *op, const mtt_linear_adapted *o)
+{
+    mtt_linear linear = {o->x, o->weight, o->bias, o->y};
+    mtt__cpu_linear(op, &linear);
+    mtt__gemm(mtt__matrix(o->xa, 0), mtt__matrix(o->lora_b, 0), mtt__matrix(o->y, 0), NULL, 1);
+}
+
+/* dx = scale dy W^T */
 static void mtt__cpu_linear_backward_input(const mtt_op *op, const mtt_linear_backward_input *o)
 {
-    mtt__gemm(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0), NULL,
-              0);
+    mtt__gemm_scaled(mtt__matrix(o->dy, 0), mtt__matrix(o->weight, !op->transposed), mtt__matrix(o->dx, 0),
+                     NULL, 0, mtt__op_scale(op));
 }
 
 /* sums (+)= the sums of the rows of dy_t */
@@ -9356,6 +9482,7 @@ static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
     int init = mtt__parameter_row[q->kind].init;
     uint64_t stream = mtt__stream(MTT__SITE_INIT, 0, (uint64_t)index);
     float mean = init == MTT__ONES ? 1.0f : 0.0f, deviation = init >= MTT__NORMAL ? 0.02f : 0.0f;
+    float bound = 1.0f / sqrtf((float)q->shape[0]);
     int64_t count = mtt__parameter_elements(q), at, n, i;
     mtt_status status = MTT_OK;
     if (init == MTT__NORMAL_RESIDUAL) deviation /= sqrtf(2.0f * (float)t->schedule->model.layers);
@@ -9363,7 +9490,10 @@ static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
         n = mtt__min(MTT__STAGING, count - at);
         MTT__THREADS(n)
         for (i = 0; i < n; i++)
-            t->values[i] = mean + deviation * mtt__random_normal(t->optim.seed, stream, at + i);
+            t->values[i] = init == MTT__UNIFORM
+                               ? bound * (float)(2 * mtt__random_uniform(t->optim.seed, stream,
+                                                                         (uint64_t)(at + i)) - 1)
+                               : mean + deviation * mtt__random_normal(t->optim.seed, stream, at + i);
         status = mtt__move_kept(t, MTT__PUT, q, MTT__MASTER, at, n, t->values);
     }
     return status;
@@ -12888,6 +13018,7 @@ static mtt_status mtt__st_save(mtt_env *env, const char *path, mtt__st_entry *te
 typedef struct mtt__checkpoint {
     mtt_trainer *t;
     const mtt__st *st; /* the file to read; NULL when saving */
+    int merged;        /* 1 = weights alone, with adapters added to them */
     mtt_status status;
     mtt__st_entry *tensors;
     int *kinds;         /* of each tensor of a parameter: MTT__KEPT_KINDS times its number, and its kind */
@@ -12901,7 +13032,8 @@ typedef struct mtt__checkpoint {
     uint32_t tokens_crc;
 } mtt__checkpoint;
 
-static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches)
+static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const mtt_batches *batches,
+                                       int merged)
 {
 #define MTT__KEPT_PREFIX(kind, name, prefix, exists) prefix,
     static const char *const prefixes[] = {MTT__KEPT(MTT__KEPT_PREFIX)};
@@ -12919,11 +13051,15 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
                                              sizeof(int));
     if (!c->tensors) return MTT_E_MEMORY;
     c->kinds = (int *)(void *)(c->tensors + most);
-    for (i = 0; i < most - 1; i++) /* of a frozen one the weight alone */
-        if (i % MTT__KEPT_KINDS == MTT__MASTER || !p->parameters[i / MTT__KEPT_KINDS].frozen)
+    c->merged = merged;
+    for (i = 0; i < most - 1; i++) { /* of a frozen one the weight alone */
+        const mtt__parameter *q = &p->parameters[i / MTT__KEPT_KINDS];
+        if (merged ? i % MTT__KEPT_KINDS == MTT__MASTER && !mtt__is_adapter(q->kind)
+                   : i % MTT__KEPT_KINDS == MTT__MASTER || !q->frozen)
             c->kinds[c->kept++] = (int)i;
-    c->count = c->kept + (p->scales != NULL);
-    if (p->scales) {
+    }
+    c->count = c->kept + (p->scales && !merged);
+    if (c->count > c->kept) {
         c->tensors[c->kept].name = "fp8.scales";
         c->tensors[c->kept].dtype = MTT_F32;
         c->tensors[c->kept].rank = 1;
@@ -12968,6 +13104,19 @@ static void mtt__checkpoint_number(mtt__checkpoint *c, const char *name, uint64_
         c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has %s %s, here it is %llu: use the model and "
                               "the data of its run", c->st->path, name, pair->value,
                               (unsigned long long)here);
+}
+
+/* The same for what a file has only where it is not 0, and must then be the same. */
+static void mtt__checkpoint_setting(mtt__checkpoint *c, const char *name, void *number, size_t size)
+{
+    static const uint64_t none = 0;
+    int given = memcmp(number, &none, size) != 0;
+    if (c->merged || c->status) return;
+    if (c->st ? mtt__st_find(&c->st->metadata, name) != NULL : given)
+        mtt__checkpoint_number(c, name, 0, 0, number, size);
+    else if (given && c->st)
+        c->status = mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no %s: use the settings of its run",
+                              c->st->path, name);
 }
 
 /* 1 = a checkpoint may be without this field, and then means its default. Every one has the sizes, and this
@@ -13018,11 +13167,9 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         }
         mtt__checkpoint_number(c, name, 0, 0, &value, sizeof(value));
     }
-    if (c->st && c->t->groups && !mtt__st_find(&c->st->metadata, "groups"))
-        return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s has no groups of parameters: use the optimizer of "
-                         "its run", c->st->path);
-    if (c->st ? mtt__st_find(&c->st->metadata, "groups") != NULL : c->t->groups != 0)
-        MTT__NUMBER("groups", t->groups, 0, 0);
+    mtt__checkpoint_setting(c, "groups", &c->t->groups, sizeof(c->t->groups));
+    mtt__checkpoint_setting(c, "lora_rank", &c->t->schedule->policy.lora_rank, sizeof(int));
+    mtt__checkpoint_setting(c, "lora_alpha_bits", &c->t->schedule->policy.lora_alpha, sizeof(float));
     MTT__NUMBER("step", counters.steps, 0, most);
     MTT__NUMBER("micro_batch", micro_batch, 0, most);
     MTT__NUMBER("updates", counters.updates, 0, most);
@@ -13054,6 +13201,52 @@ static mtt_status mtt__move_scales(mtt_trainer *t, int way, int64_t at, int64_t 
     return status;
 }
 
+/* The adapter of a weight, A or B; NULL: none. */
+static const mtt__parameter *mtt__adapter(const mtt_trainer *t, const mtt__parameter *q, int of_b)
+{
+    static const int kinds[] = {MTT__QKV_WEIGHT, MTT__PROJ_WEIGHT, MTT__FC_WEIGHT, MTT__MLP_WEIGHT};
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    int i, k = 0;
+    while (k < 4 && kinds[k] != q->kind) k++;
+    for (i = 0; i < p->parameter_count && k < 4; i++)
+        if (p->parameters[i].layer == q->layer && p->parameters[i].kind == MTT__QKV_A + 2 * k + of_b)
+            return &p->parameters[i];
+    return NULL;
+}
+
+/* All values of a parameter, in memory of the caller's; NULL after a failure. */
+static float *mtt__all_values(mtt_trainer *t, const mtt__parameter *q, mtt_status *status)
+{
+    int64_t count = mtt__parameter_elements(q);
+    float *values = *status ? NULL : (float *)mtt__alloc(t->env, (size_t)count, sizeof(float));
+    if (!values && !*status) *status = MTT_E_MEMORY;
+    if (values) *status = mtt__move_kept(t, MTT__GET, q, MTT__MASTER, 0, count, values);
+    return values;
+}
+
+/* Adds scale A B to elements of a weight. */
+static mtt_status mtt__add_adapter(mtt_trainer *t, const mtt__parameter *q, int64_t at, int64_t count,
+                                   float *values)
+{
+    const mtt__parameter *a = mtt__adapter(t, q, 0), *b = mtt__adapter(t, q, 1);
+    mtt_status status = MTT_OK;
+    float *as, *bs;
+    int64_t i, k;
+    if (!a) return MTT_OK;
+    as = mtt__all_values(t, a, &status);
+    bs = mtt__all_values(t, b, &status);
+    for (i = 0; i < count && !status; i++) {
+        int64_t row = (at + i) / q->shape[1], column = (at + i) % q->shape[1];
+        double sum = 0;
+        for (k = 0; k < a->shape[1]; k++)
+            sum += (double)as[row * a->shape[1] + k] * (double)bs[k * q->shape[1] + column];
+        values[i] += (float)((double)mtt__lora_scale(&t->schedule->policy) * sum);
+    }
+    mtt__free(t->env, as);
+    mtt__free(t->env, bs);
+    return status;
+}
+
 /* A piece of a tensor. Ranks that have a share of it send it to the others, so all must read it. */
 static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
 {
@@ -13067,6 +13260,7 @@ static mtt_status mtt__checkpoint_read(void *user, size_t index, size_t offset, 
     c->read_bytes = offset + bytes;
     if (index == c->kept) return mtt__move_scales(t, MTT__GET, at, count, (float *)buffer);
     status = mtt__move_kept(t, MTT__GET, q, c->kinds[index] % MTT__KEPT_KINDS, at, count, (float *)buffer);
+    if (!status && c->merged) status = mtt__add_adapter(t, q, at, count, (float *)buffer);
     if (!status) status = mtt_ranks_busy(t->backend.ranks); /* the writer may take long before it reads on */
     return status;
 }
@@ -13100,12 +13294,12 @@ static const char *mtt__checkpoint_print(mtt__checkpoint *c, char metadata[MTT__
     return metadata;
 }
 
-MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
+static mtt_status mtt__save(mtt_trainer *t, const char *path, const mtt_batches *batches, int merged)
 {
     const mtt_policy *policy = &t->schedule->policy;
     char metadata[MTT__CHECKPOINT_PAIRS];
     mtt__checkpoint c;
-    mtt_status status = mtt__checkpoint_init(&c, t, batches), rest = MTT_OK;
+    mtt_status status = mtt__checkpoint_init(&c, t, batches, merged), rest = MTT_OK;
     if (!status) status = mtt__move_counters(t, MTT__GET, &c.counters);
     if (!status && policy->rank == 0) status = mtt_ranks_busy(t->backend.ranks);
     if (!status && policy->rank == 0)
@@ -13116,16 +13310,192 @@ MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *
     return mtt__all_agree(t, status ? status : rest, NULL);
 }
 
+MTTDEF mtt_status mtt_save(mtt_trainer *t, const char *path, const mtt_batches *batches)
+{
+    return mtt__save(t, path, batches, 0);
+}
+
+MTTDEF mtt_status mtt_save_merged(mtt_trainer *t, const char *path)
+{
+    return mtt__save(t, path, NULL, 1);
+}
+
 MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
 {
     char metadata[MTT__CHECKPOINT_PAIRS];
     mtt__checkpoint c;
     uint64_t bytes = 0;
-    if (!mtt__checkpoint_init(&c, (mtt_trainer *)trainer, NULL))
+    if (!mtt__checkpoint_init(&c, (mtt_trainer *)trainer, NULL, 0))
         mtt__st_save(trainer->env, "", c.tensors, c.count, mtt__checkpoint_print(&c, metadata), NULL, &bytes);
     mtt__free(trainer->env, c.tensors);
     return bytes;
 }
+
+/* ---- adapters for PEFT ---- */
+
+/* A module of PEFT: its name in a layer, the weight here whose columns `first` up are its own, and what heads
+   of rotary pairs it has. */
+typedef struct mtt__module {
+    const char *name;
+    int kind;
+    int64_t first, count;
+    int turned;
+} mtt__module;
+
+enum { MTT__MODULES = 7 };
+
+/* The modules of a layer. Returns their number, or 0 if PEFT has no such model. */
+static int mtt__peft_modules(const mtt_model_desc *m, mtt__module *out)
+{
+    const int64_t C = m->d_model, F = m->d_ff, Q = m->heads * m->d_head, K = m->heads_kv * m->d_head;
+    const mtt__module gpt2[] = {{"attn.c_attn", MTT__QKV_WEIGHT, 0, Q + 2 * K, 0},
+                                {"attn.c_proj", MTT__PROJ_WEIGHT, 0, C, 0},
+                                {"mlp.c_fc", MTT__FC_WEIGHT, 0, F, 0},
+                                {"mlp.c_proj", MTT__MLP_WEIGHT, 0, C, 0}};
+    const mtt__module llama[] = {{"self_attn.q_proj", MTT__QKV_WEIGHT, 0, Q, m->rotary_interleaved},
+                                 {"self_attn.k_proj", MTT__QKV_WEIGHT, Q, K, m->rotary_interleaved},
+                                 {"self_attn.v_proj", MTT__QKV_WEIGHT, Q + K, K, 0},
+                                 {"self_attn.o_proj", MTT__PROJ_WEIGHT, 0, C, 0},
+                                 {"mlp.gate_proj", MTT__FC_WEIGHT, 0, F, 0},
+                                 {"mlp.up_proj", MTT__FC_WEIGHT, F, F, 0},
+                                 {"mlp.down_proj", MTT__MLP_WEIGHT, 0, C, 0}};
+    if (m->norm_place != MTT_NORM_PRE) return 0;
+    if (m->norm == MTT_NORM_RMS && m->mlp == MTT_MLP_SWIGLU && m->positions == MTT_POSITIONS_ROTARY &&
+        m->no_biases) {
+        memcpy(out, llama, sizeof(llama));
+        return MTT__LENGTH(llama);
+    }
+    if (m->norm != MTT_NORM_LAYER || m->mlp != MTT_MLP_GELU || m->positions > MTT_POSITIONS_LEARNED ||
+        m->qk_norm || m->no_biases || Q != C || K != C)
+        return 0;
+    memcpy(out, gpt2, sizeof(gpt2));
+    return MTT__LENGTH(gpt2);
+}
+
+/* One of the tensors: A transposed, or a module's columns of B as rows. */
+typedef struct mtt__peft_tensor {
+    char name[100];
+    const mtt__parameter *q;
+    const mtt__module *module;
+    float *values; /* of the parameter */
+    int64_t head;  /* width of heads whose pairs are neighbours here, and halves there; 1: none */
+} mtt__peft_tensor;
+
+static mtt_status mtt__peft_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
+{
+    const mtt__peft_tensor *x = (const mtt__peft_tensor *)user + index;
+    const int64_t width = x->q->shape[0], D = x->head, first = (int64_t)(offset / sizeof(float));
+    float *out = (float *)buffer;
+    int64_t i;
+    for (i = 0; i < (int64_t)(bytes / sizeof(float)); i++) {
+        int64_t row = (first + i) / width, j = row % D;
+        if (D > 1) row += (j < D / 2 ? 2 * j : 2 * (j - D / 2) + 1) - j;
+        out[i] = x->values[(first + i) % width * x->q->shape[1] + row + x->module->first];
+    }
+    return MTT_OK;
+}
+
+/* adapter_config.json. Modules are named with their layers, since some layers may have no adapter. */
+static void mtt__peft_print(const mtt_policy *policy, const mtt__peft_tensor *x, size_t count, int gpt2,
+                            mtt__text *json)
+{
+    size_t i, skip = strlen("base_model.model.");
+    mtt__print(json, "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"inference_mode\":true,"
+               "\"base_model_name_or_path\":null,\"bias\":\"none\",\"lora_dropout\":0.0,\"r\":%d,"
+               "\"lora_alpha\":%.9g,\"fan_in_fan_out\":%s,\"target_modules\":[", policy->lora_rank,
+               (double)policy->lora_alpha, gpt2 ? "true" : "false");
+    for (i = 0; i < count; i += 2) {
+        const char *name = x[i].name + skip;
+        mtt__print(json, "%s\"%.*s\"", i ? "," : "", (int)(strlen(name) - strlen(".lora_A.weight")), name);
+    }
+    mtt__print(json, "]}\n");
+}
+
+/* Lists the tensors, A and B of each module in turn, and reads their parameters. Returns their number. */
+static size_t mtt__peft_list(mtt_trainer *t, const mtt__module *modules, int module_count,
+                             mtt__peft_tensor *x, mtt__st_entry *e, mtt_status *status)
+{
+    static const mtt__module whole = {"", 0, 0, 0, 0};
+    const char *layer = module_count == MTT__MODULES ? "model.layers" : "transformer.h";
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    size_t count = 0;
+    int i, k;
+    for (i = 0; i < p->parameter_count; i++)
+        for (k = 0; k < 2 * module_count; k++) {
+            const mtt__parameter *q = mtt__adapter(t, &p->parameters[i], k % 2);
+            const mtt__module *module = &modules[k / 2];
+            mtt__text text;
+            if (!q || module->kind != p->parameters[i].kind) continue;
+            mtt__text_init(&text, x->name, sizeof(x->name));
+            mtt__print(&text, "base_model.model.%s.%d.%s.lora_%c.weight", layer, q->layer, module->name,
+                       "AB"[k % 2]);
+            x->q = q;
+            x->module = k % 2 ? module : &whole;
+            x->head = k % 2 && module->turned ? t->schedule->model.d_head : 1;
+            x->values = mtt__all_values(t, q, status);
+            e->name = x++->name;
+            e->dtype = MTT_F32;
+            e->rank = 2;
+            e->shape[0] = (uint64_t)(k % 2 ? module->count : q->shape[1]);
+            e++->shape[1] = (uint64_t)q->shape[0];
+            count++;
+        }
+    return count;
+}
+
+/* Writes both files. */
+static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_tensor *x, size_t count,
+                                  mtt__st_entry *entries, int gpt2)
+{
+    size_t room = 1024 + count * sizeof(x->name), size = strlen(folder) + 40;
+    char *memory = (char *)mtt__alloc(t->env, room + size, 1), *path = memory + room;
+    mtt__writer writer;
+    mtt__text text, name;
+    mtt_status status = MTT_OK;
+    if (!memory) return MTT_E_MEMORY;
+    mtt__text_init(&name, path, size);
+    mtt__print(&name, "%s/adapter_model.safetensors", folder);
+    if (mkdir(folder, 0777) && errno != EEXIST)
+        status = mtt__fail(t->env, MTT_E_FILE, "cannot make %s: %s", folder, strerror(errno));
+    if (!status) status = mtt__st_save(t->env, path, entries, count, "", mtt__peft_read, x);
+    mtt__text_init(&name, path, size);
+    mtt__print(&name, "%s/adapter_config.json", folder);
+    mtt__text_init(&text, memory, room);
+    mtt__peft_print(&t->schedule->policy, x, count, gpt2, &text);
+    if (!status) status = mtt__writer_open(t->env, path, &writer);
+    if (!status) {
+        mtt__writer_put(&writer, memory, text.size);
+        status = mtt__writer_commit(&writer);
+    }
+    mtt__free(t->env, memory);
+    return status;
+}
+
+MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
+{
+    size_t most = 2 * MTT__MODULES * (size_t)t->schedule->model.layers, count, i;
+    mtt__module modules[MTT__MODULES];
+    int module_count = mtt__peft_modules(&t->schedule->model, modules);
+    mtt__peft_tensor *tensors;
+    mtt__st_entry *entries;
+    mtt_status status = MTT_OK;
+    if (!t->schedule->policy.lora_rank)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "the model has no adapters: set lora_rank");
+    if (!module_count)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "PEFT has adapters for GPT-2, Llama and Qwen3, and this "
+                         "model is none of them: save it by mtt_save_merged");
+    tensors = (mtt__peft_tensor *)mtt__alloc(t->env, most, sizeof(*tensors) + sizeof(*entries));
+    if (!tensors) return MTT_E_MEMORY;
+    entries = (mtt__st_entry *)(void *)(tensors + most);
+    count = mtt__peft_list(t, modules, module_count, tensors, entries, &status);
+    if (!status) status = mtt_ranks_busy(t->backend.ranks);
+    if (!status && t->schedule->policy.rank == 0)
+        status = mtt__peft_write(t, folder, tensors, count, entries, module_count < MTT__MODULES);
+    for (i = 0; i < count; i++) mtt__free(t->env, tensors[i].values);
+    mtt__free(t->env, tensors);
+    return mtt__all_agree(t, status, NULL);
+}
+
 
 /* What is frozen here must be so in the file. The name of a first moment says it. */
 static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
@@ -13190,7 +13560,7 @@ MTTDEF mtt_status mtt_resume(mtt_trainer *t, const char *path, mtt_batches *batc
     mtt__checkpoint c;
     mtt__st st;
     size_t i;
-    mtt_status status = mtt__checkpoint_init(&c, t, batches);
+    mtt_status status = mtt__checkpoint_init(&c, t, batches, 0);
     c.st = &st;
     memset(&st, 0, sizeof(st));
     if (!status) status = mtt__st_open(t->env, path, &st);

@@ -2497,6 +2497,7 @@ static mtt_status mtt__multiply_rows(mtt__cuda *c, const mtt_op *op, const mtt_t
     mtt__blas_product g = {mtt__rows(y), mtt__width(y), mtt__width(x), mtt__blas_whole(x, 0),
                            mtt__blas_whole(weight, transposed), mtt__blas_whole(y, 0), bias};
     g.fast = x->dtype == MTT_F8_E4M3;
+    g.alpha = mtt__op_scale(op);
     return mtt__multiply(c, op, g);
 }
 
@@ -2506,7 +2507,18 @@ static mtt_status mtt__cuda_linear(mtt__cuda *c, const mtt_op *op)
     return mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
 }
 
-/* dx = dy W^T */
+/* y = x W + b, rounded; y += xa B */
+static mtt_status mtt__cuda_linear_adapted(mtt__cuda *c, const mtt_op *op)
+{
+    const mtt_linear_adapted *o = MTT_OPERANDS_OF(linear_adapted, op);
+    mtt_status status = mtt__multiply_rows(c, op, o->x, o->weight, op->transposed, o->bias, o->y);
+    if (status != MTT_OK) return status;
+    return mtt__multiply(c, op, {mtt__rows(o->y), mtt__width(o->y), mtt__width(o->xa),
+                                 mtt__blas_whole(o->xa, 0), mtt__blas_whole(o->lora_b, 0),
+                                 mtt__blas_whole(o->y, 0), NULL, 1});
+}
+
+/* dx = scale dy W^T */
 static mtt_status mtt__cuda_linear_backward_input(mtt__cuda *c, const mtt_op *op)
 {
     const mtt_linear_backward_input *o = MTT_OPERANDS_OF(linear_backward_input, op);

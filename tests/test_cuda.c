@@ -443,12 +443,42 @@ static void biased_product(const textbook *t, int64_t m, int64_t n, int64_t k, d
         if (bias) magnitude[i] += fabs(bias[i % n]);
 }
 
+/* Multiplies what a product has made by the operation's scale. */
+static void scale_product(const textbook *t, int64_t count, double *y, double *size)
+{
+    double scale = (double)mtt__op_scale(t->op);
+    int64_t i;
+    for (i = 0; i < count && scale != 1; i++) {
+        y[i] = fp32(t, y[i] * scale);
+        if (t->exact) size[i] *= scale;
+    }
+}
+
 static void textbook_linear(const textbook *t)
 {
     const mtt_linear *o = MTT_OPERANDS_OF(linear, t->op);
     const numbers_linear *v = VALUES(linear, t), *magnitude = MAGNITUDES(linear, t);
     biased_product(t, mtt__rows(o->y), mtt__width(o->y), mtt__width(o->x), v->x, v->weight, t->op->transposed,
                    v->bias, v->y, magnitude->y);
+    scale_product(t, mtt__elements(o->y), v->y, magnitude->y);
+}
+
+/* The layer's product is stored before the adapter's is added. */
+static void textbook_linear_adapted(const textbook *t)
+{
+    const mtt_linear_adapted *o = MTT_OPERANDS_OF(linear_adapted, t->op);
+    const numbers_linear_adapted *v = VALUES(linear_adapted, t), *magnitude = MAGNITUDES(linear_adapted, t);
+    int64_t rows = mtt__rows(o->y), n = mtt__width(o->y), i;
+    double *sum = malloc((size_t)(rows * n) * sizeof(double));
+    double *size = malloc((size_t)(rows * n) * sizeof(double));
+    biased_product(t, rows, n, mtt__width(o->x), v->x, v->weight, 0, v->bias, v->y, magnitude->y);
+    biased_product(t, rows, n, mtt__width(o->xa), v->xa, v->lora_b, 0, NULL, sum, size);
+    for (i = 0; i < rows * n; i++) {
+        v->y[i] = fp32(t, stored(t, v->y[i]) + sum[i]);
+        if (t->exact) magnitude->y[i] += size[i];
+    }
+    free(sum);
+    free(size);
 }
 
 static void textbook_linear_backward_input(const textbook *t)
@@ -457,6 +487,7 @@ static void textbook_linear_backward_input(const textbook *t)
     const numbers_linear_backward_input *v = VALUES(linear_backward_input, t);
     biased_product(t, mtt__rows(o->dx), mtt__width(o->dx), mtt__width(o->dy), v->dy, v->weight,
                    !t->op->transposed, NULL, v->dx, MAGNITUDES(linear_backward_input, t)->dx);
+    scale_product(t, mtt__elements(o->dx), v->dx, MAGNITUDES(linear_backward_input, t)->dx);
 }
 
 /* The transpose of `rows` rows, in rows of `padded` elements, zeros at the end. */
@@ -1626,6 +1657,7 @@ static void (*const TEXTBOOK[MTT_OP_KIND_COUNT])(const textbook *t) = {
     [MTT_OP_chunked_loss] = textbook_chunked_loss,
     [MTT_OP_cross_entropy_backward] = textbook_cross_entropy_backward,
     [MTT_OP_linear_backward_weight] = textbook_linear_backward_weight,
+    [MTT_OP_linear_adapted] = textbook_linear_adapted,
     [MTT_OP_linear_backward_input] = textbook_linear_backward_input,
     [MTT_OP_norm_backward] = textbook_norm_backward,
     [MTT_OP_gelu_backward] = textbook_gelu_backward,
@@ -1953,6 +1985,7 @@ static int is_product(const mtt_op *op)
     case MTT_OP_linear:
     case MTT_OP_linear_gelu:
     case MTT_OP_linear_rotary:
+    case MTT_OP_linear_adapted:
     case MTT_OP_linear_backward_input:
     case MTT_OP_linear_backward_gelu:
     case MTT_OP_linear_backward_weight:
@@ -2740,6 +2773,7 @@ static setup small_setup(int number)
                                        : MTT_RECOMPUTE_NONE; /* which make GELU apart from its product */
     s.policy.kept_inputs = pair % 8 == 3 ? MTT_KEPT_FP8 : MTT_KEPT_FULL;
     s.policy.freeze = frozen[number % (int)MTT__LENGTH(frozen)];
+    if (number % 11 == 5) s.policy.lora_rank = 8, s.policy.lora_alpha = 12, s.policy.lora_targets = "*";
     set_options(&s.model, number);
     return s;
 }
@@ -2918,6 +2952,7 @@ static setup eight_setup(int number)
     s.model.max_seq = s.seq_len + below(9);
     if (s.seq_len > 130) s.batch = 1;
     s.policy.precision = MTT_FP8;
+    s.policy.lora_rank = 0;
     s.policy.fp8_products = (mtt_fp8_products)(number % 5 > 2 ? number % 5 - 2 : MTT_FP8_ALL);
     s.policy.loss = below(2) ? MTT_LOSS_CHUNKED : MTT_LOSS_FULL;
     s.policy.loss_chunk_rows = number % 3 ? 0 : 16 * (1 + below(s.batch * s.seq_len / 16 + 1));
@@ -3742,6 +3777,7 @@ static void whole_model(setup s, int number)
         return;
     }
     if (precision == MTT_TF32) floor = 5e-3;
+    s.policy.freeze = NULL, s.policy.lora_rank = 0; /* all gradients are read */
     random_tokens(&s, tokens, targets, all);
     targets[0] = 0;
     for (i = 0; i < 3; i++) {

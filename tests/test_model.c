@@ -1084,6 +1084,222 @@ static void frozen_parameters(void)
     }
 }
 
+/* ---- adapters ---- */
+
+typedef struct adapter {
+    int weight;         /* its place in the reference */
+    float *a, *b;       /* [rows, RANK], [RANK, columns] */
+    double *d_a, *d_b;  /* their gradients */
+} adapter;
+enum { RANK = 8 };
+
+static int is_target(const char *name, int which)
+{
+    if (!strstr(name, "c_") || !strstr(name, ".weight")) return 0;
+    return which == 0 ? strstr(name, "attn.c_attn") != NULL : which == 1 ? 1 : which == 2 ? name[2] == '1'
+           : strstr(name, "mlp.") || strstr(name, "attn.c_proj");
+}
+
+/* Reads or writes the adapters' parameters or gradients, `values` for A and then B of each. */
+static void move_adapters(mtt_trainer *t, const reference *r, const adapter *x, int count, getter get,
+                          float *values)
+{
+    for (int i = 0; i < count; i++)
+        for (int of_b = 0; of_b < 2; of_b++) {
+            const parameter *p = &r->parameter[x[i].weight];
+            char name[60];
+            int64_t shape[2];
+            snprintf(name, sizeof(name), "%.*s.lora_%c", (int)(strlen(p->name) - strlen(".weight")), p->name,
+                     "AB"[of_b]);
+            int at = mtt_parameter_find(t, name);
+            check(mtt_parameter(t, at, shape) && shape[0] == (of_b ? RANK : p->rows) &&
+                  shape[1] == (of_b ? p->cols : RANK), "there is no %s of that shape", name);
+            if (get) check(!get(t, at, values), "%s: %s", name, env.error);
+            else check(!mtt_parameter_set(t, at, of_b ? x[i].b : x[i].a), "%s: %s", name, env.error);
+            values += get ? shape[0] * shape[1] : 0;
+        }
+}
+
+/* Adapters against the reference: its model with merged weights W + s A B has the same loss, and if D is the
+   gradient of the merged weight, those of A and B are s D B^T and s A^T D. */
+static void adapters(void)
+{
+    static const char *const TARGETS[] = {NULL, "*", "h.1.*", "mlp.*,attn.c_proj"};
+    static const double MOST[] = {1e-5, 1e-5, 6e-2, 8e-3};
+    for (int number = 0; number < (quick ? 16 : 80); number++) {
+        setup s = small_setup();
+        int32_t tokens[32], targets[32];
+        int which = number / 4 % 4, count = 0;
+        adapter x[8];
+        char what[100];
+        draw_options(&s.model, 10 + number);
+        s.policy.precision = (mtt_precision)(number % 4);
+        s.policy.state = (mtt_state)below(2);
+        s.policy.loss = (mtt_loss)below(2);
+        s.policy.attention = (mtt_attention)below(2);
+        s.policy.accumulate = 1 + below(2);
+        s.policy.keep_gradients = 1;
+        s.policy.lora_rank = RANK;
+        s.policy.lora_alpha = number % 3 == 0 ? 0 : number % 3 == 1 ? 16 : 12;
+        s.policy.lora_targets = TARGETS[which];
+        s.optim.loss_scale = 1024;
+        double scale = number % 3 == 0 ? 1 : number % 3 == 1 ? 2 : 1.5, loss;
+        snprintf(what, sizeof(what), "adapters %d, %s", number, PRECISIONS[s.policy.precision]);
+        reference r = reference_of(&s);
+        float *w = random_weights(&r);
+        double *wide = malloc(r.weights * sizeof(double)), *gradient = malloc(r.weights * sizeof(double));
+        for (size_t i = 0; i < r.weights; i++) {
+            if (s.model.norm_place == MTT_NORM_NONE && (int)i >= 0) w[i] /= 2;
+            wide[i] = w[i];
+        }
+        size_t values = 0;
+        for (int k = 0; k < r.parameters; k++) {
+            const parameter *p = &r.parameter[k];
+            if (!is_target(p->name, which)) continue;
+            adapter *at = &x[count++];
+            at->weight = k;
+            at->a = malloc((size_t)p->rows * RANK * sizeof(float));
+            at->b = malloc((size_t)p->cols * RANK * sizeof(float));
+            at->d_a = calloc((size_t)p->rows * RANK, sizeof(double));
+            at->d_b = calloc((size_t)p->cols * RANK, sizeof(double));
+            for (int i = 0; i < p->rows * RANK; i++)
+                at->a[i] = mtt__from_bf16(mtt__to_bf16((float)(normal() / sqrt(p->rows))));
+            for (int i = 0; i < p->cols * RANK; i++)
+                at->b[i] = mtt__from_bf16(mtt__to_bf16((float)(0.2 * normal())));
+            for (int i = 0; i < p->rows; i++)
+                for (int j = 0; j < p->cols; j++)
+                    for (int c = 0; c < RANK; c++)
+                        wide[p->first + (size_t)(i * p->cols + j)] +=
+                            scale * (double)at->a[i * RANK + c] * (double)at->b[c * p->cols + j];
+            values += (size_t)(p->rows + p->cols) * RANK;
+        }
+        random_tokens(&s, 2, below(4), tokens, targets);
+        if (s.policy.accumulate == 1) s.batch = 2;
+        micro_batch mb[2] = {{tokens, targets, make_masks(&r, s.model.dropout, s.optim.seed, 0)},
+                             {tokens + 16, targets + 16, make_masks(&r, s.model.dropout, s.optim.seed, 1)}};
+        loss = reference_loss(&r, wide, mb, s.policy.accumulate);
+        central_differences(&r, wide, mb, s.policy.accumulate, gradient);
+        double *wanted = malloc(values * sizeof(double)), *to = wanted;
+        for (int k = 0; k < count; k++) {
+            const parameter *p = &r.parameter[x[k].weight];
+            for (int i = 0; i < p->rows; i++)
+                for (int j = 0; j < p->cols; j++)
+                    for (int c = 0; c < RANK; c++) {
+                        double d = scale * gradient[p->first + (size_t)(i * p->cols + j)];
+                        x[k].d_a[i * RANK + c] += d * (double)x[k].b[c * p->cols + j];
+                        x[k].d_b[c * p->cols + j] += d * (double)x[k].a[i * RANK + c];
+                    }
+            for (int i = 0; i < p->rows * RANK; i++) *to++ = x[k].d_a[i];
+            for (int i = 0; i < p->cols * RANK; i++) *to++ = x[k].d_b[i];
+        }
+        float *got = malloc(values * sizeof(float)), *first = malloc(values * sizeof(float));
+        float *final[2], *kept = malloc(r.weights * sizeof(float));
+        float *after = malloc(r.weights * sizeof(float));
+        mtt_step_info info[2];
+        final[0] = malloc(values * sizeof(float)), final[1] = malloc(values * sizeof(float));
+        for (int way = 0; way < WAYS; way++) {
+            set_recompute(&s, way);
+            mtt_trainer *t = open_trainer(&s);
+            write_all(t, &r, w);
+            move_adapters(t, &r, x, count, NULL, NULL);
+            read_all(t, &r, mtt_parameter_get, kept);
+            check(!mtt_train_step(t, tokens, targets, &info[way > 0]), "%s: %s", what, env.error);
+            move_adapters(t, &r, x, count, mtt_gradient_get, way ? got : first);
+            move_adapters(t, &r, x, count, mtt_parameter_get, final[way > 0]);
+            read_all(t, &r, mtt_parameter_get, after);
+            check(!memcmp(kept, after, r.weights * sizeof(float)), "%s: a frozen weight has changed", what);
+            check(!way || (info[0].loss == info[1].loss && !memcmp(got, first, values * sizeof(float)) &&
+                           !memcmp(final[0], final[1], values * sizeof(float))),
+                  "%s: other bits with recompute %s", what, RECOMPUTES[way]);
+            if (way == 0 && number % 2 == 0) { /* saved and resumed; merged */
+                mtt__st st;
+                check(!mtt_save(t, in("lora"), NULL) && !mtt_save_merged(t, in("merged")), "%s: %s", what,
+                      env.error);
+                move_adapters(t, &r, x, count, mtt_parameter_get, got);
+                check(!mtt_train_step(t, tokens, targets, &info[1]), "%s: %s", what, env.error);
+                move_adapters(t, &r, x, count, mtt_parameter_get, final[1]);
+                mtt_trainer_destroy(t);
+                t = open_trainer(&s);
+                check(!mtt_resume(t, in("lora"), NULL), "%s: %s", what, env.error);
+                check(!mtt_train_step(t, tokens, targets, &info[1]), "%s: %s", what, env.error);
+                float *again = malloc(values * sizeof(float));
+                move_adapters(t, &r, x, count, mtt_parameter_get, again);
+                check(!memcmp(again, final[1], values * sizeof(float)), "%s: resumed, it differs", what);
+                check(!mtt__st_open(&env, in("merged"), &st) && !mtt__st_verify(&st) &&
+                      (int)st.tensors.count == r.parameters, "%s: %s", what, env.error);
+                const float *at = got;
+                for (int k = 0; k < count; k++) {
+                    const parameter *p = &r.parameter[x[k].weight];
+                    const mtt__st_entry *e = mtt__st_find(&st.tensors, p->name);
+                    const float *a = at, *b = a + p->rows * RANK, *m = (const float *)(uintptr_t)e->data;
+                    double worst = 0;
+                    at = b + p->cols * RANK;
+                    for (int i = 0; i < p->rows; i++)
+                        for (int j = 0; j < p->cols; j++) {
+                            double sum = kept[p->first + (size_t)(i * p->cols + j)];
+                            for (int c = 0; c < RANK; c++)
+                                sum += scale * (double)a[i * RANK + c] * (double)b[c * p->cols + j];
+                            worst = fmax(worst, fabs(sum - (double)m[i * p->cols + j]));
+                        }
+                    check(worst < 1e-6, "%s: merged %s is off by %g", what, p->name, worst);
+                }
+                mtt__st_close(&st);
+                check(mtt_resume(t, in("merged"), NULL) == MTT_E_MISMATCH, "%s: a merged file goes on", what);
+                setup other = s;
+                other.policy.lora_alpha = 40;
+                mtt_trainer *u = open_trainer(&other);
+                check(mtt_resume(u, in("lora"), NULL) == MTT_E_MISMATCH && strstr(env.error, "lora_alpha"),
+                      "%s: another alpha: %s", what, env.error);
+                mtt_trainer_destroy(u);
+                other.policy.lora_rank = 0;
+                u = open_trainer(&other);
+                check(mtt_resume(u, in("lora"), NULL) == MTT_E_MISMATCH && strstr(env.error, "lora_rank"),
+                      "%s: without adapters: %s", what, env.error);
+                check(!mtt_save(u, in("plain"), NULL), "%s", env.error);
+                check(mtt_resume(t, in("plain"), NULL) == MTT_E_MISMATCH && strstr(env.error, "lora_rank"),
+                      "%s: with adapters: %s", what, env.error);
+                mtt_trainer_destroy(u);
+                free(again);
+            }
+            mtt_trainer_destroy(t);
+        }
+        double error = relative_error(first, wanted, values);
+        int half = s.policy.precision >= MTT_BF16;
+        check(error < MOST[s.policy.precision] && (!half || error > 1e-5), "%s: gradients are off by %g",
+              what, error);
+        check(fabs(info[0].loss / loss - 1) < (half ? 1e-2 : 3e-7), "%s: loss %.9g, the reference says %.9g",
+              what, info[0].loss, loss);
+        for (int k = 0; k < count; k++) free(x[k].a), free(x[k].b), free(x[k].d_a), free(x[k].d_b);
+        for (int k = 0; k < 2; k++) free(final[k]), free(mb[k].masks);
+        free(w), free(wide), free(gradient), free(wanted), free(got), free(first), free(kept), free(after);
+    }
+}
+
+/* Initial adapters as PEFT's: A uniform up to 1 / sqrt(in), B zero, so that the model is what it was. */
+static void new_adapters(void)
+{
+    setup s = small_setup();
+    float a[16 * 8], b[8 * 48], largest = 0, sum = 0;
+    s.policy.lora_rank = 8;
+    mtt_trainer *t = open_trainer(&s);
+    check(!mtt_parameter_get(t, mtt_parameter_find(t, "h.1.attn.c_attn.lora_A"), a) &&
+          !mtt_parameter_get(t, mtt_parameter_find(t, "h.1.attn.c_attn.lora_B"), b), "%s", env.error);
+    for (int i = 0; i < 8 * 48; i++) check(b[i] == 0, "B begins with %g", (double)b[i]);
+    for (int i = 0; i < 16 * 8; i++) largest = fmaxf(largest, fabsf(a[i])), sum += a[i] * a[i];
+    check(largest <= 0.25f && largest > 0.23f && fabsf(sum / 128 - 1.0f / 48) < 0.006f,
+          "A begins with up to %g, mean square %g", (double)largest, (double)sum / 128);
+    mtt_trainer_destroy(t);
+    for (int i = 0; i < 4; i++) {
+        static const char *const WORDS[] = {"multiple of 8", "fp8", "lora_targets", "lora_rank is 1032"};
+        mtt_plan_report report;
+        s.policy = (mtt_policy){.lora_rank = i == 0 ? 12 : i == 3 ? 1032 : 8};
+        if (i == 1) s.policy.precision = MTT_FP8;
+        if (i == 2) s.policy.lora_targets = "c_attn";
+        mtt_status status = mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report);
+        check(status == MTT_E_ARGUMENT && strstr(env.error, WORDS[i]), "case %d: %s", i, env.error);
+    }
+}
+
 /* Patterns that freeze everything or nothing are mistakes. */
 static void frozen_misuse(void)
 {
@@ -2948,7 +3164,7 @@ static void groups(void)
           "%s", env.error);
     many[1] = (mtt_group){NULL, 0, NAN};
     check(mtt_optim_resolve(&env, &s.optim, &resolved) == MTT_E_ARGUMENT && strstr(env.error, "no names") &&
-          strstr(env.error, "weight_decay nan"), "%s", env.error);
+          strstr(env.error, "weight_decay NaN"), "%s", env.error);
     s.optim.group_count = 0;
     grouped.optim.groups = &group, grouped.optim.group_count = 1;
     mtt_trainer *trainer = open_trainer(&grouped);
@@ -4319,7 +4535,7 @@ static void eight_bit_checkpoints(void)
         expect_refusal(&s, in("forged"), MTT_E_FORMAT, "fp8.scales", what);
     }
     char metadata[MTT__CHECKPOINT_PAIRS];
-    check(!mtt__checkpoint_init(&c, trainer, NULL), "no checkpoint");
+    check(!mtt__checkpoint_init(&c, trainer, NULL, 0), "no checkpoint");
     c.tensors[c.kept].shape[0]--;
     check(!mtt__st_save(&env, in("forged"), c.tensors, c.count, mtt__checkpoint_print(&c, metadata),
                         mtt__checkpoint_read, &c),
@@ -4544,6 +4760,8 @@ int main(int argc, char **argv)
         timed("model options", model_options);
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
+    timed("adapters", adapters);
+    timed("new adapters", new_adapters);
         close_folder();
         return finish();
     }
@@ -4587,6 +4805,8 @@ int main(int argc, char **argv)
     timed("model options", model_options);
     timed("frozen", frozen_parameters);
     timed("frozen misuse", frozen_misuse);
+    timed("adapters", adapters);
+    timed("new adapters", new_adapters);
     timed("attention options", attention_options);
     timed("checkpoints", checkpoints);
     timed("FP8", eight_bits);

@@ -126,6 +126,11 @@ static mtt_status run_rank(const job *j, mtt_backend *backend, outcome *o)
     for (i = 0; i < j->steps && !status; i++) status = train(j, t, rank, j->begin + i, o);
     if (!status) status = hash_weights(t, o);
     if (!status && *j->tokens) status = evaluate(j, t, rank, o);
+    if (!status && *j->save && j->policy.lora_rank) { /* merged, and then as it is: all ranks take part */
+        char merged[320];
+        snprintf(merged, sizeof(merged), "%s.merged", j->save);
+        status = mtt_save_merged(t, merged);
+    }
     if (!status && *j->save) status = mtt_save(t, j->save, NULL);
     policy.ranks = j->ranks;
     policy.rank = rank;
@@ -259,7 +264,8 @@ static const struct {
 static void same_bits(void)
 {
     for (int kind = emulated ? 9 : 0; kind < 24; kind += emulated ? 11 : quick ? 7 : 1) {
-        uint64_t hashes[5] = {0}, files[5] = {0}, first[5] = {0};
+        uint64_t hashes[5] = {0}, files[5] = {0}, first[5] = {0}, whole[5] = {0};
+        char merged[320];
         job j = plain(1);
         snprintf(j.tokens, sizeof(j.tokens), "%s", in("data.valid.tokens"));
         j.model.dropout = kind % 2 ? 0.1f : 0;
@@ -280,6 +286,7 @@ static void same_bits(void)
         j.policy.kept_inputs = (mtt_kept_inputs)(kind % 7 == 3 && kind % 4 < 2); /* see mtt_kept_inputs */
         j.policy.fp8_products = (mtt_fp8_products)(kind / 5 % 3);
         j.policy.freeze = kind % 2 == 0 ? NULL : kind % 3 ? "wte.weight,h.1.*" : "h.*.weight";
+        if (kind % 7 == 0 && kind % 5 < 4) j.policy.lora_rank = 8, j.policy.lora_targets = "*";
         if (emulated) j.steps = 3; /* the second one is captured, the third replayed */
         for (int n = 2; n <= 4; n++) {
             job one = j;
@@ -287,6 +294,8 @@ static void same_bits(void)
             save_to(&one, "one.safetensors");
             hashes[n] = succeeded(&one);
             files[n] = file_hash(one.save);
+            snprintf(merged, sizeof(merged), "%s.merged", one.save);
+            if (j.policy.lora_rank) whole[n] = file_hash(merged);
         }
         for (size_t i = 0; i < MTT__LENGTH(SAME); i++) {
             int n = SAME[i].ranks * SAME[i].accumulate, narrow;
@@ -303,6 +312,9 @@ static void same_bits(void)
             check(hash == (narrow ? first[n] : hashes[n]), "%s: other bits than those of one rank",
                   described(&many));
             check(narrow || file_hash(many.save) == files[n], "%s: another checkpoint than that of one rank",
+                  described(&many));
+            snprintf(merged, sizeof(merged), "%s.merged", many.save);
+            check(narrow || !j.policy.lora_rank || file_hash(merged) == whole[n], "%s: merged otherwise",
                   described(&many));
         }
     }

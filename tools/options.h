@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPTION_TEXT = MTT_FIELD_FLAG + 1, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
+enum { OPTION_TEXT = MTT_FIELD_TEXT, OPTION_TITLE, OPTION_FIELDS }; /* besides mtt_field_kind */
 enum { OPTION_ERROR = 2, OPTION_HELP = -1, OPTION_MOST = 128 };
 
 typedef struct option {
@@ -54,6 +54,7 @@ static const struct {
     {"vocab", "vocab-size", NULL},           {"tied_head", "head", "untied|tied"},
     {"window", "window-size", NULL},         {"loss_chunk_rows", "chunk-rows", NULL},
     {"budget_bytes", "memory-budget", NULL}, {"total_steps", NULL, NULL},
+    {"keep_gradients", NULL, NULL},
 };
 
 /* Values of options. A program skips options that it does not have. tiny and small suit a CPU. a to d are the
