@@ -9,10 +9,6 @@ for program in "$@" test_golden.sh test_tools_data.sh test_convert.sh test_explo
   case $program in
     *.sh) command=(bash "tests/$program" "$build");;
     test_cuda) command=(tests/gpu.sh "$build/$program" tests/gpu_last_run.json);;
-<<<<<<< HEAD
-    test_model_blas) command=("$build/$program" quick);; # all products, and a share of what they serve
-=======
->>>>>>> proof
     *) command=("$build/$program");; esac
   "${command[@]}" 2>&1 | tee "$build/test.log" | grep -vE --line-buffered "$closing"
   status=${PIPESTATUS[0]}

@@ -3387,7 +3387,6 @@ static void eight_operations(int setups)
         if (eights[i])
             printf("%-26s %9lld results in 8 bits, %lld are the textbook's neighbours\n",
                    mtt_op_name((mtt_op_kind)i), (long long)eights[i], (long long)neighbours[i]);
-<<<<<<< HEAD
 }
 
 /* ---- generation ---- */
@@ -3513,8 +3512,6 @@ static void generators(int count)
         check(!memcmp(logits[1], logits[2], sizeof(logits[1])), "generator %d: other bits again", number);
         for (int i = 0; i < 2; i++) mtt_generator_destroy(g[i]);
     }
-=======
->>>>>>> proof
 }
 
 static void print_worst(int all)

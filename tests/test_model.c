@@ -2017,16 +2017,8 @@ static void products(void)
                                           {MTT_F8_E4M3, MTT_F8_E4M3, MTT_BF16_BITS},
                                           {MTT_F8_E5M2, MTT_F8_E4M3, MTT_BF16_BITS},
                                           {MTT_F8_E4M3, MTT_F8_E5M2, MTT_F32}};
-<<<<<<< HEAD
-    int words = 0, step = each();
-#ifdef MTT_CBLAS /* changes products alone: quick leaves them whole */
-    step = 1;
-#endif
-    for (int i = 0; i < (int)(MTT__LENGTH(SIZES) * MTT__LENGTH(DTYPES)) * 48; i += step) {
-=======
     int words = 0;
     for (int i = 0; i < (int)(MTT__LENGTH(SIZES) * MTT__LENGTH(DTYPES)) * 48; i += BLAS ? 1 : each()) {
->>>>>>> proof
         const int64_t *size = SIZES[i / 48 % (int)MTT__LENGTH(SIZES)];
         const mtt_dtype *dtype = DTYPES[i / 48 / (int)MTT__LENGTH(SIZES)];
         product_case p = {size[0],  size[1],   size[2],   dtype[0],   dtype[1],  dtype[2],
@@ -4814,16 +4806,14 @@ int main(int argc, char **argv)
     timed("dropout probabilities", dropout_probabilities);
     timed("angles", angles);
     timed("gradients", gradients);
-<<<<<<< HEAD
-    timed("model options", model_options);
-    timed("frozen", frozen_parameters);
-    timed("frozen misuse", frozen_misuse);
-    timed("adapters", adapters);
-    timed("new adapters", new_adapters);
-    timed("attention options", attention_options);
-=======
-    if (!BLAS) timed("model options", model_options), timed("attention options", attention_options);
->>>>>>> proof
+    if (!BLAS) {
+        timed("model options", model_options);
+        timed("attention options", attention_options);
+        timed("frozen", frozen_parameters);
+        timed("frozen misuse", frozen_misuse);
+        timed("adapters", adapters);
+        timed("new adapters", new_adapters);
+    }
     timed("checkpoints", checkpoints);
     timed("FP8", eight_bits);
     timed("repeatable", repeatable);
