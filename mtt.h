@@ -13679,7 +13679,7 @@ MTTDEF int mtt_form_next(const mtt_model_desc *m, mtt_form form, int64_t *cursor
         if (mtt__parameter_row[kind].place != place ||
             strncmp(mtt__parameter_row[kind].name, begin, strlen(begin)) != 0 ||
             (part != MTT__WHOLE && (part == MTT__JOINED) != (form == MTT_FORM_MTT || !rotary)) ||
-            !mtt__parameter_shape(m, kind, m->vocab, shape))
+            !mtt__parameter_shape(m, kind, 0, m->vocab, shape))
             continue;
         mtt__form_fill(m, form, kind, layer, row, shape, t);
         return 1;
@@ -13900,8 +13900,9 @@ static mtt_status mtt__model_match(mtt_model *m)
     }
     for (i = 0; i < m->tensors.count; i++)
         if (!m->tensors.at[i].used && !mtt__model_ignores(m, m->tensors.at[i].name))
-            return mtt__fail(m->env, MTT_E_MISMATCH, "%s: the model has no tensor %.200s: it is another "
-                             "model's", m->path, m->tensors.at[i].name);
+            return mtt__fail(m->env, MTT_E_MISMATCH, "%s: the model has no tensor %.200s: %s", m->path,
+                             m->tensors.at[i].name, strstr(m->tensors.at[i].name, ".lora_")
+                             ? "save it by mtt_save_merged" : "it is another model's");
     return MTT_OK;
 }
 

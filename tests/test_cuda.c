@@ -3440,6 +3440,12 @@ static void generation(int setups)
             both[k] = calloc(1, sizeof(**both));
             check(!mtt__generation_init(both[k], &env, &s.model, &desc, MTT_DEVICE_CUDA), "%s", env.error);
         }
+        if (!mine()) { /* only its shapes */
+            for (which = MTT__CHUNK; which <= MTT__TOKEN; which++)
+                for (i = 0; i < both[1]->programs[which].op_count; i++) is_new(op_at(both[1], which, i, 0));
+            for (k = 0; k < 2; k++) mtt_schedule_destroy(both[k]);
+            continue;
+        }
         l = bind_lock_step(&s, both[0], both[1]);
         l.once = 1;
         for (which = MTT__CHUNK; which <= MTT__TOKEN; which++) {
@@ -3474,6 +3480,7 @@ static void generators(int count)
         int64_t shape[2];
         int32_t ids[2][MOST + STEPS];
         mtt_plan_report plan;
+        if (!mine()) continue;
         new_case();
         set_options(&model, number);
         for (int i = 0; i < 2 * (MOST + STEPS); i++) ids[i % 2][i / 2] = below(VOCAB);
