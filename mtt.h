@@ -847,7 +847,7 @@ MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len
    are finite. */
 MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *values);
 /* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
-   mtt_trainer_create: no moments, step 0. MTT_E_MISMATCH names the field that differs. All ranks call it. */
+   mtt_trainer_create: new adapters, no moments, step 0. MTT_E_MISMATCH names the field that differs. All ranks call it. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
 /* The same for a generator. */
 MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);
@@ -14190,6 +14190,7 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     if (!values) status = MTT_E_MEMORY;
     for (setting = 0; setting < 2; setting++) {
         for (i = 0; !status && (name = mtt_parameter(t, i, shape)); i++) {
+            if (mtt__is_adapter(t->schedule->programs[0].parameters[i].kind)) continue;
             status = mtt_model_read(m, name, values);
             if (!status && setting) status = mtt_parameter_set(t, i, values);
         }

@@ -1115,7 +1115,7 @@ static void move_adapters(mtt_trainer *t, const reference *r, const adapter *x, 
         for (int of_b = 0; of_b < 2; of_b++) {
             const parameter *p = &r->parameter[x[i].weight];
             char name[60];
-            int64_t shape[2];
+            int64_t shape[2] = {0, 0};
             snprintf(name, sizeof(name), "%.*s.lora_%c", (int)(strlen(p->name) - strlen(".weight")), p->name,
                      "AB"[of_b]);
             int at = mtt_parameter_find(t, name);

@@ -72,6 +72,15 @@ check "two ranks begin with it" near "$(field first/first_fp32_metrics.json val_
 run --data text.txt --dataset more --results-dir more --init folder --seq-len 32 --batch-size 4 --steps 2 \
   --resume
 check "--resume continues what --init began" says err 'steps 2 to 2'
+run --data text.txt --dataset adapted --results-dir more --init folder --seq-len 32 --batch-size 4 --steps 2 \
+  --lora-rank 8 --lr 0.01
+check "--init with adapters" [ $code = 0 ]
+convert_it() { "$build/convert" "$1" "$2" > out 2> err; }
+check "merged weights are another model" convert_it more/adapted_fp32_merged.safetensors adapted
+check "they differ from the folder's" eval '! cmp -s adapted/model.safetensors folder/model.safetensors'
+check "adapters alone are refused" eval '! convert_it more/adapted_fp32_best.safetensors no'
+check "the merged file is named" says err 'mtt_save_merged'
+check "adapters are there" [ -s more/adapted_fp32_adapter/adapter_model.safetensors ]
 expect 2 '--d-model has another value than the model in folder: leave it out' --data text.txt --init folder \
   --d-model 64
 expect 2 'has its own model: leave out --model' --dry-run --init folder --model gpt2

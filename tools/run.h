@@ -29,6 +29,7 @@ typedef struct run {
     mtt_ranks *ranks; /* NULL: one process */
     float timeout;    /* seconds that a rank waits for another one; 0 = mtt.h's default */
     int local;        /* this rank's number on its host */
+    int has_adapters; /* 1 = the run trains adapters alone */
     int stopped;      /* 1 = all ranks know that the run shall end */
     const char *init; /* a checkpoint or folder with the first weights; NULL: random ones */
     mtt_model *model; /* opened */
@@ -124,6 +125,7 @@ static mtt_status run_join(run *r, mtt_env *env, mtt_policy *policy)
     mtt_status status = mtt_ranks_environment(env, &here);
     int ranks = policy->ranks;
     r->env = env;
+    r->has_adapters = policy->lora_rank > 0;
     here.timeout = (double)r->timeout;
     if (!status && here.ranks > 1 && ranks && ranks != here.ranks)
         return run_fail(r, MTT_E_ARGUMENT, "--ranks is %d, but the launcher has started %d: leave it out",
@@ -577,6 +579,15 @@ static mtt_status run_save(run *r, mtt_trainer *t, const mtt_batches *batches)
     return status;
 }
 
+/* Saves the best weights of a run with adapters for other programs: merged, and where PEFT has such a model
+   the adapters in a folder. */
+static mtt_status run_save_adapters(run *r, mtt_trainer *t)
+{
+    mtt_status status = mtt_save_merged(t, run_path(r, "_merged.safetensors"));
+    if (!status) status = mtt_adapter_save(t, run_path(r, "_adapter"));
+    return status == MTT_E_ARGUMENT ? MTT_OK : status;
+}
+
 /* Saves the best checkpoint: a second name of the step's file, if there is one. */
 static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batches)
 {
@@ -589,7 +600,8 @@ static mtt_status run_save_best(run *r, mtt_trainer *t, const mtt_batches *batch
         unlink(temporary); /* a rename to another name of the same file does nothing */
     }
     status = run_decide(r, &linked);
-    return status || linked ? status : mtt_save(t, best, batches);
+    if (!status && !linked) status = mtt_save(t, best, batches);
+    return status || !r->has_adapters ? status : run_save_adapters(r, t);
 }
 
 /* Saves after the last step. If the folder cannot take the file, another may: hours of training are in it. */
