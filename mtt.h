@@ -847,7 +847,8 @@ MTTDEF void mtt_model_training(const mtt_model *model, int *window, int *seq_len
    are finite. */
 MTTDEF mtt_status mtt_model_read(mtt_model *model, const char *name, float *values);
 /* Sets all weights of a trainer of the same description, dropout aside. Everything else is as after
-   mtt_trainer_create: new adapters, no moments, step 0. MTT_E_MISMATCH names the field that differs. All ranks call it. */
+   mtt_trainer_create: new adapters, no moments, step 0. MTT_E_MISMATCH names the field that differs. All
+   ranks call it. */
 MTTDEF mtt_status mtt_trainer_load(mtt_trainer *trainer, mtt_model *model);
 /* The same for a generator. */
 MTTDEF mtt_status mtt_generator_load(mtt_generator *generator, mtt_model *model);

@@ -75,7 +75,7 @@ check "--resume continues what --init began" says err 'steps 2 to 2'
 run --data text.txt --dataset adapted --results-dir more --init folder --seq-len 32 --batch-size 4 --steps 2 \
   --lora-rank 8 --lr 0.01
 check "--init with adapters" [ $code = 0 ]
-convert_it() { "$build/convert" "$1" "$2" > out 2> err; }
+convert_it() { "$(dirname "$train")/convert" "$1" "$2" > out 2> err; }
 check "merged weights are another model" convert_it more/adapted_fp32_merged.safetensors adapted
 check "they differ from the folder's" eval '! cmp -s adapted/model.safetensors folder/model.safetensors'
 check "adapters alone are refused" eval '! convert_it more/adapted_fp32_best.safetensors no'
