@@ -4428,7 +4428,7 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
             p.loss_chunk_rows *= 2;
     if (!p.workspace_bytes) p.workspace_bytes = (size_t)32 << 20;
     if (p.window >= seq_len) p.window = 0;
-    if (p.lora_rank && !p.lora_alpha) p.lora_alpha = (float)p.lora_rank;
+    if (p.lora_rank && p.lora_alpha == 0) p.lora_alpha = (float)p.lora_rank;
     if (p.lora_rank && !p.lora_targets) p.lora_targets = "attn.c_attn";
     if (p.precision == MTT_FP8 && p.fp8_products == MTT_FP8_ALL) p.loss = MTT_LOSS_CHUNKED;
     if (p.precision == MTT_FP8 && p.loss_chunk_rows > 0)
