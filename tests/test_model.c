@@ -903,7 +903,7 @@ static void check_options(setup *s, const reference *r, const float *w, const in
 
 static void model_options(void)
 {
-    for (int number = 0; number < (quick ? 14 : 34); number++) {
+    for (int number = 0; number < (quick ? 7 : 34); number++) {
         setup s = small_setup();
         int32_t tokens[32], targets[32];
         char what[160];
@@ -1133,7 +1133,7 @@ static void adapters(void)
 {
     static const char *const TARGETS[] = {NULL, "*", "h.1.*", "mlp.*,attn.c_proj"};
     static const double MOST[] = {1e-5, 1e-5, 6e-2, 8e-3};
-    for (int number = 0; number < (quick ? 16 : 80); number++) {
+    for (int number = 0; number < (quick ? 8 : 80); number++) {
         setup s = small_setup();
         int32_t tokens[32], targets[32];
         int which = number / 4 % 4, count = 0;
@@ -1335,7 +1335,7 @@ static void attention_options(void)
         {2, 0, 0, 2, 0, 0, 0},  {2, 0, 0, 2, 1, 0, 3}, {2, 0, 0, 0, 0, 1, 0},  {2, 0, 0, 2, 0, 1, 100},
         {4, 2, 16, 2, 0, 1, 5}, {6, 2, 8, 2, 1, 0, 0}};
     enum { FIXED = (int)(sizeof(ALONE) / sizeof(ALONE[0])), CASES = FIXED + 20 };
-    for (int n = 0; n < CASES; n += each() / 2 + 1) {
+    for (int n = 0; n < CASES; n += quick ? 7 : 1) {
         setup s = small_setup();
         options o = ALONE[n % FIXED];
         int32_t tokens[32], targets[32];
