@@ -73,6 +73,7 @@ static void fuzz_options(const char *data, size_t size)
     int argc = 1, k, code;
     if (!used++) fresh = set;
     set = fresh;
+    files.init = NULL; /* as in a new process */
     memset(&option_all, 0, sizeof(option_all));
     while (argc < 63 && (argv[argc] = next_part(&at, data + size, '\n', &bytes))) argc++;
     code = read_options(argc, argv);
