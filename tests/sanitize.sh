@@ -26,7 +26,7 @@ compile() { # SOURCE: for the job
   $compiler -std=gnu99 -O1 -g -fno-omit-frame-pointer "${sanitizer[@]}" $defines "$1" \
     -o "$build/$(basename "$1" .c)" -lm
 }
-compile_all() { # SOURCE...: as many at a time as there are processors; what does not compile is absent
+compile_all() { # SOURCE...: one on each processor. If one does not compile, its program is missing
   local source
   for source; do
     while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done

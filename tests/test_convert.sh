@@ -152,7 +152,7 @@ while read -r name type options; do
   for to in f32 q8_0; do
     expect 0 "$type with" $name.safetensors $name.$to.gguf --type $to
     expect 0 "$type with" $name.d/$name $name.again.gguf --type $to --context 32
-    check "$name: $to by way of a folder" cmp $name.$to.gguf $name.again.gguf
+    check "$name: $to, converted through a folder" cmp $name.$to.gguf $name.again.gguf
   done
   expect 0 "$type with" $name.d/$name $name.d/again --context 32
   check "$name: the same folder" diff -r $name.d/$name $name.d/again

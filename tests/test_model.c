@@ -1050,7 +1050,7 @@ static void frozen_parameters(void)
         int lowest = 0;
         while (frozen[lowest]) lowest++;
         /* FP8: GELU's backward pass rounds its result once, to 8 bits. Without one it is rounded to 16 bits
-           before, which may give a neighbour. */
+           before, which may give a neighbour of e4m3: up to an eighth away. */
         if (s.policy.precision != MTT_FP8 || !strstr(r.parameter[lowest].name, "mlp.c_proj.weight"))
             lowest = -1;
         check(info[1].arena_bytes <= info[0].arena_bytes || s.policy.recompute, "%s: more memory", what);
@@ -1058,16 +1058,16 @@ static void frozen_parameters(void)
             const parameter *p = &r.parameter[i];
             size_t bytes = p->count * sizeof(float);
             int at = find_parameter(t[1], p->name);
-            if (i == lowest) continue;
-            check(!memcmp(a[3] + p->first, a[frozen[i] ? 1 : 2] + p->first, bytes), "%s: %s %s", what,
-                  p->name, frozen[i] ? "has changed" : "is updated otherwise");
+            check(i == lowest || !memcmp(a[3] + p->first, a[frozen[i] ? 1 : 2] + p->first, bytes),
+                  "%s: %s %s", what, p->name, frozen[i] ? "has changed" : "is updated otherwise");
             mtt_status got = mtt_gradient_get(t[1], at, a[5] + p->first);
             check((got == MTT_OK) == (!frozen[i] && (s.policy.accumulate > 1 || s.policy.keep_gradients)),
                   "%s: the gradient of %s: %s", what, p->name, mtt_status_string(got));
             if (got) continue;
             mtt_gradient_get(t[0], at, a[4] + p->first);
-            check(!memcmp(a[4] + p->first, a[5] + p->first, bytes), "%s: another gradient of %s", what,
-                  p->name);
+            check(i == lowest ? relative_difference(a[5] + p->first, a[4] + p->first, p->count) < 0.125
+                              : !memcmp(a[4] + p->first, a[5] + p->first, bytes),
+                  "%s: another gradient of %s", what, p->name);
         }
         if (number % 4 == 0) {
             check(!mtt_save(t[1], in("frozen"), NULL), "%s: %s", what, env.error);

@@ -584,8 +584,9 @@ static mtt_status run_save(run *r, mtt_trainer *t, const mtt_batches *batches)
 static mtt_status run_save_adapters(run *r, mtt_trainer *t)
 {
     mtt_status status = mtt_save_merged(t, run_path(r, "_merged.safetensors"));
-    if (!status) status = mtt_adapter_save(t, run_path(r, "_adapter"));
-    return status == MTT_E_ARGUMENT ? MTT_OK : status;
+    if (status) return status;
+    status = mtt_adapter_save(t, run_path(r, "_adapter"));
+    return status == MTT_E_ARGUMENT ? MTT_OK : status; /* PEFT has no such model */
 }
 
 /* Saves the best checkpoint: a second name of the step's file, if there is one. */
