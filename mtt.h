@@ -5648,23 +5648,25 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
     mtt_op maker = mtt__maker(b, x);
     const mtt_norm *n = MTT_OPERANDS_OF(norm, &maker);
     int attention = maker.kind == MTT_OP_flash; /* its output is there in 16 bits */
+    int activation = mtt__is_activation(maker.kind);
     mtt_tensor *from, *stats = NULL, *gain = NULL, *shift = NULL, *again;
     from = mtt__need(b, maker.operands[attention ? maker.inputs : 0]);
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
-    if (transposed) {
-        again = mtt__add_eight(b, x, x->entry, 1);
-        MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
-        return again;
+    if (!transposed && (attention || maker.kind == MTT_OP_quantize)) return from;
+    if (!transposed || activation) { /* quantize normalizes, but has no activations */
+        again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x),
+                                mtt__width(x), 0);
+        b->recomputing = 1;
+        if (stats) MTT__EMIT(b, layer, 0, norm, from, gain, shift, again, stats);
+        else if (maker.kind == MTT_OP_gelu) MTT__EMIT(b, layer, 0, gelu, from, again);
+        else MTT__EMIT(b, layer, 0, activation, from, again);
+        b->op->recomputed = 1;
+        b->recomputing = 0;
+        if (!transposed) return again;
+        from = again;
     }
-    if (attention || maker.kind == MTT_OP_quantize) return from;
-    again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x),
-                            mtt__width(x), 0);
-    b->recomputing = 1;
-    if (stats) MTT__EMIT(b, layer, 0, norm, from, gain, shift, again, stats);
-    else if (maker.kind == MTT_OP_gelu) MTT__EMIT(b, layer, 0, gelu, from, again);
-    else MTT__EMIT(b, layer, 0, activation, from, again);
-    b->op->recomputed = 1;
-    b->recomputing = 0;
+    again = mtt__add_eight(b, x, x->entry, 1);
+    MTT__EMIT(b, layer, 0, quantize, from, stats, gain, shift, NULL, again);
     return again;
 }
 

@@ -945,11 +945,12 @@ static void draw_frozen(const reference *r, char *patterns, size_t capacity, int
 {
     static const char *const PATTERNS[] = {"wte.*,h.0.*", "*.weight", "h.*", "*ln_*,*.bias", "w*,*c_*",
                                            "h.0.*,h.1.a*n.c_attn.*,wte.weight"};
-    int left = 0, number = below(3), which = below((int)MTT__LENGTH(PATTERNS));
+    int left = 0, number = below(4), which = below((int)MTT__LENGTH(PATTERNS)), only = below(r->parameters);
     snprintf(patterns, capacity, "%s", number ? "" : PATTERNS[which]);
     for (int i = 0; i < r->parameters; i++) {
         const char *name = r->parameter[i].name;
-        if (number) frozen[i] = below(4) >= number;
+        if (number == 3) frozen[i] = i != only;
+        else if (number) frozen[i] = below(4) >= number;
         else if (which == 0) frozen[i] = !strncmp(name, "wte", 3) || !strncmp(name, "h.0", 3);
         else if (which == 1) frozen[i] = strstr(name, ".weight") != NULL;
         else if (which == 2) frozen[i] = name[0] == 'h';
@@ -1049,8 +1050,8 @@ static void frozen_parameters(void)
         check(info[0].loss == info[1].loss, "%s: loss %.9g, not %.9g", what, info[1].loss, info[0].loss);
         int lowest = 0;
         while (frozen[lowest]) lowest++;
-        /* FP8: GELU's backward pass rounds its result once, to 8 bits. Without one it is rounded to 16 bits
-           before, which may give a neighbour of e4m3: up to an eighth away. */
+        /* FP8: GELU's backward pass rounds GELU once, to 8 bits. Without one it is rounded to 16 bits before,
+           which may give a neighbour of e4m3: up to an eighth away. */
         if (s.policy.precision != MTT_FP8 || !strstr(r.parameter[lowest].name, "mlp.c_proj.weight"))
             lowest = -1;
         check(info[1].arena_bytes <= info[0].arena_bytes || s.policy.recompute, "%s: more memory", what);

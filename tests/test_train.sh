@@ -80,8 +80,8 @@ check "merged weights are another model" convert_it more/adapted_fp32_merged.saf
 check "they differ from the folder's" eval '! cmp -s adapted/model.safetensors folder/model.safetensors'
 check "adapters alone are refused" eval '! convert_it more/adapted_fp32_best.safetensors no'
 check "the merged file is named" says err 'mtt_save_merged'
-run --data text.txt --dataset together --results-dir more --init folder --seq-len 32 --batch-size 2 --steps 2 \
-  --lora-rank 8 --lr 0.01 --ranks 2 --shard gradients
+run --data text.txt --dataset together --results-dir more --init folder --seq-len 32 --batch-size 2 \
+  --steps 2 --lora-rank 8 --lr 0.01 --ranks 2 --shard gradients
 run --data text.txt --dataset adapted --results-dir more --init folder --seq-len 32 --batch-size 2 --steps 2 \
   --lora-rank 8 --lr 0.01 --accumulate 2
 for file in adapter/adapter_model.safetensors merged.safetensors; do
