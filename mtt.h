@@ -8498,12 +8498,14 @@ static void mtt__cpu_rotary_backward(const mtt_op *op, const mtt_rotary_backward
 {
     enum { PIECES = 64 };
     float sums[PIECES][2][MTT__MAX_HEAD];
-    int64_t D = op->shape->head_dim, rows = op->shape->rows, piece, row, k;
+    int64_t D = op->shape->head_dim, rows = op->shape->rows, piece, k;
     memset(sums, 0, sizeof(sums));
     MTT__THREADS(mtt__elements(o->dx))
-    for (piece = 0; piece < PIECES; piece++)
+    for (piece = 0; piece < PIECES; piece++) {
+        int64_t row;
         for (row = piece * rows / PIECES; row < (piece + 1) * rows / PIECES; row++)
             mtt__rotary_backward_row(op, o, row, sums[piece]);
+    }
     for (piece = 1; piece < PIECES; piece++)
         for (k = 0; k < D; k++) {
             sums[0][0][k] += sums[piece][0][k];

@@ -2010,10 +2010,11 @@ static int is_product(const mtt_op *op)
    to it, times the magnitude. Nothing here depends on a value that can cancel to zero, or on the GPU. */
 enum { SLACK = 4, FEW = 4096 };
 
+static const double UNIT[PRECISION_COUNT] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12, 0x1p-9};
+
 static double least_plain_error(const mtt_op *op, const mtt_tensor *out, int64_t elements,
                                 mtt_precision precision)
 {
-    static const double UNIT[PRECISION_COUNT] = {0x1p-24, 0x1p-11, 0x1p-9, 0x1p-12, 0x1p-9};
     int between =
         op->kind == MTT_OP_chunked_loss || op->kind == MTT_OP_linear_backward_gelu; /* what is summed */
     int rounded =
@@ -2045,8 +2046,11 @@ static void judge(const setup *s, const mtt_op *op, const mtt_tensor *out, const
                   size_of_error error, size_of_error plain, size_of_error magnitude, double least)
 {
     double mean = 2 * fmax(plain.mean, least * magnitude.mean) + SLACK * 0x1p-23 * magnitude.mean;
-    double largest = 2 * fmax(plain.largest, least * magnitude.largest) + SLACK * 0x1p-23 * magnitude.largest,
-           share;
+    /* rounded twice: luck decides whether one of the few largest elements meets both roundings */
+    double twice = op->kind == MTT_OP_linear_adapted && is_16_bit(out) ? UNIT[s->policy.precision] : 0;
+    double largest = 2 * fmax(plain.largest, fmax(least, twice) * magnitude.largest) +
+                     SLACK * 0x1p-23 * magnitude.largest;
+    double share;
     check(error.mean <= mean && error.largest <= largest,
           "%s of %s, %s: error %.3g (largest %.3g), plain %.3g (%.3g), allowed %.3g (%.3g), "
           "magnitude %.3g (%s)",
@@ -3746,7 +3750,7 @@ static float *read_all(mtt_trainer *t, getter get)
 }
 
 /* Gains and biases away from 1 and 0, so that their places in the formulas are seen. */
-static void disturb(mtt_trainer *t, uint64_t seed)
+static void disturb(mtt_trainer *t, uint64_t seed, int nudged)
 {
     int64_t shape[2], k;
     int i;
@@ -3754,7 +3758,10 @@ static void disturb(mtt_trainer *t, uint64_t seed)
     for (i = 0; mtt_parameter(t, i, shape); i++) {
         float *values = malloc((size_t)(shape[0] * (shape[1] ? shape[1] : 1)) * sizeof(float));
         if (!shape[1] && mtt_parameter_get(t, i, values) == MTT_OK) {
-            for (k = 0; k < shape[0]; k++) values[k] += 0.1f * noise();
+            for (k = 0; k < shape[0]; k++) {
+                values[k] += 0.1f * noise();
+                if (nudged) values[k] = nextafterf(values[k], k % 2 ? INFINITY : -INFINITY);
+            }
             mtt_parameter_set(t, i, values);
         }
         free(values);
@@ -3763,7 +3770,8 @@ static void disturb(mtt_trainer *t, uint64_t seed)
 
 static double worst_gradient[PRECISION_COUNT], worst_loss[PRECISION_COUNT], worst_logits[PRECISION_COUNT];
 
-/* FP32 on the CPU is the truth; the same precision on the CPU says what error is fair. */
+/* FP32 on the CPU is the truth; the same precision on the CPU says what error is fair. For FP32 it is the
+   error of a model with gains and biases moved to the next number: steps enlarge a rounding. */
 static void whole_model(setup s, int number)
 {
     mtt_precision precision = s.policy.precision;
@@ -3790,7 +3798,7 @@ static void whole_model(setup s, int number)
     for (i = 0; i < 3; i++) {
         t[i] = open_trainer(&s, i == 2 ? &cuda : mtt_cpu_backend(), i == 0 ? MTT_FP32 : precision);
         if (!t[i]) return;
-        disturb(t[i], (uint64_t)number);
+        disturb(t[i], (uint64_t)number, i == 1 && precision == MTT_FP32);
     }
     for (step = 0; step < 5; step++) {
         for (i = 0; i < 3; i++)
@@ -4131,6 +4139,7 @@ static setup suite_setup(const technique *t, int batch)
 static mtt_policy on_cuda(mtt_policy policy)
 {
     policy.device = MTT_DEVICE_CUDA;
+    policy.ranks = 1; /* as a resolved one has, which opening takes */
     return policy;
 }
 
