@@ -92,7 +92,8 @@ function comma(n,  s) {
 function mb(bytes) { return bytes ~ /^[0-9]/ ? comma(bytes / 1e6) : "–" }
 function short(s) { gsub(/\|/, "/", s); return substr(s, 1, 60) }
 function label(s) {
-  sub(/^mtt /, "", s); gsub(/[_+]/, ", ", s); sub(/tf32/, "TF32", s); sub(/fp8/, "FP8", s); sub(/bf16/, "BF16", s)
+  sub(/^mtt /, "", s); gsub(/[_+]/, ", ", s); sub(/tf32/, "TF32", s); sub(/fp8/, "FP8", s)
+  sub(/bf16/, "BF16", s)
   if (match(s, /:[0-9]+/)) s = substr(s, 1, RSTART - 1) ", " substr(s, RSTART + 1) " rows a chunk"
   return s
 }
@@ -110,7 +111,7 @@ function line(n, k,  s) {
   if (row_ms[n, k] == "-") return s short(row_bytes[n, k]) " | |" (theirs ? " | |" : "")
   return s sprintf("%.2f | %s |", row_ms[n, k], mb(row_bytes[n, k])) (theirs ? ratios(n, k) : "")
 }
-$1 == "title" { name[++cases] = $2; title[$2] = $3; wanted[$2] = 1; next }
+$1 == "title" { name[++cases] = $2; title[$2] = $3; wanted[$2] = 1; parts += $2 ~ /gqa|generate/; next }
 $1 == "about" { about[$2] = $3; next }
 !($1 in wanted) { next }
 $1 == "largest" {
@@ -138,6 +139,8 @@ END {
       about["device"], about["date"], versions, about["steps"]
     print "without synchronizing after each step. MB is 10^6 bytes. Rows are BF16 unless they name"
     print "TF32 or FP8. FP8 implies the chunked loss."
+    if (parts) print "Attention: the forward and the backward pass of one layer, the mean of 10 in a row.\n" \
+      "New tokens: the time of one, with its share of a prompt of 16 tokens."
   }
   if (batches) printf "%sPlanned largest batch with %s: %s.\n", any ? "\n" : "", \
     "flash, segments, chunked, compact and dropout", batches

@@ -17,7 +17,8 @@ every step; BF16 and TF32 (autocast over FP32 weights, where mtt also stores act
 Speed: whole steps (forward, backward, clipping, AdamW) on the same synthetic batches; of both sides the median of the
 second half of the steps. mtt's time is wall clock and counts the copy of the batch to the device and the wait for the
 loss; PyTorch's batch lies on the device and nothing waits between its steps. Memory: mtt's arena, which is all that it
-allocates, and torch.cuda.max_memory_allocated.
+allocates, and torch.cuda.max_memory_allocated. Two kinds of cases are PyTorch alone: gqa is attention, forward and backward,
+and generate is a new token by transformers' GPT-2. tools/bench.sh puts mtt beside them.
 Exit status: 1 if curves differ or mtt failed where it was timed; 2 if something is missing or wrong, and the message says what.
 """
 import argparse, contextlib, functools, gc, itertools, json, math, os, platform, re
