@@ -24,6 +24,7 @@ Exit status: 1 if curves differ or mtt failed where it was timed; 2 if something
 import argparse, contextlib, functools, gc, itertools, json, math, os, platform, re
 import signal, statistics, subprocess, sys, tempfile, time, zlib
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read at the import; spinning threads are slow on a busy machine
+os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"  # its key lacks --sdpa: it would run the kernel compiled first for all
 try:
     import numpy as np
     import torch
@@ -371,10 +372,10 @@ def run_pytorch(args, m, feed, precision, mode):
     return dict(ms=statistics.median(ms), mib=torch.cuda.max_memory_allocated() / 2**20 if cuda else None)
 
 
-def clock(args, run, times):
-    """Milliseconds of a run: the median of five rounds of `times` each, after two that warm up."""
-    cuda, rounds = args.device == "cuda", []
-    for _ in range(7):
+def clock(args, run, times, rounds):
+    """Milliseconds of a run: the median of `rounds` means over `times` in a row, after two rounds that warm up."""
+    cuda, means = args.device == "cuda", []
+    for _ in range(2 + rounds):
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -386,8 +387,8 @@ def clock(args, run, times):
         if cuda:
             marks[1].record()
             torch.cuda.synchronize()
-        rounds.append((marks[0].elapsed_time(marks[1]) if cuda else 1e3 * (time.perf_counter() - start)) / times)
-    return statistics.median(rounds[2:])
+        means.append((marks[0].elapsed_time(marks[1]) if cuda else 1e3 * (time.perf_counter() - start)) / times)
+    return statistics.median(means[2:])
 
 
 def run_attention(args, m, feed, precision, mode):
@@ -396,7 +397,7 @@ def run_attention(args, m, feed, precision, mode):
     qkv = torch.randn(m["batch"], m["seq_len"], heads + 2 * kv, m["d_head"], device=args.device, dtype=dtype)
     parts = [t.detach().requires_grad_() for t in qkv.transpose(1, 2).split([heads, kv, kv], 1)]
     d_out = torch.randn_like(qkv[:, :, :heads]).transpose(1, 2)
-    return dict(ms=clock(args, lambda: torch.autograd.grad(ATTENTION(*parts, is_causal=True, enable_gqa=True), parts, d_out), 10),
+    return dict(ms=clock(args, lambda: torch.autograd.grad(ATTENTION(*parts, is_causal=True, enable_gqa=True), parts, d_out), 10, 9),
                 mib=None)
 
 
@@ -412,7 +413,7 @@ def run_generation(args, m, feed, precision, mode):
                    compile_config=CompileConfig(mode="reduce-overhead" if mode == "graphs" else "default"))
     run = lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=m["new"], min_new_tokens=m["new"],
                                  do_sample=False, pad_token_id=0, eos_token_id=None, **how)
-    return dict(ms=clock(args, run, 1) / m["new"],
+    return dict(ms=clock(args, run, 1, 3) / m["new"],
                 mib=torch.cuda.max_memory_allocated() / 2**20 if args.device == "cuda" else None)
 
 
