@@ -74,10 +74,11 @@ def train(args, folder, name, model, technique, *options):
     """Runs the trainer; returns the rows of its log."""
     command = [args.train, "--device", args.device, "--results-dir", folder, "--dataset", name, "--technique", technique,
                "--lr", str(args.lr), "--seed", str(args.seed), "--eval-batches", "1", "--no-memory-profiling"]
-    for key in ("layers", "d_model", "heads", "d_ff", "seq_len", "positions", "head"):
+    for key in ("layers", "d_model", "heads", "heads_kv", "d_ff", "seq_len", "positions", "head"):
         command += ["--" + key.replace("_", "-"), str(model[key])] if key in model else []
     command += ["--batch-size", str(model["batch"]), "--dropout", str(model.get("dropout", 0)), *map(str, options)]
     command += ["--no-head-bias"] * (not model.get("bias", True))
+    command += ["--norm", "rms", "--mlp", "swiglu", "--no-biases"] if model.get("llama") else []
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -473,7 +474,8 @@ def compare_speed(args, folder, result):
         tokens = RANKS * m["batch"] * (1 if part == "generate" else m["seq_len"])
         for row in rows:
             row.update(case=case, batch=m["batch"], seq_len=m["seq_len"])
-        table([f"{case}: B = {m['batch']}, T = {m['seq_len']}", "ms/token" if part == "generate" else "ms/step", "tokens/s", "MiB", "speed", "memory"],
+        unit = "ms/token" if part == "generate" else "ms/step"
+        table([f"{case}: B = {m['batch']}, T = {m['seq_len']}", unit, "tokens/s", "MiB", "speed", "memory"],
               [[r["program"], f"{r['ms']:.2f}", f"{1e3 * tokens / r['ms']:,.0f}",
                 f"{r['mib']:,.0f}" if r["mib"] else "-", f"{best['ms'] / r['ms']:.2f}x" if best else "-",
                 f"{100 * r['mib'] / best['mib']:.0f} %" if r["mib"] and best.get("mib") else "-"]
