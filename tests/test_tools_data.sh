@@ -122,6 +122,10 @@ expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+, "los
 expect 0 '^\| adamw ' "$build/profile" $tiny --steps 2
 expect 0 '^\| all_to_all ' "$build/profile" $tiny --steps 2 --ranks 2
 expect 0 '^rank 1 alone: a step [0-9.]+ ms$' "$build/profile" $tiny --steps 2 --ranks 2
+expect 0 '^\{"ms": [0-9]+\.[0-9]+\}$' "$build/profile" $tiny --steps 2 --flash --only flash
+check "attention takes time" grep -q '[1-9]' out
+expect 0 '^\{"ms": [0-9.]+, "tokens_per_s": [0-9.]+, "arena_bytes": [0-9]+\}$' \
+  "$build/profile" $tiny --generate 40
 expect 2 '--steps 1: expected a whole number, 2 or more' "$build/profile" $tiny --steps 1
 printf '%s\n' before '<!-- bench:begin -->' old '<!-- bench:end -->' after > page.md; cp page.md page.old
 mkdir none; printf "#!/bin/sh\nexit 9\n" > none/nvidia-smi; chmod +x none/nvidia-smi
@@ -167,13 +171,16 @@ check "it names the versions" \
 DEVICE=cpu bench 0 '^\| tiny, 4 x 64, dropout 0.1 \| 2000.50 \(graphs\) .* flash \| ' tiny_dropout
 check "PyTorch has the same dropout" says calls '--speed tiny --pytorch bf16 --dropout 0.1 --modes compile'
 check "chosen cases leave the page alone" cmp page.md page.old
+DEVICE=cpu bench 0 '^\| attention, heads 12:4 of 64, 4 x 64 \| flash \| [0-9.]+ \| – \|$' tiny_gqa
+check "PyTorch's attention by both kernels" says calls '--speed tiny_gqa .* --modes eager --sdpa flash cudnn'
+DEVICE=cpu bench 0 '^New tokens: the time of one' tiny_generate
 bench 0 "^Planned largest batch .*model C [0-9,]+ sequences in 25.26 GB, model D" largest
 printf '%s\t%s\t%s\t%s\n' a128 'mtt flash' 10.234 4902000000 \
-  a128 'PyTorch bf16, compiled' 20.36 8322547712 long 'mtt flash' - 'no | room' \
+  a128 'PyTorch bf16, compiled, graphs, cuDNN' 20.36 8322547712 long 'mtt flash' - 'no | room' \
   a32 'mtt flash_chunked:8192' 1.5 1000000 >> figures.tsv
 bench 0 "table is in $PAGE" --table
-check "the table is in the page" \
-  grep -q "^| model A, 128 x 256 | 20.36 | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |\$" page.md
+row="| 20.36 (graphs, cuDNN) | 8,323 | flash | 10.23 | 4,902 | 1.99x | 59 % |"
+check "the table is in the page" grep -q "^| model A, 128 x 256 $row\$" page.md
 check "the rows of a chunk" grep -q "^| model A, 32 x 256 | .* flash, chunked, 8192 rows a chunk | 1.50" \
   page.md
 check "and what failed" grep -q "^| GPT-2 124M, 1 x 32768 | – | | flash | no / room | | | |\$" page.md
@@ -197,6 +204,7 @@ chmod +x smi/nvidia-smi
 beside() { PATH=$work/smi:$PATH DEVICE=cpu expect "$1" "$2" "$tools/profile.sh" "${@:3}"; }
 beside 0 '^profile.sh CASE'
 beside 2 'there is no case a129: a128 ' a129
+beside 2 'tiny_gqa is not a training step' tiny_gqa
 beside 0 '^\| clock, MHz \| \| \| 1630 \| \| \| 1630 \| \|$' tiny
 check "watts" says out '^\| power, W \| \| \| 695 \| \| \| 695 \| \|$'
 check "an operation of both" \

@@ -5,8 +5,10 @@ usage() {
 bench.sh [CASE...]     without a case all of them, into tools/performance.md; with cases to stdout
 bench.sh --table       measures nothing: the table of all figures so far, into tools/performance.md
   cases: a128 a128_dropout a128_tf32 a32 b64 d32 d32_dropout gpt2_16 gpt2_16_dropout gpt2_64 gpt2m_16
-  gpt2xl_8 long largest; with torchao gpt2_16_fp8; with two GPUs gpt2_16_ranks2 gpt2_64_ranks2
-  gpt2m_16_ranks2; and for a CPU tiny tiny_dropout tiny_ranks2
+  gpt2xl_8 long llama_16 llama_16_d128 largest; attention alone gqa12_1k gqa12_4k gqa12_16k gqa16_1k gqa16_4k
+  gqa16_16k; generation, with transformers gpt2_generate; with torchao gpt2_16_fp8; with two GPUs
+  gpt2_16_ranks2 gpt2_64_ranks2 gpt2m_16_ranks2; and for a CPU tiny tiny_dropout tiny_ranks2 tiny_llama
+  tiny_gqa tiny_generate
 Variables: PROFILE and TRAIN, programs built elsewhere (make builds them); PYTHON (python3), which is left out
 if it has no PyTorch; DEVICE (cuda) or cpu; STEPS (40); PAGE (tools/performance.md); FIGURES
 (results/bench/figures.tsv), where figures are kept for --table.
@@ -25,7 +27,7 @@ fail() { echo "bench: $2" >&2; exit "$1"; }
 
 record() { local IFS=$'\t'; echo "$*" >> "$figures"; } # CASE PROGRAM MS BYTES, or CASE PROGRAM - REASON
 ours() { # CASE: each technique, in a process of its own
-  local technique rows out numbers='s/.*"ms": ([0-9.]+),.*"arena_bytes": ([0-9]+).*/\1\t\2/'
+  local technique rows out numbers='s/.*"ms": ([0-9.]+)(.*"arena_bytes": ([0-9]+))?.*/\1\t\3/'
   for technique in ${techniques[$1]//,/ }; do
     rows=
     case $technique in *:*) rows="--chunk-rows ${technique#*:}";; esac
@@ -56,25 +58,28 @@ from_json='{ gsub(/^ *"|"$/, "", $1); gsub(/^"|"$/, "", $2); v[$1] = $2 }
     print v["case"] tail, v["program"], v["ms"], v["ms"] == "-" ? v["note"] : bytes
   }'
 theirs() { # CASE...: PyTorch; cases of the same modes share a process, since its import takes seconds
-  local group name tail how start json=$figures.json
+  local group name tail how mode kernels start json=$figures.json
   declare -A groups=()
   for name; do
     tail=
     [[ ! $name =~ _(tf32|dropout|fp8|ranks2)$ ]] || tail=${BASH_REMATCH[0]}
-    [ -z "${modes[$name]}" ] || groups[${modes[$name]},$tail]+=" ${name%$tail}"
+    kernels=flash
+    [[ ! $name =~ llama|gqa ]] || kernels="flash cudnn"
+    [ -z "${modes[$name]}" ] || groups[${modes[$name]},$kernels,$tail]+=" ${name%$tail}"
   done
   for group in "${!groups[@]}"; do
     start=("$python")
-    case ${group#*,} in
+    IFS=, read -r mode kernels tail <<< "$group"
+    case $tail in
       _ranks2) how=bf16 start+=(-m torch.distributed.run --standalone --nproc-per-node 2);;
-      _tf32 | _fp8) how=${group#*,_};;
+      _tf32 | _fp8) how=${tail#_};;
       _dropout) how="bf16 --dropout 0.1";;
       *) how=bf16;;
     esac
     rm -f "$json"
     "${start[@]}" "$root/tools/compare_pytorch.py" --device "$device" --speed ${groups[$group]} \
-      --pytorch $how --modes ${group%,*} --speed-steps "$steps" --json "$json" >&2
-    [ -s "$json" ] && awk -F '": |,$' -v OFS='\t' -v tail="${group#*,}" "$from_json" "$json" >> "$figures"
+      --pytorch $how --modes $mode --sdpa $kernels --speed-steps "$steps" --json "$json" >&2
+    [ -s "$json" ] && awk -F '": |,$' -v OFS='\t' -v tail="$tail" "$from_json" "$json" >> "$figures"
   done
 }
 
@@ -88,6 +93,7 @@ function mb(bytes) { return bytes ~ /^[0-9]/ ? comma(bytes / 1e6) : "–" }
 function short(s) { gsub(/\|/, "/", s); return substr(s, 1, 60) }
 function label(s) {
   sub(/^mtt /, "", s); gsub(/[_+]/, ", ", s); sub(/tf32/, "TF32", s); sub(/fp8/, "FP8", s)
+  sub(/bf16/, "BF16", s)
   if (match(s, /:[0-9]+/)) s = substr(s, 1, RSTART - 1) ", " substr(s, RSTART + 1) " rows a chunk"
   return s
 }
@@ -105,7 +111,7 @@ function line(n, k,  s) {
   if (row_ms[n, k] == "-") return s short(row_bytes[n, k]) " | |" (theirs ? " | |" : "")
   return s sprintf("%.2f | %s |", row_ms[n, k], mb(row_bytes[n, k])) (theirs ? ratios(n, k) : "")
 }
-$1 == "title" { name[++cases] = $2; title[$2] = $3; wanted[$2] = 1; next }
+$1 == "title" { name[++cases] = $2; title[$2] = $3; wanted[$2] = 1; parts += $2 ~ /gqa|generate/; next }
 $1 == "about" { about[$2] = $3; next }
 !($1 in wanted) { next }
 $1 == "largest" {
@@ -116,7 +122,8 @@ $2 ~ /^PyTorch/ && $3 == "-" { theirs = 1; if (!($1 in why)) why[$1] = short($4)
 $2 ~ /^PyTorch/ {
   theirs = 1
   if ($1 in ms && $3 + 0 >= ms[$1]) next
-  ms[$1] = $3 + 0; bytes[$1] = $4; how[$1] = $2 ~ /graphs/ ? " (graphs)" : ""
+  ms[$1] = $3 + 0; bytes[$1] = $4; how[$1] = $2
+  how[$1] = sub(/.*(eager|compiled), /, "", how[$1]) ? " (" how[$1] ")" : ""
   next
 }
 { row[$1, ++rows[$1]] = $2; row_ms[$1, rows[$1]] = $3; row_bytes[$1, rows[$1]] = $4 }
@@ -132,6 +139,8 @@ END {
       about["device"], about["date"], versions, about["steps"]
     print "without synchronizing after each step. MB is 10^6 bytes. Rows are BF16 unless they name"
     print "TF32 or FP8. FP8 implies the chunked loss."
+    if (parts) print "Attention: the forward and the backward pass of one layer, the mean of 10 in a row.\n" \
+      "New tokens: the time of one, with its share of a prompt of 16 tokens."
   }
   if (batches) printf "%sPlanned largest batch with %s: %s.\n", any ? "\n" : "", \
     "flash, segments, chunked, compact and dropout", batches

@@ -44,9 +44,30 @@ benchmark gpt2xl_8 "" "GPT-2 1.5B, 8 x 1024" \
   --layers 48 --heads 25 --d-model 1600 $head --seq-len 1024 --batch-size 8
 benchmark long compile "GPT-2 124M, 1 x 32768" flash,flash_checkpointing_chunked_compact \
   $gpt2 --seq-len 32768 --batch-size 1
+llama="--layers 12 --d-model 768 --d-ff 2048 --norm rms --mlp swiglu --positions rotary --no-biases"
+llama+=" --vocab-size 50304 --head tied --seq-len 1024"
+benchmark llama_16 graphs "Llama form 124M, 16 x 1024" flash,fp8_flash,$best $llama --heads 12 --batch-size 16
+benchmark llama_16_d128 graphs "Llama form 124M, 6 heads of 128, 16 x 1024" flash,fp8_flash,$best \
+  $llama --heads 6 --batch-size 16
+gqa="--layers 1 --vocab-size 256 --only flash --seq-len"
+for heads in 12:4 16:2; do # attention alone
+  for k in 1 4 16; do
+    benchmark gqa${heads%:*}_${k}k eager "attention, heads $heads of 64, $((16 / k)) x $((k * 1024))" flash \
+      $gqa $((k * 1024)) --batch-size $((16 / k)) --heads ${heads%:*} --heads-kv ${heads#*:} \
+      --d-model $((64 * ${heads%:*}))
+  done
+done
+benchmark gpt2_generate "compile graphs" "GPT-2 124M, 512 new tokens, a token" bf16 \
+  $gpt2 --batch-size 1 --generate 512
 benchmark largest "" "" ""
 all="${order[*]}"
 tiny="--layers 2 --heads 4 --d-model 64 --vocab-size 1000 --seq-len 64 --batch-size 4"
 benchmark tiny compile "tiny, 4 x 64" flash,fp8_flash,$best $tiny
 benchmark tiny_ranks2 compile "tiny, 4 x 64 on each of 2 ranks" flash $tiny $ranks
 benchmark tiny_dropout compile "tiny, 4 x 64, dropout 0.1" flash $tiny --dropout 0.1
+benchmark tiny_llama compile "tiny Llama form, 4 x 64" flash,fp8_flash,$best $llama \
+  --layers 2 --heads 4 --heads-kv 2 --d-model 64 --d-ff 256 --vocab-size 1000 --seq-len 64 --batch-size 4
+benchmark tiny_gqa eager "attention, heads 12:4 of 64, 4 x 64" flash \
+  $gqa 64 --batch-size 4 --heads 12 --heads-kv 4 --d-model 768
+benchmark tiny_generate "eager graphs" "tiny, 40 new tokens, a token" bf16 \
+  --layers 2 --heads 4 --d-model 64 --vocab-size 1000 --seq-len 64 $head --batch-size 1 --generate 40

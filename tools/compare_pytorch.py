@@ -17,12 +17,14 @@ every step; BF16 and TF32 (autocast over FP32 weights, where mtt also stores act
 Speed: whole steps (forward, backward, clipping, AdamW) on the same synthetic batches; of both sides the median of the
 second half of the steps. mtt's time is wall clock and counts the copy of the batch to the device and the wait for the
 loss; PyTorch's batch lies on the device and nothing waits between its steps. Memory: mtt's arena, which is all that it
-allocates, and torch.cuda.max_memory_allocated.
+allocates, and torch.cuda.max_memory_allocated. Two kinds of cases are PyTorch alone: gqa is attention, forward and backward,
+and generate is a new token by transformers' GPT-2. tools/bench.sh puts mtt beside them.
 Exit status: 1 if curves differ or mtt failed where it was timed; 2 if something is missing or wrong, and the message says what.
 """
-import argparse, contextlib, gc, itertools, json, math, os, platform, re
+import argparse, contextlib, functools, gc, itertools, json, math, os, platform, re
 import signal, statistics, subprocess, sys, tempfile, time, zlib
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read at the import; spinning threads are slow on a busy machine
+os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"  # its key lacks --sdpa: it would run the kernel compiled first for all
 try:
     import numpy as np
     import torch
@@ -35,6 +37,10 @@ A = dict(layers=4, d_model=256, heads=8, d_ff=1024, vocab=50257, seq_len=256,
          positions="sinusoidal", head="untied", bias=True)
 GPT2 = dict(layers=12, d_model=768, heads=12, d_ff=3072, vocab=50304, seq_len=1024,
             positions="learned", head="tied", bias=False)
+LLAMA = dict(GPT2, d_ff=2048, positions="rotary", llama=True)  # RMSNorm, rotary positions, SwiGLU, no biases
+GQA = dict(part="attention", d_head=64, heads=12, heads_kv=4, vocab=256, batch=1, seq_len=16384)  # alone, not a model
+GQA16 = dict(GQA, heads=16, heads_kv=2)
+GENERATE = dict(GPT2, part="generate", batch=1, new=512)  # ids after a prompt of 16
 CASES = {
     "a32": dict(A, batch=32),
     "a128": dict(A, batch=128),
@@ -44,10 +50,18 @@ CASES = {
     "gpt2_64": dict(GPT2, batch=64),
     "gpt2m_16": dict(GPT2, layers=24, d_model=1024, heads=16, d_ff=4096, batch=16),
     "long": dict(GPT2, seq_len=32768, batch=1),
+    "llama_16": dict(LLAMA, batch=16),
+    "llama_16_d128": dict(LLAMA, batch=16, heads=6),
+    **{f"gqa{m['heads']}_{T // 1024}k": dict(m, seq_len=T, batch=16384 // T) for m in (GQA, GQA16) for T in (1024, 4096, 16384)},
+    "gpt2_generate": GENERATE,
     "tiny": dict(A, layers=2, d_model=64, heads=4, d_ff=256, vocab=1000, seq_len=64, batch=4),  # for a CPU
+    "tiny_llama": dict(LLAMA, layers=2, d_model=64, heads=4, heads_kv=2, d_ff=256, vocab=1000, seq_len=64, batch=4),
+    "tiny_gqa": dict(GQA, seq_len=64, batch=4),
+    "tiny_generate": dict(GENERATE, layers=2, d_model=64, heads=4, vocab=1000, seq_len=64, new=40),
 }
 CURVE_TECHNIQUES = ["fp32", "tf32", "bf16", "bf16_flash"]
 SPEED_TECHNIQUES = ["bf16_flash" + rest for rest in ("", "_chunked", "_selective_chunked", "_checkpointing_chunked")]
+KERNELS = {"flash": "FA2", "cudnn": "cuDNN"}
 MODES = {"eager": "eager", "compile": "compiled", "graphs": "compiled, graphs"}
 ATTENTION = getattr(F, "scaled_dot_product_attention", None)  # PyTorch 1 has none
 RANKS = int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets it
@@ -60,10 +74,11 @@ def train(args, folder, name, model, technique, *options):
     """Runs the trainer; returns the rows of its log."""
     command = [args.train, "--device", args.device, "--results-dir", folder, "--dataset", name, "--technique", technique,
                "--lr", str(args.lr), "--seed", str(args.seed), "--eval-batches", "1", "--no-memory-profiling"]
-    for key in ("layers", "d_model", "heads", "d_ff", "seq_len", "positions", "head"):
+    for key in ("layers", "d_model", "heads", "heads_kv", "d_ff", "seq_len", "positions", "head"):
         command += ["--" + key.replace("_", "-"), str(model[key])] if key in model else []
     command += ["--batch-size", str(model["batch"]), "--dropout", str(model.get("dropout", 0)), *map(str, options)]
     command += ["--no-head-bias"] * (not model.get("bias", True))
+    command += ["--norm", "rms", "--mlp", "swiglu", "--no-biases"] if model.get("llama") else []
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
@@ -164,30 +179,47 @@ def batches(ids, model, seed, device):
 
 # ---- PyTorch: the same model, its parameters under the checkpoint's names ----
 
+def norm_of(m):
+    return nn.RMSNorm(m["d_model"], eps=1e-5) if m.get("llama") else nn.LayerNorm(m["d_model"])
+
+
+def rotate(x, cos, sin):
+    """Rotary positions: column i of a head's first half and of its second half are a pair."""
+    a, b = x.chunk(2, 3)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), 3).type_as(x)
+
+
 class Block(nn.Module):
     def __init__(self, m):
         super().__init__()
-        d, self.heads, self.dropout = m["d_model"], m["heads"], m.get("dropout", 0)
-        self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.attn = nn.ModuleDict({"c_attn": nn.Linear(d, 3 * d), "c_proj": nn.Linear(d, d)})
-        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(d, m["d_ff"]), "c_proj": nn.Linear(m["d_ff"], d)})
+        d, self.llama, self.dropout = m["d_model"], m.get("llama", False), m.get("dropout", 0)
+        kv, self.d_head = m.get("heads_kv", m["heads"]), d // m["heads"]
+        self.heads, self.grouped = [m["heads"], kv, kv], {"enable_gqa": True} if kv < m["heads"] else {}
+        linear = functools.partial(nn.Linear, bias=not self.llama)
+        self.ln_1, self.ln_2 = norm_of(m), norm_of(m)
+        self.attn = nn.ModuleDict({"c_attn": linear(d, sum(self.heads) * self.d_head), "c_proj": linear(d, d)})
+        self.mlp = nn.ModuleDict({"c_fc": linear(d, m["d_ff"] * (1 + self.llama)), "c_proj": linear(m["d_ff"], d)})
 
-    def forward(self, x, mask):
-        q, k, v = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in self.attn["c_attn"](self.ln_1(x)).chunk(3, 2))
+    def forward(self, x, mask, angles):
+        q, k, v = self.attn["c_attn"](self.ln_1(x)).unflatten(2, (-1, self.d_head)).transpose(1, 2).split(self.heads, 1)
+        if self.llama:
+            q, k = rotate(q, *angles), rotate(k, *angles)
         if ATTENTION:
-            y = ATTENTION(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout)
+            y = ATTENTION(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout, **self.grouped)
         else:
             seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if mask is None else mask
             y = F.dropout((q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(~seen, -math.inf).softmax(3), self.dropout) @ v
         x = x + F.dropout(self.attn["c_proj"](y.transpose(1, 2).flatten(2)), self.dropout)
-        return x + F.dropout(self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")), self.dropout)
+        y = self.mlp["c_fc"](self.ln_2(x))
+        y = F.silu(y.chunk(2, 2)[0]) * y.chunk(2, 2)[1] if self.llama else F.gelu(y, approximate="tanh")
+        return x + F.dropout(self.mlp["c_proj"](y), self.dropout)
 
 
 class Gpt(nn.Module):
     def __init__(self, m, window=0):
         super().__init__()
         d, V, T, self.dropout = m["d_model"], m["vocab"], m["seq_len"], m.get("dropout", 0)
-        self.wte, self.ln_f, self.lm_head = nn.Embedding(V, d), nn.LayerNorm(d), nn.Linear(d, V, bias=m["bias"])
+        self.wte, self.ln_f, self.lm_head = nn.Embedding(V, d), norm_of(m), nn.Linear(d, V, bias=m["bias"])
         self.h = nn.ModuleList(Block(m) for _ in range(m["layers"]))
         if m["head"] == "tied":
             self.lm_head.weight = self.wte.weight
@@ -195,7 +227,10 @@ class Gpt(nn.Module):
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
-        angle = torch.arange(T).double()[:, None] / 10000 ** (torch.arange(0, d, 2).double() / d)
+        self.llama = m.get("llama", False)
+        w = d // m["heads"] if self.llama else d
+        angle = torch.arange(T).double()[:, None] / 10000 ** (torch.arange(0, w, 2).double() / w)
+        self.register_buffer("angles", torch.stack([angle.cos(), angle.sin()]).float(), persistent=False)
         self.register_buffer("sines", 0.02 * torch.stack([angle.sin(), angle.cos()], 2).flatten(1).float(), persistent=False)
         i = torch.arange(T)
         mask = (i[:, None] >= i) & (i[:, None] - i < window) if window else None
@@ -208,10 +243,12 @@ class Gpt(nn.Module):
         self.load_state_dict(state)
 
     def forward(self, tokens, targets):
-        x = self.wte(tokens) + (self.sines if self.wpe is None else self.wpe.weight)[:tokens.shape[1]]
+        x = self.wte(tokens)
+        if not self.llama:
+            x = x + (self.sines if self.wpe is None else self.wpe.weight)[:tokens.shape[1]]
         x = F.dropout(x, self.dropout)
         for block in self.h:
-            x = block(x, self.mask)
+            x = block(x, self.mask, self.angles)
         return F.cross_entropy(self.lm_head(self.ln_f(x)).float().flatten(0, 1), targets.flatten())
 
 
@@ -336,16 +373,62 @@ def run_pytorch(args, m, feed, precision, mode):
     return dict(ms=statistics.median(ms), mib=torch.cuda.max_memory_allocated() / 2**20 if cuda else None)
 
 
-def time_pytorch(args, m, feed, precision, mode):
+def clock(args, run, times, rounds):
+    """Milliseconds of a run: the median of `rounds` means over `times` in a row, after two rounds that warm up."""
+    cuda, means = args.device == "cuda", []
+    for _ in range(2 + rounds):
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        if cuda:
+            marks[1].record()
+            torch.cuda.synchronize()
+        means.append((marks[0].elapsed_time(marks[1]) if cuda else 1e3 * (time.perf_counter() - start)) / times)
+    return statistics.median(means[2:])
+
+
+def run_attention(args, m, feed, precision, mode):
+    """One layer's attention alone, forward and backward."""
+    heads, kv, dtype = m["heads"], m["heads_kv"], torch.bfloat16 if precision == "bf16" else torch.float32
+    qkv = torch.randn(m["batch"], m["seq_len"], heads + 2 * kv, m["d_head"], device=args.device, dtype=dtype)
+    parts = [t.detach().requires_grad_() for t in qkv.transpose(1, 2).split([heads, kv, kv], 1)]
+    d_out = torch.randn_like(qkv[:, :, :heads]).transpose(1, 2)
+    return dict(ms=clock(args, lambda: torch.autograd.grad(ATTENTION(*parts, is_causal=True, enable_gqa=True), parts, d_out), 10, 9),
+                mib=None)
+
+
+def run_generation(args, m, feed, precision, mode):
+    """A new token by transformers' GPT-2, the prompt's time included."""
+    from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=m["vocab"], n_positions=m["seq_len"], n_embd=m["d_model"], n_layer=m["layers"],
+                                       n_head=m["heads"], bos_token_id=None, eos_token_id=None)).eval()
+    model = model.to(args.device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    prompt, how = feed[0][:, :16], {}
+    if mode != "eager":
+        how = dict(cache_implementation="static",
+                   compile_config=CompileConfig(mode="reduce-overhead" if mode == "graphs" else "default"))
+    run = lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=m["new"], min_new_tokens=m["new"],
+                                 do_sample=False, pad_token_id=0, eos_token_id=None, **how)
+    return dict(ms=clock(args, run, 1, 3) / m["new"],
+                mib=torch.cuda.max_memory_allocated() / 2**20 if args.device == "cuda" else None)
+
+
+def time_pytorch(args, m, feed, precision, mode, kernel):
     """The same, or the reason that there is none; leaves the device's memory to the next."""
     attention = contextlib.nullcontext()
-    if args.device == "cuda" and precision in ("bf16", "fp8"):
+    run = {"attention": run_attention, "generate": run_generation}.get(m.get("part"), run_pytorch)
+    if args.device == "cuda" and precision in ("bf16", "fp8") and run is not run_generation:  # a cache needs a mask
         from torch.nn.attention import SDPBackend, sdpa_kernel
-        attention = sdpa_kernel(getattr(SDPBackend, args.sdpa.upper() + "_ATTENTION"))
+        attention = sdpa_kernel(getattr(SDPBackend, kernel.upper() + "_ATTENTION"))
     signal.alarm(args.limit)
     try:
         with attention:
-            return run_pytorch(args, m, feed, precision, mode)
+            return run(args, m, feed, precision, mode)
     except (Exception, OutOfTime) as error:  # out of memory, no compiler, no such kernel: the table goes on
         return dict(note=(str(error).strip() or type(error).__name__).splitlines()[0][:100])
     finally:
@@ -375,19 +458,25 @@ def compare_speed(args, folder, result):
     modes = [mode for mode in modes if mode in args.modes]
     for case in args.speed or (["a32", "a128", "gpt2_16"] if args.device == "cuda" else ["tiny"]):
         m, rows = dict(CASES[case], dropout=args.dropout), []
-        prefix = None if args.pytorch else synthetic_data(args, folder, m)
+        part = m.get("part")  # the trainer cannot time a part of a model
+        kernels = args.sdpa if args.device == "cuda" and part != "generate" else args.sdpa[:1]
+        prefix = None if args.pytorch or part else synthetic_data(args, folder, m)
         ids = open_tokens(prefix + ".train.tokens")[1] if prefix else phrases(args.seed, m["vocab"])(m["seq_len"] * m["batch"] + 1)
         feed = next(batches(ids, m, args.seed, args.device))
         for precision in args.pytorch or dict.fromkeys(map(precision_of, techniques)):
             how = precision + ", DDP" * (RANKS > 1) + ", ZeRO-1" * args.zero
-            rows += [dict(program=f"PyTorch {how}, {MODES[mode]}", **time_pytorch(args, m, feed, precision, mode))
-                     for mode in modes]
+            rows += [dict(program=f"PyTorch {how}, {MODES[mode]}" + f", {KERNELS[kernel]}" * (len(kernels) > 1),
+                          **time_pytorch(args, m, feed, precision, mode, kernel))
+                     for kernel in kernels for mode in (["eager"] if part == "attention" else modes)]
         best = min((row for row in rows if "ms" in row), key=lambda row: row["ms"], default={})
-        rows += [dict(program=f"mtt {technique}", **time_mtt(args, m, folder, prefix, technique)) for technique in techniques]
+        rows += [dict(program=f"mtt {technique}", **time_mtt(args, m, folder, prefix, technique))
+                 for technique in ([] if part else techniques)]
+        tokens = RANKS * m["batch"] * (1 if part == "generate" else m["seq_len"])
         for row in rows:
             row.update(case=case, batch=m["batch"], seq_len=m["seq_len"])
-        table([f"{case}: B = {m['batch']}, T = {m['seq_len']}", "ms/step", "tokens/s", "MiB", "speed", "memory"],
-              [[r["program"], f"{r['ms']:.2f}", f"{1e3 * RANKS * m['batch'] * m['seq_len'] / r['ms']:,.0f}",
+        unit = "ms/token" if part == "generate" else "ms/step"
+        table([f"{case}: B = {m['batch']}, T = {m['seq_len']}", unit, "tokens/s", "MiB", "speed", "memory"],
+              [[r["program"], f"{r['ms']:.2f}", f"{1e3 * tokens / r['ms']:,.0f}",
                 f"{r['mib']:,.0f}" if r["mib"] else "-", f"{best['ms'] / r['ms']:.2f}x" if best else "-",
                 f"{100 * r['mib'] / best['mib']:.0f} %" if r["mib"] and best.get("mib") else "-"]
                if "ms" in r else [r["program"], r["note"].replace("|", "/"), "", "", "", ""] for r in rows])
@@ -432,7 +521,7 @@ def parse():
     p.add_argument("--lr", type=float, default=3e-4, help="0.0003; at 0.001 and no warmup the loss leaps, and rounding with it")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--speed-steps", type=int, default=40, help="speed: steps of a run, of which the first half warms up (40)")
-    p.add_argument("--sdpa", choices=["flash", "cudnn"], default="flash", help="speed: PyTorch's attention (flash)")
+    p.add_argument("--sdpa", nargs="+", choices=KERNELS, default=["flash"], help="speed: PyTorch's attention, a row each (flash)")
     p.add_argument("--zero", action="store_true", help="speed, under torchrun: ranks divide the optimizer's state")
     p.add_argument("--limit", type=int, default=90, help="speed: most seconds for a row of PyTorch, compiling included (90)")
     args = p.parse_args()

@@ -10,6 +10,8 @@
    FLOPs at the peak rate of products, and its bytes at the peak rate of copies. The time of a step is the
    mean over the second half of the steps. It includes the copy of each batch to the device. The host waits
    for the last step alone.
+   --only flash reports the sum of all operations whose names begin so: attention without the rest of a layer.
+   --generate N reports the time of a generated token instead, for a generator with random weights.
    With --ranks 2, two processes with a GPU each train together. Each first trains alone, because GPUs of one
    host differ by a few per cent: the step of all ranks cannot be shorter than that of the slowest. */
 #define MTT_IMPLEMENTATION
@@ -17,12 +19,13 @@
 #include "options.h"
 #include <time.h>
 
-enum { REPEATS = 10, LINES = 256 };
+enum { REPEATS = 10, LINES = 256, PROMPT = 16 };
 
 static struct {
     mtt_model_desc model;
     mtt_policy policy;
-    int batch, seq_len, steps, only_step;
+    int batch, seq_len, steps, only_step, generate;
+    const char *only;
     float tflops, gbs;
 } set = {.model = {.layers = 4, .heads = 8, .d_model = 256, .vocab = 50257},
          .policy = {.precision = MTT_BF16, .device = MTT_DEVICE_CUDA},
@@ -34,6 +37,8 @@ static const option options[] = {
     INT("seq-len", &set.seq_len, 1, "tokens in a sequence"),
     INT("steps", &set.steps, 2, "steps; the first half is a warmup and is not timed"),
     FLAG("only-step", &set.only_step, 1, "print only time and memory of a step, as one line of JSON"),
+    TEXT("only", &set.only, "print only the time of operations whose names begin so, as one line of JSON"),
+    INT("generate", &set.generate, 1, "time this many new tokens for each of batch-size prompts of 16"),
     REAL("peak-tflops", &set.tflops, 1e-30, "peak rate of products; default: an H200, BF16"),
     REAL("peak-gbs", &set.gbs, 1e-30, "peak rate of copies, reads plus writes; default: an H200"),
     FIELDS("Model:", mtt_model_fields, &set.model),
@@ -178,6 +183,72 @@ static void print_lines(void)
     printf("\noperations %.3f ms, at peak rates %.3f ms; ", total, floor_total);
 }
 
+/* ms of all operations whose names begin with --only. */
+static double sum_of_only(void)
+{
+    const line *l;
+    double sum = 0;
+    for (l = lines; l < lines + line_count; l++)
+        if (!strncmp(mtt_op_name(l->op->kind), set.only, strlen(set.only))) sum += l->ms;
+    return sum;
+}
+
+/* Matrices get small random values, so that no step works on zeros. Gains and biases are 1. */
+static mtt_status fill_weights(mtt_generator *g)
+{
+    mtt_status status = MTT_OK;
+    const char *name;
+    int64_t shape[2], k;
+    int i;
+    for (i = 0; !status && (name = mtt_generator_parameter(g, i, shape)); i++) {
+        int64_t count = shape[0] * (shape[1] ? shape[1] : 1);
+        float *values = malloc((size_t)count * sizeof(*values));
+        if (!values) return MTT_E_MEMORY;
+        for (k = 0; k < count; k++) values[k] = shape[1] ? (float)(0.07 * uniform() - 0.035) : 1;
+        status = mtt_generator_set(g, i, values);
+        free(values);
+    }
+    return status;
+}
+
+static void ignore_token(void *user, int prompt, int32_t id, const char *text, size_t bytes)
+{
+    (void)user, (void)prompt, (void)id, (void)text, (void)bytes;
+}
+
+/* Continues batch-size prompts, which are at `tokens`. */
+static mtt_status generate(const mtt_backend *backend, const int32_t *tokens)
+{
+    const mtt_generator_desc desc = {.precision = set.policy.precision, .window = set.policy.window,
+                                     .batch = set.batch, .context = set.seq_len};
+    mtt_generation job = {.prompt_count = set.batch, .write = ignore_token};
+    const int32_t **prompts = malloc((size_t)set.batch * sizeof(*prompts));
+    int *sizes = malloc((size_t)set.batch * sizeof(*sizes)), i;
+    mtt_generator *g = NULL;
+    double start = 0, ms;
+    mtt_status status = prompts && sizes ? MTT_OK : MTT_E_MEMORY;
+    for (i = 0; !status && i < set.batch; i++) {
+        prompts[i] = tokens + i * set.seq_len;
+        sizes[i] = set.seq_len < PROMPT ? set.seq_len : PROMPT;
+    }
+    job.prompts = prompts, job.sizes = sizes;
+    if (!status) status = mtt_generator_create(&env, &set.model, &desc, backend, &g);
+    if (!status) status = fill_weights(g);
+    for (i = 0; !status && i < 2; i++) { /* the first run warms up */
+        job.count = i ? set.generate : 8;
+        start = now_ms();
+        status = mtt_generator_run(g, NULL, &job);
+    }
+    ms = (now_ms() - start) / set.generate;
+    if (!status)
+        printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu}\n", ms, set.batch * 1e3 / ms,
+               mtt_generator_device_bytes(g));
+    mtt_generator_destroy(g);
+    free(sizes);
+    free(prompts);
+    return status;
+}
+
 int main(int argc, char **argv)
 {
     mtt_backend backend = *mtt_cpu_backend();
@@ -199,6 +270,11 @@ int main(int argc, char **argv)
     if (set.policy.ranks > 1 && mtt_ranks_fork(&env, set.policy.ranks, 0, &ranks)) return fail(ranks);
     rank = mtt_ranks_rank(ranks);
     if (set.policy.device == MTT_DEVICE_CUDA && mtt_cuda_backend(&env, rank, &backend)) return fail(ranks);
+    if (set.generate) {
+        if (generate(&backend, tokens)) return fail(ranks);
+        free(tokens);
+        return 0;
+    }
     if (ranks) {
         if (train(&backend, tokens, tokens + count, &t, &alone_ms, &info)) return fail(ranks);
         fprintf(stderr, "rank %d alone: a step %.3f ms\n", rank, alone_ms);
@@ -206,8 +282,10 @@ int main(int argc, char **argv)
     }
     backend.ranks = ranks;
     if (train(&backend, tokens, tokens + count, &t, &step_ms, &info)) return fail(ranks);
-    if (!set.only_step && measure(t)) return fail(ranks);
-    if (!rank && set.only_step)
+    if ((!set.only_step || set.only) && measure(t)) return fail(ranks);
+    if (!rank && set.only)
+        printf("{\"ms\": %.4f}\n", sum_of_only());
+    else if (!rank && set.only_step)
         printf("{\"ms\": %.4f, \"tokens_per_s\": %.1f, \"arena_bytes\": %zu, \"loss\": %.5f}\n", step_ms,
                count * mtt_ranks_count(ranks) / step_ms * 1e3, info.arena_bytes, info.loss);
     else if (!rank) {

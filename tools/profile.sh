@@ -20,7 +20,8 @@ case ${1:-} in
   --help) usage; echo; exec "$profile" --help;;
   -*) exec "$profile" "$@";;
 esac
-for name; do [ -n "${model[$name]:-}" ] || fail 2 "there is no case $name: $all"; done
+for name; do [ -n "${model[$name]:-}" ] || fail 2 "there is no case $name: $all"
+  [[ ! ${model[$name]} =~ --(only|generate) ]] || fail 2 "$name is not a training step"; done
 work=$(mktemp -d) watch=
 trap '[ -z "$watch" ] || kill $watch 2> /dev/null; rm -rf "$work"' EXIT
 
