@@ -2861,13 +2861,19 @@ static void step_two(const setup *s, mtt_op_kind forward, mtt_op_kind backward, 
 static void turns_of_heads(void)
 {
     static const struct {
-        int seq_len, heads, width, batch, window;
+        int seq_len, heads, heads_kv, width, batch, window;
         float dropout;
-    } cases[] = {{1025, 12, 64, 1, 0, 0},      {1025, 8, 128, 1, 0, 0},     {1025, 12, 64, 1, 200, 0},
-                 {600, 12, 96, 1, 0, 0},       {257, 4, 64, 30, 0, 0},      {1024, 8, 128, 1, 0, 0.1f},
-                 {1024, 12, 64, 1, 0, 0.5f},   {1025, 12, 64, 1, 0, 0.1f},  {1025, 8, 128, 1, 0, 0.2f},
-                 {1024, 12, 64, 1, 200, 0.1f}, {1024, 8, 128, 1, 20, 0.2f}, {264, 4, 64, 30, 0, 0.8f},
-                 {257, 4, 128, 30, 0, 0.3f}};
+    } cases[] = {{1025, 12, 12, 64, 1, 0, 0},      {1025, 8, 8, 128, 1, 0, 0},
+                 {1025, 12, 12, 64, 1, 200, 0},    {600, 12, 12, 96, 1, 0, 0},
+                 {257, 4, 4, 64, 30, 0, 0},        {1024, 8, 8, 128, 1, 0, 0.1f},
+                 {1024, 12, 12, 64, 1, 0, 0.5f},   {1025, 12, 12, 64, 1, 0, 0.1f},
+                 {1025, 8, 8, 128, 1, 0, 0.2f},    {1024, 12, 12, 64, 1, 200, 0.1f},
+                 {1024, 8, 8, 128, 1, 20, 0.2f},   {264, 4, 4, 64, 30, 0, 0.8f},
+                 {257, 4, 4, 128, 30, 0, 0.3f}, /* blocks of heads that share keys hand over dK and dV: */
+                 {1025, 12, 4, 64, 1, 0, 0},       {700, 16, 2, 64, 2, 0, 0},
+                 {520, 6, 2, 64, 7, 300, 0},       {400, 8, 2, 128, 3, 0, 0},
+                 {385, 3, 1, 104, 12, 100, 0},     {513, 8, 1, 64, 2, 0, 0.2f},
+                 {390, 4, 2, 128, 2, 0, 0.4f},     {390, 4, 2, 32, 2, 0, 0}};
     int number;
     for (number = 0; number < (int)MTT__LENGTH(cases); number += each()) {
         setup s = random_setup(number);
@@ -2875,6 +2881,7 @@ static void turns_of_heads(void)
         s.batch = cases[number].batch;
         s.model.layers = 1;
         s.model.heads = cases[number].heads;
+        s.model.heads_kv = cases[number].heads_kv;
         s.model.d_model = s.model.heads * cases[number].width;
         s.model.d_ff = s.model.vocab = 8;
         s.model.dropout = cases[number].dropout;
