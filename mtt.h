@@ -5765,7 +5765,8 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
     mtt__join_gradient(b, op->layer, f->x, other);
 }
 
-/* Of GELU or another activation. In place, unless x is wider. */
+/* Of GELU or another activation. In place: over dy, or over x where that has a gate's columns, too. Nothing
+   reads x after this. */
 static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind, mtt_tensor *x_made,
                                     const mtt_tensor *y_made)
 {
@@ -5774,9 +5775,10 @@ static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind
     mtt__activation *a;
     if (b->status) return;
     if (!mtt__in_eight(b, MTT_FP8_LAYERS)) {
-        if (mtt__width(x) == mtt__width(dy)) *mtt__gradient(b, x) = dy;
-        else row.dx = mtt__make_gradient(b, x);
+        if (mtt__width(x) > mtt__width(dy)) row.dx = x;
+        *mtt__gradient(b, x) = row.dx;
         mtt__emit(b, kind, layer, 0, &row);
+        mtt__activation_of(b, x)->current = NULL;
         return;
     }
     mtt__make_gradient(b, x); /* never used, but gives the others its name */

@@ -719,7 +719,7 @@ static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activa
                 d_up = dy x s
    Shapes:      dy [rows, F], x and dx [rows, F] or [rows, 2 F], all T
    Launch:      256 threads, a pack of 8 elements each
-   Requires:    as mtt_k_activation; without a gate dx may be dy
+   Requires:    as mtt_k_activation; dx may be x, or without a gate dy
    Traffic:     dy and x read, dx written
    Determinism: elementwise
    Reference:   mtt__cpu_activation_backward */
