@@ -360,6 +360,11 @@ typedef struct mtt_policy {
     mtt_state state;         /* default full */
     int accumulate;          /* micro-batches per step, 1..2^20, default 1; above 1, their gradients are
                                 added up in FP32, in sums that stay in memory */
+    int early_update;        /* 1 = the backward pass updates each layer once it is through with it, so that
+                                at most a layer's gradients are in memory (Lv et al. 2023, arXiv 2306.09782).
+                                The same bits as without, but the gradient's norm is not known: `clip` must be
+                                off, mtt_step_info.grad_norm is 0, and only a loss that is not finite stops a
+                                step. For one micro-batch a step, one rank, and no loss scale. Default 0 */
     const char *freeze;      /* parameters that stay as they are: patterns of names, joined by commas, in
                                 which * is any text, as in "wte.*,h.0.*"; default none. A frozen one has no
                                 gradient, no optimizer state and no master: 16-bit weights are all there is
@@ -433,7 +438,7 @@ MTTDEF float mtt_learning_rate(const mtt_optim_desc *resolved, int64_t step);
 
 /* A technique in words joined by _, for example bf16_flash_window16. The words: fp32 tf32 bf16 fp16 fp8,
    layers8 forward8 (FP8 products of the layers alone, or of their forward pass alone), flash, windowN (with
-   flash), selective checkpointing segments budget, kept8, chunked, compact, split.
+   flash), selective checkpointing segments budget, kept8, chunked, compact, early, split.
    mtt_policy_parse sets what the words say and leaves the rest of `policy`; bsN sets *batch, and is refused
    where `batch` is NULL. mtt_policy_name writes the words of a policy, cut at the capacity, and returns their
    length. */
@@ -636,7 +641,7 @@ typedef struct mtt_step_info {
     double loss;      /* mean cross entropy over the targets that count, in nats */
     int64_t targets;  /* targets that count */
     int64_t hits;     /* targets with the largest logit */
-    float grad_norm;  /* global, before clipping */
+    float grad_norm;  /* global, before clipping; 0 if updates are early */
     float lr;
     float loss_scale; /* 1 except under FP16 and FP8 */
     int skipped;      /* 1 = overflow under FP16 or FP8: nothing was updated, the loss scale was halved */
@@ -1734,6 +1739,7 @@ MTT__BOTH void mtt__scale_gradients(const mtt_control *control, mtt_counters *co
 {
     double clip = control->clip, norm = sqrt(sum) / (double)counters->loss_scale;
     if (counters->skipped == 2) return;
+    sum += 0 * counters->loss; /* NaN if the loss is not finite: early updates have no other sum */
     counters->grad_norm = norm;
     counters->step_scale = counters->loss_scale;
     counters->gradient_scale = 1.0f / counters->loss_scale;
@@ -4255,6 +4261,7 @@ static const mtt_field mtt__policy_field[] = {
     MTT__FIELD(loss_chunk_rows, INT, 0, 1, 1 << 24, NULL, "rows of logits in a chunk (1024, on CUDA 2048)")
     MTT__FIELD(state, CHOICE, 0, 0, MTT_STATE_COMPACT, "full|compact", "optimizer state")
     MTT__FIELD(accumulate, INT, 1, 1, 1 << 20, NULL, "micro-batches in a step")
+    MTT__FIELD(early_update, FLAG, 0, 0, 1, NULL, "layers are updated in the backward pass, without clipping")
     MTT__FIELD(freeze, TEXT, 0, 0, 0, NULL, "parameters that are not trained, as in wte.*,h.0.*")
     MTT__FIELD(lora_rank, INT, 0, 0, 1024, NULL, "rank of adapters, which are trained alone; 0: none")
     MTT__FIELD(lora_alpha, FLOAT, 0, 0, 1e6, NULL, "adapters are multiplied by alpha / rank (default rank)")
@@ -4452,6 +4459,13 @@ MTTDEF mtt_status mtt_policy_resolve(mtt_env *env, const mtt_policy *policy, con
                  "precision is fp8, which has no adapters: set it to bf16, or lora_rank to 0");
     mtt__require(&faults, !p.keep_gradients || p.ranks == 1 || p.shard == MTT_SHARD_NONE,
                  "keep_gradients is 1: ranks must not divide gradients, set shard to none");
+    mtt__require(&faults, !p.early_update || p.precision < MTT_FP16,
+                 "early_update is 1, but fp16 and fp8 scale the loss, and skip a step by all gradients: take "
+                 "bf16");
+    mtt__require(&faults, !p.early_update || (p.accumulate == 1 && p.ranks == 1 && !p.split),
+                 "early_update is 1: set accumulate and ranks to 1, and split to 0");
+    mtt__require(&faults, !p.early_update || !p.keep_gradients,
+                 "early_update is 1, which keeps no gradients: set keep_gradients to 0");
     mtt__require(&faults, p.recompute != MTT_RECOMPUTE_BUDGET || p.budget_bytes,
                  "recompute is budget: set budget_bytes");
     if (faults.count) return MTT_E_ARGUMENT;
@@ -4538,6 +4552,7 @@ static const struct {
     {"kept8", offsetof(mtt_policy, kept_inputs), MTT_KEPT_FP8},
     {"chunked", offsetof(mtt_policy, loss), MTT_LOSS_CHUNKED},
     {"compact", offsetof(mtt_policy, state), MTT_STATE_COMPACT},
+    {"early", offsetof(mtt_policy, early_update), 1},
     {"split", offsetof(mtt_policy, split), 1},
     {"zero1", offsetof(mtt_policy, shard), MTT_SHARD_OPTIMIZER},
     {"zero2", offsetof(mtt_policy, shard), MTT_SHARD_GRADIENTS},
@@ -4575,7 +4590,7 @@ MTTDEF mtt_status mtt_policy_parse(mtt_env *env, const char *words, mtt_policy *
             return mtt__fail(env, MTT_E_ARGUMENT,
                              "\"%.*s\" in \"%.200s\" is no technique: fp32 tf32 bf16 fp16 fp8 layers8 "
                              "forward8 flash windowN selective checkpointing segments budget kept8 chunked "
-                             "compact split zero1 zero2%s, joined by _",
+                             "compact early split zero1 zero2%s, joined by _",
                              (int)(size < 60 ? size : 60), at, words, batch ? " bsN" : "");
         at += size;
         if (!*at) break;
@@ -5523,16 +5538,29 @@ static void mtt__emit_exchange(mtt__builder *b, int first)
     b->sent.received = received;
 }
 
+/* Updates parameters `first` to `end` - 1, which are with each other in a layer, or all of them. */
+static void mtt__emit_update(mtt__builder *b, int first, int end, int layer)
+{
+    mtt__program *p = b->program;
+    MTT__EMIT(b, layer, MTT__SITE_ROUND, adamw, p->control, p->counters, p->ranges, p->kept[MTT__MASTER],
+              p->kept[MTT__FIRST], p->kept[MTT__SECOND]);
+    mtt__use_parameters(b, first, end, MTT__GRADIENTS | MTT__WEIGHTS);
+}
+
 /* After the backward pass through a layer, or through what comes before or after the layers. */
 static void mtt__end_layer(mtt__builder *b, int place, int layer)
 {
     mtt__parameter *q = b->program->parameters;
-    int first = 0, count = b->program->parameter_count, i;
-    if ((b->policy->accumulate == 1 && b->policy->ranks == 1) || b->status) return;
+    int first = 0, count = b->program->parameter_count, early = b->policy->early_update, i;
+    if ((b->policy->accumulate == 1 && b->policy->ranks == 1 && !early) || b->status) return;
     while (first < count && (mtt__parameter_row[q[first].kind].place != place || q[first].layer != layer))
         first++;
     if (first == count) return; /* a tied head without a bias and without a norm before it */
     if (!mtt__ranges_of(b->program, first, mtt__layer_end(b->program, first))) return;
+    if (early) {
+        mtt__emit_update(b, first, mtt__layer_end(b->program, first), layer);
+        return;
+    }
     for (i = first; i < mtt__layer_end(b->program, first); i++)
         if (!q[i].sum && !q[i].frozen) q[i].sum = mtt__add_sum(b, &q[i]);
     if (!mtt__exchanges_at_once(b->policy)) mtt__emit_sums(b, first, NULL);
@@ -5942,6 +5970,8 @@ static void mtt__emit_loss(mtt__builder *b, mtt_tensor *x, int gradients)
     else MTT__EMIT(b, -1, 0, cross_entropy, mtt__emit_logits(b, x), p->targets, losses);
     if (!gradients || b->policy->ranks == 1) {
         MTT__EMIT(b, -1, 0, sum_loss, losses, p->control, p->counters, NULL);
+        if (gradients && b->policy->early_update) /* of no gradients: it starts the step's updates */
+            MTT__EMIT(b, -1, 0, grad_norm, p->control, p->ranges, NULL, p->counters);
         return;
     }
     b->count = mtt__add_tensor(b, MTT_U8, MTT_DATA, -1, "", "count", (int64_t)sizeof(mtt_count), 0, 0);
@@ -5965,7 +5995,7 @@ static void mtt__emit_joined(mtt__builder *b)
 static void mtt__emit_step(mtt__builder *b)
 {
     mtt__program *p = b->program;
-    mtt_tensor **kept = p->kept, *squares = NULL, *rows;
+    mtt_tensor *squares = NULL, *rows;
     int ranks = b->policy->ranks, shares = ranks > 1 && b->policy->shard != MTT_SHARD_NONE, i, end;
     b->phase = MTT_STEP;
     for (i = 0; i < p->parameter_count && ranks > 1 && !b->status; i = mtt__layer_end(p, i))
@@ -5984,9 +6014,7 @@ static void mtt__emit_step(mtt__builder *b)
     for (i = 0; i < p->parameter_count && !b->status; i = end) {
         end = shares ? mtt__layer_end(p, i) : p->parameter_count;
         if (!mtt__ranges_of(p, i, end)) continue;
-        MTT__EMIT(b, shares ? p->parameters[i].layer : -1, MTT__SITE_ROUND, adamw, p->control, p->counters,
-                  p->ranges, kept[MTT__MASTER], kept[MTT__FIRST], kept[MTT__SECOND]);
-        mtt__use_parameters(b, i, end, MTT__GRADIENTS | MTT__WEIGHTS);
+        mtt__emit_update(b, i, end, shares ? p->parameters[i].layer : -1);
         if (!shares) continue;
         MTT__EMIT(b, p->parameters[i].layer, 0, all_gather, NULL, NULL, NULL);
         mtt__use_parameters(b, i, end, MTT__WEIGHTS);
@@ -6383,7 +6411,7 @@ static void mtt__emit_program(mtt__builder *b, int which)
     if (which == MTT__TRAIN) mtt__emit_joined(b);
     mtt__fuse(b);
     p->step_begin = p->op_count;
-    if (which == MTT__TRAIN) mtt__emit_step(b);
+    if (which == MTT__TRAIN && !b->policy->early_update) mtt__emit_step(b);
     if (!b->status) mtt__close_program(b);
 }
 
@@ -9956,6 +9984,9 @@ MTTDEF mtt_status mtt_trainer_create(mtt_env *env, const mtt_model_desc *model, 
     p.ranks = mtt_ranks_count(backend->ranks);
     p.rank = mtt_ranks_rank(backend->ranks);
     if (!status) status = mtt_optim_resolve(env, optim, &t->optim);
+    if (!status && policy->early_update && t->optim.clip > 0)
+        status = mtt__fail(env, MTT_E_ARGUMENT, "early_update is 1, but to clip at %g needs the norm of all "
+                           "gradients first: set clip to -1", (double)t->optim.clip);
     if (!status) status = mtt_schedule_create(env, model, &p, batch, seq_len, &t->schedule);
     if (!status && !(t->staging = (float *)mtt__alloc(env, 2 * MTT__STAGING, sizeof(float))))
         status = MTT_E_MEMORY;

@@ -3624,6 +3624,7 @@ static void operations(int large, int small)
     for (number = 0; number < small; number++) {
         setup s = small_setup(number);
         s.policy.accumulate = 1 + below(2);
+        s.policy.early_update = s.policy.accumulate == 1 && s.policy.precision < MTT_FP16 && number % 3 == 0;
         step_schedule(&s, 1);
     }
     for (number = 0; number < (small < SMALL_SETUPS ? small : OPTION_SETUPS); number++) {
