@@ -3876,6 +3876,7 @@ static setup technique_setup(const technique *t, int layers)
     s.optim.lr = 1e-3f;
     s.optim.seed = 12345;
     s.optim.loss_scale = 1024;
+    if (s.policy.early_update) s.optim.clip = -1;
     return s;
 }
 
