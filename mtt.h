@@ -6369,49 +6369,35 @@ static mtt_tensor *mtt__gather_rows(mtt__builder *b, mtt_tensor *table, mtt_tens
     return y;
 }
 
-/* The logits of the token after each sequence's last one. Rows are in any order only before the head. */
-static void mtt__emit_generation(mtt__builder *b, int which)
-{
-    mtt__program *p = b->program;
-    int layers = p->shape.layers;
-    mtt_tensor *x, *row;
-    mtt__add_all_state(b);
-    if (b->status) return;
-    b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
-    b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
-    x = mtt__emit_layers(b);
-    if (which == MTT__CHUNK) {
-        row = mtt__make(b, MTT__A_LAST_ROW, layers);
-        MTT__EMIT(b, -1, 0, gather, x, p->last, row);
-        x = row;
-    }
-    p->output = mtt__emit_logits(b, mtt__product_input(b, layers, MTT__FINAL_NORM, x));
-    mtt__fuse(b);
-    p->step_begin = p->op_count;
-    if (!b->status) mtt__close_program(b);
-}
-
+/* A training step, an evaluation, or the logits of the token after a sequence. A generator's rows are in any
+   order only before the head. */
 static void mtt__emit_program(mtt__builder *b, int which)
 {
     mtt__program *p = b->program;
-    int layers = p->shape.layers;
+    int layers = p->shape.layers, generates = b->schedule->chunk > 0;
+    int trains = !generates && which == MTT__TRAIN;
     mtt_tensor *x, *row;
     mtt__add_all_state(b);
     if (b->status) return;
+    if (generates) {
+        b->positions = mtt__gather_rows(b, p->positions, p->places, "positions");
+        b->angles = mtt__gather_rows(b, p->angles, p->places, "angles");
+    }
     x = mtt__emit_layers(b);
-    if (which == MTT__NEXT) {
+    if (which == (generates ? MTT__CHUNK : MTT__NEXT)) {
         row = mtt__make(b, MTT__A_LAST_ROW, layers);
-        MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
+        if (generates) MTT__EMIT(b, -1, 0, gather, x, p->last, row);
+        else MTT__EMIT(b, -1, 0, pick_row, x, p->control, row);
         x = row;
     }
     x = mtt__product_input(b, layers, MTT__FINAL_NORM, x);
-    if (which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
-    else mtt__emit_loss(b, x, which == MTT__TRAIN);
-    if (which == MTT__TRAIN) mtt__emit_backward(b);
-    if (which == MTT__TRAIN) mtt__emit_joined(b);
+    if (generates || which == MTT__NEXT) p->output = mtt__emit_logits(b, x);
+    else mtt__emit_loss(b, x, trains);
+    if (trains) mtt__emit_backward(b);
+    if (trains) mtt__emit_joined(b);
     mtt__fuse(b);
     p->step_begin = p->op_count;
-    if (which == MTT__TRAIN && !b->policy->early_update) mtt__emit_step(b);
+    if (trains && !b->policy->early_update) mtt__emit_step(b);
     if (!b->status) mtt__close_program(b);
 }
 
@@ -6435,8 +6421,7 @@ static mtt_status mtt__build_program(mtt_schedule *s, int which)
     b.parameters = (mtt__parameter **)mtt__pool_take(s->env, &pool, kinds * sizeof(*b.parameters));
     b.activations = (mtt__activation *)mtt__pool_take(s->env, &pool, roles * sizeof(*b.activations));
     if (!b.parameters || !b.activations) b.status = MTT_E_MEMORY;
-    if (!b.status && s->chunk) mtt__emit_generation(&b, which);
-    else if (!b.status) mtt__emit_program(&b, which);
+    if (!b.status) mtt__emit_program(&b, which);
     mtt__pool_free(s->env, &pool);
     return b.status;
 }
