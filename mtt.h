@@ -2092,6 +2092,18 @@ MTT__PRINTF(2, 3) static void mtt__print(mtt__text *text, const char *format, ..
     va_end(args);
 }
 
+/* Prints a text of its own. Returns `at`. */
+MTT__PRINTF(3, 4) static char *mtt__format(char *at, size_t capacity, const char *format, ...)
+{
+    mtt__text text;
+    va_list args;
+    mtt__text_init(&text, at, capacity);
+    va_start(args, format);
+    mtt__print_va(&text, format, args);
+    va_end(args);
+    return at;
+}
+
 /* Records what went wrong and the remedy. Returns the status, so that callers can write `return
    mtt__fail(...)`. */
 MTT__PRINTF(3, 4) static mtt_status mtt__fail(mtt_env *env, mtt_status status, const char *format, ...)
@@ -2838,7 +2850,6 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     struct stat mine, named;
-    mtt__text text;
     memset(w, 0, offsetof(mtt__writer, path));
     w->env = env;
     w->status = MTT_E_FILE;
@@ -2846,8 +2857,7 @@ static mtt_status mtt__writer_open(mtt_env *env, const char *path, mtt__writer *
         return mtt__fail(env, MTT_E_FILE, "%s: give the name of a regular file, below 2048 bytes", path);
     memcpy(w->path, path, strlen(path) + 1);
     w->folder_size = (size_t)(name - path) + 1;
-    mtt__text_init(&text, w->temporary, sizeof(w->temporary));
-    mtt__print(&text, "%.*s.%s.tmp", (int)(name - path), path, name);
+    mtt__format(w->temporary, sizeof(w->temporary), "%.*s.%s.tmp", (int)(name - path), path, name);
     w->fd = mtt__open_retry(w->temporary, O_WRONLY | O_CREAT | O_NOFOLLOW);
     if (w->fd < 0) return mtt__file_fail(env, w->temporary, "create it", errno);
     /* Another writer may have renamed this file between the open and the lock; then the inodes differ. On a
@@ -3781,14 +3791,12 @@ static int mtt__socket_name(int fd, int peer, char *address)
 static int mtt__resolve(const char *address, int port, int family, struct addrinfo **list)
 {
     struct addrinfo hints;
-    mtt__text text;
     char service[16];
     memset(&hints, 0, sizeof(hints));
     hints.ai_family = family;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = address ? 0 : AI_PASSIVE;
-    mtt__text_init(&text, service, sizeof(service));
-    mtt__print(&text, "%d", port);
+    mtt__format(service, sizeof(service), "%d", port);
     *list = NULL;
     return getaddrinfo(address, service, &hints, list);
 }
@@ -4005,11 +4013,9 @@ static mtt_status mtt__share_sites(mtt_ranks *r)
 static mtt_status mtt__join(mtt_ranks *r, const char *address, int port, const mtt__hello *own)
 {
     char zero[64];
-    mtt__text host;
     mtt_status status;
     int i;
-    mtt__text_init(&host, r->sites[0].host, sizeof(r->sites->host));
-    mtt__print(&host, "%s", address); /* until it says its name */
+    mtt__format(r->sites[0].host, sizeof(r->sites->host), "%s", address); /* until it says its name */
     status = mtt__reach(r, 0, address, port, own);
     if (status) return status;
     mtt__socket_name(r->peers[0].fd, 1, zero);
@@ -6045,11 +6051,9 @@ static void mtt__add_parameter(mtt__builder *b, int kind, int layer)
     int64_t stored[2];
     int rank = b->policy->lora_rank;
     char name[40];
-    mtt__text text;
     if (!mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab, q->shape)) return;
     mtt__parameter_shape(&b->schedule->model, kind, rank, p->shape.vocab_padded, stored);
-    mtt__text_init(&text, name, sizeof(name));
-    mtt__print(&text, mtt__parameter_row[kind].name, layer);
+    mtt__format(name, sizeof(name), mtt__parameter_row[kind].name, layer);
     if (mtt__is_adapter(kind) && !mtt__is_target(b->policy->lora_targets, name)) return;
     q->kind = kind;
     q->layer = layer;
@@ -11171,18 +11175,15 @@ static void mtt__vocab_keys(mtt__vocab_file *f, const char *part, int depth)
     const int open = mtt_json_peek(j) == '{' ? '{' : '[';
     const int deep = (!strncmp(part, "pre_tok", 7) || !strncmp(part, "post_p", 6)) && depth < 8;
     mtt__vocab_key k;
-    mtt__text path;
     mtt_slice key;
     int mark, index;
     mtt_json_begin(j, open);
     for (index = 0; open == '{' ? mtt_json_key(j, &key) : mtt_json_item(j); index++) {
-        char name[128];
-        mtt__text_init(&path, name, sizeof(name));
-        if (open == '[') mtt__print(&path, "%d", index);
+        char name[128] = "";
+        if (open == '[') mtt__format(name, sizeof(name), "%d", index);
         else if (key.size < sizeof(name)) name[mtt_json_unescape(key, name)] = 0;
         else memcpy(name, "(long)", 7);
-        mtt__text_init(&path, k.path, sizeof(k.path));
-        mtt__print(&path, "%s%s%s", part, *part ? "." : "", name);
+        mtt__format(k.path, sizeof(k.path), "%s%s%s", part, *part ? "." : "", name);
         if (mtt__vocab_value(f, k.path).at) mtt__json_fail(j, "a key occurs twice");
         mark = mtt_json_peek(j);
         k.value.at = j->at;
@@ -11515,24 +11516,19 @@ static mtt_status mtt__vocab_begin(mtt_tokenizer *t, mtt__vocab_file *f, const c
                                        ".single.1.Sequence.id", ".single.1", ".single.2"};
     mtt_slice found[MTT__LENGTH(keys)], name, ids;
     char path[256];
-    mtt__text text;
     mtt_json j;
     uint64_t id = 0;
     uint32_t k;
     size_t i;
-    for (i = 0; i < MTT__LENGTH(keys); i++) {
-        mtt__text_init(&text, path, sizeof(path));
-        mtt__print(&text, "%s%s", part, keys[i]);
-        found[i] = mtt__vocab_value(f, path);
-    }
+    for (i = 0; i < MTT__LENGTH(keys); i++)
+        found[i] = mtt__vocab_value(f, mtt__format(path, sizeof(path), "%s%s", part, keys[i]));
     name = found[2];
     if (!mtt_slice_is(found[0], "\"TemplateProcessing\"")) return MTT_OK;
     if (mtt_slice_is(found[1], "\"A\"") && !found[4].at) return MTT_OK;
     if (name.size < 3 || name.size > 64 || !mtt_slice_is(found[3], "\"A\"") || found[5].at)
         return mtt__vocab_fail(f, "a TemplateProcessing must be a special token and the text A, or A alone");
     k = mtt__strings_find(&t->added_texts, name.at + 1, name.size - 2);
-    mtt__text_init(&text, path, sizeof(path));
-    mtt__print(&text, "%s.special_tokens.%.*s.ids", part, (int)name.size - 2, name.at + 1);
+    mtt__format(path, sizeof(path), "%s.special_tokens.%.*s.ids", part, (int)name.size - 2, name.at + 1);
     ids = mtt__vocab_value(f, path);
     mtt_json_init(&j, ids.at ? ids.at : "", ids.size);
     if (!mtt_json_begin(&j, '[') || !mtt_json_item(&j) || !mtt_json_u64(&j, &id) ||
@@ -12231,10 +12227,7 @@ enum { MTT__TOKENIZER_PART = MTT_SPLIT_COUNT, MTT__PARTS, MTT__PREFIX_BYTES = 20
 static const char *mtt__part_path(char path[MTT__PATH_BYTES], const char *prefix, int part)
 {
     static const char *const names[] = {"train.tokens", "valid.tokens", "test.tokens", "tokenizer.json"};
-    mtt__text text;
-    mtt__text_init(&text, path, MTT__PATH_BYTES);
-    mtt__print(&text, "%s.%s", prefix, names[part]);
-    return path;
+    return mtt__format(path, MTT__PATH_BYTES, "%s.%s", prefix, names[part]);
 }
 
 /* The place of a split in a dataset. */
@@ -12474,10 +12467,8 @@ static mtt_status mtt__prepare_splits(mtt__prepare *p)
 static mtt_status mtt__prepare_spool(mtt__prepare *p)
 {
     mtt__writer spool;
-    mtt__text name;
     mtt_status status;
-    mtt__text_init(&name, p->spool_path, sizeof(p->spool_path));
-    mtt__print(&name, "%s.spool", p->desc->output);
+    mtt__format(p->spool_path, sizeof(p->spool_path), "%s.spool", p->desc->output);
     status = mtt__writer_open(p->env, p->spool_path, &spool);
     if (!status) status = mtt__prepare_open(p);
     if (!status) status = mtt__corpus_drain(p->corpus, &spool);
@@ -13088,10 +13079,8 @@ static mtt_status mtt__checkpoint_init(mtt__checkpoint *c, mtt_trainer *t, const
     }
     for (i = 0, name = (char *)(c->kinds + most); i < c->kept; i++, name += MTT__CHECKPOINT_NAME) {
         const mtt__parameter *q = &p->parameters[c->kinds[i] / MTT__KEPT_KINDS];
-        mtt__text text;
-        mtt__text_init(&text, name, MTT__CHECKPOINT_NAME);
-        mtt__print(&text, "%s%s", prefixes[c->kinds[i] % MTT__KEPT_KINDS], q->weight->name);
-        c->tensors[i].name = name;
+        c->tensors[i].name = mtt__format(name, MTT__CHECKPOINT_NAME, "%s%s",
+                                         prefixes[c->kinds[i] % MTT__KEPT_KINDS], q->weight->name);
         c->tensors[i].dtype = MTT_F32;
         c->tensors[i].rank = q->shape[1] ? 2 : 1;
         memcpy(c->tensors[i].shape, q->shape, sizeof(q->shape));
@@ -13173,9 +13162,7 @@ static mtt_status mtt__checkpoint_numbers(mtt__checkpoint *c)
         const mtt_field *f = &mtt__model_field[i];
         int value = (int)mtt__field_get(m, f), learned = m->positions == MTT_POSITIONS_LEARNED;
         char name[40];
-        mtt__text text;
-        mtt__text_init(&text, name, sizeof(name));
-        mtt__print(&text, f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
+        mtt__format(name, sizeof(name), f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
         if (f->offset == offsetof(mtt_model_desc, dropout)) continue;
         if (f->offset == offsetof(mtt_model_desc, max_seq) && !learned) value = 0;
         if (f->kind == MTT_FIELD_FLOAT) memcpy(&value, (const char *)m + f->offset, sizeof(value));
@@ -13445,11 +13432,9 @@ static size_t mtt__peft_list(mtt_trainer *t, const mtt__module *modules, int mod
         for (k = 0; k < 2 * module_count; k++) {
             const mtt__parameter *q = mtt__adapter(t, &p->parameters[i], k % 2);
             const mtt__module *module = &modules[k / 2];
-            mtt__text text;
             if (!q || module->kind != p->parameters[i].kind) continue;
-            mtt__text_init(&text, x->name, sizeof(x->name));
-            mtt__print(&text, "base_model.model.%s.%d.%s.lora_%c.weight", layer, q->layer, module->name,
-                       "AB"[k % 2]);
+            mtt__format(x->name, sizeof(x->name), "base_model.model.%s.%d.%s.lora_%c.weight", layer, q->layer,
+                        module->name, "AB"[k % 2]);
             x->q = q;
             x->module = k % 2 ? module : &whole;
             x->head = k % 2 && module->turned ? t->schedule->model.d_head : 1;
@@ -13471,16 +13456,14 @@ static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_
     size_t room = 1024 + count * sizeof(x->name), size = strlen(folder) + 40;
     char *memory = (char *)mtt__alloc(t->env, room + size, 1), *path = memory + room;
     mtt__writer writer;
-    mtt__text text, name;
+    mtt__text text;
     mtt_status status = MTT_OK;
     if (!memory) return MTT_E_MEMORY;
-    mtt__text_init(&name, path, size);
-    mtt__print(&name, "%s/adapter_model.safetensors", folder);
+    mtt__format(path, size, "%s/adapter_model.safetensors", folder);
     if (mkdir(folder, 0777) && errno != EEXIST)
         status = mtt__fail(t->env, MTT_E_FILE, "cannot make %s: %s", folder, strerror(errno));
     if (!status) status = mtt__st_save(t->env, path, entries, count, "", mtt__peft_read, x);
-    mtt__text_init(&name, path, size);
-    mtt__print(&name, "%s/adapter_config.json", folder);
+    mtt__format(path, size, "%s/adapter_config.json", folder);
     mtt__text_init(&text, memory, room);
     mtt__peft_print(&t->schedule->policy, x, count, gpt2, &text);
     if (!status) status = mtt__writer_open(t->env, path, &writer);
@@ -13525,9 +13508,7 @@ static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
     int i;
     for (i = 0; i < p->parameter_count; i++) {
         char name[MTT__CHECKPOINT_NAME];
-        mtt__text text;
-        mtt__text_init(&text, name, sizeof(name));
-        mtt__print(&text, "optim.m.%s", p->parameters[i].weight->name);
+        mtt__format(name, sizeof(name), "optim.m.%s", p->parameters[i].weight->name);
         if ((mtt__st_find(&c->st->tensors, name) == NULL) != p->parameters[i].frozen)
             return mtt__fail(c->t->env, MTT_E_MISMATCH, "%s: %s is %s there, but not here: freeze what its "
                              "run froze", c->st->path, name + 8,
@@ -13666,8 +13647,7 @@ static void mtt__form_fill(const mtt_model_desc *m, mtt_form form, int kind, int
     const char *suffix = name + strlen(begin), *before = rotary ? "model." : "transformer.";
     mtt__text text;
     memset(t, 0, sizeof(*t));
-    mtt__text_init(&text, t->parameter, sizeof(t->parameter));
-    mtt__print(&text, name, layer);
+    mtt__format(t->parameter, sizeof(t->parameter), name, layer);
     t->vector = !shape[1];
     t->rows = t->vector ? 1 : shape[0];
     t->width = t->vector ? shape[0] : shape[1];
@@ -13809,10 +13789,8 @@ static mtt_status mtt__model_file(mtt_model *m, const char *name)
     size_t room = strlen(m->path) + (name ? strlen(name) : 0) + 2, i;
     char *path = (char *)mtt__pool_take(m->env, &m->paths, room);
     mtt_status status;
-    mtt__text text;
     if (!path) return MTT_E_MEMORY;
-    mtt__text_init(&text, path, room);
-    mtt__print(&text, name ? "%s/%s" : "%s", m->path, name);
+    mtt__format(path, room, name ? "%s/%s" : "%s", m->path, name);
     for (i = 0; i < m->file_count; i++)
         if (strcmp(m->files[i].path, path) == 0) return MTT_OK;
     if (m->file_count == MTT__MODEL_FILES)
@@ -13947,10 +13925,8 @@ static mtt_status mtt__model_checkpoint(mtt_model *m)
                          "checkpoint of mtt_save, or a folder with config.json", m->path);
     for (f = mtt__model_field; f->name; f++) {
         char name[40];
-        mtt__text text;
         int number;
-        mtt__text_init(&text, name, sizeof(name));
-        mtt__print(&text, f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
+        mtt__format(name, sizeof(name), f->kind == MTT_FIELD_FLOAT ? "%s_bits" : "%s", f->name);
         if (mtt__model_number(m, name, &value)) {
             number = (int)value;
             memcpy((char *)&m->desc + f->offset, &number, sizeof(number));
@@ -14070,10 +14046,7 @@ static mtt_status mtt__model_config(mtt_model *m, mtt__vocab_file *f)
 /* The path of a file in the model's folder, in `text`. */
 static const char *mtt__model_path(const mtt_model *m, const char *name, char text[MTT__MODEL_PATH + 32])
 {
-    mtt__text out;
-    mtt__text_init(&out, text, MTT__MODEL_PATH + 32);
-    mtt__print(&out, "%s/%s", m->path, name);
-    return text;
+    return mtt__format(text, MTT__MODEL_PATH + 32, "%s/%s", m->path, name);
 }
 
 static mtt_status mtt__model_folder(mtt_model *m)
@@ -14179,10 +14152,8 @@ MTTDEF mtt_status mtt_model_read(mtt_model *m, const char *name, float *values)
     while (mtt_form_next(&m->desc, m->form, &cursor, &t)) {
         const mtt__st_entry *e = mtt__model_find(m, &t);
         char key[sizeof(t.name) + 8];
-        mtt__text text;
         if (strcmp(t.parameter, name) != 0) continue;
-        mtt__text_init(&text, key, sizeof(key));
-        mtt__print(&text, "crc32.%s", t.name);
+        mtt__format(key, sizeof(key), "crc32.%s", t.name);
         if (m->form == MTT_FORM_MTT &&
             !mtt__st_crc_is(&m->files[0], key, mtt__crc32(&m->files[0].crc, 0, e->data, e->bytes)))
             return mtt__fail(m->env, MTT_E_FORMAT, "%s: %s does not match its checksum: the file is damaged",
