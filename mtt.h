@@ -13339,168 +13339,6 @@ MTTDEF uint64_t mtt_checkpoint_bytes(const mtt_trainer *trainer)
     return bytes;
 }
 
-/* ---- adapters for PEFT ---- */
-
-/* A module of PEFT: its name in a layer, the weight here whose columns `first` up are its own, and what heads
-   of rotary pairs it has. */
-typedef struct mtt__module {
-    const char *name;
-    int kind;
-    int64_t first, count;
-    int turned;
-} mtt__module;
-
-enum { MTT__MODULES = 7 };
-
-/* The modules of a layer. Returns their number, or 0 if PEFT has no such model. */
-static int mtt__peft_modules(const mtt_model_desc *m, mtt__module *out)
-{
-    const int64_t C = m->d_model, F = m->d_ff, Q = m->heads * m->d_head, K = m->heads_kv * m->d_head;
-    const mtt__module gpt2[] = {{"attn.c_attn", MTT__QKV_WEIGHT, 0, Q + 2 * K, 0},
-                                {"attn.c_proj", MTT__PROJ_WEIGHT, 0, C, 0},
-                                {"mlp.c_fc", MTT__FC_WEIGHT, 0, F, 0},
-                                {"mlp.c_proj", MTT__MLP_WEIGHT, 0, C, 0}};
-    const mtt__module llama[] = {{"self_attn.q_proj", MTT__QKV_WEIGHT, 0, Q, m->rotary_interleaved},
-                                 {"self_attn.k_proj", MTT__QKV_WEIGHT, Q, K, m->rotary_interleaved},
-                                 {"self_attn.v_proj", MTT__QKV_WEIGHT, Q + K, K, 0},
-                                 {"self_attn.o_proj", MTT__PROJ_WEIGHT, 0, C, 0},
-                                 {"mlp.gate_proj", MTT__FC_WEIGHT, 0, F, 0},
-                                 {"mlp.up_proj", MTT__FC_WEIGHT, F, F, 0},
-                                 {"mlp.down_proj", MTT__MLP_WEIGHT, 0, C, 0}};
-    if (m->norm_place != MTT_NORM_PRE) return 0;
-    if (m->norm == MTT_NORM_RMS && m->mlp == MTT_MLP_SWIGLU && m->positions == MTT_POSITIONS_ROTARY &&
-        m->no_biases) {
-        memcpy(out, llama, sizeof(llama));
-        return MTT__LENGTH(llama);
-    }
-    if (m->norm != MTT_NORM_LAYER || m->mlp != MTT_MLP_GELU || m->positions > MTT_POSITIONS_LEARNED ||
-        m->qk_norm || m->no_biases || Q != C || K != C)
-        return 0;
-    memcpy(out, gpt2, sizeof(gpt2));
-    return MTT__LENGTH(gpt2);
-}
-
-/* One of the tensors: A transposed, or a module's columns of B as rows. */
-typedef struct mtt__peft_tensor {
-    char name[100];
-    const mtt__parameter *q;
-    const mtt__module *module;
-    float *values; /* of the parameter */
-    int64_t head;  /* width of heads whose pairs are neighbours here, and halves there; 1: none */
-} mtt__peft_tensor;
-
-static mtt_status mtt__peft_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
-{
-    const mtt__peft_tensor *x = (const mtt__peft_tensor *)user + index;
-    const int64_t width = x->q->shape[0], D = x->head, first = (int64_t)(offset / sizeof(float));
-    float *out = (float *)buffer;
-    int64_t i;
-    for (i = 0; i < (int64_t)(bytes / sizeof(float)); i++) {
-        int64_t row = (first + i) / width, j = row % D;
-        if (D > 1) row += (j < D / 2 ? 2 * j : 2 * (j - D / 2) + 1) - j;
-        out[i] = x->values[(first + i) % width * x->q->shape[1] + row + x->module->first];
-    }
-    return MTT_OK;
-}
-
-/* adapter_config.json. Modules are named with their layers, since some layers may have no adapter. */
-static void mtt__peft_print(const mtt_policy *policy, const mtt__peft_tensor *x, size_t count, int gpt2,
-                            mtt__text *json)
-{
-    size_t i, skip = strlen("base_model.model.");
-    mtt__print(json, "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"inference_mode\":true,"
-               "\"base_model_name_or_path\":null,\"bias\":\"none\",\"lora_dropout\":0.0,\"r\":%d,"
-               "\"lora_alpha\":%.9g,\"fan_in_fan_out\":%s,\"target_modules\":[", policy->lora_rank,
-               (double)policy->lora_alpha, gpt2 ? "true" : "false");
-    for (i = 0; i < count; i += 2) {
-        const char *name = x[i].name + skip;
-        mtt__print(json, "%s\"%.*s\"", i ? "," : "", (int)(strlen(name) - strlen(".lora_A.weight")), name);
-    }
-    mtt__print(json, "]}\n");
-}
-
-/* Lists the tensors, A and B of each module in turn, and reads their parameters. Returns their number. */
-static size_t mtt__peft_list(mtt_trainer *t, const mtt__module *modules, int module_count,
-                             mtt__peft_tensor *x, mtt__st_entry *e, mtt_status *status)
-{
-    static const mtt__module whole = {"", 0, 0, 0, 0};
-    const char *layer = module_count == MTT__MODULES ? "model.layers" : "transformer.h";
-    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
-    size_t count = 0;
-    int i, k;
-    for (i = 0; i < p->parameter_count; i++)
-        for (k = 0; k < 2 * module_count; k++) {
-            const mtt__parameter *q = mtt__adapter(t, &p->parameters[i], k % 2);
-            const mtt__module *module = &modules[k / 2];
-            if (!q || module->kind != p->parameters[i].kind) continue;
-            mtt__format(x->name, sizeof(x->name), "base_model.model.%s.%d.%s.lora_%c.weight", layer, q->layer,
-                        module->name, "AB"[k % 2]);
-            x->q = q;
-            x->module = k % 2 ? module : &whole;
-            x->head = k % 2 && module->turned ? t->schedule->model.d_head : 1;
-            x->values = mtt__all_values(t, q, status);
-            e->name = x++->name;
-            e->dtype = MTT_F32;
-            e->rank = 2;
-            e->shape[0] = (uint64_t)(k % 2 ? module->count : q->shape[1]);
-            e++->shape[1] = (uint64_t)q->shape[0];
-            count++;
-        }
-    return count;
-}
-
-/* Writes both files. */
-static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_tensor *x, size_t count,
-                                  mtt__st_entry *entries, int gpt2)
-{
-    size_t room = 1024 + count * sizeof(x->name), size = strlen(folder) + 40;
-    char *memory = (char *)mtt__alloc(t->env, room + size, 1), *path = memory + room;
-    mtt__writer writer;
-    mtt__text text;
-    mtt_status status = MTT_OK;
-    if (!memory) return MTT_E_MEMORY;
-    mtt__format(path, size, "%s/adapter_model.safetensors", folder);
-    if (mkdir(folder, 0777) && errno != EEXIST)
-        status = mtt__fail(t->env, MTT_E_FILE, "cannot make %s: %s", folder, strerror(errno));
-    if (!status) status = mtt__st_save(t->env, path, entries, count, "", mtt__peft_read, x);
-    mtt__format(path, size, "%s/adapter_config.json", folder);
-    mtt__text_init(&text, memory, room);
-    mtt__peft_print(&t->schedule->policy, x, count, gpt2, &text);
-    if (!status) status = mtt__writer_open(t->env, path, &writer);
-    if (!status) {
-        mtt__writer_put(&writer, memory, text.size);
-        status = mtt__writer_commit(&writer);
-    }
-    mtt__free(t->env, memory);
-    return status;
-}
-
-MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
-{
-    size_t most = 2 * MTT__MODULES * (size_t)t->schedule->model.layers, count, i;
-    mtt__module modules[MTT__MODULES];
-    int module_count = mtt__peft_modules(&t->schedule->model, modules);
-    mtt__peft_tensor *tensors;
-    mtt__st_entry *entries;
-    mtt_status status = MTT_OK;
-    if (!t->schedule->policy.lora_rank)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "the model has no adapters: set lora_rank");
-    if (!module_count)
-        return mtt__fail(t->env, MTT_E_ARGUMENT, "PEFT has adapters for GPT-2, Llama and Qwen3, and this "
-                         "model is none of them: save it by mtt_save_merged");
-    tensors = (mtt__peft_tensor *)mtt__alloc(t->env, most, sizeof(*tensors) + sizeof(*entries));
-    if (!tensors) return MTT_E_MEMORY;
-    entries = (mtt__st_entry *)(void *)(tensors + most);
-    count = mtt__peft_list(t, modules, module_count, tensors, entries, &status);
-    if (!status) status = mtt_ranks_busy(t->backend.ranks);
-    if (!status && t->schedule->policy.rank == 0)
-        status = mtt__peft_write(t, folder, tensors, count, entries, module_count < MTT__MODULES);
-    for (i = 0; i < count; i++) mtt__free(t->env, tensors[i].values);
-    mtt__free(t->env, tensors);
-    return mtt__all_agree(t, status, NULL);
-}
-
-
 /* What is frozen here must be so in the file. The name of a first moment says it. */
 static mtt_status mtt__checkpoint_frozen(const mtt__checkpoint *c)
 {
@@ -14192,6 +14030,136 @@ MTTDEF mtt_status mtt_trainer_load(mtt_trainer *t, mtt_model *m)
     if (!status) t->step = t->micro_batch = t->measured = 0;
     mtt__free(t->env, values);
     return status;
+}
+
+/* ---- adapters for PEFT ---- */
+
+/* 1 = PEFT has such a model: GPT-2, or Llama and Qwen3 without biases. */
+static int mtt__peft_has(const mtt_model_desc *m)
+{
+    if (m->norm_place != MTT_NORM_PRE) return 0;
+    if (m->positions == MTT_POSITIONS_ROTARY)
+        return m->norm == MTT_NORM_RMS && m->mlp == MTT_MLP_SWIGLU && m->no_biases;
+    return m->norm == MTT_NORM_LAYER && m->mlp == MTT_MLP_GELU && m->positions <= MTT_POSITIONS_LEARNED &&
+           !m->qk_norm && !m->no_biases && m->heads * m->d_head == m->d_model && m->heads_kv == m->heads;
+}
+
+/* An adapter of a weight of Hugging Face's, which may be some columns of one here: A transposed, or these
+   columns of B as rows. */
+typedef struct mtt__peft_tensor {
+    char name[128];
+    mtt_form_tensor weight;
+    const mtt__parameter *q;
+    float *values; /* of the parameter */
+    int is_b;
+} mtt__peft_tensor;
+
+static mtt_status mtt__peft_read(void *user, size_t index, size_t offset, void *buffer, size_t bytes)
+{
+    const mtt__peft_tensor *x = (const mtt__peft_tensor *)user + index;
+    const int64_t width = x->q->shape[0], first = (int64_t)(offset / sizeof(float));
+    float *out = (float *)buffer;
+    int64_t i;
+    for (i = 0; i < (int64_t)(bytes / sizeof(float)); i++) {
+        int64_t column = (first + i) / width;
+        if (x->is_b) column = mtt_form_column(&x->weight, column);
+        out[i] = x->values[(first + i) % width * x->q->shape[1] + column];
+    }
+    return MTT_OK;
+}
+
+/* adapter_config.json. Modules are named with their layers, since some layers may have no adapter. */
+static void mtt__peft_print(const mtt_schedule *s, const mtt__peft_tensor *x, size_t count, mtt__text *json)
+{
+    size_t i, skip = strlen("base_model.model.");
+    mtt__print(json, "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"inference_mode\":true,"
+               "\"base_model_name_or_path\":null,\"bias\":\"none\",\"lora_dropout\":0.0,\"r\":%d,"
+               "\"lora_alpha\":%.9g,\"fan_in_fan_out\":%s,\"target_modules\":[", s->policy.lora_rank,
+               (double)s->policy.lora_alpha, s->model.positions == MTT_POSITIONS_ROTARY ? "false" : "true");
+    for (i = 0; i < count; i += 2) {
+        const char *name = x[i].name + skip;
+        mtt__print(json, "%s\"%.*s\"", i ? "," : "", (int)(strlen(name) - strlen(".lora_A.weight")), name);
+    }
+    mtt__print(json, "]}\n");
+}
+
+/* Lists the tensors, A and B of each weight in turn, and reads their parameters. Returns their number. */
+static size_t mtt__peft_list(mtt_trainer *t, mtt__peft_tensor *x, mtt__st_entry *e, mtt_status *status)
+{
+    const mtt__program *p = &t->schedule->programs[MTT__TRAIN];
+    mtt_form_tensor weight;
+    int64_t cursor = 0;
+    size_t count = 0;
+    int i, is_b;
+    while (mtt_form_next(&t->schedule->model, MTT_FORM_HUGGING_FACE, &cursor, &weight)) {
+        for (i = 0; strcmp(p->parameters[i].weight->name, weight.parameter);) i++;
+        for (is_b = 0; is_b < 2; is_b++) {
+            const mtt__parameter *q = mtt__adapter(t, &p->parameters[i], is_b);
+            if (!q) break;
+            mtt__format(x->name, sizeof(x->name), "base_model.model.%.*s.lora_%c.weight",
+                        (int)(strlen(weight.name) - strlen(".weight")), weight.name, "AB"[is_b]);
+            x->weight = weight;
+            x->q = q;
+            x->values = mtt__all_values(t, q, status);
+            x->is_b = is_b;
+            e->name = x++->name;
+            e->dtype = MTT_F32;
+            e->rank = 2;
+            e->shape[0] = (uint64_t)(is_b ? weight.columns : q->shape[1]);
+            e++->shape[1] = (uint64_t)q->shape[0];
+            count++;
+        }
+    }
+    return count;
+}
+
+/* Writes both files. */
+static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_tensor *x, size_t count,
+                                  mtt__st_entry *entries)
+{
+    size_t room = 1024 + count * sizeof(x->name), size = strlen(folder) + 40;
+    char *memory = (char *)mtt__alloc(t->env, room + size, 1), *path = memory + room;
+    mtt__writer writer;
+    mtt__text text;
+    mtt_status status = MTT_OK;
+    if (!memory) return MTT_E_MEMORY;
+    mtt__format(path, size, "%s/adapter_model.safetensors", folder);
+    if (mkdir(folder, 0777) && errno != EEXIST)
+        status = mtt__fail(t->env, MTT_E_FILE, "cannot make %s: %s", folder, strerror(errno));
+    if (!status) status = mtt__st_save(t->env, path, entries, count, "", mtt__peft_read, x);
+    mtt__format(path, size, "%s/adapter_config.json", folder);
+    mtt__text_init(&text, memory, room);
+    mtt__peft_print(t->schedule, x, count, &text);
+    if (!status) status = mtt__writer_open(t->env, path, &writer);
+    if (!status) {
+        mtt__writer_put(&writer, memory, text.size);
+        status = mtt__writer_commit(&writer);
+    }
+    mtt__free(t->env, memory);
+    return status;
+}
+
+MTTDEF mtt_status mtt_adapter_save(mtt_trainer *t, const char *folder)
+{
+    size_t most = 2 * MTT__LENGTH(mtt__elsewhere) * (size_t)t->schedule->model.layers, count, i;
+    mtt__peft_tensor *tensors;
+    mtt__st_entry *entries;
+    mtt_status status = MTT_OK;
+    if (!t->schedule->policy.lora_rank)
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "the model has no adapters: set lora_rank");
+    if (!mtt__peft_has(&t->schedule->model))
+        return mtt__fail(t->env, MTT_E_ARGUMENT, "PEFT has adapters for GPT-2, Llama and Qwen3, and this "
+                         "model is none of them: save it by mtt_save_merged");
+    tensors = (mtt__peft_tensor *)mtt__alloc(t->env, most, sizeof(*tensors) + sizeof(*entries));
+    if (!tensors) return MTT_E_MEMORY;
+    entries = (mtt__st_entry *)(void *)(tensors + most);
+    count = mtt__peft_list(t, tensors, entries, &status);
+    if (!status) status = mtt_ranks_busy(t->backend.ranks);
+    if (!status && t->schedule->policy.rank == 0)
+        status = mtt__peft_write(t, folder, tensors, count, entries);
+    for (i = 0; i < count; i++) mtt__free(t->env, tensors[i].values);
+    mtt__free(t->env, tensors);
+    return mtt__all_agree(t, status, NULL);
 }
 
 /* -----------------------------------------------------------------------------------------------------------
