@@ -5347,14 +5347,14 @@ static mtt_tensor *mtt__residual(mtt__builder *b, int layer, int which, mtt_tens
     return x;
 }
 
-/* GELU is an operation of its own, since products have it as their epilogue. */
+/* GELU is an operation of its own, since products have it as their epilogue. It has the same operands. */
 static mtt_tensor *mtt__activate(mtt__builder *b, int layer, mtt_tensor *x)
 {
-    mtt_tensor *y = mtt__make(b, MTT__A_GELU, layer);
-    if (b->schedule->model.mlp == MTT_MLP_GELU) MTT__EMIT(b, layer, 0, gelu, x, y);
-    else MTT__EMIT(b, layer, 0, activation, x, y);
+    mtt_activation row = {x, mtt__make(b, MTT__A_GELU, layer)};
+    int gelu = b->schedule->model.mlp == MTT_MLP_GELU;
+    mtt__emit(b, gelu ? MTT_OP_gelu : MTT_OP_activation, layer, 0, &row);
     mtt__keep(b, x);
-    return y;
+    return row.y;
 }
 
 static int mtt__is_activation(mtt_op_kind kind)
@@ -5688,13 +5688,12 @@ static mtt_tensor *mtt__input_again(mtt__builder *b, int layer, const mtt_tensor
     if (maker.kind == MTT_OP_norm) stats = mtt__need(b, n->stats), gain = n->gain, shift = n->shift;
     if (!transposed && (attention || maker.kind == MTT_OP_quantize)) return from;
     if (!transposed || activation) { /* quantize normalizes, but has no activations */
-        again = mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16", mtt__rows(x),
-                                mtt__width(x), 0);
+        mtt_activation row = {from, mtt__add_tensor(b, mtt__dtype(b), x->category, -1, x->name, ".16",
+                                                    mtt__rows(x), mtt__width(x), 0)};
+        again = row.y;
         b->recomputing = 1;
         if (stats) MTT__EMIT(b, layer, 0, norm, from, gain, shift, again, stats);
-        else if (maker.kind == MTT_OP_gelu) MTT__EMIT(b, layer, 0, gelu, from, again);
-        else MTT__EMIT(b, layer, 0, activation, from, again);
-        b->op->recomputed = 1;
+        else mtt__emit(b, maker.kind, layer, 0, &row);
         b->recomputing = 0;
         if (!transposed) return again;
         from = again;
@@ -5799,40 +5798,29 @@ static void mtt__adjoint_quantize(mtt__builder *b, const mtt_op *op)
     mtt__join_gradient(b, op->layer, f->x, other);
 }
 
-/* Of GELU or another activation. In place: over dy, or over x where that has a gate's columns, too. Nothing
-   reads x after this. */
-static void mtt__activation_adjoint(mtt__builder *b, int layer, mtt_op_kind kind, mtt_tensor *x_made,
-                                    const mtt_tensor *y_made)
+/* Of GELU, too. In place: over dy, or over x where that has a gate's columns.
+   Nothing reads x after this. */
+static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
 {
-    mtt_tensor *x = mtt__need(b, x_made), *dy = *mtt__gradient(b, y_made);
+    const mtt_activation *f = MTT_OPERANDS_OF(activation, op);
+    mtt_op_kind kind = op->kind == MTT_OP_gelu ? MTT_OP_gelu_backward : MTT_OP_activation_backward;
+    mtt_tensor *x = mtt__need(b, f->x), *dy = *mtt__gradient(b, f->y);
     mtt_activation_backward row = {dy, x, dy, NULL, NULL};
     mtt__activation *a;
     if (b->status) return;
     if (!mtt__in_eight(b, MTT_FP8_LAYERS)) {
         if (mtt__width(x) > mtt__width(dy)) row.dx = x;
         *mtt__gradient(b, x) = row.dx;
-        mtt__emit(b, kind, layer, 0, &row);
+        mtt__emit(b, kind, op->layer, 0, &row);
         mtt__activation_of(b, x)->current = NULL;
         return;
     }
     mtt__make_gradient(b, x); /* never used, but gives the others its name */
     a = mtt__add_gradient_eight(b, x);
     row.dx = a->gradient_8, row.dx_t = a->gradient_t;
-    if (b->waiting.dy) row.y_t = mtt__add_eight(b, y_made, y_made->entry, 1);
-    mtt__emit(b, kind, layer, 0, &row);
-    if (row.y_t) mtt__emit_waiting(b, layer, row.y_t);
-}
-
-static void mtt__adjoint_gelu(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_gelu *f = MTT_OPERANDS_OF(gelu, op);
-    mtt__activation_adjoint(b, op->layer, MTT_OP_gelu_backward, f->x, f->y);
-}
-
-static void mtt__adjoint_activation(mtt__builder *b, const mtt_op *op)
-{
-    const mtt_activation *f = MTT_OPERANDS_OF(activation, op);
-    mtt__activation_adjoint(b, op->layer, MTT_OP_activation_backward, f->x, f->y);
+    if (b->waiting.dy) row.y_t = mtt__add_eight(b, f->y, f->y->entry, 1);
+    mtt__emit(b, kind, op->layer, 0, &row);
+    if (row.y_t) mtt__emit_waiting(b, op->layer, row.y_t);
 }
 
 /* In place. */
@@ -5923,11 +5911,12 @@ static void mtt__emit_backward(mtt__builder *b)
         switch (trains ? op.kind : MTT_OP_KIND_COUNT) {
 #define MTT__ADJOINT(name)                                                              \
     case MTT_OP_##name: mtt__adjoint_##name(b, &op); break;
-            MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(gelu)
-            MTT__ADJOINT(activation) MTT__ADJOINT(residual) MTT__ADJOINT(attention_scores)
-            MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores) MTT__ADJOINT(attention_values)
-            MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy) MTT__ADJOINT(quantize) MTT__ADJOINT(rotary)
-            MTT__ADJOINT(linear_adapted)
+            MTT__ADJOINT(embed) MTT__ADJOINT(norm) MTT__ADJOINT(linear) MTT__ADJOINT(residual)
+            MTT__ADJOINT(attention_scores) MTT__ADJOINT(softmax) MTT__ADJOINT(dropout_scores)
+            MTT__ADJOINT(attention_values) MTT__ADJOINT(flash) MTT__ADJOINT(cross_entropy)
+            MTT__ADJOINT(quantize) MTT__ADJOINT(rotary) MTT__ADJOINT(linear_adapted)
+        case MTT_OP_gelu:
+            MTT__ADJOINT(activation)
         default: break;
         }
         if (!b->status) mtt__free_half(b, &op);
