@@ -7569,85 +7569,65 @@ MTT__INLINE float mtt__gelu_sigmoid(float x)
     return 1.0f / (1.0f + mtt__exp(-1.5957691216f * (x + 0.044715f * x * x * x)));
 }
 
-static void mtt__gelu_block(const float *unused, float *x, int64_t n)
-{
-    int64_t k;
-    (void)unused;
-    for (k = 0; k < n; k++) x[k] *= mtt__gelu_sigmoid(x[k]);
-}
-
-/* y = GELU(x) */
-static void mtt__cpu_gelu(const mtt_op *op, const mtt_gelu *o)
-{
-    mtt__elementwise(op, NULL, NULL, o->x, o->y, mtt__gelu_block);
-}
-
-static void mtt__gelu_backward_block(const float *x, float *g, int64_t n)
-{
-    int64_t k;
-    for (k = 0; k < n; k++) {
-        float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
-        g[k] *= s + x[k] * s * (1.0f - s) * slope;
-    }
-}
-
-/* dx = dy (s + x s (1 - s) 2u'); under FP8 in both orders, with GELU(x) transposed */
-static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
-{
-    int64_t n = mtt__width(o->x), rows = mtt__rows(o->x), row;
-    if (!o->dx_t) {
-        mtt__elementwise(op, NULL, o->x, o->dy, o->dx, mtt__gelu_backward_block);
-        return;
-    }
-    MTT__THREADS(rows * n)
-    for (row = 0; row < mtt__width(o->dx_t); row++) {
-        float dx[MTT__BLOCK], x[MTT__BLOCK];
-        int64_t at, count;
-        MTT__BLOCKS(at, count, 0, n) {
-            mtt_tensor dx_t = mtt__row_range(o->dx_t, at, count), y_t;
-            memset(dx, 0, sizeof(dx));
-            memset(x, 0, sizeof(x));
-            if (row < rows) {
-                mtt__load(o->dy, row * n + at, count, dx);
-                mtt__load(o->x, row * n + at, count, x);
-                mtt__gelu_backward_block(x, dx, count);
-                mtt__gelu_block(NULL, x, count);
-                mtt__store(o->dx, row * n + at, count, dx);
-            }
-            mtt__store_column(&dx_t, row, count, dx);
-            if (!o->y_t) continue;
-            y_t = mtt__row_range(o->y_t, at, count);
-            mtt__store_column(&y_t, row, count, x);
-        }
-    }
-}
-
-/* y = f(x) of the MLP: max(x, 0)^2, or x s with s = 1 / (1 + e^-x), times `up` for SwiGLU. */
+/* y = f(x) of the MLP: GELU, max(x, 0)^2, or x s with s = 1 / (1 + e^-x), times `up` for SwiGLU. */
 static void mtt__activation_block(mtt_mlp mlp, const float *x, const float *up, float *y, int64_t n)
 {
     int64_t k;
-    for (k = 0; k < n; k++) {
-        float positive = x[k] > 0 ? x[k] : 0.0f;
-        if (mlp == MTT_MLP_RELU2) y[k] = positive * positive;
-        else y[k] = x[k] / (1.0f + mtt__exp(-x[k])) * (mlp == MTT_MLP_SWIGLU ? up[k] : 1.0f);
+    switch (mlp) {
+    case MTT_MLP_GELU:
+        for (k = 0; k < n; k++) y[k] = x[k] * mtt__gelu_sigmoid(x[k]);
+        break;
+    case MTT_MLP_RELU2:
+        for (k = 0; k < n; k++) y[k] = x[k] > 0 ? x[k] * x[k] : 0.0f;
+        break;
+    default:
+        for (k = 0; k < n; k++) y[k] = x[k] / (1.0f + mtt__exp(-x[k]));
+        for (k = 0; k < n && mlp == MTT_MLP_SWIGLU; k++) y[k] *= up[k];
+    }
+}
+
+/* Gradients: g, of y, becomes that of x, and `up` that of up. */
+static void mtt__slope_block(mtt_mlp mlp, const float *x, float *up, float *g, int64_t n)
+{
+    int64_t k;
+    for (k = 0; k < n && mlp == MTT_MLP_GELU; k++) {
+        float s = mtt__gelu_sigmoid(x[k]), slope = 1.5957691216f * (1.0f + 0.134145f * x[k] * x[k]);
+        g[k] *= s + x[k] * s * (1.0f - s) * slope;
+    }
+    for (k = 0; k < n && mlp != MTT_MLP_GELU; k++) {
+        float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s), dy = g[k];
+        if (mlp == MTT_MLP_SWIGLU) slope *= up[k], up[k] = dy * x[k] * s;
+        if (mlp == MTT_MLP_RELU2) slope = x[k] > 0 ? 2 * x[k] : 0.0f;
+        g[k] *= slope;
     }
 }
 
 /* A row of x has a second half, `up`, under SwiGLU alone. */
-static void mtt__cpu_activation(const mtt_op *op, const mtt_activation *o)
+static void mtt__activate_rows(mtt_mlp mlp, const mtt_tensor *x_of, const mtt_tensor *y_of)
 {
-    int64_t n = mtt__width(o->y), pitch = mtt__width(o->x), rows = mtt__rows(o->y), row;
+    int64_t n = mtt__width(y_of), pitch = mtt__width(x_of), rows = mtt__rows(y_of), row;
     MTT__THREADS(rows * n)
     for (row = 0; row < rows; row++) {
         float x[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK];
         int64_t at, count;
         MTT__BLOCKS(at, count, 0, n) {
-            mtt__load(o->x, row * pitch + at, count, x);
-            if (pitch > n) mtt__load(o->x, row * pitch + n + at, count, up);
-            mtt__activation_block(op->shape->mlp, x, up, y, count);
-            mtt__store(o->y, row * n + at, count, y);
+            mtt__load(x_of, row * pitch + at, count, x);
+            if (pitch > n) mtt__load(x_of, row * pitch + n + at, count, up);
+            mtt__activation_block(mlp, x, up, y, count);
+            mtt__store(y_of, row * n + at, count, y);
         }
     }
+}
+
+static void mtt__cpu_gelu(const mtt_op *op, const mtt_gelu *o)
+{
+    (void)op;
+    mtt__activate_rows(MTT_MLP_GELU, o->x, o->y);
+}
+
+static void mtt__cpu_activation(const mtt_op *op, const mtt_activation *o)
+{
+    mtt__activate_rows(op->shape->mlp, o->x, o->y);
 }
 
 /* Stores `count` values of a gradient, in columns from `at` up, and under FP8 transposed. */
@@ -7661,40 +7641,46 @@ static void mtt__store_activation(const mtt_activation_backward *o, int64_t row,
     }
 }
 
-/* dx = dy 2 max(x, 0), or dy (s + x s (1 - s)), which SwiGLU multiplies by `up`; d_up = dy x s. Under FP8 in
-   both orders, with y transposed, and zeros where transposes have no row of x. */
-static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_activation_backward *o)
+/* dx = dy f'(x). Under FP8 in both orders, with y transposed, and zeros where transposes have no row of x. */
+static void mtt__slope_rows(mtt_mlp mlp, const mtt_activation_backward *o)
 {
     int64_t n = mtt__width(o->dy), pitch = mtt__width(o->x), rows = mtt__rows(o->x), row;
-    const mtt_mlp mlp = op->shape->mlp;
     MTT__THREADS(rows * n)
     for (row = 0; row < (o->dx_t ? mtt__width(o->dx_t) : rows); row++) {
         float g[MTT__BLOCK], x[MTT__BLOCK], up[MTT__BLOCK], y[MTT__BLOCK];
-        int64_t at, count, k;
+        int64_t at, count;
         MTT__BLOCKS(at, count, 0, n) {
-            memset(g, 0, sizeof(g));
-            memset(x, 0, sizeof(x));
-            memset(up, 0, sizeof(up));
             if (row < rows) {
                 mtt__load(o->dy, row * n + at, count, g);
                 mtt__load(o->x, row * pitch + at, count, x);
                 if (pitch > n) mtt__load(o->x, row * pitch + n + at, count, up);
+            } else {
+                memset(g, 0, sizeof(g));
+                memset(x, 0, sizeof(x));
+                memset(up, 0, sizeof(up));
             }
             if (o->y_t) {
                 mtt_tensor y_t = mtt__row_range(o->y_t, at, count);
                 mtt__activation_block(mlp, x, up, y, count);
                 mtt__store_column(&y_t, row, count, y);
             }
-            for (k = 0; k < count; k++) {
-                float s = 1.0f / (1.0f + mtt__exp(-x[k])), slope = s + x[k] * s * (1.0f - s);
-                if (mlp == MTT_MLP_SWIGLU) y[k] = g[k] * x[k] * s, slope *= up[k];
-                if (mlp == MTT_MLP_RELU2) slope = x[k] > 0 ? 2 * x[k] : 0.0f;
-                g[k] *= slope;
-            }
+            mtt__slope_block(mlp, x, up, g, count);
             mtt__store_activation(o, row, at, count, g);
-            if (pitch > n) mtt__store_activation(o, row, n + at, count, y);
+            if (pitch > n) mtt__store_activation(o, row, n + at, count, up);
         }
     }
+}
+
+static void mtt__cpu_gelu_backward(const mtt_op *op, const mtt_gelu_backward *o)
+{
+    mtt_activation_backward row = {o->dy, o->x, o->dx, o->dx_t, o->y_t};
+    (void)op;
+    mtt__slope_rows(MTT_MLP_GELU, &row);
+}
+
+static void mtt__cpu_activation_backward(const mtt_op *op, const mtt_activation_backward *o)
+{
+    mtt__slope_rows(op->shape->mlp, o);
 }
 
 /* ---- matrix products ---- */
