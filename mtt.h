@@ -9496,23 +9496,6 @@ static mtt_status mtt__fill_parameter(mtt_trainer *t, int index)
     return status;
 }
 
-/* pe[t][2i] = 0.02 sin(t / 10000^(2i / C)), pe[t][2i + 1] = 0.02 cos of the same. Vaswani et al. (2017) scale
-   the embedding up to the sines; this scales the sines down to the embedding. Without the factor, positions
-   drown the words: a small model stays at a perplexity of 1100 instead of reaching 363. */
-static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table)
-{
-    int64_t C = table->shape[1], row, i;
-    mtt_status status = MTT_OK;
-    for (row = 0; row < table->shape[0] && !status; row++) {
-        for (i = 0; i < C; i++) {
-            double angle = (double)row * pow(10000.0, -(double)(i / 2 * 2) / (double)C);
-            t->values[i] = (float)(0.02 * (i % 2 ? cos(angle) : sin(angle)));
-        }
-        status = mtt__move(t, MTT__PUT, table, row * C, C, t->values);
-    }
-    return status;
-}
-
 MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
 {
     double step = pow((double)m->rotary_theta, -(double)(2 * pair) / (double)m->d_head), share;
@@ -9522,18 +9505,24 @@ MTTDEF double mtt_rotary_step(const mtt_model_desc *m, int pair)
     return turns < 1 ? slow : (1 - share) * slow + share * step;
 }
 
-/* cos and sin of t / theta^(2i / D), for each pair i of each position t. Rounded from double: at 2^20
-   positions a float's angle would be wrong by 0.06. */
-static mtt_status mtt__fill_angles(mtt_trainer *t, const mtt_tensor *table)
+/* A table of positions: for each pair i of columns of position t, 0.02 times sine and cosine of
+   t / 10000^(2i / width). Vaswani et al. (2017) scale the embedding up to the sines; this scales the sines
+   down to the embedding. Without the factor, positions drown the words: a small model stays at a perplexity
+   of 1100 instead of reaching 363. Or, for rotary positions, cosine and sine of t times mtt_rotary_step.
+   Rounded from double: at 2^20 positions a float's angle would be wrong by 0.06. */
+static mtt_status mtt__fill_positions(mtt_trainer *t, const mtt_tensor *table, int rotary)
 {
-    int64_t D = table->shape[1], row, i;
+    int64_t C = table->shape[1], row, i;
     mtt_status status = MTT_OK;
     for (row = 0; row < table->shape[0] && !status; row++) {
-        for (i = 0; i < D; i++) {
-            double angle = (double)row * mtt_rotary_step(&t->schedule->model, (int)(i / 2));
-            t->values[i] = (float)(i % 2 ? sin(angle) : cos(angle));
+        for (i = 0; i < C; i++) {
+            double step = rotary ? mtt_rotary_step(&t->schedule->model, (int)(i / 2))
+                                 : pow(10000.0, -(double)(i / 2 * 2) / (double)C);
+            int sine = i % 2 == rotary;
+            double wave = sine ? sin((double)row * step) : cos((double)row * step);
+            t->values[i] = (float)(rotary ? wave : 0.02 * wave);
         }
-        status = mtt__move(t, MTT__PUT, table, row * D, D, t->values);
+        status = mtt__move(t, MTT__PUT, table, row * C, C, t->values);
     }
     return status;
 }
@@ -9639,8 +9628,8 @@ static mtt_status mtt__fill_tables(mtt_trainer *t)
         if (p->tensors[i]->persistent && p->tensors[i] != p->workspace)
             status = mtt__fill_zeros(t, p->tensors[i]);
     if (!status && t->schedule->model.positions == MTT_POSITIONS_SINUSOIDAL)
-        status = mtt__fill_positions(t, p->positions);
-    if (!status && p->angles) status = mtt__fill_angles(t, p->angles);
+        status = mtt__fill_positions(t, p->positions, 0);
+    if (!status && p->angles) status = mtt__fill_positions(t, p->angles, 1);
     return status;
 }
 
