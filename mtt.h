@@ -14033,18 +14033,19 @@ static mtt_status mtt__peft_read(void *user, size_t index, size_t offset, void *
 }
 
 /* adapter_config.json. Modules are named with their layers, since some layers may have no adapter. */
-static void mtt__peft_print(const mtt_schedule *s, const mtt__peft_tensor *x, size_t count, mtt__text *json)
+static void mtt__peft_print(const mtt_schedule *s, const mtt__peft_tensor *x, size_t count,
+                            const mtt__out *out)
 {
     size_t i, skip = strlen("base_model.model.");
-    mtt__print(json, "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"inference_mode\":true,"
-               "\"base_model_name_or_path\":null,\"bias\":\"none\",\"lora_dropout\":0.0,\"r\":%d,"
-               "\"lora_alpha\":%.9g,\"fan_in_fan_out\":%s,\"target_modules\":[", s->policy.lora_rank,
-               (double)s->policy.lora_alpha, s->model.positions == MTT_POSITIONS_ROTARY ? "false" : "true");
+    mtt__put_json(out, "{'peft_type':'LORA','task_type':'CAUSAL_LM','inference_mode':true,"
+                  "'base_model_name_or_path':null,'bias':'none','lora_dropout':0.0,'r':%d,'lora_alpha':%.9g,"
+                  "'fan_in_fan_out':%s,'target_modules':[", s->policy.lora_rank, (double)s->policy.lora_alpha,
+                  s->model.positions == MTT_POSITIONS_ROTARY ? "false" : "true");
     for (i = 0; i < count; i += 2) {
         const char *name = x[i].name + skip;
-        mtt__print(json, "%s\"%.*s\"", i ? "," : "", (int)(strlen(name) - strlen(".lora_A.weight")), name);
+        mtt__put_json(out, "%s'%.*s'", i ? "," : "", (int)(strlen(name) - strlen(".lora_A.weight")), name);
     }
-    mtt__print(json, "]}\n");
+    mtt__put_json(out, "]}\n");
 }
 
 /* Lists the tensors, A and B of each weight in turn, and reads their parameters. Returns their number. */
@@ -14081,25 +14082,23 @@ static size_t mtt__peft_list(mtt_trainer *t, mtt__peft_tensor *x, mtt__st_entry 
 static mtt_status mtt__peft_write(mtt_trainer *t, const char *folder, mtt__peft_tensor *x, size_t count,
                                   mtt__st_entry *entries)
 {
-    size_t room = 1024 + count * sizeof(x->name), size = strlen(folder) + 40;
-    char *memory = (char *)mtt__alloc(t->env, room + size, 1), *path = memory + room;
+    size_t size = strlen(folder) + 40;
+    char *path = (char *)mtt__alloc(t->env, size, 1);
     mtt__writer writer;
-    mtt__text text;
+    const mtt__out out = {mtt__writer_text, &writer};
     mtt_status status = MTT_OK;
-    if (!memory) return MTT_E_MEMORY;
-    mtt__format(path, size, "%s/adapter_model.safetensors", folder);
+    if (!path) return MTT_E_MEMORY;
     if (mkdir(folder, 0777) && errno != EEXIST)
         status = mtt__fail(t->env, MTT_E_FILE, "cannot make %s: %s", folder, strerror(errno));
+    mtt__format(path, size, "%s/adapter_model.safetensors", folder);
     if (!status) status = mtt__st_save(t->env, path, entries, count, "", mtt__peft_read, x);
     mtt__format(path, size, "%s/adapter_config.json", folder);
-    mtt__text_init(&text, memory, room);
-    mtt__peft_print(t->schedule, x, count, &text);
     if (!status) status = mtt__writer_open(t->env, path, &writer);
     if (!status) {
-        mtt__writer_put(&writer, memory, text.size);
+        mtt__peft_print(t->schedule, x, count, &out);
         status = mtt__writer_commit(&writer);
     }
-    mtt__free(t->env, memory);
+    mtt__free(t->env, path);
     return status;
 }
 
