@@ -96,9 +96,10 @@
       scores       L batch H seq_len^2 s, or 0 with flash attention
       logits       R V s, or a chunk of 1024 rows, 2048 on CUDA
    A generator holds P s bytes of weights, and for each token of its contexts a cache of 2 L K D s bytes.
-   Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step, or, if micro-batches
-   accumulate, until they are added to sums of 4 bytes a parameter. These formulas are for orientation: the
-   plan adds up the schedule. mtt_plan_print also says what is outside the arena at most.
+   Gradients (4 bytes each, fewer under MTT_STATE_COMPACT) live until the step, or until the early update of
+   their layer, or, if micro-batches accumulate, until they are added to sums of 4 bytes a parameter. These
+   formulas are for orientation: the plan adds up the schedule. mtt_plan_print also says what is outside the
+   arena at most.
 
    RANKS
    Several processes can train one model, on CPUs or each on a GPU of its own. mtt_ranks_fork makes them on
