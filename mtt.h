@@ -11579,6 +11579,7 @@ static mtt_status mtt__bpe_load(mtt_tokenizer *t, mtt__vocab_file *f)
     return !status && j->fault ? mtt__vocab_fail(f, NULL) : status;
 }
 
+/* Where text goes. */
 typedef struct mtt__out {
     mtt_write_fn write;
     void *user;
@@ -14525,14 +14526,9 @@ static mtt_status mtt__generation_check(mtt_env *env, const mtt_tokenizer *token
 }
 
 /* Text for a caller who asks for no more. */
-typedef struct mtt__plain_write {
-    mtt_write_fn write;
-    void *user;
-} mtt__plain_write;
-
 static void mtt__write_text(void *user, int prompt, int32_t id, const char *text, size_t bytes)
 {
-    const mtt__plain_write *to = (const mtt__plain_write *)user;
+    const mtt__out *to = (const mtt__out *)user;
     (void)prompt, (void)id;
     if (bytes) to->write(to->user, text, bytes);
 }
@@ -14546,7 +14542,7 @@ MTTDEF mtt_status mtt_generate(mtt_trainer *trainer, mtt_tokenizer *tokenizer, c
     int32_t *ids = (int32_t *)mtt__alloc(env, size + 1, sizeof(*ids));
     float *logits = (float *)mtt__alloc(env, (size_t)vocab, sizeof(*logits));
     const int32_t *prompts = ids;
-    mtt__plain_write to = {write, user};
+    mtt__out to = {write, user};
     mtt__sequence q;
     mtt_generation g;
     mtt_status status = ids && logits ? MTT_OK : MTT_E_MEMORY;
