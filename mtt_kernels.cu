@@ -719,7 +719,7 @@ static __global__ void __launch_bounds__(256) mtt_k_activation(const mtt__activa
                 d_up = dy x s
    Shapes:      dy [rows, F], x and dx [rows, F] or [rows, 2 F], all T
    Launch:      256 threads, a pack of 8 elements each
-   Requires:    as mtt_k_activation; without a gate dx may be dy
+   Requires:    as mtt_k_activation; dx may be x, or without a gate dy
    Traffic:     dy and x read, dx written
    Determinism: elementwise
    Reference:   mtt__cpu_activation_backward */
@@ -3335,7 +3335,7 @@ static mtt_status mtt__cuda_grad_norm(mtt__cuda *c, const mtt_op *op)
     mtt_status status = MTT_OK;
     for (int i = 0; i < op->parameters; i++)
         count += mtt__ceil_div(op->parts[i].elements, MTT__RANGE_BLOCK);
-    if (!partial) {
+    if (!partial && count > 0) {
         status = mtt__scratch(c, op, mtt__op_scratch(op), &partial);
         if (status == MTT_OK) status = mtt__sum_squares(c, op, o->ranges, partial, 0);
     }
@@ -3367,7 +3367,8 @@ static mtt_status mtt__cuda_adamw(mtt__cuda *c, const mtt_op *op)
     u.site = mtt__stream(op->site, 0, 0);
     u.dtype = type;
     for (int i = 0; i < op->parameters; i++) u.mine |= op->parts[i].count < op->parts[i].elements;
-    if (status == MTT_OK && op->first_range == 0) /* those after it find them in the workspace */
+    /* A step's later updates find them in the workspace, if no other operation comes between. */
+    if (status == MTT_OK && (op->first_range == 0 || op->phase == MTT_BACKWARD))
         status = mtt__launch(c, "corrections", mtt_k_corrections, 1, 2, u.control, u.counters,
                              (float *)scratch);
     if (status != MTT_OK) return status;

@@ -189,7 +189,7 @@ static int step(const technique *k)
                             .max_seq = seq_len,
                             .dropout = k->dropout};
     mtt_policy policy = k->policy;
-    mtt_optim_desc optim = {0};
+    mtt_optim_desc optim = {.clip = policy.early_update ? -1 : 1};
     mtt_backend cuda;
     mtt_trainer *t = NULL;
     mtt_step_info info;

@@ -3635,6 +3635,7 @@ static void operations(int large, int small)
     for (number = 0; number < small; number++) {
         setup s = small_setup(number);
         s.policy.accumulate = 1 + below(2);
+        s.policy.early_update = s.policy.accumulate == 1 && s.policy.precision < MTT_FP16 && number % 3 == 0;
         step_schedule(&s, 1);
     }
     for (number = 0; number < (small < SMALL_SETUPS ? small : OPTION_SETUPS); number++) {
@@ -3890,6 +3891,7 @@ static setup technique_setup(const technique *t, int layers)
     s.optim.lr = 1e-3f;
     s.optim.seed = 12345;
     s.optim.loss_scale = 1024;
+    if (s.policy.early_update) s.optim.clip = -1;
     return s;
 }
 

@@ -31,6 +31,7 @@ static const struct {
     {"fp32_flash_checkpointing_chunked", "2"},
     {"bf16_flash_chunked", "2"},
     {"bf16_flash_segments_chunked_compact", "2"},
+    {"bf16_flash_segments_compact_early", "2"},
     {"bf16_window16_selective", "2"},
     {"fp32", "8"},
     {"fp32_flash", "8"},
@@ -117,7 +118,7 @@ static int measure(const char *technique)
 {
     mtt_model_desc model = {.layers = 2, .heads = 2, .d_model = 64, .vocab = 20000};
     mtt_policy policy = {.accumulate = 1};
-    mtt_optim_desc optim = {.lr = 1e-3f};
+    mtt_optim_desc optim = {.lr = 1e-3f, .clip = -1};
     mtt_plan_report plan;
     mtt_step_info first, last;
     mtt_trainer *trainer;

@@ -1330,6 +1330,75 @@ static void frozen_misuse(void)
     }
 }
 
+/* Early updates give the bits of late ones without clipping, in no more memory, and know no norm. */
+static void early_updates(void)
+{
+    for (int number = 0; number < (quick ? 40 : 300); number++) {
+        setup s = small_setup();
+        int32_t tokens[16], targets[16];
+        mtt_step_info info[2];
+        draw_options(&s.model, 10 + number);
+        s.policy.precision = (mtt_precision)(number % 3);
+        s.policy.state = (mtt_state)below(2);
+        s.policy.loss = (mtt_loss)below(2);
+        s.policy.attention = (mtt_attention)below(2);
+        s.policy.freeze = below(3) ? NULL : below(2) ? "h.1.*" : "wte.*,lm_head.*";
+        if (below(4) == 0) s.policy.lora_rank = 8, s.policy.freeze = NULL;
+        s.policy.accumulate = 1;
+        s.optim.clip = -1;
+        s.optim.weight_decay = 0.3f;
+        set_recompute(&s, below(5));
+        mtt_trainer *late = open_trainer(&s), *early;
+        s.policy.early_update = 1;
+        early = open_trainer(&s);
+        for (int step = 0; step < 3; step++) {
+            random_tokens(&s, 1, below(4), tokens, targets);
+            check(!mtt_train_step(late, tokens, targets, &info[0]), "a late step: %s", env.error);
+            check(!mtt_train_step(early, tokens, targets, &info[1]), "an early step: %s", env.error);
+            check(info[0].loss == info[1].loss && info[1].grad_norm == 0,
+                  "early updates %d: loss %.9g, late %.9g; norm %g", number, info[1].loss, info[0].loss,
+                  (double)info[1].grad_norm);
+        }
+        check(info[1].arena_bytes <= info[0].arena_bytes, "early updates %d take more memory", number);
+        for (int i = 0; i < late->schedule->programs[MTT__TRAIN].parameter_count; i++) {
+            const mtt_tensor *a = late->schedule->programs[MTT__TRAIN].parameters[i].weight;
+            const mtt_tensor *b = early->schedule->programs[MTT__TRAIN].parameters[i].weight;
+            check(!memcmp(a->data, b->data, a->bytes), "early updates %d give another %s", number, a->name);
+        }
+        for (int kind = 0; kind < MTT__KEPT_KINDS; kind++) {
+            const mtt_tensor *a = late->schedule->programs[MTT__TRAIN].kept[kind];
+            const mtt_tensor *b = early->schedule->programs[MTT__TRAIN].kept[kind];
+            check(!a || !memcmp(a->data, b->data, a->bytes), "early updates %d give another %s", number,
+                  a ? a->name : "");
+        }
+        mtt_trainer_destroy(late);
+        mtt_trainer_destroy(early);
+    }
+}
+
+static void early_misuse(void)
+{
+    static const char *const WORDS[] = {"set clip to -1", "take bf16", "take bf16", "set accumulate",
+                                        "set keep_gradients", "split to 0", "ranks to 1"};
+    for (int i = 0; i < (int)MTT__LENGTH(WORDS); i++) {
+        setup s = small_setup();
+        mtt_trainer *trainer;
+        s.policy.accumulate = 1 + (i == 3);
+        s.policy.early_update = 1;
+        s.optim.clip = i ? -1 : 0; /* 0: the default, 1 */
+        s.policy.precision = i == 1 ? MTT_FP16 : i == 2 ? MTT_FP8 : MTT_FP32;
+        s.policy.keep_gradients = i == 4;
+        s.policy.split = i == 5;
+        s.policy.ranks = 1 + (i == 6);
+        mtt_plan_report report;
+        mtt_status status = i ? mtt_plan(&env, &s.model, &s.policy, s.batch, s.seq_len, &report)
+                              : mtt_trainer_create(&env, &s.model, &s.policy, &s.optim, mtt_cpu_backend(),
+                                                   s.batch, s.seq_len, &trainer);
+        check(status == MTT_E_ARGUMENT && strstr(env.error, WORDS[i]), "early update, kind %d: %s: %s", i,
+              mtt_status_string(status), env.error);
+    }
+}
+
 /* Grouped heads, widths of heads, rotary positions and norms of q and k: each option alone, then at random.
    Central differences say what the gradient is; recomputation changes no bit of it; memory is as planned. */
 static void attention_options(void)
@@ -2922,6 +2991,8 @@ static void not_finite(void)
         s.policy.attention = (mtt_attention)(kind / 5 % 2);
         s.policy.loss = (mtt_loss)(kind / 10 % 2);
         if (kind % 5 == MTT_FP8) infinite = 0; /* which it clips and counts */
+        s.policy.early_update = !scaled && !infinite && kind / 5 % 2;
+        s.optim.clip = s.policy.early_update ? -1 : 0;
         reference r = reference_of(&s);
         mtt_trainer *trainer = open_trainer(&s), *twin = open_trainer(&s);
         mtt_step_info info, twin_info;
@@ -4778,6 +4849,8 @@ int main(int argc, char **argv)
         timed("model options", model_options);
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
+        timed("early updates", early_updates);
+        timed("early misuse", early_misuse);
         timed("adapters", adapters);
         timed("new adapters", new_adapters);
         close_folder();
@@ -4825,6 +4898,8 @@ int main(int argc, char **argv)
         timed("attention options", attention_options);
         timed("frozen", frozen_parameters);
         timed("frozen misuse", frozen_misuse);
+        timed("early updates", early_updates);
+        timed("early misuse", early_misuse);
         timed("adapters", adapters);
         timed("new adapters", new_adapters);
     }

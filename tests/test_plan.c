@@ -51,11 +51,11 @@ static void describe(configuration *c)
         c->text, sizeof(c->text),
         "layers %d heads %d d_model %d d_ff %d vocab %d tied %d dropout %g B %d T %d, "
         "precision %d products %d attention %d window %d recompute %s kept %d loss %d chunk %d state %d "
-        "accumulate %d split %d",
+        "accumulate %d split %d early %d",
         m->layers, m->heads, m->d_model, m->d_ff, m->vocab, m->tied_head, (double)m->dropout, c->batch,
         c->seq_len, (int)p->precision, (int)p->fp8_products, (int)p->attention, p->window,
         RECOMPUTES[p->recompute], (int)p->kept_inputs, (int)p->loss, p->loss_chunk_rows, (int)p->state,
-        p->accumulate, p->split);
+        p->accumulate, p->split, p->early_update);
 }
 
 static configuration random_configuration(void)
@@ -462,6 +462,13 @@ static void check_program(const mtt__program *p, const char *text)
         for (int k = op->inputs; k < op->inputs + op->outputs; k++)
             if (op->operands[k] && !is_among(written, writes, op->operands[k]))
                 written[writes++] = op->operands[k];
+        for (int n = 0; n < op->parameters && op->kind == MTT_OP_adamw; n++)
+            for (int later = i + 1; later < p->op_count; later++) {
+                const mtt_op *other = &p->ops[later];
+                for (int k = 0; k < other->inputs + other->outputs; k++)
+                    check(other->operands[k] != op->weights[n], "%s: operation %d uses %s after its update",
+                          text, later, op->weights[n]->name);
+            }
         for (int k = 0; k < p->tensor_count; k++)
             if (p->tensors[k]->first <= i && i <= p->tensors[k]->last)
                 live += (p->tensors[k]->bytes + 255) / 256 * 256;
@@ -481,6 +488,10 @@ static void nothing_overlaps(void)
     for (int i = 0; i < 300; i += each()) {
         configuration c = random_configuration();
         mtt_schedule *s = NULL;
+        c.policy.early_update = c.policy.precision < MTT_FP16 && i % 2;
+        if (c.policy.early_update) c.policy.accumulate = 1, c.policy.split = 0;
+        describe(&c);
+        if (c.policy.recompute == MTT_RECOMPUTE_BUDGET) set_budget(&c);
         mtt_status status = mtt_schedule_create(&env, &c.model, &c.policy, c.batch, c.seq_len, &s);
         check(!status, "%s: no schedule: %s", c.text, env.error);
         if (status) continue;
@@ -1311,6 +1322,7 @@ static void techniques(void)
         {"budget", "fp32_budget", {.recompute = MTT_RECOMPUTE_BUDGET}, 7},
         {"chunked", "fp32_chunked", {.loss = MTT_LOSS_CHUNKED}, 7},
         {"compact", "fp32_compact", {.state = MTT_STATE_COMPACT}, 7},
+        {"early", "fp32_early", {.early_update = 1}, 7},
         {"split", "fp32_split", {.split = 1}, 7},
         {"compact_segments_window8_bs1_bf16",
          "bf16_flash_segments_compact_window8",
@@ -1334,7 +1346,8 @@ static void techniques(void)
         check(!status && batch == GOOD[i].batch && p.precision == want->precision &&
                   p.attention == want->attention && p.window == want->window &&
                   p.recompute == want->recompute && p.loss == want->loss && p.state == want->state &&
-                  p.split == want->split && p.fp8_products == want->fp8_products,
+                  p.split == want->split && p.early_update == want->early_update &&
+                  p.fp8_products == want->fp8_products,
               "\"%s\" is read as something else: %s", GOOD[i].words, status ? env.error : "");
         check(mtt_policy_name(&p, name, sizeof(name)) == strlen(GOOD[i].name) && !strcmp(name, GOOD[i].name),
               "\"%s\" is named %s", GOOD[i].words, name);

@@ -146,7 +146,7 @@ for name in $(fields); do # each field of the library is an option, under its na
 done
 check "there are fields" [ "$(fields | wc -l)" -gt 30 ]
 for word in fp32 tf32 bf16 fp16 fp8 layers8 forward8 flash window16 selective checkpointing segments chunked \
-  compact; do
+  compact early; do
   expect 0 arena --$word --dry-run --vocab-size 300
 done
 
