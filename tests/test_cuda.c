@@ -2795,6 +2795,7 @@ static setup option_setup(int number)
     s.model.max_seq = s.seq_len;
     s.model.positions = (mtt_positions)(number / 2 % 4);
     s.model.rotary_interleaved = below(2);
+    s.model.rotary_factor = (float)(1 + number % 3 * 16);
     s.model.qk_norm = below(2);
     s.model.dropout = below(3) ? 0 : 0.1f + 0.1f * (float)below(5);
     s.policy.attention = number % 4 == 3 ? MTT_ATTENTION_PLAIN : MTT_ATTENTION_FLASH;
@@ -2968,6 +2969,7 @@ static setup eight_setup(int number)
         s.model.d_head = 16 * (1 + below(8));
         s.model.positions = (mtt_positions)below(4);
         s.model.rotary_interleaved = below(2);
+        s.model.rotary_factor = (float)(1 + number % 3 * 16);
         s.model.qk_norm = below(2);
     }
     return s;
