@@ -497,6 +497,7 @@ typedef struct mtt_plan_report {
     int recompute_layers, recompute_selective; /* layers recomputed whole and in part */
     int micro_batches;                 /* parts of the batch: 1, or more where the policy has `split` */
     double flops, recompute_flops;     /* of one micro-batch and the step; the second is part of the first */
+    double token_flops;                /* a generator's pass over a token of each sequence; else 0 */
     double traffic_bytes;              /* read and written by all operations; in-place changes count twice */
     double wire_bytes;                 /* that this rank sends to others in a step of all micro-batches */
     double exposed_bytes;              /* those of them for which it can only wait */
@@ -7176,6 +7177,8 @@ MTTDEF void mtt_schedule_report(const mtt_schedule *s, mtt_plan_report *r)
         r->wire_bytes += wire;
         if (mtt__is_exposed(p, i)) r->exposed_bytes += wire;
     }
+    for (i = 0; s->chunk && i < s->programs[MTT__TOKEN].op_count; i++)
+        r->token_flops += s->programs[MTT__TOKEN].ops[i].flops;
     if (s->policy.bandwidth > 0) {
         r->wire_ms = r->wire_bytes / (double)s->policy.bandwidth * 1e-6;
         r->exposed_ms = r->exposed_bytes / (double)s->policy.bandwidth * 1e-6;
@@ -14549,6 +14552,7 @@ MTTDEF size_t mtt_plan_json(const mtt_plan_report *r, char *at, size_t capacity)
                r->recompute_layers, r->recompute_selective, r->micro_batches);
     mtt__print(&text, ", \"flops\": %.0f, \"recompute_flops\": %.0f, \"traffic_bytes\": %.0f", r->flops,
                r->recompute_flops, r->traffic_bytes);
+    if (r->token_flops > 0) mtt__print(&text, ", \"token_flops\": %.0f", r->token_flops);
     if (r->wire_bytes > 0)
         mtt__print(&text, ", \"wire_bytes\": %.0f, \"exposed_bytes\": %.0f", r->wire_bytes, r->exposed_bytes);
     if (r->wire_ms > 0)
@@ -14574,8 +14578,12 @@ MTTDEF void mtt_plan_print(const mtt_plan_report *r, mtt_write_fn write, void *u
             mtt__print(&text, "  %-12s %10.2f MiB\n", mtt__category_text[i], (double)r->bytes[i] / 1048576);
     mtt__print(&text, "outside the arena at most 3 MiB, 0.5 a thread, 0.0625 a layer; with OpenBLAS 2.0 "
                       "and 1.25 a thread more; on CUDA 18, and what NCCL takes for several GPUs\n");
-    mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
-               100 * r->recompute_flops / r->flops);
+    if (r->token_flops > 0)
+        mtt__print(&text, "%.4g GFLOP a chunk of prompts, %.4g a token of each sequence\n", r->flops * 1e-9,
+                   r->token_flops * 1e-9);
+    else
+        mtt__print(&text, "%.2f GFLOP a step, %.1f %% of them recomputed\n", r->flops * 1e-9,
+                   100 * r->recompute_flops / r->flops);
     if (r->wire_bytes > 0)
         mtt__print(&text, "%.2f MiB a step to other ranks, %.2f of them while nothing is computed",
                    r->wire_bytes / 1048576, r->exposed_bytes / 1048576);
