@@ -1016,6 +1016,24 @@ static void check_frozen_plan(const mtt_schedule *schedule, const reference *r, 
         }
 }
 
+/* The mlp.c_proj.weight that ends the backward pass, since nothing that its input depends on is trained; or
+   -1. A post-norm ln_2 comes after it. */
+static int last_projection(const reference *r, const int *frozen)
+{
+    enum { LN_2 = 6, LN_2_BIAS, MLP_PROJ = 10 };
+    int layer = r->model.layers;
+    for (int k = 0; k < r->parameters; k++)
+        if (!frozen[k] && r->parameter[k].from < layer) layer = r->parameter[k].from;
+    if (layer < 0 || layer == r->model.layers || frozen[r->at[layer][MLP_PROJ]]) return -1;
+    const int *at = r->at[layer], post = r->model.norm_place == MTT_NORM_POST;
+    for (int k = 0; k < r->parameters; k++) {
+        int after = k > at[MLP_PROJ] && k < r->gains_first;
+        if (post && (k == at[LN_2] || k == at[LN_2_BIAS])) after = 1;
+        if (!frozen[k] && r->parameter[k].from == layer && k != at[MLP_PROJ] && !after) return -1;
+    }
+    return at[MLP_PROJ];
+}
+
 /* The first step from the same weights gives the bits of a model without frozen parameters: loss, gradients,
    updates. Frozen ones stay as they are. A checkpoint goes on to the bit, and not where others are frozen. */
 static void frozen_parameters(void)
@@ -1058,12 +1076,11 @@ static void frozen_parameters(void)
             read_all(t[i], &r, mtt_parameter_get, a[2 + i]);
         }
         check(info[0].loss == info[1].loss, "%s: loss %.9g, not %.9g", what, info[1].loss, info[0].loss);
-        int lowest = 0;
-        while (frozen[lowest]) lowest++;
-        /* FP8: GELU's backward pass rounds GELU once, to 8 bits. Without one it is rounded to 16 bits before,
-           which may give a neighbour of e4m3: up to an eighth away. */
-        if (s.policy.precision != MTT_FP8 || !strstr(r.parameter[lowest].name, "mlp.c_proj.weight"))
-            lowest = -1;
+        /* FP8's backward products: an activation's backward pass rounds the activation once, to 8 bits.
+           Without one it is rounded to 16 bits before, which may give a neighbour of e4m3: up to an eighth
+           away. */
+        int eight = s.policy.precision == MTT_FP8 && s.policy.fp8_products != MTT_FP8_FORWARD;
+        int lowest = eight ? last_projection(&r, frozen) : -1;
         check(info[1].arena_bytes <= info[0].arena_bytes || s.policy.recompute, "%s: more memory", what);
         for (int i = 0; i < r.parameters; i++) {
             const parameter *p = &r.parameter[i];
