@@ -12087,7 +12087,8 @@ MTTDEF mtt_status mtt_vocab_trainer_finish(mtt_vocab_trainer *trainer, int vocab
    is up to date, and mtt_dataset_open whether its files belong together. */
 
 /* Plain text is cut at the first blank line after this many bytes, at a line end after 16 times as many, and
-   between two characters at 64 times as many; see mtt__corpus_measure for short texts. */
+   between two characters at 64 times as many, but not before a combining mark if that can be helped; see
+   mtt__corpus_measure for short texts. */
 #ifndef MTT_DOCUMENT_BYTES
 #define MTT_DOCUMENT_BYTES 4096
 #endif
@@ -12132,11 +12133,20 @@ static mtt_status mtt__corpus_need(mtt_corpus *c, size_t bytes)
     return MTT_OK;
 }
 
+/* Whether a byte is inside a character, or may begin one that form NFC joins to the one before it: 0 for the
+   letters below U+0300, most ideographs and Hangul's syllables. */
+static int mtt__may_join(char byte)
+{
+    const unsigned b = (unsigned char)byte;
+    return (b >= 0x80 && b < 0xc0) || (b >= 0xcc && b < 0xe4) || b == 0xea || b > 0xed;
+}
+
 static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_t *bytes)
 {
     mtt_status status = mtt__corpus_need(c, c->most + 1);
     const char *at = c->buffer + c->start;
     size_t waiting = c->size - c->start, limit = waiting < c->most ? waiting : c->most, cut = 0, line = 0;
+    size_t apart;
     if (status || !waiting) return status ? status : MTT_END;
     while (!cut && line < limit) {
         const char *end = (const char *)memchr(at + line, '\n', limit - line);
@@ -12148,6 +12158,8 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
     if (!cut) {
         for (cut = limit; cut < waiting && cut > c->space && at[cut - 1] != ' ';) cut--;
         if (cut == c->space) cut = limit;
+        for (apart = cut; apart < waiting && apart > limit / 2 && mtt__may_join(at[apart]);) apart--;
+        if (apart == waiting || !mtt__may_join(at[apart])) cut = apart;
         while (cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80) cut--;
     }
     c->start += cut;
