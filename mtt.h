@@ -10601,8 +10601,7 @@ static mtt_status mtt__normal_make(mtt_env *env, mtt__normal **out)
 static uint32_t mtt__normal_parts(const mtt__normal *n, uint32_t c, uint32_t out[4])
 {
     const uint32_t hangul = c - 0xac00;
-    uint32_t part = mtt__table_find(&n->parts, mtt__pair_key(0, c))->value;
-    uint32_t count;
+    uint32_t part = mtt__table_find(&n->parts, mtt__pair_key(0, c))->value, count;
     out[0] = c;
     if (hangul < 11172) {
         out[0] = 0x1100 + hangul / 588;
@@ -12146,7 +12145,6 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
     mtt_status status = mtt__corpus_need(c, c->most + 1);
     const char *at = c->buffer + c->start;
     size_t waiting = c->size - c->start, limit = waiting < c->most ? waiting : c->most, cut = 0, line = 0;
-    size_t apart;
     if (status || !waiting) return status ? status : MTT_END;
     while (!cut && line < limit) {
         const char *end = (const char *)memchr(at + line, '\n', limit - line);
@@ -12157,9 +12155,10 @@ static mtt_status mtt__corpus_next_piece(mtt_corpus *c, const char **text, size_
     }
     if (!cut) {
         for (cut = limit; cut < waiting && cut > c->space && at[cut - 1] != ' ';) cut--;
-        if (cut == c->space) cut = limit;
-        for (apart = cut; apart < waiting && apart > limit / 2 && mtt__may_join(at[apart]);) apart--;
-        if (apart == waiting || !mtt__may_join(at[apart])) cut = apart;
+        if (cut == c->space) {
+            for (cut = limit; cut < waiting && cut > limit / 2 && mtt__may_join(at[cut]);) cut--;
+            if (cut < waiting && mtt__may_join(at[cut])) cut = limit;
+        }
         while (cut < waiting && cut + 3 > limit && (at[cut] & 0xc0) == 0x80) cut--;
     }
     c->start += cut;
