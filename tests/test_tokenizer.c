@@ -851,7 +851,7 @@ static void test_nfc(mtt_env *env)
         {"e\xcc\x81<think>e\xcc\x81", "\xc3\xa9<think>\xc3\xa9"},
     };
     enum { LONG = 100000 };
-    mtt_tokenizer *t = family(env, MTT_PATTERN_QWEN, in("nfc.json"));
+    mtt_tokenizer *t = family(env, MTT_PATTERN_QWEN, in("nfc.json")); /* whole_run reads it again */
     char *text = (char *)malloc(4 * LONG + 1), *back = (char *)malloc(4 * LONG + 1);
     int32_t *ids = (int32_t *)malloc((4 * LONG + 1) * sizeof(*ids));
     size_t i, count = 0, size = 0;
@@ -1455,7 +1455,8 @@ static mtt_status whole_run(mtt_env *env, const char *text, size_t size, int wor
     if (!status) status = mtt_tokenizer_load(env, in("m.json"), &kind, &again);
     mtt_tokenizer_destroy(again);
     again = NULL;
-    if (!status && words) status = mtt_tokenizer_load(env, in("m.txt"), &kind, &again);
+    if (!status) status = mtt_tokenizer_load(env, in(words ? "m.txt" : "nfc.json"), &kind, &again);
+    if (!status && !words) status = mtt_encode(again, "e\xcc\x81 <th>e\xcc\x81", 11, ids, size, &n);
     mtt_tokenizer_destroy(again);
     mtt_tokenizer_destroy(t);
     mtt_vocab_trainer_destroy(trainer);
